@@ -142,7 +142,10 @@ def card(
     step = mean_step(detail)
     late, unseen = _late(world.late_rank), is_unseen(world, step)
     run = invocation.quoted(directory)
-    advice, command = verdict.next_step.advice, verdict.next_step.command or _look(run, late)
+    advice, command = (
+        verdict.next_step.advice,
+        verdict.next_step.command or _command_to_inspect(run, late),
+    )
     if result.incidents:
         advice = "First see what went wrong during the run:"
         command = invocation.command("report", run, "--all")
@@ -204,7 +207,7 @@ def _link(links: HostLinks | None) -> CardLink | None:
     return CardLink(links.interfaces, links.step_bytes, links.in_flight_gbit_per_s, links.idle)
 
 
-def _look(run: str, late: CardRank | None) -> str:
+def _command_to_inspect(run: str, late: CardRank | None) -> str:
     """Returns the command that shows more of the run, for use if the advice names no command."""
     more = ("--format", "html") if late is not None else ("--all",)
     return invocation.command("report", run, *more)

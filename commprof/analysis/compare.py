@@ -211,12 +211,15 @@ def _with_step(world: WorldComparison, p_value: float) -> WorldComparison:
         return replace(world, parts=(step, *world.parts[1:]))
     return replace(
         world,
-        parts=(_untold(step) if step.significant else step, *map(_untold, world.parts[1:])),
-        collectives=tuple(map(_untold, world.collectives)),
+        parts=(
+            _without_interval(step) if step.significant else step,
+            *map(_without_interval, world.parts[1:]),
+        ),
+        collectives=tuple(map(_without_interval, world.collectives)),
     )
 
 
-def _untold(change: Change) -> Change:
+def _without_interval(change: Change) -> Change:
     """Returns the change without interval and p-value, so that ``significant`` is False."""
     return replace(change, ratio=Interval(change.ratio.value, math.nan, math.nan), p_value=math.nan)
 

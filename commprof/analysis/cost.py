@@ -96,7 +96,7 @@ def cost(
     as_cheap = [
         rows[i].world_size
         for i in known
-        if i != cheapest and not _told_apart(rows, details, cheapest, i)
+        if i != cheapest and not _distinguishable(rows, details, cheapest, i)
     ]
     return Cost(
         price, tuple(rows), rows[cheapest].world_size, rows[fastest].world_size, tuple(as_cheap)
@@ -140,7 +140,7 @@ def _billed(world: WorldResult, unit: str) -> int | None:
     return None if world.missing_ranks else len({rank.machine for rank in world.ranks})
 
 
-def _told_apart(
+def _distinguishable(
     rows: Sequence[CostRow], details: Sequence[WorldDetail], cheapest: int, other: int
 ) -> bool:
     """True if the 95 % interval of the ratio of the costs, other / cheapest, is above 1."""

@@ -178,13 +178,13 @@ def _about_causes(world: WorldResult) -> list[str]:
     found = []
     name, costs = counted(world.world_size, "rank"), world.wait_costs[:_MOST_CAUSES]
     if sum(cost.wait_ms for cost in world.wait_costs) >= _MUCH_WAITING * world.parts.step_ms:
-        told = [
+        causes = [
             f"rank {cost.rank} ({cost.cause}) {cost.share:.0%}"
             for cost in costs
             if round(cost.share, 2) > 0
         ]
         if sum(cost.share for cost in costs) >= _MOSTLY:
-            found.append(f"Waiting at {name} was caused mostly by {listed(told)}.")
+            found.append(f"Waiting at {name} was caused mostly by {listed(causes)}.")
         else:
             found.append(
                 f"Waiting at {name} was spread over {len(world.wait_costs)} causes (a rank and its "

@@ -112,8 +112,8 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
             "its communication was not seen. The time in which ranks wait for communication is "
             "counted in the other parts of the step."
         )
-    if told := _against_prediction(result.context, world):
-        headline = f"{headline} {told}"
+    if comparison := _against_prediction(result.context, world):
+        headline = f"{headline} {comparison}"
     return Verdict(
         world.world_size,
         bindings,
@@ -126,16 +126,16 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
 
 def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
     """Compares the step with the prediction that the run checks; empty if there is none."""
-    told = context.get("predicted")
-    if told is None or told["world_size"] != world.world_size:
+    predicted = context.get("predicted")
+    if predicted is None or predicted["world_size"] != world.world_size:
         return ""
-    step, measured_ms = told["step_ms"], world.step_median_ms
+    step, measured_ms = predicted["step_ms"], world.step_median_ms
     inside = step["low"] <= measured_ms <= step["high"]
     times = (step["low"], step["high"], step["value"], measured_ms)
     low, high, value, measured = (plain_digits(time_ms, 4) for time_ms in times)
-    bounds = f"[{low}, {high}]" if told["is_interval"] else f"({low} to {high})"
+    bounds = f"[{low}, {high}]" if predicted["is_interval"] else f"({low} to {high})"
     return (
-        f"Predicted step from {told['run']} with {told['setting']}: {value} {bounds} "
+        f"Predicted step from {predicted['run']} with {predicted['setting']}: {value} {bounds} "
         f"ms. Measured: {measured} ms, {'inside' if inside else 'outside'} that range; the "
         f"prediction differs by {step['value'] / measured_ms - 1:+.1%}."
     )
@@ -299,8 +299,8 @@ def _late(world: WorldResult, step: MeanStep) -> list[str]:
 
 def _in_the_phases(world: WorldResult) -> list[str]:
     """Returns sentences on the lines and functions in which the late rank is slower."""
-    told = lines.sentences(world.longer_lines)
-    return told if world.grown_functions is None else [*told, world.grown_functions.sentence]
+    found, grown = lines.sentences(world.longer_lines), world.grown_functions
+    return found if grown is None else [*found, grown.sentence]
 
 
 def nobody_is_late(world: WorldResult, step: MeanStep) -> bool:

@@ -400,9 +400,9 @@ def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float, float], ...]:
         return ()
     found = []
     accounts = run.results.values()
-    told = [result.get("overhead_cpu_ns") for result in accounts]
+    per_rank = [result.get("overhead_cpu_ns") for result in accounts]
     for index, rows in enumerate(zip(*(one["overhead"] for one in accounts), strict=False)):
-        cpu = [one[index] for one in told if one is not None and index < len(one)]
+        cpu = [one[index] for one in per_rank if one is not None and index < len(one)]
         total = float(sum(cpu)) if len(cpu) == len(rows) else math.nan
         found.append((str(rows[0][0]), float(max(row[1] for row in rows)), total))
     return tuple(found)

@@ -58,7 +58,7 @@ class AutoPhases:
         self._patches = Patches()
         self._installed = False
         #: Records the forward passes of FSDP2's modules. The script may import FSDP2 at any time,
-        #: so ``sharded.look()`` is called after each step until it has found FSDP2.
+        #: so ``sharded.poll()`` is called after each step until it has found FSDP2.
         self.sharded = ShardedForward(markers["forward"], self._patches)
 
     def install(self) -> None:
@@ -73,7 +73,7 @@ class AutoPhases:
         scaling = None if finder is None else _scaling(finder)
         self._patch(torch.amp.GradScaler, "step", self._markers["optimizer"], scaling)
         self._hook_optimizers(self._markers["optimizer"])
-        self.sharded.look()
+        self.sharded.poll()
 
     def remove(self) -> None:
         """Restores all replaced functions."""
@@ -271,7 +271,7 @@ class ShardedForward:
         #: True until FSDP2 was found.
         self.pending = True
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Starts recording if FSDP2 has been imported and has ``FSDPModule``; else does nothing."""
         owner = getattr(sys.modules.get(FSDP2), _CLASS, None)
         if owner is None:

@@ -43,7 +43,7 @@ class DeviceTelemetry:
         self._recorder: Recorder | None = None
 
     def start(self, recorder: Recorder) -> None:
-        """Sets ``pending`` to True if sampling is possible; ``look`` then starts sampling.
+        """Sets ``pending`` to True if sampling is possible; ``poll`` then starts sampling.
 
         Sampling is not possible if torch was built without CUDA, or if nvidia-ml-py is missing.
         """
@@ -51,7 +51,7 @@ class DeviceTelemetry:
         self._done = threading.Event()  # a thread that outlived stop() keeps its own
         self.pending = torch.version.cuda is not None and _nvml() is not None
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Starts sampling once CUDA is in use; called by the training thread after a step."""
         if not torch.cuda.is_initialized():
             return

@@ -275,15 +275,15 @@ class Profiler:
         self._recorder.mark_step(self._step, True, found)
         self._step += 1
         if self._connecting:  # few instructions in each later step
-            self._look()
+            self._poll()
         if self._sharded.pending and FSDP2 in sys.modules:
-            self._sharded.look()
+            self._sharded.poll()
         for listener in self._listeners:
             listener.step_ended(self._step - 1)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         for one in self._connecting:
-            one.look()
+            one.poll()
         self._connecting = [one for one in self._connecting if one.pending]
 
     def phase(self, name: str) -> Marker:

@@ -119,7 +119,7 @@ def _watch(observer: Observer, run: str, refresh_s: float, screen: Live | None) 
 def _lines(observer: Observer, run: str) -> tuple[list[str], bool]:
     """Returns the lines to show now, and True if the job has ended."""
     width = shutil.get_terminal_size((100, 24)).columns
-    state = observer.look()
+    state = observer.poll()
     if state is None:
         return waiting_frame(run, width, observer.problems), False
     return frame(state, run, width), state.finished

@@ -105,8 +105,8 @@ class TraceTail:
     @property
     def recording(self) -> bool:
         """False while the mode is "off", or recording is switched off."""
-        summary, told = self._content.summary, (self.metadata or {}).get("capture_state", {})
-        return bool(told.get("recording", True)) and (summary is None or summary.mode != "off")
+        summary, state = self._content.summary, (self.metadata or {}).get("capture_state", {})
+        return bool(state.get("recording", True)) and (summary is None or summary.mode != "off")
 
     @property
     def ended(self) -> bool:
@@ -117,10 +117,10 @@ class TraceTail:
     def dropped(self) -> int:
         """Number of records lost so far: from the trace and, until it ends, from its ring files."""
         summary = self._content.summary
-        told = max(self._content.dropped, summary.dropped if summary is not None else 0)
+        dropped = max(self._content.dropped, summary.dropped if summary is not None else 0)
         if self.ended or self.metadata is None:
-            return told
-        return max(told, dropped_so_far(self.metadata["ring_prefix"], self._session))
+            return dropped
+        return max(dropped, dropped_so_far(self.metadata["ring_prefix"], self._session))
 
     @property
     def length_bytes(self) -> int:

@@ -86,7 +86,7 @@ class Monitor:
         while not self._ending.is_set():
             began_s = time.process_time()
             lived = self._job_lives()
-            self._look()
+            self._poll()
             if not lived and not self._a_rank_runs:
                 break
             rest_s = min((time.process_time() - began_s) / _OF_A_CORE, _LONGEST_S)
@@ -97,10 +97,10 @@ class Monitor:
                 if lived and not self._job_lives():
                     break  # look at once at the ranks that are left
         for _ in range(_LAST_LOOKS):  # read what the ranks wrote last
-            self._look()
+            self._poll()
             if self._observer.caught_up:
                 break
-        self._look()
+        self._poll()
 
     def end(self) -> None:
         """Ends :meth:`run` after a last update; from any thread or signal handler."""
@@ -117,10 +117,10 @@ class Monitor:
                 output.close()
         self._observer.close()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         state: JobState | None = None
         try:
-            state = self._observer.look()
+            state = self._observer.poll()
         except OSError as error:
             self._complain(str(error))
         except Exception as error:  # a damaged trace must not end the monitor

@@ -148,7 +148,7 @@ class Observer:
         self._world: FollowedTraces | None = None
         self._problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
 
-    def look(self) -> JobState | None:
+    def poll(self) -> JobState | None:
         """Reads new records and returns the job's state; None before any rank has recorded."""
         begin = time.perf_counter()
         if not self._job_runs():
@@ -208,7 +208,7 @@ class Observer:
             for problem in tail.problems
         ]
 
-    def _state(self, world: FollowedTraces, tails: dict[int, TraceTail], look_s: float) -> JobState:
+    def _state(self, world: FollowedTraces, tails: dict[int, TraceTail], poll_s: float) -> JobState:
         first = metadata_of(tails[min(tails)])
         waited_for_s = _waited_for_s(world)
         ranks = tuple(
@@ -226,7 +226,7 @@ class Observer:
             late=world.late(tails),
             bandwidth=world.operations.bandwidth(),
             monitor=MonitorState(
-                cpu_s, resident, look_s, world.steps.left_out, tuple(problems[:_MOST_PROBLEMS])
+                cpu_s, resident, poll_s, world.steps.left_out, tuple(problems[:_MOST_PROBLEMS])
             ),
             host=this_host(),
             finished=all(state.status in ("ended", "gone") for state in ranks),

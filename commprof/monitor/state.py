@@ -165,7 +165,7 @@ class MonitorState:
     cpu_s: float
     resident_bytes: int
     #: Duration of the last look.
-    look_s: float
+    poll_s: float
     #: Records skipped because a rank was too many steps ahead, and problems found in the traces.
     left_out_records: int
     problems: tuple[str, ...]

@@ -244,10 +244,10 @@ class _RangesByThread:
         best = next(telling, None) or self._numbered_as(kernel)
         if best is None or best not in inside:
             return best
-        told: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         for event in reversed(inside):
-            told |= event.arguments
-        return replace(best, arguments=told | best.arguments)
+            arguments |= event.arguments
+        return replace(best, arguments=arguments | best.arguments)
 
     def _numbered_as(self, kernel: Event) -> Event | None:
         """Returns the range with the kernel's External id; None if there is none.
@@ -279,12 +279,12 @@ def external_id(event: Event) -> int:
 def _device_call(
     kernel: Event, launch_ns: int, thread: int, around: Event | None, world_size: int
 ) -> Call:
-    told = {**around.arguments, **kernel.arguments} if around is not None else kernel.arguments
+    arguments = {**around.arguments, **kernel.arguments} if around is not None else kernel.arguments
     names = kernel.arguments.get("Collective name"), around.name if around is not None else None
     name = next((n for n in names if isinstance(n, str) and operation(n) != "other"), None)
     sizes = _sizes_of(around) if around is not None else {}
     return replace(
-        _described(name or kernel.name, {**sizes, **told}, world_size),
+        _described(name or kernel.name, {**sizes, **arguments}, world_size),
         launch_ns=launch_ns if launch_ns >= 0 else kernel.begin_ns,
         launch_thread=thread,
         begin_ns=kernel.begin_ns,

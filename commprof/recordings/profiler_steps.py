@@ -336,11 +336,11 @@ def pass_records(
     buckets = [calls[row] for row in rows.tolist()]
     ready_ns = _ready_ns(events, buckets, work, device)
     end_ns = np.array([call.end_ns for call in buckets], dtype=np.int64)
-    told = []
+    records = []
     for row, call, ready in zip(rows.tolist(), buckets, ready_ns.tolist(), strict=True):
         begun = _record(Kind.BUCKET, ready, row + 1)
         begun["bytes_in"], begun["value"] = call.bytes_in, call.launch_ns
-        told += [begun, _record(Kind.BUCKET_END, call.end_ns, row + 1)]
+        records += [begun, _record(Kind.BUCKET_END, call.end_ns, row + 1)]
     phase, when = find_phases(events, work, device)
     computed_ns = when.end_ns[phase == Phase.BACKWARD]
     last = np.searchsorted(computed_ns, steps.end_ns, side="right") - 1
@@ -348,11 +348,11 @@ def pass_records(
         begin = int(computed_ns[last[each]]) if last[each] >= 0 else 0
         if begin > steps.begin_ns[each]:
             end = max(begin, int(end_ns[step == each].max()))
-            told += [
+            records += [
                 _record(Kind.FINALIZE_BEGIN, begin, each),
                 _record(Kind.FINALIZE_END, end, each),
             ]
-    found = np.concatenate(told)
+    found = np.concatenate(records)
     found["thread"] = thread
     return found
 

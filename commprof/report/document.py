@@ -319,8 +319,8 @@ def _overhead(name: str, clock: str, cost: OwnCost) -> tuple[str, ...]:
         f"{(x.value - 1) * 100:+.1f} % [{(x.low - 1) * 100:+.1f}, {(x.high - 1) * 100:+.1f}]"
         for x in ratios
     ]
-    told = "yes" if cost.told_apart else "no" if cost.measurable else "not measurable"
-    return (name, clock, *percents, str(cost.steps_on), str(cost.steps_off), told)
+    distinguishable = "yes" if cost.told_apart else "no" if cost.measurable else "not measurable"
+    return (name, clock, *percents, str(cost.steps_on), str(cost.steps_off), distinguishable)
 
 
 def _binding(binding: Binding) -> str:

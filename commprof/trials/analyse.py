@@ -170,8 +170,8 @@ def _steps_of(trace: Trace, count: int, first_step: int, is_sharded: bool) -> di
 
 
 def _losses(metadata: dict[str, Any], count: int) -> list[float]:
-    told = metadata.get("trial_losses", {})
-    values = told.get("values", [])[:count]
+    losses = metadata.get("trial_losses", {})
+    values = losses.get("values", [])[:count]
     return [np.nan if value is None else float(value) for value in values]
 
 
@@ -248,14 +248,14 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
         run: traces of the ranks.
         context: the run's context, for the command that applies the verdict.
     """
-    told = {rank: trial for rank, trace in run.traces.items() if (trial := trial_of(trace))}
-    trial = told[min(told)]
+    trials = {rank: trial for rank, trace in run.traces.items() if (trial := trial_of(trace))}
+    trial = trials[min(trials)]
     plan = parse_trial(trial["plan"])
-    missing = [rank for rank in range(run.world_size) if rank not in told]
+    missing = [rank for rank in range(run.world_size) if rank not in trials]
     if missing:
         found = no_figures(plan.schedule())
     else:
-        traces = [run.traces[rank] for rank in sorted(told)]
+        traces = [run.traces[rank] for rank in sorted(trials)]
         is_sharded = bool(trial.get("sharded"))
         found = figures(traces, plan.schedule(), trial["first_step"], is_sharded)
     held_bytes = trial.get("held_bytes", {})
@@ -295,12 +295,12 @@ def _candidate(
     joint = 1 - (1 - CONFIDENCE) / max(1, len(plan.candidates))
     known = found.rounds > 0
     # Only native compressors record their bytes and times.
-    told = bool(one.compressor) and bool((own["compressed_wire"] > 0).any())
+    is_recorded = bool(one.compressor) and bool((own["compressed_wire"] > 0).any())
     floor = found.step_ns[_HEADROOM_PLACE] if plan.headroom else None
     wire = _wire_bytes(one, own)
-    if one.compressor and not told:
+    if one.compressor and not is_recorded:
         wire = np.full_like(wire, np.nan)
-    pays = _break_even(own, baseline, wire) if told else None
+    pays = _break_even(own, baseline, wire) if is_recorded else None
     return CandidateResult(
         label=one.label,
         role=role,
@@ -313,16 +313,16 @@ def _candidate(
         joint_ratio=None if role == "baseline" else ratio_of_rounds(step, plain, joint),
         exposed_ms=_typical_ms(own["exposed"]),
         hidden_ms=_typical_ms(own["hidden"]),
-        encode_ms=_typical_ms(own["encode"]) if told else np.nan,
-        reduce_ms=_typical_ms(own["reduce"]) if told else np.nan,
-        decode_ms=_typical_ms(own["decode"]) if told else np.nan,
+        encode_ms=_typical_ms(own["encode"]) if is_recorded else np.nan,
+        reduce_ms=_typical_ms(own["reduce"]) if is_recorded else np.nan,
+        decode_ms=_typical_ms(own["decode"]) if is_recorded else np.nan,
         wire_bytes=float(np.median(wire)) if known else np.nan,
         relative_error=_known_mean(own["relative_error"]),
         cosine=_known_mean(own["cosine"]),
         loss_effect=None if role != "candidate" else _loss_effect(own, baseline),
         overhead_reduction=_overhead_reduction(step, plain, floor) if role == "candidate" else None,
         break_even=pays,
-        no_break_even=None if pays else no_break_even(one, found.rounds, told),
+        no_break_even=None if pays else no_break_even(one, found.rounds, is_recorded),
         barred=one.barred,
         held_bytes=float(held_bytes),
         later_over_earlier=_settling(found.later_over_earlier[place], joint),

@@ -56,7 +56,7 @@ def break_even(costs: Costs) -> BreakEven | None:
     return BreakEven("below", replace(found, low=max(0.0, found.low)))
 
 
-def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None:
+def no_break_even(one: Candidate, rounds: int, is_recorded: bool) -> NoBreakEven | None:
     """Returns why a candidate has no break-even bandwidth.
 
     Returns None for the trial's own candidates (``none``, ``none again`` and ``noop``), and for
@@ -65,7 +65,7 @@ def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None
     Args:
         one: a candidate without a break-even bandwidth.
         rounds: number of complete rounds.
-        told: True if the candidate's compressor recorded bytes and times.
+        is_recorded: True if the candidate's compressor recorded bytes and times.
     """
     if one in ROLES or one.sharding.count:
         return None
@@ -81,7 +81,7 @@ def no_break_even(one: Candidate, rounds: int, told: bool) -> NoBreakEven | None
         return _does_not_apply(f"the same bytes are sent {how}, and none are saved")
     if rounds < MIN_ROUNDS:
         return NoBreakEven("not known", f"at least {MIN_ROUNDS} complete rounds are needed")
-    if not told:
+    if not is_recorded:
         why = (
             "compressors that run as torch operations record neither bytes nor times, and "
             "gradients that are not fp32 are not compressed"

@@ -129,12 +129,12 @@ def _chosen(at_ns: Ints, error_ns: Ints) -> Ints:
     errors = error_ns.tolist()
     for row in np.argsort(error_ns, kind="stable").tolist():
         time_ns = int(at_ns[row])
-        if errors[row] <= _DISTURBED * _told(kept, errors, time_ns):
+        if errors[row] <= _DISTURBED * _error_bound(kept, errors, time_ns):
             insort(kept, (time_ns, row))
     return np.array([row for _, row in kept], dtype=np.int64)
 
 
-def _told(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns: int) -> float:
+def _error_bound(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns: int) -> float:
     """Returns a bound, in ns, on the offset's error at ``time_ns``, from the kept comparisons.
 
     ``kept`` has a pair for each kept comparison: its time in ns, and its position in ``errors``.

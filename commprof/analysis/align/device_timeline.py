@@ -57,10 +57,10 @@ def timed_collectives(trace: Trace) -> int:
     """Number of device collectives whose completion or wait was timed by a device event."""
     records = trace.records
     ends = (records["kind"] == Kind.END) & (records["flags"] & schema.FLAG_DEVICE_TIME != 0)
-    told = ends | (records["kind"] == Kind.DEVICE_WAIT)
+    with_time = ends | (records["kind"] == Kind.DEVICE_WAIT)
     issues = _of_kind(records, Kind.ISSUE)  # a full ring may have dropped some
     on_device = issues["op_id"][(issues["flags"] & schema.FLAG_DEVICE_ASYNC) != 0]
-    return int(np.isin(on_device, records["op_id"][told]).sum())
+    return int(np.isin(on_device, records["op_id"][with_time]).sum())
 
 
 def clock_error_ns(trace: Trace) -> float:

@@ -273,9 +273,9 @@ def _figures_of_summary(summary: Summary) -> OfRank:
         for operation in summary.operations
         if op_name(operation.op).startswith("all_reduce")
     ]
-    told = summary.steps.count > 0 and summary.steps_end != BACKWARD
+    knows_passes = summary.steps.count > 0 and summary.steps_end != BACKWARD
     return OfRank(
-        gradient_bytes=sum(counted) / (summary.steps.count + 1) if told else math.nan,
+        gradient_bytes=sum(counted) / (summary.steps.count + 1) if knows_passes else math.nan,
         backward_ns=mean_ns(summary.phases[Phase.BACKWARD]),
         exposed_ns=mean_ns(summary.exposed),
         buckets_seen=False,

@@ -104,8 +104,8 @@ def _threads(trace: Trace, group: Group) -> int:
 def _on_timed_device(trace: Trace, table: Collectives) -> npt.NDArray[np.bool_]:
     """True for device collectives of groups in which a device event timed a completion."""
     records = trace.records
-    told = (records["kind"] == Kind.END) & (records["flags"] & FLAG_DEVICE_TIME != 0)
-    timed = np.isin(table.op_id, records["op_id"][told].astype(np.int64))
+    ends = (records["kind"] == Kind.END) & (records["flags"] & FLAG_DEVICE_TIME != 0)
+    timed = np.isin(table.op_id, records["op_id"][ends].astype(np.int64))
     issued = columns.of_kind(records, Kind.ISSUE)
     flagged = issued["op_id"][issued["flags"] & FLAG_DEVICE_ASYNC != 0].astype(np.int64)
     return np.isin(table.op_id, flagged) & np.isin(table.group, table.group[timed])

@@ -132,7 +132,7 @@ class MismatchFinder:
 
     A mismatch is reported once all ranks have issued the collective, because only then is it known
     which rank differs from the others. If the mismatch blocks some ranks before they issue the
-    collective, the second call of ``look`` after the mismatch reports the mismatch without these
+    collective, the second call of ``poll`` after the mismatch reports the mismatch without these
     ranks.
     """
 
@@ -175,7 +175,7 @@ class MismatchFinder:
             del self._open[oldest]
             self._differing.pop(oldest, None)
 
-    def look(self, last: bool = False) -> list[Mismatch]:
+    def poll(self, last: bool = False) -> list[Mismatch]:
         """Returns the mismatches found since the last call; of each group, only its first one ever.
 
         Args:
@@ -187,13 +187,13 @@ class MismatchFinder:
             if late:
                 ready.append((key, self._open[key]))
             self._differing[key] = -1 if late or looks < 0 else looks + 1
-        told = []
+        reported = []
         for (group, seq), members in ready:
             self.count += 1
             if group not in {one.group for one in self.found} and len(self.found) < _MOST_KEPT:
                 self.found.append(mismatch_of(group, seq, members))
-                told.append(self.found[-1])
-        return told
+                reported.append(self.found[-1])
+        return reported
 
 
 def find_mismatches(

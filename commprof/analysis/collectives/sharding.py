@@ -85,13 +85,13 @@ class Sharding:
         return f"Exposed communication of sharded parameters, per step: {parts}."
 
     def _words(self, part: ShardedPart) -> str:
-        told = []
+        details = []
         if part.group and self.groups > 1:
             where = f"parameter group {part.group} of {self.groups}"
-            told.append(f"most at {where}, {in_ms(part.group_ms)}")
+            details.append(f"most at {where}, {in_ms(part.group_ms)}")
         if part.last_ms >= _WORTH_A_WORD * part.exposed_ms:
-            told.append(f"{in_ms(part.last_ms)} in the last call, which no compute can hide")
-        more = f" ({'; '.join(told)})" if told else ""
+            details.append(f"{in_ms(part.last_ms)} in the last call, which no compute can hide")
+        more = f" ({'; '.join(details)})" if details else ""
         return f"{in_ms(part.exposed_ms)} {part.part}{more}"
 
 
@@ -239,8 +239,8 @@ def _groups(part: str, whole: Sequence[int], sizes: Sequence[int]) -> list[int]:
     if part == BACKWARD:
         return groups_in_reverse(whole, sizes)
     # Several passes whose gradients are reduced count as one if only the first gathers in forward.
-    told = len(sizes) == len(whole)
-    return [len(whole) - at if told else 0 for at in range(len(sizes))]
+    has_one_call_per_group = len(sizes) == len(whole)
+    return [len(whole) - at if has_one_call_per_group else 0 for at in range(len(sizes))]
 
 
 def groups_in_reverse(forward: Sequence[int], backward: Sequence[int]) -> list[int]:

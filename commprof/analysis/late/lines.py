@@ -91,7 +91,7 @@ def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
 
 def sentences(found: Sequence[LongerLines]) -> list[str]:
     """Returns a sentence for each rank and phase in ``found``."""
-    told = []
+    texts = []
     for (rank, phase, phase_ms), pairs in groupby(found, lambda e: (e.rank, e.phase, e.phase_ms)):
         parts = (f"{in_ms(pair.longer_ms)} of this {_where(pair)}" for pair in pairs)
         text = f"Rank {rank}'s {phase} takes {in_ms(phase_ms)} longer than on the other ranks"
@@ -99,8 +99,8 @@ def sentences(found: Sequence[LongerLines]) -> list[str]:
             text = (
                 f"Outside of all phases rank {rank} takes {in_ms(phase_ms)} longer than the others"
             )
-        told.append(f"{text}: {', '.join(parts)}.")
-    return told
+        texts.append(f"{text}: {', '.join(parts)}.")
+    return texts
 
 
 def _where(pair: LongerLines) -> str:

@@ -226,7 +226,7 @@ class AnomalyFinder:
         self._detectors: dict[tuple[str, int], ChangeDetector] = {}
         #: Per series: the steps of its newest values.
         self._steps: dict[tuple[str, int], deque[StepFigures]] = {}
-        self._told: dict[tuple[str, int], int] = {}
+        self._reported: dict[tuple[str, int], int] = {}
 
     def add(self, figures: StepFigures) -> list[Anomaly]:
         """Adds the next step; returns the anomalies that became certain with it."""
@@ -244,8 +244,8 @@ class AnomalyFinder:
         change = detector.add(value)
         if change is None:
             return
-        self._told[key] = self._told.get(key, 0) + 1
-        if self._told[key] <= _MOST_EACH:
+        self._reported[key] = self._reported.get(key, 0) + 1
+        if self._reported[key] <= _MOST_EACH:
             yield _anomaly(key, change, list(steps))
 
 
@@ -253,14 +253,14 @@ def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
     """Finds anomalies in a finished run; a change and the return from it count as one anomaly."""
     finder, figures = AnomalyFinder(), list(_figures(seen))
     series = _series(figures)
-    told: dict[tuple[str, int], list[Anomaly]] = {}
+    by_kind: dict[tuple[str, int], list[Anomaly]] = {}
     for found in (one for each in figures for one in finder.add(each)):
-        changes = told.setdefault((found.what, found.rank), [])
+        changes = by_kind.setdefault((found.what, found.rank), [])
         former = changes[-1] if changes else None
         if former is None or former.last_step is None or not _is_return(found, former):
             changes.append(_with_end(found, *series[found.what, found.rank]))
     return tuple(
-        sorted((one for each in told.values() for one in each), key=lambda x: x.found_step)
+        sorted((one for each in by_kind.values() for one in each), key=lambda x: x.found_step)
     )
 
 

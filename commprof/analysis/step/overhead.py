@@ -98,8 +98,8 @@ def pooled_overhead(runs: Sequence[Samples]) -> Overhead | None:
     """
     wall = _cost([[(label, wall) for label, wall, _ in samples] for samples in runs])
     cpu = [[(label, cpu) for label, _, cpu in samples] for samples in runs]
-    told = all(cpu > 0 for samples in cpu for _, cpu in samples)
-    return None if wall is None else Overhead(_cost(cpu) if told else None, wall)
+    has_cpu_times = all(cpu > 0 for samples in cpu for _, cpu in samples)
+    return None if wall is None else Overhead(_cost(cpu) if has_cpu_times else None, wall)
 
 
 def _cost(runs: Sequence[Timed]) -> OwnCost | None:

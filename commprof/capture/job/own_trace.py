@@ -47,7 +47,7 @@ class OwnTrace:
                 only_rank=found and found[0],
                 settled_ns=_SETTLED_NS,
             )
-        state = self._observer.look()
+        state = self._observer.poll()
         if state is None or not any(rank.recent for rank in state.ranks):
             return {}
         return flat(state, ranks=False)

@@ -32,24 +32,24 @@ _LOOKS = 100
 
 
 class StoreLink(ABC):
-    """A connection to other ranks, made through the store; start() and look() never raise."""
+    """A connection to other ranks, made through the store; start() and poll() never raise."""
 
     def __init__(self, pending: bool) -> None:
         """``pending``: True if this rank should try to connect."""
         #: True until this rank need not try to connect any more; see :meth:`look`.
         self.pending = pending
-        self._looks = 0
+        self._polls = 0
         self._not_before = 0.0
 
     def start(self) -> None:
         """Tries to connect, for at most half a second."""
         until = time.monotonic() + _WAIT_S
         while self.pending and dist.is_initialized() and time.monotonic() < until:
-            self._look()
+            self._poll()
             if self.pending:
                 time.sleep(_POLL_S)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Tries to connect again; call it at the end of each step while ``pending`` is True.
 
         Earlier tries fail if the default group or another rank does not exist yet.
@@ -58,16 +58,16 @@ class StoreLink(ABC):
         if now < self._not_before or not dist.is_initialized():
             return
         self._not_before = now + _LATER_S
-        self._looks += 1
-        self._look()
-        if self._looks >= _LOOKS:
+        self._polls += 1
+        self._poll()
+        if self._polls >= _LOOKS:
             self.pending = False  # the other rank does not record
 
     @abstractmethod
     def agreed(self) -> bool:
         """Tries once to connect; returns True if this rank need not try again."""
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         try:
             self.pending = not self.agreed()
         except Exception:

@@ -64,7 +64,7 @@ def _unwritable(directory: Path, error: OSError) -> UsageError:
 
 def _await_first(directory: Path) -> None:
     """Waits until machine 0 has created the run directory on the shared file system."""
-    begin, told = time.monotonic(), False
+    begin, announced = time.monotonic(), False
     while not (directory / RUN_FILE).exists():
         waited_s = time.monotonic() - begin
         if waited_s > _PATIENCE_S:
@@ -72,7 +72,7 @@ def _await_first(directory: Path) -> None:
                 f"machine 0 did not create {quoted(directory)} within {_PATIENCE_S} s: start it "
                 "with the same --output, on a file system that all machines share"
             )
-        if waited_s > 5 and not told:
+        if waited_s > 5 and not announced:
             print(f"commprof: waiting for machine 0 to create {quoted(directory)}", file=sys.stderr)
-            told = True
+            announced = True
         time.sleep(0.1)

@@ -74,8 +74,8 @@ def _lead(args: argparse.Namespace, given: LaunchedRank, word: StoreMessage) -> 
         print(f"commprof run: {printable(str(error))}", file=sys.stderr, flush=True)
         word.say(exit_code=error.exit_code)
         return error.exit_code
-    told = f"{given.world_size} ranks of {given.launcher} record into {run.directory}"
-    print(f"commprof: {told}", file=sys.stderr, flush=True)
+    message = f"{given.world_size} ranks of {given.launcher} record into {run.directory}"
+    print(f"commprof: {message}", file=sys.stderr, flush=True)
     word.say(job=str(run.job))
     code, problem = _train(run.job)
     with suppress(OSError):

@@ -276,7 +276,7 @@ METRICS: Final = (
     _gauge(
         "monitor_look_seconds",
         "Duration of the monitor's last look at the traces.",
-        values.monitor("look_s"),
+        values.monitor("poll_s"),
     ),
     _counter(
         "monitor_left_out_events",

@@ -39,7 +39,7 @@ class ProcessWatch:
         self._started = None if gone else _stat(pid)[1]
         self._asleep = 0
 
-    def look(self) -> Process:
+    def poll(self) -> Process:
         """Returns the process's state now."""
         code, started = _stat(self.pid)
         if not code or started != self._started:
@@ -141,7 +141,7 @@ class RankFeed:
         """True if some threads have rings without files."""
         return bool(self.metadata.get("private_rings"))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Reads all new records and updates the state."""
         # Rings first: the trace describes a group before a ring has the group's first record.
         from_rings = _NONE if self._rings is None else self._rings.poll()
@@ -155,17 +155,18 @@ class RankFeed:
         self.state.closed = self._tail.ended
         self._forget_unrecorded(self.state)
         if self._watch is not None:
-            self.process = self._watch.look()
+            self.process = self._watch.poll()
 
     def _forget_unrecorded(self, state: RankState) -> None:
         """Forgets what was under way when recording was switched off.
 
         What begins once recording goes on can be in the ring files before the trace tells of it.
         """
-        told = self.metadata.get("capture_state")
-        if told is not None and not told["recording"]:
-            state.forget_open(told["monotonic_ns"])
-        elif told is None and not self._tail.recording:  # only the summary says so, without a time
+        capture_state = self.metadata.get("capture_state")
+        if capture_state is not None and not capture_state["recording"]:
+            state.forget_open(capture_state["monotonic_ns"])
+        elif capture_state is None and not self._tail.recording:
+            # Only the summary says so, without a time.
             state.forget_open(state.last_ns + 1)
 
     def _chosen(self, from_rings: Records, from_trace: Records) -> Records:

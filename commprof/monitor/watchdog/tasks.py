@@ -68,7 +68,7 @@ _MOST_ACCUSED = 2
 class WatchTask(Protocol):
     """Interface of a task that the watchdog runs each time it has read the ranks' records."""
 
-    def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
+    def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Examines the ranks' new records; ``now_ns`` is ``CLOCK_MONOTONIC``."""
 
     def finish(self) -> None:
@@ -79,7 +79,7 @@ class HangTask:
     """Reports hangs one at a time: the next one only after all ranks have gone on."""
 
     def __init__(self, directory: Path, threshold: Threshold, log: Log) -> None:
-        """Sets the directory for hang files; ``look`` adds step times to ``threshold``."""
+        """Sets the directory for hang files; ``poll`` adds step times to ``threshold``."""
         self._directory = directory
         self._threshold = threshold
         self._log = log
@@ -88,7 +88,7 @@ class HangTask:
         self._native: tuple[int, py_spy.NativeDump] | None = None
         self._native_wanted: list[tuple[int, int]] = []
 
-    def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
+    def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Reports a new hang, the end of the open one, and stacks that have been read."""
         states = [feed.state for feed in feeds if feed.state is not None and feed.is_seen]
         for state in states:
@@ -181,7 +181,7 @@ class SampleTask:
         #: Ranks for which the log says that py-spy could not be started.
         self._failed: set[int] = set()
 
-    def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
+    def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Starts py-spy for each rank that has begun its first step."""
         for feed in feeds:
             state, process = feed.state, feed.process
@@ -214,7 +214,7 @@ class MismatchTask:
         self._log = log
         self._finder = MismatchFinder()
 
-    def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
+    def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Compares the collectives that the ranks issued since the last look."""
         for feed in feeds:
             if feed.state is None:
@@ -240,7 +240,7 @@ class MismatchTask:
         self._tell(last=True)
 
     def _tell(self, last: bool) -> None:
-        for found in self._finder.look(last):
+        for found in self._finder.poll(last):
             self._log.event("mismatch", found.sentence, found)
 
 
@@ -253,7 +253,7 @@ class AnomalyTask:
         self._meter = StepMeter()
         self._finder = AnomalyFinder()
 
-    def look(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
+    def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Looks for lasting changes in the steps that all ranks of this host have completed."""
         # Other hosts have other clocks, and watchdogs for their own ranks.
         here = [feed for feed in feeds if feed.state is not None and feed.process is not None]

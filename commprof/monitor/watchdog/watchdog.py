@@ -62,16 +62,16 @@ class Job:
             if not known and rank_and_attempt(path) is not None:
                 self._feeds[path] = RankFeed(path)
 
-    def look(self, now_ns: int) -> None:
+    def poll(self, now_ns: int) -> None:
         """Reads all ranks' new records and runs the tasks."""
         for feed in self._feeds.values():
-            feed.look()
+            feed.poll()
         newest = max((feed.attempt for feed in self._feeds.values()), default=0)
         if newest > self._attempt:
             self._restart(newest)
         current = [feed for feed in self._feeds.values() if feed.state is not None]
         for task in self._tasks:
-            task.look(current, now_ns)
+            task.poll(current, now_ns)
 
     def end(self) -> None:
         """Finishes the tasks and closes all traces."""
@@ -134,7 +134,7 @@ def watch(
                 _search(directory, jobs, tasks)
             turn += 1
             for job in jobs.values():
-                job.look(time.monotonic_ns())
+                job.poll(time.monotonic_ns())
             now = time.monotonic()
             if any(job.alive for job in jobs.values()):
                 last_alive = now
@@ -144,7 +144,7 @@ def watch(
             time.sleep(LOOK_S)
     finally:
         for job in jobs.values():
-            job.look(time.monotonic_ns())  # read what the ranks recorded last
+            job.poll(time.monotonic_ns())  # read what the ranks recorded last
             job.end()
 
 

@@ -352,8 +352,8 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
     if not ratios.size:
         return float("nan"), float("nan")
     share, lacked = np.median(ratios, axis=1).tolist()
-    is_told = any(len(columns.run_delays(trace)) for trace in seen.traces)
-    return share, lacked if is_told else float("nan")
+    has_run_delays = any(len(columns.run_delays(trace)) for trace in seen.traces)
+    return share, lacked if has_run_delays else float("nan")
 
 
 def _sums(borders_ns: Ints, at_ns: Ints, amount_ns: Ints | Floats) -> Floats:

@@ -68,8 +68,8 @@ def _line(world_size: int, check: CrossCheck) -> str:
     if math.isnan(check.other) or math.isnan(check.ours):
         return f"  {ranks}, {check.what}: not available{note}"
     verdict = {True: "agrees", False: "DISAGREES", None: ""}[check.agrees]
-    told = ", ".join(filter(None, (check.percent, verdict)))
-    difference = f" ({told})" if told else ""
+    remarks = ", ".join(filter(None, (check.percent, verdict)))
+    difference = f" ({remarks})" if remarks else ""
     return (
         f"  {ranks}, {check.what}: {_number(check.ours)} and {_number(check.other)} "
         f"{check.unit}{difference}{note}"

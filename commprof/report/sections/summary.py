@@ -70,12 +70,12 @@ def blocks(
     return [*parts, about, *check_blocks(_CHECKS_HEADING, checks, width)]
 
 
-def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str]:
+def notes(summaries: Sequence[SummaryResult], named_elsewhere: Collection[int]) -> list[str]:
     """Returns the caveats of summaries, in sentences.
 
     Args:
         summaries: summaries of the run.
-        told: world sizes whose unreadable traces are named elsewhere in the report.
+        named_elsewhere: world sizes whose unreadable traces are named elsewhere in the report.
     """
     found = []
     for summary in summaries:
@@ -84,7 +84,7 @@ def notes(summaries: Sequence[SummaryResult], told: Collection[int]) -> list[str
         if missing:
             listed = ", ".join(map(str, missing))
             found.append(f"{where}no summary from rank {listed}; figures are of the other ranks.")
-        if summary.world_size not in told:
+        if summary.world_size not in named_elsewhere:
             found += [where + problem for problem in summary.problems]
         found += [where + sentence for sentence in _about_waiting(summary)]
         if summary.operations and not summary.steps:

@@ -208,7 +208,7 @@ def group() -> Iterator[None]:
 def marker() -> Iterator[Marker]:
     """Marker of a capture that runs during the test."""
     made, patches = Marker(), Patches()
-    ShardedForward(made, patches).look()
+    ShardedForward(made, patches).poll()
     yield made
     patches.remove()
 
@@ -243,7 +243,7 @@ def test_a_sharded_forward_that_raises_ends_its_phase(marker: Marker) -> None:
 def test_sharded_models_made_before_are_marked_and_removal_is_complete() -> None:
     model, marker, patches = sharded(nn.Linear(4, 4)), Marker(), Patches()
     forward = ShardedForward(marker, patches)
-    forward.look()
+    forward.poll()
     model(torch.ones(3, 4))
     assert marker.seen == ["begins", "ends"]
     patches.remove()
@@ -278,13 +278,13 @@ def test_sharded_forward_waits_for_the_fsdp2_class(
     forward = ShardedForward(Marker(), patches)
     with monkeypatch.context() as without:
         without.delitem(sys.modules, "torch.distributed.fsdp")
-        forward.look()
+        forward.poll()
         assert forward.pending
     with monkeypatch.context() as another:
         another.delattr("torch.distributed.fsdp.FSDPModule")
-        forward.look()
+        forward.poll()
         assert forward.pending
-    forward.look()  # the class exists by now
+    forward.poll()  # the class exists by now
     assert not forward.pending
     assert "__call__" in vars(FSDPModule)
     patches.remove()

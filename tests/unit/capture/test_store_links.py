@@ -148,14 +148,14 @@ def test_clocks_are_followed_once_the_group_and_rank_0_exist(
     link = ClockLink("auto")
     begin = time.monotonic()
     link.start()  # no group: nothing to wait for
-    link.look()
+    link.poll()
     assert time.monotonic() - begin < store_links._WAIT_S
     store = join_for_clocks(1)
-    link.look()
+    link.poll()
     assert link.pending
     assert clock_module.followed == []
     store.set("clock_server", clock_server())
-    link.look()
+    link.poll()
     assert not link.pending
     assert len(clock_module.followed) == 1
 
@@ -168,7 +168,7 @@ def test_the_search_for_a_rank_0_that_does_not_record_ends(
     link.start()
     looks = 0
     while link.pending:
-        link.look()
+        link.poll()
         looks += 1
     assert looks == store_links._LOOKS
     assert clock_module.followed == []
@@ -260,7 +260,7 @@ def test_later_ranks_open_the_shared_memory_once_it_exists(native: Native) -> No
     link.start()
     assert link.pending
     store.set("board", json.dumps({"path": "/proc/1/fd/3", "token": 4711}))
-    link.look()
+    link.poll()
     assert not link.pending
     assert native.opened == [("/proc/1/fd/3", 4711, 0)]
     # A later capture of the same group finds the memory already open.
@@ -300,7 +300,7 @@ def test_a_single_rank_or_no_group_shares_no_memory(native: Native) -> None:
     link.start()
     assert link.pending  # the group may be created later
     join(0, 1)
-    link.look()
+    link.poll()
     assert not link.pending
     assert (native.created, native.opened) == ([], [])
 
@@ -339,10 +339,10 @@ def test_the_first_rank_of_a_host_exchanges_arrivals_with_the_other_hosts(
     assert link.pending  # only one of four ranks has arrived
     job.add("hosts", 1)
     job.add("ranks", 3)
-    link.look()
+    link.poll()
     assert link.pending  # the third host has not published its address
     job.set("host/3", there(99))
-    link.look()
+    link.poll()
     assert not link.pending
     assert native.peers[1:] == [("10.0.0.2", 99, 4712)]
     link.stop()

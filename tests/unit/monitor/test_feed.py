@@ -67,7 +67,7 @@ def test_records_of_rings_without_files_are_read_from_the_trace_once(
             ring.write_bytes(made.ring({0: issue(1, 10), 1: issue(2, 20)}, head=2, tail=1))
         if step == 7:
             path.write_bytes(drained + made.block(made.RECORDS_BLOCK, issue(2, 20) + end(2, 21)))
-        feed.look()
+        feed.poll()
         assert feed.is_seen
         looks += [(one["kind"], one["op_id"]) for one in feed.records]
     assert looks == [(made.ISSUE, 1), (made.END, 1), (made.ISSUE, 2), (made.END, 2)]
@@ -85,7 +85,7 @@ def test_an_always_on_rank_with_private_rings_is_not_seen(tmp_path: Path, privat
     Path(f"{prefix}0.ring").write_bytes(made.ring({0: issue(1, 10)}, head=1, tail=1))
     feed = RankFeed(path)
     for _ in range(3):
-        feed.look()
+        feed.poll()
     assert feed.is_seen is not private
     feed.close()
 
@@ -99,12 +99,12 @@ def test_operations_begun_just_before_recording_resumes_are_kept(tmp_path: Path)
     ring.write_bytes(made.ring({0: issue(1, 1)}, head=1, tail=1))
     feed = RankFeed(path)
     for _ in range(3):
-        feed.look()
+        feed.poll()
     assert feed.state is not None
     assert list(feed.state.pending) == []  # the operation's end is not recorded
     ring.write_bytes(made.ring({0: issue(1, 1), 1: issue(2, 20)}, head=2, tail=1))
-    feed.look()
+    feed.poll()
     path.write_bytes(off + written({"capture_state": {"recording": True, "monotonic_ns": 25}}))
-    feed.look()
+    feed.poll()
     assert feed.is_seen
     assert list(feed.state.pending) == [2]

@@ -396,7 +396,7 @@ def test_a_step_of_many_ranks_counts_once_for_the_auto_hang_threshold(tmp_path: 
             SimpleNamespace(state=state(rank), is_seen=True, process=None) for rank in ranks
         ]
         threshold = Threshold(None)
-        HangTask(tmp_path, threshold, Log(tmp_path, quiet=True)).look(feeds, 0)
+        HangTask(tmp_path, threshold, Log(tmp_path, quiet=True)).poll(feeds, 0)
         return threshold.limit_ns / SECOND
 
     assert after(steps=10) == START_S  # the first one does not count

@@ -269,13 +269,13 @@ def test_an_unreadable_trace_is_reported_while_others_are_shown(tmp_path: Path) 
     run.end()
     of_another_version(run.paths[0])
     observer = Observer(tmp_path, patience_s=0)
-    state = observer.look()
+    state = observer.poll()
     assert state is not None
     assert [rank.rank for rank in state.ranks] == [1]
     assert state.monitor.problems == (_REASON,)
     run.paths[0] = tmp_path / "rank_0.attempt_1.trace"
     run.begin(0)
-    state = observer.look()  # rank 0 has started again
+    state = observer.poll()  # rank 0 has started again
     observer.close()
     assert state is not None
     assert [rank.rank for rank in state.ranks] == [0, 1]

@@ -137,7 +137,7 @@ def test_a_monitor_looks_at_the_given_interval(
 ) -> None:
     monkeypatch.setattr(monitors, "_ALERT_S", 60)
     looks: list[float] = []
-    monkeypatch.setattr(Observer, "look", lambda _: looks.append(time.monotonic()))
+    monkeypatch.setattr(Observer, "poll", lambda _: looks.append(time.monotonic()))
     monitor = Monitor(tmp_path, Settings(interval_s=0.2))
     thread = running(monitor)
     try:
@@ -295,7 +295,7 @@ def test_gradient_figures_are_those_of_the_followed_attempt(tmp_path: Path) -> N
         figures = {"step": step, "norm": 1.5, "layer_variance": 0.5, "cost_s": 0.25}
         (tmp_path / f"rank_0{attempt}.gradients").write_text(json.dumps(figures))
     observer = Observer(tmp_path, patience_s=0)
-    state = observer.look()
+    state = observer.poll()
     observer.close()
     assert state is not None
     assert state.ranks[0].gradients == GradientState(7, 1.5, 0.5, 0.25)
@@ -332,7 +332,7 @@ def test_a_watchdog_with_a_parent_ends_with_that_process(
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = sound_run(tmp_path_factory.mktemp("sound") / "run")
     observer = Observer(run, patience_s=0)
-    assert observer.look() is not None  # otherwise the tests check nothing
+    assert observer.poll() is not None  # otherwise the tests check nothing
     observer.close()
     return run
 
@@ -348,7 +348,7 @@ def watch(run: Path) -> None:
     """Does what ``commprof top`` and the monitor do."""
     observer = Observer(run, patience_s=0)
     for _ in range(3):
-        state = observer.look()
+        state = observer.poll()
         if state is not None:
             assert "\x1b" not in "".join(frame(state, str(run), 80))
             assert b"\x1b" not in exposition(samples(state))
@@ -366,7 +366,7 @@ def guard(world: Path) -> None:
     job = Job(world, tasks)
     job.search()
     for _ in range(8):
-        job.look(time.monotonic_ns())
+        job.poll(time.monotonic_ns())
     job.end()
 
 

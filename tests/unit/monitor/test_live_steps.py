@@ -37,7 +37,7 @@ class Followed:
         self.recent = RecentSteps(len(ranks))
         self.numbers: list[int] = []
 
-    def look(self) -> None:
+    def poll(self) -> None:
         for rank, records in self.tail.poll().items():
             self.steps.add(rank, records)
         new = self.steps.advance(self.tail.tails)
@@ -54,11 +54,11 @@ def test_every_live_step_is_counted_once_with_its_times(tmp_path: Path) -> None:
     while now < 6_100 * MS:
         now += generator.randint(1, 300) * MS
         followed.run.until(now)
-        followed.look()
+        followed.poll()
     seen = len(followed.numbers)
     assert 50 < seen < 60  # the newest steps may still be incomplete
     followed.run.end()
-    followed.look()
+    followed.poll()
 
     assert followed.numbers == list(range(60))
     first, late = followed.recent.total(0), followed.recent.total(1)
@@ -89,9 +89,9 @@ def test_live_steps_of_a_device_that_falls_behind_its_host_are_counted_once(tmp_
     followed.run.begin()
     for now in range(0, 4_700, 150):
         followed.run.until(now * MS)
-        followed.look()
+        followed.poll()
     followed.run.end()
-    followed.look()
+    followed.poll()
     assert followed.numbers == list(range(30))
     total = followed.recent.total(0)
     assert total is not None
@@ -102,10 +102,10 @@ def test_the_live_late_rank_is_named_by_the_rules_of_the_report(tmp_path: Path) 
     followed = Followed(tmp_path, ranks_of(3, 30, late_ms=20))
     followed.run.begin()
     followed.run.until(500 * MS)
-    followed.look()
+    followed.poll()
     assert followed.recent.late is None  # too few steps to name a late rank
     followed.run.end()
-    followed.look()
+    followed.poll()
     late = followed.recent.late
     assert late is not None
     assert (late.rank, late.phase, late.waiting_ranks) == (2, "backward", 2)
@@ -116,7 +116,7 @@ def test_no_late_rank_is_named_if_none_is_late(tmp_path: Path) -> None:
     followed = Followed(tmp_path, ranks_of(3, 30))
     followed.run.begin()
     followed.run.end()
-    followed.look()
+    followed.poll()
     assert followed.recent.ranks == (0, 1, 2)
     assert followed.recent.late is None
 
@@ -129,9 +129,9 @@ def test_live_totals_equal_those_of_the_whole_run(tmp_path: Path, seed: int) -> 
     last = max(int(rank.records()["timestamp_ns"][-1]) for rank in run.ranks)
     for now in sorted(random.Random(seed).sample(range(last), 6)):
         followed.run.until(now)
-        followed.look()
+        followed.poll()
     followed.run.end()
-    followed.look()
+    followed.poll()
 
     whole = measured_world(world_run(run.ranks))
     assert whole is not None
@@ -158,11 +158,11 @@ def test_pending_records_of_a_rank_far_ahead_are_bounded(
     followed = with_few_pending(tmp_path, monkeypatch)
     for now in range(0, 6_200, 100):
         followed.run.until(now * MS, 0)
-        followed.look()
+        followed.poll()
         assert len(followed.steps._pending[0].records()) <= 300
     assert followed.steps.left_out > 0
     followed.run.end()
-    followed.look()
+    followed.poll()
     assert followed.numbers[-1] == 59
     assert 5 < len(followed.numbers) < 60
 
@@ -173,10 +173,10 @@ def test_all_complete_steps_count_although_many_arrive_at_once(
     followed = with_few_pending(tmp_path, monkeypatch)
     for now in (1_000 * MS, 6_000 * MS):  # each rank has more than 400 records of 50 steps
         followed.run.until(now)
-        followed.look()
+        followed.poll()
         assert len(followed.steps._pending[0].records()) <= 200
     followed.run.end()
-    followed.look()
+    followed.poll()
     assert followed.numbers == list(range(60))
     assert followed.steps.left_out == 0
 
@@ -193,9 +193,9 @@ def test_live_steps_without_marks_are_counted_by_backward_passes(tmp_path: Path)
     followed.run.begin()
     for now in range(0, 500, 70):
         followed.run.until(now * MS)
-        followed.look()
+        followed.poll()
     followed.run.end()
-    followed.look()
+    followed.poll()
     total = followed.recent.total(0)
     assert total is not None
     assert (total.steps, total.step_s) == (50, pytest.approx(0.498))
@@ -219,9 +219,9 @@ def test_steps_without_marks_are_found_in_a_long_trace_whose_begin_is_not_read(
     for now in range(50, 1_950, 50):
         followed.run.until(now * MS)
     followed.tail = JobTail(tmp_path, recent_bytes=16_384)
-    followed.look()
+    followed.poll()
     followed.run.end()
-    followed.look()
+    followed.poll()
     steps = len(followed.numbers)
     assert 30 < steps < 60
     assert followed.numbers == list(range(steps))
@@ -241,7 +241,7 @@ def test_recent_figures_cover_only_the_last_steps(tmp_path: Path) -> None:
     followed = Followed(tmp_path, [rank])
     followed.run.begin()
     followed.run.end()
-    followed.look()
+    followed.poll()
     total, recent = followed.recent.total(0), followed.recent.recent(0)
     assert total is not None
     assert recent is not None
@@ -256,11 +256,11 @@ def test_a_rank_ended_by_an_exception_has_failed(tmp_path: Path) -> None:
     with run.paths[1].open("ab") as file:
         file.write(made.document(BlockType.METADATA, ending))
     run.until(1_000 * MS)
-    state = Observer(tmp_path).look()
+    state = Observer(tmp_path).poll()
     assert state is not None
     assert [rank.failed for rank in state.ranks] == [rank.status == "gone" for rank in state.ranks]
     run.end()
-    state = Observer(tmp_path).look()
+    state = Observer(tmp_path).poll()
     assert state is not None
     assert [(rank.status, rank.failed) for rank in state.ranks] == [
         ("ended", False),
@@ -271,15 +271,15 @@ def test_a_rank_ended_by_an_exception_has_failed(tmp_path: Path) -> None:
 def test_ranks_that_begin_one_after_the_other_are_all_observed(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path / "world_2", ranks_of(2, 30, late_ms=5))
     observer = Observer(tmp_path)
-    assert observer.look() is None
+    assert observer.poll() is None
     run.begin(0)
     run.until(1_000 * MS, 0)
-    state = observer.look()
+    state = observer.poll()
     assert state is not None
     assert (len(state.ranks), state.world_size, state.ranks[0].step) == (1, 2, -1)
     run.begin(1)
     run.end()
-    state = observer.look()
+    state = observer.poll()
     assert state is not None
     assert [rank.step for rank in state.ranks] == [29, 29]
     assert [rank.status for rank in state.ranks] == ["ended", "ended"]
@@ -309,7 +309,7 @@ def test_live_bandwidth_counts_each_transfer_of_every_group_once(tmp_path: Path)
     run = GrowingRun(tmp_path / "world_4", ranks)
     run.begin()
     run.end()
-    state = Observer(tmp_path).look()
+    state = Observer(tmp_path).poll()
     assert state is not None
     # Half of the transfers take 10 ms, half 30 ms; the bus factor of 2 ranks is 1.
     assert state.bandwidth["all_reduce"].busbw_bytes_per_s == pytest.approx(2 * 4_000_000 / 0.040)
@@ -350,7 +350,7 @@ def test_bandwidth_of_each_group_is_compared_with_that_of_its_link(
     run = GrowingRun(tmp_path / "world_4", ranks)
     run.begin()
     run.end()
-    state = Observer(tmp_path, measured).look()
+    state = Observer(tmp_path, measured).poll()
     assert state is not None
     found = state.bandwidth["all_reduce"]
     assert found.busbw_bytes_per_s == pytest.approx(8e9 / (inside_ms + between_ms))
@@ -363,11 +363,11 @@ def test_the_observed_job_is_the_one_written_to_last(tmp_path: Path) -> None:
         run.begin()
         run.end()
     observer = Observer(tmp_path)
-    state = observer.look()
+    state = observer.poll()
     assert state is not None
     assert state.world_size == 2
     alone = Observer(tmp_path, nested=False)
-    assert alone.look() is None
+    assert alone.poll() is None
 
 
 def test_steps_of_a_restarted_rank_are_counted_from_zero(tmp_path: Path) -> None:
@@ -375,12 +375,12 @@ def test_steps_of_a_restarted_rank_are_counted_from_zero(tmp_path: Path) -> None
     first.begin()
     first.until(2**62)
     observer = Observer(tmp_path)
-    state = observer.look()
+    state = observer.poll()
     again = GrowingRun(tmp_path, ranks_of(1, 15))
     again.paths[0] = tmp_path / "rank_0.attempt_1.trace"
     again.begin()
     again.end()
-    state = observer.look()
+    state = observer.poll()
     assert state is not None
     total = state.ranks[0].total
     assert total is not None
@@ -400,11 +400,11 @@ def test_only_steps_that_cannot_be_analysed_are_left_out(
 
     with monkeypatch.context() as failing:
         failing.setattr(live_steps, "measured_world", fail)
-        state = observer.look()
+        state = observer.poll()
     assert state is not None
     assert state.monitor.problems == ("some steps are left out: ValueError: no sense in it",)
     run.end()
-    state = observer.look()
+    state = observer.poll()
     assert state is not None
     total = state.ranks[0].total
     assert total is not None
@@ -416,7 +416,7 @@ def test_a_trace_of_another_job_is_ignored(tmp_path: Path) -> None:
     run.begin()
     run.end()
     Rank(7, 8).write(tmp_path / "rank_7.trace")
-    state = Observer(tmp_path).look()
+    state = Observer(tmp_path).poll()
     assert state is not None
     assert [rank.rank for rank in state.ranks] == [0, 1]
     assert state.monitor.problems == ()
@@ -434,7 +434,7 @@ def test_live_wait_known_for_some_steps_equals_that_of_the_report(tmp_path: Path
     followed = Followed(tmp_path, ranks)
     followed.run.begin()
     followed.run.end()
-    followed.look()
+    followed.poll()
     recent = followed.recent.recent(1)
     assert recent is not None
     figures = (recent.wait_s, recent.wire_s, recent.unsplit_s)

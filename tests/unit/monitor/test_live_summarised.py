@@ -191,7 +191,7 @@ def test_no_step_is_shown_before_a_summary_counts_one(tmp_path: Path) -> None:
     block = made.block(BlockType.SUMMARY, json.dumps(counted(1, 1, 0, 0)).encode())
     (tmp_path / "rank_0.trace").write_bytes(made.trace(block, rank=0, world_size=1))
     observer = Observer(tmp_path)
-    state = observer.look()
+    state = observer.poll()
     observer.close()
     assert state is not None
     assert (state.ranks[0].step, state.ranks[0].total) == (-1, None)
@@ -215,7 +215,7 @@ def test_the_waiting_in_each_summary_is_added_up_once_per_look(
 
     monkeypatch.setattr(Summaries, "waited_for_ns", noted)
     observer = Observer(tmp_path)
-    state = observer.look()
+    state = observer.poll()
     observer.close()
     assert state is not None
     assert [rank.waited_for_s for rank in state.ranks] == [3, 3, 3, 3]
@@ -231,7 +231,7 @@ def test_a_job_in_always_on_mode_is_observed_from_its_summaries(tmp_path: Path) 
         ops = {"ops": ["other", "all_reduce"]}
         path.write_bytes(made.trace(block, rank=rank, world_size=2, **ops))
     observer = Observer(tmp_path)
-    state = observer.look()
+    state = observer.poll()
     assert state is not None
     assert state.mode == "always-on"
     assert [rank.step for rank in state.ranks] == [20, 20]

@@ -60,7 +60,7 @@ def write_job(directory: Path, world_size: int, age_s: float, **changes: Any) ->
 
 
 def size_of_followed(observer: Observer) -> int:
-    state = observer.look()
+    state = observer.poll()
     assert state is not None
     return state.world_size
 
@@ -103,6 +103,6 @@ def test_a_job_that_died_before_the_watchdog_started_is_no_hang(
     write_job(tmp_path, 1, 0, **of_this_host(os.getpid(), began_ns))
     job = Job(tmp_path, lambda place: [HangTask(place, Threshold(5.0), Log(place, quiet=True))])
     job.search()
-    job.look(time.monotonic_ns())
+    job.poll(time.monotonic_ns())
     job.end()
     assert (tmp_path / "hang_1.json").exists() is not reused

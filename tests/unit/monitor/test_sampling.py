@@ -31,7 +31,7 @@ def sample(place: Path, monkeypatch: pytest.MonkeyPatch, does: str, *looks: list
     monkeypatch.setattr(py_spy, "find_py_spy", lambda: str(program))
     task = SampleTask(place, Log(place, quiet=True))
     for feeds in looks:
-        task.look(feeds, 0)
+        task.poll(feeds, 0)
     for sampler in task._samplers.values():
         sampler._process.wait()
     task.finish()
@@ -61,7 +61,7 @@ def test_the_log_says_once_that_py_spy_is_missing(
     monkeypatch.setenv("PATH", str(tmp_path))
     task = SampleTask(tmp_path, Log(tmp_path, quiet=True))
     for _ in range(3):
-        task.look([feed(0)], 0)
+        task.poll([feed(0)], 0)
     task.finish()
     (log,) = tmp_path.glob("watchdog_*.log")
     (line,) = log.read_text().splitlines()

@@ -73,8 +73,8 @@ class Job:
     def hang(self, at_ns: int) -> str:
         """Runs the watchdog; returns the sentence on the accused ranks, empty without a hang."""
         for feed in self.feeds:
-            feed.look()
-        self.task.look(self.feeds, self.begin_ns + at_ns)
+            feed.poll()
+        self.task.poll(self.feeds, self.begin_ns + at_ns)
         files = sorted(self.directory.glob("hang_*.json"))
         return str(json.loads(files[-1].read_text())["sentence"]) if files else ""
 
@@ -130,7 +130,7 @@ def test_time_since_a_step_counts_only_while_recording_is_on(job: Job) -> None:
 
     def since() -> list[float]:
         observer = Observer(job.directory)
-        state = observer.look()
+        state = observer.poll()
         observer.close()
         assert state is not None
         return [rank.since_step_s for rank in state.ranks]

@@ -109,7 +109,7 @@ def test_break_even_is_none_with_unmeasured_bytes_or_too_few_rounds() -> None:
 def test_a_missing_break_even_has_the_reason_for_the_candidate(
     label: str, answer: str, reason: str
 ) -> None:
-    found = no_break_even(parse_candidate(label), rounds=8, told=False)
+    found = no_break_even(parse_candidate(label), rounds=8, is_recorded=False)
     assert found is not None
     assert found.answer == answer
     assert found.reason.startswith(reason)

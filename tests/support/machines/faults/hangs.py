@@ -103,7 +103,7 @@ def _stop(directory: Path, tried: Stopped, delay_s: float) -> None:
         if time.monotonic() > end:
             return
         time.sleep(0.02)
-        feed.look()
+        feed.poll()
     pid = feed.metadata["pid"]
     feed.close()
     time.sleep(delay_s)
@@ -113,12 +113,12 @@ def _stop(directory: Path, tried: Stopped, delay_s: float) -> None:
     try:
         while time.monotonic() < end and not tried.stacks_after_s:
             time.sleep(0.02)
-            _look(directory, tried, begin)
+            _poll(directory, tried, begin)
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
-def _look(directory: Path, tried: Stopped, begin: float) -> None:
+def _poll(directory: Path, tried: Stopped, begin: float) -> None:
     hangs = [json.loads(text) for path in hang_files(directory) if (text := path.read_text())]
     tried.before = sum(one["found_monotonic_ns"] / 1e9 < begin for one in hangs)
     if len(hangs) <= tried.before:

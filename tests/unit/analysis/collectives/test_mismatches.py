@@ -37,7 +37,7 @@ def mismatches(*made: Rank) -> tuple[list[str], int]:
             one = trace.groups[row["group"]]
             issued = issued_of(row, trace.metadata["dtypes"])
             finder.add(trace.rank, one.name, one.size, row["seq"], issued, row["timestamp_ns"])
-    finder.look(last=True)
+    finder.poll(last=True)
     live = {(one.group, one.seq): one.odd_ranks for one in finder.found}
     assert live == {(one.group, one.seq): one.odd_ranks for one in found}
     return [one.sentence for one in found], count
@@ -126,7 +126,7 @@ def test_the_live_finder_compares_each_collective_with_one_other_rank_s(
     for rank in range(100):
         finder.add(rank, "0", 100, 0, LARGE if rank == 50 else SMALL, rank)
     assert len(compared) <= 100
-    (told,) = finder.look()
+    (told,) = finder.poll()
     assert told.odd_ranks == (50,)
 
 
@@ -134,15 +134,15 @@ def test_the_live_finder_reports_each_group_once_and_bounds_its_memory() -> None
     finder = MismatchFinder()
     for rank in (0, 1):
         finder.add(rank, "0", 2, 0, SMALL, 1 + rank)
-    assert finder.look() == []
+    assert finder.poll() == []
     finder.add(0, "0", 2, 1, SMALL, 3)
     finder.add(1, "0", 2, 1, LARGE, 4)
-    (told,) = finder.look()
+    (told,) = finder.poll()
     assert told.issue_ns == ((0, 3), (1, 4))
     assert told.odd_ranks == (0, 1)  # two values, and no majority
     finder.add(0, "0", 2, 2, SMALL, 5)
     finder.add(1, "0", 2, 2, LARGE, 6)
-    assert finder.look() == []
+    assert finder.poll() == []
     assert finder.count == 2
     for seq in range(10_000):  # no other rank issues these
         finder.add(0, "1", 2, seq, SMALL, seq)
@@ -153,18 +153,18 @@ def test_the_live_finder_waits_for_all_ranks_before_it_names_the_odd_one() -> No
     finder = MismatchFinder()
     finder.add(0, "0", 3, 0, SMALL, 1)
     finder.add(1, "0", 3, 0, LARGE, 2)
-    assert finder.look() == []
+    assert finder.poll() == []
     finder.add(2, "0", 3, 0, SMALL, 3)
-    assert [one.odd_ranks for one in finder.look()] == [(1,)]
-    assert finder.look(last=True) == []
+    assert [one.odd_ranks for one in finder.poll()] == [(1,)]
+    assert finder.poll(last=True) == []
 
 
 def test_the_live_finder_does_not_wait_for_a_rank_that_never_comes() -> None:
     finder = MismatchFinder()
     finder.add(0, "0", 3, 0, SMALL, 1)
     finder.add(1, "0", 3, 0, LARGE, 2)
-    assert finder.look() == []
-    assert [one.odd_ranks for one in finder.look()] == [(0, 1)]
+    assert finder.poll() == []
+    assert [one.odd_ranks for one in finder.poll()] == [(0, 1)]
     finder.add(2, "0", 3, 0, SMALL, 3)  # rank 2 issues it after all
-    assert finder.look(last=True) == []
+    assert finder.poll(last=True) == []
     assert finder.count == 1

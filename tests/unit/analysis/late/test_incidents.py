@@ -46,7 +46,7 @@ def test_a_hang_is_written_and_read_again(tmp_path: Path) -> None:
     rank.collective(7, 150 * MS, 0, bytes=8, graph_task=1)
     rank.write(tmp_path / "rank_0.trace")
     feed = RankFeed(tmp_path / "rank_0.trace")
-    feed.look()
+    feed.poll()
     feed.process = Process(os.getpid(), "running")
     file = HangFile(tmp_path, HANG, [feed], 10 * SECOND)
     file.set_threshold("5 s, as asked for")
@@ -175,9 +175,9 @@ def test_a_level_change_that_ended_is_a_note_and_no_incident() -> None:
 
 def test_a_process_with_a_reused_id_is_reported_dead() -> None:
     watch = ProcessWatch(os.getpid())
-    assert watch.look() == Process(os.getpid(), "running")
+    assert watch.poll() == Process(os.getpid(), "running")
     watch._started += 1
-    gone = watch.look()
+    gone = watch.poll()
     assert (gone.state, gone.held_up) == ("dead", True)
     assert "is gone" in gone.sentence
 
@@ -196,7 +196,7 @@ def test_py_spy_reads_python_and_native_stacks_of_a_process() -> None:
             assert read.problem == ""
             assert "guilty_nap (<string>" in read.text
             assert ("nanosleep" if sys.version_info >= (3, 11) else "select") in read.text
-            assert ProcessWatch(process.pid).look().state == "running"
+            assert ProcessWatch(process.pid).poll().state == "running"
         finally:
             process.kill()
 
