@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from commprof.analysis.checks.outcome import PASS, SKIP, WARN, Outcome, far_off
 from commprof.checks.ranks import Ranks
+from commprof.text import counted
 
 NAME = "pairs"
 #: Largest world size at which all pairs of ranks are measured; above it, only pairs of ranks that
@@ -82,7 +83,7 @@ def judge(values: Sequence[Sequence[Link]]) -> Outcome:
     ]
     thin = far_off([1 / link.gb_per_s for link in links], _WORSE)
     speed = statistics.median(link.gb_per_s for link in links)
-    figure = f"{len(links)} pairs: median {latency:.0f} us and {speed:.3g} GB/s"
+    figure = f"{counted(len(links), 'pair')}: median {latency:.0f} us and {speed:.3g} GB/s"
     bad = [
         f"{links[row].first}-{links[row].second} {links[row].latency_us:.0f} us, "
         f"{links[row].gb_per_s:.3g} GB/s"
