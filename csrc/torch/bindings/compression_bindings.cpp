@@ -113,7 +113,7 @@ void bindCompression(py::module_& m) {
                 ? nullptr
                 : std::make_unique<compress::HostStage>(
                       *team, owners, hosts, model_group->getSize());
-            return makeHook(
+            return releasedWithoutGil(makeHook(
                 {std::move(model_group),
                  std::move(own_group),
                  mesh.value_or(nullptr),
@@ -121,7 +121,7 @@ void bindCompression(py::module_& m) {
                 parameters,
                 optionsOf(
                     std::move(scheme), std::move(options), seed, measure_every),
-                std::move(label));
+                std::move(label)));
           }),
           py::arg("model_group"),
           py::arg("own_group").none(true),

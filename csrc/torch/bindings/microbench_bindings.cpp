@@ -13,7 +13,7 @@ namespace py = pybind11;
 
 void bindMicrobench(py::module_& m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
-  py::class_<CollectiveCall>(
+  py::class_<CollectiveCall, std::unique_ptr<CollectiveCall, DeleteWithoutGil>>(
       m,
       "CollectiveCall",
       "One operation of the microbenchmark with fixed buffers, on the CPU.")

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -28,6 +29,7 @@ from commprof.microbench.operations import (
     REDOPS,
     operation,
 )
+from tests.support.machines import commands
 
 WORLD_SIZES = (1, 2, 3, 8)
 PATTERN_COUNT = 100  # no multiple of any modulus
@@ -259,3 +261,9 @@ def test_unknown_operations_reduce_ops_and_devices_are_refused(sides: list[Side]
         _native.native.CollectiveCall(group, "all_reduce", one, one, "median", 0)
     with pytest.raises(ValueError, match="a tensor is on meta"):
         _native.native.CollectiveCall(group, "reduce", one, one.to("meta"), "sum", 0)
+
+
+def test_deleting_a_call_with_the_last_reference_to_its_group_releases_the_gil() -> None:
+    script = Path(__file__).parents[2] / "support/ranks/last_reference_to_group.py"
+    ended = commands.call(str(script), timeout_s=60.0)
+    assert (ended.returncode, ended.stdout) == (0, "ended\n"), ended.stderr
