@@ -12,12 +12,12 @@ namespace commprof {
 // Deletes an object that may hold the last reference to a process group. The
 // group's destructor joins gloo's threads, which may need the GIL to release a
 // tensor: a thread that kept it would wait for ever. Objects of C++ may be
-// deleted by a thread without the GIL.
+// deleted by a thread without the GIL, or after Python has ended.
 struct DeleteWithoutGil {
   template <class T>
   void operator()(T* object) const {
     std::optional<pybind11::gil_scoped_release> release;
-    if (PyGILState_Check()) {
+    if (Py_IsInitialized() && PyGILState_Check()) {
       release.emplace();
     }
     delete object;
