@@ -44,9 +44,13 @@ test: $(BUILT) $(DEV) build-cpp ## set up what is missing, then run the tests th
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m 'not measures and not slow'
 	$(BIN)/python -m pytest -q -m 'measures and not slow'
 
-test-all: $(BUILT) $(DEV) build-all-cpp ## set up what is missing, then run all tests
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m 'not measures'
-	$(BIN)/python -m pytest -q -m measures
+test-all: ## set up what is missing, then run all tests: `make test`, then `make test-slow`
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-slow
+
+test-slow: $(BUILT) $(DEV) build-all-cpp ## set up what is missing, then run the tests that `make test` leaves out
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m 'slow and not measures'
+	$(BIN)/python -m pytest -q -m 'slow and measures'
 
 check-capture: $(BUILT) $(DEV) ## rebuild the module after a change, then run the quick tests of capture
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile -m 'not measures and not slow' \
@@ -176,4 +180,4 @@ $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora
 	@touch $@
 
-.PHONY: help run test test-all check-capture integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables docs bench matrix clean
+.PHONY: help run test test-all test-slow check-capture integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables docs bench matrix clean

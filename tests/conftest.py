@@ -67,7 +67,7 @@ def pytest_terminal_summary(
     without = [item for item in deselected if missing(item)]
     slow = [item for item in deselected if item.get_closest_marker("slow") and item not in without]
     if slow and "not slow" in config.getoption("markexpr"):
-        terminalreporter.write_line(f"{len(slow)} slow tests were deselected: make test-all")
+        terminalreporter.write_line(f"{len(slow)} slow tests were deselected: make test-slow")
     if without:
         names = set().union(*map(missing, without))
         terminalreporter.write_line(
