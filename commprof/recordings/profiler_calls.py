@@ -101,6 +101,8 @@ class Call:
     device: int
     #: True if the operation is derived from the kernel's name alone; ``op`` may be "other".
     guessed: bool
+    #: True if the recording names the root, in ``peer``.
+    root_known: bool
 
 
 def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[Call]:
@@ -323,6 +325,7 @@ def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
         end_ns=0,
         device=0,
         guessed=False,
+        root_known=op in _ROOTED and "Rank" in args and _named_op(args) == op,
     )
 
 
@@ -335,12 +338,15 @@ def _peer(op: str, args: dict[str, Any], ranks: Sequence[int]) -> int:
     is part of an all-gather, for example, "Rank" is the calling rank.
     """
     if op in _ROOTED:
-        named = operation(str(args.get("Collective name", "")))
-        return _whole(args.get("Rank")) if named == op else 0
+        return _whole(args.get("Rank")) if _named_op(args) == op else 0
     if op == "send" or "recv" in op:
         value = _whole(args.get("Dst Rank" if op == "send" else "Src Rank"))
         return ranks.index(value) if value in ranks else value
     return 0
+
+
+def _named_op(args: dict[str, Any]) -> str:
+    return operation(str(args.get("Collective name", "")))
 
 
 def of_job(call: Call, world_size: int) -> Call:

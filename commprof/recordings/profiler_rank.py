@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -31,6 +31,7 @@ from commprof.text import counted
 from commprof.trace import schema
 from commprof.trace.documents import MOST_RANKS, Group, backends_by_device
 from commprof.trace.reader import TORCH_PROFILER, Trace
+from commprof.trace.recorded import Recorded
 from commprof.trace.schema import KINDS, OPS, PHASES, Kind, Records
 from commprof.trace.stretches import Stretches, between, each_once, gaps, rows_within, stretches
 from commprof.units import ns_to_ms
@@ -135,7 +136,27 @@ def trace_of(
         passes=pass_records(
             *(found.events, found.calls, found.steps, found.work, found.device, thread)
         ),
+        recorded=_recorded(found, seqs),
     )
+
+
+def _recorded(found: RankRecording, seqs: Sequence[int]) -> Recorded:
+    calls = found.calls
+    only, _ = _only_group(found.events.about)
+    return Recorded(
+        device=found.device is not None,
+        training_thread=len(found.events.operators) + len(found.events.backward) > 0,
+        times=_mask(True for _ in calls),
+        number=_mask(call.seq == seq >= 0 for call, seq in zip(calls, seqs, strict=True)),
+        operation=_mask(call.op != "other" and not call.guessed for call in calls),
+        size=_mask(call.dtype != "" for call in calls),
+        group=_mask(call.group != "" or only != UNNAMED_GROUP for call in calls),
+        root=_mask(call.root_known for call in calls),
+    )
+
+
+def _mask(values: Iterable[bool]) -> npt.NDArray[np.bool_]:
+    return np.fromiter(values, np.bool_)
 
 
 def _device(events: ProfilerEvents) -> int | None:

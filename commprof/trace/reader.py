@@ -19,6 +19,7 @@ from commprof.files import open_regular, read_bytes
 from commprof.trace import documents, schema
 from commprof.trace.blocks import Block, pack_block, read_blocks
 from commprof.trace.documents import Group
+from commprof.trace.recorded import Recorded
 from commprof.trace.ring import RingContent, has_rings, read_rings, remove_rings
 from commprof.trace.run.processes import State, state_of
 from commprof.trace.schema import BlockType, Kind, Records
@@ -58,6 +59,8 @@ class Trace:
     #: DDP's buckets and finalisations that the recording of another profiler implies, as records of
     #: kinds ``bucket`` and ``finalize``; reports count only those in ``records``.
     passes: Records | None = None
+    #: What the recording of another profiler holds; None if commprof recorded the rank.
+    recorded: Recorded | None = None
     #: Tables of ``columns.once_per_trace``, by the function that made each.
     #: ``dataclasses.replace`` does not copy them.
     tables: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)

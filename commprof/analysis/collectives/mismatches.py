@@ -3,13 +3,18 @@
 All ranks of a group must issue the same collectives in the same order. If a rank leaves out a
 collective, or issues another one, gloo and NCCL hang, fail, or mix up data, long after the cause.
 The cause lies at the first sequence number at which the ranks differ.
+
+A recording of another profiler is not evidence of what it lacks. In such a recording, only
+collectives whose number c10d recorded are compared, and of these only what was recorded: a number
+that was counted is shifted by each missing record, and an unknown size is not another size.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -208,15 +213,19 @@ def find_mismatches(
         return (), 0
     names: dict[tuple[str, int], int] = {}
     parts = [_keys(trace, table, names) for trace, table in zip(traces, tables, strict=True)]
-    lengths = [len(key) for key, _, _ in parts]
-    key, value, row = (np.concatenate(column) for column in zip(*parts, strict=True))
+    lengths = [len(part.key) for part in parts]
+    key, row = (np.concatenate([getattr(part, name) for part in parts]) for name in ("key", "row"))
+    value, known = (
+        np.concatenate([getattr(part, name) for part in parts], axis=1)
+        for name in ("value", "known")
+    )
     member = np.repeat(np.arange(len(traces)), lengths)
     order = np.argsort(key, kind="stable")
-    key, value, row, member = key[order], value[order], row[order], member[order]
+    key, row, member = key[order], row[order], member[order]
     starts = np.flatnonzero(np.diff(key, prepend=-1))
     if len(starts) == 0:
         return (), 0
-    differs = np.maximum.reduceat(value, starts) != np.minimum.reduceat(value, starts)
+    differs = _differ(value[:, order], known[:, order], starts)
     ends = np.append(starts[1:], len(key))
     found: dict[int, Mismatch] = {}
     for begin, end in zip(starts[differs].tolist(), ends[differs].tolist(), strict=True):
@@ -230,10 +239,33 @@ def find_mismatches(
     return tuple(found.values()), int(differs.sum())
 
 
-def _keys(
-    trace: Trace, table: Collectives, names: dict[tuple[str, int], int]
-) -> tuple[Ints, npt.NDArray[np.uint64], Ints]:
-    """Returns each collective's key, hash of the fields that must agree, and row in ``table``.
+class _Keys(NamedTuple):
+    """The collectives of one rank that are compared with those of other ranks."""
+
+    #: The group's number, and the sequence number.
+    key: Ints
+    #: ``[property, collective]``: properties that must agree.
+    value: npt.NDArray[np.uint64]
+    #: Same shape: False where the property is not known.
+    known: npt.NDArray[np.bool_]
+    #: Row in the rank's table.
+    row: Ints
+
+
+def _differ(
+    value: npt.NDArray[np.uint64], known: npt.NDArray[np.bool_], starts: Ints
+) -> npt.NDArray[np.bool_]:
+    """Per collective, whose rows begin at ``starts``: True if known values of a property differ."""
+    most = np.iinfo(np.uint64).max
+    largest = np.maximum.reduceat(np.where(known, value, 0), starts, axis=1)
+    least = np.minimum.reduceat(np.where(known, value, most), starts, axis=1)
+    several = np.logical_or.reduceat(known, starts, axis=1)
+    differs: npt.NDArray[np.bool_] = ((largest != least) & several).any(axis=0)
+    return differs
+
+
+def _keys(trace: Trace, table: Collectives, names: dict[tuple[str, int], int]) -> _Keys:
+    """Returns the collectives that are compared, with the properties that must agree.
 
     A key combines the group's number in ``names``, which is extended, with the sequence number.
     Groups that reuse a name, after ``destroy_process_group``, are distinguished by their order.
@@ -245,23 +277,33 @@ def _keys(
         turns[described.name] += 1
         group[table.group == described.id] = names.setdefault(key, len(names))
     numbered = (table.seq != NO_SEQ) & ~np.isin(table.op, POINT_TO_POINT)
+    recorded = trace.recorded
+    if recorded is not None:
+        numbered &= (recorded.number & recorded.group)[table.op_id - 1]
     rows = np.flatnonzero((group >= 0) & numbered)
     op = table.op[rows]
     size = np.where(table.bytes_in[rows] > 0, table.bytes_in[rows], table.bytes_out[rows])
     size = np.where(np.isin(op, [*_GATHERING]), table.bytes_out[rows], size)
     free = np.isin(op, [*(_UNEVEN | _BARRIERS)]) | table.sparse[rows]
     size = np.where(free, -1, size)
-    hashed = np.zeros(len(rows), dtype=np.uint64)
-    for values in (
+    values = [
         op,
         np.where(np.isin(op, [*_BARRIERS]), -1, table.dtype[rows]),
         np.where(np.isin(op, [*_REDUCING]), table.reduce_op[rows], -1),
         size,
         np.where(np.isin(op, [*_ROOTED]), table.peer[rows], -1),
-    ):
+    ]
+    place = (group[rows] << 32) + table.seq[rows]
+    if recorded is not None:
+        at = table.op_id[rows] - 1
+        named, sized, rooted = recorded.operation[at], recorded.size[at], recorded.root[at]
+        known = np.stack([named, named & sized, named, named & sized, named & rooted])
+        return _Keys(place, np.stack(values).astype(np.uint64), known, rows)
+    hashed = np.zeros(len(rows), dtype=np.uint64)
+    for column in values:
         # FNV-1a's prime; numpy's integers wrap around.
-        hashed = (hashed ^ values.astype(np.uint64)) * np.uint64(0x100000001B3)
-    return (group[rows] << 32) + table.seq[rows], hashed, rows
+        hashed = (hashed ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
+    return _Keys(place, hashed[np.newaxis], np.ones((1, len(rows)), dtype=np.bool_), rows)
 
 
 def _issued_at(trace: Trace, table: Collectives, row: int) -> tuple[Issued, int]:
@@ -275,7 +317,14 @@ def _issued_at(trace: Trace, table: Collectives, row: int) -> tuple[Issued, int]
     }
     values = {name: int(column[row]) for name, column in fields.items()}
     values["flags"] = FLAG_SPARSE if table.sparse[row] else 0
-    return issued_of(values, trace.metadata["dtypes"]), int(table.issue_ns[row])
+    issued = issued_of(values, trace.metadata["dtypes"])
+    if trace.recorded is not None:
+        at = int(table.op_id[row]) - 1
+        if not trace.recorded.size[at]:
+            issued = replace(issued, dtype="", size_bytes=-1)
+        if not trace.recorded.root[at]:
+            issued = replace(issued, root=-1)
+    return issued, int(table.issue_ns[row])
 
 
 def issue_rows(records: Records) -> Iterator[dict[str, int]]:

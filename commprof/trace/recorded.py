@@ -1,0 +1,41 @@
+"""What another profiler's recording of one rank holds.
+
+A recording is evidence only of what it holds: whatever was not recorded is not known, and may have
+happened or not. Figures and conclusions ask these facts whether the recording supports them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Facts about the recording of one rank.
+
+    The arrays have one value per collective or message: that with ``op_id`` k is at place k - 1.
+    """
+
+    #: True if kernels or copies of a device were recorded.
+    device: bool
+    #: True if operators, or ranges of work, of the thread that trains were recorded.
+    training_thread: bool
+    #: True where the times of the transfer were recorded: by kernels of a device, or by a backend
+    #: that transfers on the host. False where only the call on the host was recorded.
+    times: Mask
+    #: True where c10d's number of the collective in its group was recorded; else it was counted, so
+    #: that each missing record shifts the numbers after it.
+    number: Mask
+    #: True where c10d named the operation; else it is derived from a kernel's name, or unknown.
+    operation: Mask
+    #: True where size and type were recorded.
+    size: Mask
+    #: True where the process group was recorded, or the job has one group only.
+    group: Mask
+    #: True where the root was recorded.
+    root: Mask
