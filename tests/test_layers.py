@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
     *("errors", "units", "text", "interrupts", "address"),
-    *("files", "invocation", "variables", "_native", "_version", "_C"),
+    *("files", "invocation", "variables", "_native", "_version", "_C", "ddp_parameters"),
 }
 ENTRY_POINTS = {"__init__", "__main__", "run", "wrap"}
 

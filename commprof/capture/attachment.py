@@ -23,7 +23,8 @@ from commprof.capture.recorder import recorder
 from commprof.capture.settings import RankSettings, check_kernels
 from commprof.compressors import Compressor
 from commprof.compressors.groups import Groups
-from commprof.compressors.running import Running
+from commprof.compressors.running import Running, require_agreement
+from commprof.ddp_parameters import hookless
 from commprof.errors import CommprofError
 
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
@@ -94,6 +95,20 @@ class Attachment:
     def has_own_hook(self) -> bool:
         """True if the script registered its own hook, which commprof's hook calls."""
         return bool(self._ddp._comm_hooks)
+
+    def disagreement(self, compressor: Compressor) -> str:
+        """Says why the ranks cannot use a compressor in this model together; empty if they can.
+
+        All ranks of the model call this together, and get the same answer or one naming themselves.
+        It checks what native compressors need; for others nothing is compared.
+        """
+        if not self.is_native:
+            return ""
+        try:
+            require_agreement(self._groups.all, compressor, self._ddp)
+        except CommprofError as error:
+            return str(error)
+        return ""
 
     def use_bucket_hook(self, bucket_hook: Any) -> None:
         """Sets :attr:`bucket_hook` after the model's DDP reducer was replaced.
@@ -298,15 +313,19 @@ def attach(
         state: first argument of ``hook``.
 
     Raises:
-        CommprofError: ``ddp`` is not a DDP model, or already has a communication hook; or the
-            ranks do not agree on the compressor; or a ``COMMPROF_`` variable has a value that is
-            not valid. In the last two cases, this may be called again for the model.
+        CommprofError: ``ddp`` is not a DDP model, or already has a communication hook, or has no
+            gradient buckets; or the ranks do not agree on the compressor; or a ``COMMPROF_``
+            variable has a value that is not valid. In the last two cases, this may be called again
+            for the model.
     """
     if not isinstance(ddp, DistributedDataParallel):
         raise CommprofError(
             f"attach() needs a DistributedDataParallel model, not {type(ddp).__name__}; other "
             "strategies need no attach(), as their collectives are recorded without it"
         )
+    why = hookless(ddp)
+    if why and (hook is not None or not hasattr(ddp, "reducer")):
+        raise CommprofError(f"attach(): {why}; leave attach() out, or its hook")
     held = ddp.__dict__.get(_HELD)
     failed = held is not None and held.attachment.is_vacant
     if ddp._comm_hooks or (held is not None and not failed):

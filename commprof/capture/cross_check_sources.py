@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commprof.address import interface_address
 from commprof.capture.recorder import Recorder
+from commprof.ddp_parameters import reduced
 from commprof.trace.run.processes import link_of
 
 _COUNTERS = Path("/proc/self/net/dev")
@@ -190,10 +191,9 @@ def ddp_log(model: DistributedDataParallel) -> dict[str, Any] | None:
     log = _log_now(model)
     if log is None:
         return None
-    trained = (parameter for parameter in model.module.parameters() if parameter.requires_grad)
     return {
         **log,
-        "parameter_bytes": [each.numel() * each.element_size() for each in trained],
+        "parameter_bytes": [each.numel() * each.element_size() for _, each in reduced(model)],
         "sparse_modules": sum(getattr(each, "sparse", None) is True for each in model.modules()),
     }
 

@@ -279,7 +279,16 @@ class Profiler:
         if self._sharded.pending and FSDP2 in sys.modules:
             self._sharded.poll()
         for listener in self._listeners:
+            self._tell(listener)
+
+    def _tell(self, listener: Listener) -> None:
+        """Tells a listener that a step has ended; one that fails hears of no more steps."""
+        try:
             listener.step_ended(self._step - 1)
+        except Exception as failure:  # training goes on
+            self._listeners = [one for one in self._listeners if one is not listener]
+            what = f"the listener {type(listener).__name__} failed and is no longer called"
+            print(f"commprof: {what}: {error_line(failure)}", file=sys.stderr)
 
     def _poll(self) -> None:
         for one in self._connecting:

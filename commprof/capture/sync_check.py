@@ -1,9 +1,10 @@
 """Checks every so many steps that all ranks still have the same model, bit by bit.
 
-Each rank puts a hash of its parameters into the default group's store; rank 0 compares the hashes
-at the next check. No collective is issued, no rank waits for another, and training is unchanged: a
-check costs a pass over the parameters and one small message, and on rank 0 two more messages, which
-read the hashes of all ranks.
+Each rank puts a hash of the parameters that DDP keeps equal into the default group's store; rank 0
+compares the hashes at the next check. Parameters that DDP ignores may differ and are left out. No
+collective is issued, no rank waits for another, and training is unchanged: a check costs a pass
+over the parameters and one small message, and on rank 0 two more messages, which read the hashes of
+all ranks. If a check fails, it is the last, and training goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof.capture.job.store_links import default_store
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
+from commprof.ddp_parameters import kept_equal
 from commprof.text import named_ranks
 
 _PREFIX = "commprof/sync"
@@ -42,7 +44,7 @@ _STORE_ERRORS = (RuntimeError, OSError, ValueError, KeyError)
 
 
 def parameters_digest(models: Sequence[nn.Module]) -> str:
-    """Returns a BLAKE2b hash of all parameters, in order.
+    """Returns a BLAKE2b hash of the parameters that DDP keeps equal; of other models, of all.
 
     Two ranks have the same hash only if all bits of their parameters are the same. Buffers are left
     out, because a forward pass may change them differently on each rank; DDP broadcasts rank 0's
@@ -50,10 +52,15 @@ def parameters_digest(models: Sequence[nn.Module]) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     for model in models:
-        for parameter in model.parameters():
+        for parameter in _compared(model):
             value = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             digest.update(value.numpy())
     return digest.hexdigest()
+
+
+def _compared(model: nn.Module) -> Iterable[nn.Parameter]:
+    """Returns the parameters that all ranks should have with the same bits."""
+    return kept_equal(model) if isinstance(model, DistributedDataParallel) else model.parameters()
 
 
 class SyncCheck:
@@ -85,14 +92,31 @@ class SyncCheck:
         models = [model for reference in self._models if (model := reference()) is not None]
         if not models:
             return
+        digest = self._digest(models)
+        if not digest:
+            return
         try:
             self._compare_pending()
-            self._store.set(self._key(step, self._rank), f"{step} {parameters_digest(models)}")
+            self._store.set(self._key(step, self._rank), f"{step} {digest}")
         except _STORE_ERRORS:
             self._store = None  # the store is gone: the job is ending
             return
         if self._rank == 0:
             self._pending.append(step)
+
+    def _digest(self, models: Sequence[nn.Module]) -> str:
+        """Returns the hash of the models; empty if it cannot be computed, which ends the checks."""
+        try:
+            return parameters_digest(models)
+        except Exception as error:
+            self._store = None
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            print(
+                f"commprof: rank {self._rank} no longer compares its model with the other ranks' "
+                f"(--check-sync): {what}",
+                file=sys.stderr,
+            )
+            return ""
 
     def capture_ends(self) -> None:
         """On rank 0, compares the ranks' remaining hashes, and writes the findings to the trace."""

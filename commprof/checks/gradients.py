@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from commprof.analysis.checks.outcome import FAIL, PASS, SKIP, Outcome
 from commprof.checks.ranks import Ranks, own_ranks
+from commprof.ddp_parameters import kept_equal
 
 NAME = "gradients"
 _STEPS = 3
@@ -22,8 +23,12 @@ def parameters_hash(module: nn.Module) -> str:
 
     The function reads the whole model, and copies tensors on a device to the host.
     """
+    return _hash_of(module.state_dict().items())
+
+
+def _hash_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
     digest = hashlib.sha256()
-    for name, tensor in module.state_dict().items():
+    for name, tensor in tensors:
         value = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(value.numpy().tobytes())
@@ -33,12 +38,22 @@ def parameters_hash(module: nn.Module) -> str:
 def out_of_sync(module: nn.Module) -> tuple[int, ...]:
     """Returns the ranks whose model differs from that of most ranks; empty if all are equal.
 
+    Of a DDP model, only the parameters are compared that DDP keeps equal: a forward pass changes
+    buffers differently on each rank, and parameters that DDP ignores may differ. Of other modules,
+    all parameters and buffers are compared.
+
     Call it in your own training loop every few hundred steps, on all ranks of the default process
     group, between an update and the next forward pass. A call costs :func:`parameters_hash` and one
     small collective. If different models are equally common, the one with the lowest rank counts as
     right.
     """
-    return _different(own_ranks().gather(parameters_hash(module)))
+    is_ddp = isinstance(module, DistributedDataParallel)
+    digest = _hash_of(_numbered(module)) if is_ddp else parameters_hash(module)
+    return _different(own_ranks().gather(digest))
+
+
+def _numbered(ddp: DistributedDataParallel) -> Iterable[tuple[str, torch.Tensor]]:
+    return ((str(number), parameter) for number, parameter in enumerate(kept_equal(ddp)))
 
 
 def measure(ranks: Ranks) -> str:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof import _native, variables
 from commprof.address import own_address
 from commprof.compressors.compressor import Compressor
+from commprof.ddp_parameters import reduced
 
 #: How long ranks wait for each other's connections after they have exchanged addresses.
 _PATIENCE_S = 10.0
@@ -130,8 +131,9 @@ class Groups:
         self._groups: dict[str, dist.ProcessGroup] = {}
         self._connections: dict[dist.ProcessGroup, Connections] = {}
         self._between: Exchange | None = None
-        on_cpu = all(p.device.type == "cpu" for p in ddp.module.parameters())
-        #: False if only torch operations can compress: parameters on a GPU, or no native module.
+        on_cpu = all(parameter.device.type == "cpu" for _, parameter in reduced(ddp))
+        #: False if only torch operations can compress: reduced parameters on a GPU, or no native
+        #: module.
         self.native = _native.native is not None and on_cpu
 
     @property

@@ -5,11 +5,10 @@ from __future__ import annotations
 import atexit
 import hashlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any, NoReturn, Protocol
 
-import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -17,6 +16,7 @@ from commprof import _native
 from commprof.compressors.compressor import Compressor
 from commprof.compressors.groups import Groups
 from commprof.compressors.torch_ops import TorchOps
+from commprof.ddp_parameters import reduced, reduced_first, sparse_weights
 from commprof.errors import CommprofError
 
 #: State of an engine: parameter number, kind and values of each item.
@@ -72,11 +72,11 @@ class Running:
                 at a time can use a group's connections.
 
         Raises:
-            CommprofError: the ranks differ in scheme, options or parameters, or the scheme needs
-                the native module.
+            CommprofError: the ranks differ in scheme, options or parameters, the scheme needs the
+                native module, or a rank cannot make its native engine; then all ranks raise it.
         """
         self.is_stopped = False
-        named = list(ddp.module.named_parameters())
+        named = reduced_first(ddp)
         self.names = [name for name, _ in named]
         self.sizes = [parameter.numel() for _, parameter in named]
         model_group = ddp.process_group
@@ -95,8 +95,7 @@ class Running:
         if not groups.native:
             self.engine: Any = TorchOps(model_group, parameters, compressor)
         else:
-            _agree(groups.all, compressor, ddp.module)
-            assert _native.native is not None
+            require_agreement(groups.all, compressor, ddp)
             if replaced is not None:
                 replaced.stop()
             way = groups.way(compressor)
@@ -106,20 +105,26 @@ class Running:
             self.compresses = way.compresses
             if not self.compresses:
                 scheme, options = "hierarchical", {}
-            self.engine = _native.native.CompressingHook(
-                model_group,
-                way.group,
-                parameters,
-                scheme,
-                options,
-                compressor.seed,
-                compressor.measure_every,
-                compressor.label,
-                mesh=way.mesh,
-                team=way.team,
-                owners=way.owners,
-                hosts=way.hosts,
-            )
+            native = _native.native
+            assert native is not None
+
+            def make() -> Any:
+                return native.CompressingHook(
+                    model_group,
+                    way.group,
+                    parameters,
+                    scheme,
+                    options,
+                    compressor.seed,
+                    compressor.measure_every,
+                    compressor.label,
+                    mesh=way.mesh,
+                    team=way.team,
+                    owners=way.owners,
+                    hosts=way.hosts,
+                )
+
+            self.engine = _made_by_all(groups.all, make)
             _stop_at_exit(self.engine)
 
     def stop(self) -> None:
@@ -128,9 +133,33 @@ class Running:
         self.engine.stop(_PATIENCE_S)
 
 
-def _agree(group: dist.ProcessGroup, compressor: Compressor, model: torch.nn.Module) -> None:
-    """Checks that all ranks have the same compressor and model, so that their messages match."""
-    found = _described(model)
+def _made_by_all(group: dist.ProcessGroup, make: Callable[[], Any]) -> Any:
+    """Makes this rank's engine; raises on all ranks, with one text, if a rank cannot make its."""
+    engine, problem = None, ""
+    try:
+        engine = make()
+    except Exception as error:
+        problem = (str(error).splitlines() or [type(error).__name__])[0]
+    problems = _of_all_ranks(group, problem)
+    if any(problems):
+        if engine is not None:
+            engine.stop(_PATIENCE_S)
+        rank, text = next((rank, text) for rank, text in enumerate(problems) if text)
+        raise CommprofError(f"rank {rank} cannot make its compressor: {text}")
+    return engine
+
+
+def require_agreement(
+    group: dist.ProcessGroup, compressor: Compressor, ddp: DistributedDataParallel
+) -> None:
+    """Checks that all ranks have the same compressor and model, so that their messages match.
+
+    Only the parameters that DDP reduces are compared. All ranks of ``group`` call this together.
+
+    Raises:
+        CommprofError: the ranks differ; raised on all of them.
+    """
+    found = _described(ddp)
     digest = hashlib.sha256(repr(found).encode()).hexdigest()
     labels, digests = zip(*_of_all_ranks(group, (compressor.label, digest)), strict=True)
     if len(set(labels)) > 1:
@@ -143,17 +172,13 @@ def _agree(group: dist.ProcessGroup, compressor: Compressor, model: torch.nn.Mod
         )
 
 
-def _described(model: torch.nn.Module) -> list[str]:
-    """Describes each parameter by the properties that determine DDP's buckets."""
-    sparse = {
-        f"{name}.weight".removeprefix(".")
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
-    }
+def _described(ddp: DistributedDataParallel) -> list[str]:
+    """Describes each reduced parameter by the properties that determine DDP's buckets."""
+    sparse = sparse_weights(ddp.module)
     return [
         f"{name} {list(p.shape)} {p.dtype} on {p.device.type}"
-        + (", sparse gradient" if name in sparse else "")
-        for name, p in model.named_parameters()
+        + (", sparse gradient" if id(p) in sparse else "")
+        for name, p in reduced(ddp)
     ]
 
 

@@ -142,6 +142,11 @@ _SCHEMES: dict[str, Callable[[float], tuple[Encode, Decode]]] = {
 }
 
 
+def _suits(buffer: Tensor) -> bool:
+    """True if a bucket can be compressed; others, as sparse ones, are exchanged as they are."""
+    return bool(buffer.dtype == torch.float32 and buffer.layout == torch.strided)
+
+
 class TorchOps:
     """DDP communication hook that compresses with torch operations."""
 
@@ -174,7 +179,7 @@ class TorchOps:
         if bucket.index() == 0:
             self._sent.clear()
         buffer = bucket.buffer()
-        plain = self._is_plain or step < self._start_step or buffer.dtype != torch.float32
+        plain = self._is_plain or step < self._start_step or not _suits(buffer)
         if plain or self._world_size == 1 or not buffer.numel():
             mean = self._group.allreduce([buffer.mul_(1.0 / self._world_size)])
             return mean.get_future().then(lambda done: done.value()[0])

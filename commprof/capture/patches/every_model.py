@@ -22,7 +22,8 @@ def attach_every_model(compressor: str) -> None:
     """Attaches a new compressor to each DDP model that is made later.
 
     If the script registers a hook later, the hook replaces the compressor in that model, and
-    commprof reports this on stderr.
+    commprof reports this on stderr. A model that cannot have the compressor trains without it, on
+    all ranks, and rank 0 says why: what the model's ranks cannot do together fails on all of them.
 
     Args:
         compressor: text that ``commprof.compressors.parse`` accepts.
@@ -36,7 +37,15 @@ def attach_every_model(compressor: str) -> None:
     @functools.wraps(original)
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        attach(self, parse(compressor))
+        try:
+            attach(self, parse(compressor))
+        except Exception as error:
+            if dist.get_rank() == 0:
+                what = (str(error).splitlines() or [type(error).__name__])[0]
+                print(
+                    f"commprof: a model trains without the compressor {compressor}: {what}",
+                    file=sys.stderr,
+                )
 
     DistributedDataParallel.__init__ = made
 

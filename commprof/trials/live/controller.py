@@ -20,6 +20,7 @@ from commprof.capture.job.metadata import rank_and_world_size
 from commprof.capture.profiler import Profiler
 from commprof.capture.recorder import recorder
 from commprof.capture.settings import control_path
+from commprof.ddp_parameters import hookless
 from commprof.errors import CommprofError
 from commprof.text import counted
 from commprof.trials.candidates import Candidate
@@ -56,6 +57,8 @@ class Trial:
         # Asked now, because scripts destroy the process group before they end.
         self._rank, _ = rank_and_world_size()
         self._own_hooks = 0
+        #: Why the training state cannot be saved and restored; empty if it can.
+        self._unkept = ""
         self._models: list[Model] = []
         self._finds_sharded = False
         self._order = GatherOrder()
@@ -82,7 +85,10 @@ class Trial:
         if self._schedule is not None:
             self._say("a model was made after the trial began and takes no part in it")
         elif isinstance(model, Attachment):
-            self._models.append(ReplicatedModel(model))
+            if why := hookless(model.ddp):
+                self._say(f"a model takes no part in the trial: {why}")
+            else:
+                self._models.append(ReplicatedModel(model))
         else:
             self._models.append(ShardedModel(model, self._order))
             self._order.watch()
@@ -96,9 +102,34 @@ class Trial:
         self._finds_sharded = True
 
     def step_ended(self, step: int) -> None:
-        """Called when step ``step`` of the capture has ended."""
+        """Called when step ``step`` of the capture has ended.
+
+        A trial that fails ends, and training goes on.
+        """
         if self._done:
             return
+        try:
+            self._next(step)
+        except Exception as error:
+            self._give_up((str(error).splitlines() or [type(error).__name__])[0])
+
+    def _give_up(self, why: str) -> None:
+        """Ends the trial after an error, which is told on every rank that has it."""
+        self._done = True
+        print(f"commprof: rank {self._rank}: the trial ends: {why}", file=sys.stderr)
+        try:
+            self._order.stop()
+            if self._schedule is not None:
+                self._finish()
+        except Exception as error:
+            print(
+                f"commprof: rank {self._rank}: not all settings of before the trial are restored: "
+                f"{error}",
+                file=sys.stderr,
+            )
+
+    def _next(self, step: int) -> None:
+        """Begins what the end of a step makes due: the trial, its next block, or its end."""
         if self._finds_sharded and may_be_sharded():
             for root in self._order.roots():
                 self._finds_sharded = False
@@ -149,6 +180,8 @@ class Trial:
         """Returns metadata: ``reason`` says why the trial did not begin, without a full stop."""
         if self._own_hooks:
             reason = "every DDP model has a communication hook of its own"
+        elif self._unkept:
+            reason = f"the training state cannot be saved and restored: {self._unkept}"
         elif not self._models:
             reason = "the script made neither a DDP model that accepts a hook nor an FSDP2 model"
         else:
@@ -167,13 +200,18 @@ class Trial:
         if not self._models:
             self._done = True
             return
+        trainables = Trainables(self._state)
+        self._unkept = self._cannot_keep(trainables)
+        if self._unkept:
+            self._done = True
+            return
         left_out = self._impossible()
         for label, why in left_out.items():
             self._say(f"{label} takes no part in the trial: {why}")
         self._plan = self._plan.without(set(left_out))
         self._schedule = self._plan.schedule()
         self._first_step = first_step
-        self._trainables = Trainables(self._state)
+        self._trainables = trainables
         self._losses.start(self._trainables.scalers)
         trial = {
             "plan": self._plan.text,
@@ -192,6 +230,21 @@ class Trial:
             f"a trial of {len(self._plan.everyone)} candidates begins; it takes "
             f"{self._schedule.steps} steps"
         )
+
+    def _cannot_keep(self, trainables: Trainables) -> str:
+        """Says why a rank cannot take a snapshot; empty if all can, or none is needed.
+
+        Asked before the trial, because ranks must agree on it.
+        """
+        own, world_size = "", max(model.world_size for model in self._models)
+        if all(one.exact(world_size) for one in self._plan.everyone):
+            return ""
+        try:
+            trainables.keep()
+        except Exception as error:
+            own = f"rank {self._rank}: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        told = [model.gathered(own) for model in self._models if isinstance(model, ReplicatedModel)]
+        return next((text for texts in told for text in texts if text), own)
 
     def _impossible(self) -> dict[str, str]:
         """Returns the candidates that a model cannot have: label -> reason, equal on all ranks."""

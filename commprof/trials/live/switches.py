@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof.capture.attachment import Attachment, bucket_hook_of
 from commprof.compressors import Compressor, parse
 from commprof.compressors.torch_ops import lacks
+from commprof.ddp_parameters import reduced
 from commprof.trials.candidates import HEADROOM, HOOKS, OWN_BUCKETS, Buckets, Candidate
 
 Hook = Callable[[Any, Any], Any]
@@ -146,7 +147,7 @@ class Bucketings:
 
     def _take_gradients_out(self) -> None:
         """Copies gradients out of the buckets of a reducer that goes out of use."""
-        for parameter in self._ddp.parameters():
+        for _, parameter in reduced(self._ddp):
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.detach().clone()
 
@@ -221,8 +222,12 @@ class ReplicatedModel:
         """Returns why this model cannot have a candidate's settings; empty if it can."""
         if not self.is_for(candidate):
             return "it is a setting of FSDP2, but the model uses DDP"
-        if candidate.compressor and not self.attachment.is_native:
-            return lacks(parse(candidate.compressor))
+        if candidate.compressor:
+            compressor = parse(candidate.compressor)
+            if not self.attachment.is_native:
+                return lacks(compressor)
+            if why := self.attachment.disagreement(compressor):
+                return why
         if candidate.buckets.label and (why := obstacle(self._ddp)):
             return f"DDP's buckets cannot be rebuilt: {why}"
         if candidate.buckets.first_mb is not None and not hasattr(self._ddp, _CONFIG):
@@ -230,6 +235,12 @@ class ReplicatedModel:
         if candidate.label == Buckets(as_view=self._ddp.gradient_as_bucket_view).label:
             return f"the model has {candidate.label} already"
         return ""
+
+    def gathered(self, text: str) -> list[str]:
+        """Returns one text from each rank of the model; all its ranks call this together."""
+        texts = [""] * self.world_size
+        dist.all_gather_object(texts, text, group=self._ddp.process_group)
+        return texts
 
     def held_bytes(self, _: object) -> float:
         """Returns 0, because a DDP model gathers no parameters."""

@@ -127,3 +127,18 @@ def test_the_digest_of_parameters_depends_on_their_exact_bits() -> None:
         nn.init.constant_(made.weight, value)
         nn.init.zeros_(made.bias)
     assert parameters_digest([zero]) != parameters_digest([negative])
+
+
+def test_a_model_that_cannot_be_hashed_ends_the_check_with_a_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    ranks = checks([model(), model()], every=1)
+    broken = nn.Module()
+    broken.values = nn.Parameter(torch.ones(2).to_sparse())
+    ranks[1].add(broken)
+    train(ranks, 3)
+    ranks[0].capture_ends()
+    assert (ranks[0].checks, ranks[0].different) == (0, ())
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("commprof: rank 1 no longer compares its model")

@@ -181,3 +181,16 @@ def test_fp16_has_the_constants_of_the_native_module() -> None:
     assert int(found["MinHalfExponent"]) == torch_ops._LEAST_EXPONENT
     assert int(found["MaxHalfExponent"]) == torch_ops._LARGEST_EXPONENT
     assert float.fromhex(found["LargestMagnitude"]) == torch_ops._LARGEST_VALUE
+
+
+def test_a_bucket_of_sparse_gradients_is_averaged_as_it_is() -> None:
+    class Whole(Group):
+        def allreduce(self, tensors: list[torch.Tensor]) -> Work:
+            future: Future[Any] = Future()
+            future.set_result([tensors[0] + tensors[0]])
+            return Work(future)
+
+    bucket = Bucket([0.0, 4.0, 0.0])
+    bucket._buffer = bucket._buffer.to_sparse()
+    mean = TorchOps(Whole(), [], compressors.topk(0.5))(None, bucket).wait()
+    assert mean.to_dense().tolist() == [0.0, 4.0, 0.0]

@@ -413,3 +413,48 @@ def test_a_trial_ends_when_the_script_destroys_the_process_group(
     assert "trial_losses" in noted
     said = capsys.readouterr().err
     assert "the process group of a model was destroyed after 2 of the trial's 36 steps" in said
+
+
+class Unkept:
+    """An object of the user's own whose state cannot be copied."""
+
+    def state_dict(self) -> dict[str, int]:
+        raise RuntimeError("this state is on other ranks")
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+def test_a_state_that_cannot_be_copied_is_found_before_the_trial(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    ddp, steps = model(), Steps()
+    trial = Trial(parse_trial("fp16,rounds=3,block=1"), steps, [Unkept()])  # type: ignore[arg-type]
+    trial.add(attach(ddp))
+    for _ in range(SETTLE_STEPS + 2):
+        train(ddp)
+        steps.step()
+    assert trial.done
+    trial.capture_ends()
+    assert "trial begins" not in capfd.readouterr().err
+
+
+def test_a_trial_that_fails_ends_and_leaves_the_models_own_settings(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ddp, steps = model(), Steps()
+    reducer = ddp.reducer
+    trial = Trial(parse_trial("fp16,bucket-cap=0.001,rounds=3,block=1"), steps)  # type: ignore[arg-type]
+    attachment = attach(ddp)
+    trial.add(attachment)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory\nwith more lines")
+
+    monkeypatch.setattr(switches, "_compressor", fail)
+    for _ in range(60):
+        train(ddp)
+        steps.step()
+    assert trial.done
+    assert attachment.compressor is None
+    assert ddp.reducer is reducer
+    assert "commprof: rank 0: the trial ends: no memory\n" in capfd.readouterr().err

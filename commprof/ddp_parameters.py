@@ -1,0 +1,92 @@
+"""Which parameters of a DDP model are reduced over ranks, and which DDP keeps equal on all ranks.
+
+DDP leaves out the parameters that ``_set_params_and_buffers_to_ignore_for_model`` names, such as
+the shards of torchrec's embedding tables: their shapes and values differ between ranks. The rules
+are those of torch's ``DistributedDataParallel``: ``_build_params_for_reducer`` for the reducer, and
+``_sync_module_states`` for the broadcast of rank 0's parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+#: A parameter's name in the model that DDP wraps, and the parameter.
+Named = tuple[str, torch.nn.Parameter]
+
+
+def reduced(ddp: DistributedDataParallel) -> list[Named]:
+    """Returns the parameters whose gradients DDP's reducer averages, in the model's order.
+
+    A parameter with several names is reduced unless all of its names are ignored.
+    """
+    ignored = _ignored(ddp)
+    # DDP writes the name of the outermost module's own parameters with a dot in front.
+    chosen = {
+        id(parameter)
+        for prefix, module in ddp.module.named_modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad and f"{prefix}.{name}" not in ignored
+    }
+    return [(name, one) for name, one in ddp.module.named_parameters() if id(one) in chosen]
+
+
+def reduced_first(ddp: DistributedDataParallel) -> list[Named]:
+    """Returns all parameters of the model, those of :func:`reduced` first.
+
+    So the number of a reduced parameter is the same on all ranks even if other parameters differ.
+    """
+    first = reduced(ddp)
+    chosen = {id(parameter) for _, parameter in first}
+    rest = [(name, one) for name, one in ddp.module.named_parameters() if id(one) not in chosen]
+    return [*first, *rest]
+
+
+def kept_equal(ddp: DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """Returns the parameters that DDP broadcasts and reduces, so that all ranks have the same bits.
+
+    Parameters on the meta device are left out: they have no values.
+    """
+    ignored = _ignored(ddp)
+    delayed = {id(parameter) for parameter in getattr(ddp, "_delay_all_reduce_params", ())}
+    differing = {
+        id(parameter)
+        for name, parameter in ddp.module.named_parameters(remove_duplicate=False)
+        if name in ignored and id(parameter) not in delayed
+    }
+    return [
+        parameter
+        for parameter in ddp.module.parameters()
+        if id(parameter) not in differing and not parameter.is_meta
+    ]
+
+
+def sparse_weights(model: torch.nn.Module) -> set[int]:
+    """Returns the ids of the parameters that get sparse gradients, by DDP's rule."""
+    return {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.sparse
+    }
+
+
+def hookless(ddp: DistributedDataParallel) -> str:
+    """Says why no communication hook can run in the model's reducer; empty if one can."""
+    if getattr(ddp, "_delay_all_reduce_all_params", False):
+        return (
+            "DDP has no gradient buckets in this model, because all its parameters are in "
+            "delay_all_reduce_named_params"
+        )
+    if getattr(ddp, "_use_python_reducer", False):
+        return (
+            "DDP's Python reducer (torch._dynamo.config.optimize_ddp='python_reducer') has no "
+            "gradient buckets"
+        )
+    return ""
+
+
+def _ignored(ddp: DistributedDataParallel) -> Any:
+    """Returns the names that DDP leaves out; private to torch, so it may be missing."""
+    return getattr(ddp, "parameters_to_ignore", ())
