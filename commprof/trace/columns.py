@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 Table = TypeVar("Table")
 
 #: A shorter wait did not block: its operation had already completed.
-_BLOCKED_NS = 1000
+BLOCKED_NS = 1000
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def collectives(trace: Trace) -> Collectives:
     end_ns = look_up(op_id, ints(ends["op_id"]), ints(ends["timestamp_ns"]))
     waited_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]))
     on_host = issues["flags"] & schema.FLAG_DEVICE_ASYNC == 0
-    blocked = ints(waits["value"]) - ints(waits["timestamp_ns"]) >= _BLOCKED_NS
+    blocked = ints(waits["value"]) - ints(waits["timestamp_ns"]) >= BLOCKED_NS
     blocked_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]) * blocked)
     return Collectives(
         op_id=op_id,

@@ -1,12 +1,12 @@
 """Origins of every wait: the rank where it began, and the activity of that rank at the time.
 
 If rank 2 waits for rank 1, and rank 1 came late because it had waited for rank 0, the cause is
-rank 0. Consider the last moment at which two ranks were at the same point of the program (see
-:mod:`arrivals`). The late rank's interval lasts from this moment until it arrives, that of the
-waiting rank until it begins to wait; the difference of their lengths is the wait. In its interval a
-rank waits for third ranks, or it works (in a phase), is paused, lacks a core or transfers. Let
-"third" be the time for which a rank waits for third ranks in its interval, and "own" the rest of
-the interval. The late rank exceeds the waiting rank by
+rank 0. Consider the last point of the program at which the two ranks met (see :mod:`meetings`).
+Each rank's interval lasts from this point until it arrives at the collective that is waited for, so
+that both intervals hold the same part of the program. In its interval a rank waits for third ranks,
+or it works (in a phase), is paused, lacks a core or transfers. Let "third" be the time for which a
+rank waits for third ranks in its interval, and "own" the rest of the interval. The late rank
+exceeds the waiting rank by
 
     t = max(0, third_late - third_waiting) and o = max(0, own_late - own_waiting).
 
@@ -14,9 +14,8 @@ The part t / (t + o) of the wait began on third ranks that the late rank waited 
 distributed over the late rank's waits in its interval, and these are traced back in turn.
 The remaining part is distributed over the late rank's other activities (phases, pauses, time
 without a core, transfers) that took longer than on the waiting rank, in proportion to the extra
-time. So the causes of every wait add up to the wait exactly. If no moment is known at which the two
-ranks were at the same point of the program, the wait is attributed to the late rank, with an
-unknown cause.
+time. So the causes of every wait add up to the wait exactly. If the two ranks have not met before,
+the wait is attributed to the late rank, with an unknown cause.
 
 (Delay costs of Boehme et al., "Identifying the Root Causes of Wait States in Large-Scale Parallel
 Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)
@@ -30,15 +29,16 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.late.arrivals import Arrivals, SharedCalls, last_before
+from commprof.analysis.late.arrivals import Arrivals
+from commprof.analysis.late.meetings import SharedCalls, Stretch, Wait
 from commprof.analysis.late.spent import WAITING, RankTime
-from commprof.analysis.step.exposure import CAUSES, UNKNOWN, exposures_of
+from commprof.analysis.step.exposure import CAUSES, TRANSFER, UNKNOWN, exposures_of
 from commprof.analysis.step.waiting import split
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
 
 Floats = npt.NDArray[np.float64]
-_UNKNOWN = CAUSES.index(UNKNOWN)
+_UNKNOWN, _TRANSFER = CAUSES.index(UNKNOWN), CAUSES.index(TRANSFER)
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,8 @@ class _Waits:
     row: Ints
     #: Index of the rank that was waited for.
     late: Ints
-    #: The late rank's time from here to ``arrived_ns`` explains the wait; 0 if unknown.
-    begin_ns: Ints
-    arrived_ns: Ints
+    #: The late rank's time that explains the wait.
+    explained_by: Stretch
     wait_ns: Floats
     #: Fraction of the wait that the late rank passed on from third ranks.
     through: Floats
@@ -87,7 +86,7 @@ def origins(
     """
     exposed = [exposures_of(trace) for trace in traces]
     waits = [split(*each) for each in zip(exposed, tables, arrivals, strict=True)]
-    shared = SharedCalls(tables, arrivals, exposed)
+    shared = SharedCalls(traces, tables, arrivals, exposed)
     ranks = [trace.rank for trace in traces]
     times = [RankTime(*each) for each in zip(traces, exposed, waits, strict=True)]
     found = _waits(ranks, times, shared)
@@ -120,12 +119,13 @@ def _waits(ranks: Sequence[int], times: Sequence[RankTime], shared: SharedCalls)
             *(_of_rank(at, each, places) for at, each in enumerate(times)), strict=True
         )
     )
-    arrived_ns, begin_ns = _windows(place, late, number, stood_ns, shared)
+    own_time, late_time = shared.compared(Wait(place, late, number, stood_ns))
     excess = np.zeros((len(row), WAITING + 1))
+    met = late_time.begin_ns > 0
     for at, each in enumerate(times):
-        waits, is_late = ((which == at) & (begin_ns > 0) for which in (place, late))
-        excess[waits] -= each.spent(begin_ns[waits], stood_ns[waits])
-        excess[is_late] += each.spent(begin_ns[is_late], arrived_ns[is_late])
+        waits, is_late = (np.flatnonzero((which == at) & met) for which in (place, late))
+        excess[waits] -= _spent(each, own_time.of(waits))
+        excess[is_late] += _spent(each, late_time.of(is_late))
     passed = np.maximum(0.0, excess[:, WAITING])
     rest = np.maximum(0.0, excess[:, :WAITING].sum(axis=1))
     longer = np.maximum(0.0, excess[:, :WAITING])
@@ -139,8 +139,7 @@ def _waits(ranks: Sequence[int], times: Sequence[RankTime], shared: SharedCalls)
         place[order],
         row[order],
         late[order],
-        begin_ns[order],
-        arrived_ns[order],
+        late_time.of(order),
         wait_ns[order],
         through[order],
         own[order],
@@ -167,26 +166,15 @@ def _of_rank(place: int, time: RankTime, places: dict[int, int]) -> tuple[Ints |
     )
 
 
-def _windows(
-    place: Ints, late: Ints, number: Ints, stood_ns: Ints, shared: SharedCalls
-) -> tuple[Ints, Ints]:
-    """Returns, per wait, ``arrived_ns`` and ``begin_ns`` as in ``_Waits``; 0 if unknown."""
-    arrived_ns, begin_ns = np.zeros_like(place), np.zeros_like(place)
-    order = np.lexsort((late, place))
-    apart = (np.diff(place[order]) != 0) | (np.diff(late[order]) != 0)
-    pairs = []
-    for rows in np.split(order, np.flatnonzero(apart) + 1) if len(order) else []:
-        pair = int(place[rows[0]]), int(late[rows[0]])
-        known = rows[shared.has(pair[1], number[rows])]
-        if pair[0] == pair[1] or len(known) == 0:
-            continue
-        arrived_ns[known] = shared.arrived_ns(pair[1], number[known])
-        shared.met(*pair, arrived_ns[known[shared.some_wait[number[known]]]])
-        pairs.append((pair, known))
-    for pair, rows in pairs:
-        until = np.minimum(stood_ns[rows], arrived_ns[rows])
-        begin_ns[rows] = last_before(shared.synchronised_ns(*pair), until)
-    return arrived_ns, begin_ns
+def _spent(time: RankTime, stretch: Stretch) -> Floats:
+    """Returns what a rank did in each stretch, as ``RankTime.spent``, without its standing."""
+    spent = time.spent(stretch.begin_ns, stretch.end_ns)
+    stood = np.flatnonzero(stretch.stood_ns < stretch.left_ns)
+    if len(stood):
+        not_counted = time.spent(stretch.stood_ns[stood], stretch.left_ns[stood])
+        for activity in (WAITING, _TRANSFER):
+            spent[stood, activity] -= not_counted[:, activity]
+    return spent
 
 
 #: Fractions of a wait by the rank's index and the cause; they add up to 1.
@@ -199,14 +187,23 @@ def _carried_back(waits: _Waits, times: Sequence[RankTime]) -> list[_Parts]:
         pair: i for i, pair in enumerate(zip(waits.place.tolist(), waits.row.tolist(), strict=True))
     }
     found: list[_Parts] = []
-    columns = (waits.late, waits.begin_ns, waits.arrived_ns, waits.through)
-    for i, (late, begin, until, through) in enumerate(
+    late_time = waits.explained_by
+    columns = (
+        waits.late,
+        waits.through,
+        late_time.begin_ns,
+        late_time.stood_ns,
+        late_time.left_ns,
+        late_time.end_ns,
+    )
+    for i, (late, through, *ends) in enumerate(
         zip(*(column.tolist() for column in columns), strict=True)
     ):
-        rows, amount = times[late].waits_in(begin, until) if through > 0 else ((), ())
+        parts_of_time = (ends[:2], ends[2:]) if through > 0 else ()
         earlier = [
             (at[late, row], part)
-            for row, part in zip(rows, amount, strict=True)
+            for begin, end in parts_of_time
+            for row, part in zip(*times[late].waits_in(begin, end), strict=True)
             if at.get((late, row), i) < i
         ]
         own = waits.own[i]
