@@ -57,12 +57,16 @@ class RankFailedError(CommprofError):
         return ending_of_process(self.process_exit_code) + (hint if killed else "")
 
 
-def ending_of_process(exit_code: int) -> str:
-    """Describes how a process ended; a negative exit code is minus the number of a signal."""
+def ending_of_process(exit_code: int, of_several: bool = False) -> str:
+    """Describes how a process, or each of several, ended.
+
+    A negative exit code is minus the number of a signal.
+    """
+    process, was = ("their processes", "were") if of_several else ("its process", "was")
     if exit_code >= 0:
-        return f"its process ended with exit code {exit_code}"
+        return f"{process} ended with exit code {exit_code}"
     try:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    return f"its process was ended by {name}"
+    return f"{process} {was} ended by {name}"

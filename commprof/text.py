@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+#: Smallest number of neighbouring ranks, and of equally spaced ones, that are listed as a range.
+_NEIGHBOURS, _SPACED = 3, 4
+#: Most ranges in a sentence.
+_MOST_RANGES = 24
 
 
 def printable(text: str) -> str:
@@ -33,20 +37,89 @@ def listed(words: Collection[object]) -> str:
     return f"{', '.join(before)} and {last}" if before else last
 
 
-def named_ranks(ranks: Collection[int]) -> str:
-    """Lists ranks by number: "rank 3", "ranks 0, 2"; "no rank" if there are none."""
+def named_ranks(ranks: Collection[int], most: int | None = _MOST_RANGES) -> str:
+    """Names ranks in a sentence: "rank 3", "ranks 0-3, 8"; "no rank" for none.
+
+    most: most ranges that are listed, see ``rank_list``.
+    """
     if not ranks:
         return "no rank"
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+    return f"{plural(len(set(ranks)), 'rank')} {rank_list(ranks, ', ', most)}"
 
 
-def rank_list(ranks: Sequence[int]) -> str:
-    """Formats ascending numbers: ``0-3`` for neighbours, ``0-12:4`` for every fourth."""
-    steps = {later - sooner for sooner, later in pairwise(ranks)}
-    if len(ranks) < 3 or len(steps) > 1:
-        return ",".join(map(str, ranks))
-    step = steps.pop()
-    return f"{ranks[0]}-{ranks[-1]}" + (f":{step}" if step > 1 else "")
+def rank_list(ranks: Collection[int], separator: str = ",", most: int | None = None) -> str:
+    """Lists ranks in ascending order, with ranges: "0-3,8-11,299".
+
+    Three or more neighbours are a range, and so are four or more equally spaced ranks: "0-12:4" is
+    every fourth rank from 0 to 12.
+
+    Args:
+        ranks: the ranks, in any order.
+        separator: text between two ranges.
+        most: most ranges, or single ranks, that are listed; the other ranks are counted: "and 90
+            more". None lists all.
+    """
+    parts = [_range(part) for part in _evenly_spaced(sorted(set(ranks)))]
+    if most is None or len(parts) <= most:
+        return separator.join(text for text, _ in parts)
+    more = sum(count for _, count in parts[most:])
+    return separator.join(text for text, _ in parts[:most]) + f" and {more} more"
+
+
+def _range(part: Sequence[int]) -> tuple[str, int]:
+    """Formats equally spaced ranks; also returns their number."""
+    if len(part) == 1:
+        return str(part[0]), 1
+    step = part[1] - part[0]
+    return f"{part[0]}-{part[-1]}" + (f":{step}" if step > 1 else ""), len(part)
+
+
+def _evenly_spaced(ranks: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Divides ascending ranks into single ranks, and longest sequences that make a range."""
+    begin = 0
+    while begin < len(ranks):
+        end = begin + 1
+        while end < len(ranks) and ranks[end] - ranks[end - 1] == ranks[begin + 1] - ranks[begin]:
+            end += 1
+        step = ranks[begin + 1] - ranks[begin] if end > begin + 1 else 0
+        if end - begin < (_NEIGHBOURS if step == 1 else _SPACED):
+            end = begin + 1
+        yield ranks[begin:end]
+        begin = end
+
+
+def with_ranks(texts: Iterable[tuple[int, str]], everyone: Collection[int] = ()) -> list[str]:
+    """Puts ranks before what concerns them: "ranks 0-3: no records"; equal texts appear once.
+
+    Args:
+        texts: ranks with a text; the result keeps the order of the texts.
+        everyone: ranks that are called "all ranks" if there are several.
+    """
+    return clauses(((rank, text, text) for rank, text in texts), ": ", everyone)
+
+
+def clauses(
+    said: Iterable[tuple[int, str, str]], between: str = " ", everyone: Collection[int] = ()
+) -> list[str]:
+    """Makes clauses with ranks as subjects; ranks with the same plural share one.
+
+    Args:
+        said: rank, its predicate, and the predicate of several ranks, such as (3, "is dead: process
+            7 is gone", "are dead: their processes are gone").
+        between: text between subject and predicate.
+        everyone: as for ``with_ranks``.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    alone: dict[str, str] = {}
+    for rank, singular, of_several in said:
+        ranks_of.setdefault(of_several, []).append(rank)
+        alone.setdefault(of_several, singular)
+    made = []
+    for of_several, ranks in ranks_of.items():
+        all_of_them = len(everyone) > 1 and {*ranks} >= {*everyone}
+        who = "all ranks" if all_of_them else named_ranks(ranks)
+        made.append(who + between + (of_several if len({*ranks}) > 1 else alone[of_several]))
+    return made
 
 
 def plain_digits(value: float, significant: int = 3) -> str:

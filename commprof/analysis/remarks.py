@@ -20,7 +20,7 @@ from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.cores import crowded, no_core_share, usable_cores
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.world import WorldResult
-from commprof.text import counted, in_ms, in_seconds, listed, plain_digits, plural
+from commprof.text import counted, in_ms, in_seconds, listed, named_ranks, plain_digits, plural
 from commprof.trace.found_steps import BACKWARD, UPDATE
 from commprof.units import ns_to_ms
 
@@ -293,11 +293,8 @@ def _about_check(name: str, check: CrossCheck) -> str:
 
 
 def _about_missing(world: WorldResult, name: str) -> str:
-    ranks = plural(len(world.missing_ranks), "rank")
-    text = (
-        f"At {name} no usable trace came from {ranks} {listed(world.missing_ranks)}: times are "
-        "those of the other ranks"
-    )
+    missing = named_ranks(world.missing_ranks)
+    text = f"At {name} no usable trace came from {missing}: times are those of the other ranks"
     if math.isnan(world.samples_per_s):
         return f"{text}, and samples/s, speed-up and efficiency are not known."
     return (

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from commprof.analysis.checks.outcome import FAIL, PASS, Outcome
 from commprof.checks.ranks import Ranks
+from commprof.text import with_ranks
 
 NAME = "all-reduce"
 _COUNTS = (1, 1000, 1_000_003)
@@ -43,7 +44,7 @@ def _weight(rank: int) -> int:
 
 def judge(values: Sequence[tuple[list[str], str]]) -> Outcome:
     """Fails if a sum is wrong, or if the ranks' sums differ in any bit."""
-    wrong = [f"rank {rank}: {', '.join(what)}" for rank, (what, _) in enumerate(values) if what]
+    wrong = with_ranks((rank, ", ".join(what)) for rank, (what, _) in enumerate(values) if what)
     if wrong:
         return Outcome(
             NAME,

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 
 from commprof.analysis.checks.outcome import PASS, SKIP, WARN, Outcome
 from commprof.checks.ranks import Ranks
+from commprof.text import named_ranks
 
 NAME = "clocks"
 _PINGS = 20
 #: Largest difference at which logs of two hosts can still be compared by time.
 _APART_MS = 10.0
+#: Most hosts whose clocks are described.
+_MOST_HOSTS = 8
 
 
 def measure(ranks: Ranks) -> tuple[str, float, float]:
@@ -54,15 +57,25 @@ def judge(values: Sequence[tuple[str, float, float]]) -> Outcome:
     if not apart:
         worst = max(abs(offset) + bound for _, offset, bound in values)
         return Outcome(NAME, PASS, f"wall clocks within {worst:.3g} ms of rank 0's")
+    hosts = sorted({host for host, _, _ in apart.values()})
     shown = ", ".join(
-        f"rank {rank} ({host}) is {abs(offset):.3g} +- {bound:.3g} ms "
-        f"{'behind' if offset > 0 else 'ahead'}"
-        for rank, (host, offset, bound) in apart.items()
+        _about_host(host, {rank: clock for rank, (on, *clock) in apart.items() if on == host})
+        for host in hosts[:_MOST_HOSTS]
     )
+    more = f", and those of {len(hosts) - _MOST_HOSTS} more hosts" * (len(hosts) > _MOST_HOSTS)
     return Outcome(
         NAME,
         WARN,
-        f"wall clocks differ from rank 0's: {shown}",
+        f"wall clocks differ from rank 0's: {shown}{more}",
         "run chrony or another NTP client on these hosts: times in their logs cannot be compared "
         "(commprof itself compares clocks while it records)",
+    )
+
+
+def _about_host(host: str, apart: Mapping[int, Sequence[float]]) -> str:
+    """Describes a host's clock by its rank with the smallest error; ``apart``: offset and error."""
+    offset, bound = min(apart.values(), key=lambda values: values[1])
+    return (
+        f"{named_ranks(apart)} ({host}) {'is' if len(apart) == 1 else 'are'} "
+        f"{abs(offset):.3g} +- {bound:.3g} ms {'behind' if offset > 0 else 'ahead'}"
     )

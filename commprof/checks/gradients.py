@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof.analysis.checks.outcome import FAIL, PASS, SKIP, Outcome
 from commprof.checks.ranks import Ranks, own_ranks
 from commprof.ddp_parameters import kept_equal
+from commprof.text import named_ranks
 
 NAME = "gradients"
 _STEPS = 3
@@ -82,7 +83,7 @@ def judge(values: Sequence[str]) -> Outcome:
     return Outcome(
         NAME,
         FAIL,
-        f"after {_STEPS} steps, the model of rank {', '.join(map(str, different))} differs from "
+        f"after {_STEPS} steps, the model of {named_ranks(different)} differs from "
         f"that of rank {same[0]} (other ranks equal to rank {same[0]}: {len(same) - 1})",
         "gradients are not averaged correctly: compare the version and build of torch and the "
         "processor of these ranks with those of the other ranks",

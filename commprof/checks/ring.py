@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from commprof.analysis.checks.outcome import FAIL, PASS, SKIP, Outcome
 from commprof.checks.ranks import Ranks
+from commprof.text import named_ranks
 
 NAME = "ring"
 _ROUNDS = 20
@@ -46,7 +47,7 @@ def judge(values: Sequence[tuple[bool, float]]) -> Outcome:
         return Outcome(
             NAME,
             FAIL,
-            f"wrong tokens at rank {', '.join(map(str, wrong))}",
+            f"wrong tokens at {named_ranks(wrong)}",
             "messages of the previous rank arrive damaged: check the link and its driver",
         )
     return Outcome(NAME, PASS, f"{_ROUNDS} rounds, {values[0][1]:.0f} us from rank to rank")

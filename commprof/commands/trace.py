@@ -27,7 +27,7 @@ from commprof.errors import CommprofError, UsageError
 from commprof.files import replacing
 from commprof.invocation import quoted
 from commprof.report.export import chrome_trace
-from commprof.text import printable
+from commprof.text import named_ranks, printable
 from commprof.trace.reader import Trace, salvage_dead
 from commprof.trace.run.run_directory import (
     other_recording,
@@ -174,7 +174,7 @@ def _about(view: Overview, world_size: int) -> dict[str, Any]:
 def _warnings(view: Overview, missing: list[int]) -> list[str]:
     found = list(view.problems)
     if missing:
-        found.append(f"no trace of rank {', '.join(map(str, missing))}")
+        found.append(f"no trace of {named_ranks(missing)}")
     if view.aligned_by == "wall":
         found.append(
             "the ranks' clocks could not be compared: the timeline uses the hosts' wall clocks, "

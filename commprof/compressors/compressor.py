@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from commprof.compressors import scheme_table
 from commprof.errors import CommprofError, UsageError
+from commprof.text import named_ranks
 
 if TYPE_CHECKING:
     from commprof.compressors.running import Running, StateItems
@@ -387,9 +388,11 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     world_size = int(ordered[0]["world_size"]) if ordered else 0
     ranks = [int(state["rank"]) for state in ordered]
     if not ordered or ranks != list(range(world_size)):
+        twice = {rank for rank in ranks if ranks.count(rank) > 1}
+        again = f", twice of {named_ranks(twice)}," if twice else ""
         raise UsageError(
-            f"merge_states() got the states of ranks {ranks} for world size {world_size} "
-            "(needed: one state of each rank)"
+            f"merge_states() got the states of {named_ranks(ranks)}{again} for world size "
+            f"{world_size} (needed: one state of each rank)"
         )
     first = ordered[0]
     for state in ordered[1:]:

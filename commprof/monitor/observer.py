@@ -30,6 +30,7 @@ from commprof.monitor.state import (
     RankState,
 )
 from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
+from commprof.text import with_ranks
 from commprof.trace.reader import Trace
 from commprof.trace.run.processes import PROC, TICKS_PER_S, Here, State, stat_of, text_of
 from commprof.trace.schema import OPS, RECORD_DTYPE, Kind
@@ -202,11 +203,11 @@ class Observer:
     def _problems_of(self, tails: dict[int, TraceTail]) -> list[str]:
         """Returns the problems of these tails, and of the tails whose metadata cannot be read."""
         unread = self._job.unread if self._job is not None else {}
-        return [
-            f"rank {rank}: {problem}"
+        return with_ranks(
+            (rank, problem)
             for rank, tail in (*sorted(tails.items()), *sorted(unread.items()))
             for problem in tail.problems
-        ]
+        )
 
     def _state(self, world: FollowedTraces, tails: dict[int, TraceTail], poll_s: float) -> JobState:
         first = metadata_of(tails[min(tails)])

@@ -120,7 +120,7 @@ def _with_distinct_groups(dumps: Sequence[Dump]) -> list[Dump]:
         _renamed(
             dump,
             {
-                name: f"{name} ({named_ranks(ranks)})"
+                name: f"{name} ({named_ranks(ranks, most=None)})"
                 for name, ranks in dump.members.items()
                 if len(ranks_of[name]) > 1
             },

@@ -32,7 +32,7 @@ from commprof.recordings.profiler_windows import (
     one_a_rank,
     overlap,
 )
-from commprof.text import counted, named_ranks
+from commprof.text import counted, named_ranks, with_ranks
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import NO_SEQ
 
@@ -133,12 +133,12 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
             f"only rank {next(iter(traces))} was recorded: the arrivals of the other ranks are not "
             "known, so neither waiting nor transfer is known"
         )
-    per_rank = [f"rank {rank}: {text}" for rank, t in traces.items() for text in t.problems]
+    per_rank = ((rank, text) for rank, t in traces.items() for text in t.problems)
     return Recording(
         context=_context(path, by_rank, world_size, traces),
         world_size=world_size,
         traces=traces,
-        problems=(*_joined(per_rank, len(traces)), *said, *problems),
+        problems=(*with_ranks(per_rank, traces), *said, *problems),
     )
 
 
@@ -331,17 +331,6 @@ def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
             "earlier, and its waiting for the others counts in its next collective"
         )
     return said
-
-
-def _joined(per_rank: Sequence[str], ranks: int) -> list[str]:
-    """Merges sentences that differ only in the rank, if all ranks have them; keeps all others.
-
-    ``per_rank``: sentences that begin with "rank N: ". ``ranks``: the number of ranks.
-    """
-    texts = Counter(text.partition(": ")[2] for text in per_rank)
-    shared = [text for text, times in texts.items() if times == ranks and ranks > 1]
-    rest = [text for text in per_rank if text.partition(": ")[2] not in shared]
-    return [f"all ranks: {text}" for text in shared] + rest
 
 
 def _context(

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Mapping
 
 from commprof.analysis.late.dumped_hang import Diagnosis, GroupProgress
+from commprof.analysis.late.standstill import reasons
 from commprof.report.tabulated import tabulated
-from commprof.text import counted, fitted, named_ranks, printable, wrapped
+from commprof.text import counted, fitted, named_ranks, printable, rank_list, wrapped
 
 SCHEMA_VERSION = 1
 LEGEND = """\
 scheduled, started, completed: sequence number of the last collective that the group's ranks
 scheduled, started or completed. If ranks differ, each number is followed by its ranks. -: not
-recorded. messages: sends and receives that are pending."""
+recorded. messages: sends and receives that are pending. 0-12:4: every fourth rank from 0 to 12."""
 _MOST_LINES = 20
+#: Most ranges of ranks in a cell.
+_MOST_RANGES = 8
 _HEADERS = ("group", "ranks", "scheduled", "started", "completed", "messages")
 
 
@@ -29,7 +31,7 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
         tables: number of characters; a wider table is split. None leaves the table whole.
     """
     blocks = [_heading(found), wrapped(found.sentence + ".", width)]
-    culprits = [f"- {one.why}" for one in found.culprits]
+    culprits = [f"- {why}" for why in reasons(found.culprits)]
     if culprits:
         blocks.append(_lines("Culprits", culprits, width))
     chains = [f"- {one.sentence}" for one in found.chains]
@@ -62,7 +64,9 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
 def document(found: Diagnosis) -> str:
     """Renders a diagnosis as a JSON object."""
     head = {"schema_version": SCHEMA_VERSION, "kind": "flight recorder diagnosis"}
+    culprits = [{"rank": one.rank, "why": one.why} for one in found.culprits]
     body = {"verdict": found.sentence, **dataclasses.asdict(found), "cause": found.kind}
+    body["culprits"] = culprits
     del body["kind"]
     return json.dumps(head | body, indent=1) + "\n"
 
@@ -86,22 +90,12 @@ def _row(one: GroupProgress) -> tuple[str, ...]:
     name = f"{one.group} {one.description}".strip()
     return (
         printable(name),
-        _short(one.ranks),
+        rank_list(one.ranks, most=_MOST_RANGES),
         _numbers(one.scheduled),
         _numbers(one.started),
         _numbers(one.completed),
         str(one.pending_messages) if one.pending_messages else "-",
     )
-
-
-def _short(ranks: tuple[int, ...]) -> str:
-    """Formats ranks: first and last if four or more are equally spaced, else the first eight."""
-    strides = {after - before for before, after in itertools.pairwise(ranks)}
-    if len(ranks) > 3 and len(strides) == 1:
-        (stride,) = strides
-        return f"{ranks[0]}-{ranks[-1]}" + f" by {stride}" * (stride != 1)
-    shown = ",".join(map(str, ranks[:8]))
-    return shown + f",... ({len(ranks)})" * (len(ranks) > 8)
 
 
 def _numbers(by_rank: Mapping[int, int]) -> str:
@@ -112,4 +106,4 @@ def _numbers(by_rank: Mapping[int, int]) -> str:
     if len(ranks) <= 1:
         return "".join(map(str, ranks)) or "-"
     ordered = sorted(ranks.items(), reverse=True)
-    return "; ".join(f"{number}: {_short(tuple(sorted(who)))}" for number, who in ordered)
+    return "; ".join(f"{number}: {rank_list(who, most=_MOST_RANGES)}" for number, who in ordered)

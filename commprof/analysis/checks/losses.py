@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from commprof.stats.rank_tests import two_sided
-from commprof.text import counted
+from commprof.text import counted, named_ranks
 from commprof.trace.run.run_directory import WorldRun
 
 if TYPE_CHECKING:
@@ -212,8 +212,8 @@ def _difference(loss: float, base: float) -> float:
 def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
     """Returns remarks on ranks whose weights differ, then on the loss curves."""
     found = [
-        f"At {world.world_size} ranks the weights of {_ranks(world.weights_differ)} differ from "
-        "those of the others after training. They must be equal to the last bit: a "
+        f"At {world.world_size} ranks the weights of {named_ranks(world.weights_differ)} differ "
+        "from those of the others after training. They must be equal to the last bit: a "
         "synchronisation was left out, or the ranks trained differently."
         for world in worlds
         if world.weights_differ
@@ -248,13 +248,6 @@ def _about(agreement: LossAgreement) -> str:
         "samples should give the same loss: look for a rank that trains on other data, or that "
         "leaves out a synchronisation."
     )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    words = [str(rank) for rank in ranks]
-    if len(words) == 1:
-        return f"rank {words[0]}"
-    return "ranks " + ", ".join(words[:-1]) + f" and {words[-1]}"
 
 
 def _trend(world: WorldResult) -> list[str]:

@@ -151,5 +151,5 @@ def _ending(number: int, traces: list[Trace], endings: Endings | None) -> str:
     # If several ranks were killed, the launcher's SIGTERM to the others came after the fault.
     cut_off = sorted((trace for trace in traces if not trace.complete), key=_last_ns)
     for trace in [*cut_off, *(t for t in traces if t.metadata.get("ending", {}).get("error"))]:
-        return rank_problems(trace)[0]
+        return rank_problems([trace])[0]
     return ""

@@ -14,6 +14,7 @@ from commprof.analysis.collectives.mismatches import (
     mismatch_of,
 )
 from commprof.analysis.late.standstill import (
+    Accused,
     Cause,
     Operation,
     Waits,
@@ -42,15 +43,6 @@ class DumpedRank:
     next_seq: Mapping[str, int]
     next_message: Mapping[tuple[str, str, int], int]
     groups: Mapping[str, Group]
-
-
-@dataclass(frozen=True)
-class Culprit:
-    """A rank that the others wait for."""
-
-    rank: int
-    #: Reason, as a sentence.
-    why: str
 
 
 @dataclass(frozen=True)
@@ -92,7 +84,7 @@ class Diagnosis:
     #: dumped ranks lead to ranks without a dump; "arrived": all ranks arrived; "none": nothing is
     #: pending.
     kind: str
-    culprits: tuple[Culprit, ...]
+    culprits: tuple[Accused, ...]
     #: Waiting ranks that are not culprits.
     victims: tuple[int, ...]
     chains: tuple[Chain, ...]
@@ -295,7 +287,7 @@ def _culprits(
     states: Sequence[DumpedRank],
     waits: Mapping[int, Waits],
     words: _Words,
-) -> tuple[str, tuple[Culprit, ...]]:
+) -> tuple[str, tuple[Accused, ...]]:
     pending = {(one.group, one.seq) for state in states for one in state.pending.values()}
     if not pending:
         return "none", ()
@@ -304,47 +296,53 @@ def _culprits(
             said = {rank: issued for issued, ranks in found.issued for rank in ranks}
             where = f"as number {found.seq} of {words.group(found.group)}"
             return "mismatch", tuple(
-                Culprit(rank, f"rank {rank} issued {said[rank]} {where}")
+                Accused(rank, f"issued {said[rank]} {where}", f"issued {said[rank]} {where}")
                 for rank in found.odd_ranks
             )
     by_rank = {state.rank: state for state in states}
     certain = [rank for rank in cause.ranks if rank in by_rank]
     if certain:
-        whys = (Culprit(r, _why(r, cause, by_rank[r], waits, words)) for r in certain)
+        whys = tuple(_accused(r, cause, by_rank[r], waits, words) for r in certain)
         behind = all(rank in cause.behind for rank in certain)
-        return "behind" if behind else cause.kind, tuple(whys)
+        return "behind" if behind else cause.kind, whys
     if cause.ranks:
         return "undumped", tuple(
-            Culprit(rank, f"{_missed(rank, waits, words)}; it left no readable dump")
+            Accused(
+                rank,
+                f"{_missed(rank, waits, words)}; it left no readable dump",
+                f"{_missed(rank, waits, words)}; they left no readable dump",
+            )
             for rank in cause.ranks
         )
     return "arrived", ()
 
 
-def _why(
+def _accused(
     rank: int, cause: Cause, state: DumpedRank, waits: Mapping[int, Waits], words: _Words
-) -> str:
+) -> Accused:
     if cause.kind == "circle":
         operation, absent = waits[rank][0]
-        return f"rank {rank} waits in {words.operation(operation)} for {named_ranks(absent)}"
+        where = f"in {words.operation(operation)} for {named_ranks(absent)}"
+        return Accused(rank, f"waits {where}", f"wait {where}")
     if rank in cause.behind:
         operation = cause.behind[rank]
         verb = "begun" if operation.started is False else "completed"
-        return f"rank {rank} has not {verb} {words.operation(operation)}, but other ranks have"
-    count = len(state.pending)
+        what = f"not {verb} {words.operation(operation)}, but other ranks have"
+        return Accused(rank, f"has {what}", f"have {what}", behind=True)
+    missed, count = _missed(rank, waits, words), len(state.pending)
     before = (
         f"{counted(count, 'pending operation')}, at which all ranks arrived"
         if count
         else "nothing pending"
     )
-    return f"{_missed(rank, waits, words)}; it has {before}"
+    return Accused(rank, f"{missed}; it has {before}", f"{missed}; they have {before}")
 
 
 def _missed(rank: int, waits: Mapping[int, Waits], words: _Words) -> str:
     """Describes the first operation that others issued and this rank did not."""
     missed = [op for found in waits.values() for op, absent in found if rank in absent]
     first = min(missed, key=lambda one: (one.peer >= 0, one.issue_ns))
-    return f"rank {rank} did not arrive at {words.operation(first)}"
+    return f"did not arrive at {words.operation(first)}"
 
 
 def _chains(

@@ -14,11 +14,12 @@ complete before all ranks have arrived. So no other rank delays the rank that is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from commprof.analysis.align.matching import needed_ranks
+from commprof.text import clauses
 from commprof.trace.documents import Group
 from commprof.trace.schema import OPS, comes_before
 
@@ -101,6 +102,29 @@ class Cause:
     ranks: tuple[int, ...]
     #: For each rank that is behind, the operation that it has not completed, or not begun.
     behind: Mapping[int, Operation]
+
+
+@dataclass(frozen=True)
+class Accused:
+    """A rank that other ranks wait for."""
+
+    rank: int
+    #: The reason, as a predicate: "is dead: process 7 is gone".
+    what: str
+    #: The reason, as the predicate of several ranks that share it: "are dead".
+    of_several: str
+    #: True if the rank arrived at an operation but has not completed it, as other ranks have.
+    behind: bool = False
+
+    @property
+    def why(self) -> str:
+        """The reason, as a sentence."""
+        return f"rank {self.rank} {self.what}"
+
+
+def reasons(accused: Iterable[Accused]) -> list[str]:
+    """Returns the reasons as sentences, one for all ranks that share a reason."""
+    return clauses((one.rank, one.what, one.of_several) for one in accused)
 
 
 def waits_of(states: Sequence[Standing]) -> dict[int, Waits]:

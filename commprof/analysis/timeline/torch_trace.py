@@ -30,6 +30,7 @@ from commprof.analysis.timeline.overview import Overview, Window
 from commprof.errors import CommprofError
 from commprof.files import checked, read_bytes
 from commprof.invocation import quoted
+from commprof.text import named_ranks
 from commprof.trace.columns import Ints
 
 #: Bound on times: more than 60 years, and fits into 64 bits in nanoseconds.
@@ -207,7 +208,7 @@ def rank_index(view: Overview, trace: TorchTrace) -> int:
         raise CommprofError(
             f"{trace.path} does not belong to a rank of this run: it names "
             f"{'no rank' if wanted < 0 else f'rank {wanted}'} in its contents or file name "
-            f"(allowed: traces of the ranks {', '.join(map(str, view.ranks))}); if the contents "
+            f"(allowed: traces of {named_ranks(view.ranks)}); if the contents "
             "name no rank, put rank_N into the file name, where N is the rank"
         )
     return view.ranks.index(wanted)

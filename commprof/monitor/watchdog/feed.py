@@ -26,6 +26,13 @@ _SENTENCES = {
     "driver does not answer",
     DEAD: "is dead: process {pid} is gone",
 }
+_OF_SEVERAL = {
+    "stopped": "are stopped (SIGSTOP or a job control signal); kill -CONT resumes each",
+    "traced": "are held by a debugger",
+    "uninterruptible": "sleep in the kernel (state D): a disk, network file system or driver does "
+    "not answer",
+    DEAD: "are dead: their processes are gone",
+}
 _CODES = {"T": "stopped", "t": "traced", "D": "uninterruptible", "Z": DEAD, "X": DEAD}
 
 
@@ -53,6 +60,7 @@ class ProcessWatch:
             self.pid,
             state,
             sentence.format(pid=self.pid, tracer=_tracer(self.pid), where=_kernel_place(self.pid)),
+            _OF_SEVERAL.get(state, ""),
         )
 
 

@@ -12,7 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from commprof.analysis.late.standstill import Operation, Waits, find_cause, waits_of
+from commprof.analysis.late.standstill import (
+    Accused,
+    Operation,
+    Waits,
+    find_cause,
+    reasons,
+    waits_of,
+)
 from commprof.monitor.rank_state import RankState
 from commprof.text import named_ranks
 
@@ -30,22 +37,13 @@ class Process:
     state: str
     #: The state as a verb phrase, with a remedy if there is one: "is stopped ...; kill -CONT ...".
     sentence: str = ""
+    #: The verb phrase of several ranks whose processes are in this state.
+    of_several: str = ""
 
     @property
     def held_up(self) -> bool:
         """True if the process cannot continue by itself."""
         return self.state not in ("", "running")
-
-
-@dataclass(frozen=True)
-class Accused:
-    """A rank that other ranks wait for."""
-
-    rank: int
-    #: The reason, as a sentence.
-    why: str
-    #: True if the rank arrived at an operation but has not completed it, as other ranks have.
-    behind: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Hang:
         if self.kind == "step":
             who = named_ranks([one.rank for one in self.accused])
             return f"{who}: {stuck}; last seen: {self.phase}"
-        why = "; ".join(one.why for one in self.accused)
+        why = "; ".join(reasons(self.accused))
         if self.operation is None:
             return f"{why}; {stuck}"
         if self.pending_s is not None:
@@ -105,7 +103,7 @@ class Hang:
         wait = f"{named_ranks(self.waiting)} wait{'s' * (len(self.waiting) == 1)}"
         if self.kind == "held up":
             return f"{why}; last seen: {self.phase}; {wait} in {asked}"
-        more = "".join(f"; {one.why}" for one in self.accused if one.behind)
+        more = "".join(f"; {why}" for why in reasons(a for a in self.accused if a.behind))
         return f"{who} did not arrive at {asked}; last seen: {self.phase}; {wait}{more}"
 
 
@@ -139,7 +137,11 @@ def find_hang(
     waited_s = max(ages.values()) / _NS_PER_S
     closed = {state.rank for state in states if state.closed}
     held_up = [
-        Accused(rank, f"rank {rank} {process.sentence or f'is {process.state}'}")
+        Accused(
+            rank,
+            process.sentence or f"is {process.state}",
+            process.of_several or f"are {process.state}",
+        )
         for rank, process in sorted(processes.items())
         if process.held_up and rank not in closed
     ]
@@ -178,31 +180,34 @@ def _accuse(
     cause = find_cause(states, edges)
     by_rank = {state.rank: state for state in states}
     if cause.kind == "circle":
-        why = (Accused(rank, f"rank {rank} waits in {edges[rank][0][0]}") for rank in cause.ranks)
-        return "circle", tuple(why)
+        first = ((rank, edges[rank][0][0]) for rank in cause.ranks)
+        return "circle", tuple(Accused(r, f"waits in {op}", f"wait in {op}") for r, op in first)
     if cause.ranks:
         return cause.kind, tuple(
-            Accused(rank, _behind(rank, cause.behind[rank]), behind=True)
-            if rank in cause.behind
-            else Accused(rank, _doing(by_rank[rank]))
+            _behind(rank, cause.behind[rank]) if rank in cause.behind else _absent(by_rank[rank])
             for rank in cause.ranks
         )
     if any(state.waiting_for is not None for state in overdue):
         return "transfer", ()
-    return "step", tuple(Accused(state.rank, _doing(state)) for state in overdue)
+    return "step", tuple(map(_absent, overdue))
 
 
-def _behind(rank: int, operation: Operation) -> str:
-    return f"rank {rank} has not completed {operation}, which other ranks have completed"
+def _behind(rank: int, operation: Operation) -> Accused:
+    what = f"not completed {operation}, which other ranks have completed"
+    return Accused(rank, f"has {what}", f"have {what}", behind=True)
 
 
-def _doing(state: RankState) -> str:
+def _absent(state: RankState) -> Accused:
     step = f"in step {state.step}, {state.phase}" if state.step >= 0 else state.phase
     if state.closed:
-        return f"rank {state.rank} has closed its trace: its script or its recording has ended"
+        return Accused(
+            state.rank,
+            "has closed its trace: its script or its recording has ended",
+            "have closed their traces: their scripts or their recordings have ended",
+        )
     if not state.last_ns:
-        return f"rank {state.rank} has recorded nothing"
-    return f"rank {state.rank} was last seen {step}"
+        return Accused(state.rank, "has recorded nothing", "have recorded nothing")
+    return Accused(state.rank, f"was last seen {step}", f"were last seen {step}")
 
 
 def _described(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof.analysis.late.incidents import HANG_SCHEMA_VERSION
-from commprof.analysis.late.standstill import Operation
+from commprof.analysis.late.standstill import Operation, reasons
 from commprof.files import replace_file
 from commprof.monitor.rank_state import RankState
 from commprof.monitor.watchdog.feed import RankFeed
@@ -45,7 +45,8 @@ class HangFile:
             "found_monotonic_ns": now_ns,
             "kind": hang.kind,
             "sentence": hang.sentence,
-            "accused": [asdict(one) for one in hang.accused],
+            "accused": [{"rank": a.rank, "why": a.why, "behind": a.behind} for a in hang.accused],
+            "reasons": reasons(hang.accused),
             "operation": hang.operation and asdict(hang.operation),
             "waiting": list(hang.waiting),
             "pending_s": None if hang.pending_s is None else round(hang.pending_s, 3),
@@ -153,7 +154,7 @@ def _text(value: dict[str, Any]) -> str:
     lines += [value["sentence"], ""]
     if "threshold" in value:
         lines.append(f"Threshold: {value['threshold']}")
-    lines += [one["why"] for one in value["accused"]]
+    lines += value["reasons"]
     lines.append("")
     for rank in value["ranks"]:
         process = f", process {rank['pid']}, {rank['process'] or 'on another host'}"

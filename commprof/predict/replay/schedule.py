@@ -32,6 +32,7 @@ from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.predict.replay.rank_steps import Cycle, OtherCall, cycles, other_calls
 from commprof.predict.replay.scenario import Scenario
 from commprof.recordings.profiler_steps import with_passes
+from commprof.text import named_ranks
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace
@@ -178,9 +179,7 @@ def checked_name(run: WorldRun, by: str = "a prediction", done: str = "predicted
     name = f"{run.directory} ({run.world_size} ranks)"
     missing = [rank for rank in range(run.world_size) if rank not in run.traces]
     if missing:
-        raise CommprofError(
-            f"{name}: no trace of rank {', '.join(map(str, missing))}; {by} needs all ranks"
-        )
+        raise CommprofError(f"{name}: no trace of {named_ranks(missing)}; {by} needs all ranks")
     for rank, trace in sorted(run.traces.items()):
         if trace.summary is not None and not len(columns.steps(trace)):
             raise CommprofError(

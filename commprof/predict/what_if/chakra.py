@@ -19,6 +19,7 @@ from commprof.errors import CommprofError
 from commprof.invocation import quoted
 from commprof.predict.replay.rank_steps import Cycle, cycles
 from commprof.predict.replay.schedule import checked_name, hook_label, measured_steps, timed_traces
+from commprof.text import named_ranks
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 
@@ -91,10 +92,11 @@ def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
     steps = sorted(set(by_rank[0]).intersection(*by_rank[1:]))
     steps = [step for step in steps if len({mine[step].bytes for mine in by_rank}) == 1]
     if not steps:
-        lacking = [str(t.rank) for t, mine in zip(traces, by_rank, strict=True) if not mine]
-        who = f"rank {', '.join(lacking)} has" if lacking else "the ranks together have"
+        lacking = [t.rank for t, mine in zip(traces, by_rank, strict=True) if not mine]
+        who = named_ranks(lacking) if lacking else "the ranks together"
+        have = "has" if len(lacking) == 1 else "have"
         raise CommprofError(
-            f"{who} no measured step with one synchronised backward pass of "
+            f"{who} {have} no measured step with one synchronised backward pass of "
             "DistributedDataParallel and equal buckets on all ranks; only such steps can be written"
         )
     return [[mine[step] for step in steps] for mine in by_rank]

@@ -11,7 +11,7 @@ from commprof.analysis.late.stragglers import each_waits
 from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.report.sections.cross_checks import check_blocks
 from commprof.report.tabulated import not_shown
-from commprof.text import fitted, printable
+from commprof.text import fitted, named_ranks, printable
 
 #: Function that renders rows under headers.
 Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
@@ -82,8 +82,9 @@ def notes(summaries: Sequence[SummaryResult], named_elsewhere: Collection[int]) 
         where = f"Always-on, {_ranks(summary.world_size)}: "
         missing = [rank for rank in range(summary.world_size) if rank not in summary.ranks]
         if missing:
-            listed = ", ".join(map(str, missing))
-            found.append(f"{where}no summary from rank {listed}; figures are of the other ranks.")
+            found.append(
+                f"{where}no summary from {named_ranks(missing)}; figures are of the other ranks."
+            )
         if summary.world_size not in named_elsewhere:
             found += [where + problem for problem in summary.problems]
         found += [where + sentence for sentence in _about_waiting(summary)]

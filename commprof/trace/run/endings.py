@@ -13,14 +13,14 @@ import json
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from commprof.errors import UsageError, ending_of_process
 from commprof.files import read_json, replace_file
-from commprof.text import counted, plural
+from commprof.text import clauses, counted, named_ranks
 from commprof.trace.reader import Trace
 from commprof.trace.run.processes import State, state_of
 from commprof.units import ns_to_s
@@ -156,18 +156,26 @@ def launcher_problem(endings: Endings | None) -> str:
     )
 
 
-def rank_problems(trace: Trace, launched: LaunchedAttempt | None = None) -> list[str]:
-    """Says what disturbed a rank and how it ended; empty if it ran and ended normally."""
-    found = [_ending(trace, launched), _full_disk(trace), _paused(trace), _in_sync(trace)]
-    return [text for text in found if text]
+def rank_problems(traces: Sequence[Trace], launched: LaunchedAttempt | None = None) -> list[str]:
+    """Says what disturbed ranks and how they ended; empty if all ran and ended normally.
+
+    What is the same for several ranks is one sentence.
+    """
+    said = [
+        (trace.rank, *predicate)
+        for trace in traces
+        for predicate in (_ending(trace, launched), _full_disk(trace), _paused(trace))
+        if predicate is not None
+    ]
+    return [*clauses(said), *filter(None, map(_in_sync, traces))]
 
 
-def exit_text(code: int, oom_kills: int = 0) -> str:
-    """Says how a process ended, from its exit code in a :class:`LaunchedAttempt`.
+def exit_text(code: int, oom_kills: int = 0, of_several: bool = False) -> str:
+    """Says how a process, or each of several, ended, from the code in a :class:`LaunchedAttempt`.
 
     ``oom_kills`` is the attempt's field; the text includes it if SIGKILL ended the process.
     """
-    text = ending_of_process(code)
+    text = ending_of_process(code, of_several)
     if code == -signal.SIGKILL and oom_kills:
         text += (
             ": out of memory (processes that the kernel killed in the launcher's cgroup: "
@@ -176,50 +184,70 @@ def exit_text(code: int, oom_kills: int = 0) -> str:
     return text
 
 
-def _ending(trace: Trace, launched: LaunchedAttempt | None) -> str:
+#: What is said of one rank, and of several ranks of which the same is true.
+_Predicate = tuple[str, str]
+
+
+def _ending(trace: Trace, launched: LaunchedAttempt | None) -> _Predicate | None:
     raised = str(trace.metadata.get("ending", {}).get("error", ""))
     code = None if launched is None else launched.exit_codes.get(trace.rank)
-    seen = "" if code is None or not launched else exit_text(code, launched.oom_kills)
+    seen, of_each = ("", "") if code is None or not launched else _exit_texts(code, launched)
     if trace.complete:
         parts = [part for part in (raised and f"it raised {raised}", seen) if part]
-        return f"rank {trace.rank} failed: {'; '.join(parts)}" if parts else ""
+        of_all = [part for part in (raised and f"each raised {raised}", of_each) if part]
+        return (f"failed: {'; '.join(parts)}", f"failed: {'; '.join(of_all)}") if parts else None
+    alone, of_several = (seen, of_each) if seen else _by_state(trace)
     return (
-        f"rank {trace.rank} never closed its trace: {seen or _by_state(trace)}; "
-        "the records in the trace are used"
+        f"never closed its trace: {alone}; the records in the trace are used",
+        f"never closed their traces: {of_several}; the records in the traces are used",
     )
 
 
-def _by_state(trace: Trace) -> str:
+def _exit_texts(code: int, launched: LaunchedAttempt) -> _Predicate:
+    return exit_text(code, launched.oom_kills), exit_text(code, launched.oom_kills, True)
+
+
+def _by_state(trace: Trace) -> _Predicate:
     pid = trace.metadata["pid"]
     return {
-        State.GONE: f"its process {pid} is gone (killed, or ended by os._exit)",
-        State.STOPPED: f"its process {pid} is stopped (kill -CONT {pid} resumes it)",
-        State.RUNS: f"its process {pid} still runs",
-        State.UNKNOWN: "it was killed or still runs",
+        State.GONE: (
+            f"its process {pid} is gone (killed, or ended by os._exit)",
+            "their processes are gone (killed, or ended by os._exit)",
+        ),
+        State.STOPPED: (
+            f"its process {pid} is stopped (kill -CONT {pid} resumes it)",
+            "their processes are stopped (kill -CONT resumes each)",
+        ),
+        State.RUNS: (f"its process {pid} still runs", "their processes still run"),
+        State.UNKNOWN: ("it was killed or still runs", "they were killed or still run"),
     }[state_of(trace.metadata)]
 
 
-def _full_disk(trace: Trace) -> str:
+def _full_disk(trace: Trace) -> _Predicate | None:
     failed = trace.metadata.get("write_failed")
     if not failed:
-        return ""
-    return (
-        f"rank {trace.rank} could not write its trace {_since_start(trace, failed['monotonic_ns'])}"
-        f": {failed['reason']} (errno {failed['errno']})"
-    )
+        return None
+    why = f"{failed['reason']} (errno {failed['errno']})"
+    since = _since_start(trace, failed["monotonic_ns"])
+    return f"could not write its trace {since}: {why}", f"could not write their traces: {why}"
 
 
-def _paused(trace: Trace) -> str:
+def _paused(trace: Trace) -> _Predicate | None:
     pauses = trace.metadata.get("pauses")
     if not pauses or not pauses["count"]:
-        return ""
+        return None
     count = pauses["count"]
     longest = f"the longest {_since_start(trace, pauses['longest_begin_ns'])}"
     where = longest if count > 1 else _since_start(trace, pauses["longest_begin_ns"])
+    paused = (
+        f"did not run for {ns_to_s(pauses['total_ns']):.1f} s "
+        f"({'once' if count == 1 else f'{count} times'}, {where})"
+    )
     return (
-        f"rank {trace.rank} did not run for {ns_to_s(pauses['total_ns']):.1f} s "
-        f"({'once' if count == 1 else f'{count} times'}, {where}): its process was stopped "
-        "(SIGSTOP, a debugger, a frozen cgroup), or its machine was paused"
+        f"{paused}: its process was stopped (SIGSTOP, a debugger, a frozen cgroup), or its machine "
+        "was paused",
+        f"{paused}: their processes were stopped (SIGSTOP, a debugger, a frozen cgroup), or their "
+        "machines were paused",
     )
 
 
@@ -232,9 +260,9 @@ def _in_sync(trace: Trace) -> str:
     looked = f"{counted(found['checks'], 'time')}, {every}"
     if not found["ranks"]:
         return f"the models of all ranks were compared {looked}: they are bit-identical"
-    ranks = ", ".join(found["ranks"])
+    ranks = named_ranks([int(rank) for rank in found["ranks"]])
     return (
-        f"the model of {plural(len(found['ranks']), 'rank')} {ranks} differed from that of most "
+        f"the model of {ranks} differed from that of most "
         f"other ranks, first seen after step {found['first_step']} (compared bit by bit {looked})"
     )
 

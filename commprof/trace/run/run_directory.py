@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from commprof.errors import CommprofError, TraceError
 from commprof.files import Shape, checked, read_json
 from commprof.invocation import quoted
+from commprof.text import clauses
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.reader import Trace, read_first_metadata, read_trace
 from commprof.trace.run.endings import (
@@ -159,21 +160,27 @@ def read_world(run: Path, world_size: int) -> WorldRun:
     launched = _launched(endings, number)
     results: dict[int, dict[str, Any]] = {}
     traces: dict[int, Trace] = {}
-    problems: list[str] = []
+    failed: list[tuple[int, str, str]] = []
     for rank in range(world_size):
         result_path = directory / f"rank_{rank}.json"
         trace_path = attempts.get(number, {}).get(rank)
         try:
             if trace_path is not None:
                 traces[rank] = read_trace(trace_path)
-                problems += _problems_of(rank, traces[rank], launched)
         except (OSError, ValueError, TraceError) as error:
-            problems.append(f"rank {rank}: {error}")
+            failed.append(_about_file(rank, str(error), trace_path or directory))
         try:
             if result_path.exists():
                 results[rank] = read_result(result_path)
         except (OSError, ValueError) as error:
-            problems.append(f"rank {rank}: {error}")
+            failed.append(_about_file(rank, str(error), result_path))
+    damaged = [
+        _about_file(rank, f"{problem} ({trace.path})", trace.path)
+        for rank, trace in traces.items()
+        for problem in trace.problems
+    ]
+    problems = clauses([*failed, *damaged], ": ")
+    problems += rank_problems(list(traces.values()), launched)
     return WorldRun(
         world_size=world_size,
         directory=directory,
@@ -243,9 +250,10 @@ def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
     return found[-1] if found else None
 
 
-def _problems_of(rank: int, trace: Trace, launched: LaunchedAttempt | None) -> list[str]:
-    found = [f"rank {rank}: {problem} ({trace.path})" for problem in trace.problems]
-    return found + rank_problems(trace, launched)
+def _about_file(rank: int, text: str, path: Path) -> tuple[int, str, str]:
+    """Returns what is said of a rank's file, and of the same files of several ranks."""
+    name = path.name.replace(f"rank_{rank}.", "rank_N.", 1)
+    return rank, text, text.replace(str(path), str(path.with_name(name)))
 
 
 def other_jobs(run: Path) -> list[Path]:

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from commprof.analysis.late.standstill import Accused
 from commprof.commands import main
-from commprof.monitor.watchdog.hang import Accused, Hang
+from commprof.monitor.watchdog.hang import Hang
 from commprof.monitor.watchdog.hang_files import HangFile
 from commprof.monitor.watchdog.tasks import Log
 from commprof.trace.blocks import pack_block, read_blocks
@@ -42,7 +43,16 @@ def sound_run(directory: Path) -> Path:
     world = run / "world_2"
     first, again = LaunchedAttempt(0, 1, 2, {1: -9}, 1), LaunchedAttempt(1, 3, 4, {}, 0)
     Endings(made.metadata(), (first, again)).save(world)
-    hang = Hang("absent", (Accused(1, "not seen"),), None, 5.0, (0,), 5.5, 3, "backward")
+    hang = Hang(
+        "absent",
+        (Accused(1, "was not seen", "were not seen"),),
+        None,
+        5.0,
+        (0,),
+        5.5,
+        3,
+        "backward",
+    )
     file = HangFile(world, hang, [], 1)
     file.set_threshold("5 s")
     file.add_stack(1, "", "Thread 1", "")

@@ -259,7 +259,7 @@ def test_remarks_name_missing_ranks_and_unknown_figures() -> None:
     ]
     uncounted = world(4, missing_ranks=(1, 2, 3), parts=unknown, samples_per_s=math.nan)
     assert said(uncounted) == [
-        "At 4 ranks no usable trace came from ranks 1, 2 and 3: times are those of the other "
+        "At 4 ranks no usable trace came from ranks 1-3: times are those of the other "
         "ranks, and samples/s, speed-up and efficiency are not known.",
         "At 4 ranks some collectives were not seen on all ranks of their group: waiting and "
         "transfer cannot be separated.",

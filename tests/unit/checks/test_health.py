@@ -64,7 +64,7 @@ def test_kernels_check_warns_if_ranks_use_different_simd_kernels() -> None:
 
 def test_ring_check_names_ranks_that_received_wrong_values() -> None:
     says(ring.judge([(True, 120.0), (True, 1.0)]), PASS, "120 us")
-    says(ring.judge([(True, 1.0), (False, 1.0), (False, 1.0)]), FAIL, "rank 1, 2")
+    says(ring.judge([(True, 1.0), (False, 1.0), (False, 1.0)]), FAIL, "ranks 1, 2")
     says(ring.judge([(True, 0.0)]), SKIP)
 
 
@@ -171,6 +171,9 @@ def test_clocks_check_warns_of_hosts_whose_clocks_differ() -> None:
     says(
         clocks.judge([("a", 0.0, 0.0), ("b", -80.0, 0.5)]), WARN, "rank 1 (b) is 80 +- 0.5 ms ahead"
     )
+    many = [("a", 0.0, 0.0), *[("b", 80.0, 0.5)] * 8, *[(f"c{n}", 90.0, 0.5) for n in range(20)]]
+    behind = "ranks 1-8 (b) are 80 +- 0.5 ms behind", "and those of 13 more hosts"
+    says(clocks.judge(many), WARN, *behind)
     says(clocks.judge([("a", 0.0, 0.0), ("b", 80.0, 75.0)]), PASS)  # the offset may be 5 ms
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,18 @@ import torch.distributed as dist
 from commprof import address
 from commprof.address import own_address
 from commprof.files import read_json, replace_file, replacing
-from commprof.text import counted, in_seconds, listed, named_ranks, plain_digits, plural, printable
+from commprof.text import (
+    clauses,
+    counted,
+    in_seconds,
+    listed,
+    named_ranks,
+    plain_digits,
+    plural,
+    printable,
+    rank_list,
+    with_ranks,
+)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +47,54 @@ def test_lists_and_ranks_are_joined_in_words() -> None:
     assert named_ranks([0, 2]) == "ranks 0, 2"
     assert named_ranks([]) == "no rank"
     assert plural(2, "core") == "cores"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        (range(128), "ranks 0-127"),
+        ([*range(4), *range(8, 12), 299], "ranks 0-3, 8-11, 299"),
+        ([11, 299, 2, 1, 0, 3, 8, 10, 9, 8], "ranks 0-3, 8-11, 299"),
+        ([5, 6], "ranks 5, 6"),
+        ([5, 5], "rank 5"),
+        (range(3, 1024, 8), "ranks 3-1019:8"),
+        ([0, 2, 4], "ranks 0, 2, 4"),
+        ([0, 4, 5, 6, 7], "ranks 0, 4-7"),
+        ([0, 1, 3, 5, 7, 9, 100], "ranks 0, 1-9:2, 100"),
+    ],
+)
+def test_many_ranks_are_named_by_ranges(ranks: Sequence[int], said: str) -> None:
+    assert named_ranks(ranks) == said
+
+
+def test_lists_of_ranks_give_back_exactly_their_ranks() -> None:
+    drawn = random.Random(5)
+    for _ in range(300):
+        ranks = {rank for rank in range(300) if drawn.random() < drawn.choice((0.02, 0.5, 0.98))}
+        listed_ranks: list[int] = []
+        for part in filter(None, rank_list(ranks).split(",")):
+            first, _, rest = part.partition("-")
+            last, _, step = rest.partition(":")
+            listed_ranks += range(int(first), int(last or first) + 1, int(step or 1))
+        assert listed_ranks == sorted(ranks)
+
+
+def test_a_sentence_lists_few_ranges_and_counts_the_other_ranks() -> None:
+    scattered = [number**2 + 3 * number for number in range(150)]  # all distances differ
+    said = named_ranks(scattered)
+    assert said.startswith("ranks 0, 4, 10, 18, ")
+    assert said.endswith(f" and {150 - 24} more")
+    assert named_ranks(scattered, most=None).count(",") == 149
+
+
+def test_what_is_the_same_for_several_ranks_is_said_once() -> None:
+    damaged = [*((rank, "cut off") for rank in range(128)), (130, "cut off"), (7, "no end")]
+    assert with_ranks(damaged) == ["ranks 0-127, 130: cut off", "rank 7: no end"]
+    assert with_ranks(damaged[:128], range(128)) == ["all ranks: cut off"]
+    gone = "are dead: their processes are gone"
+    dead = [(4, "is dead: process 4", gone), (9, "is dead: process 9", gone)]
+    assert clauses(dead) == ["ranks 4, 9 are dead: their processes are gone"]
+    assert clauses(dead[:1]) == ["rank 4 is dead: process 4"]
 
 
 def test_numbers_are_printed_without_an_exponent() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from commprof.analysis.late.standstill import reasons
 from commprof.errors import UsageError
 from commprof.monitor.rank_state import RankState, common_names
 from commprof.monitor.watchdog import hang as hangs
@@ -154,6 +155,29 @@ def test_a_rank_that_never_recorded_anything_is_accused() -> None:
     hang = found(*states, RankState(2, WORLD))
     assert hang is not None
     assert [one.why for one in hang.accused] == ["rank 2 has recorded nothing"]
+
+
+def test_many_accused_ranks_are_named_by_ranges() -> None:
+    """Rank 0 of 300 waits for 299 ranks: 128 that recorded something, the others nothing."""
+    waits, late = Rank(0, 300), [Rank(rank, 300) for rank in range(1, 129)]
+    waits.step(0, 100 * MS)
+    waits.collective(0, 120 * MS, 0)
+    for each in late:
+        each.step(0, 100 * MS)
+    states = [*map(state, (waits, *late)), *(RankState(rank, 300) for rank in range(129, 300))]
+    hang = found(*states)
+    assert hang is not None
+    assert hang.sentence == (
+        "ranks 1-299 did not arrive at all_reduce number 0 of group '0' (step 1, pending for "
+        "9.9 s); last seen: begin of the step; rank 0 waits"
+    )
+    assert reasons(hang.accused) == [
+        "ranks 1-128 were last seen in step 1, begin of the step",
+        "ranks 129-299 have recorded nothing",
+    ]
+    stopped = found(*states, **{f"rank_{rank}": "stopped" for rank in range(1, 300)})
+    assert stopped is not None
+    assert stopped.sentence.startswith("ranks 1-299 are stopped; last seen: ")
 
 
 def test_a_stopped_process_is_accused_before_an_absent_rank() -> None:

@@ -18,6 +18,7 @@ from commprof.errors import TraceError
 from commprof.recordings.flight_recorder import read_dumps
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.flight_recorder_pickle import read_plain_pickle
+from commprof.report.hang_diagnosis import render
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
 
 ALL = {"0": [0, 1, 2]}
@@ -45,6 +46,22 @@ def test_the_rank_that_did_not_arrive_is_the_culprit(tmp_path: Path, as_json: bo
     assert found.culprits[0].why == f"rank 1 did not arrive at {missed}; it has nothing pending"
     (group,) = found.groups
     assert (group.scheduled, group.completed) == ({0: 2, 1: 1, 2: 2}, {0: 1, 1: 1, 2: 1})
+
+
+def test_many_ranks_are_named_by_ranges(tmp_path: Path) -> None:
+    """Rank 0 of 300 waits; ranks 1 to 127 did not arrive; the others left no dump."""
+    everyone = {"0": list(range(300))}
+    done = entry("0", 1, state="completed")
+    idle = [dump(everyone, done)] * 127
+    write_dumps(tmp_path, dump(everyone, done, entry("0", 2)), *idle)
+    found = diagnosis(tmp_path)
+    assert found.sentence == "The job hangs because of ranks 1-127; 1 other rank waits for them"
+    said = " ".join(render(found, 1000).split())
+    missed = "all_reduce number 2 of group '0' (GROUP_0)"
+    assert f"- ranks 1-127 did not arrive at {missed}; they have nothing pending " in said
+    assert f"- rank 0 waits in {missed} for ranks 1-127 " in said
+    assert "- ranks 128-299 left no readable dump: their state is not known" in said
+    assert "0 GROUP_0 0-299 2: 0; 1: 1-127 " in said
 
 
 def test_a_chain_over_two_groups_is_followed_to_its_origin(tmp_path: Path) -> None:

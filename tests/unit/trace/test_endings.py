@@ -55,13 +55,13 @@ def gone_pid() -> int:
 
 
 def test_a_rank_that_ended_normally_has_no_problem(tmp_path: Path) -> None:
-    assert rank_problems(trace(tmp_path, made.end())) == []
+    assert rank_problems([trace(tmp_path, made.end())]) == []
 
 
 def test_a_failed_rank_is_reported_with_its_exception_and_exit_code(tmp_path: Path) -> None:
     raised = more(ending={"error": "LookupError: a mistake"})
     attempt = LaunchedAttempt(0, 1, 2, {1: 1}, 0)
-    (problem,) = rank_problems(trace(tmp_path, raised, made.end()), attempt)
+    (problem,) = rank_problems([trace(tmp_path, raised, made.end())], attempt)
     assert problem == (
         "rank 1 failed: it raised LookupError: a mistake; its process ended with exit code 1"
     )
@@ -81,7 +81,7 @@ def test_the_signal_or_exit_code_seen_by_the_launcher_is_reported(
     tmp_path: Path, code: int, kills: int, words: str
 ) -> None:
     attempt = LaunchedAttempt(0, 1, 2, {1: code}, kills)
-    (problem,) = rank_problems(trace(tmp_path), attempt)
+    (problem,) = rank_problems([trace(tmp_path)], attempt)
     assert problem.startswith("rank 1 never closed its trace: ")
     assert words in problem
 
@@ -91,7 +91,7 @@ def test_a_full_disk_and_pauses_of_a_rank_are_reported(tmp_path: Path) -> None:
     pauses = {"count": 2, "total_ns": 3 * 10**9, "longest_ns": 2 * 10**9}
     pauses["longest_begin_ns"] = START_NS + 4 * 10**9
     disk, paused = rank_problems(
-        trace(tmp_path, more(write_failed=failed), more(pauses=pauses), made.end())
+        [trace(tmp_path, more(write_failed=failed), more(pauses=pauses), made.end())]
     )
     assert disk == (
         "rank 1 could not write its trace 1.0 s after its start: No space left on device (errno 28)"
@@ -101,15 +101,15 @@ def test_a_full_disk_and_pauses_of_a_rank_are_reported(tmp_path: Path) -> None:
 
 def test_results_of_model_comparisons_are_reported(tmp_path: Path) -> None:
     found = {"every": 10, "checks": 4, "first_step": 19, "ranks": ["1", "3"]}
-    (problem,) = rank_problems(trace(tmp_path, more(sync_checks=found), made.end()))
+    (problem,) = rank_problems([trace(tmp_path, more(sync_checks=found), made.end())])
     said = "model of ranks 1, 3 differed from that of most other ranks, first seen after step 19"
     assert said in problem
-    (well,) = rank_problems(trace(tmp_path, more(sync_checks={**found, "ranks": []}), made.end()))
+    (well,) = rank_problems([trace(tmp_path, more(sync_checks={**found, "ranks": []}), made.end())])
     assert well == (
         "the models of all ranks were compared 4 times, every 10 steps: they are bit-identical"
     )
     once = {"every": 1, "checks": 1, "first_step": 0, "ranks": []}
-    (text,) = rank_problems(trace(tmp_path, more(sync_checks=once), made.end()))
+    (text,) = rank_problems([trace(tmp_path, more(sync_checks=once), made.end())])
     assert "compared 1 time, every step:" in text
 
 
@@ -244,6 +244,28 @@ def test_an_empty_trace_does_not_prevent_reading_the_others(tmp_path: Path) -> N
     run = read_world(tmp_path, 2)
     assert list(run.traces) == [1]
     assert "only 0 bytes" in run.problems[0]
+
+
+def test_what_holds_for_many_ranks_is_one_sentence(tmp_path: Path) -> None:
+    """128 ranks without an end, of which 100 were killed, beside 171 with empty traces."""
+    for rank in range(299):
+        path = tmp_path / f"rank_{rank}.trace"
+        if rank < 128:
+            path.write_bytes(made.trace(rank=rank, world_size=299, pid=rank + 7))
+        else:
+            path.touch()
+    attempt = LaunchedAttempt(0, 1, 2, dict.fromkeys(range(100), -9), 0)
+    endings(attempt, pid=1).save(tmp_path)
+    empty, killed, unknown = read_world(tmp_path, 299).problems
+    assert empty == (f"ranks 128-298: {tmp_path}/rank_N.trace: not a commprof trace (only 0 bytes)")
+    assert killed == (
+        "ranks 0-99 never closed their traces: their processes were ended by SIGKILL; the records "
+        "in the traces are used"
+    )
+    assert unknown == (
+        "ranks 100-127 never closed their traces: they were killed or still run; the records in "
+        "the traces are used"
+    )
 
 
 def test_rings_of_dead_processes_without_a_trace_are_removed(tmp_path: Path) -> None:

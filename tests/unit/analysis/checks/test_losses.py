@@ -213,4 +213,4 @@ def test_remarks_on_agreeing_disagreeing_and_uncompared_loss_curves() -> None:
     assert not_compared.endswith("not compared: batch norm differs.")
     assert loss_remarks(context(), [curve(1), curve(2)]) == []
     (weights,) = loss_remarks(context(), [world(4, weights_differ=(1, 3))])
-    assert weights.startswith("At 4 ranks the weights of ranks 1 and 3 differ from those of the")
+    assert weights.startswith("At 4 ranks the weights of ranks 1, 3 differ from those of the")

@@ -14,10 +14,10 @@ import pytest
 
 from commprof.analysis.align.measured import measured_world
 from commprof.analysis.late.incidents import StackFile, find_incidents, read_events, read_hangs
-from commprof.analysis.late.standstill import Operation
+from commprof.analysis.late.standstill import Accused, Operation
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import ProcessWatch, RankFeed
-from commprof.monitor.watchdog.hang import Accused, Hang, Process
+from commprof.monitor.watchdog.hang import Hang, Process
 from commprof.monitor.watchdog.hang_files import HangFile
 from commprof.monitor.watchdog.tasks import Log
 from commprof.report import table
@@ -30,7 +30,7 @@ SECOND = 1_000_000_000
 OPERATION = Operation("all_reduce", "0", 7, -1, 4_000_000, 4_000_000, SECOND, 1, True)
 HANG = Hang(
     "absent",
-    (Accused(1, "rank 1 was last seen in step 3"),),
+    (Accused(1, "was last seen in step 3", "were last seen in step 3"),),
     OPERATION,
     5.0,
     (0,),
