@@ -33,8 +33,8 @@ results of the microbenchmark row by row: ratios, a rank test, and a verdict for
 With --fail-above 5% the exit code is 1 if AFTER is slower by more than 5% and beyond noise, or if
 it is a microbenchmark's result that lacks rows of BEFORE, was cut short or has wrong data. It is 2
 if the two could not be told apart, however slow AFTER is: too few steps, or too few rounds, as in
-every output of nccl-tests. A step that only a lack of cores makes longer does not count as slower.
-Without --fail-above the exit code is 0, whatever the figures are.
+an output of nccl-tests without -N. A step that only a lack of cores makes longer does not count as
+slower. Without --fail-above the exit code is 0, whatever the figures are.
 """
 _GIVE = (
     "give two run directories, two recordings of torch.profiler, two JSON files of commprof "

@@ -85,6 +85,8 @@ held-out error, and writes them to a machine profile, which `commprof predict` r
         print(profile_table.render(profile, prose_width(), table_width()), end="")
         for reason in (*refused, *left_out):
             print(f"Left out: {printable(reason)}")
+        for remark in (remark for one in measurements for remark in one.remarks):
+            print(f"Note: {printable(remark)}.")
         print(f"Machine profile: {quoted(path)}")
         return 0
 

@@ -49,7 +49,7 @@ def sizes_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> 
 
 def bus_factor(op: str, ranks: int) -> float:
     """Returns busbw / algbw; NaN for one rank, or if nccl-tests has no rule for the operation."""
-    if op in ("broadcast", "reduce", "send", "recv", "recv_any_source"):
+    if op in ("broadcast", "reduce", "send", "recv", "recv_any_source", "send_recv"):
         return 1.0
     if ranks < 2:
         return math.nan

@@ -86,6 +86,10 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
         with_correlation(rank_test(round_medians(a), round_medians(b)), correlation)
         for a, b in pairs
     ]
+    of_files = [
+        remark for result in (first, second) for remark in result.context.get("remarks") or ()
+    ]
+    cannot = [] if can_tell else [_cannot_tell(pairs, correlation, by_nccl_tests)]
     rows = tuple(
         _row(a, b, p_value, corrected)
         for (a, b), p_value, corrected in zip(pairs, p_values, holm(p_values), strict=True)
@@ -96,7 +100,7 @@ def compare_sweeps(first: SweepResult, second: SweepResult) -> SweepComparison:
         only_second=len(seconds) - len(both),
         differences=_differences(first.context, second.context),
         correlation=correlation,
-        remarks=() if can_tell else (_cannot_tell(pairs, correlation, by_nccl_tests),),
+        remarks=(*cannot, *dict.fromkeys(of_files)),
         can_tell=can_tell,
     )
 
@@ -179,10 +183,22 @@ def _cannot_tell(
         f"With {counted(rounds, 'round')}{drifting} and {counted(len(pairs), 'row')} no "
         f"difference can be significant at {SIGNIFICANCE:.0%} over all rows"
     )
+    if by_nccl_tests and rounds == 1:
+        return (
+            f"{reason}, because an output of nccl-tests without -N holds a single round of each "
+            "size; to tell a difference from noise, measure both with commprof microbench --json"
+            f"{_enough_rounds(len(pairs))}"
+        )
     if by_nccl_tests:
         return (
-            f"{reason}, because an output of nccl-tests holds a single round of each size; to tell "
-            "a difference from noise, measure both with commprof microbench --json"
+            f"{reason}; measure fewer sizes, or both with commprof microbench --json"
+            f"{_enough_rounds(len(pairs))}"
         )
     steadier = ", or while the machine's speed drifts less" * (correlation > 0)
     return f"{reason}; measure fewer sizes or more rounds (-n limits their number){steadier}"
+
+
+def _enough_rounds(rows: int) -> str:
+    """Says how many cycles of nccl-tests can tell a difference, if they are not correlated."""
+    rounds = next((n for n in range(2, 100) if least_p(n, n) * rows < SIGNIFICANCE), None)
+    return "" if rounds is None else f", or with nccl-tests -N {rounds} or more"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,51 +31,73 @@ def read_nccl_tests_sweep(path: Path) -> SweepResult:
         UsageError: the file is not a usable result of nccl-tests.
     """
     logs = read_nccl_tests(path)
-    keys: dict[RowKey, SweepRow] = {}
-    for log in logs:
-        for row in log.rows:
-            made = _row(log, row)
-            keys.setdefault(made.key, made)  # nccl-tests may repeat a size; the first counts
-    most, hosts = max(log.ranks for log in logs), logs[0].hosts
-    context = {"instrument": NCCL_TESTS, "world_size": most, "hosts": hosts}
-    return SweepResult(context={**context, "machine": {}}, rows=tuple(keys.values()))
+    rows = [made for log in logs for made in _rows_of_log(log)]
+    remarks = [
+        f"{invocation.quoted(path)}: {remark}" for log in logs if log.rows for remark in log.remarks
+    ]
+    context = {
+        "instrument": NCCL_TESTS,
+        "world_size": max(log.ranks for log in logs),
+        "hosts": next(log.hosts for log in logs if log.rows),
+        "remarks": list(dict.fromkeys(remarks)),
+        "machine": {},
+    }
+    unique = {row.key: row for row in reversed(rows)}  # the first, where two runs measured a case
+    return SweepResult(context=context, rows=tuple(row for row in rows if unique[row.key] is row))
 
 
-def _row(log: NcclTestsLog, row: NcclTestsRow) -> SweepRow:
-    """Converts a row of nccl-tests to a row of a sweep with a single round.
+def _rows_of_log(log: NcclTestsLog) -> list[SweepRow]:
+    """Converts the results of each case to one row, with a round for each pass over all sizes."""
+    cases: dict[RowKey, list[NcclTestsRow]] = {}
+    for row in log.rows:
+        key = RowKey(
+            op=log.op,
+            dtype=row.dtype,
+            redop=row.redop,
+            world_size=log.ranks,
+            backend="nccl",
+            placement=row.placement,
+            size_bytes=row.size_bytes,
+            count=row.count,
+        )
+        cases.setdefault(key, []).append(row)
+    return [_row(key, rows) for key, rows in cases.items()]
 
-    The samples are the times of all iterations. If the file has only the mean time, the mean time
-    is the only sample.
+
+def _row(key: RowKey, rows: Sequence[NcclTestsRow]) -> SweepRow:
+    """Makes a row of all results of one case, which nccl-tests measured in one pass or several.
+
+    A pass's samples are the times of its iterations. If the file has only their mean, the mean is
+    the pass's only sample. The spread of a single mean is that of nccl-tests' own columns, or
+    unknown.
     """
-    samples = np.array(row.samples_us or (row.time_us,))
+    passes: dict[int, list[float]] = {}
+    for row in rows:
+        passes.setdefault(row.round, []).extend(row.samples_us or (row.time_us,))
+    samples = np.array([sample for of_pass in passes.values() for sample in of_pass])
     time_us = float(np.median(samples))
-    algbw = row.size_bytes / (time_us * 1e3)
-    key = RowKey(
-        op=log.op,
-        dtype=row.dtype,
-        redop=row.redop,
-        world_size=log.ranks,
-        backend="nccl",
-        placement=row.placement,
-        size_bytes=row.size_bytes,
-        count=row.count,
-    )
+    least_us, p99_us, most_us = samples.min(), np.percentile(samples, 99), samples.max()
+    cv = samples.std() / samples.mean() if len(samples) > 1 else math.nan
+    if len(samples) == 1 and (spread := rows[0].spread):
+        least_us, p99_us, most_us, cv = spread.min_us, spread.p99_us, spread.max_us, spread.cv
+    checked = [row.wrong for row in rows if row.wrong is not None]
+    algbw = key.size_bytes / (time_us * 1e3)
     return SweepRow(
         key=key,
-        root=row.root,
+        root=rows[0].root,
         time_us=time_us,
-        min_us=float(samples.min()),
+        min_us=float(least_us),
         p50_us=time_us,
-        p99_us=float(np.percentile(samples, 99)),
-        max_us=float(samples.max()),
-        cv=float(samples.std() / samples.mean()) if len(samples) > 1 else math.nan,
+        p99_us=float(p99_us),
+        max_us=float(most_us),
+        cv=float(cv),
         algbw_gb_per_s=algbw,
-        busbw_gb_per_s=algbw * bus_factor(log.op, log.ranks),
-        wrong=row.wrong,
+        busbw_gb_per_s=algbw * bus_factor(key.op, key.world_size),
+        wrong=sum(checked) if checked else None,
         iterations=len(samples),
         skew_us=math.nan,
         samples_us=tuple(samples.tolist()),
-        round_iterations=(len(samples),),
+        round_iterations=tuple(len(of_pass) for of_pass in passes.values()),
     )
 
 

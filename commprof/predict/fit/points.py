@@ -79,6 +79,8 @@ class Measurement:
     machine: Mapping[str, Any]
     #: Descriptions of unused rows.
     left_out: tuple[str, ...] = ()
+    #: What a reader of the figures must know, as sentences without a full stop.
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,12 @@ def read_points(path: Path) -> Measurement:
 def _of_nccl_tests(path: Path) -> Measurement:
     """Reads points from a result of nccl-tests; their ``ranks_per_core`` is NaN (unknown)."""
     sweep = read_sweep(path)
+    hosts = sweep.context["hosts"]
+    if hosts is None:
+        raise CommprofError(
+            f"{invocation.quoted(path)} does not say on which hosts all ranks were, which a fit "
+            "must know; keep the lines `# Rank ...` of all ranks"
+        )
     rows = [
         checked({**dataclasses.asdict(row), **dataclasses.asdict(row.key)}, _Row)
         for row in sweep.rows
@@ -149,7 +157,7 @@ def _of_nccl_tests(path: Path) -> Measurement:
         if row.key.placement == "in_place"
     }
     out_of_place = {row.key for row in sweep.rows if row.key.placement == "out_of_place"}
-    link = OTHER_HOST if sweep.context["hosts"] > 1 else SAME_HOST  # all ranks are in each group
+    link = OTHER_HOST if hosts > 1 else SAME_HOST  # all ranks are in each group
     points = []
     for found, row in zip(rows, sweep.rows, strict=True):
         key = dataclasses.replace(row.key, placement="out_of_place")
@@ -158,7 +166,8 @@ def _of_nccl_tests(path: Path) -> Measurement:
         if point is not None:
             other_s = None if alone else in_place_s.get(key)
             points.append(dataclasses.replace(point, error=_error(point, other_s), link=link))
-    return Measurement(tuple(points), {}, tuple(_left_out(path, rows)))
+    remarks = tuple(sweep.context["remarks"])
+    return Measurement(tuple(points), {}, tuple(_left_out(path, rows)), remarks)
 
 
 def _error(point: Point, in_place_s: float | None) -> float:

@@ -1,0 +1,229 @@
+"""Reads the files that nccl-tests and rccl-tests write beside their text.
+
+nccl-tests' ``-J`` (``util.cu``, from 2.17.7) lists the first device of each process, with its
+group. rccl-tests' ``-Z json`` and ``-Z csv`` (``Reporter`` in ``common.cu``) have one record
+per result. There ``ranks`` counts processes of the job and ``ranksPerNode`` those of the
+communicator, whatever the hosts are; the CSV's line of names lacks ``nodes`` although its rows have
+it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from commprof.recordings.nccl_tests_ranks import settled_ranks
+from commprof.recordings.nccl_tests_rows import (
+    Figure,
+    NcclTestsLog,
+    NcclTestsRow,
+    about_operation,
+    in_rounds,
+    number,
+    operation,
+)
+
+#: Half of the last digit that ``%lf`` and ``std::to_string`` write.
+_HALF_DIGIT = 5e-7
+_BYTES = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "uint64": 8, "float": 4, "int": 4}
+_ONE_BYTE = re.compile(r"u?int8|char|fp8.*|f8.*")
+#: Operations whose calls count the elements of one rank's part.
+_OF_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+
+
+def is_json(head: bytes) -> bool:
+    """True if a file with these first bytes is nccl-tests' ``-J``."""
+    return head.lstrip().startswith(b"{") and all(
+        name in head for name in (b'"args"', b'"env"', b'"start_time"')
+    )
+
+
+def is_records(head: bytes) -> bool:
+    """True if a file with these first bytes is rccl-tests' ``-Z json`` or ``-Z csv``."""
+    begin = head.lstrip()[:2000].lower()
+    if begin.startswith((b"[", b"{")):
+        return b'"numcycle"' in begin and b'"algbw"' in begin
+    names = begin.partition(b"\n")[0]
+    return b"numcycle" in names and b"algbw" in names and b"," in names
+
+
+def read_json(text: str, stem: str) -> NcclTestsLog:
+    """Reads nccl-tests' ``-J``.
+
+    Raises:
+        ValueError: the file lacks the operation, contradicts itself, or has CPU times.
+    """
+    value = json.loads(text)
+    config, args, results = (value.get(key) for key in ("config", "args", "results"))
+    if not (isinstance(config, dict) and isinstance(args, list) and isinstance(results, list)):
+        raise ValueError("it lacks config, args or results")
+    devices = [device for device in config.get("devices", []) if isinstance(device, dict)]
+    groups = {device.get("group") for device in devices}
+    first = min(devices, key=lambda device: number(device.get("rank")), default={})
+    members = [device for device in devices if device.get("group") == first.get("group")]
+    # The file lists only the first device of each process.
+    per_process = int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
+    rows = in_rounds(row for size in results if isinstance(size, dict) for row in _json_rows(size))
+    program = str(args[0]).rsplit("/", 1)[-1] if args else ""
+    op = operation(program, stem, ())
+    stated = [max(1, len(members)) * per_process]
+    ranks, contradicted = settled_ranks(op, stated, "devices", rows)
+    remarks = about_operation(program)
+    if len(groups) > 1:
+        remarks.append(
+            f"{len(groups)} groups were measured at the same time; ranks and hosts are those of "
+            "the first"
+        )
+    hosts = len({str(device.get("hostname")) for device in members}) or None
+    if ranks > stated[0] and hosts == 1:
+        hosts = None
+    return NcclTestsLog(op, ranks, hosts, tuple(rows), (*remarks, *contradicted))
+
+
+def _json_rows(line: Mapping[str, Any]) -> Iterator[NcclTestsRow]:
+    for placement in ("out_of_place", "in_place"):
+        measured = line.get(placement)
+        if not isinstance(measured, dict) or not line.get("size"):
+            continue
+        if "time" not in measured and "cpu_time" in measured:
+            raise ValueError("its times are CPU times (-C); measure without -C")
+        time_us = number(measured.get("time"))
+        if not 0 < time_us < math.inf:
+            continue
+        single = line.get(f"{placement}_per_iter")
+        redop, wrong = str(line.get("redop", "none")), number(measured.get("nwrong"))
+        yield NcclTestsRow(
+            size_bytes=int(line["size"]),
+            count=int(line.get("count", 0)),
+            dtype=str(line.get("type", "")),
+            redop="" if redop == "none" else redop,
+            root=int(number(line.get("root", -1))),
+            placement=placement,
+            time_us=time_us,
+            wrong=None if math.isnan(wrong) else int(wrong),
+            samples_us=_samples_us(single) if isinstance(single, dict) else (),
+            algbw=_figure(measured.get("alg_bw")),
+            busbw=_figure(measured.get("bus_bw")),
+        )
+
+
+def _samples_us(single: Mapping[str, Any]) -> tuple[float, ...]:
+    """Times of the iterations that the run does not skip (``-K``); its list has all of them."""
+    times = [float(sample) for sample in single.get("times_us", ())]
+    return tuple(times[int(single.get("skipped_iterations", 0)) :])
+
+
+def read_records(text: str, stem: str) -> tuple[NcclTestsLog, ...]:
+    """Reads rccl-tests' ``-Z json`` or ``-Z csv``; one log per operation.
+
+    Raises:
+        ValueError: the file lacks the operation, or contradicts itself.
+    """
+    begin = text.lstrip()
+    if begin.startswith(("[", "{")):
+        value = json.loads(text)
+        records = [_plain(record) for record in (value if isinstance(value, list) else [value])]
+    else:
+        records = list(_of_csv(begin))
+    by_op: dict[tuple[str, int, int], list[Mapping[str, str]]] = {}
+    for record in records:
+        op = operation(record.get("name", record.get("collective", "")), stem, ())
+        groups = [_processes(record, name) for name in ("rankspernode", "ranks")]
+        by_op.setdefault((op, groups[0], groups[1]), []).append(record)
+    return tuple(_of_records(op, stated, of_op) for (op, *stated), of_op in by_op.items())
+
+
+def _of_records(
+    op: str, stated: Sequence[int], records: Sequence[Mapping[str, str]]
+) -> NcclTestsLog:
+    rows = [row for record in records if (row := _record_row(record)) is not None]
+    numbers = [ranks for ranks in dict.fromkeys(stated) if ranks > 0]
+    if not numbers and not rows:
+        raise ValueError("it has no column with the number of ranks or gpus")
+    ranks, contradicted = settled_ranks(op, numbers, "columns", rows)
+    rows = [replace(row, count=_count(op, row, ranks)) for row in rows]
+    remarks = [
+        *about_operation(records[0].get("name", records[0].get("collective", ""))),
+        *contradicted,
+    ]
+    nodes = number(records[0].get("nodes"))
+    hosts = 1 if "gpus" in records[0] else None if math.isnan(nodes) else max(1, int(nodes))
+    if hosts == 1 and "gpus" not in records[0]:
+        remarks.append(
+            "rccl-tests' column nodes counts communicators, not hosts; its ranks are taken as on "
+            "one host"
+        )
+    return NcclTestsLog(op, ranks, hosts, tuple(rows), tuple(remarks))
+
+
+def _processes(record: Mapping[str, str], name: str) -> int:
+    """Returns the ranks of a number of processes; 0 if the record does not have it.
+
+    A build without MPI has one process, whose number of GPUs is ``gpus``.
+    """
+    if "gpus" in record:
+        return int(record["gpus"])
+    if name not in record:
+        return 0
+    return int(record[name]) * int(record.get("gpusperrank", 1))
+
+
+def _plain(record: Any) -> dict[str, str]:
+    if not isinstance(record, dict):
+        raise ValueError("a record is not an object")
+    return {str(name).lower(): str(value) for name, value in record.items()}
+
+
+def _of_csv(text: str) -> Iterator[dict[str, str]]:
+    lines = csv.reader(io.StringIO(text), skipinitialspace=True)
+    names = [name.strip().lower() for name in next(lines)]
+    for cells in lines:
+        if not cells:
+            continue
+        aligned = names
+        if len(cells) == len(names) + 1 and "nodes" not in names:
+            aligned = [*names[:2], "nodes", *names[2:]]
+        if len(cells) == len(aligned):  # else cut off
+            yield dict(zip(aligned, (cell.strip() for cell in cells), strict=True))
+
+
+def _record_row(record: Mapping[str, str]) -> NcclTestsRow | None:
+    """Makes a row of a record, with no count; None if its size or time is zero."""
+    time_us, size = number(record.get("time")), number(record.get("size"))
+    if not (0 < time_us < math.inf and size > 0):
+        return None
+    redop = record.get("redop", "none")
+    wrong = number(record.get("wrong", record.get("#wrong")))
+    return NcclTestsRow(
+        size_bytes=int(size),
+        count=0,
+        dtype=record.get("type", ""),
+        redop="" if redop == "none" else redop,
+        root=-1,
+        placement="in_place" if int(record["inplace"]) else "out_of_place",
+        time_us=time_us,
+        wrong=None if math.isnan(wrong) else int(wrong),
+        round=int(record.get("numcycle", 0)),
+        algbw=_figure(record.get("algbw")),
+        busbw=_figure(record.get("busbw")),
+    )
+
+
+def _count(op: str, row: NcclTestsRow, ranks: int) -> int:
+    """Number of elements as NCCL's call counts them; 0 if the type is unknown."""
+    width = 1 if _ONE_BYTE.fullmatch(row.dtype) else _BYTES.get(row.dtype.replace("uint32", "int"))
+    if width is None:
+        width = 4 if row.dtype in ("int32", "uint32") else 0
+    parts = ranks if op in _OF_PARTS else 1
+    return row.size_bytes // (width * parts) if width else 0
+
+
+def _figure(value: object) -> Figure | None:
+    shown = number(value)
+    return Figure(shown, _HALF_DIGIT) if math.isfinite(shown) else None

@@ -1,0 +1,151 @@
+"""Rows of nccl-tests and rccl-tests, whatever file they come from, and the names of their tests."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+_CELL = re.compile(r"[-+]?(?:\d+\.?(?P<decimals>\d*)|\.\d+)(?:[eE](?P<power>[-+]?\d+))?")
+#: A program of nccl-tests that measures no collective of NCCL's.
+_NO_COLLECTIVE = "hypercube"
+#: c10d's operation by the name in the program's name; a longer name stands before its parts.
+_OPS = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "broadcast": "broadcast",
+    "sendrecv": "send_recv",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce": "reduce",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure as a file shows it."""
+
+    value: float
+    #: Half a unit of the last digit shown: the true value differs by no more.
+    half_digit: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Times of a row's single iterations, as columns ``i_*`` summarise them (nccl-tests ``-I``)."""
+
+    min_us: float
+    p99_us: float
+    max_us: float
+    #: Standard deviation divided by mean.
+    cv: float
+
+
+@dataclass(frozen=True)
+class NcclTestsRow:
+    """One result of nccl-tests; a line of the table holds one out of place and one in place."""
+
+    size_bytes: int
+    count: int
+    dtype: str
+    #: Reduction; empty if the operation reduces nothing.
+    redop: str
+    root: int
+    placement: str
+    #: Mean time of an iteration.
+    time_us: float
+    #: Number of wrong elements; None if results were not checked. Where the file shows only the
+    #: largest error, 1 stands for at least one wrong element.
+    wrong: int | None
+    #: Times of single iterations, if the file has them, without those that the run skips.
+    samples_us: tuple[float, ...] = ()
+    #: Number of the pass over all sizes that measured the row, from 0 (``-N``, or a repeated run).
+    round: int = 0
+    #: Bandwidths in GB/s as the file shows them; None if it shows none.
+    algbw: Figure | None = None
+    busbw: Figure | None = None
+    #: Summary of single iterations; None if the file has none.
+    spread: Spread | None = None
+
+
+@dataclass(frozen=True)
+class NcclTestsLog:
+    """The result of one run of one test."""
+
+    op: str
+    #: Ranks of the communicator; of the first one if ``NCCL_TESTS_SPLIT`` made several.
+    ranks: int
+    #: Hosts of these ranks; None if the file does not tell.
+    hosts: int | None
+    rows: tuple[NcclTestsRow, ...]
+    #: What a reader of the figures must know, as sentences without a full stop.
+    remarks: tuple[str, ...] = ()
+
+
+def number(cell: object) -> float:
+    """Parses a number; NaN if the cell is not a number."""
+    try:
+        return float(str(cell))
+    except ValueError:
+        return math.nan
+
+
+def figure(cell: str) -> Figure | None:
+    """Parses a figure with the precision of its digits; None if the cell is not a number."""
+    match = _CELL.fullmatch(cell)
+    if match is None:
+        return None
+    unit = 10.0 ** (int(match["power"] or 0) - len(match["decimals"] or ""))
+    return Figure(float(cell), unit / 2)
+
+
+def operation(program: str, stem: str, columns: Sequence[str]) -> str:
+    """Returns the operation, from the program's name or the name of the file.
+
+    Raises:
+        ValueError: neither names an operation.
+    """
+    for text in (program, stem):
+        if _NO_COLLECTIVE in text.lower():
+            raise ValueError(f"{text} does not measure a collective of NCCL")
+        plain = text.lower().replace("-", "_").replace("_", "")
+        for name, op in _OPS.items():
+            if name.replace("_", "") in plain:
+                return op
+    if {"redop", "op"} & set(columns) and "root" not in columns:
+        raise ValueError(
+            "its operation may be all_reduce or reduce_scatter; rename the file so that its name "
+            "has the right one"
+        )
+    raise ValueError("it does not name its operation; put the operation into the file's name")
+
+
+def about_operation(program: str) -> list[str]:
+    """Returns what must be said of the test itself: alltoallv sends unequal parts."""
+    if "alltoallv" in program.lower().replace("_", ""):
+        return ["alltoallv sends unequal parts; its rows are taken as all_to_all of the same size"]
+    return []
+
+
+def in_rounds(rows: Iterable[NcclTestsRow], first: int = 0) -> list[NcclTestsRow]:
+    """Numbers the passes over all sizes of one table, from ``first``.
+
+    A pass begins where the size falls. Rows of one size follow each other within a pass if sizes
+    were rounded to the same; if the table has one size only, each row is a pass.
+    """
+    rows = list(rows)
+    single = len({row.size_bytes for row in rows}) == 1
+    latest: dict[tuple[str, str, int, str], tuple[int, int]] = {}
+    numbered = []
+    for row in rows:
+        case = (row.dtype, row.redop, row.root, row.placement)
+        size, turn = latest.get(case, (-1, first))
+        if row.size_bytes < size or (single and row.size_bytes == size):
+            turn += 1
+        latest[case] = (row.size_bytes, turn)
+        numbered.append(replace(row, round=turn))
+    return numbered

@@ -1,0 +1,300 @@
+"""One table of nccl-tests' text: its columns, read by their names, and its rows.
+
+Formats: ``writeResultHeader`` in nccl-tests' and rccl-tests' ``util.cu``, before 2.17.7 in
+``common.cu``, before 2.13 in each test. A line has a description (size, count, type, and where
+named redop and root), then one result or two. Other processes may print into a row between its
+parts, because nccl-tests writes them separately.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from commprof.recordings.nccl_tests_rows import Figure, NcclTestsRow, Spread, figure, number
+
+HEADER = re.compile(r"((?:size\s+count|bytes\s+N)\s+type\b.*?(?:time\b|algbw).*)$")
+"""The line of column names, from its first name; behind a launcher's label, if there is one."""
+_PLACE = re.compile(r"\bout-of-place\b|(?<!of-)\bin-place\b")
+_DESCRIPTION = re.compile(r"(?<!\S)(\d+)[ \t]+(\d+)[ \t]+([A-Za-z]\w*)(?!\S)")
+_WORD = re.compile(r"\S+")
+#: A cell of a result, at the start of a word.
+_CELL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?\*?|N/A|[-+]?(?:nan|inf)")
+_REDOP = re.compile(r"[A-Za-z]+")
+#: Names of element types, for a row whose results are not in its line.
+_TYPE = re.compile(r"u?int\d*|char|half|double|b?float\w*|bf16|fp?\d+\w*")
+_ROOT = re.compile(r"-?\d+(?![\d.])")
+_NAMES_OF_DESCRIPTION = ("size", "bytes", "count", "N", "type", "redop", "op", "root")
+#: Columns after the results.
+_NAMES_BEHIND = ("timestamp", "algo", "proto", "nchannels")
+_NAMES_OF_TIME = ("time", "gputime")
+_NAMES_OF_WRONG = ("#wrong", "wrong", "error", "errors", "res")
+#: Columns with the largest error instead of the number of wrong elements, before 2.13.
+_NAMES_OF_DELTA = ("error", "errors", "res")
+#: Largest error per further rank that nccl-tests before 2.13 allows (``DeltaMaxValue``).
+_DELTAS = {"half": 1e-2, "bfloat16": 1e-2, "float": 1e-5, "double": 1e-12}
+_LEAST_DELTA = 1e-200
+
+
+@dataclass(frozen=True)
+class _Description:
+    """The cells of a row before its results."""
+
+    size_bytes: int
+    count: int
+    dtype: str
+    redop: str
+    root: int
+
+
+class Table:
+    """Reader of a table's rows, line by line, in the order of the file."""
+
+    def __init__(self, header: str, above: Sequence[str], ranks: int, label_words: int) -> None:
+        """Reads the column names.
+
+        Args:
+            header: line of column names.
+            above: lines above it, one of which says where results are placed.
+            ranks: number of ranks, which limits the allowed error before 2.13.
+            label_words: words of a launcher's label before each line.
+
+        Raises:
+            ValueError: the columns cannot be used.
+        """
+        match = HEADER.search(header)
+        cells = list(_WORD.finditer(header, match.start(1))) if match else []
+        self.columns = tuple(cell[0] for cell in cells)
+        self._ranks = ranks
+        self._label = re.compile(rf"\s*(?:\S+\s?){{{label_words}}}") if label_words else None
+        first = next(
+            (index for index, name in enumerate(self.columns) if name not in _NAMES_OF_DESCRIPTION),
+            len(self.columns),
+        )
+        self._described = self.columns[:first]
+        results = list(self.columns[first:])
+        while results and results[-1] in _NAMES_BEHIND:
+            results.pop()
+        half = len(results) // 2
+        starts = [index for index, name in enumerate(results) if name == results[0]]
+        if half and results[:half] == results[half : 2 * half]:
+            self._names, begins = results[:half], [0, half]
+        elif len(starts) == 2:
+            self._names, begins = results[: starts[1]], starts
+        else:
+            self._names, begins = results, [0]
+        self._time = self._index_of_time()
+        self._wrong = next(
+            (index for index, name in enumerate(self._names) if name in _NAMES_OF_WRONG), None
+        )
+        self._places = _places(above, len(begins))
+        #: Distance in characters from the cell before the first result to each result's first cell.
+        self._distance = [
+            cells[first + begin].end() - cells[first - 1].end() for begin in begins if first
+        ]
+        #: v1 of nccl-tests, whose columns are ``bytes`` and ``N``, shows milliseconds.
+        self._unit_us = 1e3 if "bytes" in self._described else 1.0
+        self._pending: tuple[_Description, list[str]] | None = None
+        #: Number of rows that other output broke and that could not be put together.
+        self.broken = 0
+
+    def rows(self, line: str) -> list[NcclTestsRow]:
+        """Returns the results in a line, out of place and in place; empty if it has none."""
+        for match in _DESCRIPTION.finditer(line):
+            description, position, interrupted = self._description(match, line)
+            cells = ([], 0, True) if interrupted else self._cells(line, position)
+            if len(cells[0]) < len(self._names) and not _TYPE.fullmatch(description.dtype):
+                continue  # numbers and a word in a line of other output
+            self.end()
+            return self._results(description, cells, position)
+        return self._continued(line) if self._pending else []
+
+    def end(self) -> None:
+        """Gives up a row that waits for its other results."""
+        self.broken += self._pending is not None
+        self._pending = None
+
+    def _index_of_time(self) -> int:
+        for name in _NAMES_OF_TIME:
+            if name in self._names:
+                return self._names.index(name)
+        if "cputime" in self._names:
+            raise ValueError("its times are CPU times (-C); measure without -C")
+        raise ValueError("it has no column of times")
+
+    def _description(self, match: re.Match[str], line: str) -> tuple[_Description, int, bool]:
+        """Returns the description, the end of its last cell, and whether other output follows."""
+        position, redop, root, interrupted = match.end(), "", -1, False
+        word = _WORD.match(line, _skip(line, position))
+        # Tests that reduce nothing may leave the cell empty.
+        if word and {"redop", "op"} & set(self._described) and _is_redop(word[0]):
+            redop, position = word[0], word.end()
+            word = _WORD.match(line, _skip(line, position))
+        if word and "root" in self._described and (cell := _ROOT.match(word[0])):
+            root, interrupted = int(cell[0]), cell.end() < len(word[0])
+            position = word.start() + cell.end()
+            word = None if interrupted else _WORD.match(line, _skip(line, position))
+        if word is not None and _CELL.match(word[0]) is None:
+            interrupted = True
+        described = _Description(
+            *(int(match[1]), int(match[2]), match[3], "" if redop == "none" else redop, root)
+        )
+        return described, position, interrupted
+
+    def _results(
+        self, described: _Description, read: tuple[list[str], int, bool], last_end: int
+    ) -> list[NcclTestsRow]:
+        cells, first_end, broken_off = read
+        size, places = len(self._names), self._places
+        whole = len(cells) // size
+        if whole == 1 and len(places) > 1 and not broken_off:
+            distance = first_end - last_end
+            to_each = [abs(distance - usual) for usual in self._distance]
+            places = places[to_each.index(min(to_each)) :]
+        rows = self._measured(described, places, cells)
+        missing = list(places[whole:])
+        if broken_off and missing and len(cells) % size == 0:
+            self._pending = described, missing
+        elif broken_off and missing:
+            self.broken += 1
+        return rows
+
+    def _cells(self, line: str, position: int) -> tuple[list[str], int, bool]:
+        """Returns cells of results, the end of the first, and whether other output ends them."""
+        cells: list[str] = []
+        first_end, most = 0, len(self._names) * len(self._places)
+        while len(cells) < most:
+            word = _WORD.match(line, _skip(line, position))
+            if word is None:
+                return cells, first_end, False
+            cell = _CELL.match(word[0])
+            if cell is None:
+                return cells, first_end, not _is_time_of_day(word[0])
+            position = word.start() + cell.end()
+            whole = cell.end() == len(word[0])
+            # Other output may follow a result's last cell directly, else digits may be lost.
+            if not whole and (len(cells) + 1) % len(self._names):
+                return cells, first_end, not _is_time_of_day(word[0])
+            cells.append(cell[0])
+            first_end = first_end or word.end()
+            if not whole:
+                return cells, first_end, True
+        return cells, first_end, False
+
+    def _continued(self, line: str) -> list[NcclTestsRow]:
+        """Reads the rest of a row behind other output; only a line that has nothing else."""
+        assert self._pending is not None
+        described, places = self._pending
+        position = label.end() if self._label and (label := self._label.match(line)) else 0
+        start = _skip(line, position)
+        if line[start : start + 1] == "#":
+            self.end()
+            return []
+        cells, _, broken_off = self._cells(line, position)
+        size = len(self._names)
+        if not cells or len(cells) % size or len(cells) > size * len(places):
+            return []
+        if len(cells) < size * len(places) and not broken_off:
+            return []
+        rows = self._measured(described, places, cells)
+        if not all(agrees_with_algbw(row) for row in rows):
+            return []
+        missing = places[len(cells) // size :]
+        self._pending = (described, missing) if missing else None
+        return rows
+
+    def _measured(
+        self, described: _Description, places: Sequence[str], cells: Sequence[str]
+    ) -> list[NcclTestsRow]:
+        """Makes rows of the whole results; leaves out those whose size or time is zero."""
+        size = len(self._names)
+        made = []
+        for placement, begin in zip(places, range(0, len(cells) - size + 1, size), strict=False):
+            by_name = dict(zip(self._names, cells[begin : begin + size], strict=True))
+            time_us = number(cells[begin + self._time]) * self._unit_us
+            if not (0 < time_us < math.inf and described.size_bytes > 0):
+                continue
+            made.append(
+                NcclTestsRow(
+                    size_bytes=described.size_bytes,
+                    count=described.count,
+                    dtype=described.dtype,
+                    redop=described.redop,
+                    root=described.root,
+                    placement=placement,
+                    time_us=time_us,
+                    wrong=self._wrong_elements(described.dtype, by_name),
+                    algbw=_shown(by_name, "algbw"),
+                    busbw=_shown(by_name, "busbw"),
+                    spread=_spread(by_name),
+                )
+            )
+        return made
+
+    def _wrong_elements(self, dtype: str, cells: dict[str, str]) -> int | None:
+        """Returns the number of wrong elements; 1 for an error above what is allowed."""
+        if self._wrong is None:
+            return None
+        name = self._names[self._wrong]
+        cell = cells[name]
+        value = number(cell.removesuffix("*"))
+        if math.isnan(value):
+            return None
+        if name not in _NAMES_OF_DELTA:
+            return int(value) if math.isfinite(value) else 1
+        allowed = _DELTAS.get(dtype, _LEAST_DELTA) * max(1, self._ranks - 1)
+        return int(cell.endswith("*") or value > allowed)
+
+
+def agrees_with_algbw(row: NcclTestsRow) -> bool:
+    """True unless the row's algbw is far from its size / time: digits or cells are lost."""
+    if row.algbw is None or not row.algbw.value > 10 * row.algbw.half_digit:
+        return True
+    shown = row.size_bytes / (row.time_us * 1e3)
+    # Before 2.9, algbw of some operations has the factor (n - 1) / n, at least a half.
+    return shown / 2.5 < row.algbw.value < 1.25 * shown
+
+
+def _places(above: Sequence[str], results: int) -> list[str]:
+    """Returns the placement of each result, in the order of the columns.
+
+    Raises:
+        ValueError: the only result's placement is not stated.
+    """
+    for line in reversed(above):
+        if named := _PLACE.findall(line):
+            return [name.replace("-", "_") for name in named[:results]]
+    if results == 1:
+        raise ValueError(
+            "its table does not say whether results are in place or out of place; keep the line "
+            "above the column names"
+        )
+    return ["out_of_place", "in_place"]
+
+
+def _shown(cells: dict[str, str], name: str) -> Figure | None:
+    return figure(cells[name]) if name in cells else None
+
+
+def _spread(cells: dict[str, str]) -> Spread | None:
+    least, p99, most, cv = (number(cells.get(f"i_{name}")) for name in ("min", "p99", "max", "cv%"))
+    if any(math.isnan(value) for value in (least, p99, most, cv)):
+        return None
+    return Spread(least, p99, most, cv / 100)
+
+
+def _skip(line: str, position: int) -> int:
+    """Returns the position of the next character that is not a space."""
+    while position < len(line) and line[position].isspace():
+        position += 1
+    return position
+
+
+def _is_redop(word: str) -> bool:
+    return _REDOP.fullmatch(word) is not None and word not in ("nan", "inf")
+
+
+def _is_time_of_day(word: str) -> bool:
+    return re.match(r"\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d", word) is not None

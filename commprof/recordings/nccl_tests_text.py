@@ -1,0 +1,232 @@
+"""Reads the text that nccl-tests and rccl-tests print, as launchers and terminals left it.
+
+Read line by line, so that a log may be of any length: NCCL's own lines (``NCCL_DEBUG``) and lists
+of thousands of ranks stand before the table. Tags of mpirun, labels before each line, colours and
+carriage returns are ignored. A log may hold several tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from commprof.files import open_regular
+from commprof.recordings.nccl_tests_ranks import settled_ranks
+from commprof.recordings.nccl_tests_rows import (
+    NcclTestsLog,
+    NcclTestsRow,
+    about_operation,
+    in_rounds,
+    operation,
+)
+from commprof.recordings.nccl_tests_table import HEADER, Table
+from commprof.text import counted, rank_list
+
+#: Longest piece of a line that is read at once.
+_LONGEST_LINE = 1 << 16
+_MARK = re.compile(
+    rb"(?:size[ \t]+count|bytes[ \t]+N)[ \t]+type\b[^\r\n]{0,400}?time\b[^\r\n]{0,200}?algbw"
+)
+#: Control sequences of terminals, and mpirun's tags, which may stand between a row's parts, too.
+_NOT_PRINTED = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\[(?:[^\[\]\s]*@)?\d+,\d+\]<std\w+>: ?")
+_RANK = re.compile(
+    r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\b"
+)
+_STARTING = re.compile(r"Collective test starting: *(\w+)")
+_CONCLUDED = re.compile(r"Collective test concluded: *(\w+)")
+_PROGRAM = re.compile(r"\w+_perf")
+#: Number of lines above the column names among which the placement is looked for.
+_ABOVE = 4
+
+
+@dataclass(frozen=True)
+class _Device:
+    """A rank of the list of devices."""
+
+    rank: int
+    host: str
+    #: Number of the communicator (``NCCL_TESTS_SPLIT``); 0 in versions without splits.
+    group: int
+
+
+@dataclass
+class _About:
+    """What stands between a table's last row and the next table."""
+
+    starting: str = ""
+    named: str = ""
+    devices: list[_Device] = field(default_factory=list)
+
+
+@dataclass
+class _Section:
+    """A table of a file, with what stands above it."""
+
+    table: Table
+    about: _About
+    concluded: str = ""
+    rows: list[NcclTestsRow] = field(default_factory=list)
+
+    @property
+    def program(self) -> str:
+        """The program that wrote the table; empty if not named."""
+        return self.about.starting or self.about.named or self.concluded
+
+
+@dataclass
+class _Content:
+    """All that is used of a file."""
+
+    sections: list[_Section] = field(default_factory=list)
+    devices: list[_Device] = field(default_factory=list)
+    #: The last program that any line names; empty if none does.
+    program: str = ""
+
+
+def has_table(path: Path) -> bool:
+    """True if a text file has a line with nccl-tests' column names.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open_regular(path) as opened:
+        tail = b""
+        while piece := opened.read(1 << 20):
+            if not tail and b"\0" in piece[:4096]:
+                return False
+            if _MARK.search(tail + piece):
+                return True
+            tail = piece[-1024:]
+    return False
+
+
+def read_text(path: Path) -> tuple[NcclTestsLog, ...]:
+    """Reads the text output of one or several runs.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it lacks the operation, the ranks or a table that can be used.
+    """
+    content = _content(_lines(path))
+    sections = content.sections
+    if not sections:
+        raise ValueError("it has no line of column names")
+    unnamed = {section.table.columns for section in sections if not section.program}
+    if len(unnamed) > 1 or (unnamed and any(section.program for section in sections)):
+        raise ValueError(
+            f"it holds {len(sections)} results and does not name the operation of each; put each "
+            "result into its own file"
+        )
+    logs = list(_logs(path.stem, content))
+    if len({log.hosts for log in logs if log.rows}) > 1:
+        raise ValueError(
+            "its results are from different numbers of hosts; put each result into its own file"
+        )
+    return tuple(logs)
+
+
+def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
+    """Yields one log for each operation and set of devices; ``stem``: the file's name."""
+    parts: dict[tuple[str, frozenset[_Device]], list[_Section]] = {}
+    for section in content.sections:
+        op = operation(section.program or content.program, stem, section.table.columns)
+        devices = frozenset(section.about.devices or content.devices)
+        parts.setdefault((op, devices), []).append(section)
+    for (op, devices), sections in parts.items():
+        rows: list[NcclTestsRow] = []
+        for section in sections:
+            rows += in_rounds(section.rows, max((row.round for row in rows), default=-1) + 1)
+        remarks = about_operation(sections[0].program or content.program)
+        runs = sum(bool(section.rows) for section in sections)
+        if runs > 1:
+            remarks.append(f"{runs} runs of the same test in it are taken as rounds of one")
+        if broken := sum(section.table.broken for section in sections):
+            are = "is" if broken == 1 else "are"
+            remarks.append(f"{counted(broken, 'row')} broken by other output {are} left out")
+        ranks, hosts, of_ranks = _took_part(op, devices, rows)
+        yield NcclTestsLog(op, ranks, hosts, tuple(rows), (*remarks, *of_ranks))
+
+
+def _took_part(
+    op: str, devices: frozenset[_Device], rows: Sequence[NcclTestsRow]
+) -> tuple[int, int | None, list[str]]:
+    """Returns the ranks of the communicator, its hosts (None: not known), and remarks."""
+    listed = {device.rank for device in devices}
+    lost = sorted(set(range(max(listed, default=-1) + 1)) - listed)
+    groups = {device.group for device in devices}
+    first = min(devices, key=lambda device: (device.rank, device.group), default=None)
+    members = [device for device in devices if first and device.group == first.group]
+    member_ranks = {device.rank for device in members}
+    stated = [len(member_ranks)] if member_ranks else []
+    if lost and len(groups) == 1:
+        stated = [len(listed) + len(lost), len(listed)]
+    ranks, remarks = settled_ranks(op, stated, "lines `# Rank`", rows)
+    if lost and len(groups) == 1 and ranks == stated[0]:
+        remarks.append(
+            f"the lines `# Rank` of {counted(len(lost), 'rank')} ({rank_list(lost)}) are missing; "
+            f"{ranks} ranks took part, as the highest number says"
+        )
+    if len(groups) > 1:
+        remarks.append(
+            f"{len(groups)} groups were measured at the same time; ranks and hosts are those of "
+            "the first"
+        )
+    hosts = {device.host for device in members}
+    by_rank: dict[int, set[str]] = {}
+    for device in members:
+        by_rank.setdefault(device.rank, set()).add(device.host)
+    alone = max(map(len, by_rank.values()), default=1)
+    if alone > 1:
+        remarks.append(
+            f"{alone} processes number their ranks from 0, so each measured alone (nccl-tests is "
+            "built with MPI=1 to measure together)"
+        )
+        return ranks, len({min(names) for names in by_rank.values()}), remarks
+    if len(hosts) < 2 and ranks > len(member_ranks):
+        return ranks, None, remarks
+    return ranks, len(hosts) or None, remarks
+
+
+def _content(lines: Iterator[str]) -> _Content:
+    """Reads the tables, the lists of devices and the names of programs."""
+    content, about = _Content(), _About()
+    section: _Section | None = None
+    above: deque[str] = deque(maxlen=_ABOVE)
+    for line in lines:
+        if "type" in line and (match := HEADER.search(line)):
+            if section:
+                section.table.end()
+            label = line[: match.start()].partition("#")[0]
+            ranks = len({device.rank for device in about.devices or content.devices})
+            section = _Section(Table(line, above, ranks, len(label.split())), about)
+            content.sections.append(section)
+        elif section and (rows := section.table.rows(line)):
+            section.rows += rows
+            about = _About()
+        elif "Rank" in line and (match := _RANK.search(line)):
+            device = _Device(int(match[1]), match[4], int(match[2] or 0))
+            about.devices.append(device)
+            content.devices.append(device)
+        elif "_perf" in line and (named := _PROGRAM.findall(line)):
+            content.program = named[-1]
+            if (match := _CONCLUDED.search(line)) and section:
+                section.concluded = match[1]
+            elif match := _STARTING.search(line):
+                about.starting = match[1]
+            else:
+                about.named = named[-1]
+        above.append(line)
+    if section:
+        section.table.end()
+    return content
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """Yields the lines without tags and control sequences."""
+    with open_regular(path) as opened:
+        while raw := opened.readline(_LONGEST_LINE):
+            for part in raw.decode(errors="replace").rstrip("\r\n").split("\r"):
+                yield _NOT_PRINTED.sub("", part)

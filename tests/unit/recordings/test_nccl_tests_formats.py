@@ -1,0 +1,570 @@
+"""Formats of nccl-tests and rccl-tests: every version's columns, and what launchers do to a log.
+
+Logs are written here with the formats of the programs' sources, for a cost of 20 us and 100 GB/s.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.sweeps.sweep_comparison import compare_sweeps
+from commprof.analysis.sweeps.sweep_file import read_sweep
+from commprof.commands import main
+from commprof.errors import CommprofError, UsageError
+from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.predict.fit.points import read_points
+from commprof.recordings.nccl_tests import NcclTestsLog, is_nccl_tests, read_nccl_tests
+
+SIZES = [1024 * 4**k for k in range(10)]
+PLACES = ("out_of_place", "in_place")
+#: Factor from algbw to busbw (nccl-tests, doc/PERFORMANCE.md).
+FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+}
+
+
+def time_us(size: int) -> float:
+    return 20 + size / 100e3
+
+
+def shown(value: float, width: int) -> str:
+    """As ``getFloatStr`` in util.cu."""
+    texts = [f"{value:{width}.{digits}f}" for digits in (2, 1, 0)]
+    return next((text for text in texts if len(text) <= width), f"{value:{width}.1e}")
+
+
+def devices(number: int, per_host: int = 8, group: Callable[[int], int] = lambda rank: 0) -> str:
+    return "".join(
+        f"#  Rank {rank:2d} Group {group(rank):2d} Pid {4000 + rank:6d} on "
+        f"{f'node{rank // per_host}':>10} device {rank % per_host:2d} [0000:01:00] A GPU\n"
+        for rank in range(number)
+    )
+
+
+def head(listed: str, program: str = "all_reduce_perf") -> str:
+    return (
+        f"# nccl-tests version 2.19.6\n# Collective test starting: {program}\n# nThread 1 nGpus 1 "
+        f"minBytes 1024 maxBytes 268435456\n#\n# Using devices\n{listed}#\n"
+    )
+
+
+def result(size: int, ranks: int, names: Sequence[str], op: str, factor: float = 1.0) -> str:
+    """One result's cells; times are multiplied by ``factor``."""
+    t = time_us(size) * factor
+    algbw = size / t / 1e3
+    values = {
+        "time": shown(t, 7),
+        "hipevt": shown(0.97 * t, 7),
+        "algbw": shown(algbw, 6),
+        "busbw": shown(algbw * FACTORS[op](ranks), 6),
+        "#wrong": f"{0:6g}",
+        "error": "  0e+00",
+        "i_min": shown(0.9 * t, 7),
+        "i_max": shown(1.5 * t, 7),
+        "i_p99": shown(1.4 * t, 7),
+        "i_cv%": shown(12.5, 7),
+    }
+    return "".join("  " + values[name] for name in names)
+
+
+NEW = ("time", "algbw", "busbw", "#wrong")
+
+
+def table(
+    ranks: int,
+    names: Sequence[str] = NEW,
+    places: Sequence[str] = PLACES,
+    op: str = "all_reduce",
+    behind: tuple[str, str] = ("", ""),
+    cycles: Iterable[float] = (1.0,),
+) -> str:
+    above = "".join(f"          {place.replace('_', '-')}          " for place in places)
+    header = "".join(f"  {name:>7}" for name in names) * len(places)
+    text = f"#\n#{'':46}{above}\n#       size         count      type   redop    root{header}"
+    text += f" {behind[0]}\n#        (B)    (elements)\n"
+    for factor in cycles:
+        for size in SIZES:
+            cells = result(size, ranks, names, op, factor) * len(places)
+            text += f"{size:12d}  {size // 4:12d}     float     sum      -1{cells}{behind[1]}\n"
+    return text + "# Out of bounds values  : 0 OK\n# Avg bus bandwidth     : 60\n#\n"
+
+
+def log_of(folder: Path, text: str | bytes, name: str = "job.out") -> NcclTestsLog:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    assert is_nccl_tests(path)
+    (log,) = read_nccl_tests(path)
+    return log
+
+
+def figures(log: NcclTestsLog) -> list[tuple[int, str, float]]:
+    return [(row.size_bytes, row.placement, row.time_us) for row in log.rows]
+
+
+def expected(places: Sequence[str] = PLACES) -> list[tuple[int, str, float]]:
+    return [(size, place, float(shown(time_us(size), 7))) for size in SIZES for place in places]
+
+
+PER_ITERATION = (*NEW, "i_min", "i_max", "i_p99", "i_cv%")
+
+
+@pytest.mark.parametrize(
+    ("names", "places", "behind"),
+    [
+        (NEW, PLACES, ("", "")),
+        (("time", "algbw", "busbw", "error"), PLACES, ("", "")),
+        (("time", "hipevt", "algbw", "busbw", "#wrong"), PLACES, ("", "")),
+        (("time", "hipevt", "algbw", "busbw", "#wrong"), ("in_place",), ("", "")),
+        (NEW, ("in_place",), ("", "")),
+        (NEW, ("out_of_place",), ("timestamp", "  2026-07-09 12:00:00")),
+        (NEW, PLACES, ("timestamp", "  2026-07-09 12:00:00")),
+        (NEW, PLACES, ("algo      proto      nchannels", "    RING    SIMPLE          32")),
+        (NEW, ("in_place",), ("algo      proto      nchannels", "    N/A     N/A        N/A")),
+        (PER_ITERATION, PLACES, ("", "")),
+        (PER_ITERATION, PLACES, ("timestamp", "  2026-07-09 12:00:00")),
+    ],
+)
+def test_columns_are_read_by_their_names(
+    tmp_path: Path, names: tuple[str, ...], places: tuple[str, ...], behind: tuple[str, str]
+) -> None:
+    log = log_of(tmp_path, head(devices(8)) + table(8, names, places, behind=behind))
+    assert (log.op, log.ranks, log.hosts, log.remarks) == ("all_reduce", 8, 1, ())
+    assert figures(log) == expected(places)
+    assert {row.wrong for row in log.rows} == {0}
+
+
+def test_a_single_result_without_its_placement_is_refused(tmp_path: Path) -> None:
+    text = head(devices(8)) + table(8, places=("in_place",)).replace("in-place", "")
+    with pytest.raises(UsageError, match="does not say whether results are in place or out of"):
+        log_of(tmp_path, text)
+
+
+def test_per_iteration_columns_give_the_spread_of_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.out"
+    path.write_text(head(devices(8)) + table(8, PER_ITERATION))
+    row = read_sweep(path).rows[0]
+    assert (row.time_us, row.min_us, row.p99_us, row.max_us) == (20.01, 18.01, 28.01, 30.02)
+    assert row.cv == pytest.approx(0.125)
+
+
+def noise(lines: int) -> str:
+    return "".join(
+        f"node{line % 8}:{line}:{line} [{line % 8}] NCCL INFO Channel {line % 32:02d}/0 : "
+        f"{line % 64}[0] -> {line % 63}[1] via P2P/CUMEM\n"
+        for line in range(lines)
+    )
+
+
+@pytest.mark.parametrize(("ranks", "lines"), [(1024, 0), (2048, 10), (8, 60_000)])
+def test_the_table_may_stand_behind_megabytes_of_other_lines(
+    tmp_path: Path, ranks: int, lines: int
+) -> None:
+    text = noise(lines) + head(devices(ranks)) + noise(lines // 2) + table(ranks)
+    log = log_of(tmp_path, text)
+    assert (log.ranks, log.hosts, log.remarks) == (ranks, ranks // 8, ())
+    assert figures(log) == expected()
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "[1,0]<stdout>:",
+        "[1,0]<stdout>: ",
+        "[prterun-host-3@1,0]<stdout>: ",
+        "0: ",
+        " 0: ",
+        "[0] ",
+        "[default0]:",
+        "2026-05-01T10:00:00.123456Z ",
+        "2026-05-01 10:00:00,123 INFO ",
+        "[pod/nccl-launcher-x7/nccl] ",
+        "nccl-launcher  | ",
+        "\x1b[36m(pid=77, ip=10.0.0.1)\x1b[0m ",
+        "2026-05-01T10:00:00Z [1,0]<stdout>:",
+        "> ",
+    ],
+)
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_labels_colours_and_line_ends_make_no_difference(
+    tmp_path: Path, label: str, ending: str
+) -> None:
+    lines = (head(devices(16)) + table(16)).splitlines()
+    log = log_of(tmp_path, (ending.join(label + line for line in lines) + ending).encode())
+    assert (log.op, log.ranks, log.hosts, log.remarks) == ("all_reduce", 16, 2, ())
+    assert figures(log) == expected()
+
+
+def in_pieces(line: str) -> list[str]:
+    """Splits a row where nccl-tests writes its parts: description, first and second result."""
+    third = len(result(SIZES[0], 8, NEW, "all_reduce"))
+    return [line[: -2 * third], line[-2 * third : -third], line[-third:]]
+
+
+def test_mpirun_tags_may_stand_within_rows(tmp_path: Path) -> None:
+    tag = "[1,0]<stdout>:"
+    lines = [
+        tag + tag.join(in_pieces(line) if line.startswith("  ") else [line])
+        for line in (head(devices(8)) + table(8)).splitlines()
+    ]
+    assert figures(log_of(tmp_path, "\n".join(lines))) == expected()
+
+
+@pytest.mark.parametrize("label", ["", "[1,0]<stdout>:", "0: "])
+def test_rows_broken_by_lines_of_other_ranks_are_put_together(tmp_path: Path, label: str) -> None:
+    drawn = random.Random(48)
+    text = ""
+    for line in (head(devices(8)) + table(8)).splitlines():
+        parts = in_pieces(line) if line.startswith("  ") else [line]
+        text += label + parts[0]
+        for part in parts[1:]:
+            if drawn.random() < 0.5:
+                text += f"node3:71:{drawn.randrange(99)} [3] NCCL INFO comm 0x1 rank 3 nranks 8\n"
+                text += noise(drawn.randrange(3)) + label
+            text += part
+        text += "\n"
+    assert figures(log_of(tmp_path, text)) == expected()
+
+
+def test_rows_that_cannot_be_put_together_are_counted_and_left_out(tmp_path: Path) -> None:
+    text = head(devices(8)) + table(8)
+    cut = f"{time_us(SIZES[5]):.2f}"[:-2]
+    broken = text.replace(f"{cut}", f"{cut[:2]}node1:1:1 [0] NCCL WARN a\n{cut[2:]}", 1)
+    assert broken != text
+    log = log_of(tmp_path, broken)
+    assert set(figures(log)) < set(expected())
+    assert len(log.rows) == 18
+    assert log.remarks == ("1 row broken by other output is left out",)
+
+
+def test_warnings_between_rows_and_a_log_that_ends_within_a_row(tmp_path: Path) -> None:
+    lines = (head(devices(8)) + table(8)).splitlines()
+    begin = next(at for at, line in enumerate(lines) if line.startswith("  "))
+    lines[begin + 3 : begin + 3] = [
+        "",
+        "node0:77:80 [0] transport/net_ib.cc:99 NCCL WARN NET/IB : Got completion from peer",
+        "srun: Job step 1.0 all_reduce_perf 4096 1024 float",
+    ]
+    whole = "\n".join(lines[: begin + 7])
+    log = log_of(tmp_path, whole[: -len(in_pieces(lines[begin + 6])[2]) - 4])
+    assert figures(log) == expected()[:6]
+
+
+@pytest.mark.parametrize("ranks", [8, 16])
+def test_a_lost_line_of_a_rank_is_found(tmp_path: Path, ranks: int) -> None:
+    """Rank numbers and busbw / algbw tell the ranks; a lost host cannot be told."""
+    listed = devices(ranks).splitlines(keepends=True)
+    for lost in (0, 3):
+        kept = "".join(line for at, line in enumerate(listed) if at != lost)
+        log = log_of(tmp_path, head(kept) + table(ranks))
+        assert (log.ranks, log.hosts) == (ranks, None if ranks == 8 else 2)
+        (said,) = log.remarks
+        assert f"of 1 rank ({lost}) are missing; {ranks} ranks took part" in said
+    log = log_of(tmp_path, head("".join(listed[:-1])) + table(ranks))
+    assert log.ranks == ranks
+    (said,) = log.remarks
+    assert f"name {ranks - 1} ranks, but busbw / algbw = " in said
+    path = tmp_path / "job.out"
+    if ranks == 8:
+        with pytest.raises(CommprofError, match="does not say on which hosts all ranks were"):
+            read_points(path)
+    else:
+        assert {point.ranks for point in read_points(path).points} == {16}
+
+
+def test_a_line_of_a_rank_without_its_number_sign_counts(tmp_path: Path) -> None:
+    log = log_of(tmp_path, head(devices(8).replace("#  Rank  0", "   Rank  0")) + table(8))
+    assert (log.ranks, log.hosts, log.remarks) == (8, 1, ())
+
+
+def test_ranks_follow_from_bandwidths_where_no_rank_is_listed(tmp_path: Path) -> None:
+    log = log_of(tmp_path, head("") + table(8))
+    assert (log.ranks, log.hosts) == (8, None)
+    assert log.remarks == ("it has no lines `# Rank`; busbw / algbw = 1.75 tells 8 ranks",)
+
+
+def test_a_log_that_contradicts_itself_is_refused_with_both_figures(tmp_path: Path) -> None:
+    text = head(devices(8)) + table(1000)
+    with pytest.raises(UsageError, match=r"name 8 ranks, but busbw / algbw = 1\.99.*; correct"):
+        log_of(tmp_path, text)
+    text = head(devices(8), "all_gather_perf") + table(8)
+    with pytest.raises(
+        UsageError, match=r"busbw / algbw = 1.75 of all_gather is that of no number"
+    ):
+        log_of(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("split", "members", "hosts"),
+    [
+        (lambda rank: rank % 2, 8, 2),  # MOD 2
+        (lambda rank: rank | 7, 8, 1),  # OR 0x7
+        (lambda rank: rank & 3, 4, 2),  # AND 0x3, NCCL_TESTS_SPLIT_MASK=0x3
+        (lambda rank: rank // 4, 4, 1),  # DIV 4
+    ],
+)
+def test_ranks_of_a_split_are_those_of_one_group(
+    tmp_path: Path, split: Callable[[int], int], members: int, hosts: int
+) -> None:
+    groups = len({split(rank) for rank in range(16)})
+    said = (
+        f"{groups} groups were measured at the same time; ranks and hosts are those of the first",
+    )
+    log = log_of(tmp_path, head(devices(16, group=split)) + table(members))
+    assert (log.ranks, log.hosts, log.remarks) == (members, hosts, said)
+    document = as_json(members, [(rank, split(rank)) for rank in range(16)])
+    log = log_of(tmp_path, json.dumps(document), "a.json")
+    assert (log.ranks, log.hosts, log.remarks) == (members, hosts, said)
+
+
+def as_json(ranks: int, listed: Sequence[tuple[int, int]], cycles: int = 1) -> dict[str, object]:
+    """What ``-J`` writes (util.cu)."""
+    bodies = [
+        {
+            "time": time_us(size),
+            "alg_bw": size / time_us(size) / 1e3,
+            "bus_bw": size / time_us(size) / 1e3 * FACTORS["all_reduce"](ranks),
+            "nwrong": None,
+        }
+        for size in SIZES
+    ]
+    rows = [
+        {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1"}
+        | dict.fromkeys(PLACES, body)
+        for size, body in zip(SIZES, bodies, strict=True)
+    ]
+    return {
+        **{"version": 3, "start_time": "2026-07-09 10:00:00", "env": ["A=b"]},
+        "args": ["./build/all_reduce_perf", "-J", "a.json"],
+        "config": {
+            **{"nthreads": 1, "ngpus": 1},
+            "devices": [
+                {"rank": rank, "group": group, "hostname": f"node{rank // 8}"}
+                for rank, group in listed
+            ],
+        },
+        "results": rows * cycles,
+    }
+
+
+def test_skipped_iterations_and_cycles_of_the_json_are_told_apart(tmp_path: Path) -> None:
+    document = as_json(8, [(rank, 0) for rank in range(8)], cycles=2)
+    for row in document["results"][:]:  # type: ignore[index]
+        times = [20 * time_us(row["size"])] * 11 + [time_us(row["size"])] * 9
+        for place in PLACES:
+            row[f"{place}_per_iter"] = {"skipped_iterations": 11, "times_us": times}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(document))
+    rows = read_sweep(path).rows
+    assert [row.time_us for row in rows[::2]] == [time_us(size) for size in SIZES]
+    assert {row.round_iterations for row in rows} == {(9, 9)}
+
+
+def test_cpu_times_are_refused_in_text_and_json(tmp_path: Path) -> None:
+    document = as_json(8, [(rank, 0) for rank in range(8)])
+    for row in document["results"]:  # type: ignore[attr-defined]
+        for place in PLACES:
+            row[place] = {"cpu_time": 1.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0.0}
+    text = head(devices(8)) + table(8).replace("   time", "cputime")
+    for content in (json.dumps(document), text):
+        with pytest.raises(UsageError, match="its times are CPU times"):
+            log_of(tmp_path, content, "a.json")
+
+
+def records(ranks: int, of_group: int, gpus: int, cycles: int = 1) -> list[dict[str, object]]:
+    """What ``-Z`` writes (Reporter in common.cu): processes of the job and of the group."""
+    found: list[dict[str, object]] = []
+    for cycle in range(cycles):
+        for size in SIZES:
+            for in_place in (0, 1):
+                algbw = size / time_us(size) / 1e3
+                found.append(
+                    {
+                        **{"numCycle": cycle, "name": "AllReduce", "nodes": ranks // of_group},
+                        **{"ranks": ranks, "ranksPerNode": of_group, "gpusPerRank": gpus},
+                        **{"size": size, "type": "float", "redop": "sum", "inPlace": in_place},
+                        **{"time": round(time_us(size), 6), "algBw": round(algbw, 6)},
+                        "busBw": round(algbw * FACTORS["all_reduce"](of_group * gpus), 6),
+                        "wrong": "N/A" if in_place else "0",
+                    }
+                )
+    return found
+
+
+def as_csv(found: Sequence[dict[str, object]], names: str | None = None) -> str:
+    lines = [names or ",".join(found[0])]
+    for record in found:
+        lines.append(",".join(f'"{v}"' if isinstance(v, str) else f"{v}" for v in record.values()))
+    return "\n".join(lines) + "\n"
+
+
+#: The names that rccl-tests writes above rows that also have ``nodes``.
+OWN_NAMES = (
+    "numCycle,collective,ranks,rankspernode,gpusperrank,size,type,redop,inplace,time,algbw,busbw,"
+    "#wrong"
+)
+
+
+@pytest.mark.parametrize(("ranks", "of_group", "gpus"), [(8, 8, 1), (16, 8, 1), (4, 4, 2)])
+@pytest.mark.parametrize("shape", ["json", "csv", "own names"])
+def test_rccl_tests_records_are_read(
+    tmp_path: Path, ranks: int, of_group: int, gpus: int, shape: str
+) -> None:
+    found = records(ranks, of_group, gpus)
+    text = json.dumps(found) if shape == "json" else as_csv(found, OWN_NAMES)
+    text = as_csv(found) if shape == "csv" else text
+    log = log_of(tmp_path, text)
+    assert (log.op, log.ranks, log.hosts) == ("all_reduce", 8, max(1, ranks // of_group))
+    assert figures(log) == [
+        (size, place, pytest.approx(time_us(size))) for size in SIZES for place in PLACES
+    ]
+    assert [row.wrong for row in log.rows[:2]] == [0, None]
+    assert {row.count for row in log.rows} == {size // 4 for size in SIZES}
+
+
+def test_rccl_tests_records_of_a_build_without_mpi_have_gpus(tmp_path: Path) -> None:
+    found = [
+        {
+            "gpus" if name == "gpusPerRank" else name: value
+            for name, value in record.items()
+            if name not in ("nodes", "ranks", "ranksPerNode")
+        }
+        for record in records(1, 1, 8)
+    ]
+    for text in (json.dumps(found), as_csv(found)):
+        log = log_of(tmp_path, text)
+        assert (log.ranks, log.hosts, log.remarks) == (8, 1, ())
+
+
+def test_cycles_are_rounds_and_compare_tells_a_slower_run_from_noise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = random.Random(3)
+    paths = []
+    for name, slower in (("a", 1.0), ("b", 1.3)):
+        cycles = [slower * drawn.uniform(0.99, 1.01) for _ in range(8)]
+        path = tmp_path / f"{name}.out"
+        path.write_text(head(devices(8)) + table(8, cycles=cycles))
+        paths.append(path)
+    rows = read_sweep(paths[0]).rows
+    assert len(rows) == 20
+    assert {row.round_iterations for row in rows} == {(1,) * 8}
+    assert all(0 < row.cv < 0.01 for row in rows)
+    compared = compare_sweeps(*map(read_sweep, paths))
+    assert {row.verdict for row in compared.rows if row.key.size_bytes > 1 << 22} == {"slower"}
+    assert main(["compare", *map(str, paths), "--fail-above", "5%"]) == 1
+    assert main(["compare", str(paths[0]), str(paths[0]), "--fail-above", "5%"]) == 0
+    few = tmp_path / "few.out"
+    few.write_text(head(devices(8)) + table(8, cycles=[1.0, 1.01, 0.99, 1.0, 1.02]))
+    capsys.readouterr()
+    assert main(["compare", str(few), str(few), "--fail-above", "5%"]) == 2
+    assert "With 5 rounds and 20 rows" in (said := capsys.readouterr().err)
+    assert "nccl-tests -N 8 or more" in said
+
+
+def test_cycles_of_a_single_size_are_rounds_and_repeated_sizes_are_not(tmp_path: Path) -> None:
+    lines = (head(devices(8)) + table(8)).splitlines(keepends=True)
+    begin = next(at for at, line in enumerate(lines) if line.startswith("  "))
+    log = log_of(tmp_path, "".join(lines[:begin] + [lines[begin]] * 5))
+    assert [row.round for row in log.rows[::2]] == [0, 1, 2, 3, 4]
+    # nccl-tests rounds small sizes up to the same.
+    log = log_of(tmp_path, "".join(lines[: begin + 1] + lines[begin:]))
+    assert {row.round for row in log.rows} == {0}
+
+
+def test_a_repeated_run_in_one_log_is_a_round_and_is_said(tmp_path: Path) -> None:
+    log = log_of(tmp_path, 3 * (head(devices(8)) + table(8)))
+    assert sorted({row.round for row in log.rows}) == [0, 1, 2]
+    assert log.remarks == ("3 runs of the same test in it are taken as rounds of one",)
+
+
+def test_several_operations_in_one_log(tmp_path: Path) -> None:
+    path = tmp_path / "all.out"
+    path.write_text(
+        head(devices(8))
+        + table(8)
+        + "# Collective test concluded: all_reduce_perf\n"
+        + head(devices(8), "all_gather_perf")
+        + table(8, op="all_gather")
+        + head(devices(4), "broadcast_perf")
+        + table(4, op="broadcast")
+    )
+    assert [(log.op, log.ranks, len(log.rows)) for log in read_nccl_tests(path)] == [
+        *(("all_reduce", 8, 20), ("all_gather", 8, 20), ("broadcast", 4, 20))
+    ]
+
+
+def test_processes_that_measured_alone_are_said_to(tmp_path: Path) -> None:
+    """A build without MPI under mpirun: each process is rank 0, and both print a table."""
+    listed = devices(1) + devices(1).replace("node0", "node1")
+    text = head(listed) + table(1).replace("# Out", "\n# Out")
+    log = log_of(tmp_path, text)
+    assert (log.ranks, log.hosts) == (1, 1)
+    (said,) = log.remarks
+    assert said.startswith("2 processes number their ranks from 0, so each measured alone")
+
+
+@pytest.mark.parametrize(
+    ("error", "wrong"), [("5e-07", 0), ("3e-05", 0), ("1e-04", 1), ("1e+00*", 1), ("N/A", None)]
+)
+def test_the_largest_error_of_old_versions_counts_above_what_they_allow(
+    tmp_path: Path, error: str, wrong: int | None
+) -> None:
+    """1e-5 for each further rank of a float; rccl-tests marks errors with an asterisk."""
+    names = ("time", "algbw", "busbw", "error")
+    text = table(8, names).replace("  0e+00", f"{error:>7}")
+    log = log_of(tmp_path, head(devices(8)) + text)
+    assert {row.wrong for row in log.rows} == {wrong}
+    assert len(log.rows) == 20
+
+
+def test_version_1_shows_bytes_and_milliseconds(tmp_path: Path) -> None:
+    text = "# Using devices\n" + "".join(
+        f"#   Rank {rank:2d} on {'a':>10} device {rank:2d} [0x01] A GPU\n" for rank in range(4)
+    )
+    text += "#                     out-of-place                    in-place\n"
+    text += "#      bytes             N    type      op" + "     time  algbw  busbw      res" * 2
+    for size in SIZES[5:]:
+        t = time_us(size)
+        algbw = size / t / 1e3
+        text += f"\n{size:12d}  {size // 4:12d}   float     sum"
+        text += f"  {t / 1e3:7.3f}  {algbw:5.2f}  {1.5 * algbw:5.2f}    0e+00" * 2
+    log = log_of(tmp_path, text, "all_reduce.log")
+    assert (log.ranks, log.hosts) == (4, 1)
+    assert [row.time_us for row in log.rows[::2]] == [
+        pytest.approx(time_us(size), abs=0.6) for size in SIZES[5:]
+    ]
+
+
+def test_busbw_before_2_9_tells_no_number_of_ranks(tmp_path: Path) -> None:
+    """The factor (n - 1) / n was then within algbw of all_gather."""
+    text = head(devices(8), "all_gather_perf") + table(8, op="broadcast")
+    assert (log_of(tmp_path, text).ranks, log_of(tmp_path, text).remarks) == (8, ())
+
+
+def test_links_and_remarks_reach_the_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.out"
+    path.write_text(head(devices(16, group=lambda rank: rank % 2)) + table(8))
+    found = read_points(path)
+    assert {(point.ranks, point.link) for point in found.points} == {(8, OTHER_HOST)}
+    assert main(["fit", str(path), "--output", str(tmp_path / "p.json")]) == 0
+    assert "Note: " in (shown_text := capsys.readouterr().out)
+    assert "2 groups were measured at the same time" in shown_text
+    path.write_text(head(devices(8)) + table(8))
+    assert {point.link for point in read_points(path).points} == {SAME_HOST}
+
+
+def test_alltoallv_is_an_all_to_all_of_unequal_parts(tmp_path: Path) -> None:
+    log = log_of(tmp_path, head(devices(8), "alltoallv_perf") + table(8, op="all_gather"))
+    assert (log.op, log.ranks) == ("all_to_all", 8)
+    assert log.remarks == (
+        "alltoallv sends unequal parts; its rows are taken as all_to_all of the same size",
+    )
