@@ -1,15 +1,18 @@
 """``torchrun -m commprof.wrap train.py ARGS``: runs an unchanged script and records it.
 
 ``-m package.module ARGS`` runs a module. Traces go to the directory in COMMPROF_OUT, or to
-``commprof-trace``. Processes that the script starts itself are recorded too.
+``commprof-trace``. Processes that the script starts itself are recorded too. A launcher's
+``--local_rank=N`` in front of the script (deepspeed, torch.distributed.launch) goes to the script.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from commprof.capture.boot import OUT_VARIABLE, arm, environment
@@ -25,6 +28,7 @@ def main() -> None:
     if sys.argv[1:2] in (["-h"], ["--help"]):
         print(f"{_USAGE}\n\n{(__doc__ or '').strip()}")
         return
+    sys.argv[1:] = script_first(sys.argv[1:])
     if len(sys.argv) < 2 or (sys.argv[1] == "-m" and len(sys.argv) < 3):
         sys.exit(_USAGE)
     if problem := _problem(sys.argv[1:3]):
@@ -39,6 +43,26 @@ def main() -> None:
         if ending is not None:
             ending.exits(error)
         raise
+
+
+def script_first(words: Sequence[str]) -> list[str]:
+    """Moves options that a launcher put in front of the script to the script's own arguments.
+
+    They come first among these, as they do if the launcher starts the script itself.
+
+    Args:
+        words: ``[--local_rank=N] [-m] SCRIPT [ARGS...]``; the option may be spelled
+            ``--local-rank``, and the number may be a word of its own.
+    """
+    option, number = re.compile(r"--local[_-]rank(=-?\d+)?"), re.compile(r"-?\d+")
+    first = 0
+    while first < len(words) and (match := option.fullmatch(words[first])):
+        apart = match[1] is None and number.fullmatch(
+            words[first + 1] if words[first + 1 :] else ""
+        )
+        first += 2 if apart else 1
+    script = first + (2 if words[first : first + 1] == ["-m"] else 1)
+    return [*words[first:script], *words[:first], *words[script:]]
 
 
 def _become_script() -> None:

@@ -16,7 +16,8 @@ from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.step.cores import with_all_cpus
 from commprof.analysis.step.detail import WorldDetail, world_detail
 from commprof.analysis.world import WorldResult, world_result
-from commprof.trace.run.run_directory import WorldRun, read_context, read_world
+from commprof.text import listed
+from commprof.trace.run.run_directory import WorldRun, other_jobs, read_context, read_world
 
 _MARK_STEPS = "Call commprof.step() at the end of each training iteration to see step times"
 
@@ -69,7 +70,10 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
             reason = f"{reason.rstrip('.')}. {_MARK_STEPS}"
         if reason:
             failures.append((world_size, _with_problems(reason, run, world)))
-    if "script" in context and backends:  # run.json names what a built-in workload would use
+    # For a script, run.json names what a built-in workload would use; a trace names the default
+    # group's backend, also if the process has only other groups.
+    backends.discard("")
+    if backends and ("script" in context or not context["backend"]):
         context = {**context, "backend": ", ".join(sorted(backends))}
     scaling = scale(worlds)
     pooled = pool_overhead(worlds)
@@ -82,6 +86,7 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
         remarks=(
             *remarks(context, worlds, scaling, pooled, shared, summaries),
             *_restarts(attempts),
+            *_further_jobs(directory),
         ),
         summaries=tuple(summaries),
         loss_agreement=loss_agreement(context, worlds),
@@ -115,6 +120,19 @@ def _with_problems(reason: str, run: WorldRun, world: WorldResult | None) -> str
     if not _without_figures(world):
         return reason
     return ". ".join([reason.rstrip("."), *run.problems])
+
+
+def _further_jobs(directory: Path) -> list[str]:
+    """Returns a remark on jobs in the run's subdirectories; empty if there are none."""
+    jobs = other_jobs(directory)
+    if not jobs:
+        return []
+    names = listed([str(job.relative_to(directory)) for job in jobs])
+    return [
+        f"The figures leave out what recorded into {names} of this directory: another job, or "
+        "further processes of this job's ranks, as for asynchronous checkpoints. They have reports "
+        "of their own."
+    ]
 
 
 def _restarts(attempts: list[Attempt]) -> list[str]:

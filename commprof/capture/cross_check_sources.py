@@ -128,6 +128,7 @@ class CrossCheckSources:
                 name: max(0, _number(name, "speed")) for name in interfaces if _leads_away(name)
             },
             "ddp_logs": [called.log for called in self._called if called.log is not None],
+            "ddp_models": len(self._called),
         }
         self._models.clear()
         self._called.clear()
@@ -203,11 +204,19 @@ def _log_now(model: DistributedDataParallel) -> dict[str, Any] | None:
         log = model._get_ddp_logging_data()
         return {
             **{key: log[key] for key in _DDP_KEYS if key in log},
-            "group_name": str(model.process_group.group_name),
+            "group_name": _group_name(model),
             "own_exchange": _own_exchange(model, log),
         }
     except (AssertionError, AttributeError, RuntimeError, TypeError, ValueError):
         return None  # private to torch: it may be removed
+
+
+def _group_name(model: DistributedDataParallel) -> str | None:
+    """Returns c10d's name of the model's group; None for a group without one, as torchft's."""
+    try:
+        return str(model.process_group.group_name)
+    except (RuntimeError, ValueError):
+        return None
 
 
 def _own_exchange(model: DistributedDataParallel, log: dict[str, Any]) -> str:

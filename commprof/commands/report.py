@@ -10,14 +10,13 @@ from commprof import invocation
 from commprof.commands.options.output_file import writable_output, write_output
 from commprof.commands.options.terminal import colours, prose_width, table_width
 from commprof.commands.showing import report_formats
-from commprof.commands.showing.rendered_report import read_report, with_tables
+from commprof.commands.showing.rendered_report import other_job_lines, read_report, with_tables
 from commprof.errors import UsageError
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.report.sections.reproduce import reproduce_line
 from commprof.trace.reader import salvage_dead
 from commprof.trace.run.run_directory import (
     CONFIG_FILE,
-    other_jobs,
     read_context,
     strategy_directories,
 )
@@ -151,12 +150,8 @@ def _tables(args: argparse.Namespace) -> str:
         from commprof.report.sections import cost as cost_table
 
         text += f"\n{cost_table.section(cost, width, tables)}\n"
-    jobs = [
-        f"Another job in this directory: {invocation.command('report', invocation.quoted(job))}\n"
-        for job in other_jobs(args.run)
-    ]
     again = _again(args.run) if args.all or not said else ""
-    return text + "".join(jobs) + (f"\n{again}\n" if again else "")
+    return text + other_job_lines(args.run) + (f"\n{again}\n" if again else "")
 
 
 def _again(run: Path) -> str:

@@ -68,9 +68,26 @@ def whole(items: Iterable[str]) -> list[str]:
 
 
 def cut(line: str) -> str:
-    """Makes text of any origin printable and cuts it to one line; dots mark the cut."""
+    """Makes text of any origin printable and cuts it to one line; dots mark the cut.
+
+    Long paths lose their first folders before the line loses its end, which is cut between words
+    unless that leaves less than half of it.
+    """
     line = printable(line)
-    return line if len(line) <= WIDTH else textwrap.wrap(line, WIDTH - 4)[0] + " ..."
+    if len(line) <= WIDTH:
+        return line
+    line = re.sub(rf"[^ ]{{{WIDTH // 2 + 1},}}", lambda word: _last_folders(word[0]), line)
+    if len(line) <= WIDTH:
+        return line
+    words = textwrap.wrap(line, WIDTH - 4, break_on_hyphens=False, break_long_words=False)[0]
+    return (words if WIDTH // 2 <= len(words) <= WIDTH - 4 else line[: WIDTH - 4]) + " ..."
+
+
+def _last_folders(path: str) -> str:
+    """Returns the end of a long path, from a slash on; the text itself if it has no slash there."""
+    kept = path[-(WIDTH // 2 - 3) :]
+    whole_names = kept[kept.find("/") :] if "/" in kept else "/" + path.rpartition("/")[2]
+    return f"...{whole_names}" if "/" in path else path
 
 
 def table_lines(grid: Grid, columns: Collection[str], space: int, noun: str) -> list[str]:

@@ -37,7 +37,8 @@ def trained_no_ddp(trace: Trace) -> bool:
     All-reduces of backward are then those of HSDP, tensor parallelism or the script itself. False
     if this is not known, as for a killed rank, or in another profiler's recording.
     """
-    return cross_check_sources(trace).get("ddp_logs") == []
+    found = cross_check_sources(trace)
+    return found.get("ddp_logs") == [] and not found.get("ddp_models")
 
 
 def logged_bucket_sizes(log: Mapping[str, Any], key: str) -> list[int]:

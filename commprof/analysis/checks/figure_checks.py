@@ -11,6 +11,7 @@ from typing import Any
 from commprof.analysis.align.interfaces import (
     LOOPBACK,
     Host,
+    cross_check_sources,
     ddp_logs,
     host_of_each,
     logged_bucket_sizes,
@@ -123,6 +124,8 @@ def ddp_checks(
         group = logs[0].get("group_name")
         return _of(trace.rank, logs[0], ours(i, group if isinstance(group, str) else None))
     reason = "no DDP model was trained while capture ran"
+    if any(cross_check_sources(trace).get("ddp_models") for trace in traces):
+        reason = "the DDP models that were trained have no log"
     if not all(trace.complete for trace in traces):
         reason = (
             "no trace holds a DDP log: it is written when capture stops, and not all traces were "
@@ -199,6 +202,9 @@ def network_check(
     """
     if len(traces) < world_size:
         return _missing("not all ranks left a trace")
+    largest = max((group.size for trace in traces for group in trace.groups.values()), default=0)
+    if largest > len(traces):
+        return _missing(f"a process group has {largest} ranks, and {len(traces)} left a trace here")
     sent = [sent_by_interface(trace) for trace in traces]
     if not all(sent):
         return _missing("not every trace holds the interfaces' counters")

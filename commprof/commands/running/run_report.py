@@ -10,7 +10,7 @@ from commprof import invocation
 from commprof.commands.options.output_file import keep_text
 from commprof.commands.options.terminal import colours, table_width
 from commprof.commands.running.price import price_of, priced
-from commprof.commands.showing.rendered_report import read_report, with_tables
+from commprof.commands.showing.rendered_report import other_job_lines, read_report, with_tables
 from commprof.errors import CommprofError
 from commprof.report.sections.reproduce import repeating_command
 from commprof.text import printable
@@ -46,6 +46,7 @@ def show_run(
     if json_file is not None:
         keep_text(json_file, report.json(paid))
         print(f"JSON: {invocation.quoted(json_file)}")
+    print(other_job_lines(directory), end="")
     print(f"Run directory: {invocation.quoted(directory)}")
     print(f"Run it again: {repeating_command(directory / CONFIG_FILE, args.nnodes)}")
     words = ("report", invocation.quoted(directory))

@@ -16,7 +16,7 @@ from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.errors import UsageError
-from commprof.trace.run.run_directory import strategy_directories
+from commprof.trace.run.run_directory import other_jobs, strategy_directories
 from commprof.trials.found import analyse_trial
 
 if TYPE_CHECKING:
@@ -158,3 +158,11 @@ class _Comparison:
     @property
     def has_trial(self) -> bool:
         return False
+
+
+def other_job_lines(directory: Path) -> str:
+    """Returns a line for each further job that recorded into a run's directory, with its report."""
+    return "".join(
+        f"Another job in this directory: {invocation.command('report', invocation.quoted(job))}\n"
+        for job in other_jobs(directory)
+    )

@@ -11,14 +11,19 @@ from commprof.analysis.step.cores import usable_cores
 def setup_text(context: Mapping[str, Any]) -> str:
     """Describes versions and machine, a strategy other than DDP, and changed training options."""
     if "recorded_by" in context:
-        return f"backend {context['backend']}, recorded by {context['recorded_by']}"
+        return f"{_backend(context)}, recorded by {context['recorded_by']}"
     machine = context["machine"]
     return (
-        f"{_training(context)}backend {context['backend']}, torch {context['torch']}, "
+        f"{_training(context)}{_backend(context)}, torch {context['torch']}, "
         f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank"
         f"{_source(context)}{_pinned(context)}, "
         f"{usable_cores(machine)} usable cores ({machine['cpu_model']})"
     )
+
+
+def _backend(context: Mapping[str, Any]) -> str:
+    """Names the backend; a recording without a process group, or without its name, has none."""
+    return f"backend {context['backend'] or 'not known'}"
 
 
 def _source(context: Mapping[str, Any]) -> str:

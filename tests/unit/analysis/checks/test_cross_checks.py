@@ -171,6 +171,7 @@ def test_ddp_s_bytes_are_not_compared_with_sparse_gradients() -> None:
         # Left over from a trace that this process wrote before.
         ({"cross_check_sources": sources(ddp_logs=[LOG], begin_monotonic_ns=0)}, "no DDP model"),
         ({"cross_check_sources": sources(ddp_logs=[{"iteration": 0}])}, "DDP's log"),
+        ({"cross_check_sources": sources(ddp_logs=[], ddp_models=1)}, "trained have no log"),
     ],
 )
 def test_without_a_usable_ddp_log_the_ddp_checks_give_the_reason(
@@ -264,6 +265,12 @@ def test_a_host_s_counters_come_from_the_rank_that_captured_longest() -> None:
     for rank, sent in zip(ranks, (payload // 2, payload), strict=True):
         rank.metadata["cross_check_sources"] = sources(interfaces=counted(lo=sent))
     assert checks(ranks)["network"].agrees
+
+
+def test_ranks_that_left_their_trace_elsewhere_are_not_called_free_of_network() -> None:
+    alone = ranks_of(2, cross_check_sources=sources(interfaces=counted(lo=8 * MB)))[:1]
+    note = checks(alone, world_size=1)["network"].note  # as of a replica that was started alone
+    assert note == "a process group has 2 ranks, and 1 left a trace here"
 
 
 def test_the_network_check_gives_the_reason_for_missing_counters() -> None:
