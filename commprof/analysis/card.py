@@ -32,8 +32,9 @@ from commprof.units import ns_to_ms
 class CardPart:
     """One part of the mean step."""
 
-    #: "data", "forward", "backward", "wait", "wire", "exposed" (communication that is not split),
-    #: "optimizer" or "other".
+    #: "data", "forward", "backward", "unphased_compute" (a device's kernels of no known phase),
+    #: "wait", "wire", "exposed" (communication that is not split), "optimizer", and "other", or
+    #: "copies" and "idle" of a device.
     name: str
     ms: float
     #: Fraction of the mean step.
@@ -182,8 +183,10 @@ def _parts(step: MeanStep) -> tuple[CardPart, ...]:
     split = (("wait", "waiting"), ("wire", "wire"), ("exposed", "unsplit")) if step.split_ms else ()
     times = {"data": step.parts_ms["data"]}
     times |= {"forward": step.forward_ms, "backward": step.backward_ms}
+    times |= {"unphased_compute": step.unphased_compute_ms} if step.is_of_device else {}
     times |= {name: step.split_ms[of] for name, of in split} or {"exposed": step.exposed_ms}
-    times |= {name: step.parts_ms[name] for name in ("optimizer", "other")}
+    own = ("optimizer", "other", "copies", "idle")
+    times |= {name: step.parts_ms[name] for name in own if name in step.parts_ms}
     return tuple(CardPart(name, ms, ms / step.step_ms) for name, ms in times.items())
 
 
@@ -247,7 +250,7 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     elif step.split_ms and not is_split(step.exposed_ms, step.split_ms["unsplit"]):
         share = f"{step.split_ms['unsplit'] / step.exposed_ms:.0%}"
         yield f"{share} of the exposed time could not be split into waiting and transfer."
-    if world.parts.forward_ms == 0:
+    if world.parts.forward_ms == 0 and not step.is_of_device:
         yield 'No forward pass was seen: its time counts as "other".'
     if failed := sum(row.failed for row in world.collectives):
         yield f"{counted(failed, 'collective call')} ended with an error."

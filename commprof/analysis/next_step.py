@@ -15,7 +15,7 @@ from commprof.analysis.late.stragglers import LateRank, who_waits
 from commprof.analysis.run_command import taken_apart
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share
 from commprof.analysis.step.exposure import HOST_PAUSE
-from commprof.analysis.step.mean_step import PARTS, WORTH_A_LOOK, MeanStep
+from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep
 from commprof.analysis.world import WorldResult
 from commprof.text import listed
 from commprof.units import ns_to_ms
@@ -64,7 +64,7 @@ def next_step(
         words: names of the parts of a step, for sentences.
         exchange: findings on what slows down communication at this world size.
     """
-    own_part = max((part for part in PARTS if part != "communication"), key=step.share)
+    own_part = max((part for part in step.parts_ms if part != "communication"), key=step.share)
     own_work = words[own_part]
     if world.world_size < 2:
         return NextStep("", "")

@@ -41,6 +41,11 @@ class StepParts:
     no_core_ms: float
     #: Communication in flight while the training thread worked; not part of the sum.
     hidden_ms: float
+    #: Parts of ``other_ms`` on a device, which add up to it: kernels launched in no known phase,
+    #: copies, and the time in which nothing ran. NaN if no kernels were recorded.
+    unphased_compute_ms: float = math.nan
+    copies_ms: float = math.nan
+    idle_ms: float = math.nan
 
     @property
     def own_work_ms(self) -> float:
@@ -135,6 +140,9 @@ def _step_parts(part: Breakdown) -> StepParts:
     def mean_ms(values: npt.NDArray[np.float64]) -> float:
         return ns_to_ms(float(values.mean())) if len(values) else math.nan
 
+    def known_ms(values: npt.NDArray[np.float64]) -> float:
+        return math.nan if np.isnan(values).any() else mean_ms(values)
+
     return StepParts(
         data_ms=mean_ms(part.data_ns),
         forward_ms=mean_ms(part.forward_ns),
@@ -148,7 +156,15 @@ def _step_parts(part: Breakdown) -> StepParts:
         unsplit_ms=mean_ms(part.unsplit_ns),
         no_core_ms=mean_ms(part.no_core_ns[~np.isnan(part.no_core_ns)]),
         hidden_ms=mean_ms(part.hidden_ns),
+        unphased_compute_ms=known_ms(part.unphased_compute_ns),
+        copies_ms=known_ms(part.copies_ns),
+        idle_ms=known_ms(part.idle_ns),
     )
+
+
+def _mean(values: list[float]) -> float:
+    """Returns the mean; NaN if a value is."""
+    return math.nan if any(map(math.isnan, values)) else float(np.mean(values))
 
 
 def mean_parts(parts: list[StepParts]) -> StepParts:
@@ -158,7 +174,7 @@ def mean_parts(parts: list[StepParts]) -> StepParts:
     :func:`mean_of_known`. The mean of ``no_core_ms`` leaves out the ranks with unknown values; it
     is NaN if no rank has a known value.
     """
-    means = {f.name: float(np.mean([getattr(p, f.name) for p in parts])) for f in fields(StepParts)}
+    means = {f.name: _mean([getattr(p, f.name) for p in parts]) for f in fields(StepParts)}
     exposed = np.array([p.exposed_ms for p in parts])
     for name in ("wait_ms", "wire_ms"):
         means[name] = mean_of_known(np.array([getattr(p, name) for p in parts]), exposed)

@@ -24,7 +24,7 @@ from commprof.analysis.next_step import NextStep, next_step, rank_to_look_at, ti
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.cores import judged_place, lacked_cores, no_core_share, usable_cores
 from commprof.analysis.step.detail import WorldDetail
-from commprof.analysis.step.mean_step import PARTS, MeanStep, is_split, mean_step
+from commprof.analysis.step.mean_step import MeanStep, is_split, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import resampled_means
 from commprof.text import counted, in_ms, in_seconds, listed, plain_digits
@@ -37,6 +37,9 @@ _ABOUT_EQUAL = 0.8
 #: Smallest fraction that is mentioned: growth of the step, a part of this growth, communication.
 _WORTH_A_WORD = 0.03
 
+#: Smallest fraction of the step that is shown, as a percentage with one decimal.
+_SHOWN = 0.0005
+
 #: Names of the parts in sentences.
 _WORDS = {
     "compute": "compute (forward and backward)",
@@ -48,7 +51,12 @@ _WORDS = {
     "wire": "data transfer",
     "unsplit": "not attributed",
 }
-_NO_KERNEL = "idle GPUs (no kernel of forward, backward, optimizer or communication)"
+#: The same for parts of a device's time.
+_DEVICE_WORDS = {
+    **_WORDS,
+    "copies": "copies to, from and within the GPUs",
+    "idle": "idle GPUs (no kernel and no copy ran)",
+}
 #: Names of the parts in a list of differences, if other than their keys.
 _SHORT = {"wire": "data transfer", "unsplit": "communication not attributed"}
 
@@ -58,8 +66,7 @@ class Binding:
     """The part that bounds the step of one world size."""
 
     world_size: int
-    #: "compute", "communication", "data", "optimizer" or "other"; None if either of the two largest
-    #: may be the larger one.
+    #: A key of ``MeanStep.parts_ms``; None if either of the two largest may be the larger one.
     part: str | None
     #: The two largest parts with their fractions of the mean step, the larger one first.
     largest: tuple[tuple[str, float], ...]
@@ -101,7 +108,7 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
         *_unseen_forward(world, bindings[place]),
         *_growth(result, steps, place),
     ]
-    words, found = _words(world), exchange(world, step)
+    words, found = _words(step), exchange(world, step)
     late = rank_to_look_at(result.context, world, step)
     headline = _headline(bindings[place], step, words, late)
     if late is None:
@@ -153,18 +160,26 @@ def _held_up(world: WorldResult, step: MeanStep) -> str:
 def _binding(world: WorldResult, step: MeanStep) -> Binding:
     means = step.by_step_ms.mean(axis=0)
     order = np.argsort(-means, kind="stable")
-    largest = tuple((PARTS[i], step.share(PARTS[i])) for i in order[:2].tolist())
+    parts = tuple(step.parts_ms)
+    largest = tuple((parts[i], step.share(parts[i])) for i in order[:2].tolist())
     wins = float((np.argmax(resampled_means(step.by_step_ms), axis=1) == order[0]).mean())
     part = largest[0][0] if wins >= _TOLD_APART else None
     split = tuple((name, step.share(name)) for name in step.split_ms)
     return Binding(world.world_size, part, largest, split)
 
 
-def _words(world: WorldResult) -> Mapping[str, str]:
-    """Returns words for a step's parts by key; with recorded kernels, "other" means idle GPUs."""
-    if all(rank.kernels is None for rank in world.ranks):
+def _words(step: MeanStep) -> Mapping[str, str]:
+    """Returns words for a step's parts by key. They name a phase of compute only if it is known."""
+    if not step.is_of_device:
         return _WORDS
-    return {**_WORDS, "other": _NO_KERNEL}
+    known, unknown = step.forward_ms + step.backward_ms, step.unphased_compute_ms
+    compute = _WORDS["compute"]
+    if known <= 0:
+        compute = "compute (phase not known)"
+    elif unknown / step.step_ms >= _SHOWN:
+        shares = f"{known / step.step_ms:.1%} forward and backward"
+        compute = f"compute ({shares}, {unknown / step.step_ms:.1%} phase not known)"
+    return {**_DEVICE_WORDS, "compute": compute}
 
 
 def _headline(
@@ -201,7 +216,7 @@ def _headline(
 def _split(binding: Binding) -> str:
     """Returns the parts of communication in brackets, the largest first."""
     known = sorted(binding.communication, key=lambda part: -part[1])
-    listed = ", ".join(f"{share:.1%} {_WORDS[name]}" for name, share in known if share >= 0.0005)
+    listed = ", ".join(f"{share:.1%} {_WORDS[name]}" for name, share in known if share >= _SHOWN)
     return f" ({listed})" if listed else ""
 
 
@@ -354,5 +369,10 @@ def _apart(*steps: MeanStep) -> list[dict[str, float]]:
     """
     if not all(step.split_ms for step in steps):
         return [dict(step.parts_ms) for step in steps]
-    whole = [name for name in PARTS if name != "communication"]
-    return [{**{name: step.parts_ms[name] for name in whole}, **step.split_ms} for step in steps]
+    return [
+        {
+            **{name: ms for name, ms in step.parts_ms.items() if name != "communication"},
+            **step.split_ms,
+        }
+        for step in steps
+    ]

@@ -311,11 +311,18 @@ def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
     else:
         own = np.stack([part.by_origin_ns[:, ~hung] for part in seen.measured])
         late = late_rank(caused, by_waiting, own, seen.ranks, step_ns, error_ns)
+    if late is not None and late.phase == "other" and any(_lacks_phases(p) for p in seen.measured):
+        late = replace(late, phase=None, phase_share=math.nan)  # "other" includes unknown phases
     stalls = zip(seen.measured[0].step[hung].tolist(), slowest[hung].tolist(), strict=True)
     return {
         "late_rank": late,
         "stalled_steps": tuple((step, ns_to_ms(ns)) for step, ns in stalls),
     }
+
+
+def _lacks_phases(part: Breakdown) -> bool:
+    """True if kernels of the rank's device ran whose phase is not known."""
+    return bool((part.unphased_compute_ns > 0).any())
 
 
 def _summarise(

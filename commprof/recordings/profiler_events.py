@@ -34,8 +34,9 @@ _UNREADABLE = re.compile(
     r"deep_?ep|nvshmem|rocshmem|intranode::|internode::|symm_mem|userbuffers_|pplx|flux::",
     re.IGNORECASE,
 )
-#: Copies within a device, by CUDA, HIP and Level Zero.
-_WITHIN_DEVICE = re.compile(r"DtoD|PtoP|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
+#: Copies within a device, by CUDA, HIP and Level Zero; and those between two devices.
+_WITHIN_DEVICE = re.compile(r"DtoD|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
+_BETWEEN_DEVICES = re.compile(r"PtoP|P2P|Peer", re.IGNORECASE)
 _GRAPH_LAUNCH = ("cudaGraphLaunch", "hipGraphLaunch")
 _RANGES = re.compile(
     r"ProfilerStep#\d|(?:nccl|gloo|mpi|ucc|xccl|ccl):|DistributedDataParallel\.forward|"
@@ -105,6 +106,8 @@ class ProfilerEvents:
     #: All other kernels, and copies within a device, tagged with the correlation id.
     kernels: Intervals = field(default_factory=Intervals)
     copies: Intervals = field(default_factory=Intervals)
+    #: Copies between devices or between host and device, and fills, tagged likewise.
+    other_copies: Intervals = field(default_factory=Intervals)
     #: Host operators, tagged with the thread: of backward passes, and all others except c10d's.
     backward: Intervals = field(default_factory=Intervals)
     operators: Intervals = field(default_factory=Intervals)
@@ -128,6 +131,10 @@ class ProfilerEvents:
         about = self.head.get("distributedInfo")
         return about if isinstance(about, dict) else {}
 
+
+#: Fields of ``ProfilerEvents`` that are columns; those of a device have correlation ids as tags.
+COLUMNS_OF_DEVICE: Final = ("kernels", "copies", "other_copies")
+COLUMNS: Final = (*COLUMNS_OF_DEVICE, "backward", "operators")
 
 #: Function that keeps an event of one category: the event, its name, begin, end and arguments.
 Taker = Callable[[dict[str, Any], str, int, int, dict[str, Any], ProfilerEvents], None]
@@ -175,7 +182,8 @@ def _shift(found: ProfilerEvents, by_ns: int) -> None:
             replace(e, begin_ns=e.begin_ns + by_ns, end_ns=e.end_ns + by_ns) for e in events
         ]
     columns = [found.launched_ns, found.copied_back_ns]
-    for some in (found.kernels, found.copies, found.backward, found.operators):
+    for name in COLUMNS:
+        some: Intervals = getattr(found, name)
         columns += [some.begin_ns, some.end_ns]
     for column in columns:
         if column:
@@ -280,8 +288,9 @@ def _kernel(
 def _copy(
     event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
 ) -> None:
-    if _WITHIN_DEVICE.search(name):
-        f.copies.add(begin, end, _int(args.get("correlation")), _int(args.get("device")))
+    within = _WITHIN_DEVICE.search(name) and not _BETWEEN_DEVICES.search(name)
+    kept = f.copies if within else f.other_copies
+    kept.add(begin, end, _int(args.get("correlation")), _int(args.get("device")))
 
 
 def _launch(
@@ -325,6 +334,8 @@ _TAKERS: Final[dict[str, Taker]] = {
     "Kernel": _kernel,
     "gpu_memcpy": _copy,
     "Memcpy": _copy,
+    "gpu_memset": _copy,
+    "Memset": _copy,
     "cuda_runtime": _launch,
     "cuda_driver": _launch,
     "Runtime": _launch,

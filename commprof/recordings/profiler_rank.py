@@ -29,6 +29,7 @@ from commprof.recordings.profiler_steps import (
 )
 from commprof.text import counted
 from commprof.trace import schema
+from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import MOST_RANKS, Group, backends_by_device
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.recorded import Recorded
@@ -111,10 +112,11 @@ def trace_of(
     groups, of_call = _groups(found, rank)
     calls = _calls(found, of_call, seqs, dtypes)
     thread, computing = 0, _union(found.work)
-    if found.device is None:
+    activity = _activity(found, computing)
+    if activity is None:
         covering = _with_unawaited(computing, found.calls, found.events.copied_back_ns)
     else:
-        covering = stretches(*_ends(found.work, _on(found.events.copies, found.device)))
+        covering = activity.hiding
     records = np.concatenate(
         [
             *(calls, _completions(found, calls)),
@@ -132,11 +134,26 @@ def trace_of(
         complete=True,
         dropped=0,
         problems=tuple(found.problems),
-        kernels=computing if found.device is not None else None,
+        device_activity=activity,
         passes=pass_records(
             *(found.events, found.calls, found.steps, found.work, found.device, thread)
         ),
         recorded=_recorded(found, seqs),
+    )
+
+
+def _activity(found: RankRecording, computing: Stretches) -> DeviceActivity | None:
+    """Returns what the device ran; None if only the host was recorded."""
+    if found.device is None:
+        return None
+    return DeviceActivity(
+        communication=stretches(
+            np.array([call.begin_ns for call in found.calls], np.int64),
+            np.array([call.end_ns for call in found.calls], np.int64),
+        ),
+        compute=computing,
+        copies_within=_union(_on(found.events.copies, found.device)),
+        other_copies=_union(_on(found.events.other_copies, found.device)),
     )
 
 

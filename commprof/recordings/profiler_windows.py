@@ -12,7 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.recordings.profiler_calls import external_id
-from commprof.recordings.profiler_events import Event, ProfilerEvents
+from commprof.recordings.profiler_events import (
+    COLUMNS,
+    COLUMNS_OF_DEVICE,
+    Event,
+    ProfilerEvents,
+)
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank
 from commprof.text import counted, named_ranks
 
@@ -136,11 +141,11 @@ def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, un
         for event in getattr(part, name):
             if since <= event.begin_ns < until:
                 kept.append(_moved(event, apart))
-    for name in ("kernels", "copies", "backward", "operators"):
+    for name in COLUMNS:
         target, source = getattr(whole, name), getattr(part, name)
         inside = _inside(source.begin_ns, since, until)
         for column in ("begin_ns", "end_ns", "tag", "device"):
-            moved_by = apart if column == "tag" and name in ("kernels", "copies") else 0
+            moved_by = apart if column == "tag" and name in COLUMNS_OF_DEVICE else 0
             _extend(getattr(target, column), getattr(source, column), inside, moved_by)
     inside = _inside(part.copied_back_ns, since, until)
     _extend(whole.copied_back_ns, part.copied_back_ns, inside, 0)

@@ -14,11 +14,14 @@ _LOOKS = {
     "data": ("d", "data", "yellow"),
     "forward": ("f", "forward", "green"),
     "backward": ("b", "backward", "bright_green"),
+    "unphased_compute": ("c", "compute, phase not known", "cyan"),
     "wait": ("W", "wait", "red"),
     "wire": ("T", "transfer", "magenta"),
     "exposed": ("X", "exposed, not attributed", "bright_red"),
     "optimizer": ("o", "optimizer", "blue"),
+    "copies": ("m", "copies", "bright_blue"),
     "other": (".", "other", "white"),
+    "idle": (".", "idle", "white"),
 }
 #: Largest number of world sizes on the card; the largest world sizes are kept.
 _SIZES = 7

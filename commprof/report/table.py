@@ -54,15 +54,29 @@ RECORDING_LEGEND = """\
 Mean step in ms, over ranks and steps:
 data + forward + backward + exposed + optimizer + other = step;  exposed = wait + transfer.
 exposed: communication ran and nothing else did; wait: until the last rank had arrived; transfer:
-after that. hidden: communication during other work. On a GPU, phases are the time in which their
-kernels ran, and other is the time in which none of these kernels ran."""
+after that. hidden: communication during other work."""
+
+#: The same if kernels of a GPU were recorded.
+KERNEL_LEGEND = """\
+Mean step in ms, over ranks and steps, of the time of the GPUs:
+data + forward + backward + no phase + exposed + optimizer + copies + idle = step;
+exposed = wait + transfer. data, forward, backward, optimizer: kernels ran that were launched in
+this phase; no phase: kernels ran whose phase is not known; exposed: kernels of communication ran
+alone; copies: only copies or fills ran; idle: nothing ran. wait: until the last rank had arrived;
+transfer: after that. hidden: communication during other work."""
 
 
 def parts_legend(worlds: Sequence[WorldResult]) -> str:
     """Returns the legend of the table of mean steps."""
+    if _has_kernels(worlds):
+        return KERNEL_LEGEND
     if any(world.foreign for world in worlds):
         return RECORDING_LEGEND
     return DEVICE_LEGEND if any(world.device_timed for world in worlds) else PARTS_LEGEND
+
+
+def _has_kernels(worlds: Sequence[WorldResult]) -> bool:
+    return any(not math.isnan(world.parts.unphased_compute_ms) for world in worlds)
 
 
 def render(
@@ -199,15 +213,17 @@ def scaling_grid(result: RunResult) -> Grid:
 def parts_grid(result: RunResult) -> Grid:
     """Makes a table with a row per world size: the parts of its mean step."""
     rows = []
+    on_device = _has_kernels(result.worlds)
     for world in result.worlds:
         parts = world.parts
         times = (
             parts.data_ms,
             parts.forward_ms,
             parts.backward_ms,
+            *((parts.unphased_compute_ms,) if on_device else ()),
             parts.exposed_ms,
             parts.optimizer_ms,
-            parts.other_ms,
+            *((parts.copies_ms, parts.idle_ms) if on_device else (parts.other_ms,)),
             parts.step_ms,
             parts.wait_ms,
             parts.wire_ms,
@@ -221,9 +237,10 @@ def parts_grid(result: RunResult) -> Grid:
             "data",
             "compute:\nforward",
             "\n+ backward",
+            *(("\n+ no phase",) if on_device else ()),
             "exposed",
             "opti-\nmizer",
-            "other",
+            *(("copies", "idle") if on_device else ("other",)),
             "= step",
             "exposed:\nwait",
             "\n+ transfer",

@@ -18,12 +18,12 @@ from commprof.errors import TraceError
 from commprof.files import open_regular, read_bytes
 from commprof.trace import documents, schema
 from commprof.trace.blocks import Block, pack_block, read_blocks
+from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import Group
 from commprof.trace.recorded import Recorded
 from commprof.trace.ring import RingContent, has_rings, read_rings, remove_rings
 from commprof.trace.run.processes import State, state_of
 from commprof.trace.schema import BlockType, Kind, Records
-from commprof.trace.stretches import Stretches
 from commprof.trace.summary import Summary, read_summary
 
 #: ``capture`` in the metadata of a trace that was converted from torch.profiler's.
@@ -53,9 +53,8 @@ class Trace:
     summary: Summary | None = None
     #: Frames of each stack by its number, innermost first, as "file:line function".
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: Times in which the device ran kernels other than those of communication; None if they were
-    #: not recorded.
-    kernels: Stretches | None = None
+    #: What the device ran; None if no kernels and copies of a device were recorded.
+    device_activity: DeviceActivity | None = None
     #: DDP's buckets and finalisations that the recording of another profiler implies, as records of
     #: kinds ``bucket`` and ``finalize``; reports count only those in ``records``.
     passes: Records | None = None

@@ -15,7 +15,6 @@ from commprof.analysis.late.arrivals import clocks_are_shared
 from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import TIME_IN_VALUE, Kind, Records
-from commprof.trace.stretches import Stretches
 from commprof.units import ns_to_us
 
 Floats = npt.NDArray[np.float64]
@@ -195,7 +194,7 @@ def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list
         else dataclasses.replace(
             trace,
             records=_moved(trace.records, clock),
-            kernels=_moved_kernels(trace.kernels, clock),
+            device_activity=trace.device_activity and trace.device_activity.moved(clock.to_common),
         )
         for trace, clock in zip(traces, clocks, strict=True)
     ]
@@ -241,12 +240,6 @@ def _clock(trace: Trace) -> _Clock:
     machine = trace.metadata["machine"]
     key = machine["boot_id"], machine["time_namespace"]
     return key if any(key) else trace.rank
-
-
-def _moved_kernels(kernels: Stretches | None, clock: ClockMap) -> Stretches | None:
-    if kernels is None:
-        return None
-    return Stretches(clock.to_common(kernels.begin_ns), clock.to_common(kernels.end_ns))
 
 
 def _moved(records: Records, clock: ClockMap) -> Records:

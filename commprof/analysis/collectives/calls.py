@@ -53,7 +53,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
     derived twice, from the earliest and from the latest possible end. If the results differ, the
     start is unknown.
     """
-    if trace.kernels is not None:
+    if trace.device_activity is not None:
         return table.issue_ns  # a kernel's own begin
     start = np.zeros(len(table), dtype=np.int64)
     unqueued = np.isin(table.op, _UNQUEUED)

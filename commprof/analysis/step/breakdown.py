@@ -57,6 +57,11 @@ class Breakdown:
     optimizer_ns: Floats
     #: Rest of the step: time in none of these phases, without waiting.
     other_ns: Floats
+    #: Parts of ``other_ns`` on a device, which add up to it: kernels launched in no known phase,
+    #: copies, and the time in which nothing ran. NaN if no kernels were recorded.
+    unphased_compute_ns: Floats
+    copies_ns: Floats
+    idle_ns: Floats
     #: Time for which communication blocked the training thread.
     exposed_ns: Floats
     #: Exposed time before the last rank had arrived; NaN if no part of it is known.
@@ -182,6 +187,7 @@ def breakdown(
         phase: phase_ns[:, phase]
         for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
     }
+    other_ns = wall - exposed_ns - sum(named.values())
     return Breakdown(
         step=steps.index,
         wall_ns=wall,
@@ -189,7 +195,8 @@ def breakdown(
         forward_ns=named[Phase.FORWARD],
         backward_ns=named[Phase.BACKWARD],
         optimizer_ns=named[Phase.OPTIMIZER],
-        other_ns=wall - exposed_ns - sum(named.values()),
+        other_ns=other_ns,
+        **_of_other(trace, steps, other_ns, wall - exposed_ns - other_ns),
         exposed_ns=exposed_ns,
         wait_ns=np.where(nothing_known, np.nan, wait),
         wire_ns=np.where(nothing_known, np.nan, exposed_ns - wait - unsplit),
@@ -207,6 +214,24 @@ def breakdown(
         hidden_ns=np.maximum(0.0, in_flight_ns(steps, table) - exposed_ns),
         caused_ns=_by_origin(steps, exposed_step, origins, world_size),
     )
+
+
+def _of_other(trace: Trace, steps: Steps, other_ns: Floats, phases_ns: Floats) -> dict[str, Floats]:
+    """Returns the parts of ``other_ns`` by name; NaN if no kernels were recorded.
+
+    Phases are times in which kernels ran, so the rest of the kernels ran in no known phase.
+    """
+    activity = trace.device_activity
+    if activity is None:
+        names = ("unphased_compute_ns", "copies_ns", "idle_ns")
+        return dict.fromkeys(names, np.full(len(steps), np.nan))
+    compute, copies = (
+        covered(some.begin_ns, some.end_ns, None, steps.begin_ns, steps.end_ns)
+        for some in (activity.compute, activity.copies)
+    )
+    unphased = np.clip(compute - phases_ns, 0.0, np.maximum(0.0, other_ns))
+    idle = np.maximum(0.0, other_ns - unphased - copies)
+    return {"unphased_compute_ns": unphased, "copies_ns": copies, "idle_ns": idle}
 
 
 def mean_of_known(part: Floats, exposed: Floats) -> float:

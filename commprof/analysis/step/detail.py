@@ -16,11 +16,13 @@ from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind
 from commprof.units import NS_PER_MS
 
+#: Parts of "other" on a device, which add up to it; NaN if no kernels were recorded.
+OF_OTHER = ("unphased_compute", "copies", "idle")
 #: Names of ``WorldDetail.parts_ms``. The parts before "wait" add up to "step"; wait and wire are
 #: parts of exposed.
 PARTS = (
     *("step", "data", "forward", "backward", "exposed", "optimizer", "other"),
-    *("wait", "wire", "hidden"),
+    *("wait", "wire", "hidden", *OF_OTHER),
 )
 
 
@@ -83,7 +85,7 @@ def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
 
 def _no_core_share(seen: MeasuredWorld) -> float:
     if any(of_kind(trace.records, Kind.DEVICE_CLOCK).size for trace in seen.traces) or any(
-        trace.kernels is not None for trace in seen.traces
+        trace.device_activity is not None for trace in seen.traces
     ):
         return math.nan  # other profilers do not record it; a host's delay need not delay its GPU
     work = sum(float(part.work_ns.sum()) for part in seen.measured)

@@ -3,13 +3,16 @@
 Kernel times are known for recordings that hold a device's kernels. If no communication kernels
 overlap each other,
 
-    communication = wait + wire + unsplit = exposed + hidden;  busy + idle = step
+    communication = wait + wire + unsplit = exposed + hidden
+    exposed + compute + copies + idle = step
 
 A communication kernel is ``wait`` until the last rank has begun and ``wire`` from then on, or
 ``unsplit`` if the last begin is not known.
 
 Kernels of several streams may run at once: communication, compute and busy are the times in which
-at least one communication kernel, at least one other kernel, or any kernel ran.
+at least one communication kernel, at least one other kernel, or any kernel ran. In the times of
+copies, nothing but copies ran, or a copy hid communication. The rules are in
+:mod:`commprof.trace.device_activity`.
 
 Telemetry is the utilisation, clock, power and throttling that NVML reported while capture ran.
 """
@@ -29,8 +32,9 @@ from commprof.analysis.align.matching import Matching
 from commprof.analysis.collectives.calls import Calls, calls_of
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
+from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.reader import Trace
-from commprof.trace.stretches import Stretches, rows_within, stretches
+from commprof.trace.stretches import Stretches, rows_within
 from commprof.units import ns_to_ms
 
 
@@ -44,7 +48,7 @@ class KernelTimes:
     compute_ms: float
     #: Time in which any kernel ran.
     busy_ms: float
-    #: Time in which no kernel ran.
+    #: Time in which neither kernels nor copies nor fills of memory ran.
     idle_ms: float
     #: Sums over the communication kernels, which may overlap on several streams: time until the
     #: last rank had begun, time from then to the end, and time of kernels for which that is not
@@ -52,6 +56,8 @@ class KernelTimes:
     wait_ms: float
     wire_ms: float
     unsplit_ms: float
+    #: Time in which copies or fills ran, but no other kernel and no exposed communication.
+    copies_ms: float
 
 
 def kernel_times(
@@ -62,35 +68,31 @@ def kernel_times(
     clocks_shared: bool,
 ) -> list[KernelTimes | None]:
     """Returns kernel times per rank; None for a rank whose trace holds no kernels."""
-    if all(trace.kernels is None for trace in traces) or len(measured_steps) == 0:
+    if all(trace.device_activity is None for trace in traces) or len(measured_steps) == 0:
         return [None] * len(traces)
     calls = calls_of(matching, traces, tables, measured_steps, clocks_shared)
     return [
         None
-        if trace.kernels is None
+        if trace.device_activity is None
         else _of_rank(
-            trace, trace.kernels, table, calls.rows(calls.rank == trace.rank), measured_steps
+            trace, trace.device_activity, calls.rows(calls.rank == trace.rank), measured_steps
         )
-        for trace, table in zip(traces, tables, strict=True)
+        for trace in traces
     ]
 
 
-def _of_rank(
-    trace: Trace, kernels: Stretches, table: Collectives, calls: Calls, measured: Ints
-) -> KernelTimes:
+def _of_rank(trace: Trace, activity: DeviceActivity, calls: Calls, measured: Ints) -> KernelTimes:
     steps = columns.steps(trace)
     chosen = np.isin(steps.index, measured)
-    ended = table.end_ns > table.issue_ns
-    begin_ns, end_ns = table.issue_ns[ended], table.end_ns[ended]
-    any_kernel = stretches(
-        np.concatenate((begin_ns, kernels.begin_ns)), np.concatenate((end_ns, kernels.end_ns))
-    )
     count = int(chosen.sum())
 
-    def mean_ms(some: Stretches) -> float:
+    def mean_ms(some: Stretches | None) -> float:
+        if some is None:
+            return math.nan
         return ns_to_ms(_within_ns(some, steps, chosen)) / count
 
-    busy_ms = mean_ms(any_kernel)
+    copies_ms = mean_ms(activity.copies)
+    run_ms = mean_ms(activity.exposed) + mean_ms(activity.compute) + copies_ms
     wall_ms = ns_to_ms(float((steps.end_ns - steps.begin_ns)[chosen].sum())) / count
     known = ~np.isnan(calls.wait_ns)
     wait_ns, wire_ns = (
@@ -98,13 +100,14 @@ def _of_rank(
         for part in (calls.wait_ns, calls.wire_ns)
     )
     return KernelTimes(
-        communication_ms=mean_ms(stretches(begin_ns, end_ns)),
-        compute_ms=mean_ms(kernels),
-        busy_ms=busy_ms,
-        idle_ms=wall_ms - busy_ms,
+        communication_ms=mean_ms(activity.communication),
+        compute_ms=mean_ms(activity.compute),
+        busy_ms=mean_ms(activity.kernels),
+        idle_ms=max(0.0, wall_ms - run_ms),
         wait_ms=ns_to_ms(wait_ns) / count,
         wire_ms=ns_to_ms(wire_ns) / count,
         unsplit_ms=ns_to_ms(float(np.nansum(calls.duration_ns[~known]))) / count,
+        copies_ms=copies_ms,
     )
 
 

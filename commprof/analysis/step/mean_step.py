@@ -29,6 +29,8 @@ _MOST_UNSPLIT = 0.1
 
 #: Parts that add up to the step; communication is exposed communication.
 PARTS = ("compute", "communication", "data", "optimizer", "other")
+#: The same for a device whose kernels were recorded. Compute includes kernels of no known phase.
+DEVICE_PARTS = (*PARTS[:-1], "copies", "idle")
 #: Parts that add up to communication.
 SPLIT = ("waiting", "wire", "unsplit")
 
@@ -58,10 +60,10 @@ def stalled(slowest: Floats) -> npt.NDArray[np.bool_]:
 class MeanStep:
     """The mean step over ranks and the steps that did not stall."""
 
-    #: ``[step, part]``, in the order of ``PARTS``: mean over ranks, in ms.
+    #: ``[step, part]``, in the order of ``parts_ms``: mean over ranks, in ms.
     by_step_ms: Floats
-    #: Mean of each of ``PARTS``; they add up to ``step_ms``. Communication is 0 if the capture
-    #: could not see it, see ``StepParts.unseen``.
+    #: Mean of each of ``PARTS`` or ``DEVICE_PARTS``; they add up to ``step_ms``. Communication is 0
+    #: if the capture could not see it, see ``StepParts.unseen``.
     parts_ms: Mapping[str, float]
     #: Mean of each of ``SPLIT``; empty if no part of the waiting and wire is known.
     split_ms: Mapping[str, float]
@@ -69,9 +71,10 @@ class MeanStep:
     #: Communication in flight while the training thread worked; not part of the sum. NaN if the
     #: capture could not see communication.
     hidden_ms: float
-    #: The two parts of compute.
+    #: The parts of compute. The last is that of kernels of no known phase, 0 if none were recorded.
     forward_ms: float
     backward_ms: float
+    unphased_compute_ms: float = 0.0
 
     @property
     def exposed_ms(self) -> float:
@@ -79,8 +82,13 @@ class MeanStep:
         return self.parts_ms["communication"]
 
     def share(self, part: str) -> float:
-        """Fraction of the step that one of ``PARTS`` or ``SPLIT`` takes."""
+        """Fraction of the step that one of ``parts_ms`` or ``SPLIT`` takes."""
         return {**self.parts_ms, **self.split_ms}[part] / self.step_ms
+
+    @property
+    def is_of_device(self) -> bool:
+        """True if the parts are those of a device whose kernels were recorded."""
+        return "idle" in self.parts_ms
 
 
 def mean_step(detail: WorldDetail) -> MeanStep:
@@ -88,15 +96,15 @@ def mean_step(detail: WorldDetail) -> MeanStep:
     kept = ~stalled(detail.slowest_ms)
     ms = {name: values[:, kept] for name, values in detail.parts_ms.items()}
     mean = {name: values.mean(axis=0) for name, values in ms.items()}
-    by_step = np.stack(
-        [
-            mean["forward"] + mean["backward"],
-            np.nan_to_num(mean["exposed"]),
-            *(mean[name] for name in ("data", "optimizer", "other")),
-        ],
-        axis=1,
-    )
-    parts = dict(zip(PARTS, map(float, by_step.mean(axis=0)), strict=True))
+    mean |= {"compute": mean["forward"] + mean["backward"]}
+    mean |= {"communication": np.nan_to_num(mean["exposed"])}
+    unphased = mean["unphased_compute"]
+    names: tuple[str, ...] = PARTS
+    if not np.isnan(unphased).any():
+        names = DEVICE_PARTS
+        mean["compute"] += unphased
+    by_step = np.stack([mean[name] for name in names], axis=1)
+    parts = dict(zip(names, map(float, by_step.mean(axis=0)), strict=True))
     return MeanStep(
         by_step_ms=by_step,
         parts_ms=parts,
@@ -105,6 +113,7 @@ def mean_step(detail: WorldDetail) -> MeanStep:
         hidden_ms=float(mean["hidden"].mean()),
         forward_ms=float(mean["forward"].mean()),
         backward_ms=float(mean["backward"].mean()),
+        unphased_compute_ms=float(np.nan_to_num(unphased).mean()),
     )
 
 

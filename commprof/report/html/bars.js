@@ -4,18 +4,25 @@ const PARTS = [
   ["data", "data loading"],
   ["forward", "compute: forward"],
   ["backward", "compute: backward"],
+  ["unphased_compute", "compute: phase not known"],
   ["wait", "exposed: waiting for the last rank"],
   ["wire", "exposed: transfer"],
   ["unsplit", "exposed: not split"],
   ["optimizer", "optimizer"],
   ["other", "other"],
+  ["copies", "copies of a GPU"],
+  ["idle", "idle GPU"],
 ];
+/** Parts of "other" on a GPU whose kernels were recorded; null or 0 without them. */
+const OF_OTHER = ["unphased_compute", "copies", "idle"];
 
 /** Returns the parts of the step by name, in ms; they add up to the step. */
 function partsOf(row) {
   const wait = row.wait ?? 0;
   const wire = row.wire ?? 0;
-  return { ...row, wait, wire, unsplit: Math.max(0, row.exposed - wait - wire) };
+  const known = OF_OTHER.reduce((sum, name) => sum + (row[name] ?? 0), 0);
+  const other = known > 0 ? 0 : row.other;
+  return { ...row, wait, wire, unsplit: Math.max(0, row.exposed - wait - wire), other };
 }
 
 function legend(names) {
@@ -72,8 +79,11 @@ function drawSteps() {
   if (!picture) return;
   const ranks = element("div");
   const all = data.worlds.map((each) => [worldText(each), each.mean]);
+  const onGpu = all.some(([, row]) => row.idle !== null);
+  const left = onGpu ? ["other"] : OF_OTHER;
+  const shown = PARTS.filter(([name]) => !left.includes(name));
   picture.append(
-    legend([...PARTS, ["hidden-part", "hidden: communication during other work"]]),
+    legend([...shown, ["hidden-part", "hidden: communication during other work"]]),
     bars("Mean step by world size", all, data.worlds.some((each) => each.name)),
     worldChoice(),
     ranks,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from commprof.analysis.collectives.in_flight import UNSPLIT, InFlightIntervals
 from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.analysis.scaling import Scaling
-from commprof.analysis.step.detail import PARTS, WorldDetail
+from commprof.analysis.step.detail import OF_OTHER, PARTS, WorldDetail
 from commprof.analysis.timeline.drawn_timeline import RankTimeline, Stretches, Timeline
 from commprof.analysis.world import WorldResult
 from commprof.files import plain
@@ -167,7 +167,9 @@ def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
 
 def _parts(rank: int, parts: dict[str, float]) -> dict[str, Any]:
     """Returns the parts of a rank's mean step in ms; rank -1 is the mean over all ranks."""
-    rounded = {name: _rounded(parts[f"{name}_ms"]) for name in (*PARTS, "unsplit")}
+    rounded: dict[str, Any] = {name: _rounded(parts[f"{name}_ms"]) for name in (*PARTS, "unsplit")}
+    if math.isnan(rounded["unphased_compute"]):
+        rounded |= dict.fromkeys(OF_OTHER)
     return {"rank": rank, **rounded}
 
 

@@ -49,16 +49,17 @@ def _cells(rank: int, device: DeviceTelemetry) -> tuple[str, ...]:
 KERNEL_TITLE = "Kernels of each rank"
 
 KERNEL_LEGEND = """\
-Mean per step in ms, of the largest world size. communication: communication kernels ran; compute:
-other kernels ran; busy: any kernel ran; idle: no kernel ran; each moment counts once, however many
-streams. exposed: communication ran, but no other kernel and no copy within the device. The times of
-the communication kernels are added up in three columns. wait: from a kernel's begin until the last
-rank had begun the same kernel; transfer: from then to the kernel's end; unsplit: time of kernels
-for which wait and transfer are not known."""
+Mean per step in ms, of the largest world size: exposed + compute + copies + idle = step; each
+moment counts once, however many streams. compute: kernels ran other than those of communication;
+exposed: communication ran, but no other kernel and no copy within the device; copies: copies or
+fills ran, and none of these; idle: nothing ran. communication: its kernels ran, exposed or not;
+busy: any kernel ran. The times of the communication kernels are added up in three columns. wait:
+from a kernel's begin until the last rank had begun the same kernel; transfer: from then to the
+kernel's end; unsplit: time of kernels for which wait and transfer are not known."""
 
 _KERNEL_HEADERS = (
     *("rank", "step", "communi-\ncation", "= wait", "+ trans-\nfer", "+ un-\nsplit"),
-    *("exposed", "compute", "busy", "idle"),
+    *("exposed", "compute", "copies", "busy", "idle"),
 )
 
 
@@ -75,6 +76,7 @@ def kernel_times_grid(worlds: Sequence[WorldResult]) -> Grid | None:
             three_digits(times.unsplit_ms),
             three_digits(rank.parts.exposed_ms),
             three_digits(times.compute_ms),
+            three_digits(times.copies_ms),
             three_digits(times.busy_ms),
             three_digits(times.idle_ms),
         )

@@ -104,7 +104,7 @@ def _finished(
         ms |= {"wait": unknown, "wire": unknown}
     ms["hidden"] = random.choice([0.0, 12.0]) * np.ones_like(ms["step"])
     base = detail(ranks, ms["step"].shape[1])
-    shown = {name: ms[name] for name in base.parts_ms}
+    shown = {name: ms.get(name, of_host) for name, of_host in base.parts_ms.items()}
     slowest = ms["step"].max(axis=0)
     kept = np.arange(len(slowest)) != stalled
     parts = {name: float(np.nan_to_num(ms[name][:, kept]).mean()) for name in ms}

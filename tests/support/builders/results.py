@@ -288,6 +288,7 @@ def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail
     given = {name: np.broadcast_to(np.asarray(x, float), (steps,)) for name, x in parts.items()}
     zero = np.zeros(steps)
     values = {name: given.get(name, zero) for name in step_detail.PARTS}
+    values |= {name: given.get(name, zero + math.nan) for name in step_detail.OF_OTHER}
     values["step"] = given.get("step", zero + 100)
     values["exposed"] = given.get(
         "exposed", np.nan_to_num(values["wait"]) + np.nan_to_num(values["wire"])

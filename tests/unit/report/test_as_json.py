@@ -236,12 +236,20 @@ def with_devices(result: WorldResult) -> WorldResult:
     """Returns the result with a driver's figures on each rank's GPU, and with kernel times."""
     limited = {"power": 0.25, "temperature": 0.0, "hardware": 0.0}
     device = DeviceTelemetry(20, 97.0, 1800.0, 1200.0, 350.0, 40e9, limited)
-    kernels = KernelTimes(5.0, 7.0, 10.0, 2.0, 4.0, 1.0, 0.0)
+    kernels = KernelTimes(5.0, 7.0, 10.0, 2.0, 4.0, 1.0, 0.0, 0.5)
+    of_other = {"unphased_compute_ms": 3.0, "copies_ms": 0.5, "idle_ms": 1.5}
     ranks = tuple(
-        dataclasses.replace(r, device=device, kernels=kernels, device_peak_bytes=30e9)
+        dataclasses.replace(
+            r,
+            device=device,
+            kernels=kernels,
+            device_peak_bytes=30e9,
+            parts=dataclasses.replace(r.parts, **of_other),
+        )
         for r in result.ranks
     )
-    return dataclasses.replace(result, ranks=ranks, device_clock_error_us=2.0)
+    parts = dataclasses.replace(result.parts, **of_other)
+    return dataclasses.replace(result, ranks=ranks, parts=parts, device_clock_error_us=2.0)
 
 
 def changed() -> Incidents:

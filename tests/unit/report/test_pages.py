@@ -176,6 +176,7 @@ PARTS = {
         ),
         float,
     ),
+    **dict.fromkeys(("unphased_compute", "copies", "idle"), (float, type(None))),
 }
 INTERVALS = (
     *("issue", "kind", "step", "collective", "bucket"),

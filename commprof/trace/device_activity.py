@@ -1,0 +1,81 @@
+"""Times at which an accelerator ran kernels and copies, and the parts into which they divide time.
+
+Kernels and copies of several streams may run at once. Each moment belongs to the first part that
+has something running then:
+
+    compute                a kernel other than those of communication
+    communication          a kernel of communication; such time is exposed. A copy within the device
+                           hides it, as a kernel does: it is work of the same device
+    copies                 a copy between host and device, within or between devices, or a fill
+    idle                   nothing
+
+So ``compute + communication + copies + idle`` is all time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from commprof.trace.stretches import Ints, Stretches, outside, stretches
+
+
+@dataclass(frozen=True)
+class DeviceActivity:
+    """What one device ran; in each field, each moment counts once."""
+
+    #: Kernels of collectives and messages; None if the recording lacks them.
+    communication: Stretches | None
+    #: All other kernels.
+    compute: Stretches
+    #: Copies within the device.
+    copies_within: Stretches
+    #: Other copies, and fills of memory.
+    other_copies: Stretches
+
+    @cached_property
+    def hiding(self) -> Stretches:
+        """Times at which running communication is not exposed."""
+        return union(self.compute, self.copies_within)
+
+    @cached_property
+    def exposed(self) -> Stretches:
+        """Times at which communication ran and was not hidden; none if it was not recorded."""
+        return _NONE if self.communication is None else outside(self.communication, self.hiding)
+
+    @cached_property
+    def copies(self) -> Stretches:
+        """Times at which copies or fills ran, but no other kernel and no exposed communication."""
+        both = union(self.copies_within, self.other_copies)
+        return outside(both, union(self.compute, self.exposed))
+
+    @cached_property
+    def kernels(self) -> Stretches:
+        """Times at which any kernel ran."""
+        some = () if self.communication is None else (self.communication,)
+        return union(self.compute, *some)
+
+    def moved(self, to_common: Callable[[Ints], Ints]) -> DeviceActivity:
+        """Returns the activity on another clock."""
+
+        def of(some: Stretches) -> Stretches:
+            return Stretches(to_common(some.begin_ns), to_common(some.end_ns))
+
+        communication = None if self.communication is None else of(self.communication)
+        return DeviceActivity(
+            communication, of(self.compute), of(self.copies_within), of(self.other_copies)
+        )
+
+
+def union(*some: Stretches) -> Stretches:
+    """Returns the times that are in at least one of the sets of intervals."""
+    return stretches(
+        np.concatenate([each.begin_ns for each in some]),
+        np.concatenate([each.end_ns for each in some]),
+    )
+
+
+_NONE = Stretches(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

@@ -1,0 +1,211 @@
+"""The time of a GPU is communication, compute with or without a known phase, copies, or idle."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.verdict import verdict
+from commprof.commands import main
+from commprof.report.export import as_json
+from tests.support.builders.profiler_traces import (
+    Event,
+    all_reduce,
+    annotation,
+    document,
+    kernel,
+    rank_events,
+    write,
+)
+
+#: Parts of a step that add up to it.
+PARTS = (
+    "data",
+    "forward",
+    "backward",
+    "optimizer",
+    "unphased_compute",
+    "exposed",
+    "copies",
+    "idle",
+)
+
+
+def copy(name: str, begin_us: float, end_us: float, category: str = "gpu_memcpy") -> Event:
+    return {**kernel(name, begin_us, end_us, stream=13), "cat": category}
+
+
+def launched(name: str, begin_us: float, end_us: float, at_us: float, number: int) -> list[Event]:
+    """Returns a kernel and its launch at ``at_us``, by the first thread."""
+    launch = {**annotation("cudaLaunchKernel", at_us, at_us + 1), "cat": "cuda_runtime"}
+    return [
+        {**launch, "args": {"correlation": number}},
+        kernel(name, begin_us, end_us, correlation=number),
+    ]
+
+
+def mixed(steps: int = 3) -> list[Event]:
+    """Steps of 1000 µs with every part; the parts are listed in ``EXPECTED_MS``."""
+    events = []
+    for step in range(steps):
+        at, number = 5e9 + 1000 * step, 100 * step
+        events += [
+            annotation(f"ProfilerStep#{step}", at, at + 1000),
+            annotation("## forward ##", at + 1, at + 10),
+            annotation("Optimizer.step#SGD.step", at + 30, at + 40),
+            *launched("gemm", at + 100, at + 300, at + 2, number + 1),  # forward
+            *launched("gemm", at + 250, at + 400, at + 20, number + 2),  # no phase: 300 to 400
+            all_reduce(at + 350, at + 600, seq=step),  # exposed: 400 to 450 and 500 to 600
+            copy("Memcpy DtoD (Device -> Device)", at + 450, at + 500),  # hides communication
+            copy("Memcpy HtoD (Pinned -> Device)", at + 550, at + 650),  # alone: 600 to 650
+            copy("Memset (Device)", at + 640, at + 680, "gpu_memset"),  # alone: 650 to 680
+            *launched("adam", at + 670, at + 700, at + 31, number + 3),  # optimizer
+            copy("Memcpy PtoP (Device -> Device)", at + 800, at + 850),
+        ]
+    return events
+
+
+EXPECTED_MS = {
+    **{"data": 0, "forward": 0.15, "backward": 0, "optimizer": 0.03, "unphased_compute": 0.15},
+    **{"exposed": 0.15, "copies": 0.05 + 0.07 + 0.05, "idle": 0.1 + 0.1 + 0.15},
+}
+
+
+def test_the_parts_of_a_gpu_s_step_equal_hand_computed_values(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(document(mixed(), 0, 1))
+    result, (detail,) = analyse_in_detail(path)
+    (run,) = json.loads(as_json.render(result))["runs"]
+    for shown in (run["aggregated_metrics"]["parts"], run["rank_results"][0]["parts"]):
+        assert {name: shown[f"{name}_ms"] for name in PARTS} == pytest.approx(EXPECTED_MS)
+        assert sum(shown[f"{name}_ms"] for name in PARTS) == pytest.approx(shown["step_ms"])
+        of_other = ("unphased_compute_ms", "copies_ms", "idle_ms")
+        assert sum(shown[name] for name in of_other) == pytest.approx(shown["other_ms"])
+    kernels = run["rank_results"][0]["kernels"]
+    assert kernels["compute_ms"] == pytest.approx(0.33)
+    assert (kernels["copies_ms"], kernels["idle_ms"]) == pytest.approx((0.17, 0.35))
+    for name, expected in EXPECTED_MS.items():
+        assert detail.parts_ms[name].tolist() == [pytest.approx([expected] * 3)]
+
+
+def rows_of(path: Path, table: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
+    assert main(["report", str(path), "--format", "csv", "--rows", table]) == 0
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
+def test_text_table_page_and_rows_carry_the_same_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_text(document(mixed(), 0, 1))
+    for table in ("worlds", "ranks", "steps"):
+        for row in rows_of(path, table, capsys):
+            found = {name: float(row[f"{name}_ms"]) for name in PARTS}
+            assert found == pytest.approx(EXPECTED_MS)
+    assert main(["report", str(path), "--all"]) == 0
+    text = capsys.readouterr().out
+    header = ["ranks", "data", "compute:", "exposed", "opti-", "copies", "idle", "=", "step"]
+    assert any(line.split()[:9] == header for line in text.splitlines())
+    figures = ["2", "0.00", "0.15", "0.00", "0.15", "0.15", "0.03", "0.17", "0.35", "1.00"]
+    assert any(line.split()[:10] == figures for line in text.splitlines())
+    for shown in ("compute, phase not known 0.15 ms 15.0%", "copies 0.17 ms 17.0%"):
+        assert shown in " ".join(text.split())
+    assert main(["report", str(path), "--format", "html", "-o", "-"]) == 0
+    page = capsys.readouterr().out
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    found = {name: data["worlds"][0]["mean"][name] for name in PARTS}
+    assert found == pytest.approx(EXPECTED_MS)
+
+
+def said_of(tmp_path: Path, events: list[Event]) -> Any:
+    path = tmp_path / "rank0.json"
+    path.write_text(document(events, 0, 2))
+    result, details = analyse_in_detail(path)
+    found = verdict(result, details)
+    assert found is not None
+    return found
+
+
+def busy_step(busy_us: float, phase: str, steps: int = 4) -> list[Event]:
+    """Steps of 1000 µs with a kernel of ``busy_us``, in a phase if one is named."""
+    events = []
+    for step in range(steps):
+        at = 5e9 + 1000 * step
+        events += [
+            annotation(f"ProfilerStep#{step}", at, at + 1000),
+            *launched("gemm", at + 20, at + 20 + busy_us, at + 5, step + 1),
+            all_reduce(at + 980, at + 990, seq=step),
+        ]
+        events += [annotation(phase, at + 1, at + 9)] if phase else []
+    return events
+
+
+@pytest.mark.parametrize(
+    ("busy_us", "phase", "part", "words"),
+    [
+        (900, "", "compute", "bound by compute (phase not known): 90.0%"),
+        (900, "## forward ##", "compute", "bound by compute (forward and backward): 90.0%"),
+        (900, "Optimizer.step#SGD.step", "optimizer", "bound by the optimizer: 90.0%"),
+        (100, "", "idle", "bound by idle GPUs (no kernel and no copy ran): 89.0%"),
+        (100, "## forward ##", "idle", "bound by idle GPUs (no kernel and no copy ran): 89.0%"),
+    ],
+)
+def test_the_verdict_names_a_phase_only_where_it_is_known(
+    tmp_path: Path, busy_us: float, phase: str, part: str, words: str
+) -> None:
+    found = said_of(tmp_path, busy_step(busy_us, phase))
+    (binding,) = found.bindings
+    assert binding.part == part
+    assert words in found.headline
+
+
+def test_the_verdict_says_how_much_of_compute_has_a_known_phase(tmp_path: Path) -> None:
+    events = busy_step(300, "## forward ##")
+    for step in range(4):
+        at = 5e9 + 1000 * step
+        events += launched("gemm", at + 400, at + 900, at + 15, 100 + step)
+    found = said_of(tmp_path, events)
+    assert "compute (30.0% forward and backward, 50.0% phase not known): 80.0%" in found.headline
+
+
+def test_copies_can_bound_a_step(tmp_path: Path) -> None:
+    events = busy_step(100, "")
+    for step in range(4):
+        at = 5e9 + 1000 * step
+        events.append(copy("Memcpy HtoD (Pageable -> Device)", at + 200, at + 900))
+    found = said_of(tmp_path, events)
+    assert found.bindings[0].part == "copies"
+    assert "bound by copies to, from and within the GPUs: 70.0%" in found.headline
+
+
+def test_a_late_rank_whose_compute_has_no_phase_is_not_late_in_a_phase(tmp_path: Path) -> None:
+    """Rank 1's kernel before the all-reduce is longer, and nothing tells its phase."""
+    ranks = [document(rank_events(rank, steps=30), rank) for rank in (0, 1)]
+    result, _ = analyse_in_detail(write(tmp_path / "job", ranks))
+    late = result.worlds[0].late_rank
+    assert late is not None
+    assert (late.rank, late.late_steps, late.phase) == (1, 30, None)
+    assert any("the phase in which it fell behind is not known" in text for text in result.remarks)
+
+
+def test_a_recording_of_the_host_has_no_parts_of_a_gpu(tmp_path: Path) -> None:
+    events = []
+    for step in range(3):
+        at = 5e9 + 1000 * step
+        operator = {**annotation("aten::mm", at + 10, at + 500), "cat": "cpu_op"}
+        events += [annotation(f"ProfilerStep#{step}", at, at + 1000), operator]
+        events += [annotation("gloo:all_reduce", at + 520, at + 800, tid=3)]
+    (tmp_path / "rank0.json").write_text(document(events, 0))
+    result, details = analyse_in_detail(tmp_path / "rank0.json")
+    (run,) = json.loads(as_json.render(result))["runs"]
+    parts = run["aggregated_metrics"]["parts"]
+    assert [parts[f"{name}_ms"] for name in ("unphased_compute", "copies", "idle")] == [None] * 3
+    found = verdict(result, details)
+    assert found is not None
+    assert "idle" not in found.headline
