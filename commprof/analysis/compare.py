@@ -29,7 +29,7 @@ import numpy as np
 from commprof.analysis.align.matching import NO_BUCKET
 from commprof.analysis.collectives.in_flight import CallKind
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.step.detail import PARTS, WorldDetail
+from commprof.analysis.step.detail import OF_OTHER, PARTS, WorldDetail
 from commprof.analysis.timeline.drawn_timeline import Timeline
 from commprof.stats.intervals import Floats, Interval, ratio_of_medians
 from commprof.stats.rank_tests import (
@@ -92,7 +92,8 @@ class WorldComparison:
     effective_steps: tuple[float, float]
     #: Fraction of each run's time outside of waiting in which the ranks had no core.
     no_core_share: tuple[float, float]
-    #: "step" first, then its parts in the order of ``detail.PARTS``.
+    #: "step" first, then its parts in the order of ``detail.PARTS``; those of a device only if its
+    #: kernels were recorded.
     parts: tuple[Change, ...]
     #: Step time less run delay, see ``WorldDetail.with_cores_ms``; mean over ranks.
     with_cores: Change
@@ -179,7 +180,7 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
     parts += [
         _change(name, *(_over_ranks(run.parts_ms[name]) for run in (a, b)))
         for name in PARTS
-        if name != "step"
+        if name != "step" and (name not in OF_OTHER or _has(name, a) or _has(name, b))
     ]
     numbered = all(_knows_buckets(run.timeline) for run in (a, b))
     before, after = _by_kind((a.timeline, b.timeline), numbered)
@@ -203,6 +204,10 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
         with_cores=_change("step with cores", a.with_cores_ms, b.with_cores_ms),
         collectives=tuple(collectives),
     )
+
+
+def _has(name: str, detail: WorldDetail) -> bool:
+    return not bool(np.isnan(detail.parts_ms[name]).all())
 
 
 def _with_step(world: WorldComparison, p_value: float) -> WorldComparison:
