@@ -15,14 +15,14 @@ from pathlib import Path
 from commprof import invocation
 from commprof.analysis.collectives.exchange import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
-from commprof.analysis.collectives.unseen import is_unseen
+from commprof.analysis.evidence import Figure
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.remarks import FEW_STEPS
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share, usable_cores
 from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep, is_split, mean_step
-from commprof.analysis.verdict import Verdict, nobody_is_late
+from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_seconds, listed, named_ranks
 from commprof.units import ns_to_ms
@@ -93,13 +93,15 @@ class Card:
     step_ms: float
     #: One or two sentences.
     verdict: str
-    #: Parts in the order of a step; they add up to ``step_ms``.
+    #: Parts in the order of a step; they add up to ``step_ms``. Empty if they are not known.
     parts: tuple[CardPart, ...]
-    #: NaN if the capture saw no communication; so are ``exposed_share``, ``best_step_ms``, and the
+    #: NaN if not known; so are ``exposed_share``, ``best_step_ms``, and the
     #: times of hidden communication, waiting and transfer.
     exposed_ms: float
     #: Fraction of the mean step; also an upper bound on the gain from faster communication.
     exposed_share: float
+    #: What the recordings lack to tell the exposed communication, as a clause; empty if nothing.
+    exposed_lacks: str
     #: Communication in flight while the ranks did other work.
     hidden_ms: float
     #: NaN if waiting and transfer are not separated; so is ``wire_ms``.
@@ -111,6 +113,8 @@ class Card:
     late: CardRank | None
     #: True if there is no late rank, and enough is known to say so.
     nobody_late: bool
+    #: What the recordings lack to say that no rank is late, as a clause; empty if nothing.
+    nobody_late_lacks: str
     small_calls: SmallCalls | None
     #: The link between hosts, if the transfer takes long enough to matter; None on one host.
     link: CardLink | None
@@ -141,7 +145,7 @@ def card(
     found = zip(result.worlds, details, strict=True)
     world, detail = next(each for each in found if each[0].world_size == verdict.world_size)
     step = mean_step(detail)
-    late, unseen = _late(world.late_rank), is_unseen(world, step)
+    late, lacking = _late(world.late_rank), world.evidence.lacking(Figure.EXPOSED)
     run = invocation.quoted(directory)
     advice, command = (
         verdict.next_step.advice,
@@ -150,22 +154,24 @@ def card(
     if result.incidents:
         advice = "First see what went wrong during the run:"
         command = invocation.command("report", run, "--all")
-    split = step.split_ms if not unseen else {}
+    split = step.split_ms if not lacking else {}
     return Card(
         description=str(result.context["description"]),
         world_size=world.world_size,
         steps=len(step.by_step_ms),
         step_ms=step.step_ms,
         verdict=verdict.headline,
-        parts=_parts(step),
-        exposed_ms=math.nan if unseen else step.exposed_ms,
-        exposed_share=math.nan if unseen else step.share("communication"),
-        hidden_ms=math.nan if unseen else step.hidden_ms,
+        parts=_parts(step) if world.evidence.supports(Figure.PARTS) else (),
+        exposed_ms=math.nan if lacking else step.exposed_ms,
+        exposed_share=math.nan if lacking else step.share("communication"),
+        exposed_lacks=lacking,
+        hidden_ms=math.nan if lacking else step.hidden_ms,
         wait_ms=split.get("waiting", math.nan),
         wire_ms=split.get("wire", math.nan),
-        best_step_ms=math.nan if unseen else step.step_ms - step.exposed_ms,
+        best_step_ms=math.nan if lacking else step.step_ms - step.exposed_ms,
         late=late,
-        nobody_late=nobody_is_late(world, step),
+        nobody_late=late is None and world.evidence.supports(Figure.NOBODY_LATE),
+        nobody_late_lacks=world.evidence.lacking(Figure.NOBODY_LATE),
         small_calls=verdict.exchange.small_calls,
         link=_link(verdict.exchange.link),
         scaling=tuple(

@@ -10,7 +10,7 @@ from typing import Any
 from commprof import invocation
 from commprof.analysis.collectives.exchange import Exchange, cap_to_try_mb, way
 from commprof.analysis.collectives.sharding import BACKWARD, FORWARD, SCATTER, SUM, Sharding
-from commprof.analysis.collectives.unseen import how_to_see_it, is_unseen
+from commprof.analysis.evidence import Figure
 from commprof.analysis.late.stragglers import LateRank, who_waits
 from commprof.analysis.run_command import taken_apart
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share
@@ -68,8 +68,8 @@ def next_step(
     own_work = words[own_part]
     if world.world_size < 2:
         return NextStep("", "")
-    if is_unseen(world, step):
-        return NextStep(*how_to_see_it(world))
+    if not world.evidence.supports(Figure.EXPOSED):
+        return NextStep(*world.evidence.remedy)
     late = rank_to_look_at(context, world, step)
     # Small calls keep waking threads of the ranks themselves, which then wait for cores.
     if late is None and exchange.small_calls is None and lacked_cores(world):
@@ -115,13 +115,26 @@ def next_step(
         trial = _predicted(world.sharding, on_device=world.device_timed > 0)
     if not step.split_ms or step.split_ms["waiting"] <= step.exposed_ms / 2:
         return trial
-    balance = (
-        "First balance the work of the ranks: they wait for one another during "
-        f"{step.share('waiting'):.0%} of the step, and not for a single rank."
-    )
+    balance = _balance(world, step)
     if step.share("wire") < WORTH_A_LOOK or not trial.advice:
         return NextStep(f"{balance} No change to the communication can win that back.", "")
     return NextStep(f"{balance} {trial.advice}", trial.command)
+
+
+def _balance(world: WorldResult, step: MeanStep) -> str:
+    """Returns advice on ranks that wait for one another; it denies a late rank only if it may."""
+    waiting = f"they wait for one another during {step.share('waiting'):.0%} of the step"
+    evidence = world.evidence
+    if world.late_rank is None and evidence.stands_out:
+        return (
+            f"First record more steps: {waiting}, and {evidence.stands_out}. If it is the same "
+            "rank again, find out what delays it; else balance the work of the ranks."
+        )
+    nobody = world.late_rank is None and evidence.supports(Figure.NOBODY_LATE)
+    return (
+        f"First balance the work of the ranks: {waiting}"
+        f"{', and not for a single rank' if nobody else ''}."
+    )
 
 
 def _predicted(found: Sharding, on_device: bool) -> NextStep:

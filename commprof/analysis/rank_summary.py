@@ -60,6 +60,11 @@ class StepParts:
         names = ("exposed_ms", "wait_ms", "wire_ms", "unsplit_ms", "no_core_ms", "hidden_ms")
         return replace(self, **dict.fromkeys(names, math.nan))
 
+    def unknown(self) -> StepParts:
+        """Returns a copy in which only the step is known, for recordings without its parts."""
+        names = {field.name for field in fields(self)} - {"step_ms"}
+        return replace(self, **dict.fromkeys(names, math.nan))
+
 
 @dataclass(frozen=True)
 class RankSummary:

@@ -413,7 +413,8 @@ def _about_devices(world: WorldResult, name: str) -> str:
             )
     if untimed:
         whose = f"{untimed} of the GPU collectives" if world.device_timed else "the GPU collectives"
-        why = f" ({world.no_device_times})" if world.no_device_times else ""
+        reason = world.evidence.no_device_times
+        why = f" ({reason})" if reason else ""
         text += (
             f"commprof did not measure when {whose} completed, nor how long GPU streams waited for "
             f"them{why}: exposed, wait, transfer and hidden include only what the host saw. "

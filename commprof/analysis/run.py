@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 from commprof.analysis.align.measured import MeasuredWorld, in_turns, measured_world
 from commprof.analysis.align.summaries import analyse_summaries
 from commprof.analysis.checks.losses import loss_agreement
 from commprof.analysis.collectives.kinds import SteplessCollectives, stepless_collectives
+from commprof.analysis.evidence import Figure
 from commprof.analysis.late.attempts import Attempt, attempts_of, attempts_remarks
 from commprof.analysis.late.incidents import find_incidents
 from commprof.analysis.remarks import remarks
@@ -62,7 +62,7 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
         if seen is not None and world is not None and not _without_figures(world):
             worlds.append(world)
             detail = world_detail(run, seen)
-            details.append(detail.unseen() if math.isnan(world.parts.exposed_ms) else detail)
+            details.append(_supported(detail, world))
         reason = context["errors"].get(str(world_size)) or (
             _without_figures(world) if summary is None else ""
         )
@@ -96,6 +96,13 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
         stepless=tuple(stepless),
     )
     return result, tuple(details)
+
+
+def _supported(detail: WorldDetail, world: WorldResult) -> WorldDetail:
+    """Returns the step-by-step figures without those that the recordings do not support."""
+    if not world.evidence.supports(Figure.PARTS):
+        return detail.unknown()
+    return detail if world.evidence.supports(Figure.EXPOSED) else detail.unseen()
 
 
 def _stepless(run: WorldRun, seen: MeasuredWorld | None) -> SteplessCollectives | None:

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from commprof.analysis.collectives.exchange import Exchange, exchange
-from commprof.analysis.collectives.unseen import is_unseen
+from commprof.analysis.evidence import Figure
 from commprof.analysis.late import lines
 from commprof.analysis.late.stragglers import LateRank, fell_behind, who_waits
 from commprof.analysis.next_step import NextStep, next_step, rank_to_look_at, time_spent
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.cores import judged_place, lacked_cores, no_core_share, usable_cores
 from commprof.analysis.step.detail import WorldDetail
-from commprof.analysis.step.mean_step import MeanStep, is_split, mean_step
+from commprof.analysis.step.mean_step import MeanStep, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import resampled_means
 from commprof.text import counted, in_ms, in_seconds, listed, plain_digits
@@ -68,7 +68,8 @@ class Binding:
     world_size: int
     #: A key of ``MeanStep.parts_ms``; None if either of the two largest may be the larger one.
     part: str | None
-    #: The two largest parts with their fractions of the mean step, the larger one first.
+    #: The two largest parts with their fractions of the mean step, the larger one first. Empty if
+    #: the recordings do not tell communication from the rest of the step.
     largest: tuple[tuple[str, float], ...]
     #: Communication as "waiting", "wire" and "unsplit" with their fractions of the mean step; empty
     #: if waiting and wire are not separated.
@@ -110,15 +111,9 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
     ]
     words, found = _words(step), exchange(world, step)
     late = rank_to_look_at(result.context, world, step)
-    headline = _headline(bindings[place], step, words, late)
+    headline = _not_known(world, step) or _headline(bindings[place], step, words, late)
     if late is None:
         headline = " ".join(filter(None, (headline, _held_up(world, step) or found.sentence)))
-    if is_unseen(world, step):
-        headline = (
-            f"At {counted(world.world_size, 'rank')} the mean step takes {in_ms(step.step_ms)}; "
-            "its communication was not seen. The time in which ranks wait for communication is "
-            "counted in the other parts of the step."
-        )
     if comparison := _against_prediction(result.context, world):
         headline = f"{headline} {comparison}"
     return Verdict(
@@ -128,6 +123,19 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
         tuple(sentences),
         next_step(result.context, world, step, words, found),
         found,
+    )
+
+
+def _not_known(world: WorldResult, step: MeanStep) -> str:
+    """Returns a headline on the parts of the step that are not known; empty if all are."""
+    if world.evidence.supports(Figure.EXPOSED):
+        return ""
+    known = f"At {counted(world.world_size, 'rank')} the mean step takes {in_ms(step.step_ms)}"
+    if why := world.evidence.lacking(Figure.PARTS):
+        return f"{known}. What bounds it is not known: {why}."
+    return (
+        f"{known}; its communication was not seen. The time in which ranks wait for communication "
+        "is counted in the other parts of the step."
     )
 
 
@@ -158,6 +166,8 @@ def _held_up(world: WorldResult, step: MeanStep) -> str:
 
 
 def _binding(world: WorldResult, step: MeanStep) -> Binding:
+    if not world.evidence.supports(Figure.EXPOSED):
+        return Binding(world.world_size, None, (), ())
     means = step.by_step_ms.mean(axis=0)
     order = np.argsort(-means, kind="stable")
     parts = tuple(step.parts_ms)
@@ -256,7 +266,7 @@ def _usable(context: Mapping[str, Any]) -> str:
 
 
 def _communication(world: WorldResult, step: MeanStep) -> list[str]:
-    if is_unseen(world, step):
+    if not world.evidence.supports(Figure.EXPOSED):
         return []
     if not step.exposed_ms > 0:
         return ["There is only one rank, so nothing to communicate."] * (world.world_size == 1)
@@ -299,7 +309,7 @@ def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
 def _late(world: WorldResult, step: MeanStep) -> list[str]:
     late = world.late_rank
     if late is None:
-        if not nobody_is_late(world, step):
+        if not world.evidence.supports(Figure.NOBODY_LATE):
             return []
         return ["No single rank stands out as the one that the others wait for."]
     where = fell_behind(late)
@@ -316,17 +326,6 @@ def _in_the_phases(world: WorldResult) -> list[str]:
     """Returns sentences on the lines and functions in which the late rank is slower."""
     found, grown = lines.sentences(world.longer_lines), world.grown_functions
     return found if grown is None else [*found, grown.sentence]
-
-
-def nobody_is_late(world: WorldResult, step: MeanStep) -> bool:
-    """True if no rank is late and enough of the waiting is known to say so."""
-    parts = world.parts
-    known = world.clocks_shared and not world.missing_ranks and not math.isnan(parts.wait_ms)
-    if world.late_rank is not None or world.world_size < 2 or not known:
-        return False
-    if is_unseen(world, step):
-        return False
-    return parts.exposed_ms > 0 and is_split(parts.exposed_ms, parts.unsplit_ms)
 
 
 def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[str]:
@@ -351,6 +350,8 @@ def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[st
     ideal_ms = ideal * steps[first].step_ms
     total = steps[place].step_ms - ideal_ms
     if total < _WORTH_A_WORD * ideal_ms:
+        return [text]
+    if not all(each.evidence.supports(Figure.EXPOSED) for each in (base, world)):
         return [text]
     now, before = _apart(steps[place], steps[first])
     more = {name: now[name] - ideal * before[name] for name in now}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +27,7 @@ from commprof.analysis.collectives.host_links import HostLinks, host_links
 from commprof.analysis.collectives.in_flight import TimeInFlight, times_in_flight
 from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
 from commprof.analysis.collectives.sharding import Sharding, sharding
+from commprof.analysis.evidence import Evidence, Figure, evidence_of
 from commprof.analysis.late.costs import LongerPhase, WaitCost, longer_phase, wait_costs
 from commprof.analysis.late.functions import GrownFunctions, grown_functions
 from commprof.analysis.late.lines import LongerLines, longer_lines
@@ -153,6 +153,8 @@ class WorldResult:
     problems: tuple[str, ...]
     #: Comparisons of the figures with other measurements of the same run.
     cross_checks: tuple[CrossCheck, ...]
+    #: Decides which figures the recordings support; the others are NaN, None or empty.
+    evidence: Evidence
     #: Event that ends a step: "declared" by the script, an optimizer's "update", or "backward".
     steps_end: str = DECLARED
     #: Kinds of collectives, the most exposed time first.
@@ -169,8 +171,6 @@ class WorldResult:
     gloo_threads_assumed: bool = False
     #: Number of ``device_collectives`` whose completion or waiting a device event timed.
     device_timed: int = 0
-    #: Reason why capture recorded no device times; "" if it did, or there was no device.
-    no_device_times: str = ""
     #: Bound on the error of device times against the host's clock; NaN if they were not compared.
     device_clock_error_us: float = math.nan
     #: Mean loss over all ranks' samples per trained step, and the number of these samples; empty
@@ -237,7 +237,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     traces, tables, measured = seen.traces, seen.tables, seen.measured
     observed = [Observed(*x) for x in zip(traces, tables, measured, strict=True)]
     step = measured[0].step
-    summary = _summarise(run, seen.ranks, seen.parts, measured, seen.warmup, seen.clock_error_us)
+    summary = _summarise(run, seen)
     kernels = kernel_times(seen.matching, traces, tables, step, seen.clocks_shared)
     foreign = seen.recorded[0].is_foreign
     checks = () if foreign else (*cross_checks(run, observed), *theory_checks(run, observed))
@@ -255,19 +255,14 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         host_links=None if foreign else host_links(run.world_size, observed),
         cross_checks=checks,
         device_timed=sum(timed_collectives(trace) for trace in seen.recorded),
-        no_device_times=_no_device_times(seen.recorded),
         device_clock_error_us=_device_clock_error_us(seen.recorded),
-        gains=gains(seen),
         sharding=None if foreign else sharding(seen, str(run_of(run.directory, run.world_size))),
         wait_costs=wait_costs(measured),
         longer_phase=longer_phase(seen.ranks, measured),
+        gains=gains(seen),
     )
-    if _never_saw_communication(seen, result):
-        ranks = tuple(replace(rank, parts=rank.parts.unseen()) for rank in result.ranks)
-        result = replace(
-            result, ranks=ranks, parts=result.parts.unseen(), imbalance=math.nan, gains=None
-        )
-    result = replace(result, **_late_rank(seen, result))
+    result = replace(result, **_late_rank(seen, result), evidence=_with_costs(result))
+    result = _supported(result)
     late = result.late_rank
     if late is None:
         return result
@@ -278,20 +273,36 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     )
 
 
-def _never_saw_communication(seen: MeasuredWorld, result: WorldResult) -> bool:
-    """True if several ranks were captured in pure Python and no collective was seen.
+def _with_costs(result: WorldResult) -> Evidence:
+    """Returns the evidence, with the rank that caused most waiting."""
+    shares: dict[int, float] = {}
+    for cost in result.wait_costs:
+        shares[cost.rank] = shares.get(cost.rank, 0.0) + cost.share
+    most = max(shares, key=lambda rank: shares[rank], default=-1)
+    found = result.evidence
+    return replace(found, most_waited_for=most, most_waited_share=shares.get(most, math.nan))
 
-    Of communication, pure Python capture records only DDP buckets, and only of models with an
-    attachment (see ``commprof.attach``).
-    """
-    by_python = all(trace.metadata.get("capture") == "python" for trace in seen.recorded)
-    return by_python and result.world_size > 1 and not result.collectives
 
-
-def _no_device_times(traces: Sequence[Trace]) -> str:
-    """Returns the first reason that a rank gives for missing device times; empty if none does."""
-    reasons = (trace.metadata.get("no_device_times", "") for trace in traces)
-    return next((reason for reason in reasons if isinstance(reason, str) and reason), "")
+def _supported(result: WorldResult) -> WorldResult:
+    """Returns the result without the figures that the recordings do not support."""
+    evidence, changes = result.evidence, dict[str, Any]()
+    if not evidence.supports(Figure.EXPOSED):
+        unknown = StepParts.unseen if evidence.supports(Figure.PARTS) else StepParts.unknown
+        changes |= {
+            "ranks": tuple(replace(rank, parts=unknown(rank.parts)) for rank in result.ranks),
+            "parts": unknown(result.parts),
+            "imbalance": math.nan,
+            "sharding": None,
+            "collectives": tuple(replace(row, exposed_ms=math.nan) for row in result.collectives),
+        }
+    if not evidence.supports(Figure.SPLIT):
+        changes |= {"late_rank": None, "wait_costs": ()}
+    if not evidence.supports(Figure.PARTS):
+        changes |= {"longer_phase": None}
+    if not evidence.supports(Figure.CALLS):
+        rows = changes.get("collectives", result.collectives)
+        changes |= {"collectives": tuple(map(CollectiveRow.untimed, rows)), "times_in_flight": ()}
+    return replace(result, **changes)
 
 
 def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
@@ -325,14 +336,8 @@ def _lacks_phases(part: Breakdown) -> bool:
     return bool((part.unphased_compute_ns > 0).any())
 
 
-def _summarise(
-    run: WorldRun,
-    usable: list[int],
-    parts: list[Breakdown],
-    measured: list[Breakdown],
-    warmup: int,
-    clock_error_us: float,
-) -> WorldResult:
+def _summarise(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
+    usable, parts, measured = seen.ranks, seen.parts, seen.measured
     slowest = slowest_ns(measured)
     median_ns, p95_ns, low_ns, high_ns = (
         np.percentile(slowest, [50, 95, 25, 75]) if len(slowest) else [np.nan] * 4
@@ -348,7 +353,7 @@ def _summarise(
     return WorldResult(
         world_size=run.world_size,
         steps=len(parts[0].step),
-        warmup_steps=warmup,
+        warmup_steps=seen.warmup,
         samples_per_s=counted / duration_s if duration_s > 0 else math.nan,
         samples_per_step=_samples_per_step(run, measured[0].step.tolist()),
         step_median_ms=ns_to_ms(median_ns),
@@ -366,10 +371,11 @@ def _summarise(
         missing_ranks=tuple(r for r in range(run.world_size) if r not in usable),
         dropped_records=sum(trace.dropped for trace in run.traces.values()),
         device_collectives=sum(_on_device(trace) for trace in run.traces.values()),
-        clocks_shared=not math.isnan(clock_error_us),
-        clock_error_us=clock_error_us,
+        clocks_shared=seen.clocks_shared,
+        clock_error_us=seen.clock_error_us,
         problems=run.problems,
         cross_checks=(),
+        evidence=evidence_of(seen),
         samples_source="" if math.isnan(counted) else _samples_source(run, ranks),
         step_losses=losses,
         step_samples=samples,

@@ -162,7 +162,8 @@ def _recorded(found: RankRecording, seqs: Sequence[int]) -> Recorded:
     only, _ = _only_group(found.events.about)
     return Recorded(
         device=found.device is not None,
-        training_thread=len(found.events.operators) + len(found.events.backward) > 0,
+        training_thread=len(found.events.operators) + len(found.events.backward) > 0
+        or any(event.name.startswith("c10d::") for event in found.events.issued),
         times=_mask(True for _ in calls),
         number=_mask(call.seq == seq >= 0 for call, seq in zip(calls, seqs, strict=True)),
         operation=_mask(call.op != "other" and not call.guessed for call in calls),

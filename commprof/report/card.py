@@ -40,7 +40,7 @@ def render(card: Card, colour: bool = False) -> str:
         colour: True for a terminal that shows colours.
     """
     top = [cut(card.description), *prose(card.verdict)]
-    middle = [_bar(card.parts, colour), *_legend(card.parts)]
+    middle = [_bar(card.parts, colour), *_legend(card.parts)] if card.parts else []
     for name, text in facts(card):
         middle += prose(f"{name + ':':<22} {text}")
     middle += scaling(card.scaling)
@@ -95,7 +95,7 @@ def facts(card: Card) -> list[tuple[str, str]]:
 
 def _figures(card: Card) -> list[tuple[str, str]]:
     if math.isnan(card.exposed_ms):
-        return [("Exposed communication", "not known: the capture saw no communication.")]
+        return [("Exposed communication", f"not known: {card.exposed_lacks}.")]
     if not card.exposed_ms > 0:
         return [("Exposed communication", "none.")]
     split = "not separated in this run"
@@ -121,10 +121,12 @@ def _whom(card: Card) -> list[tuple[str, str]]:
         return []
     if card.late is not None:
         said = _late(card.late)
+    elif card.exposed_ms == 0:
+        said = "no rank waited"
     elif card.nobody_late:
         said = "no single rank stands out"
     else:
-        said = "not known, or no rank waited"
+        said = f"not known: {card.nobody_late_lacks}"
     return [("Waited for", said)]
 
 

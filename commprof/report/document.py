@@ -324,6 +324,8 @@ def _overhead(name: str, clock: str, cost: OwnCost) -> tuple[str, ...]:
 
 
 def _binding(binding: Binding) -> str:
+    if not binding.largest:
+        return f"{counted(binding.world_size, 'rank')}: what bounds the step is not known."
     (first, share), (second, other) = binding.largest
     if binding.part is None:
         return (

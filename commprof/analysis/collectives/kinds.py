@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -83,6 +83,20 @@ class CollectiveRow:
     def group_label(self) -> str:
         """Name of the process group in reports."""
         return group_label(self.group, self.group_description)
+
+    def untimed(self) -> CollectiveRow:
+        """Returns a copy without times, for recordings that do not tell when calls ended."""
+        unknown = Spread(math.nan, math.nan)
+        return replace(
+            self,
+            duration=unknown,
+            queue=unknown,
+            wait=unknown,
+            wire=unknown,
+            exposed_ms=math.nan,
+            algbw_gb_per_s=math.nan,
+            busbw_gb_per_s=math.nan,
+        )
 
 
 def collective_rows(

@@ -14,12 +14,15 @@ from typing import Any
 
 from commprof.analysis.align.measured import MeasuredWorld, in_turns
 from commprof.analysis.collectives.mismatches import Mismatch, find_mismatches
-from commprof.analysis.step.anomalies import Anomaly, find_anomalies
+from commprof.analysis.evidence import Figure, evidence_of
+from commprof.analysis.step.anomalies import BANDWIDTH, COMPUTE, STEP, Anomaly, find_anomalies
 from commprof.files import checked, read_bytes
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 
 HANG_SCHEMA_VERSION = 1
+#: What each kind of anomaly needs.
+_RESTS_ON = {STEP: Figure.STEP, COMPUTE: Figure.EXPOSED, BANDWIDTH: Figure.CALLS}
 HANG_FILES = "hang_*.json"
 EVENT_FILES = "watchdog_*.jsonl"
 #: Larger files are not the watchdog's.
@@ -170,8 +173,10 @@ def find_incidents(run: WorldRun, seen: MeasuredWorld | None) -> Incidents:
     events = read_events(run.directory) if seen is None or summarised else ()
     if seen is None:
         return Incidents(run.world_size, hangs, (), 0, (), events)
+    evidence = evidence_of(seen)
     mismatches, count = find_mismatches(seen.traces, seen.tables)
     anomalies = () if in_turns(run) else find_anomalies(seen)
+    anomalies = tuple(one for one in anomalies if evidence.supports(_RESTS_ON[one.what]))
     timed = tuple((_wall_clock(seen.recorded[0], one.time_ns), one) for one in anomalies)
     return Incidents(run.world_size, hangs, mismatches, count, timed, events)
 

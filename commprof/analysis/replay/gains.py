@@ -35,19 +35,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.device_timeline import timed_collectives
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
+from commprof.analysis.evidence import Figure, evidence_of
 from commprof.analysis.replay.engine import Calls, calls, replay
 from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, replayed_steps
 from commprof.analysis.step.breakdown import own_run_delay_ns
-from commprof.analysis.step.mean_step import is_split, stalled
+from commprof.analysis.step.mean_step import stalled
 from commprof.stats.groups import two_groups
 from commprof.stats.intervals import Interval, percentile_interval, resampled_means
 from commprof.text import rank_list
 from commprof.trace import columns
 from commprof.trace.columns import Ints
-from commprof.trace.reader import Trace
-from commprof.trace.schema import FLAG_DEVICE_ASYNC, PHASES, Kind
+from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
@@ -98,13 +97,12 @@ class Gains:
 def gains(seen: MeasuredWorld) -> Gains | None:
     """Replays the steps with each change; returns the gains, or None if no replay is possible.
 
-    No replay is possible if there is only one rank, if the ranks' clocks cannot be compared, if
-    there are too few steps, if waiting is not known (see :func:`_waiting_is_known`), or if the
-    ranks deadlock in the replay.
+    No replay is possible if there is only one rank, if there are too few steps, or if the ranks
+    deadlock in the replay; nor if the recordings do not support gains, see ``evidence``.
     """
-    if len(seen.ranks) < 2 or not seen.clocks_shared or len(seen.measured[0].step) < LEAST_STEPS:
+    if len(seen.ranks) < 2 or len(seen.measured[0].step) < LEAST_STEPS:
         return None
-    if not _waiting_is_known(seen):
+    if not evidence_of(seen).supports(Figure.GAINS):
         return None
     chosen = replayed_steps(seen)
     step = np.concatenate(chosen)
@@ -140,29 +138,6 @@ def gains(seen: MeasuredWorld) -> Gains | None:
         serialisation=float(own.max() / ideal_ns),
         transfer=ideal_ns / float(base.sum()),
     )
-
-
-def _waiting_is_known(seen: MeasuredWorld) -> bool:
-    """True if all ranks left a trace and the exposed time is split, see :func:`is_split`.
-
-    In a replay, a collective that was not seen on all of its ranks waits for no other rank, so that
-    all of its exposed time counts as transfer, although a part may be waiting. Waiting is not known
-    either if no device event timed the collectives of a device.
-    """
-    if len(seen.ranks) < seen.traces[0].world_size or any(map(_is_untimed, seen.recorded)):
-        return False
-    exposed, unsplit = (
-        sum(float(getattr(part, name).sum()) for part in seen.measured)
-        for name in ("exposed_ns", "unsplit_ns")
-    )
-    return is_split(exposed, unsplit)
-
-
-def _is_untimed(trace: Trace) -> bool:
-    """True if collectives ran on a device, and no device event timed any of them."""
-    flags = columns.of_kind(trace.records, Kind.ISSUE)["flags"]
-    on_device = bool((flags & FLAG_DEVICE_ASYNC != 0).any())
-    return on_device and not trace.is_foreign and timed_collectives(trace) == 0
 
 
 @dataclass(frozen=True)

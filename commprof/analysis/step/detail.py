@@ -53,7 +53,13 @@ class WorldDetail:
 
     def unseen(self) -> WorldDetail:
         """Returns a copy whose communication times are NaN, see ``StepParts.unseen``."""
-        names = ("exposed", "wait", "wire", "hidden")
+        return self._without("exposed", "wait", "wire", "hidden")
+
+    def unknown(self) -> WorldDetail:
+        """Returns a copy in which only the steps are known, see ``StepParts.unknown``."""
+        return self._without(*(name for name in PARTS if name != "step"))
+
+    def _without(self, *names: str) -> WorldDetail:
         unknown = np.full_like(self.parts_ms["step"], math.nan)
         return replace(
             self,

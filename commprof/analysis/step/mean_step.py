@@ -63,7 +63,8 @@ class MeanStep:
     #: ``[step, part]``, in the order of ``parts_ms``: mean over ranks, in ms.
     by_step_ms: Floats
     #: Mean of each of ``PARTS`` or ``DEVICE_PARTS``; they add up to ``step_ms``. Communication is 0
-    #: if the capture could not see it, see ``StepParts.unseen``.
+    #: if the recordings do not support it, and the other parts are NaN if they do not support
+    #: these: see :mod:`commprof.analysis.evidence`.
     parts_ms: Mapping[str, float]
     #: Mean of each of ``SPLIT``; empty if no part of the waiting and wire is known.
     split_ms: Mapping[str, float]
@@ -109,7 +110,7 @@ def mean_step(detail: WorldDetail) -> MeanStep:
         by_step_ms=by_step,
         parts_ms=parts,
         split_ms=_split(ms, parts["communication"]),
-        step_ms=sum(parts.values()),
+        step_ms=float(mean["step"].mean()),
         hidden_ms=float(mean["hidden"].mean()),
         forward_ms=float(mean["forward"].mean()),
         backward_ms=float(mean["backward"].mean()),

@@ -18,12 +18,14 @@ from commprof.analysis.align.summaries import (
 from commprof.analysis.collectives.compression import CompressionRow
 from commprof.analysis.collectives.kinds import CollectiveRow, Spread
 from commprof.analysis.collectives.mismatches import Issued, Mismatch
+from commprof.analysis.evidence import Evidence
 from commprof.analysis.late.incidents import HangReport, Incidents, StackFile, WatchEvent
 from commprof.analysis.rank_summary import RankSummary, StepParts
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step import detail as step_detail
 from commprof.analysis.step.anomalies import COMPUTE, Anomaly
 from commprof.analysis.step.detail import WorldDetail
+from commprof.analysis.step.mean_step import WORTH_A_LOOK
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.timeline.drawn_timeline import Timeline
 from commprof.analysis.world import WorldResult
@@ -144,6 +146,7 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
         )
         for rank in range(world_size)
     )
+    evidence = {name: values.pop(name) for name in [*values] if name in _OF_EVIDENCE}
     defaults: dict[str, Any] = {
         "world_size": world_size,
         "steps": 12,
@@ -172,7 +175,43 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
         "problems": (),
         "cross_checks": (),
     }
-    return WorldResult(**{**defaults, **values})
+    made = {**defaults, **values}
+    return WorldResult(**{"evidence": evidence_about(made, **evidence), **made})
+
+
+#: Values of ``world`` that go to its evidence.
+_OF_EVIDENCE = (
+    "times",
+    "training_thread",
+    "no_device_times",
+    "most_waited_for",
+    "most_waited_share",
+)
+
+
+def evidence_about(made: dict[str, Any], **values: Any) -> Evidence:
+    """Returns the evidence of a world size with these fields."""
+    shown = made["parts"]
+    untimed = made["device_collectives"] > 0 and not made.get("device_timed")
+    return Evidence(
+        **{
+            "world_size": made["world_size"],
+            "times": True,
+            "training_thread": True,
+            "collectives": not math.isnan(shown.exposed_ms),
+            "device_times": True,
+            "missing_ranks": made["missing_ranks"],
+            "clocks_shared": made["clocks_shared"],
+            "untimed": untimed
+            and not made.get("foreign")
+            and shown.exposed_ms < WORTH_A_LOOK * shown.step_ms,
+            "no_device_times": "",
+            "exposed_ms": shown.exposed_ms,
+            "unsplit_ms": shown.unsplit_ms,
+            "waiting_known": not math.isnan(shown.wait_ms),
+            **values,
+        }
+    )
 
 
 def summary(world_size: int = 1, **values: Any) -> SummaryResult:

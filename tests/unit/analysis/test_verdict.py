@@ -76,7 +76,7 @@ def test_communication_that_the_capture_cannot_see_is_reported_as_not_seen(
 
 def test_without_times_of_the_gpu_no_bound_on_the_gain_and_no_late_rank_are_stated() -> None:
     """The host waits for 2 % of the step, at a barrier; nothing timed the waits of the GPU."""
-    result = run_result(world(2, device_collectives=4))
+    result = run_result(world(2, device_collectives=4, parts=parts(exposed_ms=2.0)))
     details = [detail(2, backward=60, wait=1, wire=1, hidden=5)]
     found = verdict(result, details)
     assert found is not None

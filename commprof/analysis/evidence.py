@@ -1,0 +1,259 @@
+"""A figure needs its evidence: decides which figures the recordings of one world size support.
+
+This module is the only place with such rules. :mod:`commprof.analysis.world` replaces each figure
+that is not supported by NaN, None or nothing, and everything that is said about a run (verdict,
+card, remarks, advice, incidents, pages, exports) asks :class:`Evidence`. What is not supported is
+printed as "-" and exported as null, with the sentence of :meth:`Evidence.lacking`, and no verdict
+rests on it.
+
+A figure without evidence differs from a figure of 0: a recording without kernels does not show that
+transfers took no time, and a recording of one rank does not show that no rank was late.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from commprof import invocation
+from commprof.analysis.align.device_timeline import timed_collectives
+from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.step.mean_step import WORTH_A_LOOK, is_split
+from commprof.text import named_ranks
+from commprof.trace import columns
+from commprof.trace.reader import Trace
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, Kind
+from commprof.units import ns_to_ms
+
+#: A rank stands out, whatever a test over the steps says, if it caused this share of all waiting.
+_STANDS_OUT = 2 / 3
+
+
+class Figure(Enum):
+    """A figure, or a kind of statement, that needs evidence."""
+
+    #: Time of a step.
+    STEP = "step"
+    #: Compute, data, optimizer and other time of a step.
+    PARTS = "parts"
+    #: Time for which communication delays the step, and all that follows from it.
+    EXPOSED = "exposed"
+    #: Durations and bandwidths of collectives.
+    CALLS = "calls"
+    #: Split of exposed time into waiting and transfer, and the rank that the others wait for.
+    SPLIT = "split"
+    #: The statement that no single rank is late.
+    NOBODY_LATE = "nobody_late"
+    #: Gains of replayed changes.
+    GAINS = "gains"
+
+
+def _is_untimed(trace: Trace) -> bool:
+    """True if collectives ran on a device, and no device event timed any of them."""
+    return not trace.is_foreign and _on_device(trace) > 0 and timed_collectives(trace) == 0
+
+
+def _on_device(trace: Trace) -> int:
+    flags = columns.of_kind(trace.records, Kind.ISSUE)["flags"]
+    return int((flags & FLAG_DEVICE_ASYNC != 0).sum())
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of the recordings of one world size, and the rules on its figures."""
+
+    world_size: int
+    #: False if the times of a transfer were not recorded, but only the calls on the host.
+    times: bool
+    #: False if nothing of the training thread was recorded next to its collectives.
+    training_thread: bool
+    #: False if capture in pure Python saw no collective.
+    collectives: bool
+    #: False if a rank's collectives ran on a device, and no device event timed any of them.
+    device_times: bool
+    #: Numbers of the ranks that left no usable trace.
+    missing_ranks: tuple[int, ...]
+    #: True if the ranks' times can be compared.
+    clocks_shared: bool
+    #: True if collectives ran on a device, no device event timed any of them, and the host waited
+    #: for less than ``WORTH_A_LOOK`` of the step.
+    untimed: bool
+    #: Why capture recorded no device times; "" if it did, or if the reason is not known.
+    no_device_times: str
+    #: Mean exposed time per step, and the part of it that is not split.
+    exposed_ms: float
+    unsplit_ms: float
+    #: False if the exposed time of no step is split into waiting and transfer.
+    waiting_known: bool
+    #: The rank that caused most waiting, and its fraction of all waiting; -1 and NaN if unknown.
+    most_waited_for: int = -1
+    most_waited_share: float = math.nan
+
+    def lacking(self, figure: Figure) -> str:
+        """Returns what a figure lacks, as a clause without a full stop; empty if supported."""
+        for need in _NEEDS[figure]:
+            if said := need(self):
+                return said
+        return ""
+
+    def supports(self, figure: Figure) -> bool:
+        """True if the recordings hold what the figure needs."""
+        return not self.lacking(figure)
+
+    @property
+    def not_known(self) -> Mapping[str, str]:
+        """What each figure without evidence lacks, by the name of the figure."""
+        return {each.value: said for each in Figure if (said := self.lacking(each))}
+
+    @property
+    def stands_out(self) -> str:
+        """Clause on the rank that caused most waiting, if no test names it; empty if none did."""
+        if not self.most_waited_share >= _STANDS_OUT:
+            return ""
+        return (
+            f"rank {self.most_waited_for} caused {self.most_waited_share:.0%} of the waiting, "
+            "which the recorded steps do not show to be more than chance"
+        )
+
+    @property
+    def remedy(self) -> tuple[str, str]:
+        """Advice on how to record what exposed time lacks, and a command; empty if none helps."""
+        if not self.times:
+            return (
+                "First record again with the activity of the device too, for example "
+                "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]): "
+                "only kernels tell how long transfers take.",
+                "",
+            )
+        if not self.training_thread:
+            return (
+                "First record again with the operators of the training thread: start "
+                "torch.profiler in the thread that trains, with ProfilerActivity.CPU.",
+                "",
+            )
+        if _no_collectives(self):
+            return (
+                "First make commprof's C++ module available, and repeat the run: without it the "
+                "communication of this job is not seen. This command says what is missing:",
+                invocation.command("check"),
+            )
+        if self.no_device_times:
+            return (
+                "First make device events available, and repeat the run: without them nobody knows "
+                f"how long the GPUs waited for collectives. Reason: {self.no_device_times}.",
+                "",
+            )
+        return (
+            "First repeat the run with collectives outside of CUDA graphs. In this run, GPU "
+            "waiting was not measured for any collective, because all collectives were captured "
+            "into a graph or their device events were lost.",
+            "",
+        )
+
+
+def evidence_of(seen: MeasuredWorld) -> Evidence:
+    """Finds what the recordings of one world size hold."""
+    traces, world_size = seen.recorded, seen.recorded[0].world_size
+    exposed_ms, unsplit_ms, step_ms = (
+        ns_to_ms(sum(float(getattr(part, name).sum()) for part in seen.measured))
+        / max(1, sum(len(part.step) for part in seen.measured))
+        for name in ("exposed_ns", "unsplit_ns", "wall_ns")
+    )
+    facts = [trace.recorded for trace in traces if trace.recorded is not None]
+    by_python = all(trace.metadata.get("capture") == "python" for trace in traces)
+    on_device = any(_on_device(trace) and not trace.is_foreign for trace in traces)
+    return Evidence(
+        world_size=world_size,
+        times=all(each.times.all() for each in facts),
+        training_thread=all(each.device or each.training_thread for each in facts),
+        collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
+        device_times=not any(map(_is_untimed, traces)),
+        missing_ranks=tuple(rank for rank in range(world_size) if rank not in seen.ranks),
+        clocks_shared=seen.clocks_shared,
+        untimed=on_device
+        and not any(map(timed_collectives, traces))
+        and exposed_ms < WORTH_A_LOOK * step_ms,
+        no_device_times=_why_no_device_times(traces),
+        exposed_ms=exposed_ms,
+        unsplit_ms=unsplit_ms,
+        waiting_known=not all(
+            np.isnan(part.wait_ns[part.exposed_ns > 0]).all() for part in seen.measured
+        ),
+    )
+
+
+def _why_no_device_times(traces: Sequence[Trace]) -> str:
+    """Returns the first reason that a rank gives for missing device times; empty if none does."""
+    reasons = (trace.metadata.get("no_device_times", "") for trace in traces)
+    return next((reason for reason in reasons if isinstance(reason, str) and reason), "")
+
+
+def _no_kernels(of: Evidence) -> str:
+    if of.times:
+        return ""
+    return (
+        "no kernel of a device was recorded, and what the host recorded of a collective ends when "
+        "the collective was handed to the device"
+    )
+
+
+def _no_operators(of: Evidence) -> str:
+    return "" if of.training_thread else "no operator of the training thread was recorded"
+
+
+def _no_collectives(of: Evidence) -> str:
+    return "" if of.collectives else "the capture saw no communication"
+
+
+def _no_device_times(of: Evidence) -> str:
+    return "the capture saw no communication" if of.untimed and of.world_size > 1 else ""
+
+
+def _a_rank_untimed(of: Evidence) -> str:
+    return "" if of.device_times else "no device event timed a rank's collectives"
+
+
+def _no_clock(of: Evidence) -> str:
+    return "" if of.clocks_shared else "the ranks' clocks were not compared"
+
+
+def _no_ranks(of: Evidence) -> str:
+    if not of.missing_ranks:
+        return ""
+    return f"no usable trace came from {named_ranks(of.missing_ranks)}"
+
+
+def _no_waiting(of: Evidence) -> str:
+    if of.world_size < 2:
+        return "there is only one rank"
+    if not of.exposed_ms > 0:
+        return "no rank waited"
+    return "" if of.waiting_known else "no collective was seen on all ranks of its group"
+
+
+def _not_split(of: Evidence) -> str:
+    if is_split(of.exposed_ms, of.unsplit_ms):
+        return ""
+    return "much of the exposed time could not be split into waiting and transfer"
+
+
+def _stands_out(of: Evidence) -> str:
+    return of.stands_out
+
+
+_DEVICE = (_no_kernels, _no_operators)
+_SEEN = (*_DEVICE, _no_collectives, _no_device_times)
+#: What each figure needs, the reason to say first at the front.
+_NEEDS: Mapping[Figure, Sequence[Callable[[Evidence], str]]] = {
+    Figure.STEP: (),
+    Figure.PARTS: _DEVICE,
+    Figure.EXPOSED: _SEEN,
+    Figure.CALLS: (_no_kernels,),
+    Figure.SPLIT: (*_SEEN, _no_clock),
+    Figure.NOBODY_LATE: (*(*_SEEN, _no_clock, _no_ranks, _no_waiting, _not_split, _stands_out),),
+    Figure.GAINS: (*_SEEN, _a_rank_untimed, _no_clock, _no_ranks, _not_split),
+}

@@ -1,0 +1,132 @@
+"""A figure needs its evidence: what a recording lacks is not known, and no sentence rests on it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.card import Card, card
+from commprof.analysis.evidence import Figure
+from commprof.analysis.late.incidents import find_incidents
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.verdict import Verdict, verdict
+from commprof.analysis.world import world_result
+from commprof.recordings.profiler import read_recording
+from commprof.report.card import render
+from commprof.report.export.as_json import as_dict
+from commprof.trace.run.run_directory import WorldRun
+from tests.support.builders.profiler_traces import Event, annotation, both, document, write
+from tests.support.builders.results import detail, parts, run_result, world
+
+#: Words that no sentence may contain if communication is not known.
+_CLAIMS = (
+    "bound by",
+    "needs no change",
+    "upper bound",
+    "No single rank",
+    "delays",
+    "limited about",
+)
+
+
+def shown(folder: Path) -> tuple[RunResult, Verdict, Card]:
+    result, details = analyse_in_detail(folder)
+    found = verdict(result, details)
+    assert found is not None
+    made = card(result, details, found, folder)
+    assert made is not None
+    return result, found, made
+
+
+def gloo_of_other_threads(steps: int = 6) -> list[Event]:
+    """Returns steps of 210 ms, each with 170 ms in which another thread runs an all-reduce."""
+    events = []
+    for step in range(steps):
+        at = 5e9 + 210_000 * step
+        events.append(annotation(f"ProfilerStep#{step}", at, at + 210_000))
+        dims = {"Input Dims": [[321271]], "Input type": ["float"]}
+        reduce = annotation("gloo:all_reduce", at + 18_000, at + 188_000, tid=3)
+        events.append({**reduce, "args": dims})
+    return events
+
+
+def test_without_operators_of_the_training_thread_nothing_bounds_the_step(tmp_path: Path) -> None:
+    ranks = [document(gloo_of_other_threads(), rank, backend="gloo") for rank in range(2)]
+    result, found, made = shown(write(tmp_path / "job", ranks))
+    (measured,) = result.worlds
+    why = "no operator of the training thread was recorded"
+    for figure in (Figure.PARTS, Figure.EXPOSED, Figure.SPLIT, Figure.NOBODY_LATE, Figure.GAINS):
+        assert measured.evidence.lacking(figure) == why
+    assert measured.evidence.supports(Figure.CALLS)
+    assert measured.collectives[0].duration.median_ms == pytest.approx(170)
+    assert measured.parts.step_ms == pytest.approx(210)
+    assert found.bindings[0].part is None
+    assert found.bindings[0].largest == ()
+    assert found.headline.startswith("At 2 ranks the mean step takes 210 ms. What bounds it is not")
+    text = " ".join((found.headline, *found.sentences, made.advice, render(made)))
+    assert not [claim for claim in _CLAIMS if claim in text]
+    assert made.parts == ()
+    assert "with the operators of the training thread" in made.advice
+    values = as_dict(result, verdict=found, card=made)["runs"][0]["aggregated_metrics"]
+    unknown = {name for name, value in values["parts"].items() if value is None}
+    assert unknown == values["parts"].keys() - {"step_ms"}
+    assert values["not_known"]["exposed"] == why
+
+
+def test_calls_whose_transfer_was_not_recorded_are_neither_fast_nor_slow(tmp_path: Path) -> None:
+    """The host's range of a collective of a GPU ends when the collective was enqueued."""
+    found = read_recording(both(tmp_path / "job"))
+    assert found is not None
+    traces = {}
+    for rank, trace in found.traces.items():
+        assert trace.recorded is not None
+        times = np.zeros_like(trace.recorded.times)
+        traces[rank] = replace(trace, recorded=replace(trace.recorded, times=times))
+    run = WorldRun(2, tmp_path, {}, traces, ())
+    seen = measured_world(run)
+    assert seen is not None
+    measured = world_result(run, seen)
+    assert not measured.evidence.supports(Figure.CALLS)
+    assert measured.collectives
+    for row in measured.collectives:
+        figures = row.duration.median_ms, row.exposed_ms, row.algbw_gb_per_s, row.busbw_gb_per_s
+        assert all(map(math.isnan, figures))
+        assert row.size_bytes == (4000, 4000)
+    assert measured.times_in_flight == ()
+    assert math.isnan(measured.parts.exposed_ms)
+    assert math.isnan(measured.parts.other_ms)
+    assert measured.late_rank is None
+    assert measured.wait_costs == ()
+    assert measured.gains is None
+    assert not find_incidents(run, seen)
+
+
+def test_a_rank_that_caused_most_of_the_waiting_is_never_denied() -> None:
+    """Two ranks, six steps: 93 % of the waiting is for rank 0, too few steps to test it."""
+    shares = {"most_waited_for": 0, "most_waited_share": 0.93}
+    few = world(2, steps=7, warmup_steps=1, parts=parts(wait_ms=25.0, wire_ms=5.0), **shares)
+    result, details = run_result(few), [detail(2, backward=40, wait=25, wire=5)]
+    found = verdict(result, details)
+    assert found is not None
+    made = card(result, details, found, Path("r"))
+    assert made is not None
+    text = " ".join((found.headline, *found.sentences, made.advice, render(made)))
+    assert "not for a single rank" not in text
+    assert "No single rank" not in text
+    assert "no single rank" not in text
+    assert "rank 0 caused 93% of the waiting" in made.advice
+    assert made.nobody_late_lacks.startswith("rank 0 caused 93% of the waiting")
+
+
+def test_waiting_spread_over_the_ranks_is_for_no_single_rank() -> None:
+    spread = world(2, most_waited_for=0, most_waited_share=0.55)
+    found = verdict(run_result(spread), [detail(2, backward=40, wait=25, wire=5)])
+    assert found is not None
+    assert "and not for a single rank" in found.next_step.advice
+    assert "No single rank stands out" in " ".join(found.sentences)
