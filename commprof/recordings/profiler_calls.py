@@ -103,23 +103,44 @@ class Call:
     guessed: bool
     #: True if the recording names the root, in ``peer``.
     root_known: bool
+    #: Numbers of c10d's ranges around the launch, or of the operator with its External id; that
+    #: which names the operation comes first. Empty if there is none, and without a device.
+    launched_in: tuple[int, ...] = ()
+    #: Begin and end of each kernel, if the collective has several.
+    kernels: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def times_ns(self) -> tuple[tuple[int, int], ...]:
+        """Begin and end of each of its kernels."""
+        return self.kernels or ((self.begin_ns, self.end_ns),)
 
 
 def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[Call]:
-    """Returns the communication kernels of one device, in order of their start times."""
+    """Returns the communication kernels of one device, in order of their start times.
+
+    Copies to or from another device count as such kernels if c10d launched them: collectives may
+    run on copy engines.
+    """
     kernels = sorted(
         (e for e in events.communication if e.device == device),
         key=lambda e: (e.begin_ns, e.end_ns),
     )
-    launched_ns, thread = launches(events, np.array([e.correlation for e in kernels], np.int64))
+    copies = sorted(
+        (e for e in events.between_devices if e.device == device),
+        key=lambda e: (e.begin_ns, e.end_ns),
+    )
+    both = kernels + copies
+    launched_ns, thread = launches(events, np.array([e.correlation for e in both], np.int64))
     ranges = _RangesByThread(
         [e for e in events.ranges if _C10D_RANGE.match(e.name)]
         + [_by_metadata(e) for e in events.issued]
     )
-    return [
-        _device_call(kernel, at, by, ranges.launching(kernel, by, at), world_size)
-        for kernel, at, by in zip(kernels, launched_ns.tolist(), thread.tolist(), strict=True)
+    calls = [
+        _device_call(kernel, at, by, *ranges.launching(kernel, by, at), world_size)
+        for kernel, at, by in zip(both, launched_ns.tolist(), thread.tolist(), strict=True)
     ]
+    theirs = [call for call in calls[len(kernels) :] if not call.guessed]
+    return sorted(calls[: len(kernels)] + theirs, key=lambda call: (call.begin_ns, call.end_ns))
 
 
 def host_backend(events: ProfilerEvents) -> str:
@@ -221,12 +242,17 @@ class _RangesByThread:
             found.sort(key=lambda e: (e.begin_ns, -e.end_ns))
             begins = np.array([e.begin_ns for e in found], np.int64)
             self._of[thread] = begins, found, _parents(found)
+        self._number = {id(e): number for number, e in enumerate(ranges)}
         self._by_number = {
             number: e for e in ranges if (number := external_id(e)) and operation(e.name) != "other"
         }
 
-    def launching(self, kernel: Event, thread: int, time_ns: int) -> Event | None:
+    def launching(
+        self, kernel: Event, thread: int, time_ns: int
+    ) -> tuple[Event | None, tuple[int, ...]]:
         """Finds the range that names a launch's operation; None if there is none.
+
+        Also returns the numbers of this range and of all ranges around the launch.
 
         This is the innermost range around the launch that names an operation; arguments that it
         lacks are taken from other ranges around the launch. If no range around the launch names an
@@ -244,12 +270,14 @@ class _RangesByThread:
             row = parents[row]
         telling = (e for e in inside if operation(e.name) != "other")
         best = next(telling, None) or self._numbered_as(kernel)
+        others = (e for e in inside if e is not best)
+        numbers = tuple(self._number[id(e)] for e in (*([best] if best else []), *others))
         if best is None or best not in inside:
-            return best
+            return best, numbers
         arguments: dict[str, Any] = {}
         for event in reversed(inside):
             arguments |= event.arguments
-        return replace(best, arguments=arguments | best.arguments)
+        return replace(best, arguments=arguments | best.arguments), numbers
 
     def _numbered_as(self, kernel: Event) -> Event | None:
         """Returns the range with the kernel's External id; None if there is none.
@@ -279,7 +307,12 @@ def external_id(event: Event) -> int:
 
 
 def _device_call(
-    kernel: Event, launch_ns: int, thread: int, around: Event | None, world_size: int
+    kernel: Event,
+    launch_ns: int,
+    thread: int,
+    around: Event | None,
+    launched_in: tuple[int, ...],
+    world_size: int,
 ) -> Call:
     arguments = {**around.arguments, **kernel.arguments} if around is not None else kernel.arguments
     names = kernel.arguments.get("Collective name"), around.name if around is not None else None
@@ -293,6 +326,7 @@ def _device_call(
         end_ns=kernel.end_ns,
         device=kernel.device,
         guessed=name is None,
+        launched_in=launched_in,
     )
 
 

@@ -103,6 +103,8 @@ class ProfilerEvents:
     ranges: list[Event] = field(default_factory=list)
     #: Operators of c10d on the host.
     issued: list[Event] = field(default_factory=list)
+    #: Copies between devices; they are in ``other_copies``, too.
+    between_devices: list[Event] = field(default_factory=list)
     #: All other kernels, and copies within a device, tagged with the correlation id.
     kernels: Intervals = field(default_factory=Intervals)
     copies: Intervals = field(default_factory=Intervals)
@@ -135,6 +137,8 @@ class ProfilerEvents:
 #: Fields of ``ProfilerEvents`` that are columns; those of a device have correlation ids as tags.
 COLUMNS_OF_DEVICE: Final = ("kernels", "copies", "other_copies")
 COLUMNS: Final = (*COLUMNS_OF_DEVICE, "backward", "operators")
+#: Fields that are lists of events.
+NAMED: Final = ("communication", "between_devices", "ranges", "issued")
 
 #: Function that keeps an event of one category: the event, its name, begin, end and arguments.
 Taker = Callable[[dict[str, Any], str, int, int, dict[str, Any], ProfilerEvents], None]
@@ -177,7 +181,8 @@ def read_events(stream: BinaryIO) -> ProfilerEvents:
 
 def _shift(found: ProfilerEvents, by_ns: int) -> None:
     """Converts times from the trace's own zero to times since 1970."""
-    for events in (found.communication, found.ranges, found.issued):
+    for named in NAMED:
+        events: list[Event] = getattr(found, named)
         events[:] = [
             replace(e, begin_ns=e.begin_ns + by_ns, end_ns=e.end_ns + by_ns) for e in events
         ]
@@ -288,9 +293,14 @@ def _kernel(
 def _copy(
     event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
 ) -> None:
-    within = _WITHIN_DEVICE.search(name) and not _BETWEEN_DEVICES.search(name)
-    kept = f.copies if within else f.other_copies
-    kept.add(begin, end, _int(args.get("correlation")), _int(args.get("device")))
+    correlation, device = _int(args.get("correlation")), _int(args.get("device"))
+    between = _BETWEEN_DEVICES.search(name) is not None or "Collective name" in args
+    if between:
+        stream = _int(args.get("stream", event.get("tid")))
+        of_call = {key: args[key] for key in _ARGUMENTS if key in args}
+        _keep(f.between_devices, Event(name, begin, end, stream, device, correlation, of_call))
+    kept = f.copies if _WITHIN_DEVICE.search(name) and not between else f.other_copies
+    kept.add(begin, end, correlation, device)
 
 
 def _launch(

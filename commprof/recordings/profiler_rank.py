@@ -19,15 +19,15 @@ import numpy.typing as npt
 
 from commprof.errors import TraceError
 from commprof.recordings.profiler_calls import Call, device_calls, host_backend, host_calls
+from commprof.recordings.profiler_caveats import caveats
+from commprof.recordings.profiler_collectives import as_collectives
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
 from commprof.recordings.profiler_steps import (
     FoundSteps,
-    find_buckets,
     find_phases,
     find_steps,
     pass_records,
 )
-from commprof.text import counted
 from commprof.trace import schema
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import MOST_RANKS, Group, backends_by_device
@@ -35,7 +35,6 @@ from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.recorded import Recorded
 from commprof.trace.schema import KINDS, OPS, PHASES, Kind, Records
 from commprof.trace.stretches import Stretches, between, each_once, gaps, rows_within, stretches
-from commprof.units import ns_to_ms
 
 Ints = npt.NDArray[np.int64]
 
@@ -48,8 +47,6 @@ _RANK_IN_NAME = re.compile(
 _PROCESS_IN_NAME = re.compile(r"_\d+\.\d{9,}\.pt\.trace\.json")
 #: Host ranges that count as work as a whole, including the Python code between their operators.
 _WORKS: Final = re.compile(r"\.forward|Optimizer\.step")
-#: Largest share of the communication that may be outside of steps without a caveat.
-_WORTH_A_WORD: Final = 0.01
 #: Longest time by which a collective's range may end after the thread that waited for it went on.
 _CLOSED_LATE_NS: Final = 100_000
 
@@ -86,14 +83,15 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     if device is None:
         calls, work = host_calls(events, world_size), _host_work(events)
     else:
-        calls, work = device_calls(events, device, world_size), _on(events.kernels, device)
+        calls = as_collectives(device_calls(events, device, world_size))
+        work = _on(events.kernels, device)
     if not calls and len(work) == 0:
         raise TraceError("it holds no events of kernels, operators or collectives")
     steps = find_steps(events, calls, _busy(calls, work))
     rank = _whole(about.get("rank"))
     return RankRecording(
         *(name, rank_in_name(name) if rank is None else rank, world_size, events, calls, steps),
-        *(device, work, rank is None, _problems(events, calls, steps, device)),
+        *(device, work, rank is None, caveats(events, calls, steps, device)),
     )
 
 
@@ -147,10 +145,7 @@ def _activity(found: RankRecording, computing: Stretches) -> DeviceActivity | No
     if found.device is None:
         return None
     return DeviceActivity(
-        communication=stretches(
-            np.array([call.begin_ns for call in found.calls], np.int64),
-            np.array([call.end_ns for call in found.calls], np.int64),
-        ),
+        communication=stretches(*_transfers(found.calls)[1:]),
         compute=computing,
         copies_within=_union(_on(found.events.copies, found.device)),
         other_copies=_union(_on(found.events.other_copies, found.device)),
@@ -253,6 +248,13 @@ def _with_unawaited(
     return stretches(np.concatenate((work.begin_ns, begin)), np.concatenate((work.end_ns, until)))
 
 
+def _transfers(calls: Sequence[Call]) -> tuple[Ints, Ints, Ints]:
+    """Returns, for each kernel of the calls, the row of its call, and its begin and end."""
+    rows = [(row, *times) for row, call in enumerate(calls) for times in call.times_ns]
+    row, begin_ns, end_ns = np.array(rows, np.int64).reshape(-1, 3).T
+    return row, begin_ns, end_ns
+
+
 def _ends(*several: Intervals) -> tuple[Ints, Ints]:
     begin, end = (
         np.concatenate([np.frombuffer(getattr(some, name), np.int64) for some in several])
@@ -267,10 +269,8 @@ def _union(some: Intervals) -> Stretches:
 
 def _busy(calls: Sequence[Call], work: Intervals) -> Stretches:
     begin, end = _ends(work)
-    return stretches(
-        np.concatenate((begin, np.array([call.begin_ns for call in calls], np.int64))),
-        np.concatenate((end, np.array([call.end_ns for call in calls], np.int64))),
-    )
+    _, begin_ns, end_ns = _transfers(calls)
+    return stretches(np.concatenate((begin, begin_ns)), np.concatenate((end, end_ns)))
 
 
 def _calls(
@@ -302,8 +302,9 @@ def _completions(found: RankRecording, calls: Records) -> Records:
 
 def _waits(calls: Records, found: RankRecording, others: Stretches, thread: int) -> Records:
     """Makes wait records: communication that no other work overlapped, split at step boundaries."""
-    ends = np.array([call.end_ns for call in found.calls], dtype=np.int64)
-    row, alone = each_once(calls["timestamp_ns"].astype(np.int64), ends)
+    of_call, begin_ns, end_ns = _transfers(found.calls)
+    row, alone = each_once(begin_ns, end_ns)
+    row = of_call[row]
     part, alone = rows_within(alone, gaps(others))
     row = row[part]
     moments = np.concatenate((found.steps.begin_ns, found.steps.end_ns))
@@ -409,56 +410,6 @@ def _metadata(
         **{"kinds": list(KINDS), "ops": list(OPS), "phases": list(PHASES)},
         **{"dtypes": list(dtypes), "hooks": []},
     }
-
-
-def _problems(
-    events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps, device: int | None
-) -> list[str]:
-    """Returns the caveats of this rank's recording, as sentences."""
-    found = [text for text in (steps.said, find_buckets(events, calls, steps)) if text]
-    if events.problem:
-        found.append(f"only the first part of the trace could be read, because {events.problem}")
-    if events.unusable:
-        found.append(f"{counted(events.unusable, 'event')} had no usable times and were left out")
-    if events.unreadable:
-        found.append(
-            f"{counted(events.unreadable, 'kernel')} such as "
-            f"{events.unreadable_name} move data between ranks outside of c10d: they count as "
-            "compute, because the recording has no details of them"
-        )
-    devices = {event.device for event in events.communication}
-    if len(devices) > 1:
-        found.append(f"the file holds {len(devices)} devices; only device {device} is analysed")
-    if events.graph_launches:
-        found.append(
-            f"CUDA graphs were launched {counted(events.graph_launches, 'time')}: sizes, groups "
-            "and phases of the kernels in them are not known"
-        )
-    guessed = sum(call.guessed and call.op != "other" for call in calls)
-    if guessed:
-        found.append(
-            f"the operation of {counted(guessed, 'collective')} is known only from the kernel's "
-            "name, which NCCL also uses for other operations"
-        )
-    return found + _outside_steps(calls, steps)
-
-
-def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:
-    """Returns a caveat if more than 1 % of the communication is outside of complete steps."""
-    if not calls:
-        return []
-    alone = stretches(
-        np.array([c.begin_ns for c in calls], np.int64),
-        np.array([c.end_ns for c in calls], np.int64),
-    )
-    inside = rows_within(alone, Stretches(steps.begin_ns, steps.end_ns))[1]
-    total, left = int(alone.length_ns.sum()), int(alone.length_ns.sum() - inside.length_ns.sum())
-    if left <= _WORTH_A_WORD * total:
-        return []
-    return [
-        f"{ns_to_ms(left):.3g} of {ns_to_ms(total):.3g} ms of communication are outside of "
-        "complete steps and not included in any figure of a step"
-    ]
 
 
 def rank_in_name(name: str) -> int | None:

@@ -15,6 +15,7 @@ from commprof.recordings.profiler_calls import external_id
 from commprof.recordings.profiler_events import (
     COLUMNS,
     COLUMNS_OF_DEVICE,
+    NAMED,
     Event,
     ProfilerEvents,
 )
@@ -136,7 +137,7 @@ def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, un
 
     ``apart`` is added to their correlation ids and External ids.
     """
-    for name in ("communication", "ranges", "issued"):
+    for name in NAMED:
         kept: list[Event] = getattr(whole, name)
         for event in getattr(part, name):
             if since <= event.begin_ns < until:

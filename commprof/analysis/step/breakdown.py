@@ -211,7 +211,7 @@ def breakdown(
             ],
             axis=2,
         ),
-        hidden_ns=np.maximum(0.0, in_flight_ns(steps, table) - exposed_ns),
+        hidden_ns=np.maximum(0.0, _running_ns(trace, steps, table) - exposed_ns),
         caused_ns=_by_origin(steps, exposed_step, origins, world_size),
     )
 
@@ -232,6 +232,15 @@ def _of_other(trace: Trace, steps: Steps, other_ns: Floats, phases_ns: Floats) -
     unphased = np.clip(compute - phases_ns, 0.0, np.maximum(0.0, other_ns))
     idle = np.maximum(0.0, other_ns - unphased - copies)
     return {"unphased_compute_ns": unphased, "copies_ns": copies, "idle_ns": idle}
+
+
+def _running_ns(trace: Trace, steps: Steps, table: Collectives) -> Floats:
+    """Returns the time of each step in which communication ran, or was in flight on the host."""
+    activity = trace.device_activity
+    if activity is None or activity.communication is None:
+        return in_flight_ns(steps, table)
+    some = activity.communication
+    return covered(some.begin_ns, some.end_ns, None, steps.begin_ns, steps.end_ns)
 
 
 def mean_of_known(part: Floats, exposed: Floats) -> float:

@@ -1,0 +1,68 @@
+"""Caveats of one rank's recording by torch.profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from commprof.recordings.profiler_calls import Call
+from commprof.recordings.profiler_events import ProfilerEvents
+from commprof.recordings.profiler_steps import FoundSteps, find_buckets
+from commprof.text import counted
+from commprof.trace.stretches import Stretches, rows_within, stretches
+from commprof.units import ns_to_ms
+
+#: Largest share of the communication that may be outside of steps without a caveat.
+_WORTH_A_WORD: Final = 0.01
+
+
+def caveats(
+    events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps, device: int | None
+) -> list[str]:
+    """Returns the caveats of this rank's recording, as sentences."""
+    found = [text for text in (steps.said, find_buckets(events, calls, steps)) if text]
+    if events.problem:
+        found.append(f"only the first part of the trace could be read, because {events.problem}")
+    if events.unusable:
+        found.append(f"{counted(events.unusable, 'event')} had no usable times and were left out")
+    if events.unreadable:
+        found.append(
+            f"{counted(events.unreadable, 'kernel')} such as "
+            f"{events.unreadable_name} move data between ranks outside of c10d: they count as "
+            "compute, because the recording has no details of them"
+        )
+    devices = {event.device for event in events.communication}
+    if len(devices) > 1:
+        found.append(f"the file holds {len(devices)} devices; only device {device} is analysed")
+    if events.graph_launches:
+        found.append(
+            f"CUDA graphs were launched {counted(events.graph_launches, 'time')}: sizes, groups "
+            "and phases of the kernels in them are not known"
+        )
+    guessed = sum(call.guessed and call.op != "other" for call in calls)
+    if guessed:
+        found.append(
+            f"the operation of {counted(guessed, 'collective')} is known only from the kernel's "
+            "name, which NCCL also uses for other operations"
+        )
+    return found + _outside_steps(calls, steps)
+
+
+def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:
+    """Returns a caveat if more than 1 % of the communication is outside of complete steps."""
+    if not calls:
+        return []
+    alone = stretches(
+        np.array([c.begin_ns for c in calls], np.int64),
+        np.array([c.end_ns for c in calls], np.int64),
+    )
+    inside = rows_within(alone, Stretches(steps.begin_ns, steps.end_ns))[1]
+    total, left = int(alone.length_ns.sum()), int(alone.length_ns.sum() - inside.length_ns.sum())
+    if left <= _WORTH_A_WORD * total:
+        return []
+    return [
+        f"{ns_to_ms(left):.3g} of {ns_to_ms(total):.3g} ms of communication are outside of "
+        "complete steps and not included in any figure of a step"
+    ]

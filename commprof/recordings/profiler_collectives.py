@@ -1,0 +1,60 @@
+"""Joins the kernels of a device that belong to one collective.
+
+A collective may have several kernels: those of copy engines, of symmetric memory, or of an
+algorithm with several phases. Two kernels are one collective's if they have the same operation and
+process group, follow each other in this group, and have the same c10d number (``Seq``), or, if it
+was not recorded, the same range or operator of c10d that launched them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from commprof.recordings.profiler_calls import Call
+
+#: Messages of one rank share ranges and numbers; a kernel of unknown operation may be one.
+_MESSAGES = ("send", "recv", "recv_any_source", "other")
+
+
+def as_collectives(kernels: Sequence[Call]) -> list[Call]:
+    """Returns the collectives in order of their begin.
+
+    Args:
+        kernels: the kernels of one device, each as a call of its own, in order of their begin.
+    """
+    found: list[list[Call]] = []
+    last: dict[tuple[str, tuple[int, ...]], list[Call]] = {}
+    for kernel in kernels:
+        group = kernel.group, kernel.group_ranks
+        before = last.get(group)
+        if before is not None and _are_one(before[-1], kernel):
+            before.append(kernel)
+            continue
+        last[group] = [kernel]
+        found.append(last[group])
+    return [_joined(each) for each in found]
+
+
+def _are_one(first: Call, second: Call) -> bool:
+    if first.op != second.op or first.op in _MESSAGES or first.seq != second.seq:
+        return False
+    if first.launched_in and second.launched_in:
+        if first.seq < 0:
+            return first.launched_in[0] == second.launched_in[0]
+        return bool({*first.launched_in} & {*second.launched_in})
+    return first.seq >= 0
+
+
+def _joined(kernels: Sequence[Call]) -> Call:
+    """Returns the call of a collective with these kernels, described by the one that tells most."""
+    if len(kernels) == 1:
+        return kernels[0]
+    telling = max(kernels, key=lambda kernel: (kernel.dtype != "", not kernel.guessed))
+    return replace(
+        telling,
+        launch_ns=min(kernel.launch_ns for kernel in kernels),
+        begin_ns=kernels[0].begin_ns,
+        end_ns=max(kernel.end_ns for kernel in kernels),
+        kernels=tuple((kernel.begin_ns, kernel.end_ns) for kernel in kernels),
+    )

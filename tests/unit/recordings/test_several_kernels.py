@@ -1,0 +1,160 @@
+"""A collective may have several kernels, and copies between devices may be its transfer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.world import WorldResult
+from tests.support.builders.profiler_traces import (
+    Event,
+    annotation,
+    document,
+    kernel,
+    write,
+)
+
+#: Elements of the input of each rank's all-gather; the output is twice as large.
+ELEMENTS = 1_000_000
+
+
+def said(number: int, group: str = "0") -> dict[str, Any]:
+    return {
+        **{"Collective name": "_allgather_base", "dtype": "Float", "In msg nelems": ELEMENTS},
+        **{"Out msg nelems": 2 * ELEMENTS, "Group size": 2, "Seq": number},
+        **{"Process Group Name": group, "Process Group Ranks": "[0, 1]"},
+    }
+
+
+def launch(at_us: float, correlation: int, category: str = "cuda_runtime") -> Event:
+    event = {**annotation("hipLaunchKernel", at_us, at_us + 1), "cat": category}
+    return {**event, "args": {"correlation": correlation}}
+
+
+def copy_engine_job(rank: int, numbered: bool, ranges: str, steps: int = 12) -> list[Event]:
+    """Steps of 50 ms with one all-gather: kernels from 100 to 120, 200 to 260, 2000 to 6000 µs.
+
+    ranges: what connects the kernels: "around" their launches, an External "id", or "nothing".
+    """
+    events: list[Event] = []
+    for step in range(steps):
+        at, number = 5e9 + 50_000 * step, 10 * step
+        described = {} if ranges == "nothing" else {"External id": number + 5}
+        around = annotation("nccl:_all_gather_base", at + 10, at + 60)
+        events.append({**around, "args": {**described, "Input Dims": [[ELEMENTS]]}})
+        events[-1]["args"]["Input type"] = ["float"]
+        for place, (begin, end) in enumerate(((100, 120), (200, 260), (2000, 6000))):
+            args = said(step) if numbered else {}
+            args |= described if ranges == "id" else {}
+            if ranges == "around":
+                events.append(launch(at + 15 + place, number + place))
+                args |= {"correlation": number + place}
+            name = ("__amd_rocclr_batchMemOp.kd", "ncclDevKernel_Generic_4(x)")[not numbered]
+            events.append(kernel(name, at + begin + rank, at + end, 2, **args))
+        events.append(kernel("gemm", at + 7000, at + 50_000))
+    return events
+
+
+def world_of(tmp_path: Path, *ranks: list[Event]) -> WorldResult:
+    folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
+    return analyse_in_detail(folder)[0].worlds[0]
+
+
+@pytest.mark.parametrize(
+    ("numbered", "ranges"),
+    [(True, "around"), (True, "nothing"), (True, "id"), (False, "around"), (False, "id")],
+)
+def test_several_kernels_are_one_collective(tmp_path: Path, numbered: bool, ranges: str) -> None:
+    world = world_of(tmp_path, *(copy_engine_job(rank, numbered, ranges) for rank in (0, 1)))
+    (row,) = world.collectives
+    assert (row.op, row.calls_per_step, row.size_bytes) == (
+        *("all_gather_into_tensor", 1),
+        (8 * ELEMENTS, 8 * ELEMENTS),
+    )
+    assert world.step_median_ms == pytest.approx(50.0)
+    assert row.duration.median_ms == pytest.approx(5.9, abs=0.01)
+    assert row.algbw_gb_per_s == pytest.approx(8 * ELEMENTS / 5.899e6, rel=1e-3)
+
+
+def test_the_time_of_a_collective_is_that_of_its_kernels(tmp_path: Path) -> None:
+    """Between two kernels of the collective the GPU is idle, or copies."""
+    world = world_of(tmp_path, copy_engine_job(0, True, "around"))
+    assert world.parts.exposed_ms == pytest.approx(0.02 + 0.06 + 4.0)
+    assert world.parts.unphased_compute_ms == pytest.approx(43.0)
+    assert world.parts.idle_ms == pytest.approx(0.08 + 1.74 + 1.0 + 0.1)
+    (rank,) = world.ranks
+    assert rank.kernels is not None
+    assert rank.kernels.communication_ms == pytest.approx(4.08)
+    assert world.parts.hidden_ms == pytest.approx(0.0)
+
+
+def two_calls(first: dict[str, Any], second: dict[str, Any], one_range: bool) -> list[Event]:
+    events: list[Event] = []
+    for step in range(4):
+        at, number = 5e9 + 1000 * step, 10 * step
+        events.append(annotation(f"ProfilerStep#{step}", at, at + 1000))
+        for place, args in enumerate((first, second)):
+            if not (place and one_range):
+                end = 30 if one_range else 15 + 10 * place
+                events.append(annotation("record_param_comms", at + 10 + 10 * place, at + end))
+                events[-1] |= {"cat": "cpu_op"}
+            events.append(launch(at + 12 + 10 * place, number + place))
+            args = {**args, "Seq": args["Seq"] + number, "correlation": number + place}
+            name = "ncclDevKernel_Generic_4(x)"
+            events.append(kernel(name, at + 100 + 100 * place, at + 150 + 100 * place, **args))
+    return events
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "one_range", "calls"),
+    [
+        (said(0), said(0), True, 1),
+        (said(0), said(1), True, 2),
+        (said(0), said(0, "tp"), True, 2),
+        (said(0), {**said(0), "Collective name": "allreduce"}, True, 2),
+        # A number that is given to two calls, as their ranges show.
+        (said(0), said(0), False, 2),
+        # Messages of a batch share the number.
+        ({**said(0), "Collective name": "send"}, {**said(0), "Collective name": "send"}, True, 2),
+    ],
+)
+def test_kernels_of_different_calls_stay_apart(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], one_range: bool, calls: int
+) -> None:
+    world = world_of(tmp_path, two_calls(first, second, one_range))
+    assert sum(row.calls for row in world.collectives) == 4 * calls
+
+
+@pytest.mark.parametrize("name", ["Memcpy PtoP (Device -> Device)", "Memcpy P2P"])
+@pytest.mark.parametrize("in_call", [True, False])
+def test_copies_between_devices_are_communication_if_c10d_launched_them(
+    tmp_path: Path, name: str, in_call: bool
+) -> None:
+    events: list[Event] = []
+    for step in range(4):
+        at = 5e9 + 1000 * step
+        events += [
+            annotation(f"ProfilerStep#{step}", at, at + 1000),
+            annotation("nccl:all_gather", at + 10, at + 30),
+            launch(at + 12, 10 * step),
+            kernel("ncclDevKernel_Generic_4(x)", at + 100, at + 150, 20, correlation=10 * step),
+            {
+                **annotation("cudaMemcpyPeerAsync", at + 20, at + 21),
+                **{"cat": "cuda_runtime", "args": {"correlation": 10 * step + 1}},
+            },
+            {
+                **kernel(name, at + 200, at + 300, 20, correlation=10 * step + in_call),
+                "cat": "gpu_memcpy",
+            },
+        ]
+        if not in_call:
+            events[-1]["args"]["correlation"] = 10_000
+    world = world_of(tmp_path, events)
+    (row,) = world.collectives
+    assert (row.op, row.calls) == ("all_gather", 4)
+    assert world.parts.exposed_ms == pytest.approx(0.15 if in_call else 0.05)
+    assert world.parts.copies_ms == pytest.approx(0.0 if in_call else 0.1)
+    assert row.duration.median_ms == pytest.approx(0.2 if in_call else 0.05)
