@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from bisect import bisect_right
 from collections import Counter
@@ -345,13 +346,19 @@ def _context(
         "torch": "unknown",
         "capture": TORCH_PROFILER,
         "recorded_by": TORCH_PROFILER,
-        "description": f"Recording: {path.name}",
+        "description": f"Recording: {_name_of(path)}",
         "backend": first.metadata["backend"],
         "threads_per_rank": 0,
         "world_sizes": [world_size],
         "machine": first.metadata["machine"],
         "errors": {},
     }
+
+
+def _name_of(path: Path) -> str:
+    """Name of the file or directory, also where the path is ``.`` or ends in ``..``."""
+    whole = os.path.abspath(path)
+    return os.path.basename(whole) or whole
 
 
 def _date(realtime_ns: int) -> str:

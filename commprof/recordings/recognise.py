@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from commprof.errors import CommprofError
 from commprof.invocation import quoted
 from commprof.recordings import profiler
 from commprof.recordings.containers import each_file
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.nccl_tests import is_nccl_tests
+from commprof.recordings.other_tools import other_tool
 
 _MOST_LOOKED_AT = 100
 
@@ -34,7 +36,10 @@ def is_recording_file(path: Path) -> bool:
 
 
 def taken_elsewhere(path: Path) -> str:
-    """Names the commands that accept the recording at ``path``; empty if it is not recognised."""
+    """Says what the recording at ``path`` is and which commands read it, if any.
+
+    Empty if it is not recognised.
+    """
     if path.is_file() and is_nccl_tests(path):
         return (
             f"{quoted(path)} is a result of nccl-tests: commprof fit and commprof compare read it"
@@ -45,9 +50,32 @@ def taken_elsewhere(path: Path) -> str:
         inside = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else []
     except OSError:
         return ""
+    if path.is_file() and (what := other_tool(path)):
+        return f"{quoted(path)} is {what}: no command reads it"
     if any(is_nccl_tests(each) for each in inside[:_MOST_LOOKED_AT]):
         return (
             f"{quoted(path)} holds results of nccl-tests: give its files, not the directory, to "
             "commprof fit or commprof compare"
         )
     return ""
+
+
+def not_measured(path: Path) -> str:
+    """Says what a file is that holds no microbenchmark; empty if it is not recognised."""
+    try:
+        if is_recording_file(path):
+            return (
+                f"{quoted(path)} is a trace of torch.profiler: give its directory to commprof fit, "
+                "or it to commprof report"
+            )
+        if is_flight_recorder(path):
+            return f"{quoted(path)} holds Flight Recorder dumps: commprof report reads them"
+    except CommprofError:
+        return ""
+    what = other_tool(path)
+    if not what:
+        return ""
+    return (
+        f"{quoted(path)} is {what}; commprof fit and compare read the JSON of commprof microbench, "
+        "and what nccl-tests and rccl-tests print or write (-J, -Z)"
+    )

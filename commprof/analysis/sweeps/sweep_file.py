@@ -171,6 +171,10 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def _no_result(path: Path, why: str = "") -> UsageError:
+    from commprof.recordings.recognise import not_measured  # only for files that are refused
+
+    if recognised := not_measured(path):
+        return UsageError(recognised)
     write = invocation.command("microbench", "OP", "--json", "FILE")
     return UsageError(
         f"{invocation.quoted(path)} is not a microbenchmark result{why}; write one with {write}"
