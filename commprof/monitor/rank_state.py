@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from commprof.analysis.align.matching import POINT_TO_POINT, RECV, ROOTED, SEND
+from commprof.analysis.align.matching import POINT_TO_POINT, RECV, RECV_ANY_SOURCE, ROOTED, SEND
 from commprof.analysis.late.standstill import Operation
 from commprof.trace.documents import Group
 from commprof.trace.schema import (
@@ -59,6 +59,8 @@ class RankState:
     #: Sequence number of the rank's next point-to-point message, by the group's name, "send" or
     #: "recv", and the peer's rank in the group.
     next_message: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    #: Groups in which the rank has issued a receive from any rank, by name.
+    receives_any: set[str] = field(default_factory=set)
     #: Groups by name.
     groups: dict[str, Group] = field(default_factory=dict)
     #: True if the rank's capture has ended; no waiting of the rank can be seen any more.
@@ -171,7 +173,9 @@ class RankState:
         name = described.name if described is not None else f"number {row['group']}"
         op, seq = row["op"], row["seq"]
         message = op in POINT_TO_POINT
-        if message and seq != NO_SEQ:
+        if op == RECV_ANY_SOURCE:
+            self.receives_any.add(name)
+        elif message and seq != NO_SEQ:
             key = name, "send" if op == SEND else "recv", row["aux"]
             self.next_message[key] = _later(self.next_message.get(key), seq + 1)
         elif not message:
@@ -186,7 +190,7 @@ class RankState:
         self.pending[row["op_id"]] = Operation(
             op=OPS[op] if op < len(OPS) else f"operation {op}",
             group=name,
-            seq=-1 if message and seq == NO_SEQ else seq,
+            seq=-1 if op == RECV_ANY_SOURCE or (message and seq == NO_SEQ) else seq,
             peer=row["aux"] if op in (SEND, RECV) else -1,
             bytes_in=row["bytes_in"],
             bytes_out=row["bytes_out"],

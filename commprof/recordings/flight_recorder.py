@@ -2,9 +2,18 @@
 
 Versions 2.x are read, pickled or JSON, with all entries or only the active ones. A dump of active
 entries has no entries of completed operations, only their last sequence number in ``pg_status``.
-gloo does not update an entry's state, so a retired entry counts as complete. NCCL numbers
-point-to-point messages on each rank and in each group separately, so a send and its receive are
-matched by their order among the pending messages, not by number.
+NCCL numbers point-to-point messages on each rank and in each group separately, so a send and its
+receive are matched by their order among the pending messages, not by number.
+
+What a retired entry without a completion means depends on what recorded it (torch's
+``FlightRecorder.hpp`` and ``FlightRecorderHook.hpp``). gloo retires an entry when its Work has
+ended, and updates no state: the entry counts as complete. A recorder that learns of completions
+(those of NCCL and XCCL, and from torch 2.15 on the hook of a backend that reports completions)
+retires without a completion what has timed out. The hook of any other backend retires an entry when
+the operation has been issued, because nothing tells it of the end: whether the operation is pending
+is not known. The last two are told apart by the dumps: only NCCL's recorder writes the version of a
+communication library, dumps before 2.10 have no hook, and a hook that learns of completions shows
+complete entries of the same group.
 """
 
 from __future__ import annotations
@@ -24,7 +33,19 @@ from commprof.trace.schema import ELEMENT_BYTES
 
 #: Largest size of a tensor in bytes; a damaged dump may contain larger ones.
 _LARGEST_SIZE = 1 << 63
-_MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+_MESSAGE = re.compile(r"(send|recv) (\d+|\?)(?:->|<-)(\d+|\?)")
+#: Files whose lines are not the script's.
+_OF_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|^<|/torch/distributed/|/commprof/(?:capture|compressors|trials)/|\.(?:cpp|h)$"
+)
+#: Most frames of a stack that are searched.
+_MOST_FRAMES = 200
+#: State of an operation whose recorder never learns whether it has completed.
+UNTOLD = "untold"
+#: The state of a retired entry without a completion, until it is known what it means.
+_RETIRED = "retired"
+#: The oldest version whose dumps may come from a hook.
+_WITH_HOOKS = (2, 10)
 _STATES = ("scheduled", "started", "completed")
 _OPS = {
     "allreduce": "all_reduce",
@@ -46,17 +67,23 @@ class Entry:
     #: c10d's public name; "send" or "recv" for a point-to-point message.
     op: str
     is_message: bool
-    #: Sequence number in the group; messages are numbered by each rank on its own.
+    #: Number of a collective in its group, from 0 as in traces; messages are numbered by each rank
+    #: on its own.
     seq: int
-    #: Other rank of a message, as its rank in the group; -1 for a collective.
+    #: Other rank of a message, as its rank in the group; -1 for a collective, and for a message
+    #: from any rank.
     peer: int
-    #: "scheduled", "started" or "completed".
+    #: "scheduled", "started", "completed", or ``UNTOLD``.
     state: str
     #: Sizes; -1 if the size of the element type is not known.
     bytes_in: int
     bytes_out: int
     dtype: str
     created_ns: int
+    #: True if the dump says when the operation was seen to start.
+    has_start: bool = False
+    #: File and line that issued the operation: "train.py:7"; empty if the dump has no stack of it.
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +102,9 @@ class Dump:
     last_completed: Mapping[str, int]
     #: True if ``pg_status`` has a pending operation in a group that cannot be identified.
     unknown_pending: bool = False
+    #: True if the recorder of a communication library such as NCCL wrote the dump, which learns of
+    #: completions; False if it may come from the hook of another backend.
+    of_library: bool = True
 
 
 def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
@@ -104,9 +134,55 @@ def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
             problems[0] if problems else f"{quoted(path)} holds no Flight Recorder dump"
         )
     dumps = _with_distinct_groups([found[rank] for rank in sorted(found)])
+    dumps = _from_zero(_with_retired(dumps))
     if not any(dump.entries for dump in dumps):
         dumps = [_with_pending_by_status(dump) for dump in dumps]
     return dumps, problems
+
+
+def _with_retired(dumps: Sequence[Dump]) -> list[Dump]:
+    """Returns the dumps with the meaning of retired entries that have no completion."""
+    told = {
+        (entry.group, entry.backend)
+        for dump in dumps
+        for entry in dump.entries
+        if entry.state == "completed"
+    }
+
+    def state(entry: Entry, dump: Dump) -> str:
+        if entry.state != _RETIRED:
+            return entry.state
+        if dump.of_library or (entry.group, entry.backend) in told:
+            return "started" if entry.has_start else "scheduled"
+        return UNTOLD
+
+    return [
+        replace(dump, entries=tuple(replace(e, state=state(e, dump)) for e in dump.entries))
+        for dump in dumps
+    ]
+
+
+def _from_zero(dumps: Sequence[Dump]) -> list[Dump]:
+    """Returns the dumps with collectives numbered from 0, as in traces; c10d counts from 1."""
+    if any(entry.seq == 0 and not entry.is_message for dump in dumps for entry in dump.entries):
+        return list(dumps)
+    return [
+        replace(
+            dump,
+            entries=tuple(e if e.is_message else replace(e, seq=e.seq - 1) for e in dump.entries),
+            last_enqueued={name: _before(seq, dump) for name, seq in dump.last_enqueued.items()},
+            last_completed={name: _before(seq, dump) for name, seq in dump.last_completed.items()},
+        )
+        for dump in dumps
+    ]
+
+
+def _before(seq: int, dump: Dump) -> int:
+    """Returns a status' number, counted from 0; -1 if it says that there is none.
+
+    A hook's status counts from 0 already. Other than gloo's, its dump names the groups.
+    """
+    return max(-1, seq - (1 if dump.of_library or not dump.members else 0))
 
 
 def _with_distinct_groups(dumps: Sequence[Dump]) -> list[Dump]:
@@ -196,8 +272,12 @@ def _dump(rank: int, value: Any) -> Dump:
     found = [_entry(one) for one in value.get("entries", [])]
     entries = _launches([entry for entry, _ in found])
     ids = {pg_id: entry.group for entry, pg_id in found}
-    if any(entry.backend == "gloo" for entry in entries):
-        status = {}  # it also counts operations that have no entries
+    of_library = _is_of_library(value, version)
+    if any(entry.backend == "gloo" for entry in entries) or (entries and not of_library):
+        # gloo also counts operations that have no entries, and a hook counts messages.
+        status = {}
+    elif not of_library:
+        status = {key: one for key, one in status.items() if _has_completed(one)}
     named = {name: one for name, one in config.items() if name and isinstance(one, dict)}
     enqueued = _in_status("last_enqueued_collective", status, ids, list(named))
     return Dump(
@@ -209,7 +289,20 @@ def _dump(rank: int, value: Any) -> Dump:
         last_enqueued=enqueued,
         last_completed=_in_status("last_completed_collective", status, ids, list(named)),
         unknown_pending=len(enqueued) < sum(_is_behind(one) for one in status.values()),
+        of_library=of_library,
     )
+
+
+def _is_of_library(value: Mapping[str, Any], version: str) -> bool:
+    """True if a dump comes from the recorder of a communication library, not from a hook."""
+    numbers = tuple(int(number) for number in re.findall(r"\d{1,4}", version)[:2])
+    return numbers < _WITH_HOOKS or bool(value.get("comm_lib_version"))
+
+
+def _has_completed(status: Any) -> bool:
+    """True if a group's status tells of a completion; it is -1 if a hook learns of none."""
+    last = status.get("last_completed_collective") if isinstance(status, dict) else None
+    return last is not None and _integer(last, "last_completed_collective") >= 0
 
 
 def _launches(entries: Sequence[Entry]) -> list[Entry]:
@@ -295,17 +388,19 @@ def _entry(value: Any) -> tuple[Entry, int]:
     group = [group] if isinstance(group, str) else group  # without a description
     if not isinstance(group, tuple | list) or not group or not isinstance(group[0], str):
         raise ValueError("an entry's process_group is not a pair of strings")
-    state, name = value.get("state", _state_of(value)), value.get("profiling_name")
+    state, name = value.get("state") or _state_of(value), value.get("profiling_name")
     if state not in _STATES or not isinstance(name, str):
         raise ValueError("an entry has an unknown state or no profiling_name")
     backend, _, op = name.rpartition(":")
     if state == "scheduled" and value.get("time_discovered_started_ns"):
         state = "started"
-    if backend == "gloo" and value.get("retired"):
-        state = "completed"
+    if value.get("retired") and state != "completed":
+        state = "completed" if backend == "gloo" else _RETIRED
     message = _MESSAGE.match(op) if value.get("is_p2p", True) else None
     is_message = bool(value.get("is_p2p", message))
     op = message[1] if message else _OPS.get(op.lower(), op)
+    if message and message[3] == "?":
+        op = f"{op}_any_source"
     number = "p2p_seq_id" if is_message else "collective_seq_id"
     entry = Entry(
         group=group[0],
@@ -313,7 +408,7 @@ def _entry(value: Any) -> tuple[Entry, int]:
         op=op[:80],
         is_message=is_message,
         seq=_integer(value.get(number, value.get("seq_id")), number),
-        peer=int(message[3]) if message else -1,
+        peer=int(message[3]) if message and message[3] != "?" else -1,
         state=state,
         bytes_in=_bytes(value.get("input_sizes"), value.get("input_dtypes")),
         bytes_out=_bytes(value.get("output_sizes"), value.get("output_dtypes")),
@@ -321,6 +416,8 @@ def _entry(value: Any) -> tuple[Entry, int]:
         created_ns=_integer(
             value.get("time_created_ns", value.get("record_id")), "time_created_ns"
         ),
+        has_start=bool(value.get("time_discovered_started_ns")),
+        line=_line_of(value.get("frames")),
     )
     return entry, pg_id
 
@@ -333,6 +430,15 @@ def _state_of(value: Mapping[str, Any]) -> str:
     if value.get("retired") or value.get("time_discovered_completed_ns"):
         return "completed"
     return "scheduled"
+
+
+def _line_of(frames: Any) -> str:
+    """Returns the innermost line of a stack that is not in a library; empty if there is none."""
+    for frame in frames[:_MOST_FRAMES] if isinstance(frames, list) else ():
+        file = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
+        if file and not _OF_LIBRARY.search(file):
+            return f"{file.rpartition('/')[2][:80]}:{str(frame.get('line', '?'))[:10]}"
+    return ""
 
 
 def _dtype(dtypes: Any) -> str:

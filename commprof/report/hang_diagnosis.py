@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from commprof.analysis.late.dumped_hang import Diagnosis, GroupProgress
 from commprof.analysis.late.standstill import reasons
 from commprof.report.tabulated import tabulated
-from commprof.text import counted, fitted, named_ranks, printable, rank_list, wrapped
+from commprof.text import counted, fitted, listed, named_ranks, printable, rank_list, wrapped
 
 SCHEMA_VERSION = 1
 LEGEND = """\
-scheduled, started, completed: sequence number of the last collective that the group's ranks
-scheduled, started or completed. If ranks differ, each number is followed by its ranks. -: not
-recorded. messages: sends and receives that are pending. 0-12:4: every fourth rank from 0 to 12."""
+scheduled, started, completed: number of the last collective that the group's ranks scheduled,
+started or completed, from 0 as in other reports (SeqNum in c10d's messages is 1 more). If ranks
+differ, each number is followed by its ranks. -: not recorded. messages: sends and receives that are
+pending. 0-12:4: every fourth rank from 0 to 12."""
 _MOST_LINES = 20
 #: Most ranges of ranks in a cell.
 _MOST_RANGES = 8
@@ -49,9 +50,15 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
     more = len(found.groups) - min(len(shown), _MOST_LINES)
     if more:
         blocks.append(
-            f"{counted(more, 'more group')} with pending operations; --format json shows all."
+            f"{counted(more, 'more group')} with operations that are, or may be, pending; --format "
+            "json shows all."
         )
     caveats = [f"- {printable(one)}" for one in found.problems]
+    if found.untold and found.kind != "unknown":
+        caveats.append(
+            f"- operations of {printable(listed(found.untold))} may be pending, too: Flight "
+            "Recorder does not learn when they complete"
+        )
     if found.missing:
         caveats.append(
             f"- {named_ranks(found.missing)} left no readable dump: their state is not known"

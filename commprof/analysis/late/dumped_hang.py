@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +23,13 @@ from commprof.analysis.late.standstill import (
     waits_of,
 )
 from commprof.recordings.flight_recorder import (
+    UNTOLD,
     Dump,
     Entry,
     members_of,
     read_dumps,
 )
-from commprof.text import counted, listed, named_ranks
+from commprof.text import counted, listed, named_ranks, plural
 from commprof.trace.documents import Group
 from commprof.trace.schema import OPS
 
@@ -42,6 +43,7 @@ class DumpedRank:
     pending: Mapping[int, Operation]
     next_seq: Mapping[str, int]
     next_message: Mapping[tuple[str, str, int], int]
+    receives_any: Collection[str]
     groups: Mapping[str, Group]
 
 
@@ -67,7 +69,7 @@ class GroupProgress:
     #: Only if the backend records starts.
     started: Mapping[int, int]
     completed: Mapping[int, int]
-    #: Number of point-to-point messages that had not completed.
+    #: Number of point-to-point messages that are known to be pending.
     pending_messages: int
 
     @property
@@ -80,9 +82,10 @@ class GroupProgress:
 class Diagnosis:
     """Diagnosis of a hang: its kind, the culprits and the ranks that wait for them."""
 
-    #: "mismatch", "absent", "behind", "circle", as in ``Cause``; "undumped": the waits of all
-    #: dumped ranks lead to ranks without a dump; "arrived": all ranks arrived; "none": nothing is
-    #: pending.
+    #: "mismatch", "absent", "behind", "circle", "unmatched", as in ``Cause``; "undumped": the waits
+    #: of all dumped ranks lead to ranks without a dump; "arrived": all ranks arrived; "none":
+    #: nothing is pending; "unknown": nothing is known to be pending, but operations of ``untold``
+    #: may be.
     kind: str
     culprits: tuple[Accused, ...]
     #: Waiting ranks that are not culprits.
@@ -90,7 +93,7 @@ class Diagnosis:
     chains: tuple[Chain, ...]
     #: The first mismatch of each group; if its collective had completed, it is not the cause.
     mismatches: tuple[Mismatch, ...]
-    #: Only groups with pending operations.
+    #: Only groups with operations that are, or may be, pending.
     groups: tuple[GroupProgress, ...]
     dumps: int
     versions: tuple[str, ...]
@@ -102,6 +105,8 @@ class Diagnosis:
     oldest: tuple[str, ...] = ()
     #: True if the dumps name the ranks of every group with pending operations.
     members_told: bool = True
+    #: Backends that do not tell Flight Recorder whether an operation has completed.
+    untold: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -109,6 +114,18 @@ class Diagnosis:
         who = named_ranks([one.rank for one in self.culprits])
         if self.kind == "none":
             return "No operation is pending in these dumps: they show no hang"
+        if self.kind == "unknown":
+            uneven = any(one.uneven for one in self.groups)
+            numbers = "different numbers" if uneven else "the same number"
+            return (
+                f"No operation is known to be pending: {self._untold}. The ranks with a dump "
+                f"issued {numbers} of collectives"
+            )
+        if self.kind == "unmatched":
+            return (
+                "No rank is known to be waited for: which rank should send the pending messages is "
+                "not known"
+            )
         if self.kind == "arrived":
             where = f", the oldest being {listed(self.oldest)}" if self.oldest else ""
             whose, or_else = "All ranks", ""
@@ -133,6 +150,15 @@ class Diagnosis:
         wait = "waits" if len(self.victims) == 1 else "wait"
         return f"{cause}; {counted(len(self.victims), 'other rank')} {wait} for {them}"
 
+    @property
+    def _untold(self) -> str:
+        which = listed([repr(name) for name in self.untold])
+        do = "does" if len(self.untold) == 1 else "do"
+        return (
+            f"{plural(len(self.untold), 'backend')} {which} {do} not tell Flight Recorder when an "
+            "operation completes"
+        )
+
 
 class _Words:
     """Puts groups and operations into words, with the job's descriptions and global ranks."""
@@ -151,6 +177,8 @@ class _Words:
 
         A message is named without its number, because ranks number messages differently.
         """
+        if one.seq < 0:
+            return f"recv from any rank in {self.group(one.group)}"
         if one.peer < 0:
             return f"{one.op} number {one.seq} of {self.group(one.group)}"
         ranks = self._members.get(one.group, ())
@@ -175,6 +203,9 @@ def diagnosis(path: Path) -> Diagnosis:
     mismatches = _mismatches(dumps)
     words = _Words(dumps, members)
     kind, culprits = _culprits(cause, mismatches, states, waits, words)
+    untold = {e.backend for dump in dumps for e in dump.entries if e.state == UNTOLD}
+    if kind == "none" and untold:
+        kind = "unknown"
     ranks = [one.rank for one in culprits]
     return Diagnosis(
         kind=kind,
@@ -193,6 +224,7 @@ def diagnosis(path: Path) -> Diagnosis:
             for state in states
             for one in state.pending.values()
         ),
+        untold=tuple(sorted(untold)),
     )
 
 
@@ -209,7 +241,7 @@ def _oldest_of_all(states: Sequence[DumpedRank], words: _Words) -> tuple[str, ..
     having: dict[tuple[str, int], list[int]] = {}
     for state in states:
         for one in state.pending.values():
-            if one.peer < 0:
+            if one.peer < 0 and one.seq >= 0:
                 having.setdefault((one.group, one.seq), []).append(state.rank)
     return tuple(
         words.operation(first[ranks[0]])
@@ -222,14 +254,23 @@ def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
     """Returns the state of each rank when it wrote its dump."""
     members = members_of(dumps)
     everybody = {rank for ranks in members.values() for rank in ranks} | {d.rank for d in dumps}
-    with_messages = {entry.group for dump in dumps for entry in dump.entries if entry.peer >= 0}
+    with_messages = {entry.group for dump in dumps for entry in dump.entries if entry.is_message}
     starts = any(entry.state == "started" for dump in dumps for entry in dump.entries)
-    return [_standing(d, members, with_messages, len(everybody), starts) for d in dumps]
+    return [
+        _standing(d, members, with_messages, len(everybody), starts and not _lacks_starts(d))
+        for d in dumps
+    ]
+
+
+def _lacks_starts(dump: Dump) -> bool:
+    """True if a rank does not record the start of operations (NCCL without timing)."""
+    ended = [entry for entry in dump.entries if entry.state == "completed"]
+    return bool(ended) and not any(entry.has_start for entry in dump.entries)
 
 
 def _undumped(rank: int, members: Mapping[str, tuple[int, ...]], world_size: int) -> DumpedRank:
     """Returns the state of a rank without a dump, as if it had issued nothing."""
-    return DumpedRank(rank, world_size, {}, {}, {}, _groups(rank, members))
+    return DumpedRank(rank, world_size, {}, {}, {}, (), _groups(rank, members))
 
 
 def _groups(rank: int, members: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:
@@ -256,14 +297,17 @@ def _standing(
     }
     for number, entry in enumerate(dump.entries):
         seq = entry.seq
-        if entry.peer >= 0:
-            if entry.state != "completed":
+        is_pending = entry.state in ("scheduled", "started")
+        if entry.is_message and entry.peer < 0:
+            seq = -1
+        elif entry.is_message:
+            if is_pending:
                 key = entry.group, entry.op, entry.peer
                 seq = messages[key]
                 messages[key] += 1
         else:
             next_seq[entry.group] = max(next_seq.get(entry.group, 0), seq + 1)
-        if entry.state != "completed":
+        if is_pending:
             pending[number] = Operation(
                 op=entry.op,
                 group=entry.group,
@@ -277,7 +321,13 @@ def _standing(
                 started=entry.state == "started" if knows_starts else None,
             )
     return DumpedRank(
-        dump.rank, world_size, pending, next_seq, dict(messages), _groups(dump.rank, members)
+        dump.rank,
+        world_size,
+        pending,
+        next_seq,
+        dict(messages),
+        {entry.group for entry in dump.entries if entry.is_message and entry.peer < 0},
+        _groups(dump.rank, members),
     )
 
 
@@ -314,7 +364,7 @@ def _culprits(
             )
             for rank in cause.ranks
         )
-    return "arrived", ()
+    return cause.kind, ()
 
 
 def _accused(
@@ -382,7 +432,7 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
     issued: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
     for dump in dumps:
         for entry in dump.entries:
-            if entry.peer < 0:
+            if not entry.is_message:
                 # Entries of one coalesced launch share its number: the first stands for it.
                 members = issued.setdefault((entry.group, entry.seq), {})
                 members.setdefault(dump.rank, (_issued(entry), entry.created_ns))
@@ -405,12 +455,13 @@ def _progress(
     dumps: Sequence[Dump], states: Sequence[DumpedRank], members: Mapping[str, tuple[int, ...]]
 ) -> tuple[GroupProgress, ...]:
     descriptions = {name: text for dump in dumps for name, text in dump.descriptions.items()}
+    untold = {e.group for dump in dumps for e in dump.entries if e.state == UNTOLD}
     found = []
     for group, ranks in members.items():
         mine = [(s.rank, one) for s in states for one in s.pending.values() if one.group == group]
-        if not mine:
+        if not mine and group not in untold:
             continue
-        collective = [(rank, one.seq) for rank, one in mine if one.peer < 0]
+        collective = [(rank, one.seq) for rank, one in mine if one.peer < 0 and one.seq >= 0]
         here = [state for state in states if state.rank in ranks]
         scheduled = {s.rank: s.next_seq[group] - 1 for s in here if group in s.next_seq}
         oldest = dict(sorted(collective, reverse=True))  # of each rank, the smallest is kept
@@ -419,11 +470,13 @@ def _progress(
             numbers = [
                 entry.seq
                 for entry in dump.entries
-                if entry.group == group and entry.peer < 0 and entry.state == "started"
+                if entry.group == group and not entry.is_message and entry.state == "started"
             ]
             if numbers:
                 started[dump.rank] = max(numbers)
-        completed = {rank: oldest.get(rank, last + 1) - 1 for rank, last in scheduled.items()}
+        completed = {}
+        if group not in untold:
+            completed = {rank: oldest.get(rank, last + 1) - 1 for rank, last in scheduled.items()}
         messages = len(mine) - len(collective)
         found.append(
             GroupProgress(

@@ -14,7 +14,7 @@ complete before all ranks have arrived. So no other rank delays the rank that is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,7 +36,8 @@ class Operation:
     group: str
     #: Sequence number of a collective in its group, or of a message between two ranks; -1: unknown.
     seq: int
-    #: Other end of a point-to-point message, as rank in the group; -1 for a collective.
+    #: Other end of a point-to-point message, as rank in the group; -1 for a collective, and for a
+    #: receive from any rank, which has no number either.
     peer: int
     bytes_in: int
     bytes_out: int
@@ -83,6 +84,10 @@ class Standing(Protocol):
         """Number of the next point-to-point message, by group, "send" or "recv", and peer."""
 
     @property
+    def receives_any(self) -> Collection[str]:
+        """Groups in which the rank has issued a receive from any rank, by name."""
+
+    @property
     def groups(self) -> Mapping[str, Group]:
         """Groups that the rank is known to belong to, by name."""
 
@@ -96,9 +101,10 @@ class Cause:
     """Cause of a hang."""
 
     #: "absent": ranks did not arrive; "behind": ranks have not completed operations that others
-    #: have; "circle": ranks wait for each other; "arrived": all ranks arrived.
+    #: have; "circle": ranks wait for each other; "arrived": all ranks arrived; "unmatched": it is
+    #: not known who takes part in a pending message, such as a receive from any rank.
     kind: str
-    #: The culprits, sorted; all ranks of a circle; empty if all ranks arrived.
+    #: The culprits, sorted; all ranks of a circle; empty if all ranks arrived, or if unmatched.
     ranks: tuple[int, ...]
     #: For each rank that is behind, the operation that it has not completed, or not begun.
     behind: Mapping[int, Operation]
@@ -204,6 +210,8 @@ def find_cause(states: Sequence[Standing], waits: Mapping[int, Waits]) -> Cause:
         # Ranks that wait for the circle are waited for too, but do not wait for themselves.
         circle = tuple(rank for rank in absent if chain_to(rank, waits, [rank]))
         return Cause("circle", circle, {})
+    if any(one.seq < 0 for state in states for one in state.pending.values()):
+        return Cause("unmatched", (), {})
     return Cause("arrived", (), {})
 
 
@@ -257,6 +265,8 @@ def _is_late(other: Standing, operation: Operation, own: Group | None) -> bool:
     if own is None or group.rank != operation.peer:
         return False
     counterpart = "recv" if operation.op == "send" else "send"
+    if counterpart == "recv" and operation.group in other.receives_any:
+        return False  # a receive from any rank may be this message's
     return _before(other.next_message.get((operation.group, counterpart, own.rank)), operation)
 
 

@@ -52,8 +52,8 @@ class Hang:
 
     #: "held up": a process cannot run; "absent": ranks did not arrive; "behind": ranks have not
     #: completed an operation that others have; "step": no collective is pending; "transfer": all
-    #: ranks have arrived; "circle": ranks wait for each other; "unseen": all ranks visible from
-    #: this host have arrived.
+    #: ranks have arrived; "circle": ranks wait for each other; "unmatched": the rank that others
+    #: wait for is not known; "unseen": all ranks visible from this host have arrived.
     kind: str
     #: Ranks that the others wait for; empty if all ranks have arrived.
     accused: tuple[Accused, ...]
@@ -92,6 +92,8 @@ class Hang:
         if self.kind == "unseen":
             hidden = f"the records of {named_ranks(self.unseen)} are not visible"
             return f"all ranks visible from this host arrived at {asked}; {hidden}"
+        if self.kind == "unmatched":
+            return f"{named_ranks(self.waiting)} waits in {asked}; its sender is not known"
         if self.kind == "transfer":
             return f"all ranks arrived at {asked}, but the network or backend does not complete it"
         late = [one for one in self.accused if not one.behind]
@@ -188,7 +190,7 @@ def _accuse(
             for rank in cause.ranks
         )
     if any(state.waiting_for is not None for state in overdue):
-        return "transfer", ()
+        return "unmatched" if cause.kind == "unmatched" else "transfer", ()
     return "step", tuple(map(_absent, overdue))
 
 

@@ -19,13 +19,17 @@ def entry(
     backend: str = "nccl",
     at: int = 0,
 ) -> dict[str, Any]:
-    """Returns one entry; at: time of creation in ns; a message such as "send 0->1" has no seq."""
+    """Returns one entry; a message such as "send 0->1" is no collective.
+
+    seq: number from 0, as commprof counts; c10d counts collectives from 1.
+    at: time of creation in ns.
+    """
     message = "->" in op or "<-" in op
     return {
         "record_id": seq,
         "pg_id": int(group),
         "process_group": (group, "undefined"),
-        "collective_seq_id": 0 if message else seq,
+        "collective_seq_id": 0 if message else seq + 1,
         "p2p_seq_id": seq if message else 0,
         "op_id": seq,
         "profiling_name": f"{backend}:{op}",

@@ -219,7 +219,7 @@ def test_dumps_without_a_pending_operation_show_no_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs the recordings of real jobs")
-@pytest.mark.parametrize("name", ["gpu_error_1st", "lock_gil_1st"])
+@pytest.mark.parametrize("name", ["gpu_error_1st", "gpu_error_2nd", "lock_gil_1st", "lock_gil_2nd"])
 def test_exactly_the_ranks_with_injected_faults_of_a_real_job_are_named(name: str) -> None:
     text = (DATA / name / "fault_injection.log").read_text()
     injected = sorted(int(rank) for rank in re.findall(r"Rank (\d+), fault_type", text))

@@ -35,8 +35,8 @@ def hang(rank: int, number: int = 2) -> Value:
 
 
 def status(rank: int, text: bool = False) -> Value:
-    last = {"last_enqueued_collective": 1 if rank == 1 else 2, "last_started_collective": -1}
-    numbers = {**last, "last_completed_collective": 1}
+    last = {"last_enqueued_collective": 2 if rank == 1 else 3, "last_started_collective": -1}
+    numbers = {**last, "last_completed_collective": 2}
     return {"0": {key: str(value) if text else value for key, value in numbers.items()}}
 
 
@@ -174,8 +174,8 @@ def test_the_status_replaces_entries_lost_from_a_full_buffer(tmp_path: Path) -> 
         if rank == 2:
             entries = [entry("0", number, state="completed") for number in range(500, 600)]
         value = dump({"0": [0, 1, 2], "1": [0, 1, 2]}, *entries)
-        last = {"last_enqueued_collective": 2 if rank == 1 else 3, "last_completed_collective": 2}
-        value["pg_status"] = {"0": {"last_enqueued_collective": 599}, "1": last}
+        last = {"last_enqueued_collective": 3 if rank == 1 else 4, "last_completed_collective": 3}
+        value["pg_status"] = {"0": {"last_enqueued_collective": 600}, "1": last}
         (tmp_path / f"dump_{rank}").write_bytes(pickle.dumps(value, protocol=2))
     assert [one.rank for one in diagnosis(tmp_path).culprits] == [1]
 

@@ -1,0 +1,141 @@
+"""Dumps of each kind of backend: what a retired entry, a start and a message from any rank mean.
+
+The values are those of dumps that torch 2.13.0 and 2.15.0 wrote; ``FlightRecorderHook`` of 2.15
+retires the operations of a backend that reports no completion when they have been issued.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commprof.analysis.late.dumped_hang import Diagnosis, diagnosis
+from commprof.report.hang_diagnosis import render
+from tests.support.builders.flight_dumps import dump, entry, write_dumps
+
+PAIR = {"0": [0, 1]}
+Value = dict[str, Any]
+
+
+def hooked(*entries: Value, **changes: Any) -> Value:
+    """Returns a dump of torch 2.15's hook."""
+    value = dump(PAIR, *entries) | {"version": "2.10", "comm_lib_version": ""}
+    issued = {"last_enqueued_collective": len(entries) - 1, "last_started_collective": -1}
+    value["pg_status"] = {"0": {**issued, "last_completed_collective": -1}}
+    return value | changes
+
+
+def issued(seq: int, op: str = "all_reduce", backend: str = "commprof") -> Value:
+    """Returns an entry that was retired when the operation had been issued."""
+    return entry("0", seq, op, backend=backend) | {"retired": True}
+
+
+def ended(seq: int, op: str = "all_reduce", backend: str = "nccl") -> Value:
+    """Returns an entry of a backend that reports completions, and its start."""
+    done = entry("0", seq, op, "completed", backend=backend)
+    return done | {"time_discovered_started_ns": 5, "time_discovered_completed_ns": 6}
+
+
+def diagnosed(folder: Path, *dumps: Value | None) -> Diagnosis:
+    return diagnosis(write_dumps(folder, *dumps))
+
+
+@pytest.mark.parametrize("backend", ["commprof", "ucc", "mpi", "nccl", "c10d"])
+def test_operations_whose_end_nobody_reports_accuse_nobody(tmp_path: Path, backend: str) -> None:
+    """NCCL's newer backend shares a hook with a group's first backend, which may report no end."""
+    first = [issued(seq, backend=backend) for seq in range(3)]
+    sent = hooked(*first, issued(1, "send 0->1", backend))
+    received = hooked(*first, issued(1, "recv 1<-?", backend))
+    found = diagnosed(tmp_path, sent, received)
+    assert (found.kind, found.culprits, found.victims) == ("unknown", (), ())
+    assert found.sentence == (
+        f"No operation is known to be pending: backend {backend!r} does not tell Flight Recorder "
+        "when an operation completes. The ranks with a dump issued the same number of collectives"
+    )
+    (group,) = found.groups
+    assert (group.scheduled, group.completed) == ({0: 2, 1: 2}, {})
+
+
+def test_a_rank_that_issued_fewer_operations_is_no_culprit_if_none_is_known_to_pend(
+    tmp_path: Path,
+) -> None:
+    found = diagnosed(tmp_path, hooked(issued(0), issued(1)), hooked(issued(0)))
+    assert (found.kind, found.culprits) == ("unknown", ())
+    assert found.sentence.endswith("issued different numbers of collectives")
+    assert " 1: 0; 0: 1 " in render(found, 100)
+
+
+def test_an_operation_that_a_hook_has_not_retired_is_pending(tmp_path: Path) -> None:
+    """Its issuing call has not returned: rank 0 waits in it for rank 1."""
+    waits = entry("0", 1, backend="commprof")
+    found = diagnosed(tmp_path, hooked(issued(0), waits), hooked(issued(0)))
+    assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
+    assert found.culprits[0].why.startswith("rank 1 did not arrive at all_reduce number 1 of")
+    assert "- operations of commprof may be pending, too" in render(found, 100)
+
+
+def test_a_backend_that_reports_completions_is_believed(tmp_path: Path) -> None:
+    """torch 2.15's NCCL by its hook: the second all-reduce is pending on rank 0, for rank 1."""
+    waits = entry("0", 1)
+    found = diagnosed(tmp_path, hooked(ended(0), waits), hooked(ended(0)))
+    assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
+    healthy = diagnosed(tmp_path, hooked(ended(0)), hooked(ended(0)))
+    assert (healthy.kind, healthy.untold) == ("none", ())
+
+
+@pytest.mark.parametrize(
+    ("version", "library"), [("2.10", "2.28.9"), ("2.9", ""), ("2.4", ""), ("2.2", "")]
+)
+def test_what_nccl_retired_without_completion_has_timed_out(
+    tmp_path: Path, version: str, library: str
+) -> None:
+    about = {"version": version, "comm_lib_version": library, "pg_status": {}}
+    late = entry("0", 0) | {"retired": True}  # the first operation of the job
+    found = diagnosed(tmp_path, hooked(late, **about), hooked(**about))
+    assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
+
+
+def test_what_gloo_retired_has_ended(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, *[hooked(issued(0, backend="gloo"))] * 2)
+    assert (found.kind, found.untold) == ("none", ())
+
+
+def test_a_status_alone_without_any_completion_shows_no_hang(tmp_path: Path) -> None:
+    """Of a hook that learns of no completions, a dump without entries has only the status."""
+    alone = [{**hooked(issued(0)), "entries": []} for _ in range(2)]
+    found = diagnosed(tmp_path, *alone)
+    assert (found.kind, found.culprits) == ("none", ())
+
+
+def test_nobody_is_known_to_miss_a_message_from_any_rank(tmp_path: Path) -> None:
+    """Rank 1 waits for a message of any rank, and rank 0 sends it one: they match."""
+    waits = hooked(ended(0), entry("0", 1, "recv 1<-?"))
+    found = diagnosed(tmp_path, hooked(ended(0), entry("0", 1, "send 0->1")), waits)
+    assert (found.kind, found.culprits) == ("unmatched", ())
+    alone = diagnosed(tmp_path, hooked(ended(0)), waits)
+    assert (alone.kind, alone.culprits, alone.victims) == ("unmatched", (), (1,))
+    assert "network" not in alone.sentence
+
+
+def test_a_rank_without_timing_is_not_said_to_have_begun_nothing(tmp_path: Path) -> None:
+    """Rank 1 has TORCH_NCCL_ENABLE_TIMING unset: starts of its operations are not recorded."""
+    begun = entry("0", 1, state="started") | {"time_discovered_started_ns": 9}
+    timed = dump(PAIR, ended(0), begun)
+    untimed = ended(0) | {"time_discovered_started_ns": None}
+    found = diagnosed(tmp_path, timed, dump(PAIR, untimed, entry("0", 1)))
+    assert (found.kind, found.culprits) == ("arrived", ())
+    found = diagnosed(tmp_path, timed, dump(PAIR, ended(0), entry("0", 1)))
+    assert (found.kind, [one.rank for one in found.culprits]) == ("behind", [1])
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_collectives_are_numbered_from_0_as_in_traces(tmp_path: Path, first: int) -> None:
+    """c10d counts collectives from 1; a dump that counts from 0 is left as it is."""
+    numbers = range(first, first + 3)
+    entries = [ended(0) | {"collective_seq_id": number} for number in numbers]
+    waits = entry("0", 0) | {"collective_seq_id": first + 3}
+    found = diagnosed(tmp_path, dump(PAIR, *entries, waits), dump(PAIR, *entries))
+    assert found.culprits[0].why.startswith("rank 1 did not arrive at all_reduce number 3 of")
+    assert "SeqNum in c10d's messages is 1 more" in " ".join(render(found, 100).split())
