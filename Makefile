@@ -122,8 +122,9 @@ wheel: $(BUILT) ## build dist/*.whl, which installs without a compiler beside th
 	    --exclude 'libc10*' -w dist build/wheel/*.whl; else cp build/wheel/*.whl dist; fi
 	@rm -r build/wheel && ls dist/*.whl
 
-stubs: $(BUILT) $(DEV) ## regenerate commprof/_C.pyi from the built module
+stubs: $(BUILT) $(DEV) ## regenerate the type stubs of the built modules
 	$(BIN)/python tools/make_stubs.py commprof/_C.pyi
+	$(BIN)/python tools/make_stubs.py commprof/_reading.pyi
 
 tables: $(DEV) ## regenerate the Python tables that stand in C++ headers
 	$(BIN)/python tools/make_tables.py

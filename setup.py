@@ -29,7 +29,7 @@ ERROR_LINES = 200
 
 
 class BuildNative(build_ext):
-    """Puts the C++ module, or the reason why its build failed, into the package."""
+    """Puts the C++ modules, or the reason why its build failed, into the package."""
 
     def run(self) -> None:
         root = ROOT if self.inplace else Path(self.build_lib)
@@ -38,27 +38,33 @@ class BuildNative(build_ext):
         (package / ERROR_FILE).unlink(missing_ok=True)
         torch = installed_torch.for_build()
         try:
-            module = build_module(torch)
+            if torch is None:
+                raise NativeBuildError(
+                    "no torch is installed to build for, and the build is not isolated"
+                )
+            modules = [build_module(torch), build_reading(torch)]
         except NativeBuildError as error:
             if REQUIRE_NATIVE:
                 raise SystemExit(f"commprof: {error.args[0]}") from None
             self.warn(f"commprof: no C++ module: {error.args[0]}")
             (package / ERROR_FILE).write_text("\n\n".join(error.args) + "\n")
             # An earlier module would be used without a warning, with newer Python code.
-            (root / self.get_ext_filename(self.extensions[0].name)).unlink(missing_ok=True)
+            for extension in self.extensions:
+                (root / self.get_ext_filename(extension.name)).unlink(missing_ok=True)
             return
-        # Renamed, not overwritten: a process may have the old file mapped.
-        fresh = package / f".{module.name}"
-        shutil.copy2(module, fresh)
-        fresh.replace(package / module.name)
+        for module in modules:
+            # Renamed, not overwritten: a process may have the old file mapped.
+            fresh = package / f".{module.name}"
+            shutil.copy2(module, fresh)
+            fresh.replace(package / module.name)
 
 
-def build_module(torch: InstalledTorch | None) -> Path:
+PYTHON = f"py{sys.version_info[0]}{sys.version_info[1]}"
+
+
+def build_module(torch: InstalledTorch) -> Path:
     """Builds the core, then the module that links it with this torch."""
-    if torch is None:
-        raise NativeBuildError("no torch is installed to build for, and the build is not isolated")
-    python = f"py{sys.version_info[0]}{sys.version_info[1]}"
-    tree = native_build.TREES / f"{python}-torch{torch.version}"
+    tree = native_build.TREES / f"{PYTHON}-torch{torch.version}"
     defines = {
         "Python_EXECUTABLE": sys.executable,
         "COMMPROF_CORE_DIR": str(native_build.CORE),
@@ -70,6 +76,19 @@ def build_module(torch: InstalledTorch | None) -> Path:
     for command in [*native_build.core_steps(), *module]:
         _run(command)
     return next(tree.glob(f"{torch.module_name}.*.so"))
+
+
+def build_reading(torch: InstalledTorch) -> Path:
+    """Builds the module for reports, which needs headers of this torch's wheel and links none."""
+    tree = native_build.TREES / f"{PYTHON}-reading"
+    defines = {
+        "Python_EXECUTABLE": sys.executable,
+        "COMMPROF_CORE_DIR": str(native_build.CORE),
+        "COMMPROF_TORCH_DIR": str(torch.directory),
+    }
+    for command in native_build.steps(ROOT / "csrc" / "reading", tree, defines):
+        _run(command)
+    return next(tree.glob("_reading.*.so"))
 
 
 def _run(command: list[str]) -> None:
@@ -105,6 +124,9 @@ setup(
         "tabulate>=0.9",
     ],
     # No sources: CMake has them. The extension makes the wheel a platform wheel.
-    ext_modules=[Extension(f"commprof.{built_for.module_name if built_for else '_torch'}", [])],
+    ext_modules=[
+        Extension(f"commprof.{name}", [])
+        for name in (built_for.module_name if built_for else "_torch", "_reading")
+    ],
     cmdclass={"build_ext": BuildNative},
 )

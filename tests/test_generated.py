@@ -17,12 +17,13 @@ ROOT = Path(__file__).parent.parent
 TOOLS = ROOT / "tools"
 
 
-def test_stub_is_what_the_built_module_generates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["_C.pyi", "_reading.pyi"])
+def test_stub_is_what_the_built_module_generates(tmp_path: Path, name: str) -> None:
     if _native.native_error is not None and os.environ.get("COMMPROF_REQUIRE_NATIVE") != "1":
         pytest.skip(_native.native_error)
-    generated = tmp_path / "_C.pyi"
+    generated = tmp_path / name
     subprocess.run([sys.executable, TOOLS / "make_stubs.py", generated], check=True)
-    committed, made = (ROOT / "commprof/_C.pyi").read_text(), generated.read_text()
+    committed, made = (ROOT / "commprof" / name).read_text(), generated.read_text()
     if committed.splitlines()[1] != made.splitlines()[1]:
         pytest.skip("written with another pybind11")
     assert committed == made, "out of date: run `make stubs`"

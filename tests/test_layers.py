@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
     *("errors", "units", "text", "interrupts", "address"),
-    *("files", "invocation", "variables", "_native", "_version", "_C", "ddp_parameters"),
+    *("files", "invocation", "variables", "_native", "_version", "_C", "_reading"),
+    "ddp_parameters",
 }
 ENTRY_POINTS = {"__init__", "__main__", "run", "wrap"}
 
@@ -149,11 +150,12 @@ def allowed(own_name: str, own: str, target: Sequence[str]) -> bool:
 
 
 def torch_includes(csrc: Path) -> list[str]:
-    """One line per torch, pybind11 or Python header included outside csrc/torch."""
+    """One line per torch, pybind11 or Python header included outside the bindings' folders."""
     return [
         f"{file.relative_to(csrc)} includes {match[1]}"
         for file in sorted(csrc.rglob("*"))
-        if file.suffix in (".h", ".cpp") and file.relative_to(csrc).parts[0] != "torch"
+        if file.suffix in (".h", ".cpp")
+        and file.relative_to(csrc).parts[0] not in ("torch", "reading")
         for line in file.read_text().splitlines()
         if (match := TORCH_HEADER.match(line))
     ]

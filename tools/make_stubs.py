@@ -1,16 +1,19 @@
-"""Writes the type stub of the C++ module: `python tools/make_stubs.py commprof/_C.pyi`.
+"""Writes the type stub of a C++ module: `python tools/make_stubs.py commprof/_C.pyi`.
 
-The stub is named `_C` for every torch that the module is built for, so that
-the package is type-checked against one interface.
+The stub of the module with torch is named `_C` for every torch that the module is built for, so
+that the package is type-checked against one interface. `commprof/_reading.pyi` is that of the other
+module.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from make_tables import formatted
@@ -29,25 +32,26 @@ def header() -> str:
     )
 
 
-def generate() -> str:
-    """Returns the stub of the module for the running torch."""
+def generate(stub: str) -> str:
+    """Returns the stub of the module for the running torch, or of the module `_reading`."""
     if native_error is not None:
         raise SystemExit(native_error)
-    name = native.__name__
+    module = native if stub == "_C" else importlib.import_module(f"commprof.{stub}")
+    name = module.__name__
     with tempfile.TemporaryDirectory() as out:
         stubgen([name, "-o", out, "--exit-code"])
         text = Path(out, *name.split(".")).with_suffix(".pyi").read_text()
-    text = text.replace(name, "commprof._C")
+    text = text.replace(name, f"commprof.{stub}")
     # Values of constants, such as torch's version, are not part of the interface.
     text = re.sub(r"^(\w+: (?:str|int)) = .*$", r"\1", text, flags=re.M)
     text = re.sub(r"^(\w+): tuple = .*$", r"\1: tuple[str, ...]", text, flags=re.M)
     text = re.sub(r"os\.PathLike\b(?!\[)", "os.PathLike[str]", text)
     # mypy requires the type, which pybind11 does not know
     text = text.replace("*args)", "*args: object)")
-    return formatted(header() + signatures(text), "_C.pyi", "--select=I")
+    return formatted(header() + signatures(text, module), "_C.pyi", "--select=I")
 
 
-def signatures(text: str) -> str:
+def signatures(text: str, module: ModuleType) -> str:
     """Returns the stub without `__all__` and docstrings, which are in the bindings.
 
     pybind11-stubgen drops the "/" of positional parameters; the docstring of the function has it.
@@ -58,14 +62,16 @@ def signatures(text: str) -> str:
         documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
         if documented and ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Expr(ast.Constant(...))]
-        if isinstance(node, ast.FunctionDef) and ", /)" in _docstring(node.name):
+        if isinstance(node, ast.FunctionDef) and ", /)" in (
+            getattr(module, node.name, None).__doc__ or ""
+        ):
             node.args.posonlyargs, node.args.args = node.args.args, []
     return ast.unparse(tree)
 
 
-def _docstring(function: str) -> str:
-    return getattr(native, function, None).__doc__ or ""
+def _docstring(module: ModuleType, function: str) -> str:
+    return getattr(module, function, None).__doc__ or ""
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(generate())
+    Path(sys.argv[1]).write_text(generate(Path(sys.argv[1]).stem))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from commprof import invocation
 from commprof.commands.options.output_file import writable_output, write_output
+from commprof.commands.options.reading_progress import reading_progress
 from commprof.commands.options.terminal import colours, prose_width, table_width
 from commprof.commands.showing import report_formats
 from commprof.commands.showing.rendered_report import other_job_lines, read_report, with_tables
 from commprof.errors import UsageError
 from commprof.recordings.flight_recorder_files import is_flight_recorder
+from commprof.recordings.inspector import is_inspector
 from commprof.report.sections.reproduce import reproduce_line
 from commprof.trace.reader import salvage_dead
 from commprof.trace.run.run_directory import (
@@ -40,6 +43,7 @@ Works on runs that were cut short: whatever was recorded is shown.
   commprof report RUN --format csv --rows steps         raw rows, one per rank and step
   commprof report RUN --price-per-hour 3.06             what training costs at each world size
   commprof report DUMPS                                 a hang, from Flight Recorder dumps
+  commprof report LOGS                                  who waits for whom, from NCCL Inspector
   commprof report traces.tar.gz                         a job that torch.profiler recorded
 """
 
@@ -70,17 +74,17 @@ Works on runs that were cut short: whatever was recorded is shown.
     def run(self, args: argparse.Namespace) -> int:
         """Analyses the run, and prints the report or writes it to a file."""
         report_formats.check(args)
-        dumps = is_flight_recorder(args.run)
-        if not dumps:
+        of_other_tool = _of_other_tool(args.run)
+        if of_other_tool is None:
             _check_one_strategy(args)
         output = _output(args)
         if output is not None:
             writable_output(output, args.force or args.output is None)  # replaces a default file
         text: str | bytes
-        if not dumps:
+        if of_other_tool is None:
             salvage_dead(args.run)
-        if dumps:
-            text = _hang(args)
+        if of_other_tool is not None:
+            text = of_other_tool(args)
         elif args.format == "json":
             text = read_report(args.run).json(report_formats.cost_of(args))
         elif args.format == "table":
@@ -97,17 +101,39 @@ Works on runs that were cut short: whatever was recorded is shown.
         return 0
 
 
-def _hang(args: argparse.Namespace) -> str:
-    """Returns the diagnosis of a hang from Flight Recorder dumps."""
+def _of_other_tool(path: Path) -> Callable[[argparse.Namespace], str] | None:
+    """Returns the function that reports on files without steps; None for all others."""
+    if is_flight_recorder(path):
+        return _hang
+    return _inspector if is_inspector(path) else None
+
+
+def _without_steps(args: argparse.Namespace, what: str) -> None:
     if args.format not in ("table", "json"):
-        raise UsageError(
-            f"--format {args.format} is not for Flight Recorder dumps (allowed: table, json)"
-        )
+        raise UsageError(f"--format {args.format} is not for {what} (allowed: table, json)")
     if args.price_per_hour is not None:
         raise UsageError(
-            "--price-per-hour is not for Flight Recorder dumps, which hold no step times; give a "
-            "run directory, or leave the price out"
+            f"--price-per-hour is not for {what}, which hold no step times; give a run directory, "
+            "or leave the price out"
         )
+
+
+def _inspector(args: argparse.Namespace) -> str:
+    """Returns who waits for whom, from logs of NCCL Inspector."""
+    _without_steps(args, "logs of NCCL Inspector")
+    from commprof.analysis.inspector.result import inspector_result
+    from commprof.report import inspector
+
+    with reading_progress() as progress:
+        result = inspector_result(args.run, progress)
+    if args.format == "json":
+        return inspector.document(result)
+    return inspector.render(result, prose_width(), table_width())
+
+
+def _hang(args: argparse.Namespace) -> str:
+    """Returns the diagnosis of a hang from Flight Recorder dumps."""
+    _without_steps(args, "Flight Recorder dumps")
     from commprof.analysis.late.dumped_hang import diagnosis
     from commprof.report import hang_diagnosis
 

@@ -1,0 +1,1 @@
+"""Who waits for whom, from logs of NCCL Inspector alone."""

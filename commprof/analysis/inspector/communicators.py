@@ -1,0 +1,239 @@
+"""Waiting and transfer in each communicator of a job, from the times in NCCL Inspector's logs.
+
+``csrc/inspector/waits.h`` states the rule: kernels of one collective end together, so the shortest
+time of all ranks is the transfer, and its rank came last.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.recordings.inspector import InspectorLogs
+from commprof.text import counted, named_ranks
+
+if TYPE_CHECKING:
+    from commprof._reading import InspectorMember, InspectorWaits
+
+Floats = npt.NDArray[np.float64]
+
+#: A run is compared in parts, equally many calls long: so many at most and at least, and so many
+#: calls each if possible, as the parts of two communicators do not begin at the same time.
+_MOST_BLOCKS, _FEWEST_BLOCKS, _CALLS_A_BLOCK = 200, 12, 8
+#: c10d's names of NCCL's operations in which every rank waits for all others.
+SPLIT = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AllGatherV": "all_gather",
+    "AllToAll": "all_to_all",
+    "All2All": "all_to_all",
+    "AlltoAll": "all_to_all",
+}
+MESSAGES = ("Send", "Recv")
+#: Operations whose root, or whose meaning, the logs do not give.
+UNSPLIT = {"Broadcast": "broadcast", "Reduce": "reduce"}
+#: Number of bytes that nccl-tests calls the size, per byte that NCCL counts on one rank.
+_OF_ALL_RANKS = ("AllGather", "AllGatherV", "ReduceScatter", "AllToAll", "All2All", "AlltoAll")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of the job; each drives one GPU."""
+
+    host: str
+    #: -1 if the logs do not give it.
+    pid: int
+
+    @property
+    def label(self) -> str:
+        """Host and process id, as reports name the process."""
+        return f"{self.host or 'unknown host'} pid {self.pid}" if self.pid >= 0 else self.host
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations of one kind on one communicator."""
+
+    #: NCCL's name, or "SendRecv" for messages.
+    kind: str
+    waits: InspectorWaits
+    #: True if waiting was separated from transfer.
+    is_split: bool
+    graph_captured: int
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """A communicator with the processes that recorded it."""
+
+    id: str
+    #: Name that the job gave it; "" if none.
+    name: str
+    #: Size, as NCCL states it.
+    ranks: int
+    nodes: int
+    #: Ranks in the communicator that left a log, and their indices in ``Job.processes``.
+    recorded: tuple[int, ...]
+    process: npt.NDArray[np.int64]
+    operations: tuple[Operations, ...]
+    #: Records that rings lost, as far as the logs say (from format v4.1 on).
+    dropped: int
+
+    @property
+    def label(self) -> str:
+        """Name, or the id if there is no name."""
+        return self.name or self.id
+
+    @property
+    def missing(self) -> int:
+        """Number of ranks that left no log."""
+        return self.ranks - len(self.recorded)
+
+    @property
+    def collectives(self) -> list[InspectorWaits]:
+        """Waits of the split collectives; messages are left out if their pairs are known."""
+        return [
+            each.waits
+            for each in self.operations
+            if each.is_split and not (each.kind == "SendRecv" and len(each.waits.pairs))
+        ]
+
+    @property
+    def messages(self) -> list[InspectorWaits]:
+        """Waits of messages whose pairs are known."""
+        return [each.waits for each in self.operations if len(each.waits.pairs)]
+
+    @property
+    def split(self) -> list[InspectorWaits]:
+        """Waits of all split operations."""
+        return [each.waits for each in self.operations if each.is_split]
+
+
+def per_block(waits: Sequence[InspectorWaits], name: str, blocks: int, ranks: int) -> Floats:
+    """Sums ``caused_us`` or ``waited_us`` of several kinds, as ``[block, rank]``."""
+    total = np.zeros((blocks, ranks))
+    for one in waits:
+        total += getattr(one, name)
+    return total
+
+
+@dataclass(frozen=True)
+class Job:
+    """All communicators of a job."""
+
+    processes: tuple[Process, ...]
+    communicators: tuple[Communicator, ...]
+    #: Number of parts in which the run is compared.
+    blocks: int
+    problems: tuple[str, ...]
+
+
+def split_job(logs: InspectorLogs) -> Job:
+    """Splits every communicator's times into waiting and transfer; communicators run at once."""
+    by_id: dict[tuple[str, int], dict[int, InspectorMember]] = {}
+    problems: list[str] = []
+    twice: Counter[str] = Counter()
+    for member in logs.members:
+        ranks = by_id.setdefault((member.id, member.ranks), {})
+        if member.rank in ranks:
+            twice[member.id] += 1
+        else:
+            ranks[member.rank] = member
+    for communicator_id, times in twice.items():
+        problems.append(
+            f"{counted(times, 'rank')} of communicator {communicator_id} "
+            f"{'is' if times == 1 else 'are'} in more than one log; the first counts"
+        )
+    processes: dict[Process, int] = {}
+    places = {
+        key: np.array(
+            [
+                processes.setdefault(Process(member.host, member.pid), len(processes))
+                for _, member in sorted(ranks.items())
+            ],
+            dtype=np.int64,
+        )
+        for key, ranks in by_id.items()
+    }
+    blocks = _blocks(logs)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = pool.map(
+            lambda key: _communicator(
+                key[1], [member for _, member in sorted(by_id[key].items())], places[key], blocks
+            ),
+            by_id,
+        )
+        communicators = tuple(made)
+    return Job(tuple(processes), communicators, blocks, (*problems, *_missing(communicators)))
+
+
+def _blocks(logs: InspectorLogs) -> int:
+    calls = max(count for member in logs.members for count, _ in member.kinds.values())
+    return min(_MOST_BLOCKS, max(_FEWEST_BLOCKS, calls // _CALLS_A_BLOCK))
+
+
+def _communicator(
+    ranks: int, members: Sequence[InspectorMember], process: npt.NDArray[np.int64], blocks: int
+) -> Communicator:
+    return Communicator(
+        id=members[0].id,
+        name=next((member.name for member in members if member.name), ""),
+        ranks=ranks,
+        nodes=members[0].nodes,
+        recorded=tuple(member.rank for member in members),
+        process=process,
+        operations=tuple(_operations(ranks, members, blocks)),
+        dropped=sum(member.dropped for member in members),
+    )
+
+
+def _operations(ranks: int, members: Sequence[InspectorMember], blocks: int) -> list[Operations]:
+    from commprof import _reading
+
+    captured: Counter[str] = Counter()
+    for member in members:
+        captured.update({kind: count for kind, (_, count) in member.kinds.items()})
+        captured.update(dict.fromkeys(member.kinds, 0))
+    made = []
+    for kind in sorted(set(captured) - {*MESSAGES}):
+        if kind in SPLIT and ranks > 1:
+            waits = _reading.inspector_collectives(members, kind, ranks, blocks)
+        else:
+            waits = _reading.inspector_unsplit(members, kind)
+        made.append(Operations(kind, waits, kind in SPLIT and ranks > 1, captured[kind]))
+    if set(captured) & {*MESSAGES}:
+        waits = _reading.inspector_messages(members, blocks)
+        captured_messages = sum(captured[kind] for kind in MESSAGES)
+        made.append(Operations("SendRecv", waits, True, captured_messages))
+    return made
+
+
+def _missing(communicators: Sequence[Communicator]) -> list[str]:
+    lacking = [each for each in communicators if each.missing]
+    if not lacking:
+        return []
+    most = max(lacking, key=lambda each: each.missing)
+    absent = sorted(set(range(most.ranks)) - {*most.recorded})
+    shown = (
+        f"{named_ranks(absent)} of {most.label}"
+        if len(absent) <= 8
+        else (f"{len(absent)} of the {most.ranks} ranks of {most.label}")
+    )
+    return [
+        f"{counted(len(lacking), 'communicator')} {'lacks' if len(lacking) == 1 else 'lack'} the "
+        f"logs of ranks ({shown}): there, waiting is at least what is shown, transfer at most, and "
+        "a rank without a log may have come later than those named"
+    ]
+
+
+def size_factor(kind: str, ranks: int) -> int:
+    """Returns nccl-tests' size divided by the bytes that NCCL counts on one rank."""
+    return ranks if kind in _OF_ALL_RANKS else 1

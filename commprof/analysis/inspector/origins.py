@@ -1,0 +1,151 @@
+"""Processes where waiting began, across communicators.
+
+A process that comes late to one communicator may have waited in another: the ranks of a
+tensor-parallel group all come late to their data-parallel groups if one of them is slow. In each
+part of the run, let a process make the other ranks of a communicator wait for ``d`` each, and let
+it wait for ``s`` in all its other communicators. Then ``max(0, d - s) / d`` of the waiting began
+with this process; the rest is passed on to the processes that it waited for there, in proportion
+to its waiting, and so on. The parts of all waiting add up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.inspector.communicators import Communicator, Job, per_block
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Times that waiting is passed on; what is left then counts where it is.
+_MOST_PASSES = 8
+_NEGLIGIBLE = 1e-3
+#: Largest job for which waiting is kept by pairs of processes: 256 MB.
+_MOST_PAIRS = 8192
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Waiting of a job by the process where it began, in µs."""
+
+    #: ``[block, process]``, summed over the processes that waited.
+    began_us: Floats
+    #: Waiting of each process in each block.
+    waited_us: Floats
+    #: ``[waiting process, process]``, summed over the run; None for very large jobs.
+    pairs_us: Floats | None
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """Every process in every communicator, in one list."""
+
+    communicator: Ints
+    process: Ints
+    others: Ints
+    caused: Floats
+    waited: Floats
+
+
+def origins(job: Job) -> Origins:
+    """Finds where the waiting of a job began."""
+    count = len(job.processes)
+    entries = _entries(job.communicators, job.blocks)
+    in_blocks = zip(entries.caused, entries.waited, strict=True)
+    began = [
+        _carried_back(entries, *block, block[0][np.newaxis], count).sum(axis=0)
+        for block in in_blocks
+    ]
+    caused, waited = entries.caused.sum(axis=0), entries.waited.sum(axis=0)
+    by_process = np.zeros((count, job.blocks))
+    np.add.at(by_process, entries.process, entries.waited.T)
+    pairs = None
+    if count <= _MOST_PAIRS:
+        seen = np.zeros((int(entries.communicator[-1]) + 1, len(caused)))
+        seen[entries.communicator, np.arange(len(caused))] = caused
+        pairs = _pairs(entries, _carried_back(entries, caused, waited, seen, count), waited)
+    return Origins(np.array(began), by_process.T.copy(), pairs)
+
+
+def _entries(communicators: Sequence[Communicator], blocks: int) -> _Entries:
+    """Lists processes in communicators; each pair of a communicator's messages counts as one more.
+
+    The waiting of one of a pair is what the other caused.
+    """
+    process, caused, waited = [], [], []
+    for each in communicators:
+        process.append(each.process)
+        caused.append(per_block(each.collectives, "caused_us", blocks, len(each.recorded)))
+        waited.append(per_block(each.collectives, "waited_us", blocks, len(each.recorded)))
+        for messages in each.messages:
+            pairs = messages.pair_caused_us
+            for place in range(0, len(messages.pairs), 2):
+                process.append(each.process[messages.pairs[place : place + 2]])
+                caused.append(pairs[:, place : place + 2])
+                waited.append(pairs[:, place : place + 2][:, ::-1])
+    sizes = [len(one) for one in process]
+    return _Entries(
+        np.repeat(np.arange(len(sizes)), sizes),
+        np.concatenate(process),
+        np.repeat(np.maximum(1, np.array(sizes) - 1), sizes),
+        np.concatenate(caused, axis=1),
+        np.concatenate(waited, axis=1),
+    )
+
+
+def _carried_back(
+    entries: _Entries, caused: Floats, waited: Floats, mass: Floats, processes: int
+) -> Floats:
+    """Returns waiting by the process where it began, as ``[row, process]``.
+
+    Args:
+        entries: processes in communicators.
+        caused: waiting that each entry caused, in some part of the run.
+        waited: waiting of each entry in this part.
+        mass: ``[row, entry]``: waiting to trace back, of any subset of ``caused``.
+        processes: number of processes.
+    """
+    elsewhere = np.bincount(entries.process, waited, processes)[entries.process] - waited
+    delay = caused / entries.others
+    passed = np.where(delay > 0, np.minimum(1.0, elsewhere / np.where(delay > 0, delay, 1.0)), 0.0)
+    communicators = int(entries.communicator.max(initial=-1)) + 1
+    in_communicator = np.bincount(entries.communicator, caused, communicators)
+    # Of the waiting in a communicator, the part that is for this entry's process.
+    part = caused / np.where(in_communicator > 0, in_communicator, 1.0)[entries.communicator]
+    began = np.zeros((len(mass), processes))
+    least = _NEGLIGIBLE * mass.sum()
+    for turn in range(_MOST_PASSES + 1):
+        on = mass * (passed if turn < _MOST_PASSES else 0.0)
+        is_last = on.sum() <= least
+        stays = mass if is_last else mass - on
+        mass = np.zeros_like(on)
+        for row in np.flatnonzero(stays.any(axis=1) | on.any(axis=1)).tolist():
+            began[row] += np.bincount(entries.process, stays[row], processes)
+            per_wait = on[row] / np.where(elsewhere > 0, elsewhere, 1.0)
+            of_process = np.bincount(entries.process, per_wait, processes)
+            arriving = waited * (of_process[entries.process] - per_wait)
+            arrived = np.bincount(entries.communicator, arriving, communicators)
+            mass[row] = arrived[entries.communicator] * part
+        if is_last:
+            break
+    return began
+
+
+def _pairs(entries: _Entries, began: Floats, waited: Floats) -> Floats:
+    """Returns ``[waiting process, process]``: in a communicator, all wait for the same processes.
+
+    Args:
+        entries: processes in communicators.
+        began: ``[communicator, process]``: where the waiting seen in a communicator began.
+        waited: waiting of each entry.
+    """
+    total = began.sum(axis=1, keepdims=True)
+    shares = began / np.where(total > 0, total, 1.0)
+    by_communicator = np.zeros((began.shape[1], len(began)))
+    np.add.at(by_communicator, (entries.process, entries.communicator), waited)
+    pairs: Floats = by_communicator @ shares
+    return pairs

@@ -1,0 +1,370 @@
+"""Figures of a job from logs of NCCL Inspector: late processes, waiting, and transfers by size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.collectives.traffic import bus_factor
+from commprof.analysis.inspector.communicators import (
+    SPLIT,
+    UNSPLIT,
+    Communicator,
+    Job,
+    Process,
+    per_block,
+    size_factor,
+    split_job,
+)
+from commprof.analysis.inspector.origins import Origins, origins
+from commprof.analysis.late.stragglers import LateRank, find_late_rank, waiting_ranks
+from commprof.recordings.inspector import InspectorLogs, Progress, read_logs
+from commprof.text import counted
+
+if TYPE_CHECKING:
+    from commprof._reading import InspectorSize
+
+Floats = npt.NDArray[np.float64]
+
+#: Most processes that are late at once, and as a part of all; if more are needed to explain the
+#: waiting, or others cause nearly as much, none is named.
+_MOST_LATE, _MOST_LATE_PART, _ALWAYS_ALLOWED = 8, 1 / 16, 2
+#: A late process causes at least this part of the waiting that the latest of them causes.
+_LEAST_OF_LATEST = 0.1
+#: Least ratio of the waiting that a late process causes to that of any process that is not late.
+_CLEARLY = 2.0
+_NS_PER_US = 1e3
+
+
+@dataclass(frozen=True)
+class LateProcess:
+    """A process that others wait for more than chance explains."""
+
+    process: Process
+    #: Its rank in each communicator, by the communicator's label.
+    ranks: tuple[tuple[str, int], ...]
+    #: Waiting that began with it, summed over the waiting processes, and as a part of all waiting.
+    wait_s: float
+    share: float
+    #: Mean over the processes that wait for it.
+    wait_per_process_s: float
+    waiting_processes: int
+    #: Parts of the run, of ``parts``, in which it is late.
+    late_parts: int
+    parts: int
+    p_value: float
+    #: The process's own waiting.
+    waits_s: float
+
+
+@dataclass(frozen=True)
+class KindRow:
+    """Operations of one kind, size and number of ranks, over all communicators."""
+
+    #: c10d's name; NCCL's if c10d has none.
+    op: str
+    ranks: int
+    #: As nccl-tests counts it.
+    size_bytes: int
+    calls: int
+    #: Mean time of a rank in a call, waiting and transfer.
+    time_us: float
+    #: Mean waiting of a rank in a call; NaN if it is not known.
+    wait_us: float
+    #: Median over the calls that all ranks recorded; NaN if there are none.
+    transfer_us: float
+    #: Of the transfer alone; NaN if unknown.
+    busbw_gb_per_s: float
+    #: Size over mean time, as Inspector states it: with the waiting.
+    busbw_with_waiting_gb_per_s: float
+
+
+@dataclass(frozen=True)
+class CommunicatorRow:
+    """One communicator."""
+
+    label: str
+    id: str
+    ranks: int
+    recorded_ranks: int
+    nodes: int
+    calls: int
+    #: Calls that all ranks recorded.
+    complete_calls: int
+    #: Mean per recorded rank.
+    time_s: float
+    wait_s: float
+    #: Process that caused most of the waiting here, before waiting is traced to other
+    #: communicators, and its part of the waiting.
+    most_waited_for: Process | None
+    most_share: float
+    lost_records: int
+
+
+@dataclass(frozen=True)
+class InspectorResult:
+    """What the logs of NCCL Inspector say about a job."""
+
+    path: Path
+    versions: tuple[str, ...]
+    processes: int
+    hosts: int
+    operations: int
+    #: Mean per process: time in collectives and messages whose waiting is known, and the waiting.
+    time_s: float
+    wait_s: float
+    #: Mean per process in operations whose waiting is not known, such as broadcasts.
+    unsplit_s: float
+    late: tuple[LateProcess, ...]
+    #: Process with the lowest mean bandwidth, which other tools call slow, and the part of its time
+    #: in operations that is waiting; None if the logs give no split time.
+    lowest_bandwidth: Process | None
+    lowest_waits: float
+    kinds: tuple[KindRow, ...]
+    communicators: tuple[CommunicatorRow, ...]
+    graph_captured: int
+    #: Waiting per process and second is a lower bound if calls or ranks are missing.
+    is_lower_bound: bool
+    #: What is not known, and what could not be read, as sentences without a full stop.
+    caveats: tuple[str, ...]
+
+
+def inspector_result(path: Path, progress: Progress | None = None) -> InspectorResult:
+    """Reads the logs at ``path`` and computes the figures.
+
+    Args:
+        path: a file, folder or archive.
+        progress: as for :func:`read_logs`.
+
+    Raises:
+        CommprofError: there is no operation to read.
+    """
+    logs = read_logs(path, progress)
+    return result_of(logs, split_job(logs))
+
+
+def result_of(logs: InspectorLogs, job: Job) -> InspectorResult:
+    """Computes the figures of a job whose communicators have been split."""
+    traced = origins(job)
+    time_us = _by_process(job, is_split=True)
+    unsplit_us = _by_process(job, is_split=False)
+    waited_us = traced.waited_us.sum(axis=0)
+    lowest = _lowest_bandwidth(time_us, waited_us)
+    count = len(job.processes)
+    rows = tuple(_communicator_row(each, job) for each in job.communicators)
+    return InspectorResult(
+        path=logs.path,
+        versions=tuple(sorted({log.version for log in logs.logs})),
+        processes=count,
+        hosts=len({process.host for process in job.processes}),
+        operations=sum(log.operations for log in logs.logs),
+        time_s=float(time_us.sum()) / count / 1e6,
+        wait_s=float(waited_us.sum()) / count / 1e6,
+        unsplit_s=float(unsplit_us.sum()) / count / 1e6,
+        late=_late(job, traced, time_us),
+        lowest_bandwidth=None if lowest is None else job.processes[lowest],
+        lowest_waits=math.nan if lowest is None else float(waited_us[lowest] / time_us[lowest]),
+        kinds=_kinds(job.communicators),
+        communicators=tuple(sorted(rows, key=lambda row: -row.wait_s * row.recorded_ranks)),
+        graph_captured=sum(
+            each.graph_captured for one in job.communicators for each in one.operations
+        ),
+        is_lower_bound=any(
+            row.calls > row.complete_calls or row.ranks > row.recorded_ranks for row in rows
+        ),
+        caveats=(*job.problems, *_unknown(logs, job), *logs.problems),
+    )
+
+
+def _by_process(job: Job, is_split: bool) -> Floats:
+    total = np.zeros(len(job.processes))
+    for communicator in job.communicators:
+        for operations in communicator.operations:
+            if operations.is_split == is_split:
+                np.add.at(total, communicator.process, operations.waits.time_us)
+    return total
+
+
+def _lowest_bandwidth(time_us: Floats, waited_us: Floats) -> int | None:
+    """Returns the process with the most time in operations: that of the lowest bandwidth.
+
+    All ranks of a communicator exchange the same bytes, so the mean bandwidth falls with the time.
+    """
+    if not len(time_us) or not time_us.max() > 0 or not waited_us.sum() > 0:
+        return None
+    return int(np.argmax(time_us))
+
+
+def _late(job: Job, traced: Origins, time_us: Floats) -> tuple[LateProcess, ...]:
+    """Finds the processes that cause clearly more waiting than all others.
+
+    What the median process causes in a part of the run is that of the schedule or of chance:
+    stages of a pipeline always wait for each other. Only waiting beyond it is looked at. The
+    processes that stand out are tested as one, by the test of late ranks.
+    """
+    if len(job.processes) < 2:
+        return ()
+    beyond = traced.began_us - np.median(traced.began_us, axis=1, keepdims=True)
+    beyond = np.maximum(0.0, beyond)
+    by_process = beyond.sum(axis=0)
+    total = float(by_process.sum())
+    if total <= 0:
+        return ()
+    order = np.argsort(-by_process, kind="stable")
+    allowed = min(_MOST_LATE, max(_ALWAYS_ALLOWED, int(_MOST_LATE_PART * len(order))))
+    allowed = min(allowed, len(order) - 1)
+    falling = np.maximum(by_process[order[: allowed + 1]], _LEAST_OF_LATEST * by_process[order[0]])
+    size = 1 + int(np.argmax(falling[:-1] / falling[1:]))
+    if falling[size - 1] < _CLEARLY * falling[size]:
+        return ()
+    candidates = order[:size]
+    merged = beyond.copy()
+    merged[:, candidates[0]] = beyond[:, candidates].sum(axis=1)
+    merged[:, candidates[1:]] = 0.0
+    pairs = None
+    if traced.pairs_us is not None:
+        pairs = traced.pairs_us * _NS_PER_US
+        pairs[:, candidates[0]] = pairs[:, candidates].sum(axis=1)
+        pairs[:, candidates[1:]] = 0.0
+    block_ns = float(time_us.mean()) / job.blocks * _NS_PER_US
+    late = find_late_rank(merged * _NS_PER_US, block_ns, 0.0, pairs)
+    if late is None or late.rank != candidates[0]:
+        return ()
+    return tuple(_late_process(job, traced, place, late) for place in candidates.tolist())
+
+
+def _late_process(job: Job, traced: Origins, place: int, late: LateRank) -> LateProcess:
+    ranks = tuple(
+        (communicator.label, communicator.recorded[index])
+        for communicator in job.communicators
+        for index in np.flatnonzero(communicator.process == place).tolist()
+    )
+    began_us = traced.began_us[:, place]
+    waiting = late.waiting_ranks
+    if traced.pairs_us is not None:
+        waiting = int(waiting_ranks(traced.pairs_us, place).sum())
+    typical = np.median(traced.began_us, axis=1)
+    return LateProcess(
+        process=job.processes[place],
+        ranks=ranks,
+        wait_s=float(began_us.sum()) / 1e6,
+        share=float(began_us.sum() / traced.began_us.sum()),
+        wait_per_process_s=float(began_us.sum()) / max(1, waiting) / 1e6,
+        waiting_processes=waiting,
+        late_parts=int((began_us > _CLEARLY * typical).sum()),
+        parts=int((traced.began_us.sum(axis=1) > 0).sum()),
+        p_value=late.p_value,
+        waits_s=float(traced.waited_us[:, place].sum()) / 1e6,
+    )
+
+
+def _kinds(communicators: Sequence[Communicator]) -> tuple[KindRow, ...]:
+    """Returns one row per kind, number of ranks and size, the most time first."""
+    same: dict[tuple[str, int, int, bool], list[InspectorSize]] = {}
+    for communicator in communicators:
+        for operations in communicator.operations:
+            for of_size in operations.waits.sizes:
+                ranks = 2 if operations.kind == "SendRecv" else communicator.ranks
+                key = operations.kind, ranks, of_size.size_bytes, operations.is_split
+                same.setdefault(key, []).append(of_size)
+    rows = [_kind_row(*key, parts) for key, parts in same.items()]
+    return tuple(sorted(rows, key=lambda row: -row.time_us * row.calls * row.ranks))
+
+
+def _kind_row(
+    kind: str,
+    ranks: int,
+    size_bytes: int,
+    is_split: bool,
+    parts: Sequence[InspectorSize],
+) -> KindRow:
+    op = {**SPLIT, **UNSPLIT, "SendRecv": "send/recv"}.get(kind, kind)
+    records = sum(part.records for part in parts)
+    time_us = sum(part.time_us for part in parts) / records
+    wait_us = sum(part.wait_us for part in parts) / records if is_split else math.nan
+    transfers = np.concatenate([part.transfers_us for part in parts])
+    transfer_us = float(np.median(transfers)) if len(transfers) else math.nan
+    size = size_bytes * size_factor(kind, ranks)
+    factor = 1.0 if kind == "SendRecv" else bus_factor(op, ranks)
+    return KindRow(
+        op=op,
+        ranks=ranks,
+        size_bytes=size,
+        calls=sum(part.calls for part in parts),
+        time_us=time_us,
+        wait_us=wait_us,
+        transfer_us=transfer_us,
+        busbw_gb_per_s=factor * size / transfer_us / 1e3 if transfer_us > 0 else math.nan,
+        busbw_with_waiting_gb_per_s=factor * size / time_us / 1e3 if time_us > 0 else math.nan,
+    )
+
+
+def _communicator_row(communicator: Communicator, job: Job) -> CommunicatorRow:
+    split, recorded = communicator.split, len(communicator.recorded)
+    caused = per_block(split, "caused_us", job.blocks, recorded).sum(axis=0)
+    total = float(caused.sum()) + sum(waits.unattributed_us for waits in split)
+    most = int(np.argmax(caused)) if caused.any() else None
+    return CommunicatorRow(
+        label=communicator.label,
+        id=communicator.id,
+        ranks=communicator.ranks,
+        recorded_ranks=recorded,
+        nodes=communicator.nodes,
+        calls=sum(waits.calls for waits in split),
+        complete_calls=sum(waits.complete_calls for waits in split),
+        time_s=sum(float(waits.time_us.sum()) for waits in split) / recorded / 1e6,
+        wait_s=total / recorded / 1e6,
+        most_waited_for=None if most is None else job.processes[communicator.process[most]],
+        most_share=math.nan if most is None else float(caused[most]) / total,
+        lost_records=sum(waits.lost_records for waits in split),
+    )
+
+
+def _unknown(logs: InspectorLogs, job: Job) -> list[str]:
+    """Returns sentences on what these logs cannot show."""
+    waits = [each.waits for one in job.communicators for each in one.operations]
+    lost = sum(each.lost_records for each in waits)
+    dropped = sum(one.dropped for one in job.communicators)
+    untimed = sum(each.untimed_records for each in waits)
+    unmatched = sum(each.unmatched_records for each in waits)
+    sizes = sum(each.different_sizes for each in waits)
+    unsplit = {
+        UNSPLIT.get(each.kind, each.kind)
+        for one in job.communicators
+        for each in one.operations
+        if not each.is_split and one.ranks > 1
+    }
+    found = [
+        "the logs hold no steps, phases or compute, so exposed communication is not known; calls "
+        "below NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8192 unless set) are not in them"
+    ]
+    if lost:
+        rings = f", of which the rings dropped at least {dropped}" if dropped else ""
+        found.append(
+            f"{counted(lost, 'record')} of calls that other ranks recorded are missing{rings} "
+            "(NCCL_INSPECTOR_DUMP_COLL_RING_SIZE, a shorter dump interval): waiting is at least "
+            "what is shown"
+        )
+    for number, noun, what in (
+        (untimed, "record", "without a time of the GPU's clock"),
+        (unmatched, "record", "of messages or replayed graphs whose ranks do not match"),
+        (sizes, "call", "with different sizes on its ranks"),
+    ):
+        if number:
+            found.append(f"left out: {counted(number, noun)} {what}")
+    if unsplit:
+        kinds = " and ".join(sorted(unsplit))
+        found.append(f"waiting in {kinds} is not known: the logs do not name the root")
+    if logs.empty:
+        found.append(
+            f"the logs of {len(logs.empty)} processes are empty: without "
+            "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS nothing is written before the "
+            "communicator ends"
+        )
+    return found

@@ -1,0 +1,189 @@
+"""Reads logs of NCCL Inspector, NVIDIA's profiler plugin that ships with NCCL.
+
+Each process writes ``<host>-pid<PID>.log`` with a JSON object per completed operation. The C++
+reader (``csrc/inspector``) takes every version of the format, one file per process or joined ones.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from commprof.errors import CommprofError
+from commprof.invocation import quoted
+from commprof.recordings.containers import each_file
+from commprof.text import counted, printable
+
+if TYPE_CHECKING:
+    from commprof._reading import InspectorLog, InspectorMember
+
+_CHUNK_BYTES = 4 << 20
+_HEAD_BYTES = 64 << 10
+#: One of these keys is in every line of a log, but for traces of the proxy.
+_OPERATION = re.compile(rb'"(?:coll_perf|p2p_perf|dump_stats)"\s*:\s*\{')
+_FIELDS = re.compile(rb'"(?:coll_sn|p2p_sn|coll_records)"')
+#: Names of the plugin's own files, of which one without content says something too.
+_OWN_NAME = re.compile(r".+-pid\d+\.log")
+_MOST_FILES = 200_000
+#: File of a run directory, whose folders hold no logs.
+_OF_COMMPROF = "run.json"
+_MOST_NAMED = 3
+
+Progress = Callable[[int, int], None]
+
+
+class _FoundError(Exception):
+    """Ends the search of files as soon as a log is found."""
+
+
+@dataclass(frozen=True)
+class InspectorLogs:
+    """All logs of one job."""
+
+    path: Path
+    logs: tuple[InspectorLog, ...]
+    #: Names of the plugin's files that hold nothing.
+    empty: tuple[str, ...]
+    #: Caveats, as sentences without a full stop.
+    problems: tuple[str, ...]
+
+    @property
+    def members(self) -> Iterator[InspectorMember]:
+        """Every communicator as each process takes part in it."""
+        for log in self.logs:
+            yield from log.members
+
+
+def looks_like_log(head: bytes) -> bool:
+    """True if a file with these first bytes is a log of NCCL Inspector."""
+    return _OPERATION.search(head) is not None and _FIELDS.search(head) is not None
+
+
+def is_inspector(path: Path) -> bool:
+    """True if a file, folder or archive holds a log of NCCL Inspector."""
+
+    def wanted(head: bytes) -> bool:
+        if looks_like_log(head):
+            raise _FoundError
+        return False
+
+    try:
+        if path.exists() and not (path / _OF_COMMPROF).exists():
+            each_file(path, wanted, lambda name, stream: None)
+    except _FoundError:
+        return True
+    return False
+
+
+def read_logs(path: Path, progress: Progress | None = None) -> InspectorLogs:
+    """Reads every log at ``path``: a file, a folder or an archive.
+
+    Args:
+        path: what to read.
+        progress: called with the bytes unpacked so far and the size of all files.
+
+    Raises:
+        CommprofError: there is no log with an operation, or the C++ module is missing.
+    """
+    logs, empty, problems = _read(path, progress or (lambda read_bytes, of_bytes: None))
+    logs = [log for log in logs if log.lines]
+    if not any(log.operations for log in logs):
+        raise CommprofError(f"{quoted(path)} holds no operation: {_why_empty(logs, empty)}")
+    damaged = [log for log in logs if log.damaged_lines]
+    problems += [
+        f"{printable(log.name)}: {counted(log.damaged_lines, 'line')} could not be read, the first "
+        f"is line {log.first_damaged_line}"
+        for log in damaged[:_MOST_NAMED]
+    ]
+    if len(damaged) > _MOST_NAMED:
+        more = damaged[_MOST_NAMED:]
+        problems.append(
+            f"{counted(len(more), 'more file')} with {sum(log.damaged_lines for log in more)} such "
+            "lines"
+        )
+    return InspectorLogs(path, tuple(logs), tuple(empty), tuple(problems))
+
+
+def _why_empty(logs: list[InspectorLog], empty: list[str]) -> str:
+    if logs and not empty:
+        return "its lines describe only the proxy, or are damaged"
+    return (
+        "unless NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS is set, NCCL Inspector writes at "
+        "the end of a communicator, so a job that runs or was killed leaves empty files; by "
+        "default it also leaves out operations below 8192 bytes "
+        "(NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES) and those without times of the GPU "
+        "(NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING)"
+    )
+
+
+def _new_log(name: str) -> InspectorLog:
+    try:
+        from commprof._reading import InspectorLog
+    except ImportError as error:
+        raise CommprofError(
+            f"reading logs of NCCL Inspector needs commprof's C++ modules, and {error}; install "
+            "commprof where a C++20 compiler is, or from a wheel"
+        ) from None
+    return InspectorLog(name)
+
+
+def _read(path: Path, progress: Progress) -> tuple[list[InspectorLog], list[str], list[str]]:
+    """Returns the logs in the order of their names, names of empty files, and problems."""
+    try:
+        files = sorted(_files(path)) if path.is_dir() else [path]
+        sizes = {file: file.stat().st_size for file in files}
+    except OSError as error:
+        raise CommprofError(f"{quoted(path)}: {error.strerror or error}") from None
+    total = sum(sizes.values())
+    done = _Counter(progress, total)
+
+    def read(file: Path) -> tuple[list[InspectorLog], list[str]]:
+        logs: list[InspectorLog] = []
+        below = file.relative_to(path).as_posix() if path.is_dir() else file.name
+
+        def take(name: str, stream: BinaryIO) -> None:
+            logs.append(_new_log(below if name == file.name else f"{below}/{name}"))
+            while chunk := stream.read(_CHUNK_BYTES):
+                logs[-1].feed(chunk)
+                done.add(len(chunk))
+            logs[-1].finish()
+
+        return logs, each_file(file, looks_like_log, take)
+
+    empty = [file.name for file, size in sizes.items() if not size and _OWN_NAME.match(file.name)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(read, [file for file in files if sizes[file]]))
+    return (
+        [log for logs, _ in results for log in logs],
+        empty,
+        [problem for _, problems in results for problem in problems],
+    )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for count, file in enumerate(folder.rglob("*")):
+        if count >= _MOST_FILES:
+            raise CommprofError(f"{quoted(folder)} holds more than {_MOST_FILES:,} files")
+        if file.is_file():
+            yield file
+
+
+class _Counter:
+    """Counts the bytes that several threads have read."""
+
+    def __init__(self, progress: Progress, total_bytes: int) -> None:
+        self._progress, self._total_bytes = progress, total_bytes
+        self._read_bytes = 0
+        self._lock = threading.Lock()
+
+    def add(self, size_bytes: int) -> None:
+        """Adds bytes, and reports the new sum."""
+        with self._lock:
+            self._read_bytes += size_bytes
+            self._progress(self._read_bytes, self._total_bytes)

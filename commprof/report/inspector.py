@@ -1,0 +1,159 @@
+"""A job as logs of NCCL Inspector show it, rendered as text and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+from commprof.analysis.inspector.communicators import Process
+from commprof.analysis.inspector.result import (
+    CommunicatorRow,
+    InspectorResult,
+    KindRow,
+    LateProcess,
+)
+from commprof.files import plain
+from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
+from commprof.text import counted, fitted, plain_digits, printable, wrapped
+
+SCHEMA_VERSION = 1
+_OPERATIONS = """\
+time: mean of a rank in a call, as Inspector measures it; wait: its part before the last rank came;
+transfer: median time of the rank that came last; busbw: of the transfer; with wait: of the whole
+time, as Inspector states it. size: as nccl-tests counts it. -: not known."""
+_COMMUNICATORS = """\
+time, wait: mean of a recorded rank. last: the process that came last with the most waiting here,
+before waiting is traced to other communicators, and its part of the waiting."""
+_MOST_ROWS = 12
+_MOST_RANKS = 4
+
+
+def render(result: InspectorResult, width: int, tables: int | None = None) -> str:
+    """Renders a result for a terminal.
+
+    Args:
+        result: the figures.
+        width: number of characters to wrap prose to.
+        tables: number of characters; a wider table is split. None leaves the table whole.
+    """
+    blocks = [_heading(result), *(wrapped(text, width) for text in sentences(result))]
+    for grid, legend, rows, noun in (
+        (_operations_grid(result), _OPERATIONS, len(result.kinds), "kind of operation"),
+        (_communicators_grid(result), _COMMUNICATORS, len(result.communicators), "communicator"),
+    ):
+        left_out = not_shown(rows - _MOST_ROWS, noun)
+        blocks += [tabulated(*grid, width=tables), *left_out, fitted(legend, width)]
+    caveats = [wrapped(f"- {text}", width, rest="  ") for text in result.caveats]
+    blocks.append("\n".join(["Not known, or not read", *caveats]))
+    return "\n\n".join(blocks) + "\n"
+
+
+def sentences(result: InspectorResult) -> list[str]:
+    """Returns what the figures mean: who is waited for, and how much of the time is waiting."""
+    if not result.time_s > 0:
+        return [
+            "No call was recorded with times of the GPU on two or more of its ranks, so waiting "
+            "and transfer are not known."
+        ]
+    bound = "at least " if result.is_lower_bound else ""
+    found = [_late(late, result) for late in result.late]
+    if not found:
+        found = ["No process stands out as the one that the others wait for."]
+    found.append(
+        f"In collectives and messages a process spends {_seconds(result.time_s)} in the mean: "
+        f"{bound}{_seconds(result.wait_s)} ({result.wait_s / result.time_s:.0%}) waiting for the "
+        f"last rank, the rest transferring."
+    )
+    if result.unsplit_s > 0:
+        found.append(
+            f"Another {_seconds(result.unsplit_s)} are of operations whose waiting is not known."
+        )
+    named = [late.process for late in result.late]
+    if named and result.lowest_bandwidth is not None and result.lowest_bandwidth not in named:
+        found.append(
+            f"Do not look for the cause in {_name(result.lowest_bandwidth)}: its bandwidth is the "
+            f"lowest only because {result.lowest_waits:.0%} of its time in operations is waiting."
+        )
+    return found
+
+
+def document(result: InspectorResult) -> str:
+    """Renders a result as a JSON object; what is not known is null."""
+    body = dataclasses.asdict(result)
+    body["path"] = str(result.path)
+    head = {"schema_version": SCHEMA_VERSION, "kind": "nccl inspector"}
+    return json.dumps(plain(head | {"verdict": sentences(result)} | body), indent=1) + "\n"
+
+
+def _heading(result: InspectorResult) -> str:
+    versions = ", ".join(version or "unknown" for version in result.versions)
+    return (
+        f"NCCL Inspector: {result.processes} process{'es' * (result.processes != 1)} on "
+        f"{counted(result.hosts, 'host')}, {result.operations:,} operations in "
+        f"{counted(len(result.communicators), 'communicator')}, format {printable(versions)}"
+    )
+
+
+def _late(late: LateProcess, result: InspectorResult) -> str:
+    names = [f"{rank} of {printable(label)}" for label, rank in late.ranks]
+    more = f" and {len(names) - _MOST_RANKS} more" if len(names) > _MOST_RANKS else ""
+    of_recorded = "of the recorded ranks " if result.is_lower_bound else ""
+    return (
+        f"{_name(late.process)} makes the others wait: {late.share:.0%} of all waiting began with "
+        f"it, {_seconds(late.wait_per_process_s)} for each of the "
+        f"{late.waiting_processes} that wait for it, in {late.late_parts} of {late.parts} parts of "
+        f"the run. It comes last {of_recorded}and itself waits only {_seconds(late.waits_s)}. It "
+        f"is rank {', '.join(names[:_MOST_RANKS])}{more}."
+    )
+
+
+def _name(process: Process) -> str:
+    return printable(process.label)
+
+
+def _seconds(value: float) -> str:
+    return f"{plain_digits(value * 1e3)} ms" if value < 1 else f"{plain_digits(value)} s"
+
+
+def _operations_grid(result: InspectorResult) -> Grid:
+    headers = (
+        *("operation", "ranks", "size\nB", "calls", "time\nus", "wait\nus", "transfer\nus"),
+        *("busbw\nGB/s", "with wait\nGB/s"),
+    )
+    return Grid([_operation(row) for row in result.kinds[:_MOST_ROWS]], headers, (0,))
+
+
+def _operation(row: KindRow) -> tuple[str, ...]:
+    return (
+        printable(row.op),
+        str(row.ranks),
+        str(row.size_bytes),
+        str(row.calls),
+        three_digits(row.time_us),
+        three_digits(row.wait_us),
+        three_digits(row.transfer_us),
+        three_digits(row.busbw_gb_per_s),
+        three_digits(row.busbw_with_waiting_gb_per_s),
+    )
+
+
+def _communicators_grid(result: InspectorResult) -> Grid:
+    headers = ("communicator", "last", "ranks", "logs", "calls", "time\ns", "wait\ns", "part\n%")
+    rows = [_communicator(row) for row in result.communicators[:_MOST_ROWS]]
+    return Grid(rows, headers, (0, 1))
+
+
+def _communicator(row: CommunicatorRow) -> tuple[str, ...]:
+    named = row.label if row.label == row.id else f"{row.label} {row.id}"
+    part = "-" if math.isnan(row.most_share) else f"{100 * row.most_share:.0f}"
+    return (
+        printable(named),
+        "-" if row.most_waited_for is None else _name(row.most_waited_for),
+        str(row.ranks),
+        str(row.recorded_ranks),
+        str(row.calls),
+        three_digits(row.time_s),
+        three_digits(row.wait_s),
+        part,
+    )

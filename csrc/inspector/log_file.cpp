@@ -1,0 +1,162 @@
+#include "inspector/log_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+namespace commprof::inspector {
+
+namespace {
+
+// A verbose line has three numbers for each of up to 64 channels: 16 KB.
+constexpr size_t kLongestLine = size_t(4) << 20;
+constexpr int64_t kMostRanks = 1 << 24;
+
+} // namespace
+
+void LogFile::feed(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const size_t end = bytes.find('\n');
+    const std::string_view part = bytes.substr(0, end);
+    if (end == std::string_view::npos || !rest_.empty() || restIsTooLong_) {
+      restIsTooLong_ =
+          restIsTooLong_ || rest_.size() + part.size() > kLongestLine;
+      if (restIsTooLong_) {
+        rest_.clear();
+      } else {
+        rest_ += part;
+      }
+    }
+    if (end == std::string_view::npos) {
+      return;
+    }
+    if (restIsTooLong_) {
+      takeLine("{"); // counts as damaged
+      restIsTooLong_ = false;
+    } else if (!rest_.empty()) {
+      takeLine(rest_);
+      rest_.clear();
+    } else {
+      takeLine(part);
+    }
+    bytes.remove_prefix(end + 1);
+  }
+}
+
+void LogFile::finish() {
+  if (!rest_.empty() || restIsTooLong_) {
+    takeLine(restIsTooLong_ ? std::string_view("{") : rest_);
+  }
+  std::string().swap(rest_);
+  for (const auto& communicator : communicators_) {
+    for (auto& [kind, stream] : communicator->streams) {
+      stream.records.shrink_to_fit();
+      stream.peers.shrink_to_fit();
+    }
+  }
+}
+
+void LogFile::takeLine(std::string_view text) {
+  ++lines_;
+  if (text.find_first_not_of(" \t\r") == std::string_view::npos) {
+    return;
+  }
+  const std::optional<LogLine> line = parseLine(text);
+  bool isUsed = line.has_value();
+  if (line) {
+    if (line->metadata) {
+      describe(*line->metadata);
+    }
+    if (line->header) {
+      current_ =
+          communicatorOf(*line->header, line->metadata.value_or(Metadata()));
+    }
+    if (line->dump && current_ != nullptr) {
+      current_->dropped = std::max(
+          current_->dropped,
+          line->dump->collectivesDropped + line->dump->messagesDropped);
+    }
+    if (line->operation) {
+      isUsed = takeOperation(*line->operation);
+      operations_ += isUsed;
+    }
+    proxyTraces_ += line->isProxyTrace;
+  }
+  if (!isUsed) {
+    firstDamagedLine_ = damagedLines_ == 0 ? lines_ : firstDamagedLine_;
+    ++damagedLines_;
+  }
+}
+
+bool LogFile::takeOperation(const Operation& operation) {
+  constexpr int64_t kMostNumber = std::numeric_limits<uint32_t>::max();
+  if (current_ == nullptr || operation.kind.empty() || operation.number < 0 ||
+      operation.number > kMostNumber || operation.sizeBytes < 0) {
+    return false;
+  }
+  auto found = current_->streams.find(operation.kind);
+  if (found == current_->streams.end()) {
+    found = current_->streams.try_emplace(std::string(operation.kind)).first;
+  }
+  Stream& stream = found->second;
+  // Up to v3 no source was written, and all times were of the GPU's clock or
+  // none. A time of 0 was cut off below a microsecond by the plugin or is none.
+  const bool isTimed = operation.timeUs > 0 &&
+      (operation.timingSource.empty() ||
+       operation.timingSource == "kernel_gpu");
+  stream.untimed += !isTimed;
+  stream.graphCaptured += operation.graphCaptured;
+  if (operation.isMessage) {
+    const bool isRank = operation.peer >= 0 && operation.peer < current_->ranks;
+    stream.peers.push_back(isRank ? int32_t(operation.peer) : -1);
+  }
+  stream.records.push_back(
+      {uint64_t(operation.sizeBytes),
+       uint32_t(operation.number),
+       isTimed ? float(operation.timeUs) : -1.0F});
+  return true;
+}
+
+Communicator* LogFile::communicatorOf(
+    const Header& header,
+    const Metadata& metadata) {
+  const auto isSame = [&](const Communicator& communicator) {
+    return communicator.id == header.id && communicator.rank == header.rank &&
+        communicator.pid == metadata.pid && communicator.host == metadata.host;
+  };
+  if (current_ != nullptr && isSame(*current_)) {
+    return current_;
+  }
+  if (header.id.empty() || header.rank < 0 || header.ranks <= header.rank ||
+      header.ranks > kMostRanks) {
+    return nullptr;
+  }
+  for (const auto& communicator : communicators_) {
+    if (isSame(*communicator)) {
+      return communicator.get();
+    }
+  }
+  auto communicator = std::make_unique<Communicator>();
+  communicator->id = header.id;
+  communicator->name = header.name == "unknown" ? "" : header.name;
+  communicator->host = metadata.host;
+  communicator->pid = metadata.pid;
+  communicator->rank = header.rank;
+  communicator->ranks = header.ranks;
+  communicator->nodes = header.nodes;
+  communicators_.push_back(std::move(communicator));
+  return communicators_.back().get();
+}
+
+void LogFile::describe(const Metadata& metadata) {
+  if (version_.empty() && !metadata.version.empty()) {
+    version_ = metadata.version;
+  }
+  const int64_t dumpUs = metadata.dumpTimestampUs;
+  if (dumpUs >= 0) {
+    firstDumpUs_ = firstDumpUs_ < 0 ? dumpUs : std::min(firstDumpUs_, dumpUs);
+    lastDumpUs_ = std::max(lastDumpUs_, dumpUs);
+  }
+}
+
+} // namespace commprof::inspector

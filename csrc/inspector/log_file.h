@@ -1,0 +1,107 @@
+// Operations in a log, by communicator and kind.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "inspector/log_line.h"
+
+namespace commprof::inspector {
+
+// One operation of one rank. A time that no GPU clock measured is negative.
+struct Record {
+  uint64_t sizeBytes;
+  uint32_t number; // counted per communicator and kind; for messages per rank
+  float timeUs;
+};
+
+// Operations of one kind on one communicator, in the order of completion.
+struct Stream {
+  std::vector<Record> records;
+  std::vector<int32_t> peers; // of messages only
+  uint64_t untimed = 0; // records without a time of the GPU's clock
+  uint64_t graphCaptured = 0;
+};
+
+// A communicator as one process takes part in it.
+struct Communicator {
+  std::string id;
+  std::string name; // "" if the job gave none
+  std::string host; // "" if unknown
+  int64_t pid = -1;
+  int64_t rank = -1; // of this process
+  int64_t ranks = -1;
+  int64_t nodes = -1;
+  int64_t dropped = 0; // records that the ring lost, by the last dump
+  std::map<std::string, Stream, std::less<>> streams; // by kind
+};
+
+// What was read from one log: of one process, or of several if their logs were
+// joined to one file. One thread feeds it.
+class LogFile {
+ public:
+  explicit LogFile(std::string name) : name_(std::move(name)) {}
+
+  // Takes the next bytes of the file, in pieces of any size.
+  void feed(std::string_view bytes);
+  // Takes what is left, a last line without end; frees spare memory.
+  void finish();
+
+  const std::string& name() const {
+    return name_;
+  }
+  const std::string& version() const {
+    return version_;
+  }
+  uint64_t lines() const {
+    return lines_;
+  }
+  // Lines that are no object, or an operation without communicator or fields.
+  uint64_t damagedLines() const {
+    return damagedLines_;
+  }
+  uint64_t firstDamagedLine() const {
+    return firstDamagedLine_;
+  }
+  uint64_t operations() const {
+    return operations_;
+  }
+  uint64_t proxyTraces() const {
+    return proxyTraces_;
+  }
+  // Microseconds since 1970 on the host's clock; -1 if no dump says it.
+  std::array<int64_t, 2> dumpedUs() const {
+    return {firstDumpUs_, lastDumpUs_};
+  }
+  const std::vector<std::unique_ptr<Communicator>>& communicators() const {
+    return communicators_;
+  }
+
+ private:
+  void takeLine(std::string_view text);
+  bool takeOperation(const Operation& operation);
+  Communicator* communicatorOf(const Header& header, const Metadata& metadata);
+  void describe(const Metadata& metadata);
+
+  std::string name_;
+  std::string version_;
+  std::string rest_; // of a line whose end has not been seen
+  int64_t firstDumpUs_ = -1;
+  int64_t lastDumpUs_ = -1;
+  uint64_t lines_ = 0;
+  uint64_t damagedLines_ = 0;
+  uint64_t firstDamagedLine_ = 0;
+  uint64_t operations_ = 0;
+  uint64_t proxyTraces_ = 0;
+  bool restIsTooLong_ = false;
+  std::vector<std::unique_ptr<Communicator>> communicators_;
+  Communicator* current_ = nullptr; // of the last header
+};
+
+} // namespace commprof::inspector

@@ -1,0 +1,62 @@
+// One line of a log of NCCL Inspector: a JSON object that describes a completed
+// operation of one rank, or the dump that the next lines belong to.
+//
+// Formats v4.0 to v4.2 repeat `header` and `metadata` in each line; from v4.3
+// on only a `dump_stats` line has them, and the operations follow it. Some
+// tools write the fields of both at the top level.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace commprof::inspector {
+
+// The communicator of a line, as one rank sees it. Texts point into the line.
+struct Header {
+  std::string_view id;
+  std::string_view name;
+  int64_t rank = -1;
+  int64_t ranks = -1;
+  int64_t nodes = -1;
+};
+
+struct Metadata {
+  std::string_view version;
+  std::string_view host;
+  int64_t pid = -1;
+  int64_t dumpTimestampUs = -1;
+};
+
+struct Operation {
+  std::string_view kind; // "AllReduce"; "Send" and "Recv" have a peer
+  bool isMessage = false;
+  int64_t number = -1; // coll_sn or p2p_sn
+  int64_t sizeBytes = -1; // of one rank: the count given to NCCL times its type
+  double timeUs = -1; // the longest channel's: waiting plus transfer
+  int64_t peer = -1; // rank in the communicator
+  std::string_view timingSource;
+  std::string_view algorithm;
+  std::string_view protocol;
+  bool graphCaptured = false;
+};
+
+struct DumpStats {
+  int64_t collectiveRecords = 0;
+  int64_t collectivesDropped = 0; // in all, until this dump
+  int64_t messagesDropped = 0;
+};
+
+struct LogLine {
+  std::optional<Header> header;
+  std::optional<Metadata> metadata;
+  std::optional<Operation> operation;
+  std::optional<DumpStats> dump;
+  bool isProxyTrace = false;
+};
+
+// Parses one line, without its end; nullopt if it is no JSON object, is cut
+// off, or nests deeper than any version writes. Unknown keys are skipped.
+std::optional<LogLine> parseLine(std::string_view text);
+
+} // namespace commprof::inspector

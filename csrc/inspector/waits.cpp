@@ -1,0 +1,522 @@
+#include "inspector/waits.h"
+
+#include <algorithm>
+#include <limits>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace commprof::inspector {
+
+namespace {
+
+// Above, a square matrix takes more than 128 MB.
+constexpr size_t kMostOfMatrix = 4096;
+
+// A time is clearly longer than the usual transfer beyond this.
+constexpr double kClearly = 1.25;
+constexpr double kClearlyUs = 5;
+constexpr size_t kEnoughCalls = 10;
+
+// Usual transfers by size: the median of the calls that all ranks recorded, or
+// if those are few, a low quantile of the shortest times of all calls.
+using Usual = std::unordered_map<uint64_t, double>;
+
+double quantile(std::vector<float> values, double part) {
+  const auto place =
+      values.begin() + std::ptrdiff_t(double(values.size() - 1) * part);
+  std::nth_element(values.begin(), place, values.end());
+  return *place;
+}
+
+// Adds one call's waits to the figures.
+class Ledger {
+ public:
+  Ledger(
+      size_t members,
+      uint64_t ranks,
+      uint32_t blocks,
+      const Usual* usual = nullptr)
+      : members_(members), ranks_(ranks), usual_(usual) {
+    waits_.timeUs.resize(members);
+    waits_.waitedUs.resize(members * blocks);
+    waits_.causedUs.resize(members * blocks);
+    if (members <= kMostOfMatrix) {
+      waits_.waitersUs.resize(members * members);
+    }
+  }
+
+  // Takes the recorded times of one call; `members[i]` has `times[i]`.
+  void add(
+      std::span<const uint32_t> members,
+      std::span<const float> times,
+      uint64_t sizeBytes,
+      uint32_t block) {
+    ++waits_.calls;
+    const float least = *std::min_element(times.begin(), times.end());
+    const bool isComplete = times.size() == ranks_;
+    const double usual = isComplete ? least : usualTransfer(sizeBytes, least);
+    const bool lastIsMissing = usual < least;
+    const float shortest = float(usual);
+    const auto last = std::count(times.begin(), times.end(), shortest);
+    double waitUs = 0;
+    double timeUs = 0;
+    for (size_t i = 0; i < times.size(); ++i) {
+      const double wait = double(times[i]) - shortest;
+      waits_.timeUs[members[i]] += times[i];
+      waits_.waitedUs[block * members_ + members[i]] += wait;
+      waitUs += wait;
+      timeUs += times[i];
+    }
+    if (lastIsMissing) {
+      waits_.unattributedUs += waitUs;
+    } else if (waitUs > 0) {
+      for (size_t i = 0; i < times.size(); ++i) {
+        if (times[i] == shortest) {
+          blame(members[i], double(last), members, times, waitUs, block);
+        }
+      }
+    }
+    OfSize& size = ofSize(sizeBytes);
+    ++size.calls;
+    size.records += times.size();
+    size.waitUs += waitUs;
+    size.timeUs += timeUs;
+    if (isComplete) {
+      ++waits_.completeCalls;
+      size.transfersUs.push_back(least);
+    } else {
+      waits_.lostRecords += ranks_ - times.size();
+      incomplete_[sizeBytes].push_back(least);
+    }
+  }
+
+  // Usual transfers for another pass; empty if all calls are complete.
+  Usual usualTransfers() const {
+    Usual usual;
+    for (const auto& [bytes, times] : incomplete_) {
+      const auto known = sizes_.find(bytes);
+      const bool isKnown = known != sizes_.end() &&
+          known->second.transfersUs.size() >= kEnoughCalls;
+      usual[bytes] = isKnown ? quantile(known->second.transfersUs, 0.5)
+                             : quantile(times, 0.1);
+    }
+    return usual;
+  }
+
+  Waits& waits() {
+    return waits_;
+  }
+
+  Waits take() {
+    for (auto& [bytes, size] : sizes_) {
+      waits_.sizes.push_back(std::move(size));
+    }
+    std::sort(
+        waits_.sizes.begin(),
+        waits_.sizes.end(),
+        [](const auto& a, const auto& b) { return a.sizeBytes < b.sizeBytes; });
+    return std::move(waits_);
+  }
+
+ private:
+  void blame(
+      uint32_t late,
+      double shares,
+      std::span<const uint32_t> members,
+      std::span<const float> times,
+      double waitUs,
+      uint32_t block) {
+    waits_.causedUs[block * members_ + late] += waitUs / shares;
+    if (waits_.waitersUs.empty()) {
+      return;
+    }
+    const float shortest = *std::min_element(times.begin(), times.end());
+    for (size_t i = 0; i < times.size(); ++i) {
+      waits_.waitersUs[late * members_ + members[i]] +=
+          (double(times[i]) - shortest) / shares;
+    }
+  }
+
+  OfSize& ofSize(uint64_t bytes) {
+    if (newest_ == nullptr || newest_->sizeBytes != bytes) {
+      newest_ = &sizes_[bytes];
+      newest_->sizeBytes = bytes;
+    }
+    return *newest_;
+  }
+
+  double usualTransfer(uint64_t sizeBytes, double least) const {
+    if (usual_ == nullptr) {
+      return least;
+    }
+    const auto known = usual_->find(sizeBytes);
+    const bool isLonger =
+        known != usual_->end() && least > kClearly * known->second + kClearlyUs;
+    return isLonger ? known->second : least;
+  }
+
+  const size_t members_;
+  const uint64_t ranks_;
+  const Usual* const usual_;
+  Waits waits_;
+  std::unordered_map<uint64_t, OfSize> sizes_;
+  // Shortest times of calls that some ranks did not record, by size.
+  std::unordered_map<uint64_t, std::vector<float>> incomplete_;
+  OfSize* newest_ = nullptr;
+};
+
+bool isAscending(const Stream& stream) {
+  const auto& records = stream.records;
+  return std::adjacent_find(
+             records.begin(), records.end(), [](const auto& a, const auto& b) {
+               return a.number >= b.number;
+             }) == records.end();
+}
+
+// Records of one rank, in an order that all ranks have. A replayed CUDA graph
+// repeats the numbers of its capture, so equal numbers are told apart by how
+// often they came before.
+struct Ordered {
+  const Stream* stream;
+  std::vector<uint32_t> turns; // empty if no number comes twice
+  std::vector<uint32_t> order; // empty if it is that of the records
+
+  size_t size() const {
+    return stream->records.size();
+  }
+  const Record& record(size_t i) const {
+    return stream->records[order.empty() ? i : order[i]];
+  }
+  uint64_t key(size_t i) const {
+    const size_t place = order.empty() ? i : order[i];
+    const uint64_t turn = turns.empty() ? 0 : turns[place];
+    return turn << 32 | stream->records[place].number;
+  }
+};
+
+Ordered ordered(const Stream& stream) {
+  Ordered result{&stream, {}, {}};
+  if (isAscending(stream)) {
+    return result;
+  }
+  std::unordered_map<uint32_t, uint32_t> times;
+  result.turns.reserve(result.size());
+  for (const Record& record : stream.records) {
+    result.turns.push_back(times[record.number]++);
+  }
+  std::vector<uint32_t> order(result.size());
+  for (uint32_t i = 0; i < order.size(); ++i) {
+    order[i] = i;
+  }
+  std::sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return result.key(a) < result.key(b);
+  });
+  result.order = std::move(order);
+  return result;
+}
+
+// Numbers that some ranks recorded more often than others: which of a graph's
+// replays a record belongs to is not known.
+std::unordered_set<uint32_t> ambiguous(std::span<const Ordered> ranks) {
+  std::unordered_map<uint32_t, std::pair<uint32_t, uint32_t>> least_most;
+  std::unordered_map<uint32_t, uint32_t> times;
+  for (const Ordered& rank : ranks) {
+    times.clear();
+    for (const Record& record : rank.stream->records) {
+      ++times[record.number];
+    }
+    for (const auto& [number, count] : times) {
+      auto [known, isNew] = least_most.try_emplace(number, count, count);
+      known->second.first = std::min(known->second.first, count);
+      known->second.second = std::max(known->second.second, count);
+    }
+  }
+  std::unordered_set<uint32_t> result;
+  for (const auto& [number, range] : least_most) {
+    if (range.first != range.second && range.second > 1) {
+      result.insert(number);
+    }
+  }
+  return result;
+}
+
+// Finds the part of the run that a key is in, from the first and last key.
+class Blocks {
+ public:
+  Blocks(std::span<const Ordered> ranks, uint32_t blocks) : blocks_(blocks) {
+    uint64_t last = 0;
+    for (const Ordered& rank : ranks) {
+      for (const Record& record : rank.stream->records) {
+        first_ = std::min(first_, record.number);
+        last = std::max<uint64_t>(last, record.number);
+      }
+      for (uint32_t turn : rank.turns) {
+        turns_ = std::max<uint64_t>(turns_, turn + uint64_t(1));
+      }
+    }
+    numbers_ = last >= first_ ? last - first_ + 1 : 1;
+  }
+
+  uint32_t of(uint64_t key) const {
+    const double number = double((key & 0xffffffffU) - first_);
+    const double part =
+        (double(key >> 32) + number / double(numbers_)) / double(turns_);
+    return std::min(blocks_ - 1, uint32_t(part * blocks_));
+  }
+
+ private:
+  const uint32_t blocks_;
+  uint32_t first_ = std::numeric_limits<uint32_t>::max();
+  uint64_t numbers_ = 1;
+  uint64_t turns_ = 1;
+};
+
+// Adds all calls, in order, to a ledger. `unclear`: numbers to leave out.
+void addCalls(
+    std::span<const Ordered> members,
+    const std::unordered_set<uint32_t>& unclear,
+    const Blocks& cut,
+    Ledger& ledger) {
+  constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
+  std::vector<size_t> next(members.size(), 0);
+  std::vector<uint64_t> keys(members.size(), kNone);
+  for (size_t i = 0; i < members.size(); ++i) {
+    keys[i] = members[i].size() > 0 ? members[i].key(0) : kNone;
+  }
+  std::vector<uint32_t> present;
+  std::vector<float> times;
+  while (true) {
+    const uint64_t key = *std::min_element(keys.begin(), keys.end());
+    if (key == kNone) {
+      break;
+    }
+    present.clear();
+    times.clear();
+    uint64_t recorded = 0;
+    uint64_t sizeBytes = 0;
+    bool isOneSize = true;
+    for (uint32_t i = 0; i < keys.size(); ++i) {
+      if (keys[i] != key) {
+        continue;
+      }
+      const Record& record = members[i].record(next[i]);
+      isOneSize = isOneSize && (recorded == 0 || record.sizeBytes == sizeBytes);
+      sizeBytes = record.sizeBytes;
+      ++recorded;
+      if (record.timeUs >= 0) {
+        present.push_back(i);
+        times.push_back(record.timeUs);
+      }
+      ++next[i];
+      keys[i] = next[i] < members[i].size() ? members[i].key(next[i]) : kNone;
+    }
+    Waits& waits = ledger.waits();
+    waits.untimedRecords += recorded - times.size();
+    if (!unclear.empty() && unclear.count(uint32_t(key)) > 0) {
+      waits.unmatchedRecords += recorded;
+    } else if (!isOneSize) {
+      ++waits.differentSizes;
+    } else if (!times.empty()) {
+      ledger.add(present, times, sizeBytes, cut.of(key));
+    }
+  }
+}
+
+} // namespace
+
+Waits splitCollectives(
+    std::span<const Stream* const> streams,
+    uint64_t ranks,
+    uint32_t blocks) {
+  std::vector<Ordered> members;
+  bool hasTurns = false;
+  for (const Stream* stream : streams) {
+    members.push_back(ordered(*stream));
+    hasTurns = hasTurns || !members.back().turns.empty();
+  }
+  std::unordered_set<uint32_t> unclear;
+  if (hasTurns) {
+    unclear = ambiguous(members);
+  }
+  const Blocks cut(members, blocks);
+  Ledger ledger(members.size(), ranks, blocks);
+  addCalls(members, unclear, cut, ledger);
+  const Usual usual = ledger.usualTransfers();
+  if (usual.empty()) {
+    return ledger.take();
+  }
+  Ledger again(members.size(), ranks, blocks, &usual);
+  addCalls(members, unclear, cut, again);
+  return again.take();
+}
+
+Waits unsplit(std::span<const Stream* const> streams) {
+  Waits waits;
+  waits.timeUs.resize(streams.size());
+  std::map<uint64_t, OfSize> sizes;
+  for (size_t i = 0; i < streams.size(); ++i) {
+    for (const Record& record : streams[i]->records) {
+      if (record.timeUs < 0) {
+        ++waits.untimedRecords;
+        continue;
+      }
+      OfSize& size = sizes[record.sizeBytes];
+      size.sizeBytes = record.sizeBytes;
+      ++size.calls;
+      ++size.records;
+      size.timeUs += record.timeUs;
+      waits.timeUs[i] += record.timeUs;
+    }
+    waits.calls = std::max<uint64_t>(waits.calls, streams[i]->records.size());
+  }
+  for (auto& [bytes, size] : sizes) {
+    waits.sizes.push_back(std::move(size));
+  }
+  return waits;
+}
+
+namespace {
+
+// Records of one rank's messages with one peer, in order.
+using ByPeer = std::unordered_map<int32_t, std::vector<const Record*>>;
+
+ByPeer byPeer(const Stream* stream) {
+  ByPeer result;
+  for (size_t i = 0; stream != nullptr && i < stream->records.size(); ++i) {
+    result[stream->peers[i]].push_back(&stream->records[i]);
+  }
+  return result;
+}
+
+// True if no number is missing among all messages of a rank, which are counted
+// together: then every message was recorded.
+bool isWhole(const Stream* sends, const Stream* receives) {
+  std::vector<uint32_t> numbers;
+  for (const Stream* stream : {sends, receives}) {
+    for (size_t i = 0; stream != nullptr && i < stream->records.size(); ++i) {
+      numbers.push_back(stream->records[i].number);
+    }
+  }
+  std::sort(numbers.begin(), numbers.end());
+  return numbers.empty() ||
+      (numbers.front() <= 1 &&
+       numbers.back() - numbers.front() + size_t(1) == numbers.size() &&
+       std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end());
+}
+
+// Waiting between two ranks, by pair.
+class PairLedger {
+ public:
+  explicit PairLedger(uint32_t blocks) : blocks_(blocks) {}
+
+  void add(const uint32_t* pair, const float* times, uint32_t block) {
+    const bool isOrdered = pair[0] < pair[1];
+    const uint64_t key = isOrdered ? uint64_t(pair[0]) << 32 | pair[1]
+                                   : uint64_t(pair[1]) << 32 | pair[0];
+    if (caused_.size() >= kMostPairs && caused_.count(key) == 0) {
+      areTooMany_ = true;
+      return;
+    }
+    std::vector<double>& caused = caused_[key];
+    caused.resize(size_t(blocks_) * 2);
+    // The one with the shorter time came last.
+    const bool firstIsLate = times[0] < times[1];
+    const double waitUs =
+        firstIsLate ? double(times[1]) - times[0] : double(times[0]) - times[1];
+    caused[block * 2 + (firstIsLate != isOrdered)] += waitUs;
+  }
+
+  void moveTo(Waits& waits) const {
+    if (areTooMany_) {
+      return;
+    }
+    waits.pairCausedUs.resize(blocks_ * caused_.size() * 2);
+    size_t place = 0;
+    for (const auto& [key, caused] : caused_) {
+      waits.pairs.push_back(uint32_t(key >> 32));
+      waits.pairs.push_back(uint32_t(key));
+      for (size_t block = 0; block < blocks_; ++block) {
+        double* const row = &waits.pairCausedUs[block * caused_.size() * 2];
+        row[place] = caused[block * 2];
+        row[place + 1] = caused[block * 2 + 1];
+      }
+      place += 2;
+    }
+  }
+
+ private:
+  static constexpr size_t kMostPairs = 20000; // 64 MB
+
+  const uint32_t blocks_;
+  std::map<uint64_t, std::vector<double>> caused_;
+  bool areTooMany_ = false;
+};
+
+bool sameSizes(
+    const std::vector<const Record*>& some,
+    const std::vector<const Record*>& others) {
+  return std::equal(
+      some.begin(),
+      some.end(),
+      others.begin(),
+      others.end(),
+      [](const Record* a, const Record* b) {
+        return a->sizeBytes == b->sizeBytes;
+      });
+}
+
+} // namespace
+
+Waits splitMessages(
+    std::span<const int64_t> members,
+    std::span<const Stream* const> sends,
+    std::span<const Stream* const> receives,
+    uint32_t blocks) {
+  Ledger ledger(members.size(), 2, blocks);
+  std::unordered_map<int64_t, uint32_t> places;
+  std::vector<ByPeer> received;
+  std::vector<bool> isComplete;
+  uint64_t all = 0;
+  for (uint32_t i = 0; i < members.size(); ++i) {
+    places[members[i]] = i;
+    received.push_back(byPeer(receives[i]));
+    isComplete.push_back(isWhole(sends[i], receives[i]));
+    for (const Stream* stream : {sends[i], receives[i]}) {
+      all += stream == nullptr ? 0 : stream->records.size();
+    }
+  }
+  uint64_t matched = 0;
+  PairLedger pairs(blocks);
+  for (uint32_t i = 0; i < members.size(); ++i) {
+    for (const auto& [peer, sent] : byPeer(sends[i])) {
+      const auto place = places.find(peer);
+      if (place == places.end() || !isComplete[i] ||
+          !isComplete[place->second]) {
+        continue;
+      }
+      const auto got = received[place->second].find(int32_t(members[i]));
+      if (got == received[place->second].end() ||
+          !sameSizes(sent, got->second)) {
+        continue;
+      }
+      const uint32_t pair[] = {i, place->second};
+      for (size_t k = 0; k < sent.size(); ++k) {
+        matched += 2;
+        const float times[] = {sent[k]->timeUs, got->second[k]->timeUs};
+        if (times[0] < 0 || times[1] < 0) {
+          ledger.waits().untimedRecords += 2;
+          continue;
+        }
+        ledger.add(
+            pair,
+            times,
+            sent[k]->sizeBytes,
+            uint32_t(k * blocks / sent.size()));
+      }
+    }
+  }
+  ledger.waits().unmatchedRecords = all - matched;
+  return ledger.take();
+}
+
+} // namespace commprof::inspector

@@ -1,0 +1,84 @@
+// Waiting and transfer of the operations of one communicator, from the times
+// that NCCL Inspector measured on its ranks.
+//
+// A time is that of a rank's kernel: it begins when the rank arrives and ends
+// when the operation is complete. In an all-reduce, all-gather, reduce-scatter
+// or all-to-all all kernels end together, a few microseconds apart. So the rank
+// with the shortest time came last, its time is the transfer, and what the
+// others' times are longer is their waiting for it. No clock is compared.
+//
+// If some ranks of a call were not recorded, the shortest recorded time is at
+// least the transfer. Where it is clearly longer than the transfers of calls of
+// this size usually are, all recorded ranks waited, for one that is missing:
+// this waiting counts, and is caused by nobody. Else the last of the recorded
+// ranks counts as the last, and the waiting found is at most the true one.
+//
+// A send and its recv end together too; the longer of the two waited for the
+// other. Which rank is the root of a broadcast or reduce is not in the log, and
+// some of its ranks may leave early: its time is not split.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "inspector/log_file.h"
+
+namespace commprof::inspector {
+
+// Operations of one kind and size.
+struct OfSize {
+  uint64_t sizeBytes = 0;
+  uint64_t calls = 0;
+  uint64_t records = 0; // with a time
+  double waitUs = 0; // summed over calls and ranks
+  double timeUs = 0; // likewise, waiting and transfer
+  std::vector<float> transfersUs; // of calls that all ranks recorded
+};
+
+// Operations of one kind on one communicator. Lists by rank are in the order of
+// the streams given.
+struct Waits {
+  uint64_t calls = 0;
+  uint64_t completeCalls = 0; // recorded and timed on all ranks
+  uint64_t lostRecords = 0; // missing in calls that some ranks recorded
+  uint64_t unmatchedRecords = 0; // of which call is not known
+  uint64_t untimedRecords = 0;
+  uint64_t differentSizes = 0; // calls whose ranks state different sizes
+  std::vector<double> timeUs; // by rank
+  std::vector<double> waitedUs; // [block, rank]: as one that waits
+  // [block, rank]: waiting for the rank in this part of the run, summed over
+  // the waiting ranks; if several have the shortest time, in equal shares.
+  std::vector<double> causedUs;
+  double unattributedUs = 0; // waiting for ranks without a record
+  // [rank, other]: waiting for the rank, of the other; empty if too many ranks.
+  std::vector<double> waitersUs;
+  std::vector<OfSize> sizes;
+  // Of messages: pairs of ranks, and [block, pair, either]: waiting that either
+  // of them caused; empty if there are too many pairs.
+  std::vector<uint32_t> pairs;
+  std::vector<double> pairCausedUs;
+};
+
+// Splits operations in which every rank waits for all. Ranks that are not among
+// `streams` were not recorded; `ranks` counts them too. The run is cut into
+// `blocks` parts of equally many numbers.
+Waits splitCollectives(
+    std::span<const Stream* const> streams,
+    uint64_t ranks,
+    uint32_t blocks);
+
+// Splits messages. `members[i]` is the rank of `sends[i]` and `receives[i]`,
+// either of which may be null.
+Waits splitMessages(
+    std::span<const int64_t> members,
+    std::span<const Stream* const> sends,
+    std::span<const Stream* const> receives,
+    uint32_t blocks);
+
+// Sums up operations whose times are not split, such as broadcasts.
+Waits unsplit(std::span<const Stream* const> streams);
+
+} // namespace commprof::inspector

@@ -1,0 +1,226 @@
+// Python bindings of what reports need of C++, without torch: no logic here.
+//
+// GIL: released while a log is read and while operations are split. A log is
+// fed by one thread at a time; different logs may be fed at once.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <pybind11/typing.h>
+
+#include "inspector/log_file.h"
+#include "inspector/waits.h"
+
+namespace py = pybind11;
+
+namespace commprof {
+
+namespace {
+
+using namespace inspector;
+using Members = std::vector<const Communicator*>;
+
+// Text of a damaged file may be no UTF-8.
+py::str textOf(const std::string& text) {
+  PyObject* const decoded =
+      PyUnicode_DecodeUTF8(text.data(), py::ssize_t(text.size()), "replace");
+  if (decoded == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::str>(decoded);
+}
+
+template <class T>
+py::array_t<T> arrayOf(const std::vector<T>& values) {
+  return py::array_t<T>(py::ssize_t(values.size()), values.data());
+}
+
+// One row per entry of `columns`; no row if there are no values.
+py::array_t<double> matrixOf(
+    const std::vector<double>& values,
+    size_t columns) {
+  const size_t rows = columns == 0 ? 0 : values.size() / columns;
+  const std::vector<py::ssize_t> shape = {
+      py::ssize_t(rows), py::ssize_t(columns)};
+  return py::array_t<double>(shape, values.data());
+}
+
+const Stream* streamOf(const Communicator& member, const std::string& kind) {
+  const auto found = member.streams.find(kind);
+  return found == member.streams.end() ? nullptr : &found->second;
+}
+
+// The streams of one kind; an empty one for a member that has none.
+std::vector<const Stream*> streamsOf(
+    const Members& members,
+    const std::string& kind) {
+  static const Stream none;
+  std::vector<const Stream*> streams;
+  for (const Communicator* member : members) {
+    const Stream* const stream = streamOf(*member, kind);
+    streams.push_back(stream == nullptr ? &none : stream);
+  }
+  return streams;
+}
+
+Waits messagesOf(const Members& members, uint32_t blocks) {
+  std::vector<int64_t> ranks;
+  std::vector<const Stream*> sends;
+  std::vector<const Stream*> receives;
+  for (const Communicator* member : members) {
+    ranks.push_back(member->rank);
+    sends.push_back(streamOf(*member, "Send"));
+    receives.push_back(streamOf(*member, "Recv"));
+  }
+  return splitMessages(ranks, sends, receives, blocks);
+}
+
+void bindLog(py::module_& m) {
+  py::class_<Communicator>(
+      m, "InspectorMember", "A communicator, as one process takes part in it.")
+      .def_property_readonly(
+          "id", [](const Communicator& self) { return textOf(self.id); })
+      .def_property_readonly(
+          "name", [](const Communicator& self) { return textOf(self.name); })
+      .def_property_readonly(
+          "host", [](const Communicator& self) { return textOf(self.host); })
+      .def_readonly("pid", &Communicator::pid)
+      .def_readonly("rank", &Communicator::rank)
+      .def_readonly("ranks", &Communicator::ranks)
+      .def_readonly("nodes", &Communicator::nodes)
+      .def_readonly("dropped", &Communicator::dropped)
+      .def_property_readonly(
+          "kinds",
+          [](const Communicator& self) {
+            py::typing::Dict<py::str, py::typing::Tuple<int, int>> kinds;
+            for (const auto& [kind, stream] : self.streams) {
+              kinds[textOf(kind)] =
+                  py::make_tuple(stream.records.size(), stream.graphCaptured);
+            }
+            return kinds;
+          },
+          "Numbers of records and of captured ones, by kind of operation.");
+  py::class_<LogFile>(
+      m, "InspectorLog", "Operations in one log of NCCL Inspector.")
+      .def(py::init<std::string>(), py::arg("name"))
+      .def(
+          "feed",
+          [](LogFile& self, const py::bytes& data) {
+            const std::string_view bytes = data;
+            const py::gil_scoped_release release;
+            self.feed(bytes);
+          },
+          "Takes the next bytes of the file.",
+          py::arg("data"))
+      .def(
+          "finish",
+          [](LogFile& self) {
+            const py::gil_scoped_release release;
+            self.finish();
+          },
+          "Takes a last line that has no end.")
+      .def_property_readonly("name", &LogFile::name)
+      .def_property_readonly(
+          "version", [](const LogFile& self) { return textOf(self.version()); })
+      .def_property_readonly("lines", &LogFile::lines)
+      .def_property_readonly("operations", &LogFile::operations)
+      .def_property_readonly("damaged_lines", &LogFile::damagedLines)
+      .def_property_readonly("first_damaged_line", &LogFile::firstDamagedLine)
+      .def_property_readonly("proxy_traces", &LogFile::proxyTraces)
+      .def_property_readonly("dumped_us", &LogFile::dumpedUs)
+      .def_property_readonly(
+          "members",
+          [](const LogFile& self) {
+            Members members;
+            for (const auto& member : self.communicators()) {
+              members.push_back(member.get());
+            }
+            return members;
+          },
+          py::return_value_policy::reference_internal);
+}
+
+void bindWaits(py::module_& m) {
+  py::class_<OfSize>(m, "InspectorSize", "Operations of one kind and size.")
+      .def_readonly("size_bytes", &OfSize::sizeBytes)
+      .def_readonly("calls", &OfSize::calls)
+      .def_readonly("records", &OfSize::records)
+      .def_readonly("wait_us", &OfSize::waitUs)
+      .def_readonly("time_us", &OfSize::timeUs)
+      .def_property_readonly("transfers_us", [](const OfSize& self) {
+        return arrayOf(self.transfersUs);
+      });
+  py::class_<Waits>(
+      m, "InspectorWaits", "Waiting and transfer of one kind of operation.")
+      .def_readonly("calls", &Waits::calls)
+      .def_readonly("complete_calls", &Waits::completeCalls)
+      .def_readonly("lost_records", &Waits::lostRecords)
+      .def_readonly("unmatched_records", &Waits::unmatchedRecords)
+      .def_readonly("untimed_records", &Waits::untimedRecords)
+      .def_readonly("different_sizes", &Waits::differentSizes)
+      .def_readonly("unattributed_us", &Waits::unattributedUs)
+      .def_readonly("sizes", &Waits::sizes)
+      .def_property_readonly(
+          "pairs", [](const Waits& self) { return arrayOf(self.pairs); })
+      .def_property_readonly(
+          "pair_caused_us",
+          [](const Waits& self) {
+            return matrixOf(self.pairCausedUs, self.pairs.size());
+          })
+      .def_property_readonly(
+          "time_us", [](const Waits& self) { return arrayOf(self.timeUs); })
+      .def_property_readonly(
+          "waited_us",
+          [](const Waits& self) {
+            return matrixOf(self.waitedUs, self.timeUs.size());
+          })
+      .def_property_readonly(
+          "caused_us",
+          [](const Waits& self) {
+            return matrixOf(self.causedUs, self.timeUs.size());
+          })
+      .def_property_readonly("waiters_us", [](const Waits& self) {
+        return matrixOf(self.waitersUs, self.timeUs.size());
+      });
+  m.def(
+      "inspector_collectives",
+      [](const Members& members,
+         const std::string& kind,
+         uint64_t ranks,
+         uint32_t blocks) {
+        const py::gil_scoped_release release;
+        return splitCollectives(streamsOf(members, kind), ranks, blocks);
+      },
+      "Splits operations in which all ranks wait for all.",
+      py::arg("members"),
+      py::arg("kind"),
+      py::arg("ranks"),
+      py::arg("blocks"));
+  m.def(
+      "inspector_messages",
+      [](const Members& members, uint32_t blocks) {
+        const py::gil_scoped_release release;
+        return messagesOf(members, blocks);
+      },
+      "Splits sends and recvs between the members of a communicator.",
+      py::arg("members"),
+      py::arg("blocks"));
+  m.def(
+      "inspector_unsplit",
+      [](const Members& members, const std::string& kind) {
+        const py::gil_scoped_release release;
+        return unsplit(streamsOf(members, kind));
+      },
+      "Sums up operations whose waiting is not known.",
+      py::arg("members"),
+      py::arg("kind"));
+}
+
+} // namespace
+
+} // namespace commprof
+
+PYBIND11_MODULE(_reading, m) {
+  m.doc() = "What reports need of C++.";
+  commprof::bindLog(m);
+  commprof::bindWaits(m);
+}

@@ -1,0 +1,107 @@
+// Logs of NCCL Inspector: lines in every form, pieces of any size, and waits.
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "inspector/log_file.h"
+#include "inspector/waits.h"
+
+using namespace commprof::inspector;
+
+namespace {
+
+std::string line(int rank, int number, const std::string& timeUs) {
+  return R"({"header": {"id": "0xa", "rank": )" + std::to_string(rank) +
+      R"(, "n_ranks": 3, "nnodes": 1}, "metadata": {"hostname": "h", "pid": 7},)"
+      R"( "coll_perf": {"coll": "AllReduce", "coll_sn": )" +
+      std::to_string(number) + R"(, "coll_msg_size_bytes": 4096,)" +
+      R"( "coll_exec_time_us": )" + timeUs +
+      R"(, "coll_timing_source": "kernel_gpu", "event_trace_ts":)"
+      R"( {"kernel_events": [{"channel_id": 0}, {}], "x": null}}})";
+}
+
+void linesAreRead() {
+  const std::string text = line(1, 5, "12.5"); // what was parsed points into it
+  const auto plain = parseLine(text);
+  CHECK(plain && plain->header && plain->operation);
+  CHECK(plain->header->rank == 1 && plain->header->ranks == 3);
+  CHECK(plain->operation->number == 5 && plain->operation->timeUs == 12.5);
+  CHECK(plain->metadata->host == "h" && plain->metadata->pid == 7);
+  CHECK(!parseLine("").has_value());
+  CHECK(!parseLine("{").has_value());
+  CHECK(!parseLine(R"({"a": "\)").has_value());
+  CHECK(!parseLine(R"({"a": 1} x)").has_value());
+  CHECK(!parseLine(line(1, 5, "1").substr(0, 120)).has_value());
+  CHECK(!parseLine(std::string(100000, '{')).has_value());
+  CHECK(!parseLine("{\"a\": " + std::string(100000, '[')).has_value());
+  CHECK(parseLine(R"({"a": [], "b": [1, "x\"]"], "c": {}})").has_value());
+}
+
+void piecesOfAnySizeGiveTheSame() {
+  std::string text;
+  for (int number = 0; number < 50; ++number) {
+    text += line(0, number, std::to_string(number + 1)) + "\r\n";
+  }
+  text += line(0, 50, "51"); // without an end
+  for (size_t piece : {1, 7, 300, 100000}) {
+    LogFile file("x");
+    for (size_t at = 0; at < text.size(); at += piece) {
+      file.feed(std::string_view(text).substr(at, piece));
+    }
+    file.finish();
+    CHECK(file.operations() == 51 && file.damagedLines() == 0);
+    const auto& records =
+        file.communicators().at(0)->streams.at("AllReduce").records;
+    CHECK(records.size() == 51 && records[50].timeUs == 51);
+  }
+}
+
+Stream streamOf(const std::vector<Record>& records) {
+  Stream stream;
+  stream.records = records;
+  return stream;
+}
+
+void shortestTimeIsTheTransfer() {
+  // Rank 1 comes 30 us after rank 0 and 20 us after rank 2, in both calls.
+  const Stream first = streamOf({{8, 0, 50}, {8, 1, 70}});
+  const Stream second = streamOf({{8, 0, 20}, {8, 1, 40}});
+  const Stream third = streamOf({{8, 0, 40}, {8, 1, 60}});
+  const Stream* const all[] = {&first, &second, &third};
+  const Waits waits = splitCollectives(all, 3, 2);
+  CHECK(waits.calls == 2 && waits.completeCalls == 2);
+  CHECK((waits.causedUs == std::vector<double>{0, 50, 0, 0, 50, 0}));
+  CHECK((waits.waitedUs == std::vector<double>{30, 0, 20, 30, 0, 20}));
+  CHECK((waits.waitersUs == std::vector<double>{0, 0, 0, 60, 0, 40, 0, 0, 0}));
+  CHECK((waits.sizes.at(0).transfersUs == std::vector<float>{20, 40}));
+}
+
+void equalTimesShareTheBlame() {
+  const Stream first = streamOf({{8, 0, 50}});
+  const Stream second = streamOf({{8, 0, 20}});
+  const Stream third = streamOf({{8, 0, 20}});
+  const Stream* const all[] = {&first, &second, &third};
+  const Waits waits = splitCollectives(all, 3, 1);
+  CHECK((waits.causedUs == std::vector<double>{0, 15, 15}));
+}
+
+void noStreamsAreNoCalls() {
+  const Stream none;
+  const Stream* const all[] = {&none, &none};
+  CHECK(splitCollectives(all, 2, 4).calls == 0);
+  const int64_t members[] = {0};
+  const Stream* const missing[] = {nullptr};
+  CHECK(splitMessages(members, missing, missing, 4).calls == 0);
+  CHECK(unsplit(all).sizes.empty());
+}
+
+} // namespace
+
+int main() {
+  linesAreRead();
+  piecesOfAnySizeGiveTheSame();
+  shortestTimeIsTheTransfer();
+  equalTimesShareTheBlame();
+  noStreamsAreNoCalls();
+  return check::report();
+}

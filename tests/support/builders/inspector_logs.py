@@ -1,0 +1,253 @@
+"""Simulated jobs whose arrivals and transfers are known, written as logs of NCCL Inspector.
+
+A process works, arrives at a collective, and leaves it when the last process of the group has
+arrived and the transfer is done. Nothing here uses commprof's own rules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: NCCL's busbw per algbw, by kind, for n ranks; as in nccl-tests.
+_FACTORS = {
+    "AllReduce": lambda n: 2 * (n - 1) / n,
+    "AllGather": lambda n: (n - 1) / n,
+    "ReduceScatter": lambda n: (n - 1) / n,
+    "AllToAll": lambda n: (n - 1) / n,
+    "Broadcast": lambda n: 1.0,
+}
+_OF_ALL_RANKS = ("AllGather", "ReduceScatter", "AllToAll")
+
+
+@dataclass
+class Group:
+    """A communicator: its processes in rank order, and the calls made so far by kind."""
+
+    id: str
+    name: str
+    members: Ints
+    calls: dict[str, int] = field(default_factory=dict)
+    #: Waiting, summed over calls and ranks; transfers of each call, by kind and size.
+    waited_us: float = 0.0
+    transfers_us: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Written:
+    """One record: process, group, kind, number, bytes, time in µs, and the peer of a message."""
+
+    process: int
+    group: Group
+    kind: str
+    number: int
+    size_bytes: int
+    time_us: float
+    peer: int = -1
+
+
+class SimulatedJob:
+    """Processes with one GPU each, on hosts of ``per_host``, and the records they would log."""
+
+    def __init__(
+        self, tp: int = 1, dp: int = 1, pp: int = 1, *, per_host: int = 8, seed: int = 0
+    ) -> None:
+        """Makes the groups of a job with these degrees of parallelism."""
+        self.rng = np.random.default_rng(seed)
+        self.count, self.per_host = tp * dp * pp, per_host
+        grid = np.arange(self.count).reshape(pp, dp, tp)
+        self.tensor = [self._group("tp", row) for stage in grid for row in stage] if tp > 1 else []
+        self.data = (
+            [self._group("dp", grid[s, :, t]) for s in range(pp) for t in range(tp)]
+            if dp > 1
+            else []
+        )
+        self.pipeline = (
+            [self._group("pp", grid[:, d, t]) for d in range(dp) for t in range(tp)]
+            if pp > 1
+            else []
+        )
+        self.now_us: Floats = np.zeros(self.count)
+        self.records: list[Written] = []
+        self._messages = np.zeros(self.count, dtype=np.int64)
+        self.time_us = np.zeros(self.count)
+
+    def _group(self, name: str, members: Ints) -> Group:
+        return Group(f"0x{int(self.rng.integers(2**62)):x}", name, members)
+
+    def work(self, mean_us: float, noise: float = 0.03, extra_us: Floats | None = None) -> None:
+        """Lets all processes work, with ``extra_us`` per process."""
+        took = mean_us * (1 + noise * self.rng.standard_normal(self.count))
+        self.now_us += np.maximum(1.0, took) + (0 if extra_us is None else extra_us)
+
+    def collective(self, groups: list[Group], kind: str, size_bytes: int, us: float) -> None:
+        """Lets every group exchange; a transfer takes ``us`` with a tenth of noise."""
+        for group in groups:
+            arrived = self.now_us[group.members]
+            transfer = us * float(self.rng.uniform(0.95, 1.05))
+            # As on a GPU, kernels end up to 3 µs apart.
+            end = arrived.max() + transfer + self.rng.uniform(0, 3, len(arrived))
+            number = group.calls[kind] = group.calls.get(kind, -1) + 1
+            group.waited_us += float((arrived.max() - arrived).sum())
+            group.transfers_us.setdefault((kind, size_bytes), []).append(transfer)
+            self._record(group, kind, number, size_bytes, end - arrived)
+            self.now_us[group.members] = end
+
+    def send(self, stage: int, to: int, size_bytes: int, us: float) -> None:
+        """Lets each pipeline's rank ``stage`` send to its rank ``to``."""
+        for group in self.pipeline:
+            pair = group.members[[stage, to]]
+            arrived = self.now_us[pair]
+            end = arrived.max() + us * float(self.rng.uniform(0.95, 1.05))
+            group.waited_us += float((arrived.max() - arrived).sum())
+            for place, (kind, peer) in enumerate((("Send", to), ("Recv", stage))):
+                process = int(pair[place])
+                self._messages[process] += 1
+                self.records.append(
+                    Written(
+                        *(process, group, kind, int(self._messages[process]), size_bytes),
+                        *(float(end - arrived[place]), peer),
+                    )
+                )
+            self.now_us[pair] = end
+
+    def _record(self, group: Group, kind: str, number: int, size_bytes: int, us: Floats) -> None:
+        for process, took in zip(group.members.tolist(), us.tolist(), strict=True):
+            self.records.append(Written(process, group, kind, number, size_bytes, took))
+
+    def lose(self, fraction: float) -> None:
+        """Drops records at random, as full rings do."""
+        kept = self.rng.random(len(self.records)) >= fraction
+        self.records = [r for r, keep in zip(self.records, kept.tolist(), strict=True) if keep]
+
+    def write(self, folder: Path, version: str = "v4.0", records_a_dump: int = 50) -> None:
+        """Writes a log per process; each host's clock is off by up to hours."""
+        folder.mkdir(parents=True, exist_ok=True)
+        offsets = self.rng.integers(-(10**10), 10**10, self.count // self.per_host + 1)
+        by_process: dict[int, list[Written]] = {}
+        for record in self.records:
+            by_process.setdefault(record.process, []).append(record)
+        for process, records in by_process.items():
+            host = process // self.per_host
+            lines = _lines(records, host, process, version, int(offsets[host]), records_a_dump)
+            name = f"host{host:03d}-pid{1000 + process}.log"
+            (folder / name).write_text("\n".join(lines) + "\n")
+
+
+def _lines(
+    records: list[Written], host: int, process: int, version: str, offset_us: int, a_dump: int
+) -> Iterator[str]:
+    packed = version >= "v4.3"
+    for begin in range(0, len(records), a_dump):
+        dump: dict[str, list[Written]] = {}
+        for record in records[begin : begin + a_dump]:
+            dump.setdefault(record.group.id, []).append(record)
+        timestamp = 1_780_000_000_000_000 + offset_us + begin * 100
+        for same in dump.values():
+            about = _about(same[0].group, host, process, version, timestamp)
+            if packed:
+                yield json.dumps({**about, "dump_stats": {"coll_records": len(same)}})
+            for record in same:
+                yield json.dumps({**({} if packed else about), **_operation(record)})
+
+
+def _about(
+    group: Group, host: int, process: int, version: str, timestamp_us: int
+) -> dict[str, object]:
+    return {
+        "header": {
+            "id": group.id,
+            "comm_name": group.name,
+            "rank": int(np.flatnonzero(group.members == process)[0]),
+            "n_ranks": len(group.members),
+            "nnodes": 1,
+        },
+        "metadata": {
+            "inspector_output_format_version": version,
+            "git_rev": "",
+            "rec_mechanism": "nccl_profiler_interface",
+            "dump_timestamp_us": timestamp_us,
+            "hostname": f"host{host:03d}",
+            "pid": 1000 + process,
+        },
+    }
+
+
+def _operation(record: Written) -> dict[str, dict[str, object]]:
+    ranks = len(record.group.members)
+    time_us = int(record.time_us)  # cut off, as the plugin does
+    is_message = record.peer >= 0
+    of_all = ranks if record.kind in _OF_ALL_RANKS else 1
+    algbw = record.size_bytes * of_all / time_us / 1e3 if time_us else 0.0
+    factor = 1.0 if is_message else _FACTORS[record.kind](ranks)
+    what = "p2p" if is_message else "coll"
+    fields: dict[str, object] = {what: record.kind, f"{what}_sn": record.number}
+    if is_message:
+        fields["p2p_peer"] = record.peer
+    return {
+        f"{what}_perf": {
+            **fields,
+            f"{what}_msg_size_bytes": record.size_bytes,
+            f"{what}_exec_time_us": time_us,
+            f"{what}_timing_source": "kernel_gpu",
+            f"{what}_algobw_gbs": round(algbw, 6),
+            f"{what}_busbw_gbs": round(algbw * factor, 6),
+        }
+    }
+
+
+def simulate(
+    tp: int,
+    dp: int,
+    pp: int,
+    *,
+    steps: int,
+    late_us: dict[int, float] | None = None,
+    late_part: float = 1.0,
+    lost: float = 0.0,
+    seed: int = 0,
+) -> SimulatedJob:
+    """Simulates training steps of tensor, data and pipeline parallelism.
+
+    Args:
+        tp: ranks of a tensor-parallel group.
+        dp: ranks of a data-parallel group, which also exchanges experts' tokens.
+        pp: stages.
+        steps: number of steps.
+        late_us: by how much each late process is late in a step; several take turns.
+        late_part: part of the steps in which one is late.
+        lost: part of all records that is lost.
+        seed: of all randomness.
+    """
+    job = SimulatedJob(tp, dp, pp, seed=seed)
+    layers = 3
+    for _ in range(steps):
+        extra = np.zeros(job.count)
+        if late_us and job.rng.random() < late_part:
+            process = int(job.rng.choice(list(late_us)))
+            extra[process] = late_us[process] / layers
+        for stage in range(pp):
+            if stage:
+                job.send(stage - 1, stage, 1 << 20, 40.0)
+        for _ in range(layers):
+            job.work(900.0, extra_us=extra)
+            job.collective(job.tensor, "AllReduce", 8 << 20, 120.0)
+            job.work(300.0)
+            job.collective(job.data, "AllToAll", 1 << 18, 60.0)
+        for stage in reversed(range(pp)):
+            if stage:
+                job.send(stage, stage - 1, 1 << 20, 40.0)
+        job.collective(job.data, "ReduceScatter", 4 << 20, 400.0)
+        job.work(200.0)
+        job.collective(job.data, "AllGather", 4 << 20, 300.0)
+    if lost:
+        job.lose(lost)
+    return job

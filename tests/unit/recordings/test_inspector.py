@@ -1,0 +1,276 @@
+"""Logs of NCCL Inspector: every version of the format, damage, and what the times mean."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.analysis.inspector.communicators import split_job
+from commprof.analysis.inspector.result import inspector_result
+from commprof.errors import CommprofError
+from commprof.recordings.inspector import is_inspector, looks_like_log, read_logs
+from tests.support.builders.inspector_logs import SimulatedJob, Written, simulate
+
+
+def _header(rank: int, ranks: int, pid: int | None = None) -> dict[str, dict[str, object]]:
+    return {
+        "header": {"id": "0xabc", "comm_name": "dp", "rank": rank, "n_ranks": ranks, "nnodes": 1},
+        "metadata": {
+            "inspector_output_format_version": "v4.0",
+            "dump_timestamp_us": 1_780_000_000_000_000,
+            "hostname": "node",
+            "pid": 100 + rank if pid is None else pid,
+        },
+    }
+
+
+def _line(rank: int, ranks: int, number: int, time_us: float, kind: str = "AllReduce") -> str:
+    operation = {
+        "coll": kind,
+        "coll_sn": number,
+        "coll_msg_size_bytes": 1 << 20,
+        "coll_exec_time_us": time_us,
+        "coll_timing_source": "kernel_gpu",
+    }
+    return json.dumps({**_header(rank, ranks), "coll_perf": operation})
+
+
+def _write(folder: Path, lines: dict[int, list[str]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for rank, text in lines.items():
+        (folder / f"node-pid{100 + rank}.log").write_text("\n".join(text) + "\n")
+    return folder
+
+
+def test_the_shortest_time_is_the_transfer_and_its_rank_came_last(tmp_path: Path) -> None:
+    """Three ranks, 50 calls: rank 1 comes 300 us after rank 0 and 100 us after rank 2."""
+    times = (400, 100, 200)
+    logs = _write(
+        tmp_path / "logs",
+        {rank: [_line(rank, 3, n, us) for n in range(50)] for rank, us in enumerate(times)},
+    )
+    result = inspector_result(logs)
+    (row,) = result.kinds
+    assert (row.transfer_us, row.time_us) == (100, pytest.approx(700 / 3))
+    assert row.wait_us == pytest.approx(400 / 3)
+    # nccl-tests: 2 (n - 1) / n of the size per transfer time
+    assert row.busbw_gb_per_s == pytest.approx(4 / 3 * (1 << 20) / 100e-6 / 1e9)
+    (late,) = result.late
+    assert (late.process.pid, late.share, late.waiting_processes) == (101, 1.0, 2)
+    assert late.wait_s == pytest.approx(50 * 400e-6)
+    assert result.lowest_bandwidth is not None
+    assert result.lowest_bandwidth.pid == 100
+    assert result.lowest_waits == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("version", ["v4.0", "v4.3"])
+def test_all_versions_of_the_format_give_the_same_figures(tmp_path: Path, version: str) -> None:
+    job = simulate(2, 4, 1, steps=20, late_us={5: 900.0}, seed=3)
+    job.write(tmp_path / version, version)
+    result = inspector_result(tmp_path / version)
+    assert result.versions == (version,)
+    waited_us = sum(group.waited_us for group in (*job.tensor, *job.data))
+    assert result.wait_s * 8 * 1e6 == pytest.approx(waited_us, rel=0.01)
+    assert [late.process.pid for late in result.late] == [1005]
+
+
+def test_fields_of_the_header_may_stand_at_the_top_level(tmp_path: Path) -> None:
+    about = {"id": "0xabc", "rank": 0, "n_ranks": 2, "nnodes": 1, "pid": 7, "hostname": "worker"}
+    operation = {"coll": "AllReduce", "coll_sn": 1, "coll_msg_size_bytes": 4096}
+    operation |= {"coll_exec_time_us": 61974.5, "coll_timing_source": "kernel_gpu"}
+    (tmp_path / "dump.jsonl").write_text(json.dumps({**about, "coll_perf": operation}))
+    (member,) = read_logs(tmp_path).members
+    assert (member.id, member.rank, member.ranks) == ("0xabc", 0, 2)
+    assert (member.host, member.pid) == ("worker", 7)
+    assert member.kinds == {"AllReduce": (1, 0)}
+
+
+def test_folders_compressed_files_and_archives_are_read(tmp_path: Path) -> None:
+    lines = "\n".join(_line(0, 2, n, 100) for n in range(3))
+    with gzip.open(tmp_path / "node-pid100.log.gz", "wt") as file:
+        file.write(lines)
+    assert is_inspector(tmp_path)
+    assert read_logs(tmp_path).logs[0].operations == 3
+
+
+def test_a_run_directory_and_other_json_are_no_logs(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"traceEvents": [], "note": "coll_perf"}')
+    assert not is_inspector(tmp_path)
+    assert not looks_like_log(b'{"coll_perf": 3}')
+
+
+def test_damaged_lines_are_counted_and_named(tmp_path: Path) -> None:
+    good = _line(0, 2, 0, 100)
+    bad = ["{", "[]", good[:-5], '{"coll_perf": {"coll": "AllReduce"}}', "\x00\xff", '{"a": 1e999}']
+    (tmp_path / "node-pid100.log").write_text("\n".join([good, *bad, _line(0, 2, 1, 90)]))
+    logs = read_logs(tmp_path)
+    assert logs.logs[0].operations == 2
+    # An object without an operation is none of the plugin's, but no damage either.
+    assert logs.problems == ("node-pid100.log: 5 lines could not be read, the first is line 2",)
+
+
+def test_any_cut_or_change_of_bytes_leaves_what_is_readable(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    whole = "\n".join(_line(0, 2, n, 100 + n) for n in range(20)).encode()
+    file = tmp_path / "node-pid100.log"
+    for _ in range(300):
+        data = bytearray(whole[: draw.randrange(len(whole))] if draw.random() < 0.3 else whole)
+        for _ in range(draw.randrange(6)):
+            if data:
+                data[draw.randrange(len(data))] = draw.randrange(256)
+        file.write_bytes(data)
+        try:
+            logs = read_logs(tmp_path)
+        except CommprofError:
+            assert data.count(b"\n") < 10 or b"coll_perf" not in data
+            continue
+        assert sum(log.operations for log in logs.logs) >= data.count(b"\n") - 8
+        split_job(logs)
+
+
+def test_lines_may_be_deep_or_long_without_harm(tmp_path: Path) -> None:
+    deep = '{"a":' * 100_000 + "1" + "}" * 100_000
+    long = '{"a": "' + "x" * (5 << 20) + '"}'
+    (tmp_path / "x.log").write_text("\n".join([_line(0, 2, 0, 10), deep, long, _line(0, 2, 1, 10)]))
+    (log,) = read_logs(tmp_path).logs
+    assert (log.operations, log.damaged_lines) == (2, 2)
+
+
+def test_an_empty_log_says_which_setting_left_it_empty(tmp_path: Path) -> None:
+    (tmp_path / "node-pid100.log").write_text("")
+    with pytest.raises(CommprofError, match="DUMP_THREAD_INTERVAL_MICROSECONDS"):
+        read_logs(tmp_path)
+
+
+def test_a_missing_rank_makes_waiting_a_lower_bound(tmp_path: Path) -> None:
+    logs = _write(
+        tmp_path / "logs",
+        {rank: [_line(rank, 3, n, us) for n in range(50)] for rank, us in ((0, 400), (2, 200))},
+    )
+    result = inspector_result(logs)
+    assert result.is_lower_bound
+    assert math.isnan(result.kinds[0].transfer_us)
+    assert any("rank 1 of dp" in text for text in result.caveats)
+
+
+def test_waiting_for_a_rank_whose_record_is_lost_is_for_nobody(tmp_path: Path) -> None:
+    """Rank 1 is late in call 20, which it did not record: ranks 0 and 2 both waited 900 us."""
+    lines = {rank: [_line(rank, 3, n, 100) for n in range(40)] for rank in range(3)}
+    for rank in (0, 2):
+        lines[rank][20] = _line(rank, 3, 20, 1000)
+    del lines[1][20]
+    job = split_job(read_logs(_write(tmp_path / "logs", lines)))
+    (operations,) = job.communicators[0].operations
+    assert operations.waits.lost_records == 1
+    assert operations.waits.unattributed_us == pytest.approx(1800)
+    assert operations.waits.caused_us.sum() == 0
+    assert operations.waits.waited_us.sum() == pytest.approx(1800)
+
+
+def test_replays_of_a_graph_repeat_numbers_and_are_matched_in_order(tmp_path: Path) -> None:
+    """Two captured calls, replayed 30 times: rank 1 is 50 us late in the second of them."""
+    lines = {
+        rank: [_line(rank, 2, n, 100 + (50 if (n, rank) == (8, 0) else 0)) for n in (7, 8)] * 30
+        for rank in range(2)
+    }
+    job = split_job(read_logs(_write(tmp_path / "logs", lines)))
+    (operations,) = job.communicators[0].operations
+    assert (operations.waits.calls, operations.waits.complete_calls) == (60, 60)
+    assert operations.waits.caused_us.sum(axis=0).tolist() == [0, 30 * 50]
+    # One replay less on one rank: which one is missing is not known.
+    lines[1].pop()
+    (operations,) = (
+        split_job(read_logs(_write(tmp_path / "logs", lines))).communicators[0].operations
+    )
+    assert (operations.waits.calls, operations.waits.unmatched_records) == (30, 59)
+
+
+def test_a_send_and_its_recv_wait_for_each_other(tmp_path: Path) -> None:
+    """Rank 0 sends to rank 1, which waits 300 us for it, and then waits 100 us for rank 1."""
+    job = SimulatedJob(pp=2)
+    (group,) = job.pipeline
+    for call in range(20):
+        for process, kind, number, time_us in (
+            (0, "Send", 1, 50),
+            (1, "Recv", 1, 350),
+            (1, "Send", 2, 50),
+            (0, "Recv", 2, 150),
+        ):
+            job.records.append(
+                Written(process, group, kind, 2 * call + number, 1 << 20, time_us, 1 - process)
+            )
+    job.write(tmp_path)
+    (communicator,) = split_job(read_logs(tmp_path)).communicators
+    (operations,) = communicator.operations
+    assert (operations.kind, operations.is_split) == ("SendRecv", True)
+    assert operations.waits.caused_us.sum(axis=0).tolist() == [20 * 300, 20 * 100]
+    assert operations.waits.unmatched_records == 0
+
+
+def test_messages_with_a_gap_in_their_numbers_are_not_matched(tmp_path: Path) -> None:
+    job = simulate(1, 1, 2, steps=20, seed=1)
+    del job.records[4]
+    job.write(tmp_path)
+    result = inspector_result(tmp_path)
+    assert (result.late, result.wait_s) == ((), 0)
+    assert any(text.startswith("left out: 79 records of messages") for text in result.caveats)
+
+
+def test_rooted_operations_are_not_split(tmp_path: Path) -> None:
+    logs = _write(
+        tmp_path / "logs",
+        {
+            rank: [_line(rank, 2, n, us, "Broadcast") for n in range(9)]
+            for rank, us in ((0, 9), (1, 99))
+        },
+    )
+    result = inspector_result(logs)
+    assert (result.time_s, result.wait_s, result.late) == (0, 0, ())
+    assert result.unsplit_s == pytest.approx(9 * 108e-6 / 2)
+    assert math.isnan(result.kinds[0].wait_us)
+    assert any("broadcast is not known" in text for text in result.caveats)
+
+
+def test_times_without_the_gpus_clock_do_not_count(tmp_path: Path) -> None:
+    lines = {rank: [_line(rank, 2, n, 100) for n in range(9)] for rank in range(2)}
+    lines[1][3] = lines[1][3].replace("kernel_gpu", "collective_cpu").replace("100", "7")
+    result = inspector_result(_write(tmp_path / "logs", lines))
+    assert result.wait_s == 0
+    assert any("1 record without a time of the GPU's clock" in text for text in result.caveats)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_late_processes_of_simulated_jobs_are_found(tmp_path: Path, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    tp, dp, pp = [(1, 8, 1), (2, 4, 1), (4, 4, 1), (2, 4, 2), (8, 4, 1)][seed % 5]
+    number = seed // 5 + 1
+    chosen = draw.choice(tp * dp * pp, number, replace=False).tolist()
+    late_us = {process: float(draw.uniform(800, 2500)) for process in chosen}
+    job = simulate(tp, dp, pp, steps=60, late_us=late_us, lost=0.05 * (seed % 3), seed=seed)
+    job.write(tmp_path, "v4.3")
+    result = inspector_result(tmp_path)
+    assert {late.process.pid - 1000 for late in result.late} == set(chosen)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nobody_is_accused_in_a_job_without_late_processes(tmp_path: Path, seed: int) -> None:
+    tp, dp, pp = [(1, 8, 1), (2, 4, 1), (4, 4, 1), (2, 4, 2), (8, 4, 1)][seed % 5]
+    simulate(tp, dp, pp, steps=60, lost=0.1 * (seed % 2), seed=seed).write(tmp_path)
+    assert inspector_result(tmp_path).late == ()
+
+
+def test_lateness_is_traced_through_a_tensor_parallel_group(tmp_path: Path) -> None:
+    """All ranks of tp group 0 come late to their dp groups, because one of them is slow."""
+    job = simulate(4, 4, 1, steps=60, late_us={2: 2000.0}, seed=5)
+    job.write(tmp_path)
+    result = inspector_result(tmp_path)
+    assert [late.process.pid for late in result.late] == [1002]
+    # In the data-parallel groups, others than the slow process came last.
+    last = {row.most_waited_for.pid for row in result.communicators if row.most_waited_for}
+    assert {1000, 1001, 1003} < last
