@@ -69,6 +69,8 @@ class Evidence:
     world_size: int
     #: False if the times of a transfer were not recorded, but only the calls on the host.
     times: bool
+    #: True if kernels or copies of a device were recorded on all ranks.
+    device: bool
     #: False if nothing of the training thread was recorded next to its collectives.
     training_thread: bool
     #: False if capture in pure Python saw no collective.
@@ -122,6 +124,12 @@ class Evidence:
     @property
     def remedy(self) -> tuple[str, str]:
         """Advice on how to record what exposed time lacks, and a command; empty if none helps."""
+        if not self.times and self.device:
+            return (
+                "First find out why no kernel of communication was recorded: the profiler may have "
+                "lost the kernels, or copies may have moved the data instead.",
+                "",
+            )
         if not self.times:
             return (
                 "First record again with the activity of the device too, for example "
@@ -169,6 +177,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
     return Evidence(
         world_size=world_size,
         times=all(each.times.all() for each in facts),
+        device=bool(facts) and all(each.device for each in facts),
         training_thread=all(each.device or each.training_thread for each in facts),
         collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
         device_times=not any(map(_is_untimed, traces)),
@@ -195,10 +204,16 @@ def _why_no_device_times(traces: Sequence[Trace]) -> str:
 def _no_kernels(of: Evidence) -> str:
     if of.times:
         return ""
+    if of.device:
+        return "c10d called collectives, but no kernel of communication was recorded for them"
     return (
         "no kernel of a device was recorded, and what the host recorded of a collective ends when "
         "the collective was handed to the device"
     )
+
+
+def _no_device(of: Evidence) -> str:
+    return "" if of.device else _no_kernels(of)
 
 
 def _no_operators(of: Evidence) -> str:
@@ -250,7 +265,7 @@ _SEEN = (*_DEVICE, _no_collectives, _no_device_times)
 #: What each figure needs, the reason to say first at the front.
 _NEEDS: Mapping[Figure, Sequence[Callable[[Evidence], str]]] = {
     Figure.STEP: (),
-    Figure.PARTS: _DEVICE,
+    Figure.PARTS: (_no_device, _no_operators),
     Figure.EXPOSED: _SEEN,
     Figure.CALLS: (_no_kernels,),
     Figure.SPLIT: (*_SEEN, _no_clock),

@@ -55,10 +55,12 @@ class StepParts:
     def unseen(self) -> StepParts:
         """Returns a copy whose communication times are NaN, for a capture that cannot see them.
 
-        The times of the phases then include all waiting for communication.
+        The times of the phases then include all waiting for communication. Whether a device was
+        idle or communicated is not known.
         """
         names = ("exposed_ms", "wait_ms", "wire_ms", "unsplit_ms", "no_core_ms", "hidden_ms")
-        return replace(self, **dict.fromkeys(names, math.nan))
+        of_device = () if math.isnan(self.unphased_compute_ms) else ("other_ms", "idle_ms")
+        return replace(self, **dict.fromkeys((*names, *of_device), math.nan))
 
     def unknown(self) -> StepParts:
         """Returns a copy in which only the step is known, for recordings without its parts."""

@@ -397,6 +397,11 @@ def _percent(ratio: float) -> str:
 
 def _about_devices(world: WorldResult, name: str) -> str:
     text = f"At {name}, {world.device_collectives} collectives ran on a GPU. "
+    if world.foreign and not world.evidence.times:
+        return (
+            f"At {name}, {world.device_collectives} collectives were called, and no kernel of "
+            "theirs was recorded: when they ran is not known."
+        )
     if world.foreign:
         return text + "Exposed time is the time in which only their kernels ran on the device."
     untimed = world.device_collectives - world.device_timed

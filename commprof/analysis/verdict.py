@@ -131,7 +131,8 @@ def _not_known(world: WorldResult, step: MeanStep) -> str:
     if world.evidence.supports(Figure.EXPOSED):
         return ""
     known = f"At {counted(world.world_size, 'rank')} the mean step takes {in_ms(step.step_ms)}"
-    if why := world.evidence.lacking(Figure.PARTS):
+    why = world.evidence.lacking(Figure.EXPOSED if step.is_of_device else Figure.PARTS)
+    if why:
         return f"{known}. What bounds it is not known: {why}."
     return (
         f"{known}; its communication was not seen. The time in which ranks wait for communication "

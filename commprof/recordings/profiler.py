@@ -34,6 +34,7 @@ from commprof.recordings.profiler_windows import (
     overlap,
 )
 from commprof.text import counted, named_ranks, with_ranks
+from commprof.trace.lookup import row_containing
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import NO_SEQ
 
@@ -115,7 +116,8 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
         rank: replace(each, calls=[of_job(call, world_size) for call in each.calls])
         for rank, each in by_rank.items()
     }
-    by_rank = _with_distinct_groups(by_rank)
+    by_rank, without_kernels = _with_times(_with_distinct_groups(by_rank))
+    said += without_kernels
     seqs, counted_so = _numbers(by_rank)
     # Analyses compare the numbers of element types between ranks.
     dtypes = sorted({call.dtype for each in by_rank.values() for call in each.calls})
@@ -146,7 +148,7 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
 def _no_communication(path: Path, found: Sequence[RankRecording]) -> str:
     said = (
         f"{quoted(path)} holds no recognisable communication: no kernel of NCCL, RCCL or oneCCL, "
-        "and no range of c10d"
+        "and no range or operator of c10d that names a collective"
     )
     name = next((each.events.unreadable_name for each in found if each.events.unreadable), "")
     return f"{said}; the trace does not say what kernels such as {name} send" if name else said
@@ -219,6 +221,19 @@ def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], 
     return by_rank, said
 
 
+def _with_times(by_rank: dict[int, RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
+    """Leaves out ranks without times of any collective, if others have them; with a caveat."""
+    timed = {rank for rank, each in by_rank.items() if any(call.timed for call in each.calls)}
+    without = [rank for rank in sorted(by_rank.keys() - timed) if by_rank[rank].calls]
+    if not timed or not without:
+        return by_rank, []
+    said = (
+        f"no kernel of communication was recorded on {named_ranks(without)}, which therefore "
+        f"{'is' if len(without) == 1 else 'are'} left out"
+    )
+    return {rank: each for rank, each in by_rank.items() if rank not in without}, [said]
+
+
 def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], list[str]]:
     """Returns each call's sequence number in its group, by rank; also returns caveats.
 
@@ -227,10 +242,15 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
     different ones. The count starts at the first step that all ranks recorded, so that a rank
     whose recording begins earlier gets the same numbers. If a rank's recording was joined from
     several files, the count starts anew in each file.
+
+    If ranks have different numbers of calls in the steps that all of them recorded, a record may be
+    missing anywhere: the count then starts anew in each step, and steps in which the numbers differ
+    match no call of other ranks. Without marked steps, no call of the group matches.
     """
     marked = [each.steps for each in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
     unnumbered = set[str]().union(*(_unnumbered(each) for each in by_rank.values()))
+    apart = _numbers_by_step(by_rank, unnumbered)
     seqs: dict[int, list[int]] = {}
     for rank, each in by_rank.items():
         begin = each.steps.begin_ns[each.steps.number >= first_step]
@@ -242,6 +262,9 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
             name, window = _group(call), bisect_right(each.windows_ns[1:], call.launch_ns)
             if not _joins(call):
                 seqs[rank].append(NO_SEQ)
+            elif (rank, name) in apart:
+                seqs[rank].append(apart[rank, name][turn[name, 0]])
+                turn[name, 0] += 1
             elif name not in unnumbered:
                 seqs[rank].append(call.seq)
             else:
@@ -249,6 +272,49 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
                 seqs[rank].append(counted_from + turn[name, window])
                 turn[name, window] += 1
     return seqs, _unequal(by_rank)
+
+
+def _numbers_by_step(
+    by_rank: dict[int, RankRecording], names: set[str]
+) -> dict[tuple[int, str], list[int]]:
+    """Returns the numbers of the calls by rank and group, for groups whose counts differ.
+
+    Each step that all ranks recorded has a number for each of its calls. A step in which the counts
+    differ, or that some rank did not record, has other numbers for each rank, so that no call of
+    the step matches those of other ranks.
+    """
+    common = set[int].intersection(*({*each.steps.number.tolist()} for each in by_rank.values()))
+    marked = all(not each.steps.said for each in by_rank.values())
+    places: dict[str, dict[int, list[int]]] = {}
+    for rank, each in by_rank.items():
+        launch_ns = np.array([call.launch_ns for call in each.calls], np.int64)
+        row = row_containing(each.steps.begin_ns, each.steps.end_ns, launch_ns).tolist()
+        for call, at in zip(each.calls, row, strict=True):
+            if _joins(call) and _group(call) in names:
+                step = int(each.steps.number[at]) if marked and at >= 0 else -1
+                places.setdefault(_group(call), {}).setdefault(rank, []).append(step)
+    numbers: dict[tuple[int, str], list[int]] = {}
+    for name, steps_of in places.items():
+        counts = {rank: Counter(steps) for rank, steps in steps_of.items()}
+        kept = common if marked else {-1}
+        totals = {sum(count[step] for step in kept) for count in counts.values()}
+        if len(totals) == 1:
+            continue
+        most = {
+            step: max(c[step] for c in counts.values()) for step in set().union(*counts.values())
+        }
+        first, at = dict[int, int](), _FIRST_SEQ
+        differ = {step for step in most if any(c[step] < most[step] for c in counts.values())}
+        differ |= most.keys() - common
+        for step in sorted(most):
+            first[step], at = at, at + (1 + len(counts) * (step in differ)) * most[step]
+        for place, (rank, steps) in enumerate(steps_of.items()):
+            turn = Counter[int]()
+            for step in steps:
+                shift = (1 + place) * most[step] if step in differ else 0
+                numbers.setdefault((rank, name), []).append(first[step] + shift + turn[step])
+                turn[step] += 1
+    return numbers
 
 
 def _unnumbered(each: RankRecording) -> set[str]:

@@ -103,6 +103,8 @@ class Call:
     guessed: bool
     #: True if the recording names the root, in ``peer``.
     root_known: bool
+    #: False if only the call on the host was recorded, which hands the transfer to a device.
+    timed: bool = True
     #: Numbers of c10d's ranges around the launch, or of the operator with its External id; that
     #: which names the operation comes first. Empty if there is none, and without a device.
     launched_in: tuple[int, ...] = ()
@@ -111,8 +113,8 @@ class Call:
 
     @property
     def times_ns(self) -> tuple[tuple[int, int], ...]:
-        """Begin and end of each of its kernels."""
-        return self.kernels or ((self.begin_ns, self.end_ns),)
+        """Begin and end of each of its kernels; empty if they are not known."""
+        return self.kernels or ((self.begin_ns, self.end_ns),) * self.timed
 
 
 def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[Call]:
@@ -176,8 +178,8 @@ def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
     pairs.sort(key=lambda pair: min(pair[0].begin_ns, pair[1].begin_ns))
     return [
         replace(
-            _described(
-                asked.name, {**run.arguments, **asked.arguments, **_sizes_of(run)}, world_size
+            described(
+                asked.name, {**run.arguments, **asked.arguments, **sizes_of(run)}, world_size
             ),
             launch_ns=min(asked.begin_ns, run.begin_ns),
             launch_thread=asked.thread,
@@ -317,9 +319,9 @@ def _device_call(
     arguments = {**around.arguments, **kernel.arguments} if around is not None else kernel.arguments
     names = kernel.arguments.get("Collective name"), around.name if around is not None else None
     name = next((n for n in names if isinstance(n, str) and operation(n) != "other"), None)
-    sizes = _sizes_of(around) if around is not None else {}
+    sizes = sizes_of(around) if around is not None else {}
     return replace(
-        _described(name or kernel.name, {**sizes, **arguments}, world_size),
+        described(name or kernel.name, {**sizes, **arguments}, world_size),
         launch_ns=launch_ns if launch_ns >= 0 else kernel.begin_ns,
         launch_thread=thread,
         begin_ns=kernel.begin_ns,
@@ -330,7 +332,12 @@ def _device_call(
     )
 
 
-def _described(name: str, args: dict[str, Any], world_size: int) -> Call:
+def is_c10d_range(name: str) -> bool:
+    """True if a range's name is that of a backend's collective or message."""
+    return _C10D_RANGE.match(name) is not None
+
+
+def described(name: str, args: dict[str, Any], world_size: int) -> Call:
     """Makes a call from a name and arguments; its times are still unset."""
     op = operation(name)
     size = _ELEMENT_BYTES.get(str(args.get("dtype", "")).lower(), 0)
@@ -399,7 +406,7 @@ def _output(op: str, bytes_in: int, ranks: int) -> int:
     return bytes_in
 
 
-def _sizes_of(around: Event) -> dict[str, Any]:
+def sizes_of(around: Event) -> dict[str, Any]:
     """Returns element count and type of the event's first input; empty if not recorded."""
     shapes, types = around.arguments.get("Input Dims"), around.arguments.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):

@@ -52,6 +52,7 @@ def caveats(
 
 def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:
     """Returns a caveat if more than 1 % of the communication is outside of complete steps."""
+    calls = [call for call in calls if call.timed]
     if not calls:
         return []
     alone = stretches(

@@ -308,7 +308,7 @@ def _launch(
 ) -> None:
     if name in _GRAPH_LAUNCH:
         f.graph_launches += 1
-    if "aunch" in name or "emcpy" in name:
+    if ("aunch" in name and "HostFunc" not in name) or "emcpy" in name:
         f.launched_ns.append(begin)
         f.launching_thread.append(_int(event.get("tid")))
         f.launched.append(_int(args.get("correlation")))

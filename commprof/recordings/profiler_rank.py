@@ -22,6 +22,8 @@ from commprof.recordings.profiler_calls import Call, device_calls, host_backend,
 from commprof.recordings.profiler_caveats import caveats
 from commprof.recordings.profiler_collectives import as_collectives
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
+from commprof.recordings.profiler_gaps import lost_kernels, recorded_steps
+from commprof.recordings.profiler_handed_over import handed_over, hands_over
 from commprof.recordings.profiler_steps import (
     FoundSteps,
     find_phases,
@@ -82,16 +84,23 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     device = _device(events)
     if device is None:
         calls, work = host_calls(events, world_size), _host_work(events)
+        if hands_over(events):
+            calls = handed_over(events, world_size)
     else:
         calls = as_collectives(device_calls(events, device, world_size))
+        calls = calls or handed_over(events, world_size)
         work = _on(events.kernels, device)
     if not calls and len(work) == 0:
         raise TraceError("it holds no events of kernels, operators or collectives")
-    steps = find_steps(events, calls, _busy(calls, work))
+    busy, gaps_said = _busy(calls, work), list[str]()
+    steps = find_steps(events, calls, busy)
+    if device is not None:
+        steps, gaps_said = recorded_steps(events, steps, busy)
+        gaps_said += lost_kernels(events, steps) if any(call.timed for call in calls) else []
     rank = _whole(about.get("rank"))
     return RankRecording(
         *(name, rank_in_name(name) if rank is None else rank, world_size, events, calls, steps),
-        *(device, work, rank is None, caveats(events, calls, steps, device)),
+        *(device, work, rank is None, [*caveats(events, calls, steps, device), *gaps_said]),
     )
 
 
@@ -145,7 +154,9 @@ def _activity(found: RankRecording, computing: Stretches) -> DeviceActivity | No
     if found.device is None:
         return None
     return DeviceActivity(
-        communication=stretches(*_transfers(found.calls)[1:]),
+        communication=stretches(*_transfers(found.calls)[1:])
+        if all(call.timed for call in found.calls)
+        else None,
         compute=computing,
         copies_within=_union(_on(found.events.copies, found.device)),
         other_copies=_union(_on(found.events.other_copies, found.device)),
@@ -159,7 +170,7 @@ def _recorded(found: RankRecording, seqs: Sequence[int]) -> Recorded:
         device=found.device is not None,
         training_thread=len(found.events.operators) + len(found.events.backward) > 0
         or any(event.name.startswith("c10d::") for event in found.events.issued),
-        times=_mask(True for _ in calls),
+        times=_mask(call.timed for call in calls),
         number=_mask(call.seq == seq >= 0 for call, seq in zip(calls, seqs, strict=True)),
         operation=_mask(call.op != "other" and not call.guessed for call in calls),
         size=_mask(call.dtype != "" for call in calls),
@@ -279,7 +290,8 @@ def _calls(
     rows = np.zeros(len(found.calls), dtype=schema.RECORD_DTYPE)
     rows["kind"], rows["op_id"] = Kind.ISSUE, np.arange(1, len(rows) + 1)
     rows["group"], rows["seq"], rows["reduce_op"] = group, seqs, schema.UNKNOWN_REDUCE_OP
-    rows["flags"] = schema.FLAG_DEVICE_ASYNC if found.device is not None else 0
+    on_device = [found.device is not None or not call.timed for call in found.calls]
+    rows["flags"] = np.where(on_device, schema.FLAG_DEVICE_ASYNC, 0)
     for name, values in {
         "timestamp_ns": [call.begin_ns for call in found.calls],
         "op": [OPS.index(call.op) for call in found.calls],
@@ -293,9 +305,10 @@ def _calls(
 
 
 def _completions(found: RankRecording, calls: Records) -> Records:
-    rows = np.zeros(len(calls), dtype=schema.RECORD_DTYPE)
-    rows["kind"], rows["op_id"] = Kind.END, calls["op_id"]
-    rows["timestamp_ns"] = [call.end_ns for call in found.calls]
+    timed = np.array([call.timed for call in found.calls], np.bool_)
+    rows = np.zeros(int(timed.sum()), dtype=schema.RECORD_DTYPE)
+    rows["kind"], rows["op_id"] = Kind.END, calls["op_id"][timed]
+    rows["timestamp_ns"] = [call.end_ns for call in found.calls if call.timed]
     rows["flags"] = schema.FLAG_DEVICE_TIME if found.device is not None else 0
     return rows
 

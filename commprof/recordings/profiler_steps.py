@@ -331,7 +331,7 @@ def pass_records(
 ) -> Records | None:
     """Makes the backward-pass records that capture would have written; None without DDP buckets."""
     rows, step = bucket_rows(events, calls, steps)
-    if len(rows) == 0:
+    if len(rows) == 0 or not all(calls[row].timed for row in rows.tolist()):
         return None
     buckets = [calls[row] for row in rows.tolist()]
     ready_ns = _ready_ns(events, buckets, work, device)

@@ -53,7 +53,9 @@ class WorldDetail:
 
     def unseen(self) -> WorldDetail:
         """Returns a copy whose communication times are NaN, see ``StepParts.unseen``."""
-        return self._without("exposed", "wait", "wire", "hidden")
+        on_device = not np.isnan(self.parts_ms["unphased_compute"]).all()
+        of_device = ("other", "idle") if on_device else ()
+        return self._without("exposed", "wait", "wire", "hidden", *of_device)
 
     def unknown(self) -> WorldDetail:
         """Returns a copy in which only the steps are known, see ``StepParts.unknown``."""

@@ -102,11 +102,13 @@ def _of_rank(trace: Trace, activity: DeviceActivity, calls: Calls, measured: Int
     return KernelTimes(
         communication_ms=mean_ms(activity.communication),
         compute_ms=mean_ms(activity.compute),
-        busy_ms=mean_ms(activity.kernels),
-        idle_ms=max(0.0, wall_ms - run_ms),
+        busy_ms=mean_ms(None if activity.communication is None else activity.kernels),
+        idle_ms=math.nan if activity.communication is None else max(0.0, wall_ms - run_ms),
         wait_ms=ns_to_ms(wait_ns) / count,
         wire_ms=ns_to_ms(wire_ns) / count,
-        unsplit_ms=ns_to_ms(float(np.nansum(calls.duration_ns[~known]))) / count,
+        unsplit_ms=math.nan
+        if activity.communication is None
+        else ns_to_ms(float(np.nansum(calls.duration_ns[~known]))) / count,
         copies_ms=copies_ms,
     )
 

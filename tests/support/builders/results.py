@@ -197,6 +197,7 @@ def evidence_about(made: dict[str, Any], **values: Any) -> Evidence:
         **{
             "world_size": made["world_size"],
             "times": True,
+            "device": False,
             "training_thread": True,
             "collectives": not math.isnan(shown.exposed_ms),
             "device_times": True,

@@ -1,0 +1,95 @@
+"""Gaps in the recording of a device: kernels that the host launched and that were not recorded.
+
+A profiler drops kernels if its buffers are full, and may record a device for a part of the time
+only. A step whose kernels are missing is no step in which the device was idle.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.recordings.profiler_calls import is_c10d_range
+from commprof.recordings.profiler_events import COLUMNS_OF_DEVICE, ProfilerEvents
+from commprof.recordings.profiler_steps import FoundSteps
+from commprof.text import counted
+from commprof.trace.lookup import row_containing
+from commprof.trace.stretches import Ints, Stretches, covered, stretches
+
+#: Smallest fraction of a step's launches whose kernels are recorded, if the step counts.
+_MOST = 0.5
+
+
+def recorded_steps(
+    events: ProfilerEvents, steps: FoundSteps, busy: Stretches
+) -> tuple[FoundSteps, list[str]]:
+    """Leaves out steps whose kernels were not recorded; also returns a caveat on them.
+
+    Such a step has launches, or calls of c10d, and nothing of what they launched. If no step has
+    kernels that can be joined with launches, launches tell nothing.
+
+    Args:
+        events: the trace's events.
+        steps: the steps as they were found.
+        busy: times at which the device ran something.
+    """
+    begin, end = steps.begin_ns, steps.end_ns
+    at, has_kernel = _launches(events)
+    row = row_containing(begin, end, at)
+    launched, kept = (
+        np.bincount(row[(row >= 0) & chosen], minlength=len(begin))
+        for chosen in (np.ones(len(row), np.bool_), has_kernel)
+    )
+    calls = row_containing(
+        begin, end, np.sort(np.array([e.begin_ns for e in events.issued], np.int64))
+    )
+    called = np.bincount(calls[calls >= 0], minlength=len(begin))
+    is_idle = covered(busy.begin_ns, busy.end_ns, None, begin, end) == 0
+    lost = (launched > 0) & (kept < _MOST * launched)
+    if not ((launched > 0) & ~lost).any():
+        lost[:] = False
+    lost |= is_idle & (launched == 0) & (called > 0)
+    if not lost.any() or lost.all():
+        return steps, []
+    said = (
+        f"the kernels of {counted(int(lost.sum()), 'step')} of {len(begin)} were not recorded: "
+        "these steps are in no figure"
+    )
+    return FoundSteps(steps.number[~lost], begin[~lost], end[~lost], steps.said), [said]
+
+
+def lost_kernels(events: ProfilerEvents, steps: FoundSteps) -> list[str]:
+    """Returns a caveat on launches of c10d in these steps whose kernels were not recorded."""
+    if events.graph_launches:  # what is launched into a graph runs later, or never
+        return []
+    at, has_kernel = _launches(events)
+    thread = np.frombuffer(events.launching_thread, np.int64) if len(at) else at
+    within = row_containing(steps.begin_ns, steps.end_ns, at) >= 0
+    count = 0
+    of_c10d = [event for event in events.ranges if is_c10d_range(event.name)] + events.issued
+    for each in {event.thread for event in of_c10d}:
+        mine = [event for event in of_c10d if event.thread == each]
+        inside = stretches(
+            np.array([event.begin_ns for event in mine], np.int64),
+            np.array([event.end_ns for event in mine], np.int64),
+        )
+        rows = np.flatnonzero((thread == each) & ~has_kernel & within)
+        count += int((row_containing(inside.begin_ns, inside.end_ns, at[rows]) >= 0).sum())
+    if not count or not has_kernel.any():
+        return []
+    if count == 1:
+        return ["1 kernel that c10d launched was not recorded: its collective is in no figure"]
+    return [f"{count} kernels that c10d launched were not recorded: they are in no figure"]
+
+
+def _launches(events: ProfilerEvents) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Returns the times of all launches, and which of them have a recorded kernel or copy."""
+    if not events.launched:
+        return np.zeros(0, np.int64), np.zeros(0, np.bool_)
+    ran = [np.array([event.correlation for event in events.communication], np.int64)]
+    for name in COLUMNS_OF_DEVICE:
+        tags = getattr(events, name).tag
+        ran += [np.frombuffer(tags, np.int64)] if len(tags) else []
+    ids = np.frombuffer(events.launched, np.int64)
+    at = np.frombuffer(events.launched_ns, np.int64)
+    return at, np.isin(ids, np.concatenate(ran)) & (ids >= 0)

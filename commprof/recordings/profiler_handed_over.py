@@ -1,0 +1,62 @@
+"""Collectives of which a recording holds only the call on the host, which hands them to a device.
+
+Such a recording was made without the device's activity, or lacks the kernels of communication. The
+call returns when the collective was put into the device's queue, so its length says nothing about
+the transfer: the times of the transfer are not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from commprof.recordings.profiler_calls import Call, described, is_c10d_range, operation, sizes_of
+from commprof.recordings.profiler_events import Event, ProfilerEvents
+
+#: Backends whose ranges on the host end when a collective is in the queue of a device.
+_OF_DEVICES: Final = ("nccl:", "rccl:", "xccl:")
+
+
+def hands_over(events: ProfilerEvents) -> bool:
+    """True if a backend that transfers on a device was called on the host."""
+    return any(event.name.lower().startswith(_OF_DEVICES) for event in events.ranges)
+
+
+def handed_over(events: ProfilerEvents, world_size: int) -> list[Call]:
+    """Returns the collectives and messages that the host called, in order, without their times."""
+    calls = []
+    for nest in _nests(events):
+        telling = [event for event in nest if operation(_told(event)) != "other"]
+        # c10d records its metadata once for each collective; its operator may issue several.
+        each = [event for event in telling if "Collective name" in event.arguments]
+        each = each or [event for event in telling if is_c10d_range(event.name)] or telling[:1]
+        for event in each:
+            around = [e for e in nest if e.begin_ns <= event.begin_ns and event.end_ns <= e.end_ns]
+            inside = [e for e in nest if event.begin_ns <= e.begin_ns and e.end_ns <= event.end_ns]
+            arguments: dict[str, Any] = {}
+            for other in (*around, *inside):
+                arguments = {**sizes_of(other), **other.arguments, **arguments}
+            arguments |= event.arguments
+            call = described(_told(event), arguments, world_size)
+            call = replace(call, launch_ns=event.begin_ns, launch_thread=event.thread)
+            calls.append(replace(call, begin_ns=event.begin_ns, end_ns=event.end_ns, timed=False))
+    return sorted(calls, key=lambda call: (call.begin_ns, call.end_ns))
+
+
+def _told(event: Event) -> str:
+    name = event.arguments.get("Collective name")
+    return name if isinstance(name, str) and operation(name) != "other" else event.name
+
+
+def _nests(events: ProfilerEvents) -> Iterator[Sequence[Event]]:
+    """Yields c10d's ranges and operators with all that lie within them, outermost first."""
+    of_c10d = [event for event in events.ranges if is_c10d_range(event.name)] + events.issued
+    nest: list[Event] = []
+    for event in sorted(of_c10d, key=lambda e: (e.thread, e.begin_ns, -e.end_ns)):
+        if nest and (event.thread != nest[0].thread or event.begin_ns >= nest[0].end_ns):
+            yield nest
+            nest = []
+        nest.append(event)
+    if nest:
+        yield nest
