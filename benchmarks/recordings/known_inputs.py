@@ -1,0 +1,446 @@
+"""Runs commprof on inputs whose right figures are known, and prints both side by side.
+
+    PYTHONPATH=. python benchmarks/recordings/known_inputs.py ../shared/data/small
+    PYTHONPATH=. python benchmarks/recordings/known_inputs.py FOLDER --jobs --only torch
+
+The folder holds small recordings and logs (``f01_copy_engine`` and so on, ``nccl``), and scripts
+that train (``t11_...``, ``torch``, ``libs``), which run with ``--jobs`` only. Each input is an
+entry of ``KNOWN``. An input that the folder lacks is "missing"; one whose mending is planned for
+later is "later" until it is right. The exit code is 1 if any other input is not right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tabulate import tabulate
+
+from benchmarks.judging.demands import Demand, judged, of_all
+
+ROOT = Path(__file__).parents[2]
+_LONGEST_S = 400
+#: Width of the columns with commprof's words and the right ones.
+_WIDE = 60
+
+
+@dataclass(frozen=True)
+class Known:
+    """An input, what is asked about it, and the right answer."""
+
+    #: Path in the folder.
+    path: str
+    #: Shell command; {commprof} and {python} are the programs, {input} the path, {out} an empty
+    #: folder. Its standard output and error are read as one line.
+    command: str
+    #: The right answer, in words.
+    right: str
+    #: Pattern of the right answer, or a function that accepts it.
+    shown: str | Callable[[str], bool]
+    #: Pattern that must not be shown; empty if there is none.
+    never: str = ""
+    #: Pattern of what is printed as commprof's answer; empty for ``shown``.
+    answer: str = ""
+    #: True if ranks must train.
+    job: bool = False
+    #: True if a later change is to make it right.
+    later: bool = False
+
+
+def at_path(path: str, right: object) -> Callable[[str], bool]:
+    """Accepts JSON whose value at a path such as ``runs.0.num_processes`` is the right one."""
+
+    def accepted(text: str) -> bool:
+        try:
+            value = json.loads(text)
+            for key in path.split("."):
+                value = value[int(key)] if isinstance(value, list) else value[key]
+        except (ValueError, LookupError, TypeError):
+            return False
+        return bool(value == right)
+
+    return accepted
+
+
+def pairs_agree(text: str) -> bool:
+    """Accepts exposed shares of which each second is within 1 % of a step of the first."""
+    shares = [
+        0.0 if "none" in share else float(share.rpartition(" ")[2])
+        for share in re.findall(r"Exposed communication: (none|[\d.]+ ms, [\d.]+)", text)
+    ]
+    pairs = list(zip(shares[::2], shares[1::2], strict=False))
+    return bool(pairs) and all(abs(first - second) <= 1 for first, second in pairs)
+
+
+REPORT = "{commprof} report {input}"
+FIT = "{commprof} fit {input} --output {out}/profile.json"
+FITTED = r"all_reduce nccl [\d. e+-]+ [\d.e+-]+ \[[^]]*\] [\d.]+"
+RUN = "cd {out} && {commprof} run --nproc 2 --output r"
+NO_CHANGE = "needs no change"
+
+
+def fitted(path: str, ranks: int, rate: str, alpha: str = r"[\d.]+") -> Known:
+    """A log of all_reduce: its ranks, its latency per step in us and its rate in GB/s."""
+    return Known(
+        path,
+        FIT,
+        f"all_reduce, {ranks} ranks, {rate} GB/s",
+        rf"all_reduce nccl {ranks} \S+ {alpha} \[[^]]*\] {rate} \[",
+        answer=FITTED,
+    )
+
+
+def late_phase(ranks: int, late_ms: float) -> Known:
+    """The schedule in which rank N / 3 is late in forward."""
+    make = f"{{python}} {{input}} {{out}}/run {ranks} 40 --late-ms {late_ms:g} > {{out}}/made"
+    return Known(
+        "late_phase/make.py",
+        make + " && {commprof} report {out}/run",
+        f"{ranks} ranks, {late_ms:g} ms: rank {ranks // 3}, forward",
+        rf"rank {ranks // 3} (?:delays the step: it )?falls behind in the forward phase",
+        never="backward phase",
+        answer=r"rank \d+ [^.]*?phase",
+    )
+
+
+KNOWN = (
+    *(late_phase(ranks, late_ms) for ranks in (4, 8, 32) for late_ms in (1, 4, 30)),
+    Known(
+        "f01_copy_engine",
+        REPORT + " --format json",
+        "24 collectives, 2 a step of 50 ms: one for three kernels",
+        lambda text: (
+            at_path("runs.0.aggregated_metrics.device_collectives", 24)(text)
+            and at_path("runs.0.aggregated_metrics.step_median_ms", 50.0)(text)
+        ),
+        answer=r'"device_collectives": \d+',
+    ),
+    Known(
+        "f02_busy_not_idle",
+        REPORT,
+        "compute 96 % (phase not known), transfer 2 %, idle 2 %",
+        r"compute, phase not known 48 ms 96\.0% T transfer 1 ms 2\.0% \. idle 0\.99 ms 2\.0%",
+        answer=r"bound by [^.]*\.\d%",
+    ),
+    Known(
+        "f03_cpu_only_nccl",
+        REPORT,
+        "times not known: no kernel was recorded",
+        "Exposed communication: not known",
+        never=f"{NO_CHANGE}|Exposed communication: none",
+        answer=r"Exposed communication: [^!.]*",
+    ),
+    Known(
+        "f04_hccl",
+        REPORT,
+        "30 of 50 ms in all_to_all",
+        r"30(\.0)? ms, 60\.0% of the step|60\.0%",
+        never=f"{NO_CHANGE}|Exposed communication: none",
+        answer=r"Exposed communication: [^!]*?[.%]",
+    ),
+    Known(
+        "f05_gloo_no_operator",
+        REPORT,
+        "not known: no operator of the training thread was recorded",
+        "Exposed communication: not known: no operator of the training thread",
+        never=r"bound by communication",
+        answer=r"What bounds it [^:]*|bound by [^.]*\.\d%",
+    ),
+    fitted("f06_header_after_64k_all_reduce.log", 8, "35"),
+    fitted("f06_many_ranks_all_reduce.log", 1024, "40"),
+    fitted("f07_tag_in_row_all_reduce.log", 8, "35"),
+    fitted("f08_one_rank_line_lost_all_reduce.log", 8, "35"),
+    Known(
+        "f09_one_kernel_lost",
+        REPORT + " --all",
+        "no incident",
+        r"Exposed communication",
+        never="not the same on all ranks|First see what went wrong",
+        answer=r"[^.!]*not the same on all ranks|Next: [^.]*",
+    ),
+    fitted("f10_rccl_Z_all_reduce.csv", 8, "35"),
+    fitted("f10_rccl_Z_all_reduce.json", 8, "35"),
+    Known(
+        "f11_range_without_kernel",
+        REPORT,
+        "six ranges of c10d, no kernels",
+        r"(?i)\brange",
+        never="no range of c10d",
+        answer=r"f11_range_without_kernel [^;]*",
+    ),
+    # All of nccl/ is 20 us + 100 GB/s of algbw: 175 GB/s of busbw at 8 ranks, 150 at 4; 20 us are
+    # 2 (n - 1) steps.
+    fitted("nccl/rccl_hipevt_all_reduce.log", 8, "175", r"1\.43"),
+    fitted("nccl/rccl_nohipevt_all_reduce.log", 8, "175", r"1\.43"),
+    fitted("nccl/rccl_O0_in_place_only.log", 8, "175", r"1\.43"),
+    fitted("nccl/split_or.log", 8, "175", r"1\.43"),
+    fitted("nccl/split_mod2.log", 4, "150", r"3\.33"),
+    fitted("nccl/split_mod2.json", 4, "150", r"3\.33"),
+    fitted("nccl/cycles.log", 8, "175", r"1\.43"),
+    fitted("nccl/periter_0.log", 8, "175", r"1\.43"),
+    fitted("nccl/periter_1.log", 8, "175", r"1\.43"),
+    fitted("nccl/skip.json", 8, "175", r"1\.43"),
+    Known(
+        "nccl/rccl_O0_in_place_only.log",
+        "cd {folder}/nccl && {commprof} compare rccl_nohipevt_all_reduce.log {input}",
+        "10 rows in place, none out of place",
+        "0 slower, 0 faster, 10 same",
+        never="out-of-place float",
+        answer=r"B against A: [^.]*",
+    ),
+    Known(
+        "nccl/cycles.log",
+        "{commprof} compare {input} {input}",
+        "5 rounds; how many would tell",
+        r"With 5 rounds and 20 rows .* -N 8 or more",
+        answer=r"With [^;]*rows",
+    ),
+    Known(
+        "nccl/alltoallv.log",
+        "{commprof} compare {input} {input}",
+        "20 rows of all_to_all, 8 ranks, unequal parts",
+        r"all_to_all 8 .*alltoallv sends unequal parts.* 20 same",
+        answer=r"B against A: [^.]*",
+    ),
+    Known(
+        "t11_watchdog_mismatch.py",
+        RUN + " --watchdog 3 {input}",
+        "rank 1 issued a barrier, rank 0 an all_gather",
+        r"rank 0: all_gather [^;]*; rank 1: barrier",
+        never="the network or backend does not complete it",
+        answer=r"HANG 1: [^.]*",
+        job=True,
+    ),
+    Known(
+        "t04_ddp_every_pass.py",
+        RUN + " {input}",
+        "all four passes of a step exchange: no_sync() for three of them",
+        r"no_sync",
+        answer=r"Next: [^.]*",
+        job=True,
+        later=True,
+    ),
+    Known(
+        "t10_scalar_metrics.py",
+        RUN + " {input}",
+        "20 scalar calls a step outside of backward: gather them",
+        r"t10_scalar_metrics\.py:\d+",
+        never="larger buckets|bucket-cap",
+        answer=r"Next: [^.]*",
+        job=True,
+        later=True,
+    ),
+    Known(
+        "t14_first_pass_synced.py",
+        RUN + " {input}",
+        "the first pass is synchronised instead of the last",
+        r"first (?:of|pass)[^.]*last",
+        answer=r"Next: [^.]*",
+        job=True,
+        later=True,
+    ),
+    Known(
+        "libs/f4_no_exchange.py",
+        RUN + " {input}",
+        "two ranks train apart",
+        r"(?i)no exchange|exchange[sd]? (?:no|nothing)|train(?:s|ed)? (?:alone|apart|separate)",
+        never=NO_CHANGE,
+        answer=r"Next: [^.]*|At 2 ranks[^.]*",
+        job=True,
+    ),
+    Known(
+        "libs/f9_ignored_parameters.py",
+        RUN + " --hook fp16 {input}",
+        "trains on under the hook",
+        r"rank 0 trained.*rank 1 trained|rank 1 trained.*rank 0 trained",
+        never="CommprofError",
+        answer=r"rank \d trained|CommprofError[^.]*",
+        job=True,
+    ),
+    Known(
+        "libs/f10_check_sync_ignored.py",
+        RUN + " --check-sync 10 {input}",
+        "DDP's parameters are equal",
+        r"rank \d trained",
+        never="not bit-identical",
+        answer=r"not bit-identical|rank \d trained",
+        job=True,
+    ),
+    Known(
+        "libs/f1_group_without_init.py",
+        "export STORE={out}/store; " + RUN + " {input}",
+        "ran to its end; says why it recorded nothing",
+        r"init_process_group",
+        never="did not run to its end",
+        answer=r"[^.]*did not run to its end|[^.]*init_process_group[^.]*",
+        job=True,
+    ),
+    Known(
+        "libs/f5_launcher_argument.sh",
+        "PY={python} bash {input}; echo done",
+        "records under --local-rank=N",
+        "done",
+        never="no script '--local-rank",
+        answer=r"no script[^;]*|done",
+        job=True,
+    ),
+    Known(
+        "libs/f7_long_path.sh",
+        "PY={python} bash {input}",
+        "the header has the script's name",
+        r"Recorded by commprof: \S*train_my_model\.py",
+        answer=r"Recorded by commprof:.*",
+        job=True,
+    ),
+    Known(
+        "torch/F1.sh",
+        "V={environment} bash {input}",
+        "exposed time as commprof's own recording, within 1 %",
+        pairs_agree,
+        answer=r"Exposed communication: [^;!]*",
+        job=True,
+    ),
+    Known(
+        "torch/F2.sh",
+        "V={environment} bash {input}; echo done",
+        "no incident",
+        "done",
+        never="is not the same on all ranks",
+        answer=r"[^.]*not the same[^.]*|done",
+        job=True,
+    ),
+    Known(
+        "torch/F8.sh",
+        "V={environment} bash {input}",
+        "groups and sizes not known, nobody accused",
+        "At 4 ranks",
+        never=r"of all waiting",
+        answer=r"Waited for: [^!]{1,60}",
+        job=True,
+    ),
+    Known(
+        "torch/F12.sh",
+        "V={environment} bash {input}",
+        "rank 1 is late, with DETAIL as with INFO",
+        r"== DETAIL.*Waited for: rank 1",
+        answer=r"== DETAIL.*",
+        job=True,
+    ),
+    Known(
+        "torch/F11.sh",
+        "V={environment} V215={newer} bash {input}",
+        "20 to 36 % exposed (torch 2.15)",
+        "Exposed communication",
+        never="Exposed communication: none",
+        answer=r"Exposed communication: [^:]*",
+        job=True,
+    ),
+    Known(
+        "torch/F7.sh",
+        "V={environment} V215={newer} bash {input}",
+        "nothing is known to be pending (torch 2.15)",
+        r"\S",
+        never="hangs because of rank|is stuck",
+        answer=r"The job hangs[^.]*|All ranks[^.]*",
+        job=True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What commprof says of an input."""
+
+    said: str
+    #: "ok", "NOT ok", "later" or "missing".
+    verdict: str
+
+
+def asked(known: Known, folder: Path, newer: str) -> Answer:
+    """Runs one command and judges its answer."""
+    path = folder / known.path
+    if not path.exists():
+        return Answer("", "missing")
+    with tempfile.TemporaryDirectory() as out:
+        command = known.command.format(
+            commprof=f"{shlex.quote(sys.executable)} -m commprof",
+            python=shlex.quote(sys.executable),
+            environment=shlex.quote(sys.prefix),
+            newer=shlex.quote(newer),
+            input=shlex.quote(str(path)),
+            folder=shlex.quote(str(folder)),
+            out=shlex.quote(out),
+        )
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        try:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                capture_output=True,
+                text=True,
+                timeout=_LONGEST_S,
+                env={**environment, "XDG_CONFIG_HOME": out},
+                check=False,
+            )
+            text = done.stdout + done.stderr
+        except subprocess.TimeoutExpired:
+            text = f"no answer within {_LONGEST_S} s"
+    return judge(known, text)
+
+
+def judge(known: Known, text: str) -> Answer:
+    """Judges the output of the command of one input."""
+    line = " ".join(text.split())
+    right = known.shown(line) if callable(known.shown) else re.search(known.shown, line)
+    wrong = re.search(known.never, line) if known.never else None
+    pattern = known.answer or (known.shown if isinstance(known.shown, str) else ".*")
+    shown = wrong or re.search(pattern, line)
+    said = (shown[0] if shown else line)[:_WIDE]
+    if right and not wrong:
+        return Answer(said, "ok")
+    return Answer(said, "later" if known.later else "NOT ok")
+
+
+def demands(answers: list[Answer]) -> list[Demand]:
+    """Every input that is there, and not left for later, is right."""
+    counted = [answer for answer in answers if answer.verdict in ("ok", "NOT ok")]
+    right = sum(answer.verdict == "ok" for answer in counted)
+    return [of_all("inputs with the right answer", right, len(counted), max(1, len(counted)))]
+
+
+def main() -> int:
+    """Asks about every input and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--jobs", action="store_true", help="also run the scripts that train")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="only paths that match")
+    parser.add_argument(
+        "--newer", default=sys.prefix, metavar="ENV", help="environment with torch 2.15"
+    )
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    chosen = [
+        known
+        for known in KNOWN
+        if (args.jobs or not known.job) and re.search(args.only, known.path)
+    ]
+    answers = [asked(known, folder, args.newer) for known in chosen]
+    rows = [
+        (known.path, answer.said, known.right, answer.verdict)
+        for known, answer in zip(chosen, answers, strict=True)
+    ]
+    heads = ("input", "commprof says", "right", "verdict")
+    print(tabulate(rows, heads, maxcolwidths=[34, _WIDE, _WIDE, None]))
+    return judged(demands(answers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
