@@ -9,8 +9,8 @@ does not meet this rank there.
 
 If both threads stand, both ranks leave the same point of the program at the same time. If only one
 stands, the other rank is behind: between its issue of the collective and its wait. The work of the
-two is then compared from the time at which each of them issued the collective, and the standing
-does not count.
+two is then compared from the time at which each of them issued the collective, and waiting and
+transfer in the standing do not count.
 
 A meeting counts for a later wait if both ranks have left it before: the late rank before it arrives
 at the later collective, the waiting rank before it begins to wait. So the ranks do not meet between
@@ -45,8 +45,8 @@ class Stretch:
 
     #: 0 if the two ranks have not met before.
     begin_ns: Ints
-    #: The rank stood at the meeting from here to ``left_ns``, which does not count. Both equal
-    #: ``begin_ns`` if the rank did not stand there, or if the stretch begins as it leaves.
+    #: The rank stood at the meeting from here to ``left_ns``; its waiting and transfer there do not
+    #: count. Both equal ``begin_ns`` if it did not stand, or if the stretch begins as it left.
     stood_ns: Ints
     left_ns: Ints
     end_ns: Ints
