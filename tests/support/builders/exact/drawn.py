@@ -281,8 +281,8 @@ def drawn(
         late: late ranks.
         cause: one of ``LATE_IN``, or ``PAUSE``; drawn if None.
         times_backward: how late, in backward passes; drawn between 0.2 and 3 if None.
-        in_turn: True if the late ranks take turns; else each is late in all steps, and the later
-            ones by a half of what the one before is.
+        in_turn: True if the late ranks take turns; else each is late in all steps, and each but the
+            first by a quarter of the time by which the one before is.
         hosts: hosts, with clocks of their own.
     """
     draw = _Draw(seed, size, steps)
@@ -298,7 +298,7 @@ def drawn(
     made = []
     for place, rank in enumerate(ranks):
         why = cause or str(choose([*LATE_IN, PAUSE]))
-        by_ns = factor * draw.backward * (1.0 if in_turn else 0.5**place)
+        by_ns = factor * draw.backward * (1.0 if in_turn else 0.25**place)
         step = np.arange(steps)
         here = (step % late == place) if in_turn else np.ones(steps, dtype=np.bool_)
         extra_ns = np.where(here, by_ns * (1 + 0.05 * draw.random.standard_normal(steps)), 0.0)
@@ -317,3 +317,19 @@ def _make_late(draw: _Draw, job: Job, late: Late) -> None:
     # All operations of the phase are slower, or one of them.
     chosen = works if draw.random.integers(2) else [works[draw.between(0, len(works) - 1)]]
     job.lengthen(late.rank, LATE_IN[late.cause], late.extra_ns, chosen)
+
+
+def any_job(seed: int, late: int = 1, in_turn: bool = False, most_ranks: int = 1024) -> Drawn:
+    """Draws a job of any shape and size, on one to four hosts.
+
+    One job in 50 has 256 ranks or more, and one in ten more than 32, if ``most_ranks`` allows it.
+    """
+    random = np.random.default_rng([seed, late, in_turn])
+    low, high = (8, 10) if seed % 50 == 49 else (5, 8) if seed % 10 == 9 else (1, 5)
+    size = min(most_ranks, round(2 ** random.uniform(low, high)))
+    shape = str(random.choice(list(SHAPES)))
+    if shape == "pipeline":
+        size += size % 2
+    hosts = int(random.integers(1, 5)) if size >= 8 else 1
+    steps = 12 if size > 64 else int(random.integers(16, 25))
+    return drawn(shape, seed, size, steps, late, in_turn=in_turn, hosts=hosts)

@@ -1,0 +1,66 @@
+"""Compares the report's analysis of a simulated job with what is true of the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.step.exposure import CAUSES
+from commprof.analysis.world import world_result
+from tests.support.builders.exact import truth
+from tests.support.builders.exact.drawn import Drawn
+from tests.support.builders.exact.recorded import recorded
+from tests.support.builders.exact.simulation import simulate
+from tests.support.builders.traces import world_run
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the analysis says of a job, and how far it is from the truth."""
+
+    #: The rank that is named late and its cause; None if none is.
+    rank: int | None
+    cause: str | None
+    #: Largest errors as fractions of the step: of the waiting that one rank caused in one way, and
+    #: of one rank's waiting and transfer; each is a mean per step over the ranks or the steps.
+    cost_error: float
+    wait_error: float
+    transfer_error: float
+
+    def is_right(self, drawn: Drawn) -> bool:
+        """True if just the rank that is late is named."""
+        return self.rank == (drawn.late[0].rank if drawn.late else None)
+
+    def cause_is_right(self, drawn: Drawn) -> bool:
+        """True if the late rank and its cause are named."""
+        return self.is_right(drawn) and self.cause == drawn.late[0].cause
+
+
+def outcome(drawn: Drawn) -> Outcome:
+    """Analyses a job as a report does, and compares the result with the truth."""
+    times = simulate(drawn.job)
+    true = truth.truth_of(drawn.job, times)
+    run = world_run(recorded(drawn.job, times))
+    seen = measured_world(run)
+    assert seen is not None
+    parts, late = seen.measured, world_result(run, seen).late_rank
+    used = parts[0].step
+    step_ns = float(times.wall_ns[used].mean())
+    wait, wire = (
+        np.stack([np.nan_to_num(getattr(part, name)) for part in parts], axis=1)
+        for name in ("wait_ns", "wire_ns")
+    )
+    columns = [CAUSES.index(cause) for cause in truth.CAUSES]
+    caused = sum(part.caused_ns.sum(axis=0) for part in parts)
+    assert isinstance(caused, np.ndarray)
+    of_all = len(used) * len(parts)
+    cost = np.abs(caused[:, columns] - true.caused_ns[used].sum(axis=0)) / of_all
+    return Outcome(
+        rank=None if late is None else late.rank,
+        cause=None if late is None else late.phase,
+        cost_error=float(cost.max()) / step_ns,
+        wait_error=float(np.abs(wait - true.wait_ns[used]).mean(axis=0).max()) / step_ns,
+        transfer_error=float(np.abs(wire - true.transfer_ns[used]).mean(axis=0).max()) / step_ns,
+    )
