@@ -31,7 +31,7 @@ def check(of: Drawn) -> None:
 def test_a_late_rank_its_cause_and_all_costs_of_waiting_are_right(shape: str, cause: str) -> None:
     seed = 10 * list(SHAPES).index(shape) + [*LATE_IN, PAUSE].index(cause)
     size = (2, 4, 8, 10, 12)[seed % 5]
-    check(drawn(shape, seed, size, cause=cause, hosts=1 + seed % 3 if size >= 8 else 1))
+    check(drawn(shape, seed, size, 12, cause=cause, hosts=1 + seed % 3 if size >= 8 else 1))
 
 
 @pytest.mark.parametrize("times_backward", [0.2, 0.35, 1.0, 3.0])
@@ -45,13 +45,13 @@ def test_a_rank_that_is_late_in_forward_is_never_late_in_backward(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_of_jobs_without_a_late_rank_no_rank_is_accused(shape: str) -> None:
-    check(drawn(shape, 3, 8, late=0))
+    check(drawn(shape, 3, 8, 12, late=0))
 
 
 @pytest.mark.parametrize("shape", ["ddp", "handles", "fsdp2"])
 def test_of_two_late_ranks_the_later_is_named_and_two_in_turn_are_not(shape: str) -> None:
-    check(drawn(shape, 5, 8, late=2))
-    in_turn = drawn(shape, 6, 8, late=2, in_turn=True)
+    check(drawn(shape, 5, 8, 12, late=2))
+    in_turn = drawn(shape, 6, 8, 12, late=2, in_turn=True)
     found = outcome(in_turn)
     assert found.rank is None
     assert found.cost_error <= MOST_OF_STEP
