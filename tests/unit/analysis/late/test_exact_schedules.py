@@ -31,7 +31,7 @@ def check(of: Drawn) -> None:
 def test_a_late_rank_its_cause_and_all_costs_of_waiting_are_right(shape: str, cause: str) -> None:
     seed = 10 * list(SHAPES).index(shape) + [*LATE_IN, PAUSE].index(cause)
     size = (2, 4, 8, 10, 12)[seed % 5]
-    # Most of a pipeline's waiting is its bubble, so that only own work, in more steps, shows a rank.
+    # Most of a pipeline's waiting is its bubble, so only own work, in more steps, tells.
     steps = 16 if shape == "pipeline" else 12
     check(drawn(shape, seed, size, steps, cause=cause, hosts=1 + seed % 3 if size >= 8 else 1))
 
