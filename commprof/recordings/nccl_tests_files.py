@@ -24,6 +24,7 @@ from commprof.recordings.nccl_tests_rows import (
     NcclTestsLog,
     NcclTestsRow,
     about_operation,
+    about_roots,
     in_rounds,
     number,
     operation,
@@ -74,7 +75,7 @@ def read_json(text: str, stem: str) -> NcclTestsLog:
     op = operation(program, stem, ())
     stated = [max(1, len(members)) * per_process]
     ranks, contradicted = settled_ranks(op, stated, "devices", rows)
-    remarks = about_operation(program)
+    remarks = [*about_operation(program), *about_roots(rows)]
     if len(groups) > 1:
         remarks.append(
             f"{len(groups)} groups were measured at the same time; ranks and hosts are those of "

@@ -131,6 +131,12 @@ def about_operation(program: str) -> list[str]:
     return []
 
 
+def about_roots(rows: Sequence[NcclTestsRow]) -> list[str]:
+    """Returns what must be said of rows of several roots (``-r all``)."""
+    roots = len({row.root for row in rows})
+    return [f"times of {roots} roots are taken together"] if roots > 1 else []
+
+
 def in_rounds(rows: Iterable[NcclTestsRow], first: int = 0) -> list[NcclTestsRow]:
     """Numbers the passes over all sizes of one table, from ``first``.
 

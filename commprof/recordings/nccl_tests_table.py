@@ -49,6 +49,19 @@ class _Description:
     root: int
 
 
+@dataclass(frozen=True)
+class _Pending:
+    """A row whose other results may follow behind other output, or in the next line."""
+
+    described: _Description
+    #: Placements of the results that are missing.
+    places: list[str]
+    #: Cells of the first of them that are there.
+    cells: list[str]
+    #: True if other output broke the row; False if its line just ends.
+    broken: bool
+
+
 class Table:
     """Reader of a table's rows, line by line, in the order of the file."""
 
@@ -96,7 +109,7 @@ class Table:
         ]
         #: v1 of nccl-tests, whose columns are ``bytes`` and ``N``, shows milliseconds.
         self._unit_us = 1e3 if "bytes" in self._described else 1.0
-        self._pending: tuple[_Description, list[str]] | None = None
+        self._pending: _Pending | None = None
         #: Number of rows that other output broke and that could not be put together.
         self.broken = 0
 
@@ -113,7 +126,7 @@ class Table:
 
     def end(self) -> None:
         """Gives up a row that waits for its other results."""
-        self.broken += self._pending is not None
+        self.broken += self._pending is not None and self._pending.broken
         self._pending = None
 
     def _index_of_time(self) -> int:
@@ -153,13 +166,12 @@ class Table:
             distance = first_end - last_end
             to_each = [abs(distance - usual) for usual in self._distance]
             places = places[to_each.index(min(to_each)) :]
-        rows = self._measured(described, places, cells)
         missing = list(places[whole:])
-        if broken_off and missing and len(cells) % size == 0:
-            self._pending = described, missing
-        elif broken_off and missing:
-            self.broken += 1
-        return rows
+        if broken_off and missing and len(cells) % size:
+            self.broken += 1  # a cell may have lost digits
+        elif missing:
+            self._pending = _Pending(described, missing, cells[whole * size :], broken_off)
+        return self._measured(described, places, cells)
 
     def _cells(self, line: str, position: int) -> tuple[list[str], int, bool]:
         """Returns cells of results, the end of the first, and whether other output ends them."""
@@ -185,24 +197,24 @@ class Table:
 
     def _continued(self, line: str) -> list[NcclTestsRow]:
         """Reads the rest of a row behind other output; only a line that has nothing else."""
-        assert self._pending is not None
-        described, places = self._pending
-        position = label.end() if self._label and (label := self._label.match(line)) else 0
-        start = _skip(line, position)
+        pending = self._pending
+        assert pending is not None
+        label = self._label.match(line) if self._label else None
+        start = _skip(line, label.end() if label else 0)
         if line[start : start + 1] == "#":
             self.end()
             return []
-        cells, _, broken_off = self._cells(line, position)
         size = len(self._names)
-        if not cells or len(cells) % size or len(cells) > size * len(places):
+        more, _, broken_off = self._cells(line, start)
+        cells = pending.cells + more
+        complete = len(cells) == size * len(pending.places)
+        if not more or len(cells) % size or not (complete or broken_off):
             return []
-        if len(cells) < size * len(places) and not broken_off:
-            return []
-        rows = self._measured(described, places, cells)
+        rows = self._measured(pending.described, pending.places, cells)
         if not all(agrees_with_algbw(row) for row in rows):
             return []
-        missing = places[len(cells) // size :]
-        self._pending = (described, missing) if missing else None
+        missing = pending.places[len(cells) // size :]
+        self._pending = _Pending(pending.described, missing, [], True) if missing else None
         return rows
 
     def _measured(

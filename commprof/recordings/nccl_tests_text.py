@@ -7,6 +7,7 @@ carriage returns are ignored. A log may hold several tables.
 
 from __future__ import annotations
 
+import io
 import re
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from commprof.recordings.nccl_tests_rows import (
     NcclTestsLog,
     NcclTestsRow,
     about_operation,
+    about_roots,
     in_rounds,
     operation,
 )
@@ -27,6 +29,9 @@ from commprof.text import counted, rank_list
 
 #: Longest piece of a line that is read at once.
 _LONGEST_LINE = 1 << 16
+_PIECE = 1 << 20
+#: Byte order marks of the text that PowerShell writes.
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _MARK = re.compile(
     rb"(?:size[ \t]+count|bytes[ \t]+N)[ \t]+type\b[^\r\n]{0,400}?time\b[^\r\n]{0,200}?algbw"
 )
@@ -94,10 +99,11 @@ def has_table(path: Path) -> bool:
     """
     with open_regular(path) as opened:
         tail = b""
-        while piece := opened.read(1 << 20):
-            if not tail and b"\0" in piece[:4096]:
-                return False
-            if _MARK.search(tail + piece):
+        while piece := opened.read(_PIECE):
+            if not tail and piece.startswith(_UTF_16):
+                return any(HEADER.search(line) for line in _lines(path) if "type" in line)
+            both = tail + piece
+            if b"algbw" in both and _MARK.search(both):
                 return True
             tail = piece[-1024:]
     return False
@@ -139,7 +145,7 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
         rows: list[NcclTestsRow] = []
         for section in sections:
             rows += in_rounds(section.rows, max((row.round for row in rows), default=-1) + 1)
-        remarks = about_operation(sections[0].program or content.program)
+        remarks = [*about_operation(sections[0].program or content.program), *about_roots(rows)]
         runs = sum(bool(section.rows) for section in sections)
         if runs > 1:
             remarks.append(f"{runs} runs of the same test in it are taken as rounds of one")
@@ -225,8 +231,11 @@ def _content(lines: Iterator[str]) -> _Content:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """Yields the lines without tags and control sequences."""
+    """Yields the lines without tags, control sequences, and the NULs of network file systems."""
     with open_regular(path) as opened:
-        while raw := opened.readline(_LONGEST_LINE):
-            for part in raw.decode(errors="replace").rstrip("\r\n").split("\r"):
-                yield _NOT_PRINTED.sub("", part)
+        mark = opened.read(2)
+        opened.seek(0)
+        encoding = "utf-16" if mark in _UTF_16 else "utf-8"
+        text = io.TextIOWrapper(opened, encoding, errors="replace", newline=None)
+        while raw := text.readline(_LONGEST_LINE):
+            yield _NOT_PRINTED.sub("", raw.rstrip("\n").replace("\0", ""))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -568,3 +569,35 @@ def test_alltoallv_is_an_all_to_all_of_unequal_parts(tmp_path: Path) -> None:
     assert log.remarks == (
         "alltoallv sends unequal parts; its rows are taken as all_to_all of the same size",
     )
+
+
+def test_rows_that_a_terminal_or_another_rank_wrapped_are_put_together(tmp_path: Path) -> None:
+    drawn = random.Random(7)
+    text = ""
+    for line in (head(devices(8)) + table(8)).splitlines():
+        if line.startswith("  "):
+            blank = [match.start() for match in re.finditer(r"(?<=\S) ", line)][5:]
+            cut = drawn.choice(blank)
+            line = f"{line[:cut]}\n{noise(drawn.randrange(2))}{line[cut:]}"
+        text += line + "\n"
+    assert figures(log_of(tmp_path, text)) == expected()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_logs_of_powershell_and_logs_with_nuls_are_read(tmp_path: Path, encoding: str) -> None:
+    text = head(devices(8)) + table(8)
+    assert figures(log_of(tmp_path, text.replace("\n", "\r\n").encode(encoding))) == expected()
+    assert figures(log_of(tmp_path, b"\0" * 5000 + text.encode() + b"\0" * 9)) == expected()
+
+
+def test_times_of_several_roots_are_one_row_and_are_said(tmp_path: Path) -> None:
+    text = head(devices(4), "broadcast_perf") + table(4, op="broadcast", cycles=[1.0, 1.0])
+    lines = text.splitlines(keepends=True)
+    rows = [at for at, line in enumerate(lines) if line.startswith("  ")]
+    for number, at in enumerate(rows):
+        lines[at] = lines[at].replace("   sum      -1", f"  none{number // 10:8d}")
+    path = tmp_path / "job.out"
+    path.write_text("".join(lines))
+    (log,) = read_nccl_tests(path)
+    assert log.remarks == ("times of 2 roots are taken together",)
+    assert len(read_sweep(path).rows) == 20
