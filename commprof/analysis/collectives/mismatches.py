@@ -11,7 +11,7 @@ that was counted is shifted by each missing record, and an unknown size is not a
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.matching import POINT_TO_POINT
-from commprof.text import named_ranks
+from commprof.text import listed, named_ranks
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import (
@@ -48,6 +48,11 @@ _UNEVEN = {OPS.index(name) for name in ("all_to_all", "all_to_all_single", "gath
 _BARRIERS = {OPS.index(name) for name in ("barrier", "monitored_barrier")}
 #: Most collectives kept that some rank has yet to issue; a rank further behind is hung.
 _MOST_OPEN = 4096
+#: Most collectives of a group that are remembered, and of these, most that are compared with the
+#: latest ones.
+_REMEMBERED, _COMPARED = 512, 64
+#: Smallest number of earlier places that say what is usual.
+_TIMES = 2
 #: Most mismatches kept; further ones are only counted.
 _MOST_KEPT = 8
 
@@ -91,13 +96,63 @@ class Mismatch:
     issued: tuple[tuple[Issued, tuple[int, ...]], ...]
     #: Each rank and the time of its issue, on the rank's own clock; sorted by rank.
     issue_ns: tuple[tuple[int, int], ...]
+    #: What all ranks issued at this place in earlier steps; None if this is not known.
+    usual: Issued | None = None
+    #: Ranks with the file and line at which they issued the collective, as far as known.
+    lines: tuple[tuple[int, str], ...] = ()
 
     @property
     def odd_ranks(self) -> tuple[int, ...]:
-        """Ranks that differ from the majority; all ranks if there is no majority."""
+        """The ranks that differ, see ``told_ranks``; all ranks if this cannot be told."""
+        everyone = tuple(sorted(rank for _, ranks in self.issued for rank in ranks))
+        return self.told_ranks or everyone
+
+    @property
+    def told_ranks(self) -> tuple[int, ...]:
+        """Ranks that differ from the majority, or else from their earlier steps.
+
+        Empty if neither tells the ranks apart, as where two ranks differ from each other.
+        """
         first, *others = (ranks for _, ranks in self.issued)
         odd = tuple(sorted(rank for ranks in others for rank in ranks))
-        return odd if len(first) > len(odd) else tuple(sorted((*first, *odd)))
+        if len(first) > len(odd):
+            return odd
+        if self.usual is None or self.usual not in [issued for issued, _ in self.issued]:
+            return ()
+        return tuple(
+            sorted(r for issued, ranks in self.issued if issued != self.usual for r in ranks)
+        )
+
+    @property
+    def difference(self) -> str:
+        """Says what differs, and who: "rank 1 issued a barrier where rank 0 issued ..."."""
+        told = self.told_ranks
+        odd = [part for part in self.issued if {*part[1]} <= {*told}] or self.issued[1:]
+        rest = [part for part in self.issued if part not in odd]
+        who = (
+            "which of them is wrong cannot be told"
+            if not told
+            else f"{named_ranks(told)} {'differ' if len(told) > 1 else 'differs'} from "
+            + ("the majority" if len(self.issued[0][1]) * 2 > len(self.issue_ns) else self._before)
+        )
+        return f"{self._said(odd)} where {self._said(rest)}; {who}"
+
+    @property
+    def _before(self) -> str:
+        return "its own earlier steps" if len(self.told_ranks) == 1 else "their own earlier steps"
+
+    def _said(self, parts: Sequence[tuple[Issued, tuple[int, ...]]]) -> str:
+        said = []
+        for issued, ranks in parts:
+            article = "an" if issued.op[:1] in "aeiou" else "a"
+            said.append(f"{named_ranks(ranks)} issued {article} {self.of_rank(ranks[0])}")
+        return listed(said)
+
+    def of_rank(self, rank: int) -> str:
+        """Returns what a rank issued, and at which line: "barrier (train.py:7)"."""
+        issued, ranks = next(part for part in self.issued if rank in part[1])
+        places = {line for at, line in self.lines if at in ranks}
+        return f"{issued}" + (f" ({min(places)})" if len(places) == 1 else "")
 
     @property
     def sentence(self) -> str:
@@ -132,6 +187,29 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
     )
 
 
+def usual_after(earlier: Sequence[Issued]) -> Issued | None:
+    """Returns what followed each time when the same collectives had been issued before.
+
+    Steps repeat, so the longest sequence of latest collectives that was issued at least ``_TIMES``
+    times before tells the place in the step. None if no sequence was, or if different collectives
+    followed.
+
+    earlier: the group's collectives, which were the same on all ranks, in order.
+    """
+    count = len(earlier)
+    for length in range(min(_COMPARED, count - 1), 0, -1):
+        latest = earlier[count - length :]
+        followed = [
+            earlier[begin + length]
+            for begin in range(count - length)
+            if earlier[begin + length - 1] == latest[-1]
+            and earlier[begin : begin + length] == latest
+        ]
+        if len(followed) >= _TIMES:
+            return followed[0] if all(one == followed[0] for one in followed) else None
+    return None
+
+
 class MismatchFinder:
     """Finds mismatches in a stream of collectives that are added in each rank's own order.
 
@@ -148,6 +226,10 @@ class MismatchFinder:
         self.count = 0
         self._open: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
         self._complete: list[tuple[tuple[str, int], dict[int, tuple[Issued, int]]]] = []
+        #: The latest collectives of each group that were the same on all ranks.
+        self._earlier: dict[str, deque[Issued]] = {}
+        #: The latest mismatch of each group, of at most ``_MOST_KEPT`` groups.
+        self._latest: dict[str, Mismatch] = {}
         #: For collectives in ``_open`` that differ: number of looks so far; -1 once reported.
         self._differing: dict[tuple[str, int], int] = {}
 
@@ -173,7 +255,10 @@ class MismatchFinder:
         members[rank] = issued, issue_ns
         if len(members) >= size:
             del self._open[key]
-            if self._differing.pop(key, -1) >= 0:
+            looks = self._differing.pop(key, None)
+            if looks is None:
+                self._earlier.setdefault(group, deque(maxlen=_REMEMBERED)).append(issued)
+            elif looks >= 0:
                 self._complete.append((key, members))
         if len(self._open) > _MOST_OPEN:
             oldest = next(iter(self._open))
@@ -195,10 +280,24 @@ class MismatchFinder:
         reported = []
         for (group, seq), members in ready:
             self.count += 1
+            if group in self._latest or len(self._latest) < _MOST_KEPT:
+                self._latest[group] = self._made(group, seq, members)
             if group not in {one.group for one in self.found} and len(self.found) < _MOST_KEPT:
-                self.found.append(mismatch_of(group, seq, members))
+                self.found.append(self._latest[group])
                 reported.append(self.found[-1])
         return reported
+
+    def known(self) -> list[Mismatch]:
+        """Returns the mismatches that are known by now, also of collectives that some ranks lack.
+
+        These are the latest ones of each group, of which a pending collective may be one.
+        """
+        unfinished = [(key, self._open[key]) for key in self._differing if key in self._open]
+        made = [self._made(*key, members) for key, members in (*self._complete, *unfinished)]
+        return [*self._latest.values(), *made[:_MOST_KEPT]]
+
+    def _made(self, group: str, seq: int, members: Mapping[int, tuple[Issued, int]]) -> Mismatch:
+        return mismatch_of(group, seq, members, usual_after([*self._earlier.get(group, ())]))
 
 
 def find_mismatches(
@@ -235,8 +334,22 @@ def find_mismatches(
                 traces[who].rank: _issued_at(traces[who], tables[who], at)
                 for who, at in zip(member[begin:end].tolist(), row[begin:end].tolist(), strict=True)
             }
-            found[number] = mismatch_of(list(names)[number][0], seq, members)
+            who = int(member[begin])
+            usual = usual_after(_earlier(traces[who], tables[who], parts[who], number, seq))
+            found[number] = mismatch_of(list(names)[number][0], seq, members, usual)
     return tuple(found.values()), int(differs.sum())
+
+
+def _earlier(trace: Trace, table: Collectives, keys: _Keys, group: int, seq: int) -> list[Issued]:
+    """Returns a rank's latest collectives of a group before a number; none of another profiler's.
+
+    Such a recording may lack some of them.
+    """
+    if trace.recorded is not None:
+        return []
+    rows = keys.row[(keys.key >> 32 == group) & (keys.key & 0xFFFFFFFF < seq)]
+    in_order = rows[np.argsort(table.seq[rows], kind="stable")][-_REMEMBERED:]
+    return [_issued_at(trace, table, row)[0] for row in in_order.tolist()]
 
 
 class _Keys(NamedTuple):
@@ -337,10 +450,21 @@ def issue_rows(records: Records) -> Iterator[dict[str, int]]:
             yield row
 
 
-def mismatch_of(group: str, seq: int, members: Mapping[int, tuple[Issued, int]]) -> Mismatch:
+def mismatch_of(
+    group: str,
+    seq: int,
+    members: Mapping[int, tuple[Issued, int]],
+    usual: Issued | None = None,
+    lines: Mapping[int, str] | None = None,
+) -> Mismatch:
     """Makes a ``Mismatch`` from the collectives that ranks issued under one sequence number.
 
-    members: each rank's collective and its time of issue in ns, on the rank's own clock.
+    Args:
+        group: name of the group.
+        seq: the sequence number.
+        members: each rank's collective and its time of issue in ns, on the rank's own clock.
+        usual: as in ``Mismatch``.
+        lines: file and line of ranks, as in ``Mismatch``.
     """
     by_value: dict[Issued, list[int]] = {}
     for rank, (issued, _) in sorted(members.items()):
@@ -351,4 +475,6 @@ def mismatch_of(group: str, seq: int, members: Mapping[int, tuple[Issued, int]])
         seq,
         tuple((issued, tuple(ranks)) for issued, ranks in ordered),
         tuple((rank, issue_ns) for rank, (_, issue_ns) in sorted(members.items())),
+        usual,
+        tuple(sorted((lines or {}).items())),
     )

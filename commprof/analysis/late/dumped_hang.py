@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from commprof.analysis.collectives.mismatches import (
@@ -12,6 +12,7 @@ from commprof.analysis.collectives.mismatches import (
     Mismatch,
     common_bytes,
     mismatch_of,
+    usual_after,
 )
 from commprof.analysis.late.standstill import (
     Accused,
@@ -103,6 +104,8 @@ class Diagnosis:
     problems: tuple[str, ...]
     #: If all ranks arrived: operations that are the oldest pending operation of all their ranks.
     oldest: tuple[str, ...] = ()
+    #: The mismatch that is the cause, if one is.
+    mismatch: Mismatch | None = None
     #: True if the dumps name the ranks of every group with pending operations.
     members_told: bool = True
     #: Backends that do not tell Flight Recorder whether an operation has completed.
@@ -140,9 +143,9 @@ class Diagnosis:
         if self.kind == "circle":
             return f"{who} wait for each other: they issued operations in different orders"
         if self.kind == "mismatch":
-            return (
-                f"The ranks issued different collectives; {who} differ{'s' * (who.count(' ') == 1)}"
-            )
+            assert self.mismatch is not None
+            number = f"number {self.mismatch.seq} of group {self.mismatch.group!r}"
+            return f"The ranks issued different collectives as {number}: {self.mismatch.difference}"
         cause = f"The job hangs because of {who}"
         if not self.victims:
             return cause
@@ -199,10 +202,10 @@ def diagnosis(path: Path) -> Diagnosis:
     missing = tuple(sorted({r for ranks in members.values() for r in ranks} - seen))
     everybody = [*states, *(_undumped(r, members, states[0].world_size) for r in missing)]
     waits = waits_of(everybody)
-    cause = find_cause(everybody, waits)
     mismatches = _mismatches(dumps)
+    cause = find_cause(everybody, waits, mismatches)
     words = _Words(dumps, members)
-    kind, culprits = _culprits(cause, mismatches, states, waits, words)
+    kind, culprits = _culprits(cause, states, waits, words)
     untold = {e.backend for dump in dumps for e in dump.entries if e.state == UNTOLD}
     if kind == "none" and untold:
         kind = "unknown"
@@ -225,6 +228,7 @@ def diagnosis(path: Path) -> Diagnosis:
             for one in state.pending.values()
         ),
         untold=tuple(sorted(untold)),
+        mismatch=cause.mismatch,
     )
 
 
@@ -333,7 +337,6 @@ def _standing(
 
 def _culprits(
     cause: Cause,
-    mismatches: Sequence[Mismatch],
     states: Sequence[DumpedRank],
     waits: Mapping[int, Waits],
     words: _Words,
@@ -341,14 +344,10 @@ def _culprits(
     pending = {(one.group, one.seq) for state in states for one in state.pending.values()}
     if not pending:
         return "none", ()
-    for found in mismatches:
-        if (found.group, found.seq) in pending:
-            said = {rank: issued for issued, ranks in found.issued for rank in ranks}
-            where = f"as number {found.seq} of {words.group(found.group)}"
-            return "mismatch", tuple(
-                Accused(rank, f"issued {said[rank]} {where}", f"issued {said[rank]} {where}")
-                for rank in found.odd_ranks
-            )
+    if cause.mismatch is not None:
+        where = f"as number {cause.mismatch.seq} of {words.group(cause.mismatch.group)}"
+        said = ((rank, f"issued {cause.mismatch.of_rank(rank)} {where}") for rank in cause.ranks)
+        return "mismatch", tuple(Accused(rank, text, text) for rank, text in said)
     by_rank = {state.rank: state for state in states}
     certain = [rank for rank in cause.ranks if rank in by_rank]
     if certain:
@@ -428,19 +427,49 @@ def _next(way: Sequence[tuple[int, Operation]], at: int, ends: str) -> str:
 
 
 def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
-    """Returns the first mismatch of each group."""
+    """Returns the first mismatch of each group, and the first that is pending on a rank."""
     issued: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
+    lines: dict[tuple[str, int], dict[int, str]] = {}
+    pending: set[tuple[str, int]] = set()
     for dump in dumps:
         for entry in dump.entries:
-            if not entry.is_message:
-                # Entries of one coalesced launch share its number: the first stands for it.
-                members = issued.setdefault((entry.group, entry.seq), {})
-                members.setdefault(dump.rank, (_issued(entry), entry.created_ns))
-    first: dict[str, Mismatch] = {}
+            if entry.is_message:
+                continue
+            # Entries of one coalesced launch share its number: the first stands for it.
+            key = entry.group, entry.seq
+            issued.setdefault(key, {}).setdefault(dump.rank, (_issued(entry), entry.created_ns))
+            if entry.line:
+                lines.setdefault(key, {}).setdefault(dump.rank, entry.line)
+            if entry.state in ("scheduled", "started"):
+                pending.add(key)
+    first: dict[tuple[str, bool], Mismatch] = {}
+    earlier: dict[str, list[Issued]] = {}
     for (group, seq), members in sorted(issued.items()):
-        if group not in first and len({what for what, _ in members.values()}) > 1:
-            first[group] = mismatch_of(group, seq, members)
+        values = _comparable([what for what, _ in members.values()])
+        if len({*values}) == 1:
+            earlier.setdefault(group, []).append(values[0])
+            continue
+        which = group, (group, seq) in pending
+        if which not in first and (group, True) not in first:
+            compared = {
+                rank: (value, issue_ns)
+                for (rank, (_, issue_ns)), value in zip(members.items(), values, strict=True)
+            }
+            usual = usual_after(earlier.get(group, []))
+            first[which] = mismatch_of(group, seq, compared, usual, lines.get((group, seq)))
     return tuple(first.values())
+
+
+def _comparable(issued: Sequence[Issued]) -> list[Issued]:
+    """Returns equal operations without what the dump of some rank does not tell: size or type."""
+    if len({one.op for one in issued}) > 1:
+        return list(issued)
+    sized = all(one.size_bytes >= 0 for one in issued)
+    typed = all(one.dtype for one in issued)
+    return [
+        replace(one, size_bytes=one.size_bytes if sized else -1, dtype=one.dtype if typed else "")
+        for one in issued
+    ]
 
 
 def _issued(entry: Entry) -> Issued:

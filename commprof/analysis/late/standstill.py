@@ -6,6 +6,10 @@ ranks that have not issued it. Following these waits leads to ranks that wait fo
 these ranks did not arrive. If the waits form a circle, ranks issued the operations of several
 groups in different orders.
 
+If a collective is pending that is not the same on all ranks, this mismatch is the cause, and
+neither an absent rank nor the network. It is the cause, too, if all ranks have arrived at what is
+pending and there was a mismatch in the same group before.
+
 A rank is behind if its oldest pending operation is a collective that other ranks have completed.
 A rank is also behind if all ranks have issued the collective, and the collective runs on the device
 of another rank but not on the device of this rank. Both rules use only collectives that no rank can
@@ -19,6 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from commprof.analysis.align.matching import needed_ranks
+from commprof.analysis.collectives.mismatches import Mismatch
 from commprof.text import clauses
 from commprof.trace.documents import Group
 from commprof.trace.schema import OPS, comes_before
@@ -100,14 +105,17 @@ Waits = Sequence[tuple[Operation, tuple[int, ...]]]
 class Cause:
     """Cause of a hang."""
 
-    #: "absent": ranks did not arrive; "behind": ranks have not completed operations that others
-    #: have; "circle": ranks wait for each other; "arrived": all ranks arrived; "unmatched": it is
-    #: not known who takes part in a pending message, such as a receive from any rank.
+    #: "mismatch": ranks issued different collectives; "absent": ranks did not arrive; "behind":
+    #: ranks have not completed operations that others have; "circle": ranks wait for each other;
+    #: "arrived": all ranks arrived; "unmatched": it is not known who takes part in a pending
+    #: message, such as a receive from any rank.
     kind: str
     #: The culprits, sorted; all ranks of a circle; empty if all ranks arrived, or if unmatched.
     ranks: tuple[int, ...]
     #: For each rank that is behind, the operation that it has not completed, or not begun.
     behind: Mapping[int, Operation]
+    #: The mismatch that is the cause, if one is. It may tell no culprit.
+    mismatch: Mismatch | None = None
 
 
 @dataclass(frozen=True)
@@ -185,8 +193,20 @@ class _LateRanks:
         return self._found[key]
 
 
-def find_cause(states: Sequence[Standing], waits: Mapping[int, Waits]) -> Cause:
-    """Finds the ranks that the others wait for; ``waits``: result of ``waits_of``."""
+def find_cause(
+    states: Sequence[Standing], waits: Mapping[int, Waits], mismatches: Sequence[Mismatch] = ()
+) -> Cause:
+    """Finds the ranks that the others wait for, or whose collectives do not match.
+
+    Args:
+        states: states of the ranks.
+        waits: result of ``waits_of``.
+        mismatches: collectives that were not the same on all ranks. One that is pending is the
+            cause. One before a pending collective of its group is the cause if all ranks arrived.
+    """
+    mixed = _mismatched(states, mismatches)
+    if mixed is not None:
+        return Cause("mismatch", mixed.told_ranks, {}, mixed)
     pending: dict[tuple[int, str, int], Operation] = {}
     for state in states:
         for one in state.pending.values():
@@ -212,7 +232,33 @@ def find_cause(states: Sequence[Standing], waits: Mapping[int, Waits]) -> Cause:
         return Cause("circle", circle, {})
     if any(one.seq < 0 for state in states for one in state.pending.values()):
         return Cause("unmatched", (), {})
+    mixed = _mismatched(states, mismatches, before=True)
+    if mixed is not None:
+        return Cause("mismatch", mixed.told_ranks, {}, mixed)
     return Cause("arrived", (), {})
+
+
+def _mismatched(
+    states: Sequence[Standing], mismatches: Sequence[Mismatch], before: bool = False
+) -> Mismatch | None:
+    """Returns the first mismatch that is pending on a rank; None if there is none.
+
+    before: also a mismatch before a pending collective of its group.
+    """
+    pending = [
+        (one.group, one.seq)
+        for state in states
+        for one in state.pending.values()
+        if one.peer < 0 and one.seq >= 0
+    ]
+    for mismatch in sorted(mismatches, key=lambda one: one.seq):
+        number = mismatch.group, mismatch.seq
+        earlier = before and any(
+            group == mismatch.group and comes_before(mismatch.seq, seq) for group, seq in pending
+        )
+        if number in pending or earlier:
+            return mismatch
+    return None
 
 
 def chain_to(

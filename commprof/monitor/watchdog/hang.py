@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from commprof.analysis.collectives.mismatches import Mismatch
 from commprof.analysis.late.standstill import (
     Accused,
+    Cause,
     Operation,
     Waits,
     find_cause,
@@ -50,12 +52,14 @@ class Process:
 class Hang:
     """A hang of a job or of some of its ranks."""
 
-    #: "held up": a process cannot run; "absent": ranks did not arrive; "behind": ranks have not
-    #: completed an operation that others have; "step": no collective is pending; "transfer": all
-    #: ranks have arrived; "circle": ranks wait for each other; "unmatched": the rank that others
-    #: wait for is not known; "unseen": all ranks visible from this host have arrived.
+    #: "mismatch": ranks issued different collectives; "held up": a process cannot run; "absent":
+    #: ranks did not arrive; "behind": ranks have not completed an operation that others have;
+    #: "step": no collective is pending; "transfer": all ranks have arrived; "circle": ranks wait
+    #: for each other; "unmatched": the rank that others wait for is not known; "unseen": all ranks
+    #: visible from this host have arrived.
     kind: str
-    #: Ranks that the others wait for; empty if all ranks have arrived.
+    #: Ranks that the others wait for, or that issued another collective than the others; empty if
+    #: all ranks have arrived, or if it cannot be told which collective is wrong.
     accused: tuple[Accused, ...]
     #: The operation that ranks wait in, as a waiting rank issued it, on this host if one waits
     #: here; None if none is pending.
@@ -73,6 +77,8 @@ class Hang:
     phase: str
     #: Ranks whose records cannot be followed from this host.
     unseen: tuple[int, ...] = ()
+    #: The collectives that differ between ranks, if that is the cause.
+    mismatch: Mismatch | None = None
 
     @property
     def sentence(self) -> str:
@@ -89,6 +95,12 @@ class Hang:
         if self.pending_s is not None:
             lasts = f"pending for {self.pending_s:.1f} s"
         asked = f"{self.operation} ({where}, {lasts})"
+        if self.mismatch is not None:
+            number = f"collective number {self.mismatch.seq} of group {self.mismatch.group!r}"
+            differs = f"ranks issued different collectives as {number}: {self.mismatch.difference}"
+            if self.operation.seq == self.mismatch.seq:
+                return f"{differs} ({where}, {lasts})"
+            return f"{differs}; {named_ranks(self.waiting)} in {asked}"
         if self.kind == "unseen":
             hidden = f"the records of {named_ranks(self.unseen)} are not visible"
             return f"all ranks visible from this host arrived at {asked}; {hidden}"
@@ -115,6 +127,7 @@ def find_hang(
     limit_ns: int,
     now_ns: int,
     unseen: Sequence[int] = (),
+    mismatches: Sequence[Mismatch] = (),
 ) -> Hang | None:
     """Finds a hang: a step or collective that has taken longer than the limit; None if none has.
 
@@ -125,6 +138,7 @@ def find_hang(
         limit_ns: longest time that a step or collective may take, see ``Threshold.limit_ns``.
         now_ns: current time, on the clock of this host's records (``CLOCK_MONOTONIC``).
         unseen: ranks whose records cannot be followed from this host.
+        mismatches: collectives that were not the same on all ranks.
     """
     alive = {rank for rank, process in processes.items() if process.state != DEAD}
     watched = [state for state in states if state.rank in alive]
@@ -147,12 +161,14 @@ def find_hang(
         for rank, process in sorted(processes.items())
         if process.held_up and rank not in closed
     ]
-    kind, accused = _accuse(states, overdue, edges)
+    cause = find_cause(states, edges, mismatches)
+    kind, accused = _accuse(states, overdue, edges, cause)
     if kind == "transfer" and unseen:
         kind = "unseen"
     if held_up:
         kind, accused = "held up", tuple(held_up)
-    found = _described(kind, accused, states, edges, processes, now_ns)
+    mismatch = cause.mismatch if kind == "mismatch" else None
+    found = _described(kind, accused, states, edges, processes, now_ns, mismatch)
     return replace(found, unseen=tuple(unseen), waited_s=waited_s)
 
 
@@ -177,9 +193,14 @@ def _age_ns(state: RankState, operations: Iterable[Operation], now_ns: int) -> i
 
 
 def _accuse(
-    states: Sequence[RankState], overdue: Sequence[RankState], edges: Mapping[int, Waits]
+    states: Sequence[RankState],
+    overdue: Sequence[RankState],
+    edges: Mapping[int, Waits],
+    cause: Cause,
 ) -> tuple[str, tuple[Accused, ...]]:
-    cause = find_cause(states, edges)
+    if cause.mismatch is not None:
+        said = ((rank, f"issued {cause.mismatch.of_rank(rank)}") for rank in cause.ranks)
+        return "mismatch", tuple(Accused(rank, text, text) for rank, text in said)
     by_rank = {state.rank: state for state in states}
     if cause.kind == "circle":
         first = ((rank, edges[rank][0][0]) for rank in cause.ranks)
@@ -219,6 +240,7 @@ def _described(
     edges: Mapping[int, Waits],
     here: Collection[int],
     now_ns: int,
+    mismatch: Mismatch | None = None,
 ) -> Hang:
     """Describes a hang; ``here`` are the ranks of this host, whose clock shows ``now_ns``."""
     guilty = {one.rank for one in accused}
@@ -234,6 +256,13 @@ def _described(
             for state in states
             if state.rank in guilty and state.waiting_for is not None
         ]
+    if mismatch is not None:
+        asked = [
+            (one, state)
+            for state in states
+            for one in state.pending.values()
+            if one.peer < 0 and (one.group, one.seq) == (mismatch.group, mismatch.seq)
+        ]
     if not asked:  # all ranks have arrived, or a rank that is held up had arrived
         asked = [
             (state.waiting_for, state)
@@ -245,6 +274,8 @@ def _described(
     waiting: tuple[int, ...] = ()
     pending_s: float | None = None
     if operation is not None:
+        if mismatch is not None:
+            guilty = set()  # they wait, too
         if witness.rank in here:
             pending_s = (now_ns - operation.issue_ns) / _NS_PER_S
         waiting = tuple(
@@ -255,7 +286,9 @@ def _described(
         )
     seen = next((s for s in states if s.rank in guilty), witness)
     step = max((state.step for state in states), default=-1)
-    return Hang(kind, accused, operation, pending_s, waiting, 0.0, step, seen.phase)
+    return Hang(
+        kind, accused, operation, pending_s, waiting, 0.0, step, seen.phase, mismatch=mismatch
+    )
 
 
 def _same(one: Operation, other: Operation) -> bool:

@@ -16,6 +16,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from commprof.analysis.collectives.mismatches import Mismatch
 from commprof.analysis.late.incidents import HANG_SCHEMA_VERSION
 from commprof.analysis.late.standstill import Operation, reasons
 from commprof.files import replace_file
@@ -47,6 +48,7 @@ class HangFile:
             "sentence": hang.sentence,
             "accused": [{"rank": a.rank, "why": a.why, "behind": a.behind} for a in hang.accused],
             "reasons": reasons(hang.accused),
+            "mismatch": _mismatch(hang.mismatch),
             "operation": hang.operation and asdict(hang.operation),
             "waiting": list(hang.waiting),
             "pending_s": None if hang.pending_s is None else round(hang.pending_s, 3),
@@ -63,6 +65,11 @@ class HangFile:
     def set_threshold(self, text: str) -> None:
         """Adds the threshold and its origin, in words."""
         self.value["threshold"] = text
+        self.write()
+
+    def set_sentence(self, sentence: str) -> None:
+        """Replaces the diagnosis by one that says more."""
+        self.value["sentence"] = sentence
         self.write()
 
     def add_stack(self, rank: int, suffix: str, text: str, problem: str) -> str:
@@ -133,6 +140,13 @@ def _rank(feed: RankFeed, now_ns: int) -> dict[str, Any]:
         "pending": _pending(state, now_ns if here else 0),
         "pending_count": len(state.pending),
     }
+
+
+def _mismatch(mismatch: Mismatch | None) -> dict[str, Any] | None:
+    if mismatch is None:
+        return None
+    issued = [{**asdict(what), "ranks": list(ranks)} for what, ranks in mismatch.issued]
+    return {"group": mismatch.group, "seq": mismatch.seq, "issued": issued}
 
 
 def _pending(state: RankState, now_ns: int) -> list[dict[str, Any]]:

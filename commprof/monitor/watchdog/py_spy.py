@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -68,6 +69,29 @@ def dump(pid: int) -> Dump:
     if done.returncode == 0 and done.stdout.strip():
         return Dump(done.stdout, "")
     return Dump("", explained(done.stderr, pid))
+
+
+#: A frame of py-spy's main thread: "    all_gather (torch/distributed/distributed_c10d.py:3853)".
+_FRAME = re.compile(r"^ {4}.* \((?P<file>[^()]+):(?P<line>\d+)\)$")
+#: Frames of libraries, whose paths py-spy shortens to what follows ``site-packages/``.
+_OF_LIBRARY = re.compile(
+    r"^(?:torch|commprof|concurrent|threading|runpy|<)|/(?:site|dist)-packages/"
+)
+
+
+def script_line(stacks: str) -> str:
+    """Returns the innermost line of the main thread that is not in torch, Python or commprof.
+
+    stacks: text of a ``Dump``. The result is such as "train.py:7"; empty if there is no such line.
+    """
+    _, _, main = stacks.partition("MainThread")
+    for line in main.splitlines()[1:]:
+        if line.startswith("Thread "):
+            break
+        frame = _FRAME.match(line)
+        if frame is not None and not _OF_LIBRARY.search(frame["file"]):
+            return f"{os.path.basename(frame['file'])}:{frame['line']}"
+    return ""
 
 
 class NativeDump:

@@ -6,13 +6,18 @@ import json
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from commprof.analysis.collectives.mismatches import MismatchFinder, issue_rows, issued_of
+from commprof.analysis.collectives.mismatches import (
+    Mismatch,
+    MismatchFinder,
+    issue_rows,
+    issued_of,
+)
 from commprof.analysis.late.functions import samples_path
 from commprof.analysis.step.anomalies import AnomalyFinder
 from commprof.monitor.figures.step_meter import StepMeter
@@ -63,6 +68,8 @@ def _append(path: Path, text: str) -> None:
 
 #: Most accused ranks whose stacks are read at a hang.
 _MOST_ACCUSED = 2
+#: Most different collectives of which the stacks of a rank are read.
+_MOST_DIFFERENT = 3
 
 
 class WatchTask(Protocol):
@@ -78,9 +85,23 @@ class WatchTask(Protocol):
 class HangTask:
     """Reports hangs one at a time: the next one only after all ranks have gone on."""
 
-    def __init__(self, directory: Path, threshold: Threshold, log: Log) -> None:
-        """Sets the directory for hang files; ``poll`` adds step times to ``threshold``."""
+    def __init__(
+        self,
+        directory: Path,
+        threshold: Threshold,
+        log: Log,
+        mismatches: Callable[[], Sequence[Mismatch]] = tuple,
+    ) -> None:
+        """Prepares for the first look.
+
+        Args:
+            directory: directory for hang files.
+            threshold: the limit; ``poll`` adds step times to it.
+            log: gets the reports.
+            mismatches: returns the mismatched collectives that are known by now.
+        """
         self._directory = directory
+        self._mismatches = mismatches
         self._threshold = threshold
         self._log = log
         self._open: HangFile | None = None
@@ -102,14 +123,17 @@ class HangTask:
         seen = {state.rank for state in states}
         world_size = max((state.world_size for state in states), default=0)
         unseen = [rank for rank in range(world_size) if rank not in seen]
-        hang = find_hang(states, processes, self._threshold.limit_ns, now_ns, unseen)
+        hang = find_hang(
+            states, processes, self._threshold.limit_ns, now_ns, unseen, self._mismatches()
+        )
         if hang is None:
             alive = any(p.state != DEAD for p in processes.values())
             self._close(now_ns, over=alive or any(state.closed for state in states))
         elif self._open is None:
             self._open = HangFile(self._directory, hang, feeds, now_ns)
             self._open.set_threshold(self._threshold.text)
-            self._log.say(f"HANG {self._open.number}: {hang.sentence}")
+            if hang.mismatch is None:
+                self._log.say(f"HANG {self._open.number}: {hang.sentence}")
             self._read_stacks(self._open, hang, feeds)
         self._go_on()
 
@@ -146,8 +170,17 @@ class HangTask:
         }
         accused = [one.rank for one in hang.accused if one.rank in here][:_MOST_ACCUSED]
         waiting = [rank for rank in hang.waiting if rank in here and rank not in accused][:1]
-        for rank in (*accused, *waiting):
-            read = py_spy.dump(here[rank].pid)
+        if hang.mismatch is not None:  # a rank of each of the different collectives
+            each = ([r for r in ranks if r in here][:1] for _, ranks in hang.mismatch.issued)
+            accused, waiting = [rank for ranks in each for rank in ranks][:_MOST_DIFFERENT], []
+        stacks = {rank: py_spy.dump(here[rank].pid) for rank in (*accused, *waiting)}
+        if hang.mismatch is not None:
+            lines = {rank: py_spy.script_line(read.text) for rank, read in stacks.items()}
+            told = tuple((rank, f"now at {line}") for rank, line in lines.items() if line)
+            hang = replace(hang, mismatch=replace(hang.mismatch, lines=told))
+            file.set_sentence(hang.sentence)
+            self._log.say(f"HANG {file.number}: {hang.sentence}")
+        for rank, read in stacks.items():
             name = file.add_stack(rank, "", read.text, read.problem)
             self._log.say(f"stacks of rank {rank}: {name or read.problem}")
         # For native frames py-spy stops the process, which is not possible if it is stopped.
@@ -234,6 +267,10 @@ class MismatchTask:
                     row["timestamp_ns"],
                 )
         self._tell(last=False)
+
+    def known(self) -> list[Mismatch]:
+        """Returns the mismatches that are known by now."""
+        return self._finder.known()
 
     def finish(self) -> None:
         """Reports mismatches that were still waiting for other ranks' collectives."""

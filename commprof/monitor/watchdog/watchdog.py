@@ -122,7 +122,9 @@ def watch(
 
     def tasks(place: Path) -> list[WatchTask]:
         log = Log(place, quiet)
-        telling = HangTask(place, Threshold(threshold_s), log), MismatchTask(log), AnomalyTask(log)
+        differing = MismatchTask(log)
+        hangs = HangTask(place, Threshold(threshold_s), log, differing.known)
+        telling = differing, hangs, AnomalyTask(log)
         return [*(telling if tells else ()), *([SampleTask(place, log)] if samples else [])]
 
     jobs: dict[Path, Job] = {}

@@ -139,3 +139,51 @@ def test_collectives_are_numbered_from_0_as_in_traces(tmp_path: Path, first: int
     found = diagnosed(tmp_path, dump(PAIR, *entries, waits), dump(PAIR, *entries))
     assert found.culprits[0].why.startswith("rank 1 did not arrive at all_reduce number 3 of")
     assert "SeqNum in c10d's messages is 1 more" in " ".join(render(found, 100).split())
+
+
+def framed(value: Value, line: int) -> Value:
+    """Returns the entry with the stack that Flight Recorder stores, innermost frame first."""
+    library = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
+    frames = [("all_gather", library, 3853), ("exchange", "/home/me/train.py", line)]
+    named = [{"name": name, "filename": file, "line": at} for name, file, at in frames]
+    return value | {"frames": [*named, {"name": "<module>", "filename": "main.py", "line": 2}]}
+
+
+def test_a_mismatch_of_two_ranks_names_both_calls_and_their_lines(tmp_path: Path) -> None:
+    gathers = framed(entry("0", 1, "allgather", backend="gloo", count=2000), 8)
+    barrier = framed(entry("0", 1, "barrier", backend="gloo") | {"input_sizes": []}, 10)
+    done = [entry("0", 0, state="completed", backend="gloo")]
+    found = diagnosed(tmp_path, dump(PAIR, *done, gathers), dump(PAIR, *done, barrier))
+    assert (found.kind, found.culprits, found.victims) == ("mismatch", (), (0, 1))
+    assert found.sentence == (
+        "The ranks issued different collectives as number 1 of group '0': rank 1 issued a barrier "
+        "(train.py:10) where rank 0 issued an all_gather of 8000 bytes as Float (train.py:8); "
+        "which of them is wrong cannot be told"
+    )
+    assert "network" not in render(found, 100)
+
+
+def test_the_rank_that_differs_from_its_earlier_steps_is_the_culprit(tmp_path: Path) -> None:
+    """A step has all-reduces of 8 and 16 elements; rank 0 leaves out the first one of step 4."""
+    steps = [ended(seq) | {"input_sizes": [[8 + 8 * (seq % 2)]]} for seq in range(6)]
+    for one in steps:
+        one["output_sizes"] = one["input_sizes"]
+    late = dump(PAIR, *steps, entry("0", 6, count=16))
+    found = diagnosed(tmp_path, late, dump(PAIR, *steps, entry("0", 6, count=8)))
+    assert (found.kind, [one.rank for one in found.culprits]) == ("mismatch", [0])
+    assert "rank 0 differs from its own earlier steps" in found.sentence
+
+
+def test_a_size_that_one_dump_lacks_is_no_mismatch(tmp_path: Path) -> None:
+    unsized = entry("0", 1) | {"input_sizes": None, "output_sizes": None}
+    untyped = entry("0", 1) | {"input_dtypes": ["Unheard"], "output_dtypes": ["Unheard"]}
+    for other in (unsized, untyped | {"input_dtypes": None, "output_dtypes": None}):
+        found = diagnosed(tmp_path, dump(PAIR, entry("0", 1)), dump(PAIR, other))
+        assert (found.kind, found.mismatches) == ("arrived", ())
+
+
+def test_a_mismatch_before_what_all_ranks_wait_in_is_the_cause(tmp_path: Path) -> None:
+    mixed = [ended(0, op) for op in ("all_reduce", "broadcast")]
+    found = diagnosed(tmp_path, *[dump(PAIR, one, entry("0", 1)) for one in mixed])
+    assert (found.kind, found.culprits) == ("mismatch", ())
+    assert found.sentence.startswith("The ranks issued different collectives as number 0 of")

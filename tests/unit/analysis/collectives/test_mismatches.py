@@ -10,6 +10,8 @@ from commprof.analysis.collectives.mismatches import (
     find_mismatches,
     issue_rows,
     issued_of,
+    mismatch_of,
+    usual_after,
 )
 from commprof.trace import columns
 from commprof.trace.schema import FLAG_SPARSE, NO_SEQ, UNKNOWN_REDUCE_OP
@@ -168,3 +170,64 @@ def test_the_live_finder_does_not_wait_for_a_rank_that_never_comes() -> None:
     finder.add(2, "0", 3, 0, SMALL, 3)  # rank 2 issues it after all
     assert finder.poll(last=True) == []
     assert finder.count == 1
+
+
+OTHER = Issued("barrier", "", "", -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "usual"),
+    [
+        ([], None),
+        ([SMALL, LARGE], None),
+        ([SMALL, LARGE] * 2, None),  # what follows LARGE was seen once
+        ([SMALL, LARGE] * 3, SMALL),
+        ([SMALL] * 20, SMALL),
+        # A barrier after every third all-reduce.
+        ([SMALL, SMALL, SMALL, OTHER] * 4, SMALL),
+        ([*[SMALL, SMALL, SMALL, OTHER] * 4, SMALL, SMALL, SMALL], OTHER),
+        # Nothing repeats: either may follow.
+        ([SMALL, LARGE, SMALL, OTHER, SMALL, LARGE, SMALL, OTHER, OTHER, SMALL], None),
+    ],
+)
+def test_what_is_usual_at_a_place_is_what_followed_there_each_time(
+    earlier: list[Issued], usual: Issued | None
+) -> None:
+    assert usual_after(earlier) == usual
+
+
+def test_two_ranks_are_told_apart_by_what_they_issued_in_earlier_steps() -> None:
+    """Each step has two small all-reduces and a large one; rank 1 leaves out the second small."""
+    made = [Rank(rank, 2, dtypes=DTYPES) for rank in range(2)]
+    for rank in made:
+        sizes = [8, 8, 16] * 4 + ([8, 16] if rank.rank == 1 else [8, 8])
+        for seq, size in enumerate(sizes):
+            rank.collective(seq, 10 * seq + 1, 10 * seq + 5, bytes=size, dtype=6)
+    mismatches(*made)  # the live finder tells the same
+    traces = [rank.trace() for rank in made]
+    (first,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    assert (first.seq, first.told_ranks, first.odd_ranks) == (13, (1,), (1,))
+    assert first.difference == (
+        "rank 1 issued an all_reduce(sum) of 16 bytes as Float where rank 0 issued an "
+        "all_reduce(sum) of 8 bytes as Float; rank 1 differs from its own earlier steps"
+    )
+
+
+def test_ranks_of_which_no_majority_and_no_earlier_step_tells_are_not_told() -> None:
+    made = ranks(4)
+    for rank in made:
+        rank.collective(2, 30, 40, bytes=8 * (1 + rank.rank // 2), dtype=6)
+    traces = [rank.trace() for rank in made]
+    (first,), _ = find_mismatches(traces, [columns.collectives(trace) for trace in traces])
+    assert (first.told_ranks, first.odd_ranks) == ((), (0, 1, 2, 3))
+    assert first.difference.endswith("; which of them is wrong cannot be told")
+
+
+def test_lines_are_said_if_all_ranks_of_a_collective_share_one() -> None:
+    lines = {0: "a.py:1", 1: "a.py:2", 2: "a.py:1", 3: "b.py:1"}
+    issued = {0: SMALL, 1: OTHER, 2: SMALL, 3: SMALL}
+    found = mismatch_of("0", 5, {r: (one, r) for r, one in issued.items()}, None, lines)
+    assert found.difference == (
+        "rank 1 issued a barrier (a.py:2) where ranks 0, 2, 3 issued an all_reduce(sum) of 8 bytes "
+        "as Float; rank 1 differs from the majority"
+    )

@@ -1,0 +1,235 @@
+"""Hangs in which ranks issued different collectives: the watchdog never blames the network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from commprof.analysis.late import standstill
+from commprof.monitor.watchdog import py_spy, tasks
+from commprof.monitor.watchdog.hang import DEAD, Hang, Process, find_hang
+from commprof.monitor.watchdog.tasks import HangTask, Log, MismatchTask
+from commprof.monitor.watchdog.thresholds import Threshold
+from tests.support.builders.traces import MS, Rank
+from tests.unit.monitor.test_hang import SECOND, group, state
+
+#: Code of the type in these traces.
+FLOAT, DTYPES = 0, ["Float"]
+ODD: dict[str, Any] = {"op": "barrier"}
+EVEN: dict[str, Any] = {"op": "all_gather", "bytes": 8000}
+
+
+def job(
+    last: Sequence[dict[str, Any]], done: Sequence[dict[str, Any]] = (), end: int = 0
+) -> list[Rank]:
+    """Returns ranks that completed three steps of ``done``, and issued their ``last`` one each.
+
+    end: time at which the last ones completed; 0 if they are pending.
+    """
+    made = [Rank(rank, len(last), dtypes=DTYPES) for rank in range(len(last))]
+    for rank, issued in zip(made, last, strict=True):
+        for step in range(3):
+            rank.step(step * 100 * MS, (step + 1) * 100 * MS)
+            for place, fields in enumerate(done):
+                at = (step * 100 + 10 + 10 * place) * MS
+                rank.collective(step * len(done) + place, at, at + MS, **_typed(fields))
+        rank.collective(3 * len(done), 310 * MS, end, **_typed(issued))
+    return made
+
+
+def _typed(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"bytes": 0, "dtype": FLOAT, **fields}
+
+
+def feeds(made: Sequence[Rank]) -> list[Any]:
+    """Returns what the watchdog reads of ranks on this host."""
+    return [
+        SimpleNamespace(
+            state=state(rank),
+            records=rank.records(),
+            is_seen=True,
+            process=Process(1000 + rank.rank, "running"),
+            metadata={"dtypes": DTYPES, "machine": {"hostname": "a"}, "pid": 1000 + rank.rank},
+            group_sizes={1: ("0", len(made))},
+        )
+        for rank in made
+    ]
+
+
+def hang_of(made: Sequence[Rank], **processes: str) -> Hang:
+    """Returns the hang that the watchdog finds in its first look, with a limit of 5 s."""
+    seen: list[Any] = feeds(made)
+    differing = MismatchTask(Log(Path("/nonexistent"), quiet=True))
+    differing.poll(seen, 0)
+    watched = {
+        rank: Process(1000 + rank, processes.get(f"rank_{rank}", "running"))
+        for rank in range(len(made))
+    }
+    states = [feed.state for feed in seen]
+    hang = find_hang(states, watched, 5 * SECOND, 10 * SECOND, (), differing.known())
+    assert hang is not None
+    return hang
+
+
+def test_two_ranks_that_differ_are_both_described_and_none_is_accused() -> None:
+    hang = hang_of(job([EVEN, ODD], [{"bytes": 256}] * 7))
+    assert (hang.kind, hang.accused, hang.waiting) == ("mismatch", (), (0, 1))
+    assert hang.sentence == (
+        "ranks issued different collectives as collective number 21 of group '0': rank 1 issued a "
+        "barrier where rank 0 issued an all_gather of 8000 bytes as Float; which of them is wrong "
+        "cannot be told (step 3, pending for 9.7 s)"
+    )
+    assert "network" not in hang.sentence
+
+
+def test_the_rank_that_differs_from_the_majority_is_accused() -> None:
+    hang = hang_of(job([EVEN, ODD, EVEN], [{"bytes": 256}]))
+    assert (hang.kind, [one.rank for one in hang.accused]) == ("mismatch", [1])
+    assert hang.accused[0].why == "rank 1 issued barrier"
+    assert (
+        "rank 1 issued a barrier where ranks 0, 2 issued an all_gather of 8000 bytes as Float; "
+        "rank 1 differs from the majority" in hang.sentence
+    )
+
+
+def test_the_rank_that_differs_from_its_own_earlier_steps_is_accused() -> None:
+    """Each step has an all_gather, then two all-reduces; rank 0 begins its step with a barrier."""
+    hang = hang_of(job([ODD, EVEN], [EVEN, {"bytes": 64}, {"bytes": 64}]))
+    assert (hang.kind, [one.rank for one in hang.accused]) == ("mismatch", [0])
+    assert "; rank 0 differs from its own earlier steps (step 3" in hang.sentence
+
+
+def test_a_mismatch_is_known_before_all_ranks_have_issued_the_collective() -> None:
+    """Rank 2 never issues it: the ranks that differ are the cause, not rank 2's absence."""
+    made = job([EVEN, ODD, EVEN])
+    late = Rank(2, 3, dtypes=DTYPES)
+    for step in range(3):
+        late.step(step * 100 * MS, (step + 1) * 100 * MS)
+    hang = hang_of([*made[:2], late])
+    assert (hang.kind, hang.accused) == ("mismatch", ())
+
+
+def test_sizes_that_differ_are_a_mismatch_too() -> None:
+    hang = hang_of(job([{"bytes": 8}, {"bytes": 8}, {"bytes": 12}, {"bytes": 8}]))
+    assert [one.rank for one in hang.accused] == [2]
+    assert "rank 2 issued an all_reduce(sum) of 12 bytes as Float where" in hang.sentence
+
+
+def test_a_stopped_process_is_reported_before_a_mismatch() -> None:
+    hang = hang_of(job([EVEN, ODD]), rank_1="stopped")
+    assert (hang.kind, [one.rank for one in hang.accused]) == ("held up", [1])
+
+
+def test_a_mismatch_before_the_pending_collective_is_the_cause_if_all_arrived() -> None:
+    """The differing collectives completed and mixed up data; the next one hangs on all ranks."""
+    made = job([{"bytes": 8}, {"bytes": 16}], end=320 * MS)
+    for rank in made:
+        rank.collective(1, 330 * MS, 0, bytes=4, dtype=FLOAT)
+    hang = hang_of(made)
+    assert (hang.kind, hang.accused) == ("mismatch", ())
+    assert hang.operation is not None
+    assert hang.operation.seq == 1
+    assert hang.sentence.endswith(
+        "; ranks 0, 1 in all_reduce number 1 of group '0' (step 3, pending for 9.7 s)"
+    )
+
+
+def test_an_absent_rank_is_accused_though_ranks_differed_before() -> None:
+    """The mismatch has completed, and rank 1 does not arrive at a later collective."""
+    made = job([{"bytes": 8}, {"bytes": 16}], end=320 * MS)
+    made[0].collective(1, 330 * MS, 0, bytes=4, dtype=FLOAT)
+    hang = hang_of(made)
+    assert (hang.kind, [one.rank for one in hang.accused]) == ("absent", [1])
+
+
+def test_a_receive_from_any_rank_that_no_rank_sends_blames_neither_rank_nor_network() -> None:
+    waits = Rank(1, 2)
+    waits.step(0, 100 * MS)
+    waits.collective(0, 120 * MS, 0, op="recv_any_source", bytes=8)
+    idle = Rank(0, 2)
+    idle.step(0, 100 * MS)
+    hang = find_hang(
+        [state(idle), state(waits)],
+        {rank: Process(1000 + rank, "running") for rank in (0, 1)},
+        5 * SECOND,
+        10 * SECOND,
+    )
+    assert hang is not None
+    assert (hang.kind, hang.accused) == ("unmatched", ())
+    assert "network" not in hang.sentence
+
+
+def test_a_send_is_not_missed_by_a_rank_that_receives_from_any_rank() -> None:
+    sends, receives = Rank(0, 2), Rank(1, 2)
+    for rank, op, aux in ((sends, "send", 1), (receives, "recv_any_source", 0)):
+        rank.step(0, 100 * MS)
+        rank.collective(0, 120 * MS, 0, op=op, bytes=8, aux=aux)
+    states = [state(each, group(1, "0", each.rank, 2)) for each in (sends, receives)]
+    assert standstill.waits_of(states) == {0: [], 1: []}
+
+
+STACK = """\
+Process 12143: python -u train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread 12150 (idle): "pt_gloo_runloop"
+    helper (/home/me/other.py:3)
+Thread 12143 (idle): "MainThread"
+    all_gather (torch/distributed/distributed_c10d.py:4287)
+    wrapper (torch/distributed/c10d_logger.py:83)
+    exchange (/home/me/train.py:8)
+    <module> (/home/me/train.py:20)
+Thread 12151 (idle): "Thread-1"
+    run (/home/me/late.py:5)
+"""
+
+
+def test_the_line_of_the_script_is_read_from_a_stack() -> None:
+    assert py_spy.script_line(STACK) == "train.py:8"
+    assert py_spy.script_line(STACK.replace("/home/me/train", "torch/nn/module")) == ""
+    assert py_spy.script_line("") == ""
+
+
+def test_the_report_of_a_mismatch_says_at_which_lines_the_ranks_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = {1000: STACK, 1001: STACK.replace("train.py:8", "train.py:10"), 1002: ""}
+    monkeypatch.setattr(tasks.py_spy, "dump", lambda pid: py_spy.Dump(read[pid], "no stacks"))
+    monkeypatch.setattr(tasks.py_spy, "find_py_spy", lambda: None)
+    log = Log(tmp_path)
+    differing = MismatchTask(log)
+    hangs = HangTask(tmp_path, Threshold(5.0), log, differing.known)
+    seen = feeds(job([EVEN, ODD, EVEN]))
+    for task in (differing, hangs):
+        task.poll(seen, 10 * SECOND)
+    said = capsys.readouterr().err
+    expected = (
+        "rank 1 issued a barrier (now at train.py:10) where ranks 0, 2 issued an all_gather of "
+        "8000 bytes as Float (now at train.py:8); rank 1 differs from the majority"
+    )
+    assert said.count("HANG 1: ") == 1
+    assert expected in said
+    assert expected in (tmp_path / "hang_1.json").read_text()
+    assert {path.name for path in tmp_path.glob("*.stack.txt")} == {
+        "hang_1_rank_0.stack.txt",
+        "hang_1_rank_1.stack.txt",
+    }
+
+
+def test_dead_ranks_have_no_stacks_in_the_report_of_a_mismatch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.py_spy, "dump", lambda pid: pytest.fail(f"read {pid}"))
+    monkeypatch.setattr(tasks.py_spy, "find_py_spy", lambda: None)
+    log = Log(tmp_path, quiet=True)
+    differing = MismatchTask(log)
+    seen = feeds(job([EVEN, ODD]))
+    seen[0].process = seen[1].process = Process(1000, DEAD)
+    hangs = HangTask(tmp_path, Threshold(5.0), log, differing.known)
+    for task in (differing, hangs):
+        task.poll(seen, 10 * SECOND)
+    assert not list(tmp_path.glob("hang_*"))
