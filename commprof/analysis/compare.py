@@ -336,8 +336,8 @@ def _names(kinds: Set[_Kind]) -> dict[_Kind, str]:
 
 def _name(kind: CallKind, bucket: int, size: str) -> str:
     numbered = "" if bucket == NO_BUCKET else f"bucket {bucket}"
-    size = size if kind.size_bytes else ""
-    return " ".join(filter(None, (kind.op, kind.dtype, size, numbered, f"group {kind.group}")))
+    size, group = size if kind.size_bytes else "", f"group {kind.group}" if kind.group else ""
+    return " ".join(filter(None, (kind.op, kind.dtype, size, numbered, group)))
 
 
 def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Setting, ...]:

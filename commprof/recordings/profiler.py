@@ -21,6 +21,7 @@ from commprof.recordings.clock_agreement import with_compared_clocks
 from commprof.recordings.containers import each_file
 from commprof.recordings.profiler_calls import Call, of_job
 from commprof.recordings.profiler_events import read_events
+from commprof.recordings.profiler_groups import listed_groups, with_group
 from commprof.recordings.profiler_rank import (
     RankRecording,
     rank_in_name,
@@ -113,7 +114,7 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
     if not any(each.calls for each in found):
         raise CommprofError(_no_communication(path, found))
     by_rank = {
-        rank: replace(each, calls=[of_job(call, world_size) for call in each.calls])
+        rank: replace(each, calls=_with_groups(each, rank, world_size))
         for rank, each in by_rank.items()
     }
     by_rank, without_kernels = _with_times(_with_distinct_groups(by_rank))
@@ -143,6 +144,13 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
         traces=traces,
         problems=(*with_ranks(per_rank, traces), *said, *problems),
     )
+
+
+def _with_groups(each: RankRecording, rank: int, world_size: int) -> list[Call]:
+    if each.device is not None:
+        return [of_job(call, world_size) for call in each.calls]
+    listed = listed_groups(each.events.about)
+    return [with_group(call, listed, rank, world_size) for call in each.calls]
 
 
 def _no_communication(path: Path, found: Sequence[RankRecording]) -> str:
@@ -331,8 +339,8 @@ def _group(call: Call) -> str:
 
 
 def _joins(call: Call) -> bool:
-    """True if the call's operation needs all ranks of the group; False if that is unknown."""
-    return call.op not in _OF_FEW
+    """True if the call's operation needs all ranks of a known group; False if that is unknown."""
+    return call.op not in _OF_FEW and call.group_known
 
 
 def _unequal(by_rank: dict[int, RankRecording]) -> list[str]:

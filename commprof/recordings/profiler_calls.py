@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,56 +17,25 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.recordings.profiler_events import Event, ProfilerEvents
+from commprof.recordings.profiler_words import is_collective_range, operation
 from commprof.trace.documents import MOST_RANKS
-from commprof.trace.schema import ELEMENT_BYTES, NO_SEQ, OPS
+from commprof.trace.schema import ELEMENT_BYTES, NO_SEQ
 
 Ints = npt.NDArray[np.int64]
 
 _MOST_BYTES: Final = 2**62
 #: Bytes of an element by type name: the names in c10d's metadata, and the C++ names in the
-#: profiler's input types.
+#: profiler's input types, without "c10::".
 _ELEMENT_BYTES: Final = {
     **{name.lower(): size for name, size in ELEMENT_BYTES.items()},
-    **{"signed char": 1, "unsigned char": 1, "c10::half": 2, "c10::bfloat16": 2, "long int": 8},
-    **{"c10::complex<at::half>": 4, "c10::complex<float>": 8, "c10::complex<double>": 16},
+    **{"signed char": 1, "unsigned char": 1, "unsigned short": 2, "unsigned int": 4},
+    **{"long int": 8, "unsigned long": 8, "complex<float>": 8, "complex<double>": 16},
+    **dict.fromkeys(("complex<at::half>", "complex<c10::half>"), 4),
 }
-#: Word in the letters of a name, and c10d's name of the operation. The first match counts, so a
-#: word that contains another comes before it.
-_OPS_BY_WORD: Final = (
-    ("allreducecoalesced", "all_reduce_coalesced"),
-    ("allreduce", "all_reduce"),
-    ("allgatherintotensorcoalesced", "all_gather_into_tensor_coalesced"),
-    ("allgathercoalesced", "all_gather_coalesced"),
-    ("allgatherbase", "all_gather_into_tensor"),
-    ("allgatherinto", "all_gather_into_tensor"),
-    ("allgather", "all_gather"),
-    ("reducescattertensorcoalesced", "reduce_scatter_tensor_coalesced"),
-    ("reducescatterbase", "reduce_scatter_tensor"),
-    ("reducescattertensor", "reduce_scatter_tensor"),
-    ("reducescatter", "reduce_scatter"),
-    ("alltoallbase", "all_to_all_single"),
-    ("alltoallv", "all_to_all_single"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("monitoredbarrier", "monitored_barrier"),
-    ("barrier", "barrier"),
-    ("scatter", "scatter"),
-    ("gather", "gather"),
-    ("sendrecv", "other"),
-    ("recvanysource", "recv_any_source"),
-    ("send", "send"),
-    ("recv", "recv"),
-    ("crossdevicereduce", "all_reduce"),
-    ("reduce", "reduce"),
-)
-#: Operations with several forms, which gloo's own ranges do not distinguish.
-_FORMS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 #: Operations with a root.
-_ROOTED: Final = ("broadcast", "reduce", "gather", "scatter")
+ROOTED: Final = ("broadcast", "reduce", "gather", "scatter")
 #: Most nested ranges that are searched; c10d's ranges nest three or four deep.
 _DEEPEST: Final = 64
-_C10D_RANGE = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ccl):")
-_NO_LETTER = re.compile(r"[^a-z]")
 
 
 @dataclass(frozen=True)
@@ -110,6 +78,10 @@ class Call:
     launched_in: tuple[int, ...] = ()
     #: Begin and end of each kernel, if the collective has several.
     kernels: tuple[tuple[int, int], ...] = ()
+    #: False if it is not known which process group the call belongs to.
+    group_known: bool = True
+    #: Name of the backend; empty if not known.
+    backend: str = ""
 
     @property
     def times_ns(self) -> tuple[tuple[int, int], ...]:
@@ -134,7 +106,7 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
     both = kernels + copies
     launched_ns, thread = launches(events, np.array([e.correlation for e in both], np.int64))
     ranges = _RangesByThread(
-        [e for e in events.ranges if _C10D_RANGE.match(e.name)]
+        [e for e in events.ranges if is_collective_range(e.name)]
         + [_by_metadata(e) for e in events.issued]
     )
     calls = [
@@ -143,51 +115,6 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
     ]
     theirs = [call for call in calls[len(kernels) :] if not call.guessed]
     return sorted(calls[: len(kernels)] + theirs, key=lambda call: (call.begin_ns, call.end_ns))
-
-
-def host_backend(events: ProfilerEvents) -> str:
-    """Returns the backend in the name of the host's first collective; empty if there is none."""
-    names = (event.name for event in events.ranges if _C10D_RANGE.match(event.name))
-    return next(names, "").partition(":")[0]
-
-
-def host_calls(events: ProfilerEvents, world_size: int) -> list[Call]:
-    """Returns the communication on the host (gloo), in order of issue.
-
-    The events of c10d's operators tell when each call was issued, and by which variant of the
-    operation, such as ``all_gather_into_tensor``. The ranges of gloo's threads tell when the call
-    ran; threads may begin calls out of order. For each operation, such as all-reduce, the n-th
-    event and the n-th range are taken as one call, if there are as many events as ranges and no
-    range begins before its event. Otherwise the begin of each range counts as the issue.
-    """
-    ran: dict[str, list[Event]] = {}
-    for event in sorted(events.ranges, key=lambda e: (e.begin_ns, e.end_ns)):
-        if _C10D_RANGE.match(event.name):
-            ran.setdefault(_of_gloo(event.name), []).append(event)
-    issued: dict[str, list[Event]] = {}
-    for event in sorted(events.issued, key=_begin):
-        if event.name.startswith("c10d::"):
-            issued.setdefault(_of_gloo(event.name), []).append(event)
-    pairs: list[tuple[Event, Event]] = []
-    for op, runs in ran.items():
-        asked = issued.get(op, [])
-        are_theirs = len(asked) == len(runs) and all(
-            one.begin_ns <= run.begin_ns for one, run in zip(asked, runs, strict=True)
-        )
-        pairs += zip(runs, asked if are_theirs else runs, strict=True)
-    pairs.sort(key=lambda pair: min(pair[0].begin_ns, pair[1].begin_ns))
-    return [
-        replace(
-            described(
-                asked.name, {**run.arguments, **asked.arguments, **sizes_of(run)}, world_size
-            ),
-            launch_ns=min(asked.begin_ns, run.begin_ns),
-            launch_thread=asked.thread,
-            begin_ns=min(asked.begin_ns, run.begin_ns),
-            end_ns=run.end_ns,
-        )
-        for run, asked in pairs
-    ]
 
 
 def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
@@ -202,28 +129,6 @@ def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
     time_ns = np.frombuffer(events.launched_ns, np.int64)[at]
     thread = np.frombuffer(events.launching_thread, np.int64)[at]
     return np.where(known, time_ns, -1), np.where(known, thread, -1)
-
-
-def operation(name: str) -> str:
-    """Maps a name of a kernel, range or metadata entry to c10d's name; "other" if unknown."""
-    letters = _NO_LETTER.sub("", name.lower())
-    for word, op in _OPS_BY_WORD:
-        if word in letters:
-            return op
-    return "other"
-
-
-def _of_gloo(name: str) -> str:
-    """Returns the operation of a range or operator, with one name for all forms of the operation.
-
-    For example, "all_gather" for ``all_gather_into_tensor``: gloo's ranges do not tell the form.
-    """
-    op = operation(name)
-    return next((form for form in _FORMS if op.startswith(form)), op)
-
-
-def _begin(event: Event) -> int:
-    return event.begin_ns
 
 
 def _by_metadata(issued: Event) -> Event:
@@ -332,22 +237,22 @@ def _device_call(
     )
 
 
-def is_c10d_range(name: str) -> bool:
-    """True if a range's name is that of a backend's collective or message."""
-    return _C10D_RANGE.match(name) is not None
+def element_bytes(type_name: str) -> int:
+    """Returns the bytes of an element of a type; 0 if the name is not that of a type."""
+    return _ELEMENT_BYTES.get(type_name.lower().removeprefix("c10::"), 0)
 
 
 def described(name: str, args: dict[str, Any], world_size: int) -> Call:
     """Makes a call from a name and arguments; its times are still unset."""
     op = operation(name)
-    size = _ELEMENT_BYTES.get(str(args.get("dtype", "")).lower(), 0)
+    size = element_bytes(str(args.get("dtype", "")))
     ranks = _numbers(args.get("Process Group Ranks"))
     in_group = _whole(args.get("Group size"))
     if not 0 < in_group <= MOST_RANKS:
         in_group = len(ranks) or world_size
     given_in, given_out = (_whole(args.get(f"{way} msg nelems")) * size for way in ("In", "Out"))
     if "Out msg nelems" not in args:
-        given_out = _output(op, given_in, in_group) if in_group else -1
+        given_out = output_bytes(op, given_in, in_group) if in_group else -1
     return Call(
         op=op,
         group=str(args.get("Process Group Name", "")),
@@ -366,7 +271,7 @@ def described(name: str, args: dict[str, Any], world_size: int) -> Call:
         end_ns=0,
         device=0,
         guessed=False,
-        root_known=op in _ROOTED and "Rank" in args and _named_op(args) == op,
+        root_known=op in ROOTED and "Rank" in args and _named_op(args) == op,
     )
 
 
@@ -378,7 +283,7 @@ def _peer(op: str, args: dict[str, Any], ranks: Sequence[int]) -> int:
     "Collective name" is the operation ``op``. Otherwise the root is unknown: in a broadcast that
     is part of an all-gather, for example, "Rank" is the calling rank.
     """
-    if op in _ROOTED:
+    if op in ROOTED:
         return _whole(args.get("Rank")) if _named_op(args) == op else 0
     if op == "send" or "recv" in op:
         value = _whole(args.get("Dst Rank" if op == "send" else "Src Rank"))
@@ -394,11 +299,14 @@ def of_job(call: Call, world_size: int) -> Call:
     """Returns the call with the job's world size if the size of its group was not recorded."""
     if call.group_size:
         return call
-    out = call.bytes_out if call.bytes_out >= 0 else _output(call.op, call.bytes_in, world_size)
+    out = (
+        call.bytes_out if call.bytes_out >= 0 else output_bytes(call.op, call.bytes_in, world_size)
+    )
     return replace(call, group_size=world_size, bytes_out=min(out, _MOST_BYTES))
 
 
-def _output(op: str, bytes_in: int, ranks: int) -> int:
+def output_bytes(op: str, bytes_in: int, ranks: int) -> int:
+    """Returns the bytes of the output of an operation among this number of ranks."""
     if op.startswith("all_gather"):
         return bytes_in * ranks
     if op.startswith("reduce_scatter"):
@@ -411,7 +319,7 @@ def sizes_of(around: Event) -> dict[str, Any]:
     shapes, types = around.arguments.get("Input Dims"), around.arguments.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):
         return {}
-    known = next((t for t in types if str(t).lower() in _ELEMENT_BYTES), None)
+    known = next((t for t in types if element_bytes(str(t))), None)
     flat = [s for s in shapes if isinstance(s, list) and s and all(type(n) is int for n in s)]
     if known is None or not flat:
         return {}
@@ -449,6 +357,3 @@ def _numbers_in(text: str) -> tuple[int, ...]:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return ()
     return _numbers(value) if isinstance(value, list) else ()
-
-
-assert {op for _, op in _OPS_BY_WORD} <= set(OPS)

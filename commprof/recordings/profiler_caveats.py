@@ -9,8 +9,9 @@ import numpy as np
 
 from commprof.recordings.profiler_calls import Call
 from commprof.recordings.profiler_events import ProfilerEvents
+from commprof.recordings.profiler_host import HostCalls
 from commprof.recordings.profiler_steps import FoundSteps, find_buckets
-from commprof.text import counted
+from commprof.text import counted, printable
 from commprof.trace.stretches import Stretches, rows_within, stretches
 from commprof.units import ns_to_ms
 
@@ -48,6 +49,24 @@ def caveats(
             "name, which NCCL also uses for other operations"
         )
     return found + _outside_steps(calls, steps)
+
+
+def about_host(of_host: HostCalls) -> list[str]:
+    """Returns caveats about collectives on the host that are not in the figures, as sentences."""
+    about = []
+    if of_host.unseen:
+        have = "has" if of_host.unseen == 1 else "have"
+        about.append(
+            f"{counted(of_host.unseen, 'collective')} of c10d {have} no range that shows when it "
+            "ran: not included in any figure"
+        )
+    if of_host.doubtful:
+        about.append(
+            f"{counted(of_host.doubtful, 'range')} such as {printable(of_host.doubtful_name[:60])} "
+            "may be of the script, or of a backend that the recording does not name: not included "
+            "in any figure"
+        )
+    return about
 
 
 def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from commprof.recordings.json_events import EventReader
+from commprof.recordings.profiler_words import is_collective_range
 from commprof.text import printable
 
 #: Largest valid times: of events, in µs, and of ``baseTimeNanoseconds``.
@@ -39,21 +40,23 @@ _WITHIN_DEVICE = re.compile(r"DtoD|D2D|DeviceToDevice|Device -> Device", re.IGNO
 _BETWEEN_DEVICES = re.compile(r"PtoP|P2P|Peer", re.IGNORECASE)
 _GRAPH_LAUNCH = ("cudaGraphLaunch", "hipGraphLaunch")
 _RANGES = re.compile(
-    r"ProfilerStep#\d|(?:nccl|gloo|mpi|ucc|xccl|ccl):|DistributedDataParallel\.forward|"
+    r"ProfilerStep#\d|DistributedDataParallel\.forward|"
     r"FullyShardedDataParallel\.forward|FSDP::|Optimizer\.step#|enumerate\(DataLoader\)|"
     r"^#* ?(?:forward|backward|optimizer)(?: \d+)? ?#*$|^PP:\d",
     re.IGNORECASE,
 )
 _BACKWARD_OP = "autograd::engine::evaluate_function"
+#: Begin of the names of autograd's own nodes.
+_NODES = "torch::autograd::"
 #: Range in which DDP, after waiting for a bucket, copies it back into the gradients.
 _COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-#: Suffix of the operator that waits for a functional collective.
-_WAIT_OP = "::wait_tensor"
+#: Name of an operator that waits, such as ``_c10d_functional::wait_tensor``.
+_WAITS = re.compile(r"(?:^|[^a-z])waits?(?:$|[^a-z])", re.IGNORECASE)
 #: Arguments of a communication kernel that are kept.
 _ARGUMENTS: Final[tuple[str, ...]] = (
     *("Collective name", "Process Group Name", "Process Group Description", "Group size", "Seq"),
     *("dtype", "In msg nelems", "Out msg nelems", "Process Group Ranks", "Src Rank", "Dst Rank"),
-    *("Rank", "Input Dims", "Input type", "External id", "external id"),
+    *("Rank", "Input Dims", "Input type", "Concrete Inputs", "External id", "external id"),
 )
 
 
@@ -110,8 +113,11 @@ class ProfilerEvents:
     copies: Intervals = field(default_factory=Intervals)
     #: Copies between devices or between host and device, and fills, tagged likewise.
     other_copies: Intervals = field(default_factory=Intervals)
-    #: Host operators, tagged with the thread: of backward passes, and all others except c10d's.
+    #: Host operators, tagged with the thread: autograd's evaluations of its nodes, operators that
+    #: wait, functions without a namespace, which only call others, and all others except c10d's.
     backward: Intervals = field(default_factory=Intervals)
+    waits: Intervals = field(default_factory=Intervals)
+    callers: Intervals = field(default_factory=Intervals)
     operators: Intervals = field(default_factory=Intervals)
     #: Begins of DDP's copies of buckets into gradients.
     copied_back_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -133,10 +139,20 @@ class ProfilerEvents:
         about = self.head.get("distributedInfo")
         return about if isinstance(about, dict) else {}
 
+    @property
+    def backends(self) -> set[str]:
+        """Names of the job's backends, in lower case."""
+        listed = self.about.get("pg_config")
+        listed = listed if isinstance(listed, list) else []
+        groups = [group for group in listed if isinstance(group, dict)]
+        named = [self.about.get("backend"), *(group.get("backend_config") for group in groups)]
+        text = ",".join(name.lower() for name in named if isinstance(name, str))
+        return {pair.rpartition(":")[2] for pair in text.split(",") if pair}
+
 
 #: Fields of ``ProfilerEvents`` that are columns; those of a device have correlation ids as tags.
 COLUMNS_OF_DEVICE: Final = ("kernels", "copies", "other_copies")
-COLUMNS: Final = (*COLUMNS_OF_DEVICE, "backward", "operators")
+COLUMNS: Final = (*COLUMNS_OF_DEVICE, "backward", "waits", "callers", "operators")
 #: Fields that are lists of events.
 NAMED: Final = ("communication", "between_devices", "ranges", "issued")
 
@@ -317,7 +333,7 @@ def _launch(
 def _range(
     event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
 ) -> None:
-    if _RANGES.search(name):
+    if _RANGES.search(name) or is_collective_range(name):
         kept = {key: args[key] for key in _ARGUMENTS if key in args}
         _keep(f.ranges, Event(name, begin, end, _int(event.get("tid")), 0, -1, kept))
 
@@ -325,15 +341,20 @@ def _range(
 def _operator(
     event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
 ) -> None:
-    thread = _int(event.get("tid"))
-    if "::" not in name and _RANGES.search(name):  # torch up to 1.11 has no other category
+    thread, has_namespace = _int(event.get("tid")), "::" in name
+    is_range = not has_namespace and (_RANGES.search(name) or is_collective_range(name))
+    if is_range:  # torch up to 1.11 has no other category
         _range(event, name, begin, end, args, f)
+    elif has_namespace and _WAITS.search(name.rpartition("::")[2]):
+        f.waits.add(begin, end, thread)
     elif name.startswith("c10d::") or name == "record_param_comms":
         kept = {key: args[key] for key in _ARGUMENTS if key in args}
         _keep(f.issued, Event(name, begin, end, thread, 0, -1, kept))
     elif name.startswith(_BACKWARD_OP):
         f.backward.add(begin, end, thread)
-    elif not name.endswith(_WAIT_OP):
+    elif not has_namespace or name.startswith(_NODES):
+        f.callers.add(begin, end, thread)
+    else:
         f.operators.add(begin, end, thread)
         if name == _COPIED_BACK:
             f.copied_back_ns.append(begin)

@@ -11,16 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from commprof.recordings.profiler_calls import Call, described, is_c10d_range, operation, sizes_of
+from commprof.recordings.profiler_calls import Call, described, sizes_of
 from commprof.recordings.profiler_events import Event, ProfilerEvents
+from commprof.recordings.profiler_words import backend_of, is_collective_range, operation
 
 #: Backends whose ranges on the host end when a collective is in the queue of a device.
-_OF_DEVICES: Final = ("nccl:", "rccl:", "xccl:")
+OF_DEVICES: Final = ("nccl", "rccl", "xccl")
 
 
 def hands_over(events: ProfilerEvents) -> bool:
     """True if a backend that transfers on a device was called on the host."""
-    return any(event.name.lower().startswith(_OF_DEVICES) for event in events.ranges)
+    return any(backend_of(event.name) in OF_DEVICES for event in events.ranges)
 
 
 def handed_over(events: ProfilerEvents, world_size: int) -> list[Call]:
@@ -30,7 +31,9 @@ def handed_over(events: ProfilerEvents, world_size: int) -> list[Call]:
         telling = [event for event in nest if operation(_told(event)) != "other"]
         # c10d records its metadata once for each collective; its operator may issue several.
         each = [event for event in telling if "Collective name" in event.arguments]
-        each = each or [event for event in telling if is_c10d_range(event.name)] or telling[:1]
+        each = (
+            each or [event for event in telling if is_collective_range(event.name)] or telling[:1]
+        )
         for event in each:
             around = [e for e in nest if e.begin_ns <= event.begin_ns and event.end_ns <= e.end_ns]
             inside = [e for e in nest if event.begin_ns <= e.begin_ns and e.end_ns <= event.end_ns]
@@ -51,7 +54,7 @@ def _told(event: Event) -> str:
 
 def _nests(events: ProfilerEvents) -> Iterator[Sequence[Event]]:
     """Yields c10d's ranges and operators with all that lie within them, outermost first."""
-    of_c10d = [event for event in events.ranges if is_c10d_range(event.name)] + events.issued
+    of_c10d = [event for event in events.ranges if is_collective_range(event.name)] + events.issued
     nest: list[Event] = []
     for event in sorted(of_c10d, key=lambda e: (e.thread, e.begin_ns, -e.end_ns)):
         if nest and (event.thread != nest[0].thread or event.begin_ns >= nest[0].end_ns):

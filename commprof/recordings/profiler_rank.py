@@ -18,18 +18,20 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.errors import TraceError
-from commprof.recordings.profiler_calls import Call, device_calls, host_backend, host_calls
-from commprof.recordings.profiler_caveats import caveats
+from commprof.recordings.profiler_calls import Call, device_calls
+from commprof.recordings.profiler_caveats import about_host, caveats
 from commprof.recordings.profiler_collectives import as_collectives
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
 from commprof.recordings.profiler_gaps import lost_kernels, recorded_steps
 from commprof.recordings.profiler_handed_over import handed_over, hands_over
+from commprof.recordings.profiler_host import HostCalls, host_backend, host_calls
 from commprof.recordings.profiler_steps import (
     FoundSteps,
     find_phases,
     find_steps,
     pass_records,
 )
+from commprof.recordings.profiler_work import HostWork, host_work, no_host_work, working_or_python
 from commprof.trace import schema
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import MOST_RANKS, Group, backends_by_device
@@ -47,10 +49,6 @@ _RANK_IN_NAME = re.compile(
 )
 #: File names of torch's handler for TensorBoard: host, process and time, without a rank.
 _PROCESS_IN_NAME = re.compile(r"_\d+\.\d{9,}\.pt\.trace\.json")
-#: Host ranges that count as work as a whole, including the Python code between their operators.
-_WORKS: Final = re.compile(r"\.forward|Optimizer\.step")
-#: Longest time by which a collective's range may end after the thread that waited for it went on.
-_CLOSED_LATE_NS: Final = 100_000
 
 
 @dataclass
@@ -66,6 +64,8 @@ class RankRecording:
     #: Device whose kernels count; None if only the host was recorded.
     device: int | None
     work: Intervals
+    #: Times of the training thread, if only the host was recorded.
+    host: HostWork
     #: True if the rank comes from the file's name, where it may be the rank within one host.
     by_name: bool = False
     problems: list[str] = field(default_factory=list)
@@ -82,10 +82,13 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     about = events.about
     world_size = _whole(about.get("world_size")) or 0
     device = _device(events)
+    of_host, host = HostCalls([], frozenset(), 0, 0, ""), no_host_work()
     if device is None:
-        calls, work = host_calls(events, world_size), _host_work(events)
-        if hands_over(events):
-            calls = handed_over(events, world_size)
+        of_host = host_calls(events)
+        host = host_work(events, of_host.blocking)
+        calls, work = of_host.calls, host.work
+        if hands_over(events) and not any(call.timed for call in calls):
+            calls, of_host = handed_over(events, 0), HostCalls([], frozenset(), 0, 0, "")
     else:
         calls = as_collectives(device_calls(events, device, world_size))
         calls = calls or handed_over(events, world_size)
@@ -100,7 +103,8 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     rank = _whole(about.get("rank"))
     return RankRecording(
         *(name, rank_in_name(name) if rank is None else rank, world_size, events, calls, steps),
-        *(device, work, rank is None, [*caveats(events, calls, steps, device), *gaps_said]),
+        *(device, work, host, rank is None),
+        [*caveats(events, calls, steps, device), *about_host(of_host), *gaps_said],
     )
 
 
@@ -121,7 +125,7 @@ def trace_of(
     thread, computing = 0, _union(found.work)
     activity = _activity(found, computing)
     if activity is None:
-        covering = _with_unawaited(computing, found.calls, found.events.copied_back_ns)
+        covering = working_or_python(found.host, found.calls, found.events.copied_back_ns)
     else:
         covering = activity.hiding
     records = np.concatenate(
@@ -166,15 +170,20 @@ def _activity(found: RankRecording, computing: Stretches) -> DeviceActivity | No
 def _recorded(found: RankRecording, seqs: Sequence[int]) -> Recorded:
     calls = found.calls
     only, _ = _only_group(found.events.about)
+    events = found.events
+    of_host = len(events.operators) + len(events.backward) > 0 or any(
+        event.name.startswith("c10d::") for event in events.issued
+    )
     return Recorded(
         device=found.device is not None,
-        training_thread=len(found.events.operators) + len(found.events.backward) > 0
-        or any(event.name.startswith("c10d::") for event in found.events.issued),
+        training_thread=len(found.host.ran_ns) > 0 if found.device is None else of_host,
         times=_mask(call.timed for call in calls),
         number=_mask(call.seq == seq >= 0 for call, seq in zip(calls, seqs, strict=True)),
         operation=_mask(call.op != "other" and not call.guessed for call in calls),
         size=_mask(call.dtype != "" for call in calls),
-        group=_mask(call.group != "" or only != UNNAMED_GROUP for call in calls),
+        group=_mask(
+            call.group_known and (call.group != "" or only != UNNAMED_GROUP) for call in calls
+        ),
         root=_mask(call.root_known for call in calls),
     )
 
@@ -201,62 +210,6 @@ def _on(some: Intervals, device: int) -> Intervals:
             np.frombuffer(getattr(some, name), np.int64)[chosen].tobytes()
         )
     return kept
-
-
-def _host_work(events: ProfilerEvents) -> Intervals:
-    """Returns the work of the training thread on the host: its operators and ranges.
-
-    The training thread is the thread that issues most collectives. If no collective was issued, it
-    is the thread that runs most operators. A range in which collectives are issued may include
-    waiting for these collectives, so only the operators in the range count.
-    """
-    issued = [e for e in events.issued if e.name.startswith("c10d::")]
-    threads = Counter(e.thread for e in issued) or Counter(events.operators.tag)
-    kept = Intervals()
-    if not threads:
-        return kept
-    main = threads.most_common(1)[0][0]
-    for some in (events.operators, events.backward):
-        for begin, end, tag in zip(some.begin_ns, some.end_ns, some.tag, strict=True):
-            if tag == main:
-                kept.add(begin, end, tag)
-    issue_ns = np.array(sorted(e.begin_ns for e in issued), np.int64)
-    for event in (e for e in events.ranges if e.thread == main and _WORKS.search(e.name)):
-        first, behind = np.searchsorted(issue_ns, (event.begin_ns, event.end_ns))
-        if first == behind:
-            kept.add(event.begin_ns, event.end_ns, main)
-    # Issuing is work, except for monitored_barrier, which returns when all ranks have arrived.
-    for event in issued:
-        if event.thread == main and "monitored_barrier" not in event.name:
-            kept.add(event.begin_ns, event.end_ns, main)
-    return kept
-
-
-def _with_unawaited(
-    work: Stretches, calls: Sequence[Call], copied_back_ns: Sequence[int]
-) -> Stretches:
-    """Returns ``work`` plus the idle times in which the thread does not wait for a collective.
-
-    A thread that waits for a collective goes on when the collective is complete. So in a gap
-    between two intervals of ``work``, the thread no longer waits after the last completion of a
-    collective: it runs Python or has no core. This part of the gap is added, or the whole gap if
-    no collective completes in it.
-
-    Nothing is added if no collective completes in the gap, one is not complete at the gap's end,
-    and DDP copies a bucket back right after the gap: the thread has waited for this bucket, and
-    gloo's thread records the completion late, because it had no core.
-    """
-    ends = np.sort(np.array([call.end_ns for call in calls], dtype=np.int64))
-    since, until = work.end_ns[:-1], work.begin_ns[1:]
-    place = np.searchsorted(ends, until + _CLOSED_LATE_NS, side="right") - 1
-    last = np.where(place >= 0, ends[np.maximum(place, 0)], 0) if len(ends) else since
-    copies = np.sort(np.array(copied_back_ns, dtype=np.int64))
-    soon = np.searchsorted(copies, until + _CLOSED_LATE_NS) > np.searchsorted(copies, until)
-    issued = np.sort(np.array([call.begin_ns for call in calls], dtype=np.int64))
-    is_open = np.searchsorted(issued, until) > np.searchsorted(ends, until, side="right")
-    last = np.where(soon & is_open & (last <= since), until, last)
-    begin = np.clip(last, since, until)
-    return stretches(np.concatenate((work.begin_ns, begin)), np.concatenate((work.end_ns, until)))
 
 
 def _transfers(calls: Sequence[Call]) -> tuple[Ints, Ints, Ints]:
@@ -367,7 +320,11 @@ def _backend(found: RankRecording) -> str:
 
 
 def _groups(found: RankRecording, rank: int) -> tuple[dict[int, Group], list[int]]:
-    """Returns the process groups by number, and each call's group number."""
+    """Returns the process groups by number, and each call's group number.
+
+    Calls whose group is not known are those of a group without a name, of size 0 if that is not
+    known either.
+    """
     backend, only = _backend(found), _only_group(found.events.about)
     number: dict[tuple[str, tuple[int, ...], int], int] = {}
     groups: dict[int, Group] = {}
@@ -377,8 +334,9 @@ def _groups(found: RankRecording, rank: int) -> tuple[dict[int, Group], list[int
         if key not in number:
             number[key] = len(number) + 1
             place = call.group_ranks.index(rank) if rank in call.group_ranks else rank
+            named = call.group, call.group_description
             groups[number[key]] = Group(
-                *(number[key], *((call.group, call.group_description) if call.group else only)),
+                *(number[key], *(named if call.group or not call.group_known else only)),
                 *(backend, place, call.group_size),
             )
         of_call.append(number[key])

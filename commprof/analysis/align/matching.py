@@ -106,7 +106,8 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
     sequence number, each exactly once. A send and a recv are one message if both have the same
     sequence number and size in bytes. Rows without a sequence number are not matched. These rows
     are every ``recv_any_source``, all messages that the same rank receives after it in the same
-    group, and, in recordings of other profilers, all messages and unknown kernels.
+    group, and, in recordings of other profilers, all messages, unknown kernels, and collectives
+    whose group or number is not known.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
     columns = [_keys(trace, table, groups) for trace, table in zip(traces, tables, strict=True)]
@@ -168,7 +169,8 @@ def _keys(
         expected[rows] = described.size
     sent, message = table.op == SEND, np.isin(table.op, POINT_TO_POINT)
     expected[message & (group >= 0)] = 2
-    unnumbered = (message | (table.op == _OTHER)) & (table.seq == NO_SEQ)
+    # commprof's own numbers of collectives wrap around, and may have this value.
+    unnumbered = (message | (table.op == _OTHER) | trace.is_foreign) & (table.seq == NO_SEQ)
     expected[(table.op == RECV_ANY_SOURCE) | unnumbered] = 0
     source = np.where(message, np.where(sent, own_rank, table.peer), -1)
     target = np.where(message, np.where(sent, table.peer, own_rank), -1)

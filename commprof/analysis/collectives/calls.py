@@ -63,7 +63,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
         queues = [(DEVICE_STREAMS, in_group & on_device)]
         # The trace has the number of threads of groups of gloo and of the backend commprof.
         gloo_threads = _threads(trace, group)
-        if group.backend == "gloo" or gloo_threads > 0:
+        if (group.backend == "gloo" and group.name) or gloo_threads > 0:  # not if several groups
             queues.append((gloo_threads or DEFAULT_GLOO_THREADS, in_group & ~on_device))
         for threads, rows in queues:
             start[rows & unqueued] = 1

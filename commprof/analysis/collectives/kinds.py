@@ -39,11 +39,12 @@ class CollectiveRow:
     """Calls with the same operation, group, type, reduction and size, over all ranks."""
 
     op: str
-    #: c10d's name of the process group, and the user's description of it.
+    #: c10d's name of the process group, and the user's description of it; empty if not known.
     group: str
     group_description: str
+    #: 0 if not known.
     group_size: int
-    #: Global ranks of the group that issued calls in it, in order.
+    #: Global ranks of the group that issued calls in it, in order; empty if not known.
     group_ranks: tuple[int, ...]
     dtype: str
     #: Empty if nothing is reduced, or if the recording does not say how.
@@ -127,7 +128,8 @@ def collective_rows(
     for part in parts:
         number = int(calls.group[part[0]])
         group = matching.groups[number] if number >= 0 else None
-        ranks = np.unique(calls.rank[calls.group == number]).tolist()
+        is_known = group is None or group.name != ""
+        ranks = np.unique(calls.rank[calls.group == number]).tolist() if is_known else ()
         rank_steps = len(traces) * (1 if measured_steps is None else len(measured_steps))
         rows.append(_row(calls.rows(part), group, tuple(ranks), by_rank, rank_steps))
     return tuple(sorted(rows, key=_weight, reverse=True))

@@ -241,6 +241,8 @@ def _cost(cost: Cost) -> dict[str, Any]:
 
 def _collective(row: CollectiveRow) -> dict[str, Any]:
     document = asdict(row)
+    for name in ("group", "group_size", "group_ranks"):
+        document[name] = document[name] or None
     if not document.pop("sizes_known"):
         document |= {"size_bytes": None, "total_bytes": None}
     return {

@@ -142,9 +142,9 @@ def _collectives(report: FullReport) -> Iterator[Row]:
 def _collective(kind: CollectiveRow) -> Row:
     row: Row = {
         "op": kind.op,
-        "group": kind.group,
-        "group_size": kind.group_size,
-        "group_ranks": " ".join(map(str, kind.group_ranks)),
+        "group": kind.group or None,
+        "group_size": kind.group_size or None,
+        "group_ranks": " ".join(map(str, kind.group_ranks)) or None,
         "dtype": kind.dtype,
         "reduce_op": kind.reduce_op,
         "smallest_bytes": kind.size_bytes[0] if kind.sizes_known else None,

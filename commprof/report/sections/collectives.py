@@ -138,7 +138,9 @@ def _cells(row: CollectiveRow, world_size: int) -> tuple[str, ...]:
 
 
 def _group(row: CollectiveRow, world_size: int) -> str:
-    name = row.group_label
+    name = row.group_label or "-"
+    if not row.group_size:
+        return name[:20]
     if name.startswith(_MESH):
         name = f"mesh {name.removeprefix(_MESH)}"
     listed = rank_list(row.group_ranks)

@@ -1,0 +1,118 @@
+"""The process group of each collective on the host, as far as a recording tells it.
+
+Operators and ranges of gloo do not name their group. torch lists the groups of a rank in each
+trace, and a collective's tensors may tell how many ranks it has; if one listed group alone fits,
+it is that one. Otherwise the group is not known: the collective cannot be matched with those of
+other ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from commprof.recordings.profiler_calls import Call, output_bytes
+from commprof.trace.documents import MOST_RANKS
+
+
+@dataclass(frozen=True)
+class ListedGroup:
+    """A process group in a trace's ``distributedInfo``."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    size: int
+    #: Names of its backends and their types of devices, in lower case; empty if not recorded.
+    backends: frozenset[str]
+
+
+def listed_groups(about: dict[str, Any]) -> list[ListedGroup] | None:
+    """Returns the groups that a trace's ``distributedInfo`` lists; None if it lists none."""
+    listed = about.get("pg_config")
+    if not isinstance(listed, list) or not listed:
+        return None
+    groups = []
+    for entry in listed:
+        if not isinstance(entry, dict):
+            return None
+        backends = str(entry.get("backend_config", "")).lower().replace(":", ",").split(",")
+        ranks = entry.get("ranks")
+        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+            ranks = []
+        size = entry.get("pg_size")
+        size = size if type(size) is int and 0 < size <= MOST_RANKS else len(ranks)
+        members = tuple(ranks) if len(ranks) == size else ()
+        name, description = entry.get("pg_name"), entry.get("pg_desc")
+        groups.append(
+            ListedGroup(
+                name if isinstance(name, str) else "",
+                description if isinstance(description, str) else "",
+                members,
+                size,
+                frozenset(filter(None, backends)),
+            )
+        )
+    return groups
+
+
+def with_group(
+    call: Call, listed: Sequence[ListedGroup] | None, rank: int, world_size: int
+) -> Call:
+    """Returns the call with its group, and the sizes that follow, as far as they are known.
+
+    Args:
+        call: a call whose ``group_size`` is what its tensors or metadata tell, or 0.
+        listed: see :func:`listed_groups`.
+        rank: global rank that made the call.
+        world_size: number of ranks of the job.
+    """
+    if call.group:
+        return _with_sizes(call)
+    everyone = ListedGroup("", "", tuple(range(world_size)), world_size, frozenset())
+    if listed is None:
+        # Two ranks have no smaller group; a group as large as the job has all its ranks.
+        listed = [everyone] if world_size <= 2 or call.group_size == world_size else []
+    fitting = [
+        group
+        for group in listed
+        if call.group_size in (0, group.size)
+        and (rank in group.ranks or not group.ranks)
+        and (call.backend in group.backends or not call.backend or not group.backends)
+    ]
+    sizes = {group.size for group in fitting}
+    members = {group.ranks for group in fitting}
+    size = call.group_size or (sizes.pop() if len(sizes) == 1 else 0)
+    if len(members) != 1 or members == {()}:
+        return _with_sizes(replace(call, group_size=size, group_known=False))
+    (ranks,) = members
+    only = fitting[0] if len(fitting) == 1 else replace(fitting[0], name="", description="")
+    return _with_sizes(
+        replace(
+            call,
+            group=only.name,
+            group_description=only.description,
+            group_size=size,
+            group_ranks=ranks,
+        )
+    )
+
+
+def _with_sizes(call: Call) -> Call:
+    """Returns the call with the bytes of the side that was not recorded, or without a size."""
+    op, ranks = call.op, call.group_size
+    output_lacks = call.bytes_out < 0
+    input_lacks = call.bytes_in == 0 < call.bytes_out
+    needs_ranks = (
+        op in ("gather", "scatter")
+        or (op.startswith("all_gather") and output_lacks)
+        or (op.startswith("reduce_scatter") and input_lacks)
+    )
+    if needs_ranks and ranks == 0:
+        return replace(call, dtype="", elements=0, bytes_in=0, bytes_out=0)
+    if op.startswith("reduce_scatter") and input_lacks:
+        return replace(call, elements=call.elements * ranks, bytes_in=call.bytes_out * ranks)
+    if output_lacks:
+        return replace(call, bytes_out=output_bytes(op, call.bytes_in, ranks))
+    return call

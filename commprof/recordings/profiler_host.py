@@ -1,0 +1,500 @@
+"""Collectives of a rank whose backend transfers on the host, such as gloo.
+
+Two kinds of events tell of one collective: c10d's operator (``c10d::_reduce_scatter_base_``), which
+issues it, and the range in which the backend ran it, on a thread of its own (``gloo:all_reduce``).
+Neither names the other. They are joined by what they did: a range belongs to the operator whose
+input it has, in the order of issue. The operator tells what the collective is, because the backend
+may run it as another one: gloo runs a reduce-scatter as an all-reduce of the whole input, a list
+reduce-scatter as one all-reduce for each rank, and ``monitored_barrier`` as messages.
+
+The operator's tensors also tell the size of the process group: an all-gather's output is so many
+times its input. :mod:`profiler_groups` tells which group it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from commprof.recordings.profiler_calls import ROOTED, Call, described, element_bytes
+from commprof.recordings.profiler_events import Event, ProfilerEvents
+from commprof.recordings.profiler_handed_over import OF_DEVICES
+from commprof.recordings.profiler_words import (
+    backend_of,
+    form_of,
+    has_certain_word,
+    is_backend_of_torch,
+    is_collective_range,
+    operation,
+)
+
+#: Operations whose operators have an output and, as second argument, an input; the others have one
+#: tensor or list of tensors that is both.
+_TWO_SIDED: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+#: Begin of the names of c10d's operators.
+_C10D: Final = "c10d::"
+
+#: Elements of each tensor; None if they were not recorded.
+Elements = tuple[int, ...] | None
+#: What joins ranges with operators: the operation's form, and the elements of its input.
+_Kind = tuple[str, Elements]
+
+
+@dataclass(frozen=True)
+class HostCalls:
+    """Collectives on the host, and what their operators and ranges tell of each other."""
+
+    #: In order of issue.
+    calls: list[Call]
+    #: Names of c10d's operators that return only when what they issued is complete.
+    blocking: frozenset[str]
+    #: Number of operators whose collective has no range, so that its end is not known.
+    unseen: int
+    #: Number of ranges whose names may be the script's own, and that of the first.
+    doubtful: int
+    doubtful_name: str
+
+
+@dataclass(frozen=True)
+class _Issued:
+    """One operator of c10d that issues a collective or message."""
+
+    event: Event
+    op: str
+    #: Elements of the tensors that the backend reads, and of those that it writes.
+    inputs: Elements
+    outputs: Elements
+    #: Name of the tensors' type; empty if the operator does not give it.
+    dtype: str
+
+    @property
+    def kind(self) -> _Kind:
+        """What the ranges of this collective have in common with it.
+
+        torch does not record the input of a list reduce-scatter, whose tensors are as large as its
+        output.
+        """
+        is_list = self.op == "reduce_scatter" and self.inputs is None
+        return form_of(self.op), self.outputs if is_list else self.inputs
+
+
+def host_calls(events: ProfilerEvents) -> HostCalls:
+    """Joins c10d's operators with the ranges of the backend.
+
+    The group of a call is not known yet unless an event names it, and its ``group_size`` is what
+    the tensors tell, or 0.
+    """
+    issued = [_issued(event) for event in _operators(events)]
+    ran, doubtful = _ranges(events, issued)
+    around = _around(issued, ran)
+    owner, in_doubt = _joined(issued, ran, around)
+    joined = set(owner)
+    parts: defaultdict[int, list[int]] = defaultdict(list)
+    alone = []
+    for place, transfer in enumerate(ran):
+        outer = around[place]
+        if owner[place] >= 0:
+            parts[owner[place]].append(place)
+        elif outer < 0 or not _is_part(transfer, issued[outer].event):
+            alone.append(place)
+        elif outer not in joined:
+            parts[outer].append(place)
+    untimed = _handed_over(issued, ran, around)
+    calls = [
+        _call(
+            issued[number],
+            [ran[place] for place in places],
+            is_certain=in_doubt.isdisjoint(places),
+            timed=backend_of(ran[places[0]].name) not in untimed,
+        )
+        for number, places in parts.items()
+    ]
+    calls += [
+        _call(
+            _unissued(ran[place]),
+            [ran[place]],
+            is_certain=True,
+            timed=backend_of(ran[place].name) not in untimed,
+        )
+        for place in alone
+    ]
+    calls.sort(key=lambda call: (call.begin_ns, call.end_ns))
+    return HostCalls(
+        *(
+            calls,
+            _blocking(issued, ran, around),
+            len(issued) - len(parts),
+        ),
+        *(len(doubtful), doubtful[0].name if doubtful else ""),
+    )
+
+
+def host_backend(events: ProfilerEvents) -> str:
+    """Returns the backend in the name of the host's first collective; empty if there is none."""
+    names = (event.name for event in events.ranges if is_collective_range(event.name))
+    return backend_of(next(names, ""))
+
+
+def _operators(events: ProfilerEvents) -> list[Event]:
+    """Returns the operators that issue, in order, with the metadata that c10d recorded in them.
+
+    ``record_param_comms`` inside an operator has the group's name and the number of the call. With
+    no operator around it, it counts as the operator that it names.
+    """
+    named = sorted(
+        (
+            event
+            for event in events.issued
+            if event.name.startswith(_C10D) and operation(event.name) != "other"
+        ),
+        key=_begin,
+    )
+    of_thread: defaultdict[int, list[int]] = defaultdict(list)
+    for place, event in enumerate(named):
+        of_thread[event.thread].append(place)
+    begins = {
+        thread: [named[place].begin_ns for place in places] for thread, places in of_thread.items()
+    }
+    alone = []
+    for event in events.issued:
+        name = event.arguments.get("Collective name")
+        if event.name.startswith(_C10D) or not isinstance(name, str):
+            continue
+        turn = bisect_right(begins.get(event.thread, []), event.begin_ns) - 1
+        place = of_thread[event.thread][turn] if turn >= 0 else -1
+        if place >= 0 and event.end_ns <= named[place].end_ns:
+            whole = {**event.arguments, **named[place].arguments}
+            named[place] = replace(named[place], arguments=whole)
+        elif operation(name) != "other":
+            alone.append(replace(event, name=name))
+    return sorted(named + alone, key=_begin)
+
+
+def _begin(event: Event) -> int:
+    return event.begin_ns
+
+
+def _issued(event: Event) -> _Issued:
+    op = operation(event.name)
+    if "barrier" in op:
+        return _Issued(event, op, None, None, "")
+    first, second = (_elements(event, argument) for argument in (0, 1))
+    types = event.arguments.get("Input type")
+    names = [str(name) for name in types[:2]] if isinstance(types, list) else []
+    dtype = next((name for name in names if element_bytes(name)), "")
+    if op.startswith(_TWO_SIDED):
+        return _Issued(event, op, second, first, dtype)
+    return _Issued(event, op, first, first, dtype)
+
+
+def _unissued(transfer: Event) -> _Issued:
+    """Stands for the operator of a range whose operator was not recorded."""
+    op, inputs = operation(transfer.name), _inputs(transfer)
+    is_like_input = not op.startswith(_TWO_SIDED) or op.startswith("all_to_all")
+    return _Issued(transfer, op, inputs, inputs if is_like_input else None, "")
+
+
+def _elements(event: Event, argument: int) -> Elements:
+    """Returns the elements of each tensor of an argument, a tensor or a list of tensors.
+
+    None if it is something else, or a list of lists, whose sizes torch does not record.
+    """
+    shapes, types = event.arguments.get("Input Dims"), event.arguments.get("Input type")
+    if not isinstance(shapes, list) or not isinstance(types, list):
+        return None
+    if argument >= min(len(shapes), len(types)):
+        return None
+    shape, is_tensor = shapes[argument], element_bytes(str(types[argument])) > 0
+    if not isinstance(shape, list) or not (is_tensor or types[argument] == "TensorList"):
+        return None
+    tensors = [shape] if is_tensor else shape
+    if not tensors or not all(
+        isinstance(lengths, list) and all(type(length) is int for length in lengths)
+        for lengths in tensors
+    ):
+        return None
+    return tuple(math.prod(lengths) for lengths in tensors)
+
+
+def _inputs(transfer: Event) -> Elements:
+    """Returns the elements of each tensor that a range read; None if not recorded."""
+    shapes = transfer.arguments.get("Input Dims")
+    if not isinstance(shapes, list):
+        return None
+    counts: list[int] = []
+    for argument in range(len(shapes)):
+        tensors = _elements(transfer, argument)
+        if tensors is None:
+            return None
+        counts += tensors
+    return tuple(counts) or None
+
+
+def _ranges(events: ProfilerEvents, issued: Sequence[_Issued]) -> tuple[list[Event], list[Event]]:
+    """Returns the ranges of collectives in order, and those that may be the script's own instead.
+
+    A script may give such a name to a range around its own call, so a range is no backend's if it
+    begins before the operator and encloses it. A common word such as ``data:gather`` counts if the
+    job has a backend of that name, or if c10d issued the same operation.
+    """
+    issuing = {form_of(call.op) for call in issued}
+    begins: defaultdict[int, list[int]] = defaultdict(list)
+    for call in issued:
+        begins[call.event.thread].append(call.event.begin_ns)
+    ran: list[Event] = []
+    doubtful: list[Event] = []
+    for event in sorted(events.ranges, key=lambda event: (event.begin_ns, event.end_ns)):
+        if not is_collective_range(event.name):
+            continue
+        is_named = is_backend_of_torch(event.name) or backend_of(event.name) in events.backends
+        turn = bisect_right(begins[event.thread], event.begin_ns)
+        if not is_named and turn < bisect_right(begins[event.thread], event.end_ns):
+            continue
+        is_issued = form_of(operation(event.name)) in issuing
+        is_sure = is_named or is_issued or has_certain_word(event.name)
+        (ran if is_sure else doubtful).append(event)
+    return ran, doubtful
+
+
+def _around(issued: Sequence[_Issued], ran: Sequence[Event]) -> list[int]:
+    """Returns the operator during which each range began, on the same thread if possible; or -1."""
+    around, following = [-1] * len(ran), 0
+    running: list[int] = []
+    for place, transfer in enumerate(ran):
+        while following < len(issued) and issued[following].event.begin_ns <= transfer.begin_ns:
+            running.append(following)
+            following += 1
+        running = [n for n in running if issued[n].event.end_ns >= transfer.begin_ns]
+        of_thread = [n for n in running if issued[n].event.thread == transfer.thread]
+        around[place] = next(reversed(of_thread or running), -1)
+    return around
+
+
+def _is_part(transfer: Event, operator: Event) -> bool:
+    """True if a range that began during an operator is part of what the operator did."""
+    return transfer.thread == operator.thread or transfer.end_ns <= operator.end_ns
+
+
+def _joined(
+    issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
+) -> tuple[list[int], set[int]]:
+    """Returns the operator that each range belongs to, or -1, and the ranges in doubt.
+
+    Ranges in doubt belong to an operator of that kind, but perhaps to another one.
+    """
+    owner, in_doubt = [-1] * len(ran), set[int]()
+    transfers: defaultdict[_Kind, list[int]] = defaultdict(list)
+    for place, transfer in enumerate(ran):
+        form, outer = form_of(operation(transfer.name)), around[place]
+        if outer >= 0 and issued[outer].event.thread == transfer.thread:
+            if form_of(issued[outer].op) == form:
+                owner[place] = outer
+            continue  # of another form: a message that is part of the operation
+        transfers[form, _inputs(transfer)].append(place)
+    taken = set(owner)
+    free = [number for number in range(len(issued)) if number not in taken]
+    for kind, numbers in _operators_by_kind(issued, free, transfers).items():
+        places = transfers[kind]
+        for place, number, is_certain in _in_order(issued, numbers, ran, places):
+            owner[place] = number
+            if not is_certain:
+                in_doubt.add(place)
+    return owner, in_doubt
+
+
+def _operators_by_kind(
+    issued: Sequence[_Issued], free: Iterable[int], transfers: dict[_Kind, list[int]]
+) -> dict[_Kind, list[int]]:
+    """Returns the numbers of the operators by the kind of their ranges, in order.
+
+    Operators without ranges of the same kind belong to ranges of another kind, if these are more
+    than their own operators: see :func:`_other_kinds`. An operator with several ranges is listed as
+    often.
+    """
+    by_kind: defaultdict[_Kind, list[int]] = defaultdict(list)
+    for number in free:
+        by_kind[issued[number].kind].append(number)
+    operators = {kind: numbers for kind, numbers in by_kind.items() if kind in transfers}
+    joined_forms = {form for form, inputs in operators if inputs is not None}
+    for kind, numbers in by_kind.items():
+        for other in () if kind in transfers else _other_kinds(kind, transfers, joined_forms):
+            spare = len(transfers[other]) - len(operators.get(other, []))
+            if spare >= len(numbers):
+                is_list = issued[numbers[0]].op == "reduce_scatter"
+                times = spare // len(numbers) if is_list else 1
+                operators[other] = sorted([*operators.get(other, []), *(numbers * times)])
+                break
+    return operators
+
+
+def _other_kinds(
+    kind: _Kind, transfers: dict[_Kind, list[int]], joined_forms: set[str]
+) -> list[_Kind]:
+    """Returns the kinds of ranges that operators without ranges of their own kind may have.
+
+    The ranges have the same form, and the input was not recorded on one side, or the backend
+    describes inputs in another way. Or no range has the form, and they have the same input: the
+    backend then runs the operation as another one.
+    """
+    form, inputs = kind
+    of_form = [other for other in transfers if other[0] == form]
+    if of_form:
+        return [
+            other for other in of_form if None in (other[1], inputs) or form not in joined_forms
+        ]
+    same_input = [other for other in transfers if other[1] == inputs]
+    return same_input if inputs is not None or len(same_input) == 1 else []
+
+
+def _in_order(
+    issued: Sequence[_Issued], numbers: Sequence[int], ran: Sequence[Event], places: Sequence[int]
+) -> list[tuple[int, int, bool]]:
+    """Pairs ranges with operators of their kind in the order of both, none before its operator.
+
+    Each range gets the first operator left. If the numbers differ, one more pairing from the last
+    range back tells which pairs are certain.
+
+    Returns:
+        For each range that has an operator: range, operator, and True if no other can be its own.
+    """
+    begins = [issued[number].event.begin_ns for number in numbers]
+    first: dict[int, int] = {}
+    turn = 0
+    for place in places:
+        if turn < len(numbers) and begins[turn] <= ran[place].begin_ns:
+            first[place] = turn
+            turn += 1
+    last: dict[int, int] = {}
+    turn = len(numbers) - 1
+    for place in reversed(places):
+        while turn >= 0 and begins[turn] > ran[place].begin_ns:
+            turn -= 1
+        if turn >= 0:
+            last[place] = turn
+            turn -= 1
+    return [(place, numbers[row], last.get(place) == row) for place, row in first.items()]
+
+
+def _blocking(
+    issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
+) -> frozenset[str]:
+    """Returns the names of operators each of which encloses a range from its begin to its end.
+
+    An operator that only issues may enclose one by chance, if its thread lost the core meanwhile.
+    """
+    encloses = {
+        outer
+        for transfer, outer in zip(ran, around, strict=True)
+        if outer >= 0 and transfer.end_ns <= issued[outer].event.end_ns
+    }
+    names = Counter(call.event.name for call in issued)
+    enclosing = Counter(issued[number].event.name for number in encloses)
+    return frozenset(name for name, count in enclosing.items() if count == names[name])
+
+
+def _handed_over(
+    issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
+) -> set[str]:
+    """Returns the backends each of whose ranges lies within the operator that issued it.
+
+    Such a range shows how long the thread took to hand the collective to a device, as do those of
+    ``OF_DEVICES``. The range of a backend that transfers on the host is on another thread, or
+    outlasts the operator.
+    """
+    names, within = Counter[str](), Counter[str]()
+    for transfer, outer in zip(ran, around, strict=True):
+        backend = backend_of(transfer.name)
+        names[backend] += 1
+        if outer >= 0 and form_of(issued[outer].op) == form_of(operation(transfer.name)):
+            operator = issued[outer].event
+            is_inside = transfer.end_ns <= operator.end_ns
+            within[backend] += is_inside and transfer.thread == operator.thread
+    inside = {backend for backend, count in within.items() if count == names[backend]}
+    return inside | {*OF_DEVICES}
+
+
+def _call(issued: _Issued, transfers: Sequence[Event], *, is_certain: bool, timed: bool) -> Call:
+    """Makes the call of one operator and its ranges; its group may still be unknown."""
+    event, first = issued.event, transfers[0]
+    call = described(event.name, {**first.arguments, **event.arguments}, 0)
+    begin_ns = first.begin_ns
+    if is_certain:
+        begin_ns = min(begin_ns, event.begin_ns)
+    call = replace(
+        call,
+        launch_ns=begin_ns,
+        launch_thread=event.thread,
+        begin_ns=begin_ns,
+        end_ns=max(transfer.end_ns for transfer in transfers),
+        timed=timed,
+        backend=backend_of(first.name),
+        **_peer(issued),
+    )
+    if "In msg nelems" in event.arguments:
+        return call
+    of_range = [_inputs(transfer) for transfer in transfers]
+    inputs: Elements = issued.inputs
+    if inputs is None and None not in of_range and "barrier" not in issued.op:
+        inputs = tuple(count for counts in of_range for count in counts or ())
+    types = first.arguments.get("Input type")
+    named = [str(name) for name in types] if isinstance(types, list) else []
+    dtype = issued.dtype or next((name for name in named if element_bytes(name)), "")
+    size = element_bytes(dtype)
+    return replace(
+        call,
+        dtype=dtype if inputs or issued.outputs else "",
+        elements=sum(inputs or ()),
+        bytes_in=size * sum(inputs or ()),
+        bytes_out=-1 if issued.outputs is None else size * sum(issued.outputs),
+        group_size=call.group_size or _ranks_told(issued, inputs, len(transfers)),
+    )
+
+
+def _ranks_told(issued: _Issued, inputs: Elements, transfers: int) -> int:
+    """Returns the size of the process group that the tensors tell; 0 if they do not."""
+    op, outputs = issued.op, issued.outputs
+    if op == "all_to_all":
+        return len(issued.inputs or ())
+    if op == "all_to_all_single":
+        return max(map(len, _lists(issued.event)), default=0)
+    if op == "reduce_scatter" and issued.event.name.startswith(_C10D):
+        return transfers if transfers > 1 else 0
+    if inputs is None or outputs is None:
+        return 0
+    small, large = sum(inputs), sum(outputs)
+    if op.startswith("reduce_scatter"):
+        small, large = large, small
+    elif not op.startswith("all_gather"):
+        return 0
+    return large // small if small and large % small == 0 else 0
+
+
+def _concrete(event: Event) -> list[str]:
+    values = event.arguments.get("Concrete Inputs")
+    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []
+
+
+def _lists(event: Event) -> list[list[int]]:
+    """Returns the arguments of an operator that are lists of whole numbers."""
+    lists = []
+    for text in _concrete(event):
+        try:
+            value = json.loads(text) if text.startswith("[") and len(text) < 1 << 20 else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, list) and all(type(number) is int for number in value):
+            lists.append(value)
+    return lists
+
+
+def _peer(issued: _Issued) -> dict[str, Any]:
+    """Returns the root or the other rank of a message, which is an operator's first number."""
+    has_peer = issued.op in (*ROOTED, "send", "recv") and issued.event.name.startswith(_C10D)
+    numbers = (text for text in _concrete(issued.event) if text.isdecimal() and len(text) < 7)
+    number = next(numbers, "") if has_peer else ""
+    return {"peer": int(number), "root_known": issued.op in ROOTED} if number else {}

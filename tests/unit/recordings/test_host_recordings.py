@@ -1,0 +1,423 @@
+"""Recordings without device kernels: what a collective was, which group it had, who waited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.world import WorldResult
+from commprof.recordings.profiler import Recording, read_recording
+from commprof.trace import columns
+from commprof.trace.schema import OPS
+from tests.support.builders.host_traces import (
+    GLOO,
+    GLOO_2,
+    Event,
+    group,
+    operator,
+    shapes,
+    span,
+    steps,
+    trace,
+    written,
+)
+
+#: Arguments of ``c10d::_allgather_base_`` and of its range: 4,000 B of each of two ranks.
+GATHERED = shapes([2000], [1000], None)
+READ = shapes([1000])
+
+
+def read(path: Path) -> Recording:
+    recording = read_recording(path)
+    assert recording is not None
+    return recording
+
+
+def world_of(path: Path) -> WorldResult:
+    return analyse_in_detail(path)[0].worlds[0]
+
+
+def exposed_us(tmp_path: Path, events: list[Event]) -> float:
+    """Exposed time of one rank's step of 1,000 µs, which its events fill."""
+    text = trace([span("ProfilerStep#0", 0, 1000), *events])
+    return 1000 * world_of(written(tmp_path / "job", [text])).parts.exposed_ms
+
+
+def calls_of(path: Path, rank: int = 0) -> list[tuple[str, int, int]]:
+    """Operation and bytes in and out of each collective of a rank, in order of issue."""
+    table = columns.collectives(read(path).traces[rank])
+    names = [OPS[op] for op in table.op.tolist()]
+    return list(zip(names, table.bytes_in.tolist(), table.bytes_out.tolist(), strict=True))
+
+
+def in_flight(begin_us: float, end_us: float) -> list[Event]:
+    """An asynchronous all-gather: issued at the begin, complete at the end."""
+    return [
+        operator("c10d::_allgather_base_", begin_us, begin_us + 10, **GATHERED),
+        span("gloo:all_gather", begin_us + 5, end_us, GLOO, **READ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("events", "waits_us"),
+    [
+        # Tensor parallelism: an operator dispatches to Python, which waits and calls it again.
+        (
+            [
+                operator("aten::linear", 200, 900),
+                operator("aten::addmm", 210, 890),
+                operator("PythonSubclass", 220, 880),
+                operator("_c10d_functional::wait_tensor", 250, 605),
+                operator("aten::addmm", 610, 870),
+            ],
+            350,  # from 250 to 600
+        ),
+        # FSDP2: a hook of autograd's engine waits before the node itself.
+        (
+            [
+                operator("autograd::engine::evaluate_function: AddmmBackward0", 100, 900),
+                span("FSDP::pre_backward (0)", 110, 650),
+                operator("fsdp::split_with_sizes_copy", 602, 640),
+                operator("AddmmBackward0", 650, 890),
+                operator("aten::mm", 651, 889),
+            ],
+            490,  # from 110, where FSDP2's range begins, to 600
+        ),
+        # A function of the script without operators of its own waits for its collective.
+        ([operator("GatherBackward", 300, 602), operator("aten::mm", 602, 900)], 300),
+        # The same with an operator of the script that issues and waits.
+        (
+            [
+                *(operator("mylib::exchange", 40, 602), operator("aten::mm", 602, 900)),
+                operator("c10d::allreduce_", 41, 50, **shapes([[5]])),
+                span("gloo:all_reduce", 45, 60, GLOO_2, **shapes([5])),
+            ],
+            540 + 10,  # all of it but the issue from 41 to 50, and 50 to 60 of the other
+        ),
+        # Waiting by name, whatever the library.
+        ([operator("mylib::wait_all", 300, 601), operator("aten::mm", 601, 900)], 300),
+        # Kernels hide the collective, also those that autograd's nodes and functions call.
+        (
+            [
+                operator("autograd::engine::evaluate_function: MmBackward0", 20, 900),
+                operator("MmBackward0", 21, 899),
+                operator("aten::mm", 22, 898),
+            ],
+            0,
+        ),
+        ([operator("aten::mm", 20, 900), operator("aten::resolve_conj", 30, 31)], 0),
+        # Python of a function, in which no collective completes.
+        ([operator("Redistribute", 20, 300), operator("aten::mm", 300, 900)], 0),
+    ],
+)
+def test_an_operator_that_waits_for_a_collective_does_not_hide_it(
+    tmp_path: Path, events: list[Event], waits_us: float
+) -> None:
+    """The all-gather is in flight from 0 to 600."""
+    found = exposed_us(tmp_path, [*in_flight(0, 600), *events])
+    assert found == pytest.approx(waits_us, abs=0.01)
+
+
+def test_issuing_is_work_unless_the_operator_returns_only_when_its_collective_is_complete(
+    tmp_path: Path,
+) -> None:
+    """``monitored_barrier`` exchanges messages meanwhile, and is one call."""
+    of_step = [
+        operator("aten::mm", 0, 100),
+        operator("c10d::monitored_barrier_", 100, 400, **shapes([0], None)),
+        span("gloo:send", 110, 120, **shapes([1])),
+        span("gloo:recv", 130, 390, **shapes([1])),
+        operator("aten::mm", 400, 1000),
+    ]
+    path = written(tmp_path / "job", [trace(steps(3, 1000, of_step))])
+    assert calls_of(path) == [("monitored_barrier", 0, 0)] * 3
+    assert world_of(path).parts.exposed_ms == pytest.approx(0.29)  # from 100 to 390
+
+
+@pytest.mark.parametrize("shaped", [True, False])
+def test_a_collective_is_what_its_operator_says_whatever_the_backend_runs(
+    tmp_path: Path, shaped: bool
+) -> None:
+    """gloo runs a reduce-scatter as an all-reduce; real all-reduces lie between."""
+    issued = (
+        ("c10d::_reduce_scatter_base_", shapes([500], [1000], None), [1000]),
+        ("c10d::allreduce_", shapes([[1000]], None), [1000]),
+        ("c10d::_reduce_scatter_base_", shapes([500], [1000], None), [1000]),
+        ("c10d::_reduce_scatter_base_", shapes([200], [400], None), [400]),
+    )
+    of_step = []
+    for turn, (name, tensors, read_by_gloo) in enumerate(issued):
+        begin = 100.0 * turn
+        of_step += [
+            operator(name, begin, begin + 10, **(tensors if shaped else {})),
+            span(
+                "gloo:all_reduce",
+                begin + 20,
+                begin + 90,
+                GLOO,
+                **(shapes(read_by_gloo) if shaped else {}),
+            ),
+        ]
+    path = written(tmp_path / "job", [trace(steps(3, 1000, of_step))])
+    names = [
+        "reduce_scatter_tensor",
+        "all_reduce",
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor",
+    ]
+    found = calls_of(path)
+    assert [op for op, _, _ in found] == names * 3
+    if shaped:
+        assert [size for _, size, _ in found[:4]] == [4000, 4000, 4000, 1600]
+        assert [size for _, _, size in found[:4]] == [2000, 4000, 2000, 800]
+
+
+def test_bandwidth_is_that_of_the_operation_asked_for(tmp_path: Path) -> None:
+    """8,000 B in 80 µs are 0.1 GB/s, of which a reduce-scatter of two ranks sends one half."""
+    of_step = [
+        operator("aten::mm", 0, 100),
+        operator("c10d::_reduce_scatter_base_", 100, 110, **shapes([1000], [2000], None)),
+        span("gloo:all_reduce", 110, 180, GLOO, **shapes([2000])),
+        operator("aten::mm", 190, 900),
+    ]
+    texts = [trace(steps(4, 1000, of_step), rank) for rank in (0, 1)]
+    (row,) = world_of(written(tmp_path / "job", texts)).collectives
+    assert (row.op, row.size_bytes, row.group, row.group_size) == (
+        *("reduce_scatter_tensor", (8000, 8000), "0", 2),
+    )
+    assert row.algbw_gb_per_s == pytest.approx(0.1)
+    assert row.busbw_gb_per_s == pytest.approx(0.05)
+
+
+def test_a_list_collective_is_one_call_with_the_bytes_of_all_its_tensors(tmp_path: Path) -> None:
+    """gloo runs a list reduce-scatter as one all-reduce for each of its three ranks."""
+    of_step = [
+        operator("c10d::reduce_scatter_", 0, 20, **shapes([[1500]], None)),
+        span("gloo:all_reduce", 10, 50, GLOO, **shapes([1500])),
+        span("gloo:all_reduce", 15, 60, GLOO_2, **shapes([1500])),
+        span("gloo:all_reduce", 51, 95, GLOO, **shapes([1500])),
+        operator("c10d::alltoall_", 100, 110, **shapes([[700]] * 3, [[700]] * 3)),
+        span("gloo:all_to_all", 105, 180, GLOO, **shapes([700], [700], [700])),
+        operator("c10d::allgather_", 200, 210, **shapes(None, [[300]])),
+        span("gloo:all_gather", 205, 280, GLOO, **shapes([300])),
+        operator("c10d::allreduce_coalesced_", 300, 310, **shapes([[100], [200]])),
+        span("gloo:all_reduce", 305, 380, GLOO, **shapes([100], [200])),
+        # Scalars have a shape without a length.
+        operator("c10d::allreduce_", 400, 410, **shapes([[]])),
+        span("gloo:all_reduce", 405, 480, GLOO, **shapes([])),
+    ]
+    path = written(tmp_path / "job", [trace(steps(2, 1000, of_step), world_size=3)])
+    assert calls_of(path)[:5] == [
+        ("reduce_scatter", 3 * 6000, 6000),
+        ("all_to_all", 3 * 2800, 3 * 2800),
+        ("all_gather", 1200, 3 * 1200),
+        ("all_reduce_coalesced", 1200, 1200),
+        ("all_reduce", 4, 4),
+    ]
+    ends_ns = columns.collectives(read(path).traces[0]).end_ns
+    assert ends_ns[0] == 95_000
+
+
+def test_checks_inside_an_operator_are_part_of_its_collective(tmp_path: Path) -> None:
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, ranks first compare what they issue, and wait for it."""
+    of_step = [
+        operator("aten::mm", 0, 100),
+        operator("c10d::allreduce_", 100, 500, **shapes([[1000]], None)),
+        *(span("gloo:send", 110, 150, **shapes([1])), span("gloo:recv", 120, 160, **shapes([1]))),
+        span("gloo:all_gather", 170, 300, GLOO_2, **shapes([1])),
+        span("gloo:all_gather", 310, 480, GLOO_2, **shapes([7])),
+        span("gloo:all_reduce", 490, 600, GLOO, **shapes([1000])),
+        operator("aten::mm", 605, 1000),
+    ]
+    path = written(tmp_path / "job", [trace(steps(3, 1000, of_step))])
+    assert calls_of(path) == [("all_reduce", 4000, 4000)] * 3
+    # From 100 to 500 it waited for the checks, and then for the collective.
+    assert world_of(path).parts.exposed_ms == pytest.approx(0.5)
+
+
+FOUR = (0, 1, 2, 3)
+#: Groups of rank 0: all ranks, its row and its column.
+MESH = [group("0", FOUR), group("1", (0, 2)), group("3", (0, 1))]
+
+
+def mesh_of_rank(rank: int) -> list[Event]:
+    row, column = ((0, 2), (1, 3))[rank % 2], ((0, 1), (2, 3))[rank // 2]
+    return [group("0", FOUR), group(f"{1 + rank % 2}", row), group(f"{3 + rank // 2}", column)]
+
+
+def test_a_group_that_the_recording_does_not_tell_is_unknown(tmp_path: Path) -> None:
+    """Both groups of two fit an all-gather of twice the input, all three an all-reduce.
+
+    Rank 2 always comes last, but in which group is not known.
+    """
+    texts = []
+    for rank in FOUR:
+        begin = 300 if rank == 2 else 100
+        of_step = [
+            operator("aten::mm", 0, begin),
+            operator("c10d::allreduce_", begin, begin + 10, **shapes([[1000]], None)),
+            span("gloo:all_reduce", begin + 5, 400, GLOO, **shapes([1000])),
+            operator("c10d::_allgather_base_", 410, 420, **GATHERED),
+            span("gloo:all_gather", 415, 500, GLOO, **READ),
+            operator("aten::mm", 505, 900),
+        ]
+        texts.append(trace(steps(8, 1000, of_step), rank, 4, mesh_of_rank(rank)))
+    path = written(tmp_path / "job", texts)
+    world = world_of(path)
+    assert {row.op: (row.group, row.group_size, row.group_ranks) for row in world.collectives} == {
+        "all_reduce": ("", 0, ()),
+        "all_gather_into_tensor": ("", 2, ()),
+    }
+    assert {row.op: row.size_bytes for row in world.collectives} == {
+        "all_reduce": (4000, 4000),
+        "all_gather_into_tensor": (8000, 8000),
+    }
+    assert world.late_rank is None
+    assert world.parts.unsplit_ms == pytest.approx(world.parts.exposed_ms)
+    assert not any(read(path).traces[0].recorded.group)
+
+
+@pytest.mark.parametrize(
+    ("groups", "gathered", "told"),
+    [
+        # One group only.
+        ([group("0", FOUR)], 2, None),
+        ([group("0", FOUR)], 4, ("0", 4)),
+        # The group of this size, among several.
+        ([group("0", FOUR), group("1", (0, 2))], 2, ("1", 2)),
+        ([group("0", FOUR), group("1", (0, 2))], 4, ("0", 4)),
+        # A group of another backend ran nothing on the host.
+        ([group("0", FOUR, "cuda:nccl"), group("1", (0, 2)), group("2", FOUR)], 4, ("2", 4)),
+        # Two groups of the same ranks: the ranks are known.
+        ([group("0", FOUR), group("1", FOUR)], 4, ("unnamed", 4)),
+        # No list of groups: a group as large as the job has all its ranks.
+        ([], 4, ("unnamed", 4)),
+        ([], 2, None),
+    ],
+)
+def test_the_group_is_the_listed_one_that_fits_alone(
+    tmp_path: Path, groups: list[Event], gathered: int, told: tuple[str, int] | None
+) -> None:
+    of_step = [
+        operator("c10d::_allgather_base_", 100, 110, **shapes([1000 * gathered], [1000])),
+        span("gloo:all_gather", 105, 200, GLOO, **READ),
+    ]
+    path = written(tmp_path / "job", [trace(steps(2, 1000, of_step), 0, 4, groups)])
+    (found,) = read(path).traces[0].groups.values()
+    assert (found.name, found.size) == (told or ("", gathered))
+    assert calls_of(path) == [("all_gather_into_tensor", 4000, 4000 * gathered)] * 2
+
+
+def test_unknown_groups_are_empty_in_tables(tmp_path: Path) -> None:
+    of_step = [
+        operator("c10d::allgather_", 100, 110, **shapes(None, [[1000]])),
+        span("gloo:all_gather", 105, 200, GLOO, **READ),
+    ]
+    path = written(tmp_path / "job", [trace(steps(3, 1000, of_step), 0, 4, MESH)])
+    (row,) = world_of(path).collectives
+    # The size of a list all-gather follows from its number of ranks.
+    assert (row.group_label, row.group_size, row.sizes_known) == ("", 0, False)
+
+
+@pytest.mark.parametrize("prefix", ["gloo", "hccl", "mtia", "cncl", "Some_Backend2", "UCC"])
+@pytest.mark.parametrize("declared", [True, False])
+def test_ranges_of_any_backend_count_by_c10ds_words(
+    tmp_path: Path, prefix: str, declared: bool
+) -> None:
+    """30 of 50 ms are in an all_to_all, next to a barrier of gloo."""
+    of_step = [
+        *(operator("aten::mm", 10 + 1000 * turn, 910 + 1000 * turn) for turn in range(10)),
+        operator("c10d::alltoall_base_", 11000, 11900),
+        span(f"{prefix}:all_to_all", 11100, 41100, 3, **shapes([1000000])),
+        *(operator("c10d::barrier", 42000, 42060), span("gloo:barrier", 42010, 42050, 4)),
+        operator("aten::mm", 43000, 43900),
+    ]
+    backends = f"npu:{prefix},cpu:gloo" if declared else "gloo"
+    groups = [group("0", (0, 1), backends if declared else "cpu:gloo")]
+    texts = [trace(steps(12, 50000, of_step), rank, 2, groups, backends) for rank in (0, 1)]
+    world = world_of(written(tmp_path / "job", texts))
+    assert {row.op for row in world.collectives} == {"all_to_all_single", "barrier"}
+    # From the issue's end on, and the barrier from 42.06 on.
+    assert world.parts.exposed_ms == pytest.approx(29.2, abs=0.1)
+
+
+def test_a_range_of_the_script_is_no_collective_and_is_named(tmp_path: Path) -> None:
+    of_step = [
+        *(operator("aten::mm", 0, 100), span("data:gather", 200, 900)),
+        operator("c10d::allreduce_", 100, 110, **shapes([[1000]])),
+        span("gloo:all_reduce", 105, 200, GLOO, **READ),
+        # A name that the script gave to a range around its own call.
+        *(span("train:reduce_lr", 910, 990), span("T:all_reduce", 99, 300)),
+    ]
+    path = written(tmp_path / "job", [trace(steps(3, 1000, of_step))])
+    assert calls_of(path) == [("all_reduce", 4000, 4000)] * 3
+    assert any(
+        "3 ranges such as data:gather may be of the script" in s for s in read(path).problems
+    )
+
+
+def test_without_operators_of_the_training_thread_its_work_is_not_known(tmp_path: Path) -> None:
+    """gloo's own operators, on its threads, say nothing of the training thread."""
+    of_step = [
+        span("gloo:all_reduce", 18000, 188000, GLOO, **shapes([321271])),
+        *(
+            operator("aten::view", 18001, 18002, GLOO),
+            operator("aten::copy_", 180000, 187000, GLOO),
+        ),
+    ]
+    alone = trace(steps(12, 210000, of_step), world_size=2)
+    (found,) = read(written(tmp_path / "alone", [alone])).traces.values()
+    assert found.recorded is not None
+    assert not found.recorded.training_thread
+    both = trace(steps(12, 210000, [*of_step, operator("aten::mm", 0, 9000)]), world_size=2)
+    (found,) = read(written(tmp_path / "both", [both])).traces.values()
+    assert found.recorded is not None
+    assert found.recorded.training_thread
+
+
+def test_a_range_within_its_operator_shows_the_call_and_not_the_transfer(tmp_path: Path) -> None:
+    """A backend of a device that was not recorded: its ranges end when the call is handed over."""
+    of_step = [
+        operator("c10d::allreduce_", 100, 200, **shapes([[1000]])),
+        span("nccl:all_reduce", 110, 190, **READ),
+        operator("aten::mm", 200, 900),
+    ]
+    (found,) = read(
+        written(tmp_path / "job", [trace(steps(3, 1000, of_step), backend="nccl")])
+    ).traces.values()
+    assert found.recorded is not None
+    assert not found.recorded.times.any()
+
+
+def test_an_operator_whose_collective_has_no_range_is_named(tmp_path: Path) -> None:
+    """The issue at 1,300 failed: which later range has which operator is not certain then."""
+    of_step = [
+        operator("c10d::allreduce_", 100, 110, **shapes([[1000]])),
+        span("gloo:all_reduce", 105, 200, GLOO, **READ),
+    ]
+    events = steps(5, 1000, of_step)
+    failed = operator("c10d::allreduce_", 1300, 1310, **shapes([[1000]]))
+    path = written(tmp_path / "job", [trace([*events, failed])])
+    issued_ns = columns.collectives(read(path).traces[0]).issue_ns
+    assert issued_ns.tolist() == [100_000, 1_100_000, 2_105_000, 3_105_000, 4_105_000]
+    assert any("1 collective of c10d has no range" in text for text in read(path).problems)
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_the_root_is_the_operators(tmp_path: Path, root: int) -> None:
+    of_step = [
+        operator(
+            *("c10d::broadcast_", 100, 110),
+            **{
+                **shapes([[1000]], None),
+                "Concrete Inputs": ["", "", str(root), "0", "False", "-1"],
+            },
+        ),
+        span("gloo:broadcast", 105, 200, GLOO, **READ),
+    ]
+    (found,) = read(written(tmp_path / "job", [trace(steps(3, 1000, of_step))])).traces.values()
+    assert columns.collectives(found).peer.tolist() == [root] * 3
+    assert found.recorded is not None
+    assert found.recorded.root.all()
