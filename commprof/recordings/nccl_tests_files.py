@@ -28,6 +28,7 @@ from commprof.recordings.nccl_tests_rows import (
     in_rounds,
     number,
     operation,
+    without_contradictions,
 )
 
 #: Half of the last digit that ``%lf`` and ``std::to_string`` write.
@@ -84,7 +85,8 @@ def read_json(text: str, stem: str) -> NcclTestsLog:
     hosts = len({str(device.get("hostname")) for device in members}) or None
     if ranks > stated[0] and hosts == 1:
         hosts = None
-    return NcclTestsLog(op, ranks, hosts, tuple(rows), (*remarks, *contradicted))
+    rows, of_rows = without_contradictions(rows, ranks)
+    return NcclTestsLog(op, ranks, hosts, tuple(rows), (*remarks, *of_rows, *contradicted))
 
 
 def _json_rows(line: Mapping[str, Any]) -> Iterator[NcclTestsRow]:
@@ -109,6 +111,7 @@ def _json_rows(line: Mapping[str, Any]) -> Iterator[NcclTestsRow]:
             time_us=time_us,
             wrong=None if math.isnan(wrong) else int(wrong),
             samples_us=_samples_us(single) if isinstance(single, dict) else (),
+            half_digit_us=_HALF_DIGIT,
             algbw=_figure(measured.get("alg_bw")),
             busbw=_figure(measured.get("bus_bw")),
         )
@@ -149,18 +152,30 @@ def _of_records(
         raise ValueError("it has no column with the number of ranks or gpus")
     ranks, contradicted = settled_ranks(op, numbers, "columns", rows)
     rows = [replace(row, count=_count(op, row, ranks)) for row in rows]
-    remarks = [
-        *about_operation(records[0].get("name", records[0].get("collective", ""))),
-        *contradicted,
-    ]
-    nodes = number(records[0].get("nodes"))
-    hosts = 1 if "gpus" in records[0] else None if math.isnan(nodes) else max(1, int(nodes))
-    if hosts == 1 and "gpus" not in records[0]:
+    rows, of_rows = without_contradictions(rows, ranks)
+    first = records[0]
+    remarks = [*about_operation(first.get("name", first.get("collective", ""))), *of_rows]
+    hosts = _hosts(first, ranks)
+    if hosts == 1 and "gpus" not in first:
         remarks.append(
             "rccl-tests' column nodes counts communicators, not hosts; its ranks are taken as on "
             "one host"
         )
-    return NcclTestsLog(op, ranks, hosts, tuple(rows), tuple(remarks))
+    return NcclTestsLog(op, ranks, hosts, tuple(rows), (*remarks, *contradicted))
+
+
+def _hosts(record: Mapping[str, str], ranks: int) -> int | None:
+    """Returns the number of hosts; None if several communicators make it unknown.
+
+    ``nodes`` is the processes of the job divided by those of a communicator. It can only be the
+    number of hosts if all processes are in one.
+    """
+    if "gpus" in record:
+        return 1
+    nodes = number(record.get("nodes"))
+    if math.isnan(nodes) or _processes(record, "ranks") != ranks:
+        return None
+    return max(1, int(nodes))
 
 
 def _processes(record: Mapping[str, str], name: str) -> int:
@@ -211,6 +226,7 @@ def _record_row(record: Mapping[str, str]) -> NcclTestsRow | None:
         time_us=time_us,
         wrong=None if math.isnan(wrong) else int(wrong),
         round=int(record.get("numcycle", 0)),
+        half_digit_us=_HALF_DIGIT,
         algbw=_figure(record.get("algbw")),
         busbw=_figure(record.get("busbw")),
     )

@@ -7,7 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from commprof.text import counted
+
 _CELL = re.compile(r"[-+]?(?:\d+\.?(?P<decimals>\d*)|\.\d+)(?:[eE](?P<power>[-+]?\d+))?")
+#: Share of the rows up to which rows that contradict themselves are damaged.
+_DAMAGED = 0.1
+#: Rounding of the programs' own arithmetic.
+_ROUNDING = 1e-3
 #: A program of nccl-tests that measures no collective of NCCL's.
 _NO_COLLECTIVE = "hypercube"
 #: c10d's operation by the name in the program's name; a longer name stands before its parts.
@@ -65,6 +71,8 @@ class NcclTestsRow:
     samples_us: tuple[float, ...] = ()
     #: Number of the pass over all sizes that measured the row, from 0 (``-N``, or a repeated run).
     round: int = 0
+    #: Half of the last digit that the file shows of the time.
+    half_digit_us: float = 0.0
     #: Bandwidths in GB/s as the file shows them; None if it shows none.
     algbw: Figure | None = None
     busbw: Figure | None = None
@@ -129,6 +137,45 @@ def about_operation(program: str) -> list[str]:
     if "alltoallv" in program.lower().replace("_", ""):
         return ["alltoallv sends unequal parts; its rows are taken as all_to_all of the same size"]
     return []
+
+
+def without_contradictions(
+    rows: Sequence[NcclTestsRow], ranks: int
+) -> tuple[list[NcclTestsRow], list[str]]:
+    """Leaves out single rows whose algbw is not size / time, and returns what must be said.
+
+    If more rows are so, nobody can tell which figure is right, and the times are kept.
+    """
+    agreeing = [row for row in rows if _agrees(row, ranks)]
+    damaged = len(rows) - len(agreeing)
+    if not damaged:
+        return list(rows), []
+    if damaged > _DAMAGED * len(rows):
+        return list(rows), [
+            f"algbw of {damaged} of {counted(len(rows), 'result')} is not size / time; the times "
+            "are taken"
+        ]
+    are = "is" if damaged == 1 else "are"
+    what = f"{counted(damaged, 'result')} whose algbw is not size / time {are} left out"
+    return agreeing, [what]
+
+
+def _agrees(row: NcclTestsRow, ranks: int) -> bool:
+    """True if algbw may be size / time, as far as their digits tell.
+
+    Before 2.9, algbw of some operations has the factor (n - 1) / n.
+    """
+    if row.algbw is None or not row.algbw.value > row.algbw.half_digit:
+        return True
+    least, most = (
+        (row.algbw.value + sign * row.algbw.half_digit)
+        * (row.time_us + sign * row.half_digit_us)
+        * 1e3
+        / row.size_bytes
+        for sign in (-1, 1)
+    )
+    factors = (1.0, (ranks - 1) / ranks)
+    return any(least * (1 - _ROUNDING) <= factor <= most * (1 + _ROUNDING) for factor in factors)
 
 
 def about_roots(rows: Sequence[NcclTestsRow]) -> list[str]:

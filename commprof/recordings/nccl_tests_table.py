@@ -225,8 +225,9 @@ class Table:
         made = []
         for placement, begin in zip(places, range(0, len(cells) - size + 1, size), strict=False):
             by_name = dict(zip(self._names, cells[begin : begin + size], strict=True))
-            time_us = number(cells[begin + self._time]) * self._unit_us
-            if not (0 < time_us < math.inf and described.size_bytes > 0):
+            shown = figure(cells[begin + self._time])
+            time_us = shown.value * self._unit_us if shown else math.nan
+            if shown is None or not (0 < time_us < math.inf and described.size_bytes > 0):
                 continue
             made.append(
                 NcclTestsRow(
@@ -238,6 +239,7 @@ class Table:
                     placement=placement,
                     time_us=time_us,
                     wrong=self._wrong_elements(described.dtype, by_name),
+                    half_digit_us=shown.half_digit * self._unit_us,
                     algbw=_shown(by_name, "algbw"),
                     busbw=_shown(by_name, "busbw"),
                     spread=_spread(by_name),

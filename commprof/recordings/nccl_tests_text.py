@@ -23,6 +23,7 @@ from commprof.recordings.nccl_tests_rows import (
     about_roots,
     in_rounds,
     operation,
+    without_contradictions,
 )
 from commprof.recordings.nccl_tests_table import HEADER, Table
 from commprof.text import counted, rank_list
@@ -153,7 +154,8 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
             are = "is" if broken == 1 else "are"
             remarks.append(f"{counted(broken, 'row')} broken by other output {are} left out")
         ranks, hosts, of_ranks = _took_part(op, devices, rows)
-        yield NcclTestsLog(op, ranks, hosts, tuple(rows), (*remarks, *of_ranks))
+        rows, of_rows = without_contradictions(rows, ranks)
+        yield NcclTestsLog(op, ranks, hosts, tuple(rows), (*remarks, *of_rows, *of_ranks))
 
 
 def _took_part(

@@ -145,7 +145,7 @@ def _of_nccl_tests(path: Path) -> Measurement:
     if hosts is None:
         raise CommprofError(
             f"{invocation.quoted(path)} does not say on which hosts all ranks were, which a fit "
-            "must know; keep the lines `# Rank ...` of all ranks"
+            "must know; give the printed text with the lines `# Rank ...` of all ranks"
         )
     rows = [
         checked({**dataclasses.asdict(row), **dataclasses.asdict(row.key)}, _Row)

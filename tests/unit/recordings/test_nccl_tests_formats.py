@@ -421,7 +421,8 @@ def test_rccl_tests_records_are_read(
     text = json.dumps(found) if shape == "json" else as_csv(found, OWN_NAMES)
     text = as_csv(found) if shape == "csv" else text
     log = log_of(tmp_path, text)
-    assert (log.op, log.ranks, log.hosts) == ("all_reduce", 8, max(1, ranks // of_group))
+    hosts = 1 if ranks == of_group else None  # a split's hosts are not told
+    assert (log.op, log.ranks, log.hosts) == ("all_reduce", 8, hosts)
     assert figures(log) == [
         (size, place, pytest.approx(time_us(size))) for size in SIZES for place in PLACES
     ]
@@ -601,3 +602,27 @@ def test_times_of_several_roots_are_one_row_and_are_said(tmp_path: Path) -> None
     (log,) = read_nccl_tests(path)
     assert log.remarks == ("times of 2 roots are taken together",)
     assert len(read_sweep(path).rows) == 20
+
+
+def test_results_whose_time_and_bandwidth_contradict_each_other_are_left_out(
+    tmp_path: Path,
+) -> None:
+    text = head(devices(8)) + table(8)
+    damaged = text.replace("  691.09 ", "  681.09 ", 1)
+    assert damaged != text
+    log = log_of(tmp_path, damaged)
+    assert len(log.rows) == 19
+    assert log.remarks == ("1 result whose algbw is not size / time is left out",)
+    # If most rows are so, the file says nothing about which figure is right.
+    slower = (
+        re.sub(r"sum      -1  .{7}", "sum      -1  9999.99", line) for line in text.splitlines()
+    )
+    log = log_of(tmp_path, "\n".join(slower))
+    assert len(log.rows) == 20
+    assert log.remarks == ("algbw of 10 of 20 results is not size / time; the times are taken",)
+    document = as_json(8, [(rank, 0) for rank in range(8)])
+    document["results"][8]["in_place"] = {  # type: ignore[index]
+        **document["results"][8]["in_place"],  # type: ignore[index]
+        "time": 700.0,
+    }
+    assert len(log_of(tmp_path, json.dumps(document), "a.json").rows) == 19
