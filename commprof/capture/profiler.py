@@ -26,6 +26,7 @@ from commprof.capture.job.store_links import ArrivalLink, ClockLink, StoreLink
 from commprof.capture.patches.waits import (
     Coalescing,
     FutureWaits,
+    ManualFinalization,
     StreamWaits,
     show_inner_attributes,
 )
@@ -87,7 +88,7 @@ class Profiler:
             self._markers, self._finder, called=self._cross_check_sources.note
         )
         self._sharded = self._auto_phases.sharded
-        self._waits = (FutureWaits(), StreamWaits(), Coalescing())
+        self._waits = (FutureWaits(), StreamWaits(), Coalescing(), ManualFinalization())
         self._clock = ClockLink("off")
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}

@@ -132,6 +132,28 @@ class PythonBucketHook:
         return graph_task
 
 
+class ManualFinalize:
+    """Records finalisations that the script makes itself; stands in for the native functions."""
+
+    def __init__(self, recorder: Any) -> None:
+        """``recorder`` is a ``PythonRecorder``."""
+        self._recorder = recorder
+
+    def begin_manual_finalize(self) -> None:
+        """Begins the finalisation of the latest backward pass in which a hook ran."""
+        self._record(Kind.FINALIZE_BEGIN)
+
+    def end_manual_finalize(self) -> None:
+        """Ends it."""
+        self._record(Kind.FINALIZE_END)
+
+    def _record(self, kind: Kind) -> None:
+        if PythonBucketHook._last_pass >= 0:
+            self._recorder.record_finalize(
+                kind, PythonBucketHook._last_pass, schema.FLAG_MANUAL_FINALIZE
+            )
+
+
 def _size_bytes(buffer: torch.Tensor) -> int:
     """Returns the bytes of a tensor, or of a sparse tensor's indices and values.
 

@@ -280,7 +280,7 @@ class PythonRecorder:
         fields.update(timestamp_ns=timestamp_ns, kind=kind, thread=threading.get_native_id())
         self._pending.append(tuple(fields.get(name, 0) for name in _FIELDS))
 
-    def record_finalize(self, kind: Kind, graph_task: int) -> None:
+    def record_finalize(self, kind: Kind, graph_task: int, flags: int = 0) -> None:
         """Records begin or end (``kind``) of DDP's finalisation, with the thread's CPU time.
 
         ``graph_task`` is the id that autograd gives the backward pass. Unlike the native module,
@@ -288,7 +288,7 @@ class PythonRecorder:
         """
         if self._enabled:
             cpu_ns = time.thread_time_ns()
-            self.record(kind, self.now_ns(), op_id=graph_task, value=cpu_ns)
+            self.record(kind, self.now_ns(), op_id=graph_task, value=cpu_ns, flags=flags)
 
     def next_op_id(self) -> int:
         """Returns a number that is unique in this process."""

@@ -14,6 +14,7 @@ from commprof.trace.documents import Group
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
     FLAG_DEVICE_TIME,
+    FLAG_IN_ISSUE,
     NO_SEQ,
     OPS,
     PHASES,
@@ -134,7 +135,8 @@ class RankState:
         if kind == Kind.ISSUE:
             self._issue(row, groups)
         elif kind in (Kind.END, Kind.WAIT, Kind.DEVICE_WAIT):
-            self._ended(row)
+            if not row["flags"] & FLAG_IN_ISSUE:
+                self._ended(row)
         elif kind == Kind.STEP:
             self._boundary(row)
         elif kind == Kind.PHASE:

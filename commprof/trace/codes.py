@@ -76,6 +76,8 @@ FLAG_RUN_DELAY_READ: Final = 8
 FLAG_DEVICE_TIME: Final = 16
 FLAG_NON_FINITE: Final = 32
 FLAG_SPARSE: Final = 64
+FLAG_IN_ISSUE: Final = 128
+FLAG_MANUAL_FINALIZE: Final = 256
 
 #: Source of a step boundary: the script, an update, or one that GradScaler skipped.
 STEP_DECLARED: Final = 0

@@ -162,6 +162,7 @@ def collectives(trace: Trace) -> Collectives:
     op_id = ints(issues["op_id"])
     ends = of_kind(trace.records, Kind.END)
     waits = of_kind(trace.records, Kind.WAIT)
+    waits = waits[(waits["flags"] & schema.FLAG_IN_ISSUE) == 0]  # they show no completion
     end_ns = look_up(op_id, ints(ends["op_id"]), ints(ends["timestamp_ns"]))
     waited_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]))
     on_host = issues["flags"] & schema.FLAG_DEVICE_ASYNC == 0
@@ -215,9 +216,9 @@ def phases(trace: Trace) -> Spans:
 
 @once_per_trace
 def waits(trace: Trace) -> Spans:
-    """Returns the times that threads were blocked in ``Work.wait`` or a future.
+    """Returns the times that threads were blocked by an operation; ``key`` is the operation's id.
 
-    ``key`` is the operation id.
+    They were blocked in ``Work.wait``, in a future's ``wait``, or in the call that issued it.
     """
     records = of_kind(trace.records, Kind.WAIT)
     return _spans(records, ints(records["op_id"]))
@@ -281,7 +282,11 @@ def host_counts(trace: Trace) -> dict[str, Spans]:
 
 @once_per_trace
 def finalizations(trace: Trace) -> Finalizations:
-    """Returns DDP's waits for its buckets; ``span.key`` is the id of the autograd graph task."""
+    """Returns DDP's waits for its buckets; ``span.key`` is the id of the autograd graph task.
+
+    A pass that the script finalises itself, by ``finalize_backward()``, has this finalisation only:
+    DDP waits for nothing at the end of the pass.
+    """
     mask = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
     records = trace.records[mask]
     records = records[np.argsort(records["thread"], kind="stable")]
@@ -292,6 +297,7 @@ def finalizations(trace: Trace) -> Finalizations:
         & (first["op_id"] == second["op_id"])
         & (first["thread"] == second["thread"])
     )
+    paired = paired[finalises(first["op_id"][paired], first["flags"][paired])]
     begin, end = first[paired], second[paired]
     wall = ints(end["timestamp_ns"]) - ints(begin["timestamp_ns"])
     cpu = ints(end["value"]) - ints(begin["value"])
@@ -307,6 +313,13 @@ def finalizations(trace: Trace) -> Finalizations:
         blocked_ns=np.clip(wall - cpu, 0, wall),
         no_core_ns=np.where(was_read, np.clip(run_delay, 0, np.clip(wall - cpu, 0, wall)), np.nan),
     )
+
+
+def finalises(graph_task: Ints, flags: Ints) -> npt.NDArray[np.bool_]:
+    """Tells which finalisations of backward passes wait for the passes' buckets."""
+    manual = flags & schema.FLAG_MANUAL_FINALIZE != 0
+    result: npt.NDArray[np.bool_] = manual | ~np.isin(graph_task, graph_task[manual])
+    return result
 
 
 @once_per_trace

@@ -19,12 +19,14 @@ began), ``kind`` and ``thread``; the other fields are 0:
                      issued the operation or, if a compressor's thread issued it, the pass of the
                      bucket being sent; 0 outside of backward passes
     end              the operation completed: ``op_id``, ``op``, ``flags``
-    wait             a thread was blocked in ``Work.wait`` or a collective's future: ``op_id``,
-                     ``op``, ``value`` end. A wait below 1 us is recorded only if no other record
-                     has the operation's end (gloo's point-to-point and reduce-scatter)
+    wait             a thread was blocked in ``Work.wait``, in a collective's future or, with
+                     FLAG_IN_ISSUE, in the call that issued it: ``op_id``, ``op``, ``flags``,
+                     ``value`` end. A wait below 1 us is recorded only if no other record has the
+                     operation's end (gloo's point-to-point and reduce-scatter)
     finalize_begin   DDP begins to wait for its buckets: ``op_id`` graph task; ``value`` ns of CPU
                      time that the thread has used; ``bytes_in``, if the flag run_delay_read is set,
-                     ns for which the thread has been ready to run without a core
+                     ns for which the thread has been ready to run without a core; with
+                     FLAG_MANUAL_FINALIZE, the script's own call of ``finalize_backward()``
     finalize_end     DDP has all of its buckets: the same fields as finalize_begin
     bucket           a gradient bucket reached the DDP hook: ``op_id``, ``group``, ``seq`` number of
                      buckets the hook had before, ``dtype``, ``aux`` index, ``bytes_in`` size,

@@ -1,6 +1,7 @@
 // Clocks of the record path. All times are nanoseconds.
 #pragma once
 
+#include <sys/resource.h>
 #include <time.h>
 
 #include <cstdint>
@@ -28,6 +29,13 @@ inline uint64_t processCpuNs() noexcept {
   timespec t;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
   return uint64_t(t.tv_sec) * 1000000000ull + uint64_t(t.tv_nsec);
+}
+
+// How often the calling thread has given up its core in order to wait.
+inline uint64_t threadBlocks() noexcept {
+  rusage use{};
+  getrusage(RUSAGE_THREAD, &use);
+  return uint64_t(use.ru_nvcsw);
 }
 
 // Time for which the calling thread was runnable but had no core, from

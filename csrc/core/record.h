@@ -107,6 +107,10 @@ inline constexpr uint32_t kDeviceTime = 16; // End: time of a device event
 inline constexpr uint32_t kNonFinite =
     32; // Compression: some rank's gradients were not finite
 inline constexpr uint32_t kSparse = 64; // Issue: ranks' sizes may differ
+inline constexpr uint32_t kInIssue =
+    128; // Wait: inside the call that issued op_id; shows no completion
+inline constexpr uint32_t kManualFinalize =
+    256; // Finalize*, DeviceFinalize: the script called finalize_backward()
 
 // A shorter wait found the operation complete. _BLOCKED_NS in
 // commprof/trace/columns.py is the same.

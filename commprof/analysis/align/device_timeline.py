@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commprof.trace import schema
+from commprof.trace import columns, schema
 from commprof.trace.found_steps import step_marks
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
@@ -221,6 +221,7 @@ def _finalizations(records: Records, stream: _Stream) -> Records:
     copied buckets, in ns.
     """
     found = stream.of(_of_kind(records, Kind.DEVICE_FINALIZE))
+    found = found[columns.finalises(found["op_id"], found["flags"])]
     issues = _of_kind(records, Kind.ISSUE)
     issues = issues[np.argsort(issues["value"], kind="stable")]
     number = issues["value"].astype(np.int64)

@@ -17,6 +17,10 @@ Attributes of Works: while capture runs, scripts get a Work of the native module
 This native Work holds the backend's Work. All of c10d's methods go through the native Work; any
 other attribute is looked up in the backend's Work.
 
+``ddp.finalize_backward()``, from torch 2.15 on: with ``require_manual_backward_finalization`` DDP
+waits for its buckets there, and not at the end of the backward pass. So the model's Python method
+reports when this begins and ends.
+
 ``dist.batch_isend_irecv`` and ``dist._coalescing_manager``: each operation inside goes through the
 dispatcher, but none has a Work to wait for. NCCL returns one Work for all operations at the end,
 and not through the dispatcher. So the process group's methods report where a coalesced call begins
@@ -31,13 +35,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from commprof import _native
 from commprof.capture.patches.replaced import Patches
+from commprof.capture.python_hook import ManualFinalize
+from commprof.capture.recorder import recorder
 
 #: Base class of torch.futures.Future, and the class of a Work's future.
 _Future = torch._C.Future
 _COLLECT = "_collect_all"
+_FINALIZE = "finalize_backward"
 
 
 class FutureWaits:
@@ -108,6 +116,41 @@ def _gathered(original: Callable[..., Any], follow: Callable[[Any, list[Any]], N
         return together
 
     return collect_all
+
+
+class ManualFinalization:
+    """Patch of the method by which a script finalises DDP's backward pass itself."""
+
+    def __init__(self) -> None:
+        """Makes the list of patches; nothing is replaced yet."""
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Installs the replacement; does nothing if DDP has no such method."""
+        original = getattr(DistributedDataParallel, _FINALIZE, None)
+        if original is not None:
+            marks = _native.native or ManualFinalize(recorder())
+            self._patches.replace(
+                DistributedDataParallel, _FINALIZE, _timed_finalisation(original, marks)
+            )
+
+    def remove(self) -> None:
+        """Restores the replaced method."""
+        self._patches.remove()
+
+
+def _timed_finalisation(original: Callable[..., Any], marks: Any) -> Any:
+    @wraps(original)
+    def finalize_backward(model: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return original(model)
+        marks.begin_manual_finalize()
+        try:
+            return original(model)
+        finally:
+            marks.end_manual_finalize()
+
+    return finalize_backward
 
 
 #: Attribute of an event that holds the collective it was recorded after.

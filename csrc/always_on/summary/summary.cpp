@@ -28,7 +28,9 @@ void Summary::fold(const Record* records, uint64_t count) {
         takeReady(*record);
         break;
       case Kind::kWait:
-        ledger_.takeWait(*record);
+        if ((record->flags & kInIssue) == 0) {
+          ledger_.takeWait(*record);
+        }
         if (!device_steps_.hasDeviceTimes()) {
           takeWait(*record);
         }
@@ -201,6 +203,12 @@ void Summary::takeWait(const Record& record) {
     return;
   }
   const uint64_t end_ns = std::max(record.value, record.timestamp_ns);
+  if ((record.flags & kInIssue) != 0) { // shows no end
+    if (open->issued) {
+      operation(open->operation).wait.add(end_ns - record.timestamp_ns);
+    }
+    return;
+  }
   if (open->wait_end_ns == 0) {
     open->wait_begin_ns = record.timestamp_ns;
     open->wait_end_ns = end_ns;

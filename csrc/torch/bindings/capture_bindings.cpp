@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "torch/capture/completion.h"
+#include "torch/capture/ddp/finalize.h"
 #include "torch/capture/future_waits.h"
 #include "torch/capture/timed_work.h"
 #include "torch/device/device_events.h"
@@ -94,6 +95,14 @@ void bindDevices(py::module_& m) {
       "Ends a coalesced call; returns its Work as a timed one, or None for "
       "None.",
       py::arg("work"));
+  m.def(
+      "begin_manual_finalize",
+      &beginManualFinalize,
+      "Begins a finalisation of a backward pass that the script makes itself.");
+  m.def(
+      "end_manual_finalize",
+      &endManualFinalize,
+      "Ends a finalisation that the script makes itself.");
   m.def(
       "abandon_coalescing",
       &abandonCoalescing,

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "core/blocked_calls.h"
 #include "core/record.h"
 #include "core/recorder.h"
 #include "core/wait_returns.h"
@@ -26,8 +27,13 @@ class WaitTimer {
  public:
   // `is_end`: no other record tells when the operation was complete.
   WaitTimer(uint64_t op_id, Op op, bool is_end = false) noexcept
-      : op_id_(op_id), op_(op), is_end_(is_end) {}
+      : op_id_(op_id), op_(op), is_end_(is_end) {
+    ++ThreadWaits::here().open;
+  }
   ~WaitTimer() {
+    ThreadWaits& waits = ThreadWaits::here();
+    --waits.open;
+    ++waits.ended;
     const uint64_t end_ns = end_ns_ != 0 ? end_ns_ : nowNs();
     Recorder& recorder = Recorder::instance();
     if (!recorder.enabled() || (end_ns - begin_ns_ < kBlockedNs && !is_end_)) {

@@ -1,6 +1,7 @@
 #include "torch/capture/observer.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/distributed/c10d/debug.h>
 #include <torch/library.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -8,6 +9,7 @@
 #include <mutex>
 
 #include "base/clock.h"
+#include "core/blocked_calls.h"
 #include "core/recorder.h"
 #include "torch/capture/completion.h"
 #include "torch/capture/ddp/finalize.h"
@@ -104,6 +106,7 @@ class Interposer final : public c10::OperatorKernel {
     issue.group = info.id;
     issue.seq = seq;
     issue.value = uint64_t(bracketFinalize() + 1);
+    BlockedCall call_time(c10d::debug_level() == c10d::DebugLevel::Detail);
     issue.timestamp_ns = nowNs();
     recorder.push(issue);
     if (stacksEnabled()) {
@@ -114,6 +117,9 @@ class Interposer final : public c10::OperatorKernel {
       callOnHost(issue, op, keys, stack);
     } else {
       callOnDevice(call.device, issue, op, keys, stack);
+    }
+    if (plan_.returns_work) {
+      recordBlocked(issue, call_time);
     }
     if (gradients != nullptr) {
       noteAllReduce(issue, gradients);
@@ -212,16 +218,33 @@ class Interposer final : public c10::OperatorKernel {
     return plan_.peer < 0 ? 0 : stack[base + plan_.peer].toInt();
   }
 
-  static void recordBlockingCall(const Record& issue) {
-    recordEnd(issue.op_id, issue.op, false);
+  // Records for how long the call was blocked before it returned its Work.
+  static void recordBlocked(const Record& issue, BlockedCall& call) {
+    const uint64_t blocked_ns = call.blockedNs(issue.timestamp_ns);
+    if (blocked_ns == 0) {
+      return;
+    }
+    Record wait = waitOf(issue, issue.timestamp_ns + blocked_ns);
+    wait.flags = kInIssue;
+    Recorder::instance().push(wait);
+    ++ThreadWaits::here().ended;
+  }
+
+  static Record waitOf(const Record& issue, uint64_t end_ns) {
     Record wait;
     wait.kind = Kind::kWait;
     wait.op = issue.op;
     wait.op_id = issue.op_id;
     wait.thread = issue.thread;
     wait.timestamp_ns = issue.timestamp_ns;
-    wait.value = nowNs();
-    Recorder::instance().push(wait);
+    wait.value = end_ns;
+    return wait;
+  }
+
+  static void recordBlockingCall(const Record& issue) {
+    recordEnd(issue.op_id, issue.op, false);
+    Recorder::instance().push(waitOf(issue, nowNs()));
+    ++ThreadWaits::here().ended;
   }
 
   const OpPlan plan_;

@@ -404,6 +404,36 @@ void countsOfAnOperationNeverShrink() {
   CHECK(issuesByOp(text(summary, 3'000)).size() < all.size());
 }
 
+// A call that is blocked before it returns is a wait, but not the operation's
+// end, which a later wait shows.
+void aWaitInsideTheIssuingCallShowsNoEnd() {
+  Summary summary(0, no_groups);
+  Record blocked = wait(1, 100'000, 300'000, Op::kAllReduce);
+  blocked.flags = kInIssue;
+  fold(
+      summary,
+      {step(0, 50'000, false),
+       issue(1, 100'000, 64, Op::kAllReduce),
+       blocked,
+       end(1, 700'000),
+       wait(1, 600'000, 700'000, Op::kAllReduce),
+       step(0, 900'000, true),
+       issue(2, 1'000'000, 64, Op::kSend)});
+  Record message = wait(2, 1'000'000, 1'200'000, Op::kSend);
+  message.flags = kInIssue;
+  fold(
+      summary,
+      {message,
+       wait(2, 1'300'000, 1'500'000, Op::kSend),
+       step(1, 2'000'000, true)});
+  summary.settle();
+  CHECK(holds(summary, "\"duration\":" + histogram({600'000})));
+  CHECK(holds(summary, "\"duration\":" + histogram({500'000})));
+  CHECK(holds(summary, "\"wait\":" + histogram({200'000, 100'000})));
+  CHECK(holds(summary, "\"wait\":" + histogram({200'000, 200'000})));
+  CHECK(holds(summary, "\"exposed\":" + histogram({400'000})));
+}
+
 // 0.1 % of a core, within the minimum and maximum interval.
 void theSummaryIntervalBoundsItsCost() {
   CHECK_EQ(untilNextSummaryNs(0), 800'000'000u);
@@ -430,6 +460,7 @@ int main() {
   kindsBeyondTheLimitAreMerged();
   theSummarySizeIsBounded();
   countsOfAnOperationNeverShrink();
+  aWaitInsideTheIssuingCallShowsNoEnd();
   theSummaryIntervalBoundsItsCost();
   return check::report();
 }

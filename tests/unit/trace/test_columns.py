@@ -238,6 +238,39 @@ def test_finalizations_are_paired_by_thread_and_unpaired_ones_left_out(directory
     assert (span.end_ns - span.begin_ns).tolist() == [10, 20]
 
 
+def test_a_pass_that_the_script_finalises_has_that_finalisation_only(directory: Path) -> None:
+    manual = schema.FLAG_MANUAL_FINALIZE
+    rows = [
+        window(made.FINALIZE_BEGIN, 10, 2, 0, 0),
+        window(made.FINALIZE_END, 11, 2, 0, 0),
+        window(made.FINALIZE_BEGIN, 20, 2, 0, 0, flags=manual),
+        window(made.FINALIZE_END, 90, 2, 10, 0, flags=manual),
+        window(made.FINALIZE_BEGIN, 100, 3, 0, 0),
+        window(made.FINALIZE_END, 130, 3, 0, 0),
+    ]
+    found = columns.finalizations(trace_of(directory, *rows))
+
+    assert found.span.key.tolist() == [2, 3]
+    assert found.span.begin_ns.tolist() == [20, 100]
+    assert found.blocked_ns.tolist() == [60, 30]
+
+
+def test_a_wait_inside_the_issuing_call_is_a_wait_but_no_completion(directory: Path) -> None:
+    rows = [
+        made.record(10, made.ISSUE, op_id=1),
+        made.record(10, made.WAIT, op_id=1, value=5010, flags=schema.FLAG_IN_ISSUE),
+        made.record(6000, made.ISSUE, op_id=2),
+        made.record(6000, made.WAIT, op_id=2, value=8000, flags=schema.FLAG_IN_ISSUE),
+        made.record(9000, made.WAIT, op_id=2, value=12000),
+    ]
+    trace = trace_of(directory, *rows)
+    table, waits = columns.collectives(trace), columns.waits(trace)
+
+    assert table.end_ns.tolist() == [0, 12000]
+    assert table.end_is_exact.tolist() == [False, True]
+    assert (waits.end_ns - waits.begin_ns).tolist() == [5000, 2000, 3000]
+
+
 def test_bucket_records_become_rows_with_ready_launch_and_end_times(directory: Path) -> None:
     signature = 2**64 - 1
     buckets = columns.buckets(

@@ -25,6 +25,8 @@ FLAGS = {
     "device_time": schema.FLAG_DEVICE_TIME,
     "non_finite": schema.FLAG_NON_FINITE,
     "sparse": schema.FLAG_SPARSE,
+    "in_issue": schema.FLAG_IN_ISSUE,
+    "manual_finalize": schema.FLAG_MANUAL_FINALIZE,
 }
 
 #: Keys of a summary in addition to its counters.

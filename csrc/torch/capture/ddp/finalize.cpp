@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <atomic>
 #include <vector>
 
 #include "base/clock.h"
@@ -24,6 +25,10 @@ constexpr size_t kMostAwaited = 1024;
 thread_local int works_for = -1;
 
 thread_local int last_graph_task = -1;
+std::atomic<int> latest_graph_task{-1}; // of all threads
+
+// The pass of this thread's open manual finalisation.
+thread_local int manual_graph_task = -1;
 
 // A future that the finalisation of a pass may wait for. It lives at least
 // until its callbacks have run.
@@ -40,14 +45,18 @@ std::vector<Awaited>& awaited() {
 }
 
 // Notes `end_ns` as the completion of the pass's complete futures; they may
-// have completed slightly later, during this call.
+// have completed slightly later, during this call. The others are kept for a
+// manual finalisation.
 void noteReturns(int graph_task, uint64_t end_ns) {
   std::erase_if(awaited(), [&](const Awaited& one) {
     if (one.graph_task != graph_task) {
       return false;
     }
     const auto future = one.future.lock();
-    if (future.defined() && future->completed()) {
+    if (future.defined() && !future->completed()) {
+      return false;
+    }
+    if (future.defined()) {
       WaitReturns::instance().note(one.op_id, end_ns);
     }
     return true;
@@ -69,7 +78,7 @@ bool readsRunDelay(Kind kind) {
 }
 
 // Returns the time of the record; the latest possible if there is none.
-uint64_t recordFinalize(Kind kind, int graph_task) {
+uint64_t recordFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {
     return UINT64_MAX;
@@ -77,6 +86,7 @@ uint64_t recordFinalize(Kind kind, int graph_task) {
   Record record;
   record.kind = kind;
   record.op_id = uint64_t(graph_task);
+  record.flags = flags;
   record.thread = Recorder::threadId();
   // The window [Begin, End] excludes the reads of the other clocks.
   if (kind == Kind::kFinalizeEnd) {
@@ -85,7 +95,7 @@ uint64_t recordFinalize(Kind kind, int graph_task) {
   record.value = threadCpuNs();
   if (readsRunDelay(kind)) {
     record.bytes_in = threadRunDelayNs();
-    record.flags = kRunDelayRead;
+    record.flags |= kRunDelayRead;
   }
   if (kind == Kind::kFinalizeBegin) {
     record.timestamp_ns = nowNs();
@@ -95,7 +105,7 @@ uint64_t recordFinalize(Kind kind, int graph_task) {
 }
 
 // Marks the begin and end of the finalisation on the device's stream.
-void markFinalize(Kind kind, int graph_task) {
+void markFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   static thread_local DeviceTimeline* timeline = nullptr; // of `begin`
   static thread_local auto begin = DeviceTimeline::kNoMark;
   static thread_local int begun = -1;
@@ -112,6 +122,7 @@ void markFinalize(Kind kind, int graph_task) {
   } else if (begun == graph_task) {
     Record record;
     record.kind = Kind::kDeviceFinalize;
+    record.flags = flags;
     record.op_id = uint64_t(graph_task);
     record.thread = Recorder::threadId();
     record.bytes_in = nowNs();
@@ -132,6 +143,7 @@ int bracketFinalize() {
     return graph_task;
   }
   last_graph_task = graph_task;
+  latest_graph_task.store(graph_task, std::memory_order_relaxed);
   auto& engine = torch::autograd::Engine::get_default_engine();
   if (awaited().size() >= kMostAwaited) { // left by failed passes
     awaited().clear();
@@ -147,6 +159,27 @@ int bracketFinalize() {
     });
   });
   return graph_task;
+}
+
+void beginManualFinalize() {
+  manual_graph_task = last_graph_task >= 0
+      ? last_graph_task
+      : latest_graph_task.load(std::memory_order_relaxed);
+  if (manual_graph_task >= 0) {
+    recordFinalize(Kind::kFinalizeBegin, manual_graph_task, kManualFinalize);
+    markFinalize(Kind::kFinalizeBegin, manual_graph_task, kManualFinalize);
+  }
+}
+
+void endManualFinalize() {
+  const int graph_task = manual_graph_task;
+  manual_graph_task = -1;
+  if (graph_task >= 0) {
+    markFinalize(Kind::kFinalizeEnd, graph_task, kManualFinalize);
+    noteReturns(
+        graph_task,
+        recordFinalize(Kind::kFinalizeEnd, graph_task, kManualFinalize));
+  }
 }
 
 void awaitInPass(

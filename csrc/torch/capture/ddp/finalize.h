@@ -16,6 +16,14 @@ namespace commprof {
 // training thread waited for wall - CPU - run delay.
 int bracketFinalize();
 
+// Begins and ends a finalisation that the script makes itself, outside of the
+// engine's callbacks (DDP.finalize_backward(), from torch 2.15 on), on the
+// calling thread. Counts for this thread's latest backward pass that issued
+// collectives, or if this thread has none (on devices, autograd has threads of
+// its own), for the process's latest.
+void beginManualFinalize();
+void endManualFinalize();
+
 // Notes that the finalisation of this thread's backward pass probably waits for
 // the operation's `future`: if the future is complete at the finalisation's
 // end, so is the operation. Does nothing outside of a pass.

@@ -1,0 +1,55 @@
+// Time for which a thread was blocked inside a call that issues a collective.
+//
+// Issuing is supposed to return at once, but some calls wait for other ranks:
+// TORCH_DISTRIBUTED_DEBUG=DETAIL compares all calls between the ranks before
+// they are issued, first calls connect, and backends of other authors may run
+// the whole collective inside the call. Such a thread sleeps, so its wall time
+// exceeds its CPU time, and it has given up its core of its own accord; a
+// thread that only lost its core has not.
+//
+// Both readings are system calls, about 2 us on a virtual machine. So they are
+// made only where a call may block: in a thread's first calls, after a call
+// that took long, or if the caller expects it. A call that takes long without
+// them is not counted, since the thread may have worked.
+#pragma once
+
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace commprof {
+
+// A shorter call did not wait for another rank.
+inline constexpr uint64_t kLongCallNs = 50'000;
+
+// The calling thread's waits that are recorded, whichever way.
+struct ThreadWaits {
+  uint32_t open = 0; // waits that this thread is in
+  uint64_t ended = 0;
+  static ThreadWaits& here() noexcept;
+};
+
+// Placed before a call; returns afterwards for how long it was blocked.
+class BlockedCall {
+ public:
+  // `expected`: the call probably waits.
+  explicit BlockedCall(bool expected) noexcept;
+
+  // Returns for how many ns the thread was blocked since `begin_ns`; 0 if it
+  // was not, if that is not known, or if a wait inside the call was recorded.
+  // Call it once, right after the call.
+  uint64_t blockedNs(uint64_t begin_ns) noexcept {
+    const uint64_t wall_ns = nowNs() - begin_ns;
+    return wall_ns < kLongCallNs ? 0 : blockedOf(wall_ns);
+  }
+
+ private:
+  uint64_t blockedOf(uint64_t wall_ns) const noexcept;
+
+  bool measures_;
+  uint64_t waits_ = 0;
+  uint64_t blocks_ = 0;
+  uint64_t cpu_ns_ = 0;
+};
+
+} // namespace commprof
