@@ -27,11 +27,6 @@ _TOOLS: Final = (
         "which measure MPI's own collectives, not those of torch",
     ),
     (
-        rb'"inspector_output_format_version"|"coll_perf"\s*:|"p2p_perf"\s*:',
-        "a log of NCCL Inspector",
-        "whose times include waiting for the last rank",
-    ),
-    (
         rb"Comm\. Op\s+Message Size\s+Count\s|comm op: \w+ \| time \(ms\)",
         "a log of DeepSpeed's communication logger",
         "which rounds sizes and does not tell ranks or hosts",

@@ -9,6 +9,7 @@ from commprof.invocation import quoted
 from commprof.recordings import profiler
 from commprof.recordings.containers import each_file
 from commprof.recordings.flight_recorder_files import is_flight_recorder
+from commprof.recordings.inspector import is_inspector
 from commprof.recordings.nccl_tests import is_nccl_tests
 from commprof.recordings.other_tools import other_tool
 
@@ -47,6 +48,8 @@ def taken_elsewhere(path: Path) -> str:
     try:
         if is_flight_recorder(path):
             return f"{quoted(path)} holds Flight Recorder dumps: commprof report reads them"
+        if is_inspector(path):
+            return f"{quoted(path)} holds logs of NCCL Inspector: commprof report reads them"
         inside = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else []
     except OSError:
         return ""
@@ -70,6 +73,8 @@ def not_measured(path: Path) -> str:
             )
         if is_flight_recorder(path):
             return f"{quoted(path)} holds Flight Recorder dumps: commprof report reads them"
+        if is_inspector(path):
+            return f"{quoted(path)} holds logs of NCCL Inspector: commprof report reads them"
     except CommprofError:
         return ""
     what = other_tool(path)

@@ -17,10 +17,6 @@ srun: job 12 queued and waiting for resources
 # Size       Avg Latency(us)   Min Latency(us)   Max Latency(us)  Iterations
 1048576               630.58            619.50            642.46         10
 """
-INSPECTOR = "".join(
-    f'{{"header": {{"rank": {rank}}}, "coll_perf": {{"coll": "AllReduce", "coll_sn": 3}}}}\n'
-    for rank in range(2)
-)
 DEEPSPEED = (
     "epoch 1 loss 2.5\n" * 100_000
     + """\
@@ -31,7 +27,6 @@ all_reduce
 )
 OTHERS = [
     ("osu.txt", OSU, "is a result of the OSU Micro-Benchmarks, which do not tell how many ranks"),
-    ("a.jsonl", INSPECTOR, "is a log of NCCL Inspector, whose times include waiting"),
     ("train.log", DEEPSPEED, "is a log of DeepSpeed's communication logger, which rounds sizes"),
     (
         "imb.out",
@@ -73,6 +68,17 @@ def test_a_trace_of_torch_profiler_is_sent_to_its_commands(
     assert main(["fit", str(path)]) != 0
     (line,) = capsys.readouterr().err.splitlines()
     assert "is a trace of torch.profiler: give its directory to commprof fit" in line
+
+
+def test_a_log_of_nccl_inspector_is_sent_to_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "node-pid7.log"
+    header = '{"header": {"id": "0xa", "rank": 0, "n_ranks": 2}, '
+    path.write_text(header + '"coll_perf": {"coll": "AllReduce", "coll_sn": 3}}\n')
+    assert main(["fit", str(path)]) != 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "holds logs of NCCL Inspector: commprof report reads them" in line
 
 
 def test_a_source_file_is_no_other_tool(tmp_path: Path) -> None:
