@@ -26,7 +26,8 @@ _REDOP = re.compile(r"[A-Za-z]+")
 #: Names of element types, for a row whose results are not in its line.
 _TYPE = re.compile(r"u?int\d*|char|half|double|b?float\w*|bf16|fp?\d+\w*")
 _ROOT = re.compile(r"-?\d+(?![\d.])")
-_NAMES_OF_DESCRIPTION = ("size", "bytes", "count", "N", "type", "redop", "op", "root")
+#: Columns of numbers of a result; another column may hold any word.
+_NUMBERS = ("time", "gputime", "cputime", "hipevt", "algbw", "busbw")
 #: Columns after the results.
 _NAMES_BEHIND = ("timestamp", "algo", "proto", "nchannels")
 _NAMES_OF_TIME = ("time", "gputime")
@@ -83,7 +84,7 @@ class Table:
         self._ranks = ranks
         self._label = re.compile(rf"\s*(?:\S+\s?){{{label_words}}}") if label_words else None
         first = next(
-            (index for index, name in enumerate(self.columns) if name not in _NAMES_OF_DESCRIPTION),
+            (index for index, name in enumerate(self.columns) if name in _NUMBERS),
             len(self.columns),
         )
         self._described = self.columns[:first]
@@ -140,16 +141,22 @@ class Table:
     def _description(self, match: re.Match[str], line: str) -> tuple[_Description, int, bool]:
         """Returns the description, the end of its last cell, and whether other output follows."""
         position, redop, root, interrupted = match.end(), "", -1, False
-        word = _WORD.match(line, _skip(line, position))
-        # Tests that reduce nothing may leave the cell empty.
-        if word and {"redop", "op"} & set(self._described) and _is_redop(word[0]):
-            redop, position = word[0], word.end()
+        for name in self._described[3:]:
             word = _WORD.match(line, _skip(line, position))
-        if word and "root" in self._described and (cell := _ROOT.match(word[0])):
-            root, interrupted = int(cell[0]), cell.end() < len(word[0])
-            position = word.start() + cell.end()
-            word = None if interrupted else _WORD.match(line, _skip(line, position))
-        if word is not None and _CELL.match(word[0]) is None:
+            if word is None or interrupted:
+                break
+            cell = None
+            # Tests that reduce nothing may leave the cell empty.
+            if name in ("redop", "op") and _is_redop(word[0]):
+                redop, cell = word[0], word
+            elif name == "root" and (cell := _ROOT.match(word[0])):
+                root, interrupted = int(cell[0]), cell.end() < len(word[0])
+            elif name not in ("redop", "op", "root"):
+                cell = word
+            if cell is not None:
+                position = word.start() + len(cell[0])
+        word = _WORD.match(line, _skip(line, position))
+        if word is not None and not interrupted and not self._is_cell(0, word[0]):
             interrupted = True
         described = _Description(
             *(int(match[1]), int(match[2]), match[3], "" if redop == "none" else redop, root)
@@ -182,6 +189,8 @@ class Table:
             if word is None:
                 return cells, first_end, False
             cell = _CELL.match(word[0])
+            if cell is None and self._is_cell(len(cells), word[0]):
+                cell = _WORD.match(word[0])
             if cell is None:
                 return cells, first_end, not _is_time_of_day(word[0])
             position = word.start() + cell.end()
@@ -216,6 +225,12 @@ class Table:
         missing = pending.places[len(cells) // size :]
         self._pending = _Pending(pending.described, missing, [], True) if missing else None
         return rows
+
+    def _is_cell(self, number_of_cell: int, word: str) -> bool:
+        """True if a word may be, or begin with, the cell of this number of a row's results."""
+        name = self._names[number_of_cell % len(self._names)]
+        numbers = name in (*_NUMBERS, *_NAMES_OF_WRONG) or name.startswith("i_")
+        return not numbers or _CELL.match(word) is not None
 
     def _measured(
         self, described: _Description, places: Sequence[str], cells: Sequence[str]

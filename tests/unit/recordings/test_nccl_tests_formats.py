@@ -626,3 +626,16 @@ def test_results_whose_time_and_bandwidth_contradict_each_other_are_left_out(
         "time": 700.0,
     }
     assert len(log_of(tmp_path, json.dumps(document), "a.json").rows) == 19
+
+
+def test_columns_that_nobody_knows_yet_are_skipped(tmp_path: Path) -> None:
+    text = head(devices(8)) + table(8)
+    header = next(line for line in text.splitlines() if "type" in line)
+    named = header.replace("   root", "   root    ctas").replace("#wrong", "#wrong  state")
+    rows = [line for line in text.splitlines() if line.startswith("  ")]
+    for row in rows:
+        parts = in_pieces(row)
+        text = text.replace(row, f"{parts[0]}      32{parts[1]}     ok{parts[2]}     ok")
+    log = log_of(tmp_path, text.replace(header, named))
+    assert figures(log) == expected()
+    assert log.remarks == ()
