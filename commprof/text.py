@@ -133,6 +133,13 @@ def in_ms(value: float) -> str:
     return f"{plain_digits(value)} ms"
 
 
+def in_bytes(value: float) -> str:
+    """Formats bytes for a sentence: whole bytes below 1 kB, else kB or MB of three digits."""
+    if value < 1e3:
+        return counted(round(value), "byte")
+    return f"{value / 1e3:.3g} kB" if value < 999.5e3 else f"{plain_digits(value / 1e6)} MB"
+
+
 def in_micros(value: float) -> str:
     """Formats microseconds for a sentence, in milliseconds from 1000 on."""
     return in_ms(value / 1000) if abs(value) >= 1000 else f"{plain_digits(value)} µs"

@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from commprof import invocation
-from commprof.analysis.collectives.exchange import Exchange, cap_to_try_mb, way
+from commprof.analysis.collectives.exchange import (
+    Exchange,
+    cap_to_try_mb,
+    compressible_share,
+    way,
+)
 from commprof.analysis.collectives.sharding import BACKWARD, FORWARD, SCATTER, SUM, Sharding
 from commprof.analysis.evidence import Figure
 from commprof.analysis.late.stragglers import LateRank, who_waits
@@ -17,13 +22,15 @@ from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share
 from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep
 from commprof.analysis.world import WorldResult
-from commprof.text import listed
+from commprof.text import in_bytes, listed
 from commprof.units import ns_to_ms
 
 #: The advice is about data, optimizer or other code if that takes at least this many times as long
 #: as communication.
 _FAR_LARGER = 2.0
 
+#: A trial is advised if the gradients that it changes hold this fraction of the exposed time.
+_MOST = 0.5
 #: Candidates of the trial that is proposed.
 _CANDIDATES = "fp16,int8,topk:ratio=0.01"
 #: Options of a run that a trial sets differently or rejects; each has one value.
@@ -110,7 +117,7 @@ def next_step(
             "",
         )
     cap_mb = cap_to_try_mb(world, step, exchange.serial)
-    trial = _with(_first(exchange, cap_mb), _trial(context, world.world_size, cap_mb))
+    trial = _change(context, world, exchange, cap_mb)
     if world.sharding is not None:
         trial = _predicted(world.sharding, on_device=world.device_timed > 0)
     if not step.split_ms or step.split_ms["waiting"] <= step.exposed_ms / 2:
@@ -119,6 +126,45 @@ def next_step(
     if step.share("wire") < WORTH_A_LOOK or not trial.advice:
         return NextStep(f"{balance} No change to the communication can win that back.", "")
     return NextStep(f"{balance} {trial.advice}", trial.command)
+
+
+def _change(
+    context: Mapping[str, Any], world: WorldResult, exchange: Exchange, cap_mb: int | None
+) -> NextStep:
+    """Returns advice on the calls that hold the exposed time, or the trial of a change to them.
+
+    A trial changes buckets and compression of DDP's gradients. It is advised only if the job has a
+    DDP model that can take part, and only if these gradients hold most of the exposed time.
+    """
+    small = exchange.small_calls
+    if small is not None and not small.of_buckets:
+        return NextStep(
+            f"First join the small calls into one, or make them in fewer steps: {small.sentence} "
+            "Neither compression nor other buckets would shorten them.",
+            "",
+        )
+    if world.no_ddp:
+        no_trial = f"commprof's trials change only DDP's own all-reduce, and {world.no_ddp}."
+        return NextStep(f"{_longest(world)} {no_trial}".strip(), "")
+    if small is None and compressible_share(world) < _MOST:
+        return NextStep(_longest(world), "")
+    return _with(_first(exchange, cap_mb), _trial(context, world.world_size, cap_mb))
+
+
+def _longest(world: WorldResult) -> str:
+    """Returns a sentence on the kind of call with most exposed time; empty if there is none."""
+    exposed = sum(row.exposed_ms for row in world.collectives)
+    if not exposed > 0:
+        return ""
+    row = world.collectives[0]
+    phase = row.phases[0][0] if row.phases else "other"
+    outside = "outside of all phases" if phase == "other" else f"in {phase}"
+    size = f" of {in_bytes(row.total_bytes / row.calls)}" if row.sizes_known else ""
+    where = f" at {row.callers[0][0]}" if row.callers else ""
+    return (
+        f"First look at {row.op}{size} {outside}{where}: {row.exposed_ms / exposed:.0%} of the "
+        "exposed time is in these calls."
+    )
 
 
 def _balance(world: WorldResult, step: MeanStep) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -165,6 +166,9 @@ class WorldResult:
     merged_steps: int = 0
     #: Counts of the first rank that left a trace.
     repeats: Repeats = field(default_factory=Repeats)
+    #: Why no DDP model exchanged its gradients by DDP's own all-reduce, which a trial needs, as a
+    #: clause; empty if one did.
+    no_ddp: str = ""
     #: Source of the sample counts: the training "loop", the "dataloader", or "" for none.
     samples_source: str = "loop"
     #: True if a trace lacks a gloo group's number of threads, so that torch's default is assumed.
@@ -251,6 +255,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         steps_end=seen.steps.source,
         merged_steps=seen.merged,
         repeats=Repeats() if foreign else repeats(traces[0], step),
+        no_ddp="" if foreign else _no_ddp(seen.recorded),
         gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),
         host_links=None if foreign else host_links(run.world_size, observed),
         cross_checks=checks,
@@ -271,6 +276,20 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         longer_lines=longer_lines(late.rank, seen),
         grown_functions=grown_functions(late.rank, run, seen),
     )
+
+
+def _no_ddp(traces: Sequence[Trace]) -> str:
+    """Returns ``WorldResult.no_ddp``, from what the ranks recorded."""
+    sources = [trace.metadata.get("cross_check_sources", {}) for trace in traces]
+    logs = [log for each in sources for log in each.get("ddp_logs", ())]
+    own = [str(log.get("own_exchange") or "") for log in logs if isinstance(log, dict)]
+    if own and all(own):
+        return f"{own[0]} exchanges the gradients instead of DDP's all-reduce"
+    by_ddp = (columns.finalizations(trace).span.key for trace in traces)
+    buckets = (columns.buckets(trace).index for trace in traces)
+    if any(map(len, by_ddp)) or any(map(len, buckets)):
+        return ""
+    return "no DDP model exchanged gradients in this run"
 
 
 def _with_costs(result: WorldResult) -> Evidence:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from commprof.analysis.card import Card, CardPart, CardRank, CardSize
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, whole
-from commprof.text import counted, in_ms, listed, plain_digits
+from commprof.text import counted, in_bytes, in_ms, listed, plain_digits
 
 #: Letter, name and terminal colour of each part in the bar.
 _LOOKS = {
@@ -147,10 +147,11 @@ def _small(card: Card) -> list[tuple[str, str]]:
     small = card.small_calls
     if small is None:
         return []
-    said = (
-        f"{small.calls_per_step:.0f} calls per step, of {small.mean_bytes / 1e3:.3g} kB on "
-        f"average, cause {small.exposed_share:.0%} of the exposed time; try larger buckets"
-    )
+    calls = f"{small.calls_per_step:.0f} calls per step, of {in_bytes(small.mean_bytes)} on average"
+    remedy = "try larger buckets"
+    if not small.of_buckets:
+        calls, remedy = small.name, "join them, or make them in fewer steps"
+    said = f"{calls}, cause {small.exposed_share:.0%} of the exposed time; {remedy}"
     return [("Small messages", said)]
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.collectives.kinds import CollectiveRow
 from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep
 from commprof.analysis.world import WorldResult
-from commprof.text import listed
+from commprof.text import counted, in_bytes, listed
 
 #: A call of fewer bytes than this is small: an eighth of DDP's first bucket.
 _SMALL_BYTES: Final = 2**17
+#: A smaller call takes as long as one of a byte: less data make it no shorter.
+_LATENCY_BYTES: Final = 2**12
 #: Small calls matter if a step has at least this many ...
 _MANY: Final = 16
 #: ... and if they hold at least this share of the exposed time.
@@ -32,24 +36,84 @@ class SmallCalls:
     mean_bytes: float
     #: Fraction of the exposed time.
     exposed_share: float
+    #: True if most are gradients that DDP exchanges in buckets.
+    of_buckets: bool = True
+    #: Operation with the most exposed time, and the line of code that issued most of its calls;
+    #: the line is empty without stacks.
+    op: str = "all_reduce"
+    caller: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Sentence on the number of calls, and on their kind if they are no buckets."""
+        if self.of_buckets:
+            return f"Communication is cut into {self.calls_per_step:.0f} small calls per step."
+        return f"{self.exposed_share:.0%} of the exposed time is in {self.name}."
+
+    @property
+    def name(self) -> str:
+        """Number, operation, mean size and line of code of the calls."""
+        calls = counted(round(self.calls_per_step), f"{self.op} call")
+        where = f" at {self.caller}" if self.caller else ""
+        return f"{calls} per step of {in_bytes(self.mean_bytes)} on average{where}"
 
 
 def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
-    """Returns the small calls if they are many and hold much of the exposed time; else None."""
+    """Returns the small calls if they hold much of the exposed time; else None.
+
+    Small buckets of gradients must also be many: a few small ones are usual. Others need not, since
+    neither buckets nor compression change them.
+    """
     known = [row for row in world.collectives if row.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
+    if step.split_ms and step.split_ms["wire"] < step.split_ms["waiting"]:
+        return None
+    others = [row for row in rows if world.no_ddp or not _of_backward(row)]
+    return _held_by(others, 1, world, False) or _held_by(rows, _MANY, world, True)
+
+
+def _held_by(
+    rows: Sequence[CollectiveRow], least: int, world: WorldResult, of_buckets: bool
+) -> SmallCalls | None:
+    """Returns these calls if a step has ``least`` of them that hold much of the exposed time."""
     calls, exposed = sum(row.calls for row in rows), world.parts.exposed_ms
     if calls == 0 or not exposed > 0:
         return None
     # A row's own ``calls_per_step`` is a mean over the ranks that made its calls.
     number = calls / (len(world.ranks) * world.measured_steps)
-    if number < _MANY:
-        return None
     share = sum(row.exposed_ms for row in rows) / exposed
-    if share < _MOST or (step.split_ms and step.split_ms["wire"] < step.split_ms["waiting"]):
+    if number < least or share < _MOST:
         return None
-    mean = sum(row.total_bytes for row in rows) / calls
-    return SmallCalls(number, mean, min(1.0, share))
+    mean, most = sum(row.total_bytes for row in rows) / calls, rows[0]
+    caller = most.callers[0][0] if most.callers else ""
+    return SmallCalls(number, mean, min(1.0, share), of_buckets, most.op, caller)
+
+
+def _of_backward(row: CollectiveRow) -> bool:
+    """True if most of the calls were issued in backward passes."""
+    return bool(row.phases) and row.phases[0][0] == "backward"
+
+
+#: Operations that exchange gradients.
+_GRADIENTS: Final = ("all_reduce", "reduce_scatter", "reduce")
+
+
+def compressible_share(world: WorldResult) -> float:
+    """Fraction of the exposed time that compression or other buckets of gradients could shorten.
+
+    This is the time in exchanges of ``_LATENCY_BYTES`` or more in backward passes; NaN if no call
+    has exposed time.
+    """
+    exposed = sum(row.exposed_ms for row in world.collectives)
+    large = (
+        row.exposed_ms
+        for row in world.collectives
+        if _of_backward(row)
+        and row.op.startswith(_GRADIENTS)
+        and row.sizes_known
+        and row.total_bytes >= _LATENCY_BYTES * row.calls
+    )
+    return sum(large) / exposed if exposed > 0 else math.nan
 
 
 def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> int | None:
@@ -59,8 +123,9 @@ def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> i
     communication overlaps hardly any work (``serial``), ``_SMALLEST_MB``. The first candidate below
     the largest all-reduce is returned: a cap above this all-reduce changes nothing.
     """
-    if small_calls(world, step) is not None:
-        return _LARGER_MB
+    small = small_calls(world, step)
+    if small is not None:
+        return _LARGER_MB if small.of_buckets else None
     buckets = [row.size_bytes[1] for row in world.collectives if row.op.startswith("all_reduce")]
     largest_bytes = max(buckets, default=0)
     caps = (_SMALLER_MB, _SMALLEST_MB) if serial else (_SMALLER_MB,)
@@ -97,8 +162,7 @@ class Exchange:
     def sentence(self) -> str:
         """Sentence on the most important finding; empty if there is none."""
         if self.small_calls is not None:
-            calls = self.small_calls.calls_per_step
-            return f"Communication is cut into {calls:.0f} small calls per step."
+            return self.small_calls.sentence
         if self.link is not None and self.link.idle:
             idle = f"{listed(self.link.idle)} {'is' if len(self.link.idle) == 1 else 'are'} idle"
             return f"Communication between the hosts goes over {way(self.link)}, while {idle}."

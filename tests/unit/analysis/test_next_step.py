@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from commprof.analysis.collectives.exchange import Exchange, SmallCalls
+from commprof.analysis.collectives.exchange import Exchange, SmallCalls, exchange
 from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.collectives.kinds import CollectiveRow
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.next_step import NextStep, next_step, trial_command
 from commprof.analysis.step.mean_step import PARTS, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.commands import make_parser
+from commprof.trace.schema import Phase
+from tests.support.analysed import analyse_world
 from tests.support.builders.results import collective, context, detail, parts, world
+from tests.support.builders.traces import MS, Rank, world_run
 
 RUN = {"workload": "timed", "strategy": "ddp", "nodes": 1}
 
@@ -211,6 +217,78 @@ def test_advice_on_the_exchange_comes_before_the_trial(
     )
     assert found.advice.startswith(first + "To measure on the job")
     assert found.command.endswith(f"bucket-cap={cap}" if cap else "ratio=0.01")
+
+
+def tiny(**values: Any) -> CollectiveRow:
+    """Five all-gathers of 8 bytes per step, outside of all phases, as of a loop's metrics."""
+    same = {"op": "all_gather", "size_bytes": (8, 8), "calls": 100, "calls_per_step": 5.0}
+    return collective(
+        **{**same, "total_bytes": 800, "phases": (("other", 100),), "exposed_ms": 20.0, **values}
+    )
+
+
+def test_calls_too_small_to_compress_get_no_trial() -> None:
+    of = world(2, collectives=(tiny(callers=(("train.py:12 loop", 100),)), LARGE))
+    step = mean_step(detail(2, backward=50, wire=30))
+    found = next_step(run(), of, step, dict.fromkeys(PARTS, ""), exchange(of, step))
+    assert found == NextStep(
+        "First join the small calls into one, or make them in fewer steps: 67% of the exposed time "
+        "is in 5 all_gather calls per step of 8 bytes on average at train.py:12 loop. Neither "
+        "compression nor other buckets would shorten them.",
+        "",
+    )
+
+
+def test_small_calls_that_cost_little_leave_the_trial() -> None:
+    of = world(2, collectives=(replace(LARGE, exposed_ms=25.0), tiny(exposed_ms=5.0)))
+    assert "--trial" in advised(run(), of).command
+
+
+def test_exposed_time_outside_of_the_gradients_gets_no_trial() -> None:
+    gathered = collective(op="all_gather", phases=(("other", 20),), exposed_ms=25.0)
+    found = advised(run(), world(2, collectives=(gathered, LARGE)))
+    assert found == NextStep(
+        "First look at all_gather of 4 MB outside of all phases: 82% of the exposed time is in "
+        "these calls.",
+        "",
+    )
+
+
+@pytest.mark.parametrize(
+    ("of", "exchanges"),
+    [
+        (lambda rank: rank.finalize(5 * MS, 6 * MS, 1), ""),
+        (lambda rank: None, "no DDP model exchanged gradients in this run"),
+        (
+            lambda rank: rank.metadata.update(
+                cross_check_sources={"ddp_logs": [{"own_exchange": "the communication hook own"}]}
+            ),
+            "the communication hook own exchanges the gradients instead of DDP's all-reduce",
+        ),
+    ],
+)
+def test_no_trial_is_advised_where_none_can_take_place(
+    of: Callable[[Rank], Any], exchanges: str
+) -> None:
+    """DeepSpeed, fairscale and loops of their own make no DDP model; hooks take its place."""
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank in ranks:
+        for step in range(4):
+            begin = step * 10 * MS
+            rank.phase(Phase.BACKWARD, begin, begin + 3 * MS)
+            op_id = rank.collective(step, begin + 3 * MS, begin + 8 * MS, bytes=4_000_000)
+            rank.wait(op_id, begin + 3 * MS, begin + 8 * MS)
+            rank.step(begin, begin + 10 * MS)
+        of(rank)
+    found = analyse_world(world_run(ranks))
+    assert found is not None
+    assert found.no_ddp == exchanges
+    advice = advised(run(), replace(world(2, collectives=(LARGE,)), no_ddp=exchanges))
+    assert ("--trial" in advice.command) is (exchanges == "")
+    if exchanges:
+        assert advice.advice.endswith(
+            f"commprof's trials change only DDP's own all-reduce, and {exchanges}."
+        )
 
 
 def test_with_enough_cores_finding_other_processes_is_advised() -> None:
