@@ -151,7 +151,8 @@ def card(
         verdict.next_step.advice,
         verdict.next_step.command or _command_to_inspect(run, late),
     )
-    if result.incidents:
+    apart = world.apart is not None and world.apart.advice
+    if result.incidents and not apart:
         advice = "First see what went wrong during the run:"
         command = invocation.command("report", run, "--all")
     split = step.split_ms if not lacking else {}

@@ -75,6 +75,8 @@ def next_step(
     own_work = words[own_part]
     if world.world_size < 2:
         return NextStep("", "")
+    if world.apart is not None and world.apart.advice:
+        return NextStep(world.apart.advice, "")
     if not world.evidence.supports(Figure.EXPOSED):
         return NextStep(*world.evidence.remedy)
     late = rank_to_look_at(context, world, step)

@@ -114,6 +114,8 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
     headline = _not_known(world, step) or _headline(bindings[place], step, words, late)
     if late is None:
         headline = " ".join(filter(None, (headline, _held_up(world, step) or found.sentence)))
+    if world.apart is not None:
+        headline = f"{world.apart.sentence} {headline}"
     if comparison := _against_prediction(result.context, world):
         headline = f"{headline} {comparison}"
     return Verdict(

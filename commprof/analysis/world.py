@@ -22,6 +22,7 @@ from commprof.analysis.align.measured import (
 from commprof.analysis.checks.cross_checks import Observed, cross_checks, theory_checks
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import differing_weights, global_losses
+from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.calls import assumes_threads
 from commprof.analysis.collectives.compression import CompressionRow, compression_rows
 from commprof.analysis.collectives.host_links import HostLinks, host_links
@@ -53,6 +54,7 @@ from commprof.analysis.step.mean_step import stalled
 from commprof.analysis.step.overhead import Overhead, overhead
 from commprof.trace import columns, schema
 from commprof.trace.columns import Ints
+from commprof.trace.exchanged import exchanged_by
 from commprof.trace.found_steps import DECLARED
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun, run_of
@@ -188,6 +190,9 @@ class WorldResult:
     #: Number and wall time in ms (slowest rank) of steps that stalled, see ``mean_step.stalled``.
     #: They are in the means above, but are left out of the verdict and the late rank.
     stalled_steps: tuple[tuple[int, float], ...] = ()
+    #: Ranks or parameters that are trained without an exchange of gradients; None if there are
+    #: none, or if too little is known to say so.
+    apart: TrainedApart | None = None
     #: None if all ranks ran on one host, or the hosts are unknown.
     host_links: HostLinks | None = None
     #: True if another profiler recorded the run.
@@ -256,6 +261,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         merged_steps=seen.merged,
         repeats=Repeats() if foreign else repeats(traces[0], step),
         no_ddp="" if foreign else _no_ddp(seen.recorded),
+        apart=None if foreign else _apart(run, seen),
         gloo_threads_assumed=any(assumes_threads(trace) for trace in traces),
         host_links=None if foreign else host_links(run.world_size, observed),
         cross_checks=checks,
@@ -276,6 +282,15 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         longer_lines=longer_lines(late.rank, seen),
         grown_functions=grown_functions(late.rank, run, seen),
     )
+
+
+def _apart(run: WorldRun, seen: MeasuredWorld) -> TrainedApart | None:
+    """Returns ``WorldResult.apart``; None if records are missing that may show an exchange."""
+    if any(trace.dropped for trace in seen.recorded):
+        return None
+    by_python = any(trace.metadata.get("capture") == "python" for trace in seen.recorded)
+    found = [exchanged_by(trace) for trace in seen.recorded]
+    return trained_apart(found, run.world_size, sees_all=not by_python)
 
 
 def _no_ddp(traces: Sequence[Trace]) -> str:

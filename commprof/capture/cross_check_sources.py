@@ -142,6 +142,11 @@ class CrossCheckSources:
             "network_namespace": link_of("/proc/self/ns/net"),
         }
 
+    def models(self) -> list[DistributedDataParallel]:
+        """Returns the DDP models that were trained and still exist."""
+        found = (called.model() for called in self._called)
+        return [model for model in found if model is not None]
+
     def note(self, model: DistributedDataParallel) -> None:
         """Notes a model's forward pass; a model that was only evaluated so far is left out."""
         # Every step runs this: a model that is called again must cost few instructions.

@@ -33,6 +33,7 @@ from commprof.capture.patches.waits import (
 from commprof.capture.recorder import Marker, recorder
 from commprof.capture.settings import RankSettings, check_kernels, control_path, mode_code
 from commprof.capture.step_finder import StepFinder
+from commprof.capture.trained_parameters import TrainedParameters
 from commprof.errors import CommprofError
 from commprof.trace.ring import owner_path
 from commprof.trace.schema import MODES, PHASES, STEP_DECLARED
@@ -93,6 +94,7 @@ class Profiler:
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}
         self._gradient_norms = GradientNorms(settings.gradient_norms_every)
+        self._trained = TrainedParameters(self._recorder, self._cross_check_sources.models)
         self._telemetry = DeviceTelemetry()
         #: What looks at the end of each step for a connection or a device until it has found it.
         self._connecting: list[StoreLink | DeviceTelemetry] = []
@@ -171,6 +173,7 @@ class Profiler:
         self._telemetry.start(self._recorder)
         self._auto_phases.install()
         self._gradient_norms.install(path.with_suffix(".gradients"))
+        self._trained.install(path)
         self._step = 0
         self._clock = clock
         self._clock.start()
@@ -225,6 +228,7 @@ class Profiler:
         for waits in self._waits:
             waits.remove()
         self._gradient_norms.remove()
+        self._trained.remove()
         self._note_gloo_threads()
         self._note_ending(error)
         self._cross_check_sources.stop(self._recorder)

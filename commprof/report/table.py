@@ -90,7 +90,7 @@ def render(
         verdict: verdict on the same run; None if the run has no figures.
         tables: number of characters; wider tables are split. None leaves all tables whole.
     """
-    blocks = [_heading(result, width), *incidents_block(result, width)]
+    blocks = [_heading(result, width), *_apart(result, width), *incidents_block(result, width)]
     if verdict is not None:
         blocks += verdict_blocks(verdict, width)
     for table, legend in _tables(result, tables):
@@ -102,6 +102,18 @@ def render(
     if found := notes(result):
         blocks.append("\n".join(["Caveats:", *(_bullet(note, width) for note in found)]))
     return "\n\n".join(blocks) + "\n"
+
+
+def _apart(result: RunResult, width: int) -> list[str]:
+    """Returns a block on ranks that train apart; of world sizes that no verdict is about."""
+    shown = {world.world_size for world in result.worlds}
+    found = [
+        each.apart
+        for each in result.summaries
+        if each.apart is not None and each.world_size not in shown
+    ]
+    said = [f"{each.sentence} {each.advice}".strip() for each in found]
+    return ["\n".join(wrapped(text, width) for text in said)] if said else []
 
 
 def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:

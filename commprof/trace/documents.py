@@ -104,6 +104,16 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "private_rings": bool,
     # Times of half a second or more in which the process did not run; each is a record too.
     "pauses": {"count": int, "total_ns": int, "longest_ns": int, "longest_begin_ns": int},
+    # Bytes of the parameters that the optimizers updated in their first updates: of all, of those
+    # that DDP models reduce, and of those that DDP models were told to ignore; sharded is True if
+    # some are shards; other_libraries, those loaded that communicate outside of torch.distributed.
+    "trained": {
+        "parameter_bytes": int,
+        "sharded": bool,
+        "ddp_bytes": int,
+        "ignored_bytes": int,
+        "other_libraries": list[str],
+    },
     # On rank 0: comparisons of all ranks' models every so many steps; first_step is the step after
     # which the models of these ranks differed.
     "sync_checks": {"every": int, "checks": int, "first_step": int, "ranks": list[str]},

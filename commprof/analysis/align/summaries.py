@@ -13,11 +13,13 @@ import numpy as np
 
 from commprof.analysis.checks.cross_checks import summary_checks
 from commprof.analysis.checks.figure_checks import CrossCheck
+from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.late.arrivals import clocks_are_shared
 from commprof.analysis.late.stragglers import find_late_rank
 from commprof.analysis.step.exposure import ORIGINS
 from commprof.trace import schema
+from commprof.trace.exchanged import exchanged_in_summary
 from commprof.trace.found_steps import SOURCES
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
@@ -291,6 +293,8 @@ class SummaryResult:
     #: Sentences on traces that could not be read, or not to their end.
     problems: tuple[str, ...]
     cross_checks: tuple[CrossCheck, ...]
+    #: As ``WorldResult.apart``.
+    apart: TrainedApart | None = None
 
 
 def analyse_summaries(run: WorldRun) -> SummaryResult | None:
@@ -347,7 +351,16 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         unmatched=sum(summary.unmatched for summary in summaries),
         problems=run.problems,
         cross_checks=summary_checks(run, list(found.values())),
+        apart=_apart(run, [trace for trace, _ in found.values()]),
     )
+
+
+def _apart(run: WorldRun, traces: Sequence[Trace]) -> TrainedApart | None:
+    if any(trace.dropped for trace in traces):
+        return None
+    by_python = any(trace.metadata.get("capture") == "python" for trace in traces)
+    found = [each for each in map(exchanged_in_summary, traces) if each is not None]
+    return trained_apart(found, run.world_size, sees_all=not by_python)
 
 
 def _host(trace: Trace) -> tuple[str, ...]:

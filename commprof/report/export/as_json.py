@@ -193,6 +193,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "times_in_flight": [asdict(time) for time in world.times_in_flight],
             "host_links": world.host_links and _host_links(world.host_links),
             "cross_checks": _checks(world.cross_checks),
+            "apart": world.apart and asdict(world.apart),
             "not_known": dict(world.evidence.not_known),
         },
         "rank_results": [_rank(rank) for rank in world.ranks],

@@ -80,6 +80,8 @@ def notes(summaries: Sequence[SummaryResult], named_elsewhere: Collection[int]) 
     found = []
     for summary in summaries:
         where = f"Always-on, {_ranks(summary.world_size)}: "
+        if summary.apart is not None and summary.world_size not in named_elsewhere:
+            found.append(where + summary.apart.sentence)
         missing = [rank for rank in range(summary.world_size) if rank not in summary.ranks]
         if missing:
             found.append(

@@ -18,6 +18,7 @@ import pytest
 from commprof.analysis.card import CardLink, card
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import LossAgreement
+from commprof.analysis.collectives.apart import TrainedApart
 from commprof.analysis.collectives.exchange import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.in_flight import TimeInFlight
@@ -275,6 +276,7 @@ def full_run() -> dict[str, Any]:
         "grown_functions": GrownFunctions(1, (GrownFunction("f (a.py:3)", 20.0, 6.0),), 1.0, ""),
         "gains": Gains(100.0, 10, (gain,), 0.9, 0.95, 0.8),
         "sharding": Sharding((ShardedPart(FORWARD, 4.0, 5.5, 2, 2.5, 0.0),), 4),
+        "apart": TrainedApart("groups", ((0, 1), (2,)), 4_000_000, "a sentence", "advice"),
         "stalled_steps": ((7, 25_095.0),),
         "step_losses": (2.5,),
         "weights_differ": (1,),
@@ -310,7 +312,15 @@ def full_run() -> dict[str, Any]:
                 *worlds,
                 failures=((4, "rank 1 failed"),),
                 remarks=("a remark",),
-                summaries=(summary(2, problems=("c",), cross_checks=(check_,), **errors),),
+                summaries=(
+                    summary(
+                        2,
+                        problems=("c",),
+                        cross_checks=(check_,),
+                        apart=same["apart"],
+                        **errors,
+                    ),
+                ),
                 loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
                 incidents=(changed(),),
                 stepless=(SteplessCollectives(8, worlds[0].collectives),),

@@ -1,0 +1,158 @@
+"""Finds ranks that train apart: they compute and apply gradients, and do not exchange them.
+
+Each rank then trains a model of its own, on its own part of the data, which no figure of time
+shows: the job is fast, and communication is not the bottleneck. The rules of
+:mod:`commprof.trace.exchanged` tell which calls exchange gradients; ranks that belong to one group
+with such calls train together, and so do those that are connected over several groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from commprof.text import counted, in_bytes, listed, named_ranks
+from commprof.trace.exchanged import Exchanged
+
+#: Reasons for which ranks exchange nothing, the likely ones first.
+_REASONS = (
+    "Likely reasons: the model is not wrapped in DistributedDataParallel, or fully_shard was not "
+    "applied to it; the script calls the inner model instead of the wrapper; or the launcher's "
+    "settings are for GPUs and take no effect on CPUs"
+)
+#: Fraction of the updated bytes outside of DDP models from which they are mentioned.
+_WORTH_A_WORD = 0.01
+
+
+@dataclass(frozen=True)
+class TrainedApart:
+    """Ranks, or parameters, that are trained without an exchange of gradients."""
+
+    #: "nothing": no rank exchanges gradients; "groups": some ranks do not exchange them with the
+    #: others; "parameters": ranks exchange the gradients of some parameters only; "not seen": no
+    #: exchange was seen, but it may be one that capture cannot see.
+    kind: str
+    #: Ranks that train together, a tuple per set; ranks that were not recorded are left out.
+    together: tuple[tuple[int, ...], ...]
+    #: Bytes of updated parameters whose gradients no rank exchanges; 0 if not known.
+    apart_bytes: int
+    #: One to three sentences with the likely reasons.
+    sentence: str
+    #: What to do first.
+    advice: str
+
+
+def trained_apart(
+    ranks: Sequence[Exchanged], world_size: int, sees_all: bool
+) -> TrainedApart | None:
+    """Returns what is trained apart; None if nothing is, or if too little is known to say so.
+
+    Args:
+        ranks: what each recorded rank trained and exchanged.
+        world_size: number of ranks of the job.
+        sees_all: False if capture cannot see all collectives, as in pure Python.
+    """
+    training = [rank for rank in ranks if rank.trains]
+    if world_size < 2 or len(training) < 2:
+        return None
+    together = _together(ranks)
+    among = [tuple(r.rank for r in training if r.rank in ranks_) for ranks_ in together]
+    among = sorted((part for part in among if part), key=lambda part: (-len(part), part))
+    libraries = sorted(
+        {name for rank in training if rank.trained for name in rank.trained.other_libraries}
+    )
+    if len(among) > 1:
+        if libraries or not sees_all:
+            return _not_seen(training, tuple(among), libraries)
+        return _of_ranks(training, tuple(among))
+    return _of_parameters(training, tuple(among)) if sees_all and not libraries else None
+
+
+def _together(ranks: Sequence[Exchanged]) -> list[set[int]]:
+    """Returns the sets of ranks that exchange gradients, directly or over others."""
+    parts = [{rank.rank} for rank in ranks]
+    members: dict[str, set[int]] = {}
+    for rank in ranks:
+        for each in rank.groups:
+            if each.of_gradients:
+                members.setdefault(each.group, set()).add(rank.rank)
+    for group in members.values():
+        touched = [part for part in parts if part & group]
+        parts = [part for part in parts if not part & group] + [set().union(*touched)]
+    return parts
+
+
+def _of_ranks(training: Sequence[Exchanged], together: tuple[tuple[int, ...], ...]) -> TrainedApart:
+    exchange = any(len(part) > 1 for part in together)
+    updates = min(rank.updates for rank in training)
+    if exchange:
+        sets = listed([named_ranks(part) for part in together])
+        said = (
+            f"The ranks train apart: {sets} do not exchange gradients with one another in "
+            f"{counted(updates, 'update')}, so their models drift apart. Likely reasons: a process "
+            "group leaves ranks out, or a model of some ranks is not wrapped"
+        )
+        advice = "First find out which process group the gradients are exchanged in."
+        return TrainedApart("groups", together, 0, f"{said}.", advice)
+    found = [rank.trained.parameter_bytes for rank in training if rank.trained is not None]
+    size = f" of {in_bytes(max(found))}" if found else ""
+    seen = _seen(training)
+    said = (
+        f"The {len(training)} ranks train apart: in {counted(updates, 'update')} none of them "
+        f"exchanged the gradients of its parameters{size} with another{seen}, so each trains a "
+        f"model of its own. {_REASONS}"
+    )
+    advice = (
+        "First find out why no gradients are exchanged: compare the ranks' parameters after some "
+        "steps, for example with --check-sync. If the ranks are meant to train apart, run each as "
+        "a job of one rank."
+    )
+    return TrainedApart("nothing", together, max(found, default=0), f"{said}.", advice)
+
+
+def _seen(training: Sequence[Exchanged]) -> str:
+    """Returns a clause on the calls that exchanged something else; empty if there were none."""
+    calls: Mapping[str, int] = {}
+    for rank in training:
+        for each in rank.groups:
+            calls = {**calls, each.op: calls.get(each.op, 0) + each.calls}
+    return f" (only small calls of {listed(sorted(calls))})" if calls else ""
+
+
+def _not_seen(
+    training: Sequence[Exchanged], together: tuple[tuple[int, ...], ...], libraries: Sequence[str]
+) -> TrainedApart:
+    why = "the capture in pure Python sees only DDP's buckets"
+    if libraries:
+        why = f"the script has loaded {listed(libraries)}, whose communication commprof cannot see"
+    said = (
+        f"No exchange of gradients between the {len(training)} ranks that train was seen; {why}. "
+        "What their communication costs is not known."
+    )
+    return TrainedApart("not seen", together, 0, said, "")
+
+
+def _of_parameters(
+    training: Sequence[Exchanged], together: tuple[tuple[int, ...], ...]
+) -> TrainedApart | None:
+    """Returns the parameters whose gradients are not exchanged although those of others are."""
+    apart = []
+    for rank in training:
+        trained = rank.trained
+        if trained is None or trained.sharded or rank.of_activations:
+            return None
+        outside = trained.outside_ddp_bytes
+        if trained.ddp_bytes == 0 or outside < _WORTH_A_WORD * trained.parameter_bytes:
+            return None
+        if rank.beside_ddp_bytes >= outside / 2:  # once in the recording, maybe in half precision
+            return None
+        apart.append((outside, trained.parameter_bytes))
+    outside, whole = max(apart)
+    said = (
+        f"Gradients of {in_bytes(outside)} of the {in_bytes(whole)} of updated parameters are not "
+        "exchanged: these parameters belong to no DDP model, so each rank trains its own copy of "
+        "them. Likely reasons: a module, a head or an embedding is made outside of the wrapped "
+        "model, or the inner model was changed after it was wrapped"
+    )
+    advice = "First move all trained parameters into the model that DDP wraps."
+    return TrainedApart("parameters", together, outside, f"{said}.", advice)

@@ -1,0 +1,205 @@
+"""Which parameters this rank trains, and a warning if it exchanges no gradients of them.
+
+The first updates of the optimizers tell which parameters are trained. Their bytes go into the
+trace, where the report compares them with what was exchanged. If no DDP model reduces them, and
+they are no shards, a thread then reads this rank's own trace once. If the rank has computed and
+applied gradients and exchanged none of them, one rank of the job says so on stderr.
+
+If any of this fails, the warning is left out, and training goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from commprof import invocation
+from commprof.capture.job.metadata import rank_and_world_size
+from commprof.capture.job.store_links import default_store
+from commprof.capture.recorder import Recorder
+from commprof.ddp_parameters import reduced
+from commprof.text import counted, in_bytes
+from commprof.trace.exchanged import Exchanged, exchanged_by, exchanged_in_summary
+from commprof.trace.reader import read_trace
+
+#: Updates of any optimizers that are looked at.
+_UPDATES = 10
+#: Time until the exchanges that belong to these updates have been issued and written.
+_WRITTEN_S = 0.5
+#: Libraries that communicate outside of torch.distributed, by the modules that a script imports.
+_OTHER_LIBRARIES = {
+    "horovod": "Horovod",
+    "mpi4py.MPI": "mpi4py",
+    "hivemind": "hivemind",
+    "byteps": "BytePS",
+    "bagua": "Bagua",
+    "cupy.cuda.nccl": "CuPy's NCCL",
+    "cupyx.distributed": "cupyx.distributed",
+    "ray.util.collective": "ray.util.collective",
+    "torchcomms": "torchcomms",
+    "torchft": "torchft",
+    "deepspeed.comm.ccl": "DeepSpeed's own communication",
+    "apex.contrib.nccl_p2p": "Apex's NCCL",
+    "transformer_engine": "Transformer Engine",
+}
+
+
+class TrainedParameters:
+    """Notes this rank's trained parameters in its first updates."""
+
+    def __init__(
+        self, recorder: Recorder, models: Callable[[], Iterable[DistributedDataParallel]]
+    ) -> None:
+        """``models`` returns the DDP models that were trained so far."""
+        self._recorder = recorder
+        self._models = models
+        self._remove: Callable[[], None] | None = None
+        self._path = Path()
+        self._updates = 0
+        #: Parameters with gradients, by identity; kept so that no identity is used again.
+        self._trained: dict[int, torch.Tensor] = {}
+
+    def install(self, path: Path) -> None:
+        """Starts looking at updates; ``path`` is that of the trace."""
+        self._path, self._updates, self._trained = path, 0, {}
+        self._remove = register_optimizer_step_pre_hook(self._before_update).remove
+
+    def remove(self) -> None:
+        """Stops looking, and writes what the updates so far have trained."""
+        if self._remove is None:
+            return
+        self._stop()
+        try:
+            self._write()
+        except Exception as error:
+            _complain(error)
+
+    def _stop(self) -> None:
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        try:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        self._trained[id(parameter)] = parameter
+            self._updates += 1
+            if self._updates == 1:
+                self._write()
+            elif self._updates >= _UPDATES:
+                self._stop()
+                if self._write():
+                    self._check()
+        except Exception as error:
+            self._stop()
+            _complain(error)
+
+    def _write(self) -> bool:
+        """Writes the bytes of the trained parameters into the trace, in place of earlier ones.
+
+        Returns True if neither DDP nor shards show that gradients are exchanged.
+        """
+        if not self._trained:
+            return False
+        own = {key: _bytes(parameter) for key, parameter in self._trained.items()}
+        by_ddp: set[int] = set()
+        ignored: set[int] = set()
+        for model in self._models():
+            chosen = {id(parameter) for _, parameter in reduced(model)}
+            by_ddp |= chosen
+            ignored |= {id(parameter) for parameter in model.parameters()} - chosen
+        found = {
+            "parameter_bytes": sum(own.values()),
+            "sharded": any(_is_shard(parameter) for parameter in self._trained.values()),
+            "ddp_bytes": sum(size for key, size in own.items() if key in by_ddp),
+            "ignored_bytes": sum(size for key, size in own.items() if key in ignored - by_ddp),
+            "other_libraries": _other_libraries(),
+        }
+        self._recorder.add_metadata(json.dumps({"trained": found}))
+        if self._updates >= _UPDATES or self._remove is None:
+            self._trained = {}
+        return not found["ddp_bytes"] and not found["sharded"]
+
+    def _check(self) -> None:
+        """Starts the thread that looks for an exchange of gradients, if there are other ranks."""
+        rank, world_size = rank_and_world_size()
+        if world_size > 1:
+            args = (self._recorder, self._path, rank, world_size)
+            threading.Thread(target=_warn, args=args, name="commprof", daemon=True).start()
+
+
+def _other_libraries() -> list[str]:
+    """Returns the names of the loaded libraries that communicate outside of torch.distributed."""
+    found = {name for module, name in _OTHER_LIBRARIES.items() if module in sys.modules}
+    rpc = sys.modules.get("torch.distributed.rpc.api")  # torch imports it, used or not
+    if rpc is not None and getattr(rpc, "_is_current_rpc_agent_set", bool)():
+        found.add("torch.distributed.rpc")
+    return sorted(found)
+
+
+def _bytes(parameter: torch.Tensor) -> int:
+    """Returns the bytes of the part of a parameter that is on this rank."""
+    own = getattr(parameter, "_local_tensor", parameter)
+    return int(own.numel()) * int(own.element_size())
+
+
+def _is_shard(parameter: torch.Tensor) -> bool:
+    """True for parameters of which other ranks may hold other parts."""
+    return hasattr(parameter, "_local_tensor") or type(parameter).__name__ == "FlatParameter"
+
+
+def _warn(recorder: Recorder, path: Path, rank: int, world_size: int) -> None:
+    """Says once per job that this rank exchanges no gradients, if its trace shows none."""
+    try:
+        time.sleep(_WRITTEN_S)
+        if recorder.started():
+            recorder.flush()  # summaries of always-on mode are written less often
+        trace = read_trace(path)
+        found = exchanged_in_summary(trace) or exchanged_by(trace)
+        if trace.metadata.get("capture") == "python" or trace.dropped or not alone(found):
+            return
+        if _is_first(rank):
+            print(warning(found, world_size, path.parent), file=sys.stderr)
+    except Exception as error:
+        _complain(error)
+
+
+def alone(found: Exchanged) -> bool:
+    """True if a rank computed and applied gradients, and exchanged none that capture can see."""
+    libraries = found.trained is not None and found.trained.other_libraries
+    return found.trains and not libraries and not any(one.of_gradients for one in found.groups)
+
+
+def warning(found: Exchanged, world_size: int, directory: Path) -> str:
+    """Returns the line that is printed while the job runs."""
+    size = f" of {in_bytes(found.trained.parameter_bytes)}" if found.trained is not None else ""
+    return (
+        f"commprof: rank {found.rank} made {counted(found.updates, 'update')} of parameters{size} "
+        f"without exchanging their gradients with any of the {world_size} ranks: unless "
+        "parameters are averaged later, each rank trains a model of its own (is the model "
+        f"wrapped?); at the end see {invocation.command('report', invocation.quoted(directory))}"
+    )
+
+
+def _is_first(rank: int) -> bool:
+    """True on the first rank of the job that asks; without a store, on rank 0."""
+    if not dist.is_initialized():
+        return rank == 0
+    return int(default_store("commprof/apart").add("said", 1)) == 1
+
+
+def _complain(error: Exception) -> None:
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    print(f"commprof: the exchange of gradients was not checked: {why}", file=sys.stderr)
