@@ -34,7 +34,8 @@ from commprof.trace.summary import (
 )
 from commprof.units import ns_to_ms, ns_to_s, ns_to_us
 
-#: The late rank is named if one phase, or pauses, make up this fraction of its excess of own work.
+#: The late rank is named if one phase, or pauses, make up this fraction of its excess of own work,
+#: and if the excess is at least this fraction of the waiting.
 _MOST = 0.5
 
 
@@ -89,7 +90,8 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
 
     Returns None if there is no such rank, if a rank left no summary, or if times of several hosts
     cannot be compared. Also returns None if the cause is unclear: neither a single phase nor pauses
-    account for at least half of the rank's total excess of time, see :func:`_slow_phase`.
+    account for at least half of the rank's total excess of time, see :func:`_slow_phase`, or the
+    excess is less than half of the waiting. The rank may then have waited for a third rank itself.
     """
     ranks = [trace.rank for trace in traces]
     steps = min(summary.steps.count for summary in summaries)
@@ -108,12 +110,13 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
     found = find_late_rank(waited_for, step_ns * per_row, error_ns * per_row, by_waiting)
     if found is None:
         return None
-    phase, share = _slow_phase(found.rank, summaries)
-    if share < _MOST:
+    wait_ns = found.wait_ns * rows / steps
+    phase, share, excess_ns = _slow_phase(found.rank, summaries)
+    if share < _MOST or excess_ns < _MOST * wait_ns:
         return None
     return SummaryLateRank(
         rank=found.rank,
-        wait_ms=ns_to_ms(found.wait_ns * rows / steps),
+        wait_ms=ns_to_ms(wait_ns),
         share=found.share,
         p_value=found.p_value,
         cost_s=found.cost_s,
@@ -162,18 +165,18 @@ def _by_waiting(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.
     return total
 
 
-def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float]:
+def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float, float]:
     """Returns the entry of ``ORIGINS`` (phases and pauses) with the rank's largest excess of time.
 
     The excess is the rank's mean own time in the phase, or in pauses, less the median of the other
     ranks' means; 0 if negative. Also returns the entry's fraction of the rank's total excess, or 0
-    if there is no excess.
+    if there is no excess, and the total excess in ns per step.
     """
     means = np.array([_mean_by_origin(summary) for summary in summaries])
     excess = np.maximum(0, means[rank] - np.median(np.delete(means, rank, axis=0), axis=0))
     best = int(np.argmax(excess))
     total = float(excess.sum())
-    return ORIGINS[best], float(excess[best]) / total if total > 0 else 0.0
+    return ORIGINS[best], float(excess[best]) / total if total > 0 else 0.0, total
 
 
 def _mean_by_origin(summary: Summary) -> list[float]:

@@ -251,6 +251,28 @@ def _pipeline(draw: _Draw) -> Job:
     return draw.job("pipeline", roles, calls)
 
 
+def chain(seed: int, size: int, steps: int) -> Job:
+    """A job in which rank 1 waits for rank 0, and then makes all further ranks wait.
+
+    Its calls are short; no rank is late.
+    """
+    draw = _Draw(seed, size, steps)
+    draw.wire = 0.2 * MS
+    pair, rest = np.array([[0, 1]]), np.arange(1, size)[np.newaxis, :]
+    calls = [
+        Call("all_reduce", "first", pair, 1 << 16),
+        Call("all_reduce", "second", rest, 1 << 16),
+    ]
+
+    def ops(numbers: Sequence[int]) -> list[tuple[Op, float]]:
+        work = [(Op(WORK, BACKWARD), draw.backward)]
+        waits = [(Op(kind, BACKWARD, c), 0.0) for c in numbers for kind in (ISSUE, WAIT)]
+        return draw.frame([(Op(WORK, FORWARD), draw.forward)], [*work, *waits])
+
+    roles = [(np.array([0]), ops([0])), (np.array([1]), ops([0, 1])), (rest[0, 1:], ops([1]))]
+    return draw.job("chain", roles, calls)
+
+
 SHAPES: dict[str, Callable[[_Draw], Job]] = {
     "ddp": _ddp,
     "handles": _handles,

@@ -9,6 +9,7 @@ one after another; the last of them that did not queue behind another one ended 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -83,12 +84,16 @@ class _Rank:
     #: By step and call: where it waits, and the position of its issue.
     stops: dict[tuple[int, int], _Stop] = field(default_factory=dict)
     issued_at: dict[tuple[int, int], int] = field(default_factory=dict)
+    #: The stops in the order of the program: their keys and positions.
+    stop_keys: list[tuple[int, int]] = field(default_factory=list)
+    stop_at: list[int] = field(default_factory=list)
     edges: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     reached: Floats = field(default_factory=lambda: np.zeros(0))
 
     def close(self) -> None:
         """Puts everything in order, for :meth:`spent` too."""
-        self.stops = dict(sorted(self.stops.items(), key=lambda item: item[1].at))
+        self.stop_keys = sorted(self.stops, key=lambda key: self.stops[key].at)
+        self.stop_at = [self.stops[key].at for key in self.stop_keys]
         begin, end, cause = np.array(sorted(self.done), dtype=np.int64).reshape(-1, 3).T
         length = np.zeros((len(begin) + 1, _WAITING + 1))
         length[np.arange(len(begin)) + 1, cause] = end - begin
@@ -268,11 +273,12 @@ def _compared(
     is_message = job.calls[wait.call].is_message
     end_ns = wait.begin_ns if is_message else min(wait.own_ns, wait.begin_ns)
     met_ns, found = -1, None
-    for key, stop in reversed(late.stops.items()):
-        other = mine.stops.get(key)
+    before = bisect_left(late.stop_at, wait.late_at)
+    for key in reversed(late.stop_keys[:before]):
+        stop, other = late.stops[key], mine.stops.get(key)
         if other is None or other.group != stop.group or not (stop.stood or other.stood):
             continue
-        if stop.at >= wait.late_at or other.at >= wait.at:
+        if other.at >= wait.at:
             continue
         met_ns = stop.left_ns
         if stop.stood and other.stood:

@@ -1,0 +1,139 @@
+"""Tests if a late rank, its phase and the cost of its lateness are right in exact schedules.
+
+    PYTHONPATH=. python benchmarks/attribution/exact_schedules.py --late 500 --clean 200
+        --in-turn 50 --results exact_schedules.jsonl
+
+Each schedule is drawn from its seed and simulated: DDP, asynchronous all-reduces, FSDP2, tensor
+times data parallel groups, or a pipeline, with 2 to 1,024 ranks on one to four hosts with clocks of
+their own, and noise in every time. One rank is late by 0.2 to 3 times its backward pass, in any
+phase or by a pause of its process; in a fifth of the schedules a second rank is late too, by a
+quarter of that. So all waits and their causes are known from the schedule. Schedules in the
+results file are not repeated. Prints a line per demand, and exits with 1 if one is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.judging.demands import Demand, at_most, judged, of_all
+from benchmarks.judging.results_file import Lines, read_rows
+from tests.support.builders.exact.drawn import Drawn, any_job
+from tests.support.builders.exact.outcome import outcome
+
+#: Schedules of each kind, and in how many the phase, or no rank, must be named.
+LATE, RIGHT_PHASES = 500, 495
+CLEAN, SILENT = 200, 198
+#: Pairs of ranks that are late in turn: neither causes 60 % of the waiting.
+IN_TURN, SILENT_IN_TURN = 50, 49
+#: Largest allowed error of a cost, in percent of the step.
+MOST_OF_STEP = 1.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--late", type=int, default=LATE, help="schedules with a late rank")
+    parser.add_argument("--clean", type=int, default=CLEAN, help="schedules without one")
+    parser.add_argument(
+        "--in-turn", type=int, default=IN_TURN, help="schedules with two ranks that take turns"
+    )
+    parser.add_argument(
+        "--most-ranks", type=int, default=1024, help="larger schedules get this many"
+    )
+    parser.add_argument("--minutes", type=float, default=60, help="start no schedule after that")
+    parser.add_argument(
+        "--results", type=Path, help="one JSON line per schedule; those in it are kept"
+    )
+    args = parser.parse_args()
+    end = time.monotonic() + 60 * args.minutes
+    wanted = [("late", seed) for seed in range(args.late)]
+    wanted += [("clean", seed) for seed in range(args.clean)]
+    wanted += [("in turn", seed) for seed in range(args.in_turn)]
+    rows, kept = read_rows(args.results), Lines(args.results)
+    done = {(row["kind"], row["seed"]) for row in rows}
+    for kind, seed in wanted:
+        if (kind, seed) in done or time.monotonic() > end:
+            continue
+        rows.append(_row(kind, seed, args.most_ranks))
+        kept.append(rows[-1])
+    chosen = [row for row in rows if (row["kind"], row["seed"]) in wanted]
+    _print_wrong(chosen)
+    return judged(demands(chosen))
+
+
+def demands(rows: list[dict[str, Any]]) -> list[Demand]:
+    """Demands on ranks, phases and costs of late ranks, and on schedules without one."""
+    late, clean, in_turn = (
+        [r for r in rows if r["kind"] == k] for k in ("late", "clean", "in turn")
+    )
+    found = []
+    if late:
+        right = [r for r in late if r["named"] == r["rank"]]
+        phases = [r for r in right if r["named cause"] == r["cause"]]
+        found.append(of_all("late rank right", len(right), len(late), LATE))
+        found.append(of_all("and its phase", len(phases), len(late), LATE, RIGHT_PHASES))
+    for what, some, wanted, least in (
+        ("no rank named in clean schedules", clean, CLEAN, SILENT),
+        ("no rank named where two are late in turn", in_turn, IN_TURN, SILENT_IN_TURN),
+    ):
+        if some:
+            silent = sum(r["named"] is None for r in some)
+            found.append(of_all(what, silent, len(some), wanted, least))
+    if rows:
+        for name in ("cost", "wait", "transfer"):
+            errors = np.array([r[f"{name} error %"] for r in rows])
+            what = f"largest error of a rank's {name}, in percent of the step"
+            found.append(at_most(what, float(errors.max()), MOST_OF_STEP, " %"))
+    return found
+
+
+def _row(kind: str, seed: int, most_ranks: int) -> dict[str, Any]:
+    late = {"clean": 0, "in turn": 2, "late": 2 if seed % 5 == 4 else 1}[kind]
+    of = any_job(seed, late, kind == "in turn", most_ranks)
+    found = outcome(of)
+    first = of.late[0] if of.late else None
+    return {
+        "kind": kind,
+        "seed": seed,
+        "shape": of.job.name,
+        "ranks": of.job.size,
+        "hosts": _hosts(of),
+        "late ranks": late,
+        "rank": None if first is None else first.rank,
+        "cause": None if first is None else first.cause,
+        "backward passes": _passes(of),
+        "named": found.rank,
+        "named cause": found.cause,
+        "cost error %": round(100 * found.cost_error, 4),
+        "wait error %": round(100 * found.wait_error, 4),
+        "transfer error %": round(100 * found.transfer_error, 4),
+    }
+
+
+def _hosts(of: Drawn) -> int:
+    return -(-of.job.size // of.job.ranks_per_host) if of.job.ranks_per_host else 1
+
+
+def _passes(of: Drawn) -> float | None:
+    """Returns how late the first rank is in a step, in backward passes."""
+    if not of.late:
+        return None
+    extra_ns = of.late[0].extra_ns
+    return round(float(extra_ns[extra_ns > 0].mean()) / of.backward_ns, 3)
+
+
+def _print_wrong(rows: list[dict[str, Any]]) -> None:
+    """Prints the schedules whose rank or cause is wrong."""
+    for row in rows:
+        expected = (row["rank"], row["cause"]) if row["kind"] == "late" else (None, None)
+        if (row["named"], row["named cause"]) != expected:
+            print("wrong:", row)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Checks always-on mode's arithmetic, in C++ and Python, on jobs that are known exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from commprof.analysis.align.summaries import late_rank
+from tests.support.builders.exact.always_on import summarised
+from tests.support.builders.exact.drawn import LATE_IN, PAUSE, SHAPES, Drawn, chain, drawn
+from tests.support.builders.exact.recorded import recorded
+from tests.support.builders.exact.simulation import simulate
+from tests.support.builders.exact.truth import truth_of
+from tests.support.builders.traces import MS
+from tests.support.machines.core_tests import build
+
+pytestmark = pytest.mark.timeout(1800)  # the first one builds the core's tests
+STEPS = 12
+#: In these, each rank waits for the rank where the waiting begins.
+DIRECT = ("ddp", "handles", "fsdp2")
+
+
+def named(of: Drawn, directory: Path) -> tuple[int, str] | None:
+    """Returns the late rank and its cause; checks waiting and transfer of each rank."""
+    times = simulate(of.job)
+    true = truth_of(of.job, times)
+    program = build("") / "test_recorded_ranks"
+    traces, summaries = summarised(program, recorded(of.job, times), directory)
+    step_ns = float(times.wall_ns.mean())
+    for rank, summary in enumerate(summaries):
+        steps = summary.steps.count
+        assert steps == of.job.steps - 1  # the first one is left out
+        for found, known in (
+            (summary.exposed_wait, true.wait_ns),
+            (summary.exposed_wire, true.transfer_ns),
+        ):
+            mean_ns = float(known[-steps:, rank].mean())
+            assert found.sum_ns / steps == pytest.approx(mean_ns, abs=0.01 * step_ns)
+    late = late_rank(traces, summaries)
+    return None if late is None else (late.rank, late.phase)
+
+
+@pytest.mark.parametrize("cause", [*LATE_IN, PAUSE])
+@pytest.mark.parametrize("shape", DIRECT)
+def test_the_late_rank_its_phase_and_all_waiting_are_right(
+    shape: str, cause: str, tmp_path: Path
+) -> None:
+    of = drawn(shape, len(cause), 2 + len(cause), STEPS, cause=cause)
+    assert named(of, tmp_path) == (of.late[0].rank, cause)
+
+
+@pytest.mark.parametrize("shape", ["groups", "pipeline"])
+def test_where_waiting_is_passed_on_no_other_rank_is_named(shape: str, tmp_path: Path) -> None:
+    of = drawn(shape, 5, 8, STEPS, cause="forward")
+    assert named(of, tmp_path) in (None, (of.late[0].rank, "forward"))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_rank_is_named_in_jobs_without_a_late_rank(shape: str, tmp_path: Path) -> None:
+    assert named(drawn(shape, 4, 8, STEPS, late=0), tmp_path) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rank_that_waited_itself_is_not_named(seed: int, tmp_path: Path) -> None:
+    """Six ranks wait for rank 1, which takes no longer than they do: it waits for rank 0."""
+    job = chain(seed, 8, STEPS)
+    job.lengthen(0, LATE_IN["forward"], np.full(STEPS, 6.0 * MS))
+    assert named(Drawn(job, job), tmp_path) is None
