@@ -19,6 +19,7 @@ from benchmarks import (
 from benchmarks.attribution import (
     blame,
     busy_machine,
+    device_parts,
     gain_error,
     hangs,
     known_schedules,
@@ -147,6 +148,15 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"attribution/late_rank.py --results {RESULTS}/late_rank.jsonl",
             ("named in 50 of 50", "its phase in 48 of 50", "no rank in 48 of 50 clean runs"),
             rows_of(late_rank.demands),
+        ),
+        Study(
+            "Parts of the time of GPUs in public recordings, beside the figures of other tools",
+            "device_parts.json",
+            "attribution/device_parts.py FOLDER --others PYTHON "
+            f"--results {RESULTS}/device_parts.json",
+            ("within 0.1 % of the time of each tool's figures, by the same rules or by its own",),
+            object_of(device_parts.demands),
+            beside=device_parts.beside,
         ),
         Study(
             "Where waiting began, in 60 real jobs with one known cause each",
