@@ -25,9 +25,11 @@ from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.matching import last_awaited, match
 from commprof.analysis.late.arrivals import Arrivals, BucketArrivals, bucket_arrivals
 from commprof.errors import CommprofError, TraceError
+from commprof.text import clauses
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace, read_trace
+from commprof.trace.run.run_directory import about_file
 from commprof.trace.schema import Kind
 
 _BUCKETS = (Kind.BUCKET, Kind.BUCKET_END, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
@@ -114,12 +116,14 @@ def overview(sources: Mapping[int, Path | Trace], steps: tuple[int, int] | None)
     """
     traces, tables, windows, metadata = [], [], [], []
     readable: dict[int, Path | Trace] = {}
-    problems = []
+    left_out = []
     for rank, source in sources.items():
         try:
             trace = read_source(source)
         except (OSError, TraceError) as error:
-            problems.append(f"rank {rank} is left out: {error}")
+            path = source.path if isinstance(source, Trace) else source
+            _, alone, of_several = about_file(rank, str(error), path)
+            left_out.append((rank, f"is left out: {alone}", f"are left out: {of_several}"))
             continue
         readable[rank] = source
         tables.append(columns.collectives(trace))
@@ -127,6 +131,7 @@ def overview(sources: Mapping[int, Path | Trace], steps: tuple[int, int] | None)
         metadata.append(trace.metadata)
         kept = trace.records[np.isin(trace.records["kind"], _KEPT)]
         traces.append(replace(trace, records=kept, stacks={}))
+    problems = clauses(left_out)
     if not readable:
         raise CommprofError("; ".join(problems))
     clocks = rank_clocks(traces)

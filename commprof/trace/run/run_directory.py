@@ -168,14 +168,14 @@ def read_world(run: Path, world_size: int) -> WorldRun:
             if trace_path is not None:
                 traces[rank] = read_trace(trace_path)
         except (OSError, ValueError, TraceError) as error:
-            failed.append(_about_file(rank, str(error), trace_path or directory))
+            failed.append(about_file(rank, str(error), trace_path or directory))
         try:
             if result_path.exists():
                 results[rank] = read_result(result_path)
         except (OSError, ValueError) as error:
-            failed.append(_about_file(rank, str(error), result_path))
+            failed.append(about_file(rank, str(error), result_path))
     damaged = [
-        _about_file(rank, f"{problem} ({trace.path})", trace.path)
+        about_file(rank, f"{problem} ({trace.path})", trace.path)
         for rank, trace in traces.items()
         for problem in trace.problems
     ]
@@ -250,7 +250,7 @@ def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
     return found[-1] if found else None
 
 
-def _about_file(rank: int, text: str, path: Path) -> tuple[int, str, str]:
+def about_file(rank: int, text: str, path: Path) -> tuple[int, str, str]:
     """Returns what is said of a rank's file, and of the same files of several ranks."""
     name = path.name.replace(f"rank_{rank}.", "rank_N.", 1)
     return rank, text, text.replace(str(path), str(path.with_name(name)))

@@ -306,6 +306,22 @@ def test_missing_and_damaged_ranks_are_named(
     assert {event["pid"] for event in events} == {0}
 
 
+def test_many_missing_and_damaged_ranks_are_named_by_ranges(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [Rank(rank, 299) for rank in range(41)]
+    ranks[0].step(0, MS)
+    save(ranks, tmp_path)
+    for rank in range(1, 41):
+        (tmp_path / f"rank_{rank}.trace").write_bytes(b"COMMPROF")
+    (tmp_path / "run.json").write_text(json.dumps(context(world_sizes=[299])))
+    events_of(tmp_path)
+    err = " ".join(capsys.readouterr().err.split())
+    assert "ranks 1-40 are left out: " in err
+    assert "rank_N.trace: " in err
+    assert "no trace of ranks 41-298" in err
+
+
 def test_the_file_suffix_selects_gzip_and_named_files_need_force_to_be_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
