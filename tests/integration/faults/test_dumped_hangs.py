@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import os
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,3 +58,60 @@ def test_the_cause_and_culprit_of_a_gloo_hang_are_found_from_its_dumps(
 ) -> None:
     assert len(STUDY) == 20
     check(hang(tmp_path, cause, ranks, guilty), cause, ranks, guilty)
+
+
+#: Two ranks of gloo with torch's worker server, as in docs/recordings.md; rank 1 does not arrive.
+_SERVED = """
+import sys, time, torch, torch.distributed as dist
+from torch.distributed.elastic.control_plane import _worker_server
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+with _worker_server(f"{folder}/rank_{rank}.sock"):
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4))
+    open(f"{folder}/ready_{rank}", "w").close()
+    if rank == 0:
+        dist.all_reduce(torch.ones(4))
+    time.sleep(600)
+"""
+
+
+def asked(path: Path) -> bytes:
+    """Returns what a rank's worker server answers, as ``curl --unix-socket`` does."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.settimeout(20)
+        server.connect(str(path))
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = server
+        connection.request("POST", "/handler/fr_trace_json")
+        with connection.getresponse() as answer:
+            assert answer.status == 200
+            return answer.read()
+
+
+@pytest.mark.slow
+def test_a_hang_of_gloo_is_diagnosed_from_what_torch_s_worker_server_answers(
+    tmp_path: Path,
+) -> None:
+    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "2000", "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen([sys.executable, "-c", _SERVED, str(tmp_path), str(rank)], env=environment)
+        for rank in range(2)
+    ]
+    try:
+        until = time.monotonic() + 120
+        while len(list(tmp_path.glob("ready_*"))) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(1)  # rank 0 issues the all-reduce in which it hangs
+        dumps = tmp_path / "dumps"
+        dumps.mkdir()
+        for rank in range(2):
+            (dumps / f"rank_{rank}.json").write_bytes(asked(tmp_path / f"rank_{rank}.sock"))
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    found = diagnosis(dumps)
+    assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
+    assert found.culprits[0].why.startswith("rank 1 did not arrive at all_reduce number 3 of")
