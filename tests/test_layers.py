@@ -17,9 +17,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
-    *("errors", "units", "text", "interrupts", "address"),
-    *("files", "invocation", "variables", "_native", "_version", "_C", "_reading"),
-    "ddp_parameters",
+    *("errors", "units", "text", "interrupts", "address", "files", "invocation", "launched"),
+    *("variables", "_native", "_version", "_C", "_reading", "ddp_parameters"),
 }
 ENTRY_POINTS = {"__init__", "__main__", "run", "wrap"}
 

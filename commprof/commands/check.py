@@ -14,7 +14,7 @@ from commprof.errors import RankFailedError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.launch.pinning import omp_threads
 from commprof.launch.topology import this_host
-from commprof.launch.under_launcher import is_rank, rank_and_world_size
+from commprof.launch.under_launcher import adopt_rank, is_rank, rank_and_world_size
 from commprof.text import counted, printable, wrapped
 from commprof.workloads.options import check_ranks
 
@@ -30,6 +30,7 @@ check prints pass, warn, fail or skip, what it found, and, for warn and fail, wh
 
   commprof check --nproc 4                                    4 ranks on this machine
   torchrun --nproc-per-node 4 -m commprof check               as ranks of a job, on all its hosts
+  srun -n 4 commprof check; mpirun -n 4 commprof check        the same
 
 Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs/your_job.md.
 """
@@ -46,6 +47,7 @@ Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs
 
     def run(self, args: argparse.Namespace) -> int:
         """Starts the ranks, or runs as one of them; prints the outcomes on rank 0."""
+        adopt_rank(args.nproc is not None)
         if args.nproc is not None and is_rank(os.environ):
             raise UsageError(
                 "leave --nproc out: a launcher already started this process as a rank (RANK is set)"

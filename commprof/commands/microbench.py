@@ -19,7 +19,7 @@ from commprof.errors import CommprofError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.invocation import quoted
 from commprof.launch.topology import this_host
-from commprof.launch.under_launcher import rank_and_world_size
+from commprof.launch.under_launcher import adopt_rank, rank_and_world_size
 from commprof.microbench.operations import DTYPES, HOOK_PREFIX, OPERATIONS, REDOPS, dtype_name
 from commprof.microbench.plan import SYNCS, Plan, check_memory, ladder, parse_size
 from commprof.report.comparison import sweep_table
@@ -147,6 +147,7 @@ class MicrobenchCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Measures and prints; finished rows are shown and kept even if a rank fails."""
+        adopt_rank()
         if (launched := rank_and_world_size(os.environ)) is not None:
             return _run_as_rank(args, *launched)
         plan = make_plan(args, None)

@@ -1,4 +1,4 @@
-"""A rank that torchrun or srun started: its number, and the message of rank 0 to the other ranks.
+"""A rank that torchrun, srun or mpirun started: its number, and rank 0's message to the others.
 
 ``commprof run`` then starts no ranks: each process is one rank, and the job trains at one world
 size, the launcher's number of ranks. Rank 0 tells the other ranks, through the rendezvous' store,
@@ -12,6 +12,7 @@ import os
 import platform
 import subprocess
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +21,7 @@ from typing import Any
 
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.rendezvous import endpoint_parts
+from commprof.launched import Launched, launched_as
 
 _PATIENCE_S = 300.0
 """Time to wait for rank 0's message; the launcher may start ranks one after the other."""
@@ -28,9 +30,12 @@ _SEEN_WITHIN_S = 60.0
 _KEY = "job"
 _SCONTROL_TIMEOUT_S = 30
 
-#: Default ports for srun's ranks, chosen by Slurm job and job step, below Linux's ephemeral ports.
+#: Default ports: for ranks of srun, chosen by Slurm job and job step; for ranks of mpirun, by the
+#: number that it gives its job. They are below Linux's ephemeral ports.
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _STEPS_PER_JOB = 16
+#: Variables with the number of a job of Open MPI 4, Open MPI 5 and Hydra.
+_MPI_JOBS = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_KVS", "PMI_JOBID")
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class LaunchedRank:
     """Rank of a process that a launcher started, and the rendezvous of all ranks."""
 
     launcher: str
-    """The launcher's command, torchrun or srun."""
+    """The launcher's command: torchrun, srun or mpirun."""
     rank: int
     world_size: int
     local_rank: int
@@ -71,24 +76,51 @@ def given_rank(
 ) -> LaunchedRank | None:
     """Returns the rank that a launcher gave this process; None if no launcher did.
 
-    Also None for srun with one task per node, and for srun's tasks with ``--nnodes``. In these
-    cases each task is a ``commprof run`` that starts the ranks of one machine.
+    Also None for srun with one task per node, and for tasks of srun and mpirun with ``--nnodes``.
+    In these cases each task is a ``commprof run`` that starts the ranks of one machine.
 
     Args:
         variables: the environment.
         nodes: --nnodes; None if not given.
-        endpoint: --rdzv-endpoint, which srun's ranks use; None if not given.
+        endpoint: --rdzv-endpoint, which ranks of srun and mpirun use; None if not given.
 
     Raises:
         UsageError: the process is a rank, but its rendezvous cannot be found out.
     """
     if number_of(variables, "WORLD_SIZE") > 1 and "LOCAL_RANK" in variables:
         return _of_torchrun(variables)
+    task = None if nodes is not None else launched_as(variables)
+    if task is None or task.world_size < 2:
+        return None
+    if task.launcher == "mpirun":
+        return _of_mpi(variables, task, endpoint)
     tasks, hosts = slurm_tasks_and_hosts(variables)
-    own = [variables.get(f"SLURM_{name}", "") for name in ("STEP_ID", "PROCID", "LOCALID")]
-    if nodes is None and tasks > hosts and all(value.isdecimal() for value in own):
-        return _of_slurm(variables, tasks, hosts, endpoint)
+    if task.launcher == "srun" and task.local_rank is not None and tasks > hosts:
+        return _of_slurm(variables, task, hosts, endpoint)
     return None
+
+
+def adopt_rank(nproc_given: bool = False) -> None:
+    """Makes a rank that srun or mpirun started look like one of torchrun, in this environment.
+
+    Does nothing if RANK or WORLD_SIZE is set, if no launcher started several processes, or for
+    srun with one task per node that shall start ranks of its own.
+
+    Args:
+        nproc_given: True if the command line asks for a number of ranks.
+
+    Raises:
+        UsageError: the process is a rank, but its rendezvous cannot be found out.
+    """
+    task = launched_as(os.environ)
+    if task is None or task.world_size < 2 or {"RANK", "WORLD_SIZE"} & os.environ.keys():
+        return
+    if task.launcher == "mpirun":
+        _of_mpi(os.environ, task, None).export()
+    elif task.launcher == "srun":
+        tasks, hosts = slurm_tasks_and_hosts(os.environ)
+        if not (nproc_given and tasks == hosts):
+            _of_slurm(os.environ, task, hosts, None).export()
 
 
 def slurm_tasks_and_hosts(variables: Mapping[str, str]) -> tuple[int, int]:
@@ -153,8 +185,31 @@ def _unusable(variables: Mapping[str, str], needed: Sequence[str]) -> list[str]:
     ]
 
 
+def _of_mpi(variables: Mapping[str, str], task: Launched, endpoint: str | None) -> LaunchedRank:
+    local = min(task.local_world_size or task.world_size, task.world_size)
+    hosts = -(-task.world_size // local)
+    job = next((variables[name] for name in _MPI_JOBS if variables.get(name)), "")
+    port = _FIRST_PORT + zlib.crc32(job.encode()) % _PORTS
+    address = variables.get("MASTER_ADDR") or ("localhost" if hosts == 1 else "")
+    if endpoint is not None:
+        address, port = endpoint_parts(endpoint)
+    elif not address:
+        raise UsageError(
+            f"mpirun started this process as one of {task.world_size} ranks on several hosts, but "
+            "MASTER_ADDR is unset: give mpirun -x MASTER_ADDR=HOST (Open MPI) or -genv MASTER_ADDR "
+            "HOST (MPICH, Intel MPI), the host of rank 0"
+        )
+    else:
+        port = number_of(variables, "MASTER_PORT", default=port)
+    # A launcher that does not number the ranks of a host has them all on one here.
+    local_rank = task.rank % local if task.local_rank is None else task.local_rank
+    return LaunchedRank(
+        "mpirun", task.rank, task.world_size, local_rank, local, hosts, address, port
+    )
+
+
 def _of_slurm(
-    variables: Mapping[str, str], tasks: int, hosts: int, endpoint: str | None
+    variables: Mapping[str, str], task: Launched, hosts: int, endpoint: str | None
 ) -> LaunchedRank:
     job, step = (
         number_of(variables, name, default=0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")
@@ -167,10 +222,10 @@ def _of_slurm(
         port = number_of(variables, "MASTER_PORT", default=port)
     return LaunchedRank(
         "srun",
-        int(variables["SLURM_PROCID"]),
-        tasks,
-        int(variables["SLURM_LOCALID"]),
-        -(-tasks // hosts),
+        task.rank,
+        task.world_size,
+        task.local_rank or 0,
+        -(-task.world_size // hosts),
         hosts,
         address,
         port,

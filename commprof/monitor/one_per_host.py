@@ -10,15 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final, TypeAlias
 
+from commprof.launched import local_rank_of_task
+
 Output: TypeAlias = "int | IO[bytes] | None"
 
 #: Environment variable of a rank's number on its host, which launchers set for each process.
 _OWN: Final = "LOCAL_RANK"
 #: Time limit of the shell that starts a detached process and ends.
 _PATIENCE_S: Final = 5.0
-#: Like ``_OWN``, but set by Slurm and Open MPI per task: the processes that a task starts, as
-#: mp.spawn does, all inherit its value.
-_OF_TASK: Final = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 
 
 def is_chosen(job: Path, what: str) -> bool:
@@ -27,7 +26,8 @@ def is_chosen(job: Path, what: str) -> bool:
     The chosen rank is the one whose ``LOCAL_RANK`` is 0. If ``LOCAL_RANK`` is unset or holds no
     number from 0 on, such as -1 where a script was started alone, the chosen rank is the first to
     create a lock file in the job's directory. A rank does not try to create this file if Slurm or
-    Open MPI gives its task a number above 0 on the host.
+    MPI gives its task a number above 0 on the host: the processes that a task starts, as mp.spawn
+    does, all inherit that number.
 
     Args:
         job: a directory that belongs to this job alone.
@@ -36,7 +36,7 @@ def is_chosen(job: Path, what: str) -> bool:
     own = os.environ.get(_OWN, "").strip()
     if own.isdecimal():
         return int(own) == 0
-    if next((os.environ[name] for name in _OF_TASK if name in os.environ), "0") != "0":
+    if local_rank_of_task(os.environ) != 0:
         return False
     try:
         os.close(os.open(_lock(job, what), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from commprof.files import Shape, checked
@@ -129,13 +129,17 @@ END: Final[dict[str, Shape]] = {"records": int, "dropped": int, "end_monotonic_n
 SALVAGED: Final[dict[str, Shape]] = {"records": int, "dropped": int}
 
 
+#: Characters of a group's token that reports show.
+_SHOWN_OF_TOKEN: Final = 4
+
+
 @dataclass(frozen=True)
 class Group:
     """One process group, as described by the rank that wrote the trace."""
 
     #: Number from 1, in order of first use in this process.
     id: int
-    #: c10d's name of the group, equal on all ranks.
+    #: c10d's name of the group, equal on all ranks; ``token`` if the group has no name.
     name: str
     #: The user's description of the group.
     description: str
@@ -144,10 +148,14 @@ class Group:
     rank: int
     #: Number of ranks in the group.
     size: int
+    #: Random text that the ranks of a group without a name agreed on; empty for other groups.
+    token: str = ""
 
     @property
     def label(self) -> str:
         """Name of the group in reports."""
+        if self.token and self.name == self.token and self.description in ("", "undefined"):
+            return f"unnamed {self.token[:_SHOWN_OF_TOKEN]}"
         return group_label(self.name, self.description)
 
 
@@ -204,7 +212,7 @@ def read_more_metadata(payload: memoryview) -> dict[str, Any]:
 def read_group(payload: memoryview) -> Group:
     """Reads the description of one process group; ValueError if malformed."""
     group: Group = _read(payload, Group)
-    return group
+    return group if group.name else replace(group, name=group.token)
 
 
 def read_stack(payload: memoryview) -> tuple[int, tuple[str, ...]]:

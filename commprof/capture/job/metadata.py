@@ -16,6 +16,7 @@ import torch.distributed as dist
 from commprof import _native
 from commprof._version import __version__
 from commprof.errors import CommprofError
+from commprof.launched import launched_as, local_rank_of_task
 from commprof.trace import schema
 from commprof.trace.documents import MORE_METADATA, backends_by_device
 from commprof.trace.run.endings import restart_count
@@ -43,6 +44,9 @@ def rank_and_world_size() -> tuple[int, int]:
     """
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
+    if not {"RANK", "WORLD_SIZE"} & os.environ.keys():
+        given = launched_as(os.environ)
+        return (0, 1) if given is None else (given.rank, given.world_size)
     rank, world_size = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
     if not (rank.isdecimal() and world_size.isdecimal() and int(rank) < int(world_size)):
         raise CommprofError(
@@ -57,7 +61,9 @@ def _local_rank() -> int:
 
     Without a usable value, returns 0: some scripts set -1 for "no launcher".
     """
-    text = os.environ.get("LOCAL_RANK", "")
+    text = os.environ.get("LOCAL_RANK")
+    if text is None:
+        return local_rank_of_task(os.environ)
     return int(text) if re.fullmatch(r"[0-9]{1,9}", text) else 0
 
 

@@ -1,4 +1,4 @@
-"""``commprof run`` under torchrun or srun: this process is one rank of a built-in workload.
+"""``commprof run`` under torchrun, srun or mpirun: this process is one rank of a built-in workload.
 
 Rank 0 checks the options, writes the job file and reports; the other ranks train that job.
 """

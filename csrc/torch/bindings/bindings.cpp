@@ -21,6 +21,7 @@
 #include "torch/capture/ddp/ddp_hook.h"
 #include "torch/capture/ddp/observed_buckets.h"
 #include "torch/capture/observer.h"
+#include "torch/capture/process_groups.h"
 #include "torch/capture/stacks.h"
 #include "torch/compress/compressing_hook.h"
 #include "torch/device/device_events.h"
@@ -343,6 +344,14 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
       &installObserver,
       "Puts a recording kernel before every c10d operator; returns their "
       "names.");
+  m.def(
+      "note_group_token",
+      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+         const std::string& token) { noteGroupToken(*group, token); },
+      py::arg("group"),
+      py::arg("token"),
+      "Notes what the ranks of a group without a c10d name know it by; call it "
+      "before the group's first collective.");
   m.def(
       "uninstall_observer",
       &uninstallObserver,

@@ -16,13 +16,14 @@ namespace commprof {
 
 namespace {
 
-std::string describe(uint32_t id, c10d::ProcessGroup& group) {
-  return "{\"id\": " + std::to_string(id) +
+std::string describe(const GroupInfo& info, c10d::ProcessGroup& group) {
+  return "{\"id\": " + std::to_string(info.id) +
       ", \"name\": " + jsonString(group.getGroupName()) +
       ", \"description\": " + jsonString(group.getGroupDesc()) +
       ", \"backend\": " + jsonString(group.getBackendName()) +
       ", \"rank\": " + std::to_string(group.getRank()) +
-      ", \"size\": " + std::to_string(group.getSize()) + "}";
+      ", \"size\": " + std::to_string(group.getSize()) +
+      ", \"token\": " + jsonString(info.token) + "}";
 }
 
 // The weak reference prevents the group's address from being reused.
@@ -110,12 +111,18 @@ GroupInfo& groupInfo(c10d::ProcessGroup& group) {
          uint32_t(group.getRank()),
          uint32_t(group.getSize()),
          group.getBackendName() == "gloo"},
-        describe(info.id, group));
+        describe(info, group));
   }
   last_group = &group;
   last_info = &info;
   last_sweeps = known.sweeps.load(std::memory_order_relaxed);
   return info;
+}
+
+void noteGroupToken(c10d::ProcessGroup& group, const std::string& token) {
+  GroupTable& table = groupTable();
+  const std::lock_guard<std::mutex> lock(table.mutex);
+  table.entry(group).info.token = token;
 }
 
 } // namespace commprof

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "core/record.h"
@@ -18,6 +19,7 @@ namespace commprof {
 struct GroupInfo {
   uint32_t id = 0; // 1, 2, ... in order of first use in this process
   std::atomic<uint32_t> next_seq{0}; // collectives issued, recorded or not
+  std::string token; // of a group without a name; see noteGroupToken
   // Returns the number of the next message of this rank to or from a peer,
   // recorded or not. It is the same on both ranks, because a pair's messages
   // arrive in order. kNoSeq for messages received after a recv_any_source,
@@ -34,5 +36,10 @@ struct GroupInfo {
 // group writes its description to the trace; later calls from the same thread
 // cost two comparisons. The reference is valid as long as the group is alive.
 GroupInfo& groupInfo(c10d::ProcessGroup& group);
+
+// Notes what the ranks of a group without a c10d name know it by: the same text
+// on all of them, and different for other groups. Has no effect once the
+// group's description is in the trace.
+void noteGroupToken(c10d::ProcessGroup& group, const std::string& token);
 
 } // namespace commprof

@@ -1,14 +1,19 @@
-"""A built-in workload as the ranks of torchrun, and as srun's: one rank reports."""
+"""A built-in workload as ranks of torchrun, srun and mpirun: one rank reports; and their checks."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from commprof.commands import main
+from commprof.trace.reader import read_trace
 from tests.support.machines.commands import RUN, call, finish, fork
 from tests.support.machines.ranks import free_port
 
@@ -74,3 +79,48 @@ def test_tasks_of_srun_are_reported_as_one_run(tmp_path: Path) -> None:
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert second.stdout == ""
     check_run(out, first.stdout, "srun")
+
+
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", sys.executable)
+
+
+def mpirun(*words: str) -> subprocess.CompletedProcess[str]:
+    """Runs two ranks under Open MPI's mpirun."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*MPIRUN, *words], capture_output=True, text=True, timeout=300, env=environment
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.needs("mpirun")
+def test_ranks_of_mpirun_are_reported_as_one_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = mpirun(*RUN, *SMALL, "--output", str(out))
+    assert done.returncode == 0, done.stderr
+    check_run(out, done.stdout, "mpirun")
+
+
+@pytest.mark.slow
+@pytest.mark.needs("mpirun")
+def test_ranks_of_mpirun_check_and_measure_each_other(tmp_path: Path) -> None:
+    done = mpirun("-m", "commprof", "check")
+    assert len(re.findall(r"^2 ranks: \d+ pass", done.stdout, re.MULTILINE)) == 1, done.stdout
+    assert re.search(r"^pass +ring +\d+ rounds", done.stdout, re.MULTILINE)
+    sizes = ("-b", "1K", "-e", "1K", "--iters", "2", "--json", str(tmp_path / "sweep.json"))
+    done = mpirun("-m", "commprof.microbench", "all_reduce", *sizes)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^# .*\b2 ranks", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.needs("mpirun")
+def test_traces_of_mpirun_s_ranks_do_not_meet_before_the_process_group(tmp_path: Path) -> None:
+    script = tmp_path / "early.py"
+    script.write_text(f"import commprof\nwith commprof.profile({str(tmp_path / 't')!r}): pass\n")
+    done = mpirun(str(script))
+    assert done.returncode == 0, done.stderr
+    traces = [read_trace(tmp_path / f"t/rank_{rank}.trace") for rank in (0, 1)]
+    assert [(each.rank, each.world_size, each.metadata["local_rank"]) for each in traces] == [
+        *((0, 2, 0), (1, 2, 1)),
+    ]

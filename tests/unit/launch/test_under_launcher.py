@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from commprof.launch.rendezvous import ALONE, Rendezvous
 from commprof.launch.under_launcher import (
     LaunchedRank,
     StoreMessage,
+    adopt_rank,
     await_file,
     given_rank,
     rank_and_world_size,
@@ -117,7 +119,8 @@ def rank(**values: Any) -> LaunchedRank:
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clears the launchers' variables for a test, and restores them after it."""
-    names = {*TORCHRUN, *(name for name in os.environ if name.startswith(("SLURM_", "TORCHEL")))}
+    launchers = ("SLURM_", "TORCHEL", "OMPI_", "PMI", "MV2_", "MPI_")
+    names = {*TORCHRUN, *(name for name in os.environ if name.startswith(launchers))}
     for name in names:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -189,6 +192,52 @@ def test_a_rank_started_by_srun_is_recognised(
     assert alone == LaunchedRank("srun", 3, 4, 1, 4, 1, "localhost", port)
     with pytest.raises(UsageError, match="first host of 'c': give --rdzv-endpoint"):
         given_rank({**STEP, "SLURM_JOB_NODELIST": "c"})
+
+
+MPI = {
+    **{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"},
+    **{"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+    "OMPI_MCA_ess_base_jobid": "77",
+}
+
+
+def test_a_rank_started_by_mpirun_is_recognised() -> None:
+    port = 20_000 + zlib.crc32(b"77") % 10_000
+    assert given_rank(MPI) == LaunchedRank("mpirun", 1, 4, 1, 4, 1, "localhost", port)
+    hydra = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+    there = given_rank({**hydra, "MASTER_ADDR": "first", "MASTER_PORT": "5"})
+    assert there == LaunchedRank("mpirun", 3, 4, 1, 2, 2, "first", 5)
+    assert given_rank(hydra, endpoint="ib0:9") == LaunchedRank("mpirun", 3, 4, 1, 2, 2, "ib0", 9)
+    with pytest.raises(UsageError, match="on several hosts, but MASTER_ADDR is unset: give mpirun"):
+        given_rank(hydra)
+    # One commprof run per machine, and a single process.
+    assert given_rank(MPI, nodes=4) is None
+    assert given_rank({**MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}) is None
+
+
+def test_a_rank_of_mpirun_or_srun_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "")
+    for name, value in MPI.items():
+        monkeypatch.setenv(name, value)
+    adopt_rank()
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]) == (
+        *("1", "4"),
+        "1",
+    )
+    assert rank_and_world_size(os.environ) == (1, 4)
+
+
+def test_srun_with_a_task_per_node_starts_the_ranks_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {**STEP, "SLURM_NTASKS": "2", "MASTER_ADDR": "x"}.items():
+        monkeypatch.setenv(name, "1" if name == "SLURM_PROCID" else value)
+    adopt_rank(nproc_given=True)
+    assert "RANK" not in os.environ
+    adopt_rank()
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("1", "2")
 
 
 @pytest.mark.parametrize(

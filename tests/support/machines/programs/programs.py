@@ -14,6 +14,8 @@ import pytest
 PROMETHEUS_VARIABLE = "COMMPROF_REQUIRE_PROMETHEUS"
 """Variable that promises ``prometheus``, and ``promtool`` of the same package, if it is 1."""
 _PROMETHEUS = frozenset({"prometheus", "promtool"})
+#: Debian's package of each program that some tests need.
+_PACKAGES = {**dict.fromkeys(_PROMETHEUS, "prometheus"), "mpirun": "openmpi-bin"}
 
 
 def needs(*names: str) -> tuple[pytest.MarkDecorator, ...]:
@@ -32,6 +34,7 @@ def missing(item: pytest.Item) -> set[str]:
 
 def how_to_run(names: set[str]) -> str:
     """Returns the command that runs the tests which need these."""
-    programs = "apt-get install prometheus && make test-all" if names & _PROMETHEUS else ""
-    libraries = "make integrations" if names - _PROMETHEUS else ""
+    packages = sorted({_PACKAGES[name] for name in names & _PACKAGES.keys()})
+    programs = f"apt-get install {' '.join(packages)} && make test-all" if packages else ""
+    libraries = "make integrations" if names - _PACKAGES.keys() else ""
     return " or ".join(filter(None, (libraries, programs)))
