@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from commprof.capture.boot import OUT_VARIABLE, arm, environment
+from commprof.capture.boot import OUT_VARIABLE, arm, environment, explain
 
 _USAGE = "usage: torchrun -m commprof.wrap [-m] SCRIPT_OR_MODULE [ARGS...]"
 
@@ -35,6 +35,7 @@ def main() -> None:
         sys.exit(f"commprof.wrap: {problem}")
     os.environ.update(environment(Path(os.environ.get(OUT_VARIABLE) or "commprof-trace")))
     arm(os.environ[OUT_VARIABLE])
+    explain(os.environ[OUT_VARIABLE], always=True)
     try:
         _become_script()
     except SystemExit as error:

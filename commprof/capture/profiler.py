@@ -19,7 +19,14 @@ from commprof.capture.cross_check_sources import CrossCheckSources
 from commprof.capture.device_telemetry import DeviceTelemetry
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.gradient_norms import GradientNorms
-from commprof.capture.job.job_directory import claim, own_rings, ring_prefix, trace_name
+from commprof.capture.job.direct_groups import DirectGroups
+from commprof.capture.job.job_directory import (
+    beside_other_replicas,
+    claim,
+    own_rings,
+    ring_prefix,
+    trace_name,
+)
 from commprof.capture.job.metadata import gloo_threads, rank_and_world_size, trace_metadata
 from commprof.capture.job.own_trace import OwnTrace
 from commprof.capture.job.store_links import ArrivalLink, ClockLink, StoreLink
@@ -89,7 +96,11 @@ class Profiler:
             self._markers, self._finder, called=self._cross_check_sources.note
         )
         self._sharded = self._auto_phases.sharded
-        self._waits = (FutureWaits(), StreamWaits(), Coalescing(), ManualFinalization())
+        self._direct_groups = DirectGroups()
+        self._waits = (
+            *(FutureWaits(), StreamWaits(), Coalescing(), ManualFinalization()),
+            self._direct_groups,
+        )
         self._clock = ClockLink("off")
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}
@@ -140,7 +151,7 @@ class Profiler:
         clock = ClockLink(self._compared_clocks)
         rank, _ = rank_and_world_size()
         # Absolute: the working directory may change, and the rings' owner file names the trace.
-        path = self._directory.absolute() / trace_name(rank)
+        path = beside_other_replicas(self._directory.absolute() / trace_name(rank))
         prefix = ring_prefix()
         metadata = trace_metadata(prefix, self._metadata)
         document = _document(metadata)

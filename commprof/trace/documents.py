@@ -52,6 +52,8 @@ METADATA: Final[dict[str, Shape]] = {
     # TORCHELASTIC_RUN_ID, which the attempts of an elastic job share; empty if unset. Traces of
     # older versions do not have it.
     "elastic_run_id": str | None,
+    # torchft's name of the replica group that the process belongs to; empty if there is none.
+    "replica": str | None,
 }
 #: More ranks than any job has: bounds the memory that a number in a file can make readers use.
 MOST_RANKS: Final = 1 << 20

@@ -8,12 +8,14 @@ file, including processes that never train.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -76,6 +78,98 @@ def arm(directory: str) -> None:
     sys.meta_path.insert(0, _Finder(lambda module: _patch(module, directory)))
 
 
+def explain(directory: str, always: bool = False) -> None:
+    """Makes this process say at its end why it recorded nothing, if it did not.
+
+    Of several ranks only rank 0 speaks. A process that no launcher numbered speaks if it trained
+    and no other process has recorded meanwhile: it may only start the ranks.
+
+    Args:
+        directory: directory of the traces; the reason also goes to a file in it.
+        always: True if the user asked to record this very process.
+    """
+    pid, begin_s = os.getpid(), time.time()
+
+    def at_end() -> None:
+        if os.getpid() == pid and not _Seen.capture and _speaks(directory, always, begin_s):
+            _say_why(directory)
+
+    atexit.register(at_end)
+
+
+class _Seen:
+    """What happened in this process."""
+
+    #: True once capture has started.
+    capture = False
+    #: Why capture did not start; empty if nothing tried to start it.
+    problem = ""
+
+
+#: Name of the file with the reason, in the directory of the traces.
+NOT_RECORDED = "not_recorded.txt"
+
+
+def _speaks(directory: str, always: bool, begin_s: float) -> bool:
+    """True if this process is the one that says that nothing was recorded."""
+    if not (always or "RANK" in os.environ or _trained()):
+        return False
+    _make_importable()
+    try:
+        import glob
+
+        from commprof.launched import launched_as
+    except ImportError:
+        return False
+    rank = launched_as(os.environ)
+    if rank is not None and rank.world_size > 1 and rank.rank != 0:
+        return False
+    if always or "RANK" in os.environ:
+        return True
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        return False
+    return not any(
+        os.stat(path).st_mtime >= begin_s
+        for pattern in ("rank_*.trace", "job_*/rank_*.trace")
+        for path in glob.glob(os.path.join(glob.escape(directory), pattern))
+    )
+
+
+def _trained() -> bool:
+    """True if this process made an optimizer: torch then replaces its class's ``step``."""
+    optim = sys.modules.get("torch.optim.optimizer")
+    kinds = list(optim.Optimizer.__subclasses__()) if optim is not None else []
+    while kinds:
+        kind = kinds.pop()
+        if getattr(vars(kind).get("step"), "hooked", False):
+            return True
+        kinds += kind.__subclasses__()
+    return False
+
+
+def _say_why(directory: str) -> None:
+    error = getattr(sys, "last_type", None)
+    ended = "" if error is None else f" ({error.__name__} ended it)"
+    if _Seen.problem:
+        why = f": {_Seen.problem}"
+    elif _TARGET not in sys.modules:
+        why = f", because this process never imported torch.distributed{ended}"
+    else:
+        why = (
+            f", because this process never called init_process_group{ended}, nor made another "
+            "process group: nothing was communicated, or not by torch.distributed. "
+            "commprof.profile() in the script records its steps all the same"
+        )
+    try:
+        print(f"commprof: nothing is recorded{why}", file=sys.stderr)
+        os.makedirs(directory, exist_ok=True)
+        with open(os.path.join(directory, NOT_RECORDED), "w") as file:
+            file.write(f"nothing is recorded{why}\n")
+    except (OSError, ValueError):
+        return  # stderr is closed, or the directory cannot be written to
+
+
 class _Finder(importlib.abc.MetaPathFinder):
     """One-time import hook: lets other finders load one module, then calls ``then`` with it."""
 
@@ -108,14 +202,38 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _patch(c10d: ModuleType, directory: str) -> None:
-    """Makes ``init_process_group`` start capture after it has succeeded."""
+    """Makes the first process group start capture after it has been made.
+
+    The script calls ``init_process_group``, or makes a ``ProcessGroup`` and registers a backend, as
+    torchft does.
+    """
+    import threading  # torch is loaded: it costs nothing here
+
     original = c10d.init_process_group
+    initialising = threading.local()
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
+        initialising.depth = getattr(initialising, "depth", 0) + 1
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            initialising.depth -= 1
         _start(directory)
         return result
+
+    group = getattr(c10d, "ProcessGroup", None)
+    register = getattr(group, "_register_backend", None)
+    if register is not None:
+
+        @functools.wraps(register)
+        def _register_backend(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = register(self, *args, **kwargs)
+            if not getattr(initialising, "depth", 0) and not _Seen.capture:
+                _start(directory, self)
+            return result
+
+        group._register_backend = _register_backend  # type: ignore[union-attr]
 
     for module in (c10d, sys.modules.get("torch.distributed")):
         if module is not None and getattr(module, "init_process_group", None) is original:
@@ -148,24 +266,33 @@ def _refuse_nonsense(settings: RankSettings) -> None:
         parse_threshold(settings.watchdog, f"{variables.WATCHDOG}={settings.watchdog!r}")
 
 
-def _start(directory: str) -> None:
-    """Starts capture; a failure is reported in one line, and the script goes on unrecorded."""
-    from pathlib import Path
-
+def _make_importable() -> None:
     if "commprof" not in sys.modules and importlib.util.find_spec("commprof") is None:
         # commprof runs from its checkout; appended last, so that it hides no module of the script.
         sys.path.append(_ROOT)
+
+
+def _start(directory: str, group: Any = None) -> None:
+    """Starts capture; a failure is reported in one line, and the script goes on unrecorded.
+
+    ``group`` is the process group that the script made itself; None after ``init_process_group``.
+    """
+    from pathlib import Path
+
+    _make_importable()
     try:
         from commprof.capture.ending import watch_exits
+        from commprof.capture.job.direct_groups import note_group
         from commprof.capture.job.job_directory import agree
         from commprof.capture.profiler import active, profile
         from commprof.capture.settings import RankSettings, control_path
         from commprof.errors import CommprofError
         from commprof.monitor.watchdog.start import allow_tracer, watch_as_asked
     except ImportError as error:
-        print(f"commprof: not recording: {error}", file=sys.stderr)
+        _not_recording(error)
         return
     if active() is not None:
+        _Seen.capture = True
         return  # the script calls profile() itself, or made a second default group
     try:
         settings = RankSettings.from_environment()
@@ -173,6 +300,9 @@ def _start(directory: str) -> None:
         job = agree(Path(directory))
         profiler = profile(job, find_steps=True).start()
         profiler.of_whole_job = True
+        _Seen.capture = True
+        if group is not None:
+            note_group(group)
         watch_exits()
         profiler.says_end = control_path(job).parent == job  # `commprof run` shows its report
         allow_tracer(settings.tracer)
@@ -204,7 +334,7 @@ def _start(directory: str) -> None:
 
             check_models(profiler, settings.check_sync_every)
     except CommprofError as error:
-        print(f"commprof: not recording: {error}", file=sys.stderr)
+        _not_recording(error)
     except Exception as error:
         # A defect of commprof must not end the script.
         what = f"{type(error).__name__}: {error}"
@@ -212,3 +342,8 @@ def _start(directory: str) -> None:
             f"commprof: not everything is recorded: {what} (a defect of commprof)",
             file=sys.stderr,
         )
+
+
+def _not_recording(error: Exception) -> None:
+    _Seen.problem = str(error)
+    print(f"commprof: not recording: {error}", file=sys.stderr)

@@ -43,6 +43,7 @@ def _arm(directory: str) -> None:
         spec.loader.exec_module(module)
         module.pin()
         module.arm(directory)
+        module.explain(directory)
 
 
 try:

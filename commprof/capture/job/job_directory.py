@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -17,16 +18,20 @@ from typing import Any
 
 import torch.distributed as dist
 
-from commprof.capture.job.metadata import elastic_run_id
+from commprof.capture.job.metadata import elastic_run_id, rank_and_world_size
 from commprof.errors import CommprofError
-from commprof.trace.reader import read_first_metadata
+from commprof.trace.reader import read_first_metadata, read_trace
 from commprof.trace.ring import remove_orphans, write_owner
 from commprof.trace.run.endings import restart_count, stem_of
+from commprof.trace.run.processes import State, state_of
 
 _KEY = "commprof/job_directory"
 #: How long a rank waits for rank 0's choice before it records to the given directory.
 _PATIENCE = timedelta(seconds=10)
 _MOST_JOBS = 1_000
+#: What a launcher calls a job, and where its ranks meet; the file that holds these in a directory.
+_LAUNCH = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+_LAUNCH_FILE = "launch.txt"
 
 #: Traces made by `_take` that no profiler has opened yet.
 _taken: set[Path] = set()
@@ -40,12 +45,17 @@ def trace_name(rank: int) -> str:
 def agree(directory: Path) -> Path:
     """Agrees with the other ranks on the job's directory, and returns it.
 
-    Call it on all ranks after ``init_process_group``, equally often on each.
+    Call it on all ranks after ``init_process_group``, equally often on each. Without a default
+    group, ranks of a launcher choose the same directory by what the launcher says of their job.
 
     Raises:
         CommprofError: rank 0 cannot make a trace in the directory, or the environment variable
             TORCHELASTIC_RESTART_COUNT does not hold a number.
     """
+    if not dist.is_initialized():
+        rank, world_size = rank_and_world_size()
+        if world_size > 1:
+            return directory / _take_by_launch(directory, rank)
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return directory / _take(directory, 0)
     store = _store()
@@ -113,6 +123,46 @@ def _take(directory: Path, rank: int) -> str:
     raise CommprofError(f"{directory} holds {_MOST_JOBS} jobs, the maximum; name a new directory")
 
 
+def _take_by_launch(directory: Path, rank: int) -> str:
+    """Makes this rank's trace next to those of the other ranks that the same launcher started.
+
+    The first of these ranks leaves a file with what the launcher calls the job. A later rank takes
+    the first directory whose file says the same, if its own trace is not in it yet.
+
+    Returns the name ``job_N``; empty for ``directory`` itself.
+    """
+    for name in ["", *(f"job_{number}" for number in range(2, _MOST_JOBS + 1))]:
+        place = directory.absolute() / name
+        path = place / trace_name(rank)
+        if path.exists() or not _is_of_this_launch(place):
+            continue
+        try:
+            claim(path)
+        except CommprofError:
+            if path.exists():
+                continue
+            raise
+        _taken.add(path)
+        return name
+    raise CommprofError(f"{directory} holds {_MOST_JOBS} jobs, the maximum; name a new directory")
+
+
+def _is_of_this_launch(place: Path) -> bool:
+    """True if the ranks of this process's launcher record into a directory, or none does yet."""
+    own = " ".join(os.environ.get(name, "") for name in _LAUNCH)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with open(place / _LAUNCH_FILE, "x") as file:
+            if any(place.glob("rank_*.trace")):  # of a job that has no such file
+                return False
+            file.write(own)
+            return True
+    except FileExistsError:
+        return (place / _LAUNCH_FILE).read_text(errors="replace") == own
+    except OSError as error:
+        raise CommprofError(f"cannot write to {place}: {error.strerror}") from None
+
+
 def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
     """Finds the directory in which this elastic job recorded before its restart.
 
@@ -127,6 +177,38 @@ def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
             metadata = read_first_metadata(directory / name / f"rank_{rank}.trace")
             own += [name] * (metadata.get("elastic_run_id") == elastic_run_id())
     return (own or found)[-1:]
+
+
+def beside_other_replicas(path: Path) -> Path:
+    """Returns where this process records if another process of a replicated job has its trace.
+
+    Replicas that separate launchers start, as torchft's, all are rank 0 of 1. If a process still
+    records to the directory of ``path``, or to a ``job_N`` in it, this process takes a ``job_N`` of
+    its own there, also if it is a replica that was killed and started again. Otherwise ``path``
+    belongs to an earlier job, and is returned for :func:`claim` to refuse.
+    """
+    alone = not dist.is_initialized() and rank_and_world_size()[1] == 1
+    if not alone or path in _taken or not path.exists() or not _is_recorded_to(path.parent):
+        return path
+    name = _take(path.parent, 0)
+    print(
+        f"commprof: another process records to {path}; this one, of another replica or job, "
+        f"records to {path.parent / name}",
+        file=sys.stderr,
+    )
+    return path.parent / name / path.name
+
+
+def _is_recorded_to(directory: Path) -> bool:
+    """True if a process may still record to the directory, or to a ``job_N`` in it."""
+    for path in [*directory.glob("rank_*.trace"), *directory.glob("job_*/rank_*.trace")]:
+        with suppress(CommprofError, OSError):
+            if path.stat().st_size == 0:
+                return True  # a process is about to begin
+            trace = read_trace(path)
+            if not trace.complete and state_of(trace.metadata) is not State.GONE:
+                return True
+    return False
 
 
 def claim(path: Path) -> None:

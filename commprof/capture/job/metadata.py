@@ -148,6 +148,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "hooks": [],
         "dtypes": [] if native is None else list(native.DTYPES),
         "elastic_run_id": elastic_run_id(),
+        "replica": os.environ.get("REPLICA_GROUP_ID", ""),
     }
     _refuse_own_keys(own, extra)
     return {**extra, **own}

@@ -1,0 +1,74 @@
+"""Process groups that a script makes itself, without ``init_process_group``.
+
+Such a group has no name by which its ranks could be brought together afterwards. So its ranks agree
+on a random text, through the group's own store, as soon as the group has a backend.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import sys
+from typing import Any
+
+import torch.distributed as dist
+
+from commprof import _native
+from commprof.capture.patches.replaced import Patches
+
+_KEY = "commprof/group"
+_TOKEN_BYTES = 8
+_REGISTER = "_register_backend"
+
+
+class DirectGroups:
+    """Watches groups that get a backend while capture runs, and gives those without a name one."""
+
+    def __init__(self) -> None:
+        """Makes the watch; nothing is patched yet."""
+        self._patches = Patches()
+
+    def install(self) -> None:
+        """Starts watching; does nothing without the native module, or where torch lacks groups."""
+        owner = getattr(dist, "ProcessGroup", None)
+        original = getattr(owner, _REGISTER, None)
+        if _native.native is None or original is None:
+            return
+
+        @functools.wraps(original)
+        def register(group: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(group, *args, **kwargs)
+            note_group(group)
+            return result
+
+        self._patches.replace(owner, _REGISTER, register)
+
+    def remove(self) -> None:
+        """Stops watching."""
+        self._patches.remove()
+
+
+def note_group(group: Any) -> None:
+    """Gives a group that nobody has named a token, for its description in the trace.
+
+    Does nothing for groups of one rank, for groups that ``init_process_group`` and ``new_group``
+    make, which get a name, and if the group has no store or its store fails.
+    """
+    if _native.native is None or group.size() < 2 or _made_by_c10d():
+        return
+    try:
+        token = group.get_group_store().compare_set(_KEY, "", secrets.token_hex(_TOKEN_BYTES))
+        _native.native.note_group_token(group, bytes(token).decode())
+    except (AttributeError, RuntimeError, TypeError, ValueError, NotImplementedError):
+        return  # the group's ranks are then not matched
+
+
+def _made_by_c10d() -> bool:
+    """True while torch's own functions make the group: they name it right afterwards."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in ("_new_process_group_helper", "init_process_group"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
