@@ -18,6 +18,7 @@ from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.evidence import Figure
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.remarks import FEW_STEPS
+from commprof.analysis.replicas import times_started
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share, usable_cores
 from commprof.analysis.step.detail import WorldDetail
@@ -248,6 +249,8 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
         yield "The loss curves of the world sizes disagree: they did not train equally."
     if world.weights_differ:
         yield f"Weights after training differ on {named_ranks(world.weights_differ)}."
+    if started := times_started(result.context):
+        yield started
     if result.attempts:
         yield f"The job was restarted: {counted(len(result.attempts), 'attempt')}."
     if world.missing_ranks:

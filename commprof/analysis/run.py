@@ -12,6 +12,7 @@ from commprof.analysis.evidence import Figure
 from commprof.analysis.late.attempts import Attempt, attempts_of, attempts_remarks
 from commprof.analysis.late.incidents import find_incidents
 from commprof.analysis.remarks import remarks
+from commprof.analysis.replicas import replicas_remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.step.cores import with_all_cpus
 from commprof.analysis.step.detail import WorldDetail, world_detail
@@ -86,6 +87,7 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
         remarks=(
             *remarks(context, worlds, scaling, pooled, shared, summaries),
             *_restarts(attempts),
+            *replicas_remarks(context),
             *_further_jobs(directory),
         ),
         summaries=tuple(summaries),

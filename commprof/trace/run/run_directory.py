@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,6 +26,7 @@ from commprof.trace.run.endings import (
     rank_problems,
     read_endings,
 )
+from commprof.trace.run.replicas import Replicas, replicas_of
 
 if TYPE_CHECKING:
     from commprof.recordings.profiler import Recording
@@ -154,6 +156,11 @@ def read_world(run: Path, world_size: int) -> WorldRun:
     if other is not None:
         return WorldRun(other.world_size, run, {}, other.traces, other.problems)
     directory = _directory_of(run, world_size)
+    replicas = _replicas(run)
+    if replicas is not None:
+        joined = replicas.traces
+        problems = [*clauses(_about_damage(joined), ": "), *rank_problems(list(joined.values()))]
+        return WorldRun(world_size, run, {}, joined, tuple(problems))
     endings = read_endings(directory)
     attempts = attempt_paths(directory)
     number = max(attempts, default=0)
@@ -174,12 +181,7 @@ def read_world(run: Path, world_size: int) -> WorldRun:
                 results[rank] = read_result(result_path)
         except (OSError, ValueError) as error:
             failed.append(about_file(rank, str(error), result_path))
-    damaged = [
-        about_file(rank, f"{problem} ({trace.path})", trace.path)
-        for rank, trace in traces.items()
-        for problem in trace.problems
-    ]
-    problems = clauses([*failed, *damaged], ": ")
+    problems = clauses([*failed, *_about_damage(traces)], ": ")
     problems += rank_problems(list(traces.values()), launched)
     return WorldRun(
         world_size=world_size,
@@ -190,6 +192,15 @@ def read_world(run: Path, world_size: int) -> WorldRun:
         attempt=number,
         endings=endings,
     )
+
+
+def _about_damage(traces: Mapping[int, Trace]) -> list[tuple[int, str, str]]:
+    """Says what is wrong with traces that could be read; see :func:`about_file`."""
+    return [
+        about_file(rank, f"{problem} ({trace.path})", trace.path)
+        for rank, trace in traces.items()
+        for problem in trace.problems
+    ]
 
 
 def other_recording(path: Path) -> Recording | None:
@@ -234,6 +245,11 @@ def trace_paths(run: Path, world_size: int) -> dict[int, Path]:
     return {rank: path for rank, path in paths.items() if rank < world_size}
 
 
+def _replicas(run: Path) -> Replicas | None:
+    """Reads replicas that separate launchers started; None for runs of ``commprof run``."""
+    return None if (run / RUN_FILE).exists() else replicas_of(run)
+
+
 def run_of(directory: Path, world_size: int) -> Path:
     """Returns the run directory that a world size's directory belongs to."""
     parent = directory.parent
@@ -257,9 +273,14 @@ def about_file(rank: int, text: str, path: Path) -> tuple[int, str, str]:
 
 
 def other_jobs(run: Path) -> list[Path]:
-    """Lists the directories of further jobs that recorded into this directory, in order."""
+    """Lists the directories of further jobs that recorded into this directory, in order.
+
+    Those of the job's own replicas are left out.
+    """
     patterns = ("job_*/rank_*.trace", "world_*/job_*/rank_*.trace")
     jobs = {trace.parent for pattern in patterns for trace in run.glob(pattern)}
+    if jobs and (replicas := _replicas(run)) is not None:
+        jobs -= {life.directory for life in replicas.lives}
     return sorted(jobs, key=lambda job: (len(str(job)), job))
 
 
@@ -280,6 +301,9 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
         )
     found = _readable(paths)
     metadata = next(iter(found.values()))
+    replicas = _replicas(run)
+    if replicas is not None:
+        found = {trace.path: trace.metadata for trace in replicas.traces.values()}
     sizes = {path: metadata["world_size"] for path, metadata in found.items()}
     if len(set(sizes.values())) > 1:
         raise CommprofError(
@@ -298,10 +322,33 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
         "description": f"Recorded by commprof: {command}",
         "backend": metadata["backend"],
         "threads_per_rank": metadata["threads"],
-        "world_sizes": [metadata["world_size"]],
+        "world_sizes": [next(iter(sizes.values()))],
         "machine": metadata["machine"],
         "errors": {},
+        **({} if replicas is None else {"replicas": _lives(run, replicas)}),
     }
+
+
+def _lives(run: Path, replicas: Replicas) -> list[dict[str, Any]]:
+    """Describes each life of each replica, for reports and their JSON; times count from the first.
+
+    ``ranks``: ranks of the world that the life has; empty for a life that another one followed.
+    """
+    begin_s = min(life.begin_s for life in replicas.lives)
+    by_path = {trace.path: rank for rank, trace in replicas.traces.items()}
+    return [
+        {
+            "replica": life.replica,
+            "label": life.label,
+            "directory": os.path.relpath(life.directory, run),
+            "ranks": [by_path[t.path] for t in life.traces.values() if t.path in by_path],
+            "steps": life.steps,
+            "begin_s": life.begin_s - begin_s,
+            "end_s": life.end_s - begin_s,
+            "ending": life.ending,
+        }
+        for life in replicas.lives
+    ]
 
 
 def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:

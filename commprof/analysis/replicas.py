@@ -1,0 +1,63 @@
+"""Sentences on the replicas of a job, each of which may have been started several times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from commprof.text import counted, listed, named_ranks
+
+
+def replicas_remarks(context: Mapping[str, Any]) -> list[str]:
+    """Says which ranks are which replica, and what each life of a replica trained.
+
+    Empty for a job without replicas. ``context["replicas"]`` has the keys that
+    ``commprof.trace.run.run_directory`` writes.
+    """
+    lives: Sequence[Mapping[str, Any]] = context.get("replicas") or ()
+    if not lives:
+        return []
+    last = [life for life in lives if life["ranks"]]
+    which = listed(
+        [
+            f"{named_ranks(each['ranks'])} {'is' if len(each['ranks']) == 1 else 'are'} "
+            f"replica {_name(each)} ({each['directory']})"
+            for each in last
+        ]
+    )
+    found = [f"{counted(len(last), 'replica')} trained together: {which}."]
+    for each in last:
+        own = [life for life in lives if life["replica"] == each["replica"]]
+        if len(own) > 1:
+            found.append(_lived(own))
+    return found
+
+
+def times_started(context: Mapping[str, Any]) -> str:
+    """Says in a few words which replicas were started again; empty if none was."""
+    lives: Sequence[Mapping[str, Any]] = context.get("replicas") or ()
+    again = [
+        f"replica {_name(own[-1])} ({len(own)} lives)"
+        for number in dict.fromkeys(life["replica"] for life in lives)
+        if len(own := [life for life in lives if life["replica"] == number]) > 1
+    ]
+    if not again:
+        return ""
+    return f"Started again: {listed(again)}. Figures are of the steps that all last lives share."
+
+
+def _lived(lives: Sequence[Mapping[str, Any]]) -> str:
+    """Describes the lives of one replica, in order of time."""
+    parts = [
+        f"from {life['begin_s']:.1f} to {life['end_s']:.1f} s {counted(life['steps'], 'step')} "
+        f"({life['directory']}{'; ' + life['ending'] if life['ending'] else ''})"
+        for life in lives
+    ]
+    return (
+        f"Replica {_name(lives[-1])} was started {len(lives)} times: {listed(parts)}. All figures "
+        "are of the steps that the last lives of all replicas have in common."
+    )
+
+
+def _name(life: Mapping[str, Any]) -> str:
+    return str(life["label"] or life["replica"])
