@@ -228,8 +228,8 @@ class MismatchFinder:
         self._complete: list[tuple[tuple[str, int], dict[int, tuple[Issued, int]]]] = []
         #: The latest collectives of each group that were the same on all ranks.
         self._earlier: dict[str, deque[Issued]] = {}
-        #: The latest mismatch of each group, of at most ``_MOST_KEPT`` groups.
-        self._latest: dict[str, Mismatch] = {}
+        #: Number and members of the latest mismatch of up to ``_MOST_KEPT`` groups.
+        self._latest: dict[str, tuple[int, dict[int, tuple[Issued, int]]]] = {}
         #: For collectives in ``_open`` that differ: number of looks so far; -1 once reported.
         self._differing: dict[tuple[str, int], int] = {}
 
@@ -281,9 +281,9 @@ class MismatchFinder:
         for (group, seq), members in ready:
             self.count += 1
             if group in self._latest or len(self._latest) < _MOST_KEPT:
-                self._latest[group] = self._made(group, seq, members)
+                self._latest[group] = seq, members
             if group not in {one.group for one in self.found} and len(self.found) < _MOST_KEPT:
-                self.found.append(self._latest[group])
+                self.found.append(self._made(group, seq, members))
                 reported.append(self.found[-1])
         return reported
 
@@ -293,8 +293,9 @@ class MismatchFinder:
         These are the latest ones of each group, of which a pending collective may be one.
         """
         unfinished = [(key, self._open[key]) for key in self._differing if key in self._open]
-        made = [self._made(*key, members) for key, members in (*self._complete, *unfinished)]
-        return [*self._latest.values(), *made[:_MOST_KEPT]]
+        latest = [((group, seq), members) for group, (seq, members) in self._latest.items()]
+        newest = [*self._complete, *unfinished][-_MOST_KEPT:]
+        return [self._made(*key, members) for key, members in (*latest, *newest)]
 
     def _made(self, group: str, seq: int, members: Mapping[int, tuple[Issued, int]]) -> Mismatch:
         return mismatch_of(group, seq, members, usual_after([*self._earlier.get(group, ())]))

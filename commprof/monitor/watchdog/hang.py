@@ -9,7 +9,7 @@ the transfer itself makes no progress.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from commprof.analysis.collectives.mismatches import Mismatch
@@ -127,7 +127,7 @@ def find_hang(
     limit_ns: int,
     now_ns: int,
     unseen: Sequence[int] = (),
-    mismatches: Sequence[Mismatch] = (),
+    mismatches: Callable[[], Sequence[Mismatch]] = tuple,
 ) -> Hang | None:
     """Finds a hang: a step or collective that has taken longer than the limit; None if none has.
 
@@ -138,7 +138,8 @@ def find_hang(
         limit_ns: longest time that a step or collective may take, see ``Threshold.limit_ns``.
         now_ns: current time, on the clock of this host's records (``CLOCK_MONOTONIC``).
         unseen: ranks whose records cannot be followed from this host.
-        mismatches: collectives that were not the same on all ranks.
+        mismatches: returns the collectives that were not the same on all ranks; called only if a
+            rank is beyond the limit.
     """
     alive = {rank for rank, process in processes.items() if process.state != DEAD}
     watched = [state for state in states if state.rank in alive]
@@ -161,7 +162,7 @@ def find_hang(
         for rank, process in sorted(processes.items())
         if process.held_up and rank not in closed
     ]
-    cause = find_cause(states, edges, mismatches)
+    cause = find_cause(states, edges, mismatches())
     kind, accused = _accuse(states, overdue, edges, cause)
     if kind == "transfer" and unseen:
         kind = "unseen"

@@ -124,7 +124,7 @@ class HangTask:
         world_size = max((state.world_size for state in states), default=0)
         unseen = [rank for rank in range(world_size) if rank not in seen]
         hang = find_hang(
-            states, processes, self._threshold.limit_ns, now_ns, unseen, self._mismatches()
+            states, processes, self._threshold.limit_ns, now_ns, unseen, self._mismatches
         )
         if hang is None:
             alive = any(p.state != DEAD for p in processes.values())

@@ -70,7 +70,7 @@ def hang_of(made: Sequence[Rank], **processes: str) -> Hang:
         for rank in range(len(made))
     }
     states = [feed.state for feed in seen]
-    hang = find_hang(states, watched, 5 * SECOND, 10 * SECOND, (), differing.known())
+    hang = find_hang(states, watched, 5 * SECOND, 10 * SECOND, (), differing.known)
     assert hang is not None
     return hang
 

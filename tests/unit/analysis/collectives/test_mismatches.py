@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from commprof.analysis.collectives import mismatches as module
 from commprof.analysis.collectives.mismatches import (
     Issued,
     MismatchFinder,
@@ -231,3 +232,24 @@ def test_lines_are_said_if_all_ranks_of_a_collective_share_one() -> None:
         "rank 1 issued a barrier (a.py:2) where ranks 0, 2, 3 issued an all_reduce(sum) of 8 bytes "
         "as Float; rank 1 differs from the majority"
     )
+
+
+def test_a_job_in_which_every_collective_differs_costs_the_watchdog_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is usual is looked up for the first mismatch, and when a hang is described."""
+    looked_up: list[int] = []
+
+    def counted(earlier: list[Issued]) -> Issued | None:
+        looked_up.append(len(earlier))
+        return None
+
+    monkeypatch.setattr(module, "usual_after", counted)
+    finder = MismatchFinder()
+    for seq in range(1000):
+        for rank in range(2):
+            finder.add(rank, "0", 2, seq, (SMALL, LARGE)[rank], seq)
+        finder.poll()
+    assert (finder.count, len(looked_up)) == (1000, 1)
+    assert [one.seq for one in finder.known()] == [999]
+    assert len(looked_up) == 2
