@@ -160,11 +160,14 @@ def _longest(world: WorldResult) -> str:
         return ""
     row = world.collectives[0]
     phase = row.phases[0][0] if row.phases else "other"
-    outside = "outside of all phases" if phase == "other" else f"in {phase}"
+    outside = " outside of all phases" if phase == "other" else f" in {phase}"
+    if world.foreign and phase == "other":  # a recording may lack the phase
+        outside = ""
+    op = "kernels of an unknown operation" if row.op == "other" else row.op
     size = f" of {in_bytes(row.total_bytes / row.calls)}" if row.sizes_known else ""
     where = f" at {row.callers[0][0]}" if row.callers else ""
     return (
-        f"First look at {row.op}{size} {outside}{where}: {row.exposed_ms / exposed:.0%} of the "
+        f"First look at {op}{size}{outside}{where}: {row.exposed_ms / exposed:.0%} of the "
         "exposed time is in these calls."
     )
 

@@ -30,6 +30,7 @@ from commprof.recordings.profiler_steps import (
     find_phases,
     find_steps,
     pass_records,
+    phases_of_launches,
 )
 from commprof.recordings.profiler_work import HostWork, host_work, no_host_work, working_or_python
 from commprof.trace import schema
@@ -185,6 +186,7 @@ def _recorded(found: RankRecording, seqs: Sequence[int]) -> Recorded:
             call.group_known and (call.group != "" or only != UNNAMED_GROUP) for call in calls
         ),
         root=_mask(call.root_known for call in calls),
+        phase=None if found.device is None else phases_of_launches(found.events, calls),
     )
 
 

@@ -250,6 +250,12 @@ def find_phases(
     return phase[first][kept], Stretches(starts[kept], stops[kept])
 
 
+def phases_of_launches(events: ProfilerEvents, calls: Sequence[Call]) -> Ints:
+    """Returns the code of the phase in which the host launched each call."""
+    at_ns = np.array([call.launch_ns for call in calls], np.int64)
+    return _phase_of(events, at_ns, np.array([call.launch_thread for call in calls], np.int64))
+
+
 def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
     phase = np.full(len(at_ns), int(Phase.OTHER), dtype=np.int64)
     backward = events.backward

@@ -39,3 +39,6 @@ class Recorded:
     group: Mask
     #: True where the root was recorded.
     root: Mask
+    #: Phase in which the host launched it, if kernels of a device were recorded; ``Phase.OTHER`` if
+    #: that is in no known phase. None for recordings of the host, whose phases contain the calls.
+    phase: npt.NDArray[np.int64] | None = None

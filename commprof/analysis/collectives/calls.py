@@ -286,7 +286,11 @@ def _in_its_rank(
     ``Calls.phase``; ``Calls.stack``.
     """
     steps, found = columns.steps(trace), exposures_of(trace)
-    in_phase = _phase_at(trace, training_thread(trace), table.issue_ns)
+    recorded = trace.recorded
+    if recorded is not None and recorded.phase is not None:
+        in_phase = recorded.phase[table.op_id - 1]
+    else:
+        in_phase = _phase_at(trace, training_thread(trace), table.issue_ns)
     counted = (found.collective >= 0) & _measured(steps, measured_steps, found.begin_ns)
     exposed = np.bincount(
         found.collective[counted], weights=found.waited_ns[counted], minlength=len(table)

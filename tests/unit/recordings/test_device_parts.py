@@ -209,3 +209,33 @@ def test_a_recording_of_the_host_has_no_parts_of_a_gpu(tmp_path: Path) -> None:
     found = verdict(result, details)
     assert found is not None
     assert "idle" not in found.headline
+
+
+@pytest.mark.parametrize(
+    ("range_name", "phase"),
+    [("## backward ##", "backward"), ("## forward ##", "forward"), ("", "")],
+)
+def test_a_collective_belongs_to_the_phase_that_launched_it(
+    tmp_path: Path, range_name: str, phase: str
+) -> None:
+    """Its kernel may begin when nothing else runs, or beside a kernel of another phase."""
+    events = []
+    for step in range(3):
+        at, number = 5e9 + 1000 * step, 10 * step
+        events += [
+            annotation(f"ProfilerStep#{step}", at, at + 1000),
+            annotation("Optimizer.step#SGD.step", at + 30, at + 40),
+            *launched("adam", at + 100, at + 300, at + 32, number),
+            *launched(
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 200, at + 500, at + 5, number + 1
+            ),
+        ]
+        events += [annotation(range_name, at + 1, at + 9)] if range_name else []
+    path = tmp_path / "rank0.json"
+    path.write_text(document(events, 0, 2))
+    result, details = analyse_in_detail(path)
+    (row,) = result.worlds[0].collectives
+    assert row.phases == ((phase or "other", 3),)
+    found = verdict(result, details)
+    assert found is not None
+    assert "outside of all phases" not in found.next_step.advice
