@@ -230,9 +230,10 @@ def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], 
 
 
 def _with_times(by_rank: dict[int, RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
-    """Leaves out ranks without times of any collective, if others have them; with a caveat."""
-    timed = {rank for rank, each in by_rank.items() if any(call.timed for call in each.calls)}
-    without = [rank for rank in sorted(by_rank.keys() - timed) if by_rank[rank].calls]
+    """Leaves out ranks that lack times of collectives, if others have all; with a caveat."""
+    calling = {rank for rank, each in by_rank.items() if each.calls}
+    timed = {rank for rank in calling if all(call.timed for call in by_rank[rank].calls)}
+    without = sorted(calling - timed)
     if not timed or not without:
         return by_rank, []
     said = (

@@ -38,6 +38,8 @@ _UNREADABLE = re.compile(
 #: Copies within a device, by CUDA, HIP and Level Zero; and those between two devices.
 _WITHIN_DEVICE = re.compile(r"DtoD|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
 _BETWEEN_DEVICES = re.compile(r"PtoP|P2P|Peer", re.IGNORECASE)
+#: Kernels that copy or fill memory: ROCm before 7.2 records copies as kernels.
+_COPYING_KERNEL = re.compile(r"^MEMORY_COPY_|^__amd_rocclr_(?:copy|fill)Buffer")
 _GRAPH_LAUNCH = ("cudaGraphLaunch", "hipGraphLaunch")
 _RANGES = re.compile(
     r"ProfilerStep#\d|DistributedDataParallel\.forward|"
@@ -299,6 +301,10 @@ def _kernel(
         stream = _int(args.get("stream", event.get("tid")))
         kept = {key: args[key] for key in _ARGUMENTS if key in args}
         _keep(f.communication, Event(name, begin, end, stream, device, correlation, kept))
+        return
+    if _COPYING_KERNEL.search(name):
+        within = "copyBuffer" in name or "DEVICE_TO_DEVICE" in name
+        (f.copies if within else f.other_copies).add(begin, end, correlation, device)
         return
     if _UNREADABLE.search(name):
         f.unreadable += 1

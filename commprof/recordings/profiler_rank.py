@@ -32,6 +32,7 @@ from commprof.recordings.profiler_steps import (
     pass_records,
     phases_of_launches,
 )
+from commprof.recordings.profiler_unnamed import with_unnamed_communication
 from commprof.recordings.profiler_work import HostWork, host_work, no_host_work, working_or_python
 from commprof.trace import schema
 from commprof.trace.device_activity import DeviceActivity
@@ -80,6 +81,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     Raises:
         TraceError: the file has neither communication nor kernels nor operators.
     """
+    events = with_unnamed_communication(events)
     about = events.about
     world_size = _whole(about.get("world_size")) or 0
     device = _device(events)

@@ -94,6 +94,74 @@ def test_the_parts_of_a_gpu_s_step_equal_hand_computed_values(tmp_path: Path) ->
         assert detail.parts_ms[name].tolist() == [pytest.approx([expected] * 3)]
 
 
+@pytest.mark.parametrize(
+    ("name", "category", "hides"),
+    [
+        ("__amd_rocclr_copyBuffer.kd", "kernel", True),
+        ("MEMORY_COPY_DEVICE_TO_DEVICE", "kernel", True),
+        ("MEMORY_COPY_HOST_TO_DEVICE", "kernel", False),
+        ("__amd_rocclr_fillBufferAligned.kd", "kernel", False),
+        ("Memcpy DtoH (Device -> Pageable)", "gpu_memcpy", False),
+        ("Memset (Device)", "gpu_memset", False),
+    ],
+)
+def test_copies_are_copies_whatever_they_are_recorded_as(
+    tmp_path: Path, name: str, category: str, hides: bool
+) -> None:
+    events = [
+        annotation("ProfilerStep#1", 0, 1000),
+        kernel("gemm", 0, 100),
+        all_reduce(200, 400, seq=1),
+        copy(name, 300, 500, category),
+    ]
+    (tmp_path / "rank0.json").write_text(document(events, 0))
+    parts = analyse_in_detail(tmp_path / "rank0.json")[0].worlds[0].parts
+    assert parts.unphased_compute_ms == pytest.approx(0.1)
+    assert parts.exposed_ms == pytest.approx(0.1 if hides else 0.2)
+    assert parts.copies_ms == pytest.approx(0.2 if hides else 0.1)
+    assert parts.idle_ms == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "launch", "backend"),
+    [
+        ("cuda_runtime", "cudaLaunchKernel", "nccl"),
+        ("xpu_runtime", "urEnqueueKernelLaunch", "xccl"),
+        ("privateuse1_runtime", "LaunchKernel", "hccl"),
+        ("privateuse1_runtime", "LaunchKernel", "mydevice_ccl"),
+    ],
+)
+def test_devices_of_all_kinds_have_these_parts(
+    tmp_path: Path, runtime: str, launch: str, backend: str
+) -> None:
+    """Kernels of a backend outside of torch are known by the range that launched them."""
+    name = "ncclDevKernel_AllReduce(x)" if backend == "nccl" else "oneccl_allreduce(x)"
+    name = name if backend in ("nccl", "xccl") else "Kernel_0x7f3"
+    events = []
+    for step in range(3):
+        at, number = 5e9 + 1000 * step, 10 * step
+        launches = [
+            {**annotation(launch, at + place, at + place + 1), "cat": runtime} for place in (2, 12)
+        ]
+        for place, event in enumerate(launches):
+            event["args"] = {"correlation": number + place}
+        around = annotation(f"{backend}:all_reduce", at + 10, at + 15)
+        around["args"] = {"Input Dims": [[1000]], "Input type": ["float"]}
+        events += [
+            annotation(f"ProfilerStep#{step}", at, at + 1000),
+            *(*launches, around),
+            kernel("gemm", at + 100, at + 500, correlation=number),
+            kernel(name, at + 400, at + 700, 20, correlation=number + 1),
+        ]
+    (tmp_path / "rank0.json").write_text(document(events, 0))
+    world = analyse_in_detail(tmp_path / "rank0.json")[0].worlds[0]
+    (row,) = world.collectives
+    assert (row.op, row.calls, row.size_bytes) == ("all_reduce", 3, (4000, 4000))
+    assert world.parts.unphased_compute_ms == pytest.approx(0.4)
+    assert world.parts.exposed_ms == pytest.approx(0.2)
+    assert world.parts.idle_ms == pytest.approx(0.4)
+
+
 def rows_of(path: Path, table: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
     assert main(["report", str(path), "--format", "csv", "--rows", table]) == 0
     return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))

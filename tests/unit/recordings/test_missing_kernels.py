@@ -152,6 +152,17 @@ def test_ranks_without_kernels_are_left_out(tmp_path: Path) -> None:
     assert any("recorded on rank 1, which therefore is left out" in p for p in world.problems)
 
 
+def test_a_rank_without_kernels_is_left_out_though_it_has_times_of_gloo(tmp_path: Path) -> None:
+    barriers = [
+        annotation("gloo:barrier", 5e9 + 10_000 * step + 9600, 5e9 + 10_000 * step + 9900, tid=7)
+        for step in range(12)
+    ]
+    folder = job(tmp_path, of_both(0), of_host() + barriers)
+    world = analyse_in_detail(folder)[0].worlds[0]
+    assert world.missing_ranks == (1,)
+    assert world.parts.exposed_ms == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("with_launches", [True, False])
 @pytest.mark.parametrize("missing", [range(6), range(6, 12), range(4, 8)])
 def test_steps_without_kernels_are_left_out(

@@ -1,0 +1,58 @@
+"""Finds the kernels of communication of backends whose kernels have no known names.
+
+The kernels of NCCL, RCCL, oneCCL and others are known by their names, or by c10d's arguments. Those
+of a backend outside of torch are known only by the range in which they were launched, such as
+``hccl:all_reduce``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from commprof.recordings.profiler_calls import launches
+from commprof.recordings.profiler_events import Event, Intervals, ProfilerEvents
+from commprof.recordings.profiler_words import (
+    backend_of,
+    has_certain_word,
+    is_backend_of_torch,
+    is_collective_range,
+)
+from commprof.trace.lookup import row_containing
+from commprof.trace.stretches import stretches
+
+
+def with_unnamed_communication(events: ProfilerEvents) -> ProfilerEvents:
+    """Returns the events with kernels that a backend outside of torch launched as communication.
+
+    The same events if there are no such kernels, or kernels of communication are known by name.
+    """
+    ranges = [
+        event
+        for event in events.ranges
+        if is_collective_range(event.name)
+        and not is_backend_of_torch(event.name)
+        and (has_certain_word(event.name) or backend_of(event.name) in events.backends)
+    ]
+    kernels = events.kernels
+    if not ranges or events.communication or not len(kernels):
+        return events
+    correlation = np.frombuffer(kernels.tag, np.int64)
+    at_ns, thread = launches(events, correlation)
+    chosen = np.zeros(len(at_ns), np.bool_)
+    for each in {event.thread for event in ranges}:
+        mine = [event for event in ranges if event.thread == each]
+        inside = stretches(
+            np.array([event.begin_ns for event in mine], np.int64),
+            np.array([event.end_ns for event in mine], np.int64),
+        )
+        chosen |= (thread == each) & (row_containing(inside.begin_ns, inside.end_ns, at_ns) >= 0)
+    rest, communication = Intervals(), list[Event]()
+    rows = zip(kernels.begin_ns, kernels.end_ns, kernels.tag, kernels.device, strict=True)
+    for (begin, end, tag, device), sends in zip(rows, chosen.tolist(), strict=True):
+        if sends:
+            communication.append(Event("", begin, end, -1, device, tag, {}))
+        else:
+            rest.add(begin, end, tag, device)
+    return replace(events, kernels=rest, communication=communication) if communication else events
