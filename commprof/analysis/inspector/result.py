@@ -204,23 +204,24 @@ def _lowest_bandwidth(time_us: Floats, waited_us: Floats) -> int | None:
 def _late(job: Job, traced: Origins, time_us: Floats) -> tuple[LateProcess, ...]:
     """Finds the processes that cause clearly more waiting than all others.
 
-    What the median process causes in a part of the run is that of the schedule or of chance:
+    In each part of the run, what many processes cause alike is that of the schedule or of chance:
     stages of a pipeline always wait for each other. Only waiting beyond it is looked at. The
     processes that stand out are tested as one, by the test of late ranks.
     """
-    if len(job.processes) < 2:
+    count = len(job.processes)
+    allowed = min(_MOST_LATE, max(_ALWAYS_ALLOWED, int(_MOST_LATE_PART * count)), count - 1)
+    if allowed < 1:
         return ()
-    beyond = traced.began_us - np.median(traced.began_us, axis=1, keepdims=True)
-    beyond = np.maximum(0.0, beyond)
+    alike = np.partition(traced.began_us, count - 1 - allowed, axis=1)[:, count - 1 - allowed]
+    beyond = np.maximum(0.0, traced.began_us - alike[:, np.newaxis])
     by_process = beyond.sum(axis=0)
-    total = float(by_process.sum())
-    if total <= 0:
+    if not by_process.any():
         return ()
     order = np.argsort(-by_process, kind="stable")
-    allowed = min(_MOST_LATE, max(_ALWAYS_ALLOWED, int(_MOST_LATE_PART * len(order))))
-    allowed = min(allowed, len(order) - 1)
-    falling = np.maximum(by_process[order[: allowed + 1]], _LEAST_OF_LATEST * by_process[order[0]])
-    size = 1 + int(np.argmax(falling[:-1] / falling[1:]))
+    falling = by_process[order[: allowed + 1]]
+    large = falling[:-1] >= _LEAST_OF_LATEST * falling[0]
+    ratio = falling[:-1] / np.maximum(falling[1:], 1e-6 * falling[0])
+    size = 1 + int(np.argmax(np.where(large, ratio, 0.0)))
     if falling[size - 1] < _CLEARLY * falling[size]:
         return ()
     candidates = order[:size]

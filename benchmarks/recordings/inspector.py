@@ -1,0 +1,265 @@
+"""Logs of NCCL Inspector: is the late process named, and how fast are they read?
+
+    PYTHONPATH=. python benchmarks/recordings/inspector.py truth [--jobs 100]
+    PYTHONPATH=. python benchmarks/recordings/inspector.py speed [--millions 4] [--place FOLDER]
+
+``truth`` draws simulated jobs of 8 to 2,048 ranks with one, two or no late processes, lost records,
+and host clocks that are off by hours, and compares what `commprof report` finds with what was
+simulated; beside it, the process with the lowest bandwidth, which other tools name. ``speed``
+writes logs of 2,048 ranks and reads them in turns with Python's json and, if installed, DuckDB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.judging.demands import Demand, at_least, at_most, judged, of_all
+from commprof.analysis.inspector.result import inspector_result
+from tests.support.builders.inspector_logs import SimulatedJob, simulate
+
+#: Degrees of tensor, data and pipeline parallelism, and steps; each is drawn as often as listed.
+LAYOUTS = (
+    *[(1, 8, 1, 150), (2, 4, 1, 150), (4, 8, 1, 100), (2, 4, 2, 150), (8, 4, 1, 100)] * 4,
+    *[(2, 8, 4, 100), (8, 8, 2, 60)] * 2,
+    *[(8, 32, 1, 30), (8, 16, 4, 20)],
+)
+LARGE = ((8, 256, 1, 12),)
+RANKS, COMMUNICATORS = 2048, 3
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("truth", "speed"))
+    parser.add_argument("--jobs", type=int, default=100, help="of each kind (default: 100)")
+    parser.add_argument("--millions", type=float, default=4.0, help="records (default: 4)")
+    parser.add_argument("--place", type=Path, help="for the logs, which are deleted afterwards")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.place) as place:
+        demands = _truth(args.jobs, Path(place)) if args.what == "truth" else None
+        if demands is None:
+            demands = _speed(args.millions, Path(place))
+    return judged(demands)
+
+
+def _truth(jobs: int, place: Path) -> list[Demand]:
+    right = lowest_right = clean = 0
+    errors: list[float] = []
+    for seed in range(2 * jobs):
+        is_late = seed % 2 == 0
+        draw = np.random.default_rng(seed)
+        layout = LARGE[0] if seed % 100 < 2 else LAYOUTS[int(draw.integers(len(LAYOUTS)))]
+        job, late = _drawn(draw, layout, is_late, seed)
+        folder = place / "job"
+        job.write(folder, ("v4.0", "v4.3")[seed // 2 % 2])
+        result = inspector_result(folder)
+        shutil.rmtree(folder)
+        named = {one.process.pid - 1000 for one in result.late}
+        clean += not is_late and not named
+        right += is_late and named == late
+        lowest = result.lowest_bandwidth
+        lowest_right += is_late and lowest is not None and lowest.pid - 1000 in late
+        if is_late and named != late:
+            print(f"seed {seed}, {layout}: late {sorted(late)}, named {sorted(named)}")
+        if not is_late and named:
+            print(f"seed {seed}, {layout}: nobody is late, named {sorted(named)}")
+        groups = (*job.tensor, *job.data, *job.pipeline)
+        if not result.is_lower_bound:
+            waited_s = sum(group.waited_us for group in groups) / job.count / 1e6
+            errors.append(abs(result.wait_s / waited_s - 1))
+            # The plugin writes whole microseconds, which is more than 1 % of a short transfer.
+            errors += [
+                max(
+                    0.0,
+                    abs(row.transfer_us / float(np.median(transfers)) - 1) - 1 / row.transfer_us,
+                )
+                for row in result.kinds
+                if (transfers := _transfers(job, row.op, row.size_bytes, row.ranks))
+            ]
+    print(f"{right} of {jobs} late, {clean} of {jobs} clean; lowest bandwidth {lowest_right}")
+    return [
+        of_all("jobs whose late processes are named", right, jobs, 100),
+        of_all("jobs without a late process that accuse nobody", clean, jobs, 100),
+        at_most(
+            "largest error of wait and transfer, beyond a microsecond", 100 * max(errors), 1, " %"
+        ),
+    ]
+
+
+def _drawn(
+    draw: np.random.Generator, layout: tuple[int, int, int, int], is_late: bool, seed: int
+) -> tuple[SimulatedJob, set[int]]:
+    tp, dp, pp, steps = layout
+    number = int(draw.integers(1, 3)) if is_late else 0
+    late = draw.choice(tp * dp * pp, number, replace=False).tolist()
+    late_us = {process: float(draw.uniform(800, 3000)) for process in late}
+    lost = float(draw.choice([0, 0, 0.05, 0.3]))
+    part = float(draw.choice([0.5, 1]))
+    job = simulate(tp, dp, pp, steps=steps, late_us=late_us, late_part=part, lost=lost, seed=seed)
+    return job, set(late)
+
+
+def _transfers(job: SimulatedJob, op: str, size_bytes: int, ranks: int) -> list[float]:
+    """Returns the simulated transfers of one row, in µs."""
+    names = {"all_reduce": "AllReduce", "all_gather": "AllGather", "all_to_all": "AllToAll"}
+    kind = {**names, "reduce_scatter": "ReduceScatter"}.get(op, "")
+    of_all_ranks = 1 if kind == "AllReduce" else ranks
+    return [
+        transfer
+        for group in (*job.tensor, *job.data)
+        if len(group.members) == ranks
+        for transfer in group.transfers_us.get((kind, size_bytes // of_all_ranks), ())
+    ]
+
+
+def _speed(millions: float, place: Path) -> list[Demand]:
+    folder = place / "logs"
+    size_bytes, records = _write(folder, int(millions * 1e6))
+    print(f"{records:,} records, {size_bytes / 1e9:.2f} GB, {RANKS} logs")
+    readers: dict[str, Callable[[], tuple[float, float, float]]] = {
+        "commprof report": lambda: _measured(
+            [sys.executable, "-m", "commprof", "report", str(folder), "--format", "json"]
+        ),
+        "json.loads of each line": lambda: _measured(
+            [sys.executable, "-c", _JSON, str(folder)], fraction=min(1.0, 0.4e6 / records)
+        ),
+    }
+    if importlib.util.find_spec("duckdb"):
+        readers["DuckDB read_json"] = lambda: _measured(
+            [sys.executable, "-c", _DUCKDB, str(folder)]
+        )
+    figures: dict[str, list[tuple[float, float, float]]] = {name: [] for name in readers}
+    for _ in range(3 if millions <= 8 else 1):
+        for name, read in readers.items():
+            figures[name].append(read())
+    for name, rows in figures.items():
+        cpu_s, wall_s, most_bytes = (
+            statistics.median(column) for column in zip(*rows, strict=True)
+        )
+        print(
+            f"{name:24} {cpu_s:8.1f} s CPU {wall_s:8.1f} s {most_bytes / 1e9:6.2f} GB "
+            f"{records / cpu_s / 1e3:8.0f} thousand records per s of a core"
+        )
+    cpu_s, wall_s, most_bytes = (
+        statistics.median(column) for column in zip(*figures["commprof report"], strict=True)
+    )
+    scale = records / 37.5e6
+    return [
+        at_least("thousand records per second and core", records / cpu_s / 1e3, 156),
+        at_most(f"{records:,} records (120 s for 37.5 million)", wall_s, 120 * scale, " s"),
+        at_most("memory (2 GB for 37.5 million)", most_bytes / 1e9, max(0.3, 2 * scale), " GB"),
+    ]
+
+
+_JSON = """\
+import json, sys, pathlib
+fraction = float(sys.argv[2])
+files = sorted(pathlib.Path(sys.argv[1]).iterdir())
+for file in files[:max(1, round(len(files) * fraction))]:
+    for line in file.open():
+        json.loads(line)
+"""
+_DUCKDB = """\
+import duckdb, sys
+duckdb.sql("SET threads=2")
+duckdb.sql(f"select coll_perf.coll, count(*), min(coll_perf.coll_exec_time_us) from "
+           f"read_json('{sys.argv[1]}/*.log', format='newline_delimited') group by 1").fetchall()
+"""
+
+
+def _measured(command: list[str], fraction: float = 1.0) -> tuple[float, float, float]:
+    """Runs a command; returns seconds of processor time, wall time, and the largest memory.
+
+    With a ``fraction`` below 1 the command reads only that part, and the times are scaled up.
+    """
+    began = time.monotonic()
+    if fraction < 1 or "json.loads" in command[2]:
+        command = [*command, str(fraction)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{command[:3]} ended with status {status}")
+    wall_s = time.monotonic() - began
+    return (
+        (used.ru_utime + used.ru_stime) / fraction,
+        wall_s / fraction,
+        used.ru_maxrss * 1024,
+    )
+
+
+def _write(folder: Path, records: int) -> tuple[int, int]:
+    """Writes logs of 2,048 ranks in groups of 8, 256 and 2,048; returns bytes and records."""
+    folder.mkdir()
+    draw = np.random.default_rng(1)
+    a_rank = max(COMMUNICATORS, records // RANKS)
+    calls = a_rank // COMMUNICATORS
+    # Sixteen texts with other times, of which each rank's is a copy with its own names.
+    texts = []
+    for _ in range(16):
+        lines = []
+        for place, (kind, size) in enumerate(
+            (("AllReduce", 8 << 20), ("ReduceScatter", 1 << 20), ("AllGather", 1 << 20))
+        ):
+            times = (100 * (place + 1) + draw.exponential(30, calls)).astype(int)
+            for number, time_us in enumerate(times.tolist()):
+                about = {
+                    "header": {
+                        "id": f"@id{place}@",
+                        "comm_name": ("tp", "dp", "world")[place],
+                        "rank": f"@rank{place}@",
+                        "n_ranks": (8, 256, 2048)[place],
+                        "nnodes": 1,
+                    },
+                    "metadata": {
+                        "inspector_output_format_version": "v4.0",
+                        "git_rev": "",
+                        "rec_mechanism": "nccl_profiler_interface",
+                        "dump_timestamp_us": 1_780_000_000_000_000 + number,
+                        "hostname": "@host@",
+                        "pid": "@pid@",
+                    },
+                    "coll_perf": {
+                        "coll": kind,
+                        "coll_sn": number,
+                        "coll_msg_size_bytes": size,
+                        "coll_exec_time_us": time_us,
+                        "coll_timing_source": "kernel_gpu",
+                        "coll_algobw_gbs": round(size / time_us / 1e3, 6),
+                        "coll_busbw_gbs": round(size / time_us / 1e3, 6),
+                    },
+                }
+                lines.append(json.dumps(about))
+        texts.append(("\n".join(lines) + "\n").encode())
+    size_bytes = 0
+    for rank in range(RANKS):
+        text = texts[int(draw.integers(16))]
+        for name, value in (
+            (b"@id0@", b"0xa%x" % (rank // 8)),
+            (b'"@rank0@"', b"%d" % (rank % 8)),
+            (b"@id1@", b"0xb%x" % (rank % 8)),
+            (b'"@rank1@"', b"%d" % (rank // 8)),
+            (b"@id2@", b"0xc"),
+            (b'"@rank2@"', b"%d" % rank),
+            (b"@host@", b"host%04d" % (rank // 8)),
+            (b'"@pid@"', b"%d" % (1000 + rank)),
+        ):
+            text = text.replace(name, value)
+        (folder / f"host{rank // 8:04d}-pid{1000 + rank}.log").write_bytes(text)
+        size_bytes += len(text)
+    return size_bytes, calls * COMMUNICATORS * RANKS
+
+
+if __name__ == "__main__":
+    sys.exit(main())
