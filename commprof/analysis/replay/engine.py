@@ -122,15 +122,33 @@ def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[C
     begins = issue.astype(np.float64)
     for each in conditions:
         begins[list(each.opens)] = issue[list(each.needed)].max()
+    end = _completed(seen, end, begins)
     before = _before(seen, op, end)
     queued = np.where(before >= 0, end[before], 0) if len(end) else end
-    transfer, earlier = end - np.maximum(begins, queued), before.tolist()
+    transfer = (end - np.maximum(begins, queued)).astype(np.float64)
+    earlier = before.tolist()
     outside = [_outside(seen, issue, ranks) for ranks in stretches]
     conditions = _opening(conditions, np.logical_and.reduce(outside))
     return [
         Calls(_opening(conditions, mask), earlier, issue, transfer, end, mask, seen.matching.group)
         for mask in outside
     ]
+
+
+def _completed(seen: MeasuredWorld, end: Ints, begins: Floats) -> Ints:
+    """Returns when each row was complete; ``end`` may be the end of a wait that did not block.
+
+    Such a wait may come long after its row was complete. The row then ends with the rows of its
+    collective whose ends are known, or as it begins if there is none.
+    """
+    exact = np.concatenate([table.end_is_exact for table in seen.tables])
+    if exact.all():
+        return end
+    member = seen.matching.member
+    known = np.zeros(len(seen.matching.complete), dtype=np.int64)
+    np.maximum.at(known, member[exact], end[exact])
+    earliest = np.maximum(np.where(seen.matching.complete, known, 0)[member], begins)
+    return np.where(exact, end, np.minimum(end, earliest)).astype(np.int64)
 
 
 def _outside(seen: MeasuredWorld, issue: Ints, ranks: Sequence[Program]) -> Mask:

@@ -4,7 +4,9 @@ Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engi
 change. A rank "as fast as the others" gets the other ranks' own times (times without waiting for
 communication) in each phase: its longest time becomes their longest, its median their median, and
 so on; its long and short steps keep their order. Phases in which the rank is faster than the others
-change too: if only its slower phases changed, the rank would become faster than the others.
+change too: if only its slower phases changed, the rank would become faster than the others. Between
+two collectives of a phase, its time becomes that of those ranks which issue the same collectives in
+the same phases: what takes longer may lie in one part of the phase.
 
 A rank may be late in only some of the steps. These steps are found by how much longer the other
 ranks waited in them than the rank did. If the steps do not form two groups by this, the rank counts
@@ -29,8 +31,9 @@ transfer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +59,8 @@ _MOST_RANKS = 3
 _MOST_GROUPS = 3
 #: A rank or phase is tried if it would save at least this fraction of the own time.
 _LEAST_SHARE = 0.005
+#: The first replayed step does not count if the ranks begin it this fraction of a step apart.
+_APART = 0.01
 #: After a long wait, own work takes longer by up to this fraction: up to a tenth was measured.
 _COLD = 0.15
 
@@ -108,17 +113,24 @@ def gains(seen: MeasuredWorld) -> Gains | None:
     step = np.concatenate(chosen)
     used = np.isin(seen.measured[0].step, step)
     counted = ~stalled(slowest_ns(seen.measured))[used]
-    if len(step) < len(seen.measured[0].step):
-        # A rank that begins a stretch late does so in the replay, too, whatever was changed.
-        counted[np.cumsum([0, *map(len, chosen)])[:-1]] = False
+    wall = [part.wall_ns[used] for part in seen.measured]
+    made = [programs(seen, each) for each in chosen]
+    # A rank that begins a stretch late does so in the replay, too, whatever was changed.
+    first = np.cumsum([0, *map(len, chosen)])[:-1]
+    apart = np.array([np.ptp([rank.begin_ns for rank in ranks]) for ranks in made])
+    late = apart > _APART * float(np.mean(wall))
+    several = len(step) < len(seen.measured[0].step)
+    begun = np.zeros(len(counted), dtype=bool)
+    if several or counted.sum() > LEAST_STEPS:
+        begun[first if several else first[late]] = True
+        begun &= counted
+        counted &= ~begun
     if counted.sum() < LEAST_STEPS:
         return None
     kept = [
         own_run_delay_ns(trace)[np.isin(columns.steps(trace).index, step)] for trace in seen.traces
     ]
-    wall = [part.wall_ns[used] for part in seen.measured]
-    made = [programs(seen, each) for each in chosen]
-    found = _Replays(list(zip(made, calls(seen, made), strict=True)), wall, kept, counted)
+    found = _Replays(list(zip(made, calls(seen, made), strict=True)), wall, kept, counted, begun)
     recorded = found.step_ns()
     if recorded is None or not recorded[found.counted].all():
         return None
@@ -157,6 +169,7 @@ class _Replays:
         wall_ns: Sequence[Floats],
         kept_ns: Sequence[Floats],
         counted: npt.NDArray[np.bool_],
+        begun: npt.NDArray[np.bool_],
     ) -> None:
         """Prepares the replays.
 
@@ -167,8 +180,9 @@ class _Replays:
             kept_ns: run delay ``[step, phase]`` that helper threads may have caused, per rank;
                 never replaced by another rank's.
             counted: mask of the steps used for figures; steps that stalled are not used.
+            begun: mask of the other steps, with which a stretch begins.
         """
-        self.stretches, self.counted = stretches, counted
+        self.stretches, self.counted, self.begun = stretches, counted, begun
         #: Global numbers of the ranks, and the calls' groups, which are those of every stretch.
         self.ranks = [rank.rank for rank in stretches[0][0]]
         self.group = stretches[0][1].group
@@ -188,20 +202,28 @@ class _Replays:
         self,
         own_ns: Sequence[Floats] | None = None,
         free: npt.NDArray[np.bool_] | None = None,
+        pieces_ns: Mapping[int, Floats] | None = None,
     ) -> Floats | None:
         """Replays the steps; returns the time of each step, or None if the ranks deadlock.
 
         Args:
             own_ns: own time ``[step, phase]`` of each rank; None for the recorded own times.
             free: collectives whose transfer takes no time; None for no collectives.
+            pieces_ns: for some ranks' positions, lengths ``[step, piece]`` of ``Pieces`` in
+                proportion to which each phase of ``own_ns`` is divided.
         """
         found, first = [], 0
         for ranks, known in self.stretches:
             last = first + ranks[0].steps
             moved = None
             if own_ns is not None:
+                divided = {
+                    place: ranks[place].pieces.with_lengths(length[first:last])
+                    for place, length in (pieces_ns or {}).items()
+                }
                 moved = [
-                    rank.with_own(own[first:last]) for rank, own in zip(ranks, own_ns, strict=True)
+                    rank.with_own(own[first:last], divided.get(place))
+                    for place, (rank, own) in enumerate(zip(ranks, own_ns, strict=True))
                 ]
             times = replay(ranks, known, moved, free)
             if times is None:
@@ -232,10 +254,17 @@ class _Replays:
             for phase in () if one_is_all else phases.tolist():
                 one = [each.copy() for each in self.own_ns]
                 one[place][:, phase] = faster[:, phase]
-                yield _Change("phase", rank, PHASES[phase]), self.step_ns(one)
+                yield (
+                    _Change("phase", rank, PHASES[phase]),
+                    self.step_ns(one, pieces_ns=self._pieces_as_others(place, late, phase)),
+                )
         if len(self.ranks) > 2:
             mean = np.mean(self.own_ns, axis=0)
-            yield _Change("balance"), self.step_ns([mean] * len(self.ranks))
+            pieces = [each for each in self._pieces_ns if each is not None]
+            divided: dict[int, Floats] = {}
+            if len(pieces) == len(self.ranks) and len(self._alike(0)) == len(pieces) - 1:
+                divided = {rank: np.mean(pieces, axis=0) for rank in range(len(pieces))}
+            yield _Change("balance"), self.step_ns([mean] * len(self.ranks), pieces_ns=divided)
         for group, name in _groups(seen, self.group):
             yield _Change("group", group=name), self.step_ns(free=self.group == group)
         yield (
@@ -264,7 +293,8 @@ class _Replays:
             late: as :meth:`_late_steps` returns it.
 
         The times of the other ranks are those of steps that are not late. Steps outside of
-        :attr:`counted` keep their recorded times.
+        :attr:`counted` keep their recorded times, but the rank takes the others' mean time where a
+        stretch begins, because it would be late in the next step else.
         """
         own = np.stack(self.own_ns)[:, self.counted]
         kept = np.stack(self.kept_ns)[:, self.counted]
@@ -277,7 +307,57 @@ class _Replays:
         found = [each.copy() for each in self.own_ns]
         for rank, table in enumerate(found):
             table[self.counted] = work[rank] + kept[rank]
+        every = np.delete(np.stack(self.own_ns), place, axis=0)
+        found[place][self.begun] = every[:, self.begun].mean(axis=0)
         return found
+
+    @cached_property
+    def _pieces_ns(self) -> list[Floats | None]:
+        """Lengths ``[step, piece]`` of each rank's pieces; None unless all steps have the same."""
+        found: list[Floats | None] = []
+        for place in range(len(self.ranks)):
+            parts = [ranks[place].pieces.by_step_ns() for ranks, _ in self.stretches]
+            known = [part for part in parts if part is not None]
+            same = len(known) == len(parts) and len({part.shape[1] for part in known}) == 1
+            found.append(np.concatenate(known) if same else None)
+        return found
+
+    def _alike(self, place: int) -> list[int]:
+        """Returns the positions of the other ranks whose pieces are those of one rank."""
+        return [
+            other
+            for other in range(len(self.ranks))
+            if other != place
+            and self._pieces_ns[other] is not None
+            and all(
+                ranks[place].pieces.in_same_order(ranks[other].pieces)
+                for ranks, _ in self.stretches
+            )
+        ]
+
+    def _pieces_as_others(
+        self, place: int, late: npt.NDArray[np.bool_], phase: int = -1
+    ) -> dict[int, Floats]:
+        """Returns the pieces of one rank, as long as those of ranks with the same pieces.
+
+        They are in the form of :meth:`step_ns`, empty if there are no such ranks. ``place`` and
+        ``late`` are as in :meth:`_as_others`; with a ``phase``, only its pieces change.
+        """
+        own, alike = self._pieces_ns[place], self._alike(place)
+        if own is None or not alike:
+            return {}
+        mine = own[self.counted]
+        others = np.concatenate(
+            [each[self.counted][~late] for p in alike if (each := self._pieces_ns[p]) is not None]
+        )
+        for part in (late, ~late):
+            mine[part] = _in_place_of(mine[part], others)
+        pieces = self.stretches[0][0][place].pieces
+        of_step = pieces.phase[pieces.step >= 0][: own.shape[1]]
+        chosen = np.ones(len(of_step), dtype=bool) if phase < 0 else of_step == phase
+        found = own.copy()
+        found[np.ix_(self.counted, chosen)] = mine[:, chosen]
+        return {place: found}
 
     def _affected(self, late: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Returns the late steps and those that follow one, unless too few other steps remain."""
@@ -305,7 +385,12 @@ class _Replays:
         steps = [each.copy() for each in own_ns]
         for each, recorded in zip(steps, self.own_ns, strict=True):
             each[counted[late]] = recorded[counted[late]]
-        found = self.step_ns(steps)
+        pieces_ns = self._pieces_as_others(place, late)
+        for at, each in pieces_ns.items():
+            own = self._pieces_ns[at]
+            if own is not None:
+                each[counted[late]] = own[counted[late]]
+        found = self.step_ns(steps, pieces_ns=pieces_ns)
         if found is None or not late.any():
             return found
         late = self._affected(late)

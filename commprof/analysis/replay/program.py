@@ -9,6 +9,7 @@ then compute when the events happen if a phase or a transfer takes longer or sho
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -80,19 +81,79 @@ class Program:
         np.add.at(table, at, np.diff(self.border_ns)[inside])
         return table
 
-    def with_own(self, wanted_ns: Floats) -> Floats:
+    @cached_property
+    def pieces(self) -> Pieces:
+        """Own time between issues of collectives, and between these and the borders of phases."""
+        issued = self.own_ns[self.kind == ISSUE]
+        last = len(self.border_ns) - 1
+        at = np.clip(np.searchsorted(self.border_ns, issued, side="right") - 1, 0, last - 1)
+        order = np.argsort(np.concatenate((np.arange(last + 1), at)), kind="stable")
+        interval = np.concatenate((np.arange(last + 1), at))[order][:-1]
+        return Pieces(
+            edge_ns=np.concatenate((self.border_ns, issued))[order],
+            is_issue=order > last,
+            step=self.border_step[interval],
+            phase=self.border_phase[interval],
+        )
+
+    def with_own(self, wanted_ns: Floats, length_ns: Floats | None = None) -> Floats:
         """Returns ``own_ns``, changed so that each phase takes ``wanted_ns[step, phase]``.
 
         A phase that has no own time in a step keeps none, because it has no interval to lengthen.
+        ``length_ns``: lengths of ``pieces`` in proportion to which each phase is divided; those
+        recorded if None.
         """
-        now = self.own_by_phase_ns()
+        pieces = self.pieces
+        length = pieces.length_ns if length_ns is None else length_ns.copy()
+        inside = pieces.step >= 0
+        cell = pieces.step[inside], pieces.phase[inside]
+        now = np.zeros((self.steps, len(PHASES)))
+        np.add.at(now, cell, length[inside])
         factor = np.divide(wanted_ns, now, out=np.ones_like(now), where=now > 0)
-        length = np.diff(self.border_ns)
-        inside = self.border_step >= 0
-        length[inside] *= factor[self.border_step[inside], self.border_phase[inside]]
-        moved = self.border_ns[0] + np.concatenate(([0.0], np.cumsum(length)))
-        changed: Floats = np.interp(self.own_ns, self.border_ns, moved)
+        length[inside] *= factor[cell]
+        moved = pieces.edge_ns[0] + np.concatenate(([0.0], np.cumsum(length)))
+        changed: Floats = np.interp(self.own_ns, pieces.edge_ns, moved)
+        changed[self.kind == ISSUE] = moved[pieces.is_issue]
         return changed
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Own time of one rank, cut at its issues of collectives and at borders of steps and phases."""
+
+    #: Own time at each cut.
+    edge_ns: Floats
+    #: True for the cuts that are issues; those of a program are in the order of its events.
+    is_issue: npt.NDArray[np.bool_]
+    #: Step (its index, -1 for none) and phase (its code) of each piece between two cuts.
+    step: Ints
+    phase: Ints
+
+    @property
+    def length_ns(self) -> Floats:
+        """Length of each piece."""
+        length: Floats = np.diff(self.edge_ns)
+        return length
+
+    def by_step_ns(self) -> Floats | None:
+        """Returns the lengths as ``[step, piece]``; None unless all steps have the same pieces."""
+        inside = self.step >= 0
+        steps = int(self.step.max(initial=-1)) + 1
+        if steps == 0 or inside.sum() % steps:
+            return None
+        step, phase = (x[inside].reshape(steps, -1) for x in (self.step, self.phase))
+        alike = (step == np.arange(steps)[:, np.newaxis]).all() and (phase == phase[0]).all()
+        return self.length_ns[inside].reshape(steps, -1) if alike else None
+
+    def with_lengths(self, by_step_ns: Floats) -> Floats:
+        """Returns the lengths of all pieces, those in steps as given by ``[step, piece]``."""
+        length = self.length_ns
+        length[self.step >= 0] = by_step_ns.reshape(-1)
+        return length
+
+    def in_same_order(self, other: Pieces) -> bool:
+        """True if another rank's pieces belong to the same steps and phases."""
+        return np.array_equal(self.step, other.step) and np.array_equal(self.phase, other.phase)
 
 
 def programs(seen: MeasuredWorld, step: Ints) -> list[Program]:

@@ -1,0 +1,56 @@
+"""Checks gains on jobs that are known exactly: each is simulated again with the change made."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.replay.gains import gains
+from tests.support.builders.exact.drawn import LATE_IN, PAUSE, SHAPES, Drawn, drawn
+from tests.support.builders.exact.recorded import recorded
+from tests.support.builders.exact.simulation import simulate
+from tests.support.builders.traces import world_run
+
+#: Largest error of a predicted step, as a fraction of the recorded one.
+MOST_OF_STEP = 0.01
+#: Replicas of stages, so that other ranks of a pipeline issue the same calls as the late one.
+SIZES = {"ddp": 6, "handles": 5, "fsdp2": 4, "groups": 8, "pipeline": 8}
+
+
+def errors(of: Drawn) -> tuple[float, float]:
+    """Returns the errors of two predicted steps: a mended late rank, and free transfers."""
+    times = simulate(of.job)
+    seen = measured_world(world_run(recorded(of.job, times)))
+    assert seen is not None
+    found = gains(seen)
+    assert found is not None
+    used = seen.measured[0].step[-found.steps :]
+    free = copy.deepcopy(of.job)
+    for changed in (*free.wire_ns.values(), *free.seen_after_ns.values()):
+        changed[:] = 0
+    by_change = {(gain.change, gain.rank): gain.step_ms for gain in found.gains}
+    step_ms, mended_ms, free_ms = (
+        float(simulate(job).wall_ns[used].mean()) / 1e6 for job in (of.job, of.clean, free)
+    )
+    assert found.step_ms == pytest.approx(step_ms, rel=1e-3)
+    return (
+        abs(by_change["rank", of.late[0].rank] - mended_ms) / step_ms,
+        abs(by_change["communication", -1] - free_ms) / step_ms,
+    )
+
+
+@pytest.mark.parametrize("cause", [*LATE_IN, PAUSE])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_mended_rank_and_free_transfers_give_the_steps_of_the_changed_schedules(
+    shape: str, cause: str
+) -> None:
+    of = drawn(shape, len(cause), SIZES[shape], 12, cause=cause, times_backward=0.8)
+    assert max(errors(of)) <= MOST_OF_STEP
+
+
+def test_a_slow_micro_batch_of_a_pipeline_without_replicas_is_mended() -> None:
+    """Messages that are waited for at the end of the step end when they are received."""
+    of = drawn("pipeline", 24, 2, 12, cause="backward", times_backward=1.0)
+    assert max(errors(of)) <= MOST_OF_STEP
