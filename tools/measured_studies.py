@@ -24,6 +24,7 @@ from benchmarks.attribution import (
     hangs,
     known_schedules,
     late_rank,
+    two_instruments,
 )
 from benchmarks.judging import compression_demands, trial_truth_demands
 from benchmarks.judging.demands import Demand, of_all
@@ -141,6 +142,16 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"attribution/known_schedules.py --results {RESULTS}/known_schedules.jsonl",
             ("error at most 1 % of the step in the median", "at most 3 % at worst"),
             rows_of(known_schedules.demands),
+        ),
+        Study(
+            "Jobs that commprof and torch.profiler recorded at once, on gloo",
+            "two_instruments.jsonl",
+            f"attribution/two_instruments.py --rested --results {RESULTS}/two_instruments.jsonl",
+            (
+                "the same collectives one by one, groups and sizes equal or unknown",
+                "exposed times that differ by at most 1 % of the step",
+            ),
+            rows_of(two_instruments.demands),
         ),
         Study(
             "A late rank, in 50 seeded runs with a late rank and 50 without",

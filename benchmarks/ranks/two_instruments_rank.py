@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._profiler import _ExperimentalConfig
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -24,6 +25,8 @@ STEPS = 30
 HELD_UP_S = 0.02
 #: Duration of an operator that needs no core.
 REST_S = 0.005
+#: Workloads in which other threads than the one with the profiler issue collectives.
+ALL_THREADS = ("powersgd",)
 #: Size of the matrices that are multiplied during collectives, by backend.
 MATRIX = {"gloo": 512, "nccl": 4096}
 
@@ -114,7 +117,118 @@ def ddp(rank: int, rests: bool) -> Callable[[int], None]:
     return step
 
 
-WORKLOADS = {"alone": alone, "beside": beside, "ddp": ddp}
+def fsdp2(rank: int, rests: bool) -> Callable[[int], None]:
+    """Trains under FSDP2 with a unit per layer: it waits in hooks of forward and backward."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(1)
+    width, between = (64, Rest) if rests else (1024, nn.ReLU)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(width, width), between()) for _ in range(6)])
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.ones(64, width)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def tensor_parallel(rank: int, rests: bool) -> Callable[[int], None]:
+    """Trains layers spread over the ranks, which wait for functional collectives."""
+    from torch.distributed.tensor import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(1)
+    width, between = (64, Rest) if rests else (512, nn.ReLU)
+    layers = [
+        nn.Sequential(nn.Linear(width, 2 * width), between(), nn.Linear(2 * width, width))
+        for _ in range(4)
+    ]
+    halves = (("0", ColwiseParallel), ("2", RowwiseParallel))
+    plan = {f"{layer}.{half}": style() for layer in range(4) for half, style in halves}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = parallelize_module(nn.Sequential(*layers), mesh, plan)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    data = torch.ones(512, width, requires_grad=True)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def pipeline_data(rank: int, rests: bool) -> Callable[[int], None]:
+    """Trains two stages on half of the ranks each; ranks of a stage average their gradients."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    torch.manual_seed(1)
+    stages = 2
+    mesh = init_device_mesh(
+        "cpu", (dist.get_world_size() // stages, stages), mesh_dim_names=("dp", "pp")
+    )
+    data_group, pipeline = mesh["dp"].get_group(), mesh["pp"]
+    number_of_stage = pipeline.get_local_rank()
+    width, between = (64, Rest) if rests else (512, nn.ReLU)
+    model = nn.Sequential(nn.Linear(width, width), between(), nn.Linear(width, width))
+    stage = PipelineStage(
+        model, number_of_stage, stages, torch.device("cpu"), group=pipeline.get_group()
+    )
+    schedule_of_stage = Schedule1F1B(
+        stage, 4, loss_fn=lambda output, target: ((output - target) ** 2).mean()
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.ones(64, width)
+
+    def step(number: int) -> None:
+        if number_of_stage == 0:
+            schedule_of_stage.step(data)
+        else:
+            schedule_of_stage.step(target=data)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad, group=data_group)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def powersgd(rank: int, rests: bool) -> Callable[[int], None]:
+    """Trains under DDP with torch's PowerSGD, whose hook issues collectives on gloo's threads."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
+
+    torch.manual_seed(1)
+    width, between = (64, Rest) if rests else (512, nn.ReLU)
+    layers = [nn.Sequential(nn.Linear(width, width), between()) for _ in range(6)]
+    model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1000)
+    state = hooks.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+    model.register_comm_hook(state, hooks.powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    data = torch.ones(64, width)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(data).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+WORKLOADS = {
+    **{"alone": alone, "beside": beside, "ddp": ddp, "fsdp2": fsdp2},
+    **{"tensor_parallel": tensor_parallel, "pipeline_data": pipeline_data, "powersgd": powersgd},
+}
 
 
 def without_core_ns() -> int:
@@ -145,7 +259,7 @@ def main(workload: str, directory: Path, rests: bool, backend: str) -> list[list
     dist.init_process_group(backend)
     rank = dist.get_rank()
     step = WORKLOADS[workload](rank, rests)
-    for number in range(3):
+    for number in range(4):
         step(number)
     dist.barrier()
     (directory / "torch").mkdir(exist_ok=True)
@@ -158,6 +272,7 @@ def main(workload: str, directory: Path, rests: bool, backend: str) -> list[list
             schedule=schedule(wait=0, warmup=0, active=STEPS, repeat=1),
             on_trace_ready=lambda done: done.export_chrome_trace(str(trace)),
             record_shapes=True,
+            experimental_config=_ExperimentalConfig(profile_all_threads=workload in ALL_THREADS),
         ) as theirs,
     ):
         for number in range(STEPS):

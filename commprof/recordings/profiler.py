@@ -34,6 +34,7 @@ from commprof.recordings.profiler_windows import (
     one_a_rank,
     overlap,
 )
+from commprof.recordings.profiler_words import form_of
 from commprof.text import counted, named_ranks, with_ranks
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import TORCH_PROFILER, Trace
@@ -63,6 +64,8 @@ _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
 _FEW: Final = 8
 #: First sequence number given to collectives that have no recorded number.
 _FIRST_SEQ: Final = 1 << 24
+#: Begins of the names of operations whose sizes may differ between ranks.
+_UNEVEN: Final = ("all_to_all", "gather", "scatter")
 #: Operations that need not be issued by all ranks of the group: point-to-point and unknown ones.
 _OF_FEW: Final = ("send", "recv", "recv_any_source", "other")
 #: Sequence numbers reserved for each window of a recording.
@@ -252,9 +255,10 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
     whose recording begins earlier gets the same numbers. If a rank's recording was joined from
     several files, the count starts anew in each file.
 
-    If ranks have different numbers of calls in the steps that all of them recorded, a record may be
-    missing anywhere: the count then starts anew in each step, and steps in which the numbers differ
-    match no call of other ranks. Without marked steps, no call of the group matches.
+    If ranks have different numbers of calls in the steps that all of them recorded, or calls of
+    other operations or sizes, a record may be missing anywhere: the count then starts anew in each
+    step, and steps in which the calls differ match no call of other ranks. Without marked steps, no
+    call of the group matches.
     """
     marked = [each.steps for each in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
@@ -286,15 +290,16 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
 def _numbers_by_step(
     by_rank: dict[int, RankRecording], names: set[str]
 ) -> dict[tuple[int, str], list[int]]:
-    """Returns the numbers of the calls by rank and group, for groups whose counts differ.
+    """Returns the numbers of the calls by rank and group, for groups whose calls differ.
 
-    Each step that all ranks recorded has a number for each of its calls. A step in which the counts
+    Each step that all ranks recorded has a number for each of its calls. A step in which the calls
     differ, or that some rank did not record, has other numbers for each rank, so that no call of
     the step matches those of other ranks.
     """
     common = set[int].intersection(*({*each.steps.number.tolist()} for each in by_rank.values()))
     marked = all(not each.steps.said for each in by_rank.values())
     places: dict[str, dict[int, list[int]]] = {}
+    kinds: dict[tuple[str, int], dict[int, list[tuple[str, int]]]] = {}
     for rank, each in by_rank.items():
         launch_ns = np.array([call.launch_ns for call in each.calls], np.int64)
         row = row_containing(each.steps.begin_ns, each.steps.end_ns, launch_ns).tolist()
@@ -302,19 +307,21 @@ def _numbers_by_step(
             if _joins(call) and _group(call) in names:
                 step = int(each.steps.number[at]) if marked and at >= 0 else -1
                 places.setdefault(_group(call), {}).setdefault(rank, []).append(step)
+                kinds.setdefault((_group(call), step), {}).setdefault(rank, []).append(_kind(call))
     numbers: dict[tuple[int, str], list[int]] = {}
     for name, steps_of in places.items():
         counts = {rank: Counter(steps) for rank, steps in steps_of.items()}
         kept = common if marked else {-1}
         totals = {sum(count[step] for step in kept) for count in counts.values()}
-        if len(totals) == 1:
+        unlike = {step for step in kept if not _alike([*kinds.get((name, step), {}).values()])}
+        if len(totals) == 1 and not unlike:
             continue
         most = {
             step: max(c[step] for c in counts.values()) for step in set().union(*counts.values())
         }
         first, at = dict[int, int](), _FIRST_SEQ
         differ = {step for step in most if any(c[step] < most[step] for c in counts.values())}
-        differ |= most.keys() - common
+        differ |= (most.keys() - common) | unlike
         for step in sorted(most):
             first[step], at = at, at + (1 + len(counts) * (step in differ)) * most[step]
         for place, (rank, steps) in enumerate(steps_of.items()):
@@ -324,6 +331,20 @@ def _numbers_by_step(
                 numbers.setdefault((rank, name), []).append(first[step] + shift + turn[step])
                 turn[step] += 1
     return numbers
+
+
+def _kind(call: Call) -> tuple[str, int]:
+    """Returns what is alike on all ranks of a collective: the operation, and its size or -1."""
+    is_even = not call.op.startswith(_UNEVEN) and call.dtype != ""
+    return form_of(call.op), max(call.bytes_in, call.bytes_out) if is_even else -1
+
+
+def _alike(of_ranks: Sequence[Sequence[tuple[str, int]]]) -> bool:
+    """True if the ranks' first calls agree as far as their sizes are known."""
+    for kinds in zip(*of_ranks, strict=False):
+        if len({op for op, _ in kinds}) > 1 or len({size for _, size in kinds} - {-1}) > 1:
+            return False
+    return True
 
 
 def _unnumbered(each: RankRecording) -> set[str]:
@@ -400,6 +421,12 @@ def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
         said.append(
             f"waiting and transfer cannot be separated in {counted(messages, 'kernel')} of send, "
             "recv or an unknown operation"
+        )
+    of_none = sum(not call.group_known for each in by_rank.values() for call in each.calls)
+    if of_none:
+        said.append(
+            f"the process group of {counted(of_none, 'call')} is not recorded, and not one of the "
+            "job's groups alone fits: waiting and transfer are not known"
         )
     if any(op.startswith("all_to_all") for op in ops):
         said.append(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.recordings.profiler_events import Event, ProfilerEvents
-from commprof.recordings.profiler_words import is_collective_range, operation
+from commprof.recordings.profiler_words import operation
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.schema import ELEMENT_BYTES, NO_SEQ
 
@@ -76,7 +76,8 @@ class Call:
     #: Numbers of c10d's ranges around the launch, or of the operator with its External id; that
     #: which names the operation comes first. Empty if there is none, and without a device.
     launched_in: tuple[int, ...] = ()
-    #: Begin and end of each kernel, if the collective has several.
+    #: Begin and end of each kernel, if the collective has several. On the host, begin and end with
+    #: what the backend's thread ran before it ended the range, if that is later than ``end_ns``.
     kernels: tuple[tuple[int, int], ...] = ()
     #: False if it is not known which process group the call belongs to.
     group_known: bool = True
@@ -105,10 +106,7 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[C
     )
     both = kernels + copies
     launched_ns, thread = launches(events, np.array([e.correlation for e in both], np.int64))
-    ranges = _RangesByThread(
-        [e for e in events.ranges if is_collective_range(e.name)]
-        + [_by_metadata(e) for e in events.issued]
-    )
+    ranges = _RangesByThread(events.backend_ranges + [_by_metadata(e) for e in events.issued])
     calls = [
         _device_call(kernel, at, by, *ranges.launching(kernel, by, at), world_size)
         for kernel, at, by in zip(both, launched_ns.tolist(), thread.tolist(), strict=True)

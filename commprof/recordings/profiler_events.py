@@ -16,7 +16,11 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from commprof.recordings.json_events import EventReader
-from commprof.recordings.profiler_words import is_collective_range
+from commprof.recordings.profiler_words import (
+    backend_of,
+    is_backend_of_torch,
+    is_collective_range,
+)
 from commprof.text import printable
 
 #: Largest valid times: of events, in µs, and of ``baseTimeNanoseconds``.
@@ -150,6 +154,20 @@ class ProfilerEvents:
         named = [self.about.get("backend"), *(group.get("backend_config") for group in groups)]
         text = ",".join(name.lower() for name in named if isinstance(name, str))
         return {pair.rpartition(":")[2] for pair in text.split(",") if pair}
+
+    @property
+    def backend_ranges(self) -> list[Event]:
+        """Ranges of collectives by backends of torch, or of the job.
+
+        Without those of other names, which may be the script's own, such as ``data:gather``.
+        """
+        backends = self.backends
+        return [
+            event
+            for event in self.ranges
+            if is_collective_range(event.name)
+            and (is_backend_of_torch(event.name) or backend_of(event.name) in backends)
+        ]
 
 
 #: Fields of ``ProfilerEvents`` that are columns; those of a device have correlation ids as tags.

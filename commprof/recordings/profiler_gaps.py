@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from commprof.recordings.profiler_events import COLUMNS_OF_DEVICE, ProfilerEvents
 from commprof.recordings.profiler_steps import FoundSteps
-from commprof.recordings.profiler_words import is_collective_range
 from commprof.text import counted
 from commprof.trace.lookup import row_containing
 from commprof.trace.stretches import Ints, Stretches, covered, stretches
@@ -66,7 +65,7 @@ def lost_kernels(events: ProfilerEvents, steps: FoundSteps) -> list[str]:
     thread = np.frombuffer(events.launching_thread, np.int64) if len(at) else at
     within = row_containing(steps.begin_ns, steps.end_ns, at) >= 0
     count = 0
-    of_c10d = [event for event in events.ranges if is_collective_range(event.name)] + events.issued
+    of_c10d = events.backend_ranges + events.issued
     for each in {event.thread for event in of_c10d}:
         mine = [event for event in of_c10d if event.thread == each]
         inside = stretches(

@@ -54,7 +54,7 @@ def _told(event: Event) -> str:
 
 def _nests(events: ProfilerEvents) -> Iterator[Sequence[Event]]:
     """Yields c10d's ranges and operators with all that lie within them, outermost first."""
-    of_c10d = [event for event in events.ranges if is_collective_range(event.name)] + events.issued
+    of_c10d = events.backend_ranges + events.issued
     nest: list[Event] = []
     for event in sorted(of_c10d, key=lambda e: (e.thread, e.begin_ns, -e.end_ns)):
         if nest and (event.thread != nest[0].thread or event.begin_ns >= nest[0].end_ns):

@@ -92,6 +92,7 @@ def host_calls(events: ProfilerEvents) -> HostCalls:
     issued = [_issued(event) for event in _operators(events)]
     ran, doubtful = _ranges(events, issued)
     around = _around(issued, ran)
+    whole, ran = ran, _without_callbacks(issued, ran, around)
     owner, in_doubt = _joined(issued, ran, around)
     joined = set(owner)
     parts: defaultdict[int, list[int]] = defaultdict(list)
@@ -105,24 +106,17 @@ def host_calls(events: ProfilerEvents) -> HostCalls:
         elif outer not in joined:
             parts[outer].append(place)
     untimed = _handed_over(issued, ran, around)
-    calls = [
-        _call(
-            issued[number],
-            [ran[place] for place in places],
-            is_certain=in_doubt.isdisjoint(places),
-            timed=backend_of(ran[places[0]].name) not in untimed,
-        )
-        for number, places in parts.items()
+    several = [
+        *((issued[number], places) for number, places in parts.items()),
+        *((_unissued(ran[place]), [place]) for place in alone),
     ]
-    calls += [
-        _call(
-            _unissued(ran[place]),
-            [ran[place]],
-            is_certain=True,
-            timed=backend_of(ran[place].name) not in untimed,
-        )
-        for place in alone
-    ]
+    calls = []
+    for operator, places in several:
+        call = _call(operator, [ran[place] for place in places], in_doubt.isdisjoint(places))
+        until_ns = max(whole[place].end_ns for place in places)
+        if until_ns > call.end_ns:
+            call = replace(call, kernels=((call.begin_ns, until_ns),))
+        calls.append(replace(call, timed=call.backend not in untimed))
     calls.sort(key=lambda call: (call.begin_ns, call.end_ns))
     return HostCalls(
         *(
@@ -137,7 +131,8 @@ def host_calls(events: ProfilerEvents) -> HostCalls:
 def host_backend(events: ProfilerEvents) -> str:
     """Returns the backend in the name of the host's first collective; empty if there is none."""
     names = (event.name for event in events.ranges if is_collective_range(event.name))
-    return backend_of(next(names, ""))
+    others = (event.name for event in events.backend_ranges)
+    return backend_of(next(others, "") or next(names, ""))
 
 
 def _operators(events: ProfilerEvents) -> list[Event]:
@@ -246,12 +241,13 @@ def _ranges(events: ProfilerEvents, issued: Sequence[_Issued]) -> tuple[list[Eve
     begins: defaultdict[int, list[int]] = defaultdict(list)
     for call in issued:
         begins[call.event.thread].append(call.event.begin_ns)
+    backends = events.backends
     ran: list[Event] = []
     doubtful: list[Event] = []
     for event in sorted(events.ranges, key=lambda event: (event.begin_ns, event.end_ns)):
         if not is_collective_range(event.name):
             continue
-        is_named = is_backend_of_torch(event.name) or backend_of(event.name) in events.backends
+        is_named = is_backend_of_torch(event.name) or backend_of(event.name) in backends
         turn = bisect_right(begins[event.thread], event.begin_ns)
         if not is_named and turn < bisect_right(begins[event.thread], event.end_ns):
             continue
@@ -273,6 +269,30 @@ def _around(issued: Sequence[_Issued], ran: Sequence[Event]) -> list[int]:
         of_thread = [n for n in running if issued[n].event.thread == transfer.thread]
         around[place] = next(reversed(of_thread or running), -1)
     return around
+
+
+def _without_callbacks(
+    issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
+) -> list[Event]:
+    """Returns the ranges up to the first operator that the backend's thread issues in them.
+
+    gloo's thread runs what was to follow a collective, such as the rest of PowerSGD's hook, before
+    it ends the collective's range. What it issues there, it issues after the transfer. Who waits
+    for the collective may wait for all of it, so exposed time counts to the range's end.
+    """
+    begins: defaultdict[int, list[int]] = defaultdict(list)
+    for call in issued:
+        begins[call.event.thread].append(call.event.begin_ns)
+    ended = []
+    for transfer, outer in zip(ran, around, strict=True):
+        of_thread = begins[transfer.thread]
+        turn = bisect_right(of_thread, transfer.begin_ns)
+        is_own = outer < 0 or issued[outer].event.thread != transfer.thread
+        if is_own and turn < len(of_thread):
+            end_ns = min(transfer.end_ns, of_thread[turn])
+            transfer = replace(transfer, end_ns=end_ns)
+        ended.append(transfer)
+    return ended
 
 
 def _is_part(transfer: Event, operator: Event) -> bool:
@@ -418,7 +438,7 @@ def _handed_over(
     return inside | {*OF_DEVICES}
 
 
-def _call(issued: _Issued, transfers: Sequence[Event], *, is_certain: bool, timed: bool) -> Call:
+def _call(issued: _Issued, transfers: Sequence[Event], is_certain: bool) -> Call:
     """Makes the call of one operator and its ranges; its group may still be unknown."""
     event, first = issued.event, transfers[0]
     call = described(event.name, {**first.arguments, **event.arguments}, 0)
@@ -431,7 +451,6 @@ def _call(issued: _Issued, transfers: Sequence[Event], *, is_certain: bool, time
         launch_thread=event.thread,
         begin_ns=begin_ns,
         end_ns=max(transfer.end_ns for transfer in transfers),
-        timed=timed,
         backend=backend_of(first.name),
         **_peer(issued),
     )

@@ -137,9 +137,9 @@ def working_or_python(
     idle = Stretches(busy.end_ns[:-1], busy.begin_ns[1:])
     pieces = within(idle, between(host.ran_ns))
     since, until = pieces.begin_ns, pieces.end_ns
-    order = np.argsort([call.end_ns for call in calls], kind="stable")
-    ends = np.array([call.end_ns for call in calls], dtype=np.int64)[order]
-    begins = np.array([call.begin_ns for call in calls], dtype=np.int64)[order]
+    # With what the backend's thread ran before it ended the range: others wait for this too.
+    times = [(call.begin_ns, until_ns) for call in calls for _, until_ns in call.times_ns[-1:]]
+    begins, ends = np.array(sorted(times, key=_end), dtype=np.int64).reshape(-1, 2).T
     following = np.searchsorted(ends, until, side="right")
     last = np.concatenate(([0], ends))[following]
     # Ended a little late: a collective that was in flight all the time.
@@ -206,6 +206,10 @@ def _innermost(begin_ns: Ints, end_ns: Ints, works: Mask) -> Stretches:
         working = outside(working, stretches(begin_ns[resting], end_ns[resting]))
         working = _union(working, Stretches(begin_ns[rows], end_ns[rows]))
     return working
+
+
+def _end(times: tuple[int, int]) -> int:
+    return times[1]
 
 
 def _union(some: Stretches, others: Stretches) -> Stretches:

@@ -276,7 +276,10 @@ def test_a_group_that_the_recording_does_not_tell_is_unknown(tmp_path: Path) -> 
     }
     assert world.late_rank is None
     assert world.parts.unsplit_ms == pytest.approx(world.parts.exposed_ms)
-    assert not any(read(path).traces[0].recorded.group)
+    recording = read(path)
+    assert recording.traces[0].recorded is not None
+    assert not recording.traces[0].recorded.group.any()
+    assert any("process group of 64 calls is not recorded" in text for text in recording.problems)
 
 
 @pytest.mark.parametrize(
@@ -421,3 +424,49 @@ def test_the_root_is_the_operators(tmp_path: Path, root: int) -> None:
     assert columns.collectives(found).peer.tolist() == [root] * 3
     assert found.recorded is not None
     assert found.recorded.root.all()
+
+
+def test_what_follows_a_collective_on_gloos_thread_is_not_its_transfer(tmp_path: Path) -> None:
+    """PowerSGD's hook goes on in gloo's thread, which ends the first range only afterwards."""
+    of_step = [
+        operator("c10d::allreduce_", 100, 110, **shapes([[1000]])),
+        span("gloo:all_reduce", 105, 490, GLOO, **READ),
+        operator("aten::mm", 205, 295, GLOO),
+        operator("c10d::allreduce_", 300, 310, GLOO, **shapes([[500]])),
+        span("gloo:all_reduce", 306, 480, GLOO_2, **shapes([500])),
+    ]
+    path = written(tmp_path / "job", [trace(steps(3, 1000, of_step))])
+    table = columns.collectives(read(path).traces[0])
+    assert (table.end_ns[:2] - table.issue_ns[:2]).tolist() == [200_000, 180_000]
+
+
+def test_steps_in_which_ranks_recorded_other_collectives_match_none(tmp_path: Path) -> None:
+    """torch.profiler leaves out what threads without it issue: here others on each rank."""
+
+    def events(rank: int) -> list[Event]:
+        of_ranks = []
+        for step in range(6):
+            missing = {2: 0, 3: 1}.get(step) if rank else {2: 1, 3: 0}.get(step)
+            of_step = [operator("aten::mm", 0, 50 + 40 * rank)]
+            for turn, elements in enumerate((1000, 500)):
+                begin = 100.0 + 200 * turn
+                if turn != missing:
+                    of_step += [
+                        operator("c10d::allreduce_", begin, begin + 10, **shapes([[elements]])),
+                        span("gloo:all_reduce", begin + 5, begin + 90, GLOO, **shapes([elements])),
+                    ]
+            of_step.append(operator("aten::mm", 600, 900))
+            marked = steps(1, 1000, of_step)
+            marked[0]["name"] = f"ProfilerStep#{step}"
+            of_ranks += [{**event, "ts": event["ts"] + 1000 * step} for event in marked]
+        return of_ranks
+
+    path = written(tmp_path / "job", [trace(events(rank), rank) for rank in (0, 1)])
+    result, _ = analyse_in_detail(path)
+    assert not result.incidents
+    by_rank = [columns.collectives(read(path).traces[rank]).seq.tolist() for rank in (0, 1)]
+    assert [len(seqs) for seqs in by_rank] == [10, 10]
+    # Two calls in each of steps 0, 1, 4 and 5; in steps 2 and 3 each rank recorded another one.
+    assert len(set(by_rank[0]) & set(by_rank[1])) == 8
+    assert by_rank[0][:4] == by_rank[1][:4]
+    assert by_rank[0][6:] == by_rank[1][6:]
