@@ -17,16 +17,16 @@ def replicas_remarks(context: Mapping[str, Any]) -> list[str]:
     lives: Sequence[Mapping[str, Any]] = context.get("replicas") or ()
     if not lives:
         return []
-    last = [life for life in lives if life["ranks"]]
+    told = [life for life in lives if life["ranks"]]
     which = listed(
         [
             f"{named_ranks(each['ranks'])} {'is' if len(each['ranks']) == 1 else 'are'} "
             f"replica {_name(each)} ({each['directory']})"
-            for each in last
+            for each in told
         ]
     )
-    found = [f"{counted(len(last), 'replica')} trained together: {which}."]
-    for each in last:
+    found = [f"{counted(len(told), 'replica')} trained together: {which}."]
+    for each in told:
         own = [life for life in lives if life["replica"] == each["replica"]]
         if len(own) > 1:
             found.append(_lived(own))
@@ -43,7 +43,7 @@ def times_started(context: Mapping[str, Any]) -> str:
     ]
     if not again:
         return ""
-    return f"Started again: {listed(again)}. Figures are of the steps that all last lives share."
+    return f"Started again: {listed(again)}. All figures are of one life of each."
 
 
 def _lived(lives: Sequence[Mapping[str, Any]]) -> str:
@@ -55,7 +55,7 @@ def _lived(lives: Sequence[Mapping[str, Any]]) -> str:
     ]
     return (
         f"Replica {_name(lives[-1])} was started {len(lives)} times: {listed(parts)}. All figures "
-        "are of the steps that the last lives of all replicas have in common."
+        "are of its last life in which it communicated with other replicas."
     )
 
 

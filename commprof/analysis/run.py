@@ -18,6 +18,7 @@ from commprof.analysis.step.cores import with_all_cpus
 from commprof.analysis.step.detail import WorldDetail, world_detail
 from commprof.analysis.world import WorldResult, world_result
 from commprof.text import listed
+from commprof.trace.run.endings import why_not_recorded
 from commprof.trace.run.run_directory import WorldRun, other_jobs, read_context, read_world
 
 _MARK_STEPS = "Call commprof.step() at the end of each training iteration to see step times"
@@ -60,12 +61,12 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
         world = None if seen is None else world_result(run, seen)
         without = _stepless(run, seen)
         stepless += [without] if without is not None else []
-        if seen is not None and world is not None and not _without_figures(world):
+        if seen is not None and world is not None and not _without_figures(world, run):
             worlds.append(world)
             detail = world_detail(run, seen)
             details.append(_supported(detail, world))
         reason = context["errors"].get(str(world_size)) or (
-            _without_figures(world) if summary is None else ""
+            _without_figures(world, run) if summary is None else ""
         )
         if reason and without is not None:
             reason = f"{reason.rstrip('.')}. {_MARK_STEPS}"
@@ -114,10 +115,16 @@ def _stepless(run: WorldRun, seen: MeasuredWorld | None) -> SteplessCollectives 
     return stepless_collectives(run.world_size, *found)
 
 
-def _without_figures(world: WorldResult | None) -> str:
+def _without_figures(world: WorldResult | None, run: WorldRun) -> str:
     """Returns the reason why a world size without an error has no figures; empty if it has some."""
     if world is None:
-        return "did not run to its end"
+        ended = run.endings is not None and all(
+            attempt.ended and not attempt.exit_codes for attempt in run.endings.attempts[-1:]
+        )
+        recorded_nothing = "ran to its end, but no rank left a trace"
+        return why_not_recorded(run.directory) or (
+            recorded_nothing if ended else "did not run to its end"
+        )
     if world.measured_steps == 0:
         return "no step was recorded by all ranks"
     # Only damaged traces have steps of length 0, of which no fractions can be computed.
@@ -126,7 +133,7 @@ def _without_figures(world: WorldResult | None) -> str:
 
 def _with_problems(reason: str, run: WorldRun, world: WorldResult | None) -> str:
     """Returns the reason, with the problems of the run if the world size has no figures."""
-    if not _without_figures(world):
+    if not _without_figures(world, run):
         return reason
     return ". ".join([reason.rstrip("."), *run.problems])
 

@@ -7,6 +7,7 @@ observes buckets without a hook.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import sys
@@ -14,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
@@ -337,7 +339,27 @@ def attach(
     check_kernels()
     attachment = held.attachment if failed else Attachment(ddp)
     attachment.set_hook(hook, state)
+    if hook is None:
+        _say_if_unrecorded()
     return attachment
+
+
+@functools.cache
+def _say_if_unrecorded() -> None:
+    """Makes rank 0 say at the end of the process that nothing recorded what it attached to."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+
+    def at_end() -> None:
+        from commprof.capture.profiler import recorded_anything  # it imports this module's users
+
+        if rank == 0 and not recorded_anything():
+            print(
+                "commprof: nothing is recorded: attach() alone starts no capture; put the loop "
+                "into `with commprof.profile(DIRECTORY)`, or start the script with commprof run",
+                file=sys.stderr,
+            )
+
+    atexit.register(at_end)
 
 
 def _observed(ddp: DistributedDataParallel) -> Any:

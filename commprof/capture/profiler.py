@@ -13,13 +13,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import torch.distributed as dist
+
 from commprof import _native, invocation
 from commprof.capture.auto_phases import FSDP2, AutoPhases
 from commprof.capture.cross_check_sources import CrossCheckSources
 from commprof.capture.device_telemetry import DeviceTelemetry
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.gradient_norms import GradientNorms
-from commprof.capture.job.direct_groups import DirectGroups
+from commprof.capture.job.direct_groups import DirectGroups, say_if_without_group
 from commprof.capture.job.job_directory import (
     beside_other_replicas,
     claim,
@@ -114,6 +116,8 @@ class Profiler:
         self._path: Path | None = None
         self._ring_prefix = ""
         self._running = False
+        #: True if the process had a default group when capture started.
+        self._had_group = False
         self._listeners: list[Listener] = []
         #: True if rank 0 prints a line at the end of the capture.
         self.says_end = False
@@ -174,6 +178,8 @@ class Profiler:
         self._running = True
         self._ring_prefix = prefix
         own_rings(prefix, path, session, metadata)
+        global _any_started
+        _any_started = True
         _started.append(self)
         self._recorder.set_stacks(self._stacks)
         self._recorder.install_observer()
@@ -185,6 +191,7 @@ class Profiler:
         self._auto_phases.install()
         self._gradient_norms.install(path.with_suffix(".gradients"))
         self._trained.install(path)
+        self._had_group = dist.is_available() and dist.is_initialized()
         self._step = 0
         self._clock = clock
         self._clock.start()
@@ -251,7 +258,10 @@ class Profiler:
         if self._ring_prefix:
             with suppress(OSError):
                 owner_path(self._ring_prefix).unlink(missing_ok=True)
-        if self.says_end and self._path is not None and self._path.name == trace_name(0):
+        first = self._path is not None and self._path.name == trace_name(0)
+        if first and self._path and not self.of_whole_job and not self._had_group:
+            say_if_without_group(self._path)
+        if self.says_end and first and self._path is not None:
             directory = invocation.quoted(self._path.parent)
             with suppress(OSError, ValueError):  # stderr is closed
                 print(
@@ -371,9 +381,16 @@ class Profiler:
 
 #: The capture that runs, if any: at most one. Empty in a forked child.
 _started: list[Profiler] = []
+#: True once a capture has started in this process.
+_any_started = False
 #: True if the metadata written by this process names an exception.
 _ending_noted = False
 os.register_at_fork(after_in_child=_started.clear)
+
+
+def recorded_anything() -> bool:
+    """True if a capture has started in this process."""
+    return _any_started
 
 
 def active() -> Profiler | None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: Copied from ``commprof.variables``, which this file does not import.
 OUT_VARIABLE = "COMMPROF_OUT"
 CPUS_VARIABLE = "COMMPROF_CPUS"
+#: Copied from ``commprof.trace.run.endings``.
+NOT_RECORDED_FILE = "not_recorded.txt"
 _TARGET = "torch.distributed.distributed_c10d"
 _HERE = os.path.dirname(os.path.abspath(__file__))
 #: The folder that contains the package.
@@ -106,10 +108,6 @@ class _Seen:
     problem = ""
 
 
-#: Name of the file with the reason, in the directory of the traces.
-NOT_RECORDED = "not_recorded.txt"
-
-
 def _speaks(directory: str, always: bool, begin_s: float) -> bool:
     """True if this process is the one that says that nothing was recorded."""
     if not (always or "RANK" in os.environ or _trained()):
@@ -164,7 +162,7 @@ def _say_why(directory: str) -> None:
     try:
         print(f"commprof: nothing is recorded{why}", file=sys.stderr)
         os.makedirs(directory, exist_ok=True)
-        with open(os.path.join(directory, NOT_RECORDED), "w") as file:
+        with open(os.path.join(directory, NOT_RECORDED_FILE), "w") as file:
             file.write(f"nothing is recorded{why}\n")
     except (OSError, ValueError):
         return  # stderr is closed, or the directory cannot be written to

@@ -9,16 +9,23 @@ from __future__ import annotations
 import functools
 import secrets
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from commprof import _native
 from commprof.capture.patches.replaced import Patches
+from commprof.errors import CommprofError
+from commprof.trace.blocks import read_blocks
+from commprof.trace.schema import BlockType
 
 _KEY = "commprof/group"
 _TOKEN_BYTES = 8
 _REGISTER = "_register_backend"
+#: Size of a trace from which it is not read again to see if a group was used.
+_MOST_LOOKED_THROUGH_BYTES = 64 << 20
 
 
 class DirectGroups:
@@ -72,3 +79,22 @@ def _made_by_c10d() -> bool:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
+
+
+def say_if_without_group(path: Path) -> None:
+    """Says that nothing was communicated, if this process's closed trace has no process group.
+
+    Nothing is said of a capture in Python, which sees no groups, and of a large trace.
+    """
+    if _native.native is None or dist.is_initialized():
+        return
+    with suppress(OSError, ValueError, CommprofError):  # ValueError: stderr is closed
+        if path.stat().st_size > _MOST_LOOKED_THROUGH_BYTES:
+            return
+        blocks = read_blocks(path, path.read_bytes()).blocks
+        if not any(block.type == BlockType.GROUP for block in blocks):
+            print(
+                "commprof: no collective is recorded, because this process never called "
+                "init_process_group, nor made another process group",
+                file=sys.stderr,
+            )

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from commprof.capture.job.metadata import elastic_run_id, rank_and_world_size
+from commprof.capture.job.metadata import elastic_run_id, rank_and_world_size, replica_label
 from commprof.errors import CommprofError
 from commprof.trace.reader import read_first_metadata, read_trace
 from commprof.trace.ring import remove_orphans, write_owner
@@ -172,10 +172,13 @@ def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
     """
     found = [name for name in names if (directory / name / f"rank_{rank}.trace").exists()]
     own = []
-    for name in found:
+    for name in tuple(found):
         with suppress(CommprofError, OSError):
             metadata = read_first_metadata(directory / name / f"rank_{rank}.trace")
-            own += [name] * (metadata.get("elastic_run_id") == elastic_run_id())
+            if state_of(metadata) in (State.RUNS, State.STOPPED):
+                found.remove(name)  # of another replica of the job, whose attempt has not ended
+            elif metadata.get("replica", "") == replica_label():
+                own += [name] * (metadata.get("elastic_run_id") == elastic_run_id())
     return (own or found)[-1:]
 
 

@@ -72,6 +72,11 @@ def elastic_run_id() -> str:
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
 
 
+def replica_label() -> str:
+    """Returns torchft's name of the replica group that this process belongs to; empty if none."""
+    return os.environ.get("REPLICA_GROUP_ID", "")
+
+
 def clock_identity() -> list[str]:
     """Returns boot id and time namespace; processes in which both are equal share CLOCK_MONOTONIC.
 
@@ -148,7 +153,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "hooks": [],
         "dtypes": [] if native is None else list(native.DTYPES),
         "elastic_run_id": elastic_run_id(),
-        "replica": os.environ.get("REPLICA_GROUP_ID", ""),
+        "replica": replica_label(),
     }
     _refuse_own_keys(own, extra)
     return {**extra, **own}

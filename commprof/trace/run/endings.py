@@ -69,6 +69,18 @@ def restart_count() -> int:
     return int(text)
 
 
+#: File in which a process that recorded nothing says why.
+NOT_RECORDED_FILE = "not_recorded.txt"
+
+
+def why_not_recorded(directory: Path) -> str:
+    """Returns what a process said that recorded nothing into a directory; empty if none said so."""
+    try:
+        return (directory / NOT_RECORDED_FILE).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 ENDINGS_FILE = "endings.json"
 _SCHEMA_VERSION = 1
 

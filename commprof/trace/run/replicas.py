@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from commprof.trace import columns
 from commprof.trace.documents import Group
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace, read_trace
-from commprof.trace.run.endings import last_attempt, rank_problems
+from commprof.trace.run.endings import attempt_paths, rank_problems
 from commprof.trace.schema import Kind
 from commprof.units import ns_to_s
 
@@ -56,18 +57,16 @@ class Life:
 
 @dataclass(frozen=True)
 class Replicas:
-    """All lives of a job's replicas, and the world that the last lives make."""
+    """All lives of a job's replicas, and the world that one life of each makes.
+
+    That is the replica's last life in which it communicated with another replica.
+    """
 
     #: By replica, then in order of time.
     lives: tuple[Life, ...]
-    #: Traces of each replica's last life by rank in the world. Rank, world size, groups and the
-    #: numbers of steps are those of the world.
+    #: Traces of these lives by rank in the world. Rank, world size, groups and the numbers of steps
+    #: are those of the world.
     traces: dict[int, Trace]
-
-    @property
-    def last_lives(self) -> list[Life]:
-        """The last life of each replica."""
-        return list({life.replica: life for life in self.lives}.values())
 
 
 def replicas_of(run: Path) -> Replicas | None:
@@ -77,40 +76,66 @@ def replicas_of(run: Path) -> Replicas | None:
         OSError: a directory cannot be read.
     """
     directories = [run, *sorted(run.glob("job_*"), key=lambda job: (len(job.name), job.name))]
-    paths = [path for place in directories for path in last_attempt(place).values()]
-    if len({path.parent for path in paths}) < 2:
+    found = [
+        (path, attempt)
+        for place in directories
+        for attempt, paths in attempt_paths(place).items()
+        for path in paths.values()
+    ]
+    if len({path.parent for path, _ in found}) < 2:
         return None
-    stamps = tuple((path, (stat := os.stat(path)).st_mtime_ns, stat.st_size) for path in paths)
-    return _read_once(os.path.abspath(run), stamps)
+    stamps = [(stat.st_mtime_ns, stat.st_size) for stat in (os.stat(path) for path, _ in found)]
+    return _read_once(os.path.abspath(run), tuple(found), tuple(stamps))
 
 
 @functools.lru_cache(maxsize=1)
-def _read_once(_run: str, stamps: tuple[tuple[Path, int, int], ...]) -> Replicas | None:
-    """Reads and joins replicas, and caches them; the arguments' times and sizes are only keys."""
-    jobs: dict[Path, dict[int, Trace]] = {}
-    for path, _, _ in stamps:
+def _read_once(
+    _run: str, found: tuple[tuple[Path, int], ...], _stamps: tuple[tuple[int, int], ...]
+) -> Replicas | None:
+    """Reads and joins replicas, and caches them; ``_stamps``, times and sizes, are only a key."""
+    starts: dict[_Start, dict[int, Trace]] = {}
+    for path, attempt in found:
         with suppress(TraceError, OSError):  # the report of that job alone says why
             trace = read_trace(path)
-            jobs.setdefault(path.parent, {})[trace.rank] = trace
-    chains = _chains(_together(jobs))
-    if len(chains) < 2 and not any(len(chain) > 1 for chain in chains):
+            starts.setdefault((path.parent, attempt), {})[trace.rank] = trace
+    lives = _together(starts)
+    if len({life.directory for life in lives}) < 2:
         return None
-    lives = tuple(
+    chains = _chains(lives)
+    numbered = [
         replace(life, replica=number) for number, chain in enumerate(chains) for life in chain
-    )
-    return Replicas(lives, _world([chain[-1] for chain in chains]))
+    ]
+    return Replicas(tuple(numbered), _world([_told_life(chain, lives) for chain in chains]))
 
 
-def _together(jobs: dict[Path, dict[int, Trace]]) -> list[Life]:
-    """Returns the job of the first directory and all that it trained with, also by others."""
+def _told_life(chain: Sequence[Life], lives: Sequence[Life]) -> Life:
+    """Returns a replica's last life that communicated with another replica; else its last life."""
+    others = {key for life in lives if life not in chain for key in _calls(life)}
+    return next((life for life in reversed(chain) if _calls(life) & others), chain[-1])
+
+
+def _calls(life: Life) -> set[tuple[str, int]]:
+    return {key for trace in life.traces.values() for key in _steps_of_calls(trace)}
+
+
+#: Directory of traces, and number of the attempt.
+_Start: TypeAlias = "tuple[Path, int]"
+
+
+def _together(starts: dict[_Start, dict[int, Trace]]) -> list[Life]:
+    """Returns the starts of the first directory, and all that they trained with, also by others."""
     tokens = {
-        place: {g.token for trace in traces.values() for g in trace.groups.values() if g.token}
-        for place, traces in jobs.items()
+        start: {g.token for trace in traces.values() for g in trace.groups.values() if g.token}
+        for start, traces in starts.items()
     }
-    joined = list(jobs)[:1]
-    for place in joined:  # grows
-        joined += [other for other in jobs if other not in joined and tokens[other] & tokens[place]]
-    return [_life(place, jobs[place]) for place in joined]
+    joined = list(starts)[:1]
+    for start in joined:  # grows
+        joined += [
+            other
+            for other in starts
+            if other not in joined and (other[0] == start[0] or tokens[other] & tokens[start])
+        ]
+    return [_life(start[0], starts[start]) for start in joined]
 
 
 def _life(place: Path, traces: dict[int, Trace]) -> Life:

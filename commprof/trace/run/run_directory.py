@@ -25,6 +25,7 @@ from commprof.trace.run.endings import (
     launcher_problem,
     rank_problems,
     read_endings,
+    why_not_recorded,
 )
 from commprof.trace.run.replicas import Replicas, replicas_of
 
@@ -295,6 +296,8 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
     if not paths:
         os.listdir(run)  # raises OSError without permission
         _refuse_for_another_command(run)
+        if why := why_not_recorded(run):
+            raise CommprofError(f"{quoted(run)} holds no trace: {why}")
         raise CommprofError(
             f"{quoted(run)} holds neither {RUN_FILE} nor rank_N.trace nor traces of "
             f"torch.profiler; {_GIVE}"
@@ -332,7 +335,7 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
 def _lives(run: Path, replicas: Replicas) -> list[dict[str, Any]]:
     """Describes each life of each replica, for reports and their JSON; times count from the first.
 
-    ``ranks``: ranks of the world that the life has; empty for a life that another one followed.
+    ``ranks``: ranks of the world that the life has; empty for a life of which no figure is.
     """
     begin_s = min(life.begin_s for life in replicas.lives)
     by_path = {trace.path: rank for rank, trace in replicas.traces.items()}
