@@ -79,7 +79,7 @@ function drawSteps() {
   if (!picture) return;
   const ranks = element("div");
   const all = data.worlds.map((each) => [worldText(each), each.mean]);
-  const onGpu = all.some(([, row]) => row.idle !== null);
+  const onGpu = all.some(([, row]) => row.unphased_compute !== null);
   const left = onGpu ? ["other"] : OF_OTHER;
   const shown = PARTS.filter(([name]) => !left.includes(name));
   picture.append(
