@@ -18,6 +18,7 @@ import numpy as np
 from commprof.recordings.json_events import EventReader
 from commprof.recordings.profiler_words import (
     backend_of,
+    has_certain_word,
     is_backend_of_torch,
     is_collective_range,
 )
@@ -159,14 +160,19 @@ class ProfilerEvents:
     def backend_ranges(self) -> list[Event]:
         """Ranges of collectives by backends of torch, or of the job.
 
-        Without those of other names, which may be the script's own, such as ``data:gather``.
+        Without those of other names, which may be the script's own, such as ``data:gather``. If the
+        recording does not name the job's backends, words that only a collective has are enough.
         """
         backends = self.backends
         return [
             event
             for event in self.ranges
             if is_collective_range(event.name)
-            and (is_backend_of_torch(event.name) or backend_of(event.name) in backends)
+            and (
+                is_backend_of_torch(event.name)
+                or backend_of(event.name) in backends
+                or (not backends and has_certain_word(event.name))
+            )
         ]
 
 

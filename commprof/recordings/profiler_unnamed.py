@@ -13,12 +13,7 @@ import numpy as np
 
 from commprof.recordings.profiler_calls import launches
 from commprof.recordings.profiler_events import Event, Intervals, ProfilerEvents
-from commprof.recordings.profiler_words import (
-    backend_of,
-    has_certain_word,
-    is_backend_of_torch,
-    is_collective_range,
-)
+from commprof.recordings.profiler_words import is_backend_of_torch
 from commprof.trace.lookup import row_containing
 from commprof.trace.stretches import stretches
 
@@ -28,13 +23,7 @@ def with_unnamed_communication(events: ProfilerEvents) -> ProfilerEvents:
 
     The same events if there are no such kernels, or kernels of communication are known by name.
     """
-    ranges = [
-        event
-        for event in events.ranges
-        if is_collective_range(event.name)
-        and not is_backend_of_torch(event.name)
-        and (has_certain_word(event.name) or backend_of(event.name) in events.backends)
-    ]
+    ranges = [event for event in events.backend_ranges if not is_backend_of_torch(event.name)]
     kernels = events.kernels
     if not ranges or events.communication or not len(kernels):
         return events

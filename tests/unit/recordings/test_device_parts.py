@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,7 @@ def test_copies_are_copies_whatever_they_are_recorded_as(
     assert parts.idle_ms == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize(
     ("runtime", "launch", "backend"),
     [
@@ -132,7 +134,7 @@ def test_copies_are_copies_whatever_they_are_recorded_as(
     ],
 )
 def test_devices_of_all_kinds_have_these_parts(
-    tmp_path: Path, runtime: str, launch: str, backend: str
+    tmp_path: Path, runtime: str, launch: str, backend: str, named: bool
 ) -> None:
     """Kernels of a backend outside of torch are known by the range that launched them."""
     name = "ncclDevKernel_AllReduce(x)" if backend == "nccl" else "oneccl_allreduce(x)"
@@ -153,13 +155,31 @@ def test_devices_of_all_kinds_have_these_parts(
             kernel("gemm", at + 100, at + 500, correlation=number),
             kernel(name, at + 400, at + 700, 20, correlation=number + 1),
         ]
-    (tmp_path / "rank0.json").write_text(document(events, 0))
+    whole = json.loads(document(events, 0))
+    whole["distributedInfo"]["backend"] = backend if named else ""
+    (tmp_path / "rank0.json").write_text(json.dumps(whole))
     world = analyse_in_detail(tmp_path / "rank0.json")[0].worlds[0]
     (row,) = world.collectives
     assert (row.op, row.calls, row.size_bytes) == ("all_reduce", 3, (4000, 4000))
     assert world.parts.unphased_compute_ms == pytest.approx(0.4)
     assert world.parts.exposed_ms == pytest.approx(0.2)
     assert world.parts.idle_ms == pytest.approx(0.4)
+
+
+def test_a_script_s_own_range_makes_its_kernels_no_communication(tmp_path: Path) -> None:
+    events = []
+    for step in range(3):
+        at = 5e9 + 1000 * step
+        events += [
+            annotation(f"ProfilerStep#{step}", at, at + 1000),
+            annotation("moe:all_to_all", at + 1, at + 9),
+            *launched("gemm", at + 100, at + 500, at + 5, step),
+            annotation("nccl:all_to_all", at + 20, at + 30),
+        ]
+    (tmp_path / "rank0.json").write_text(document(events, 0))
+    parts = analyse_in_detail(tmp_path / "rank0.json")[0].worlds[0].parts
+    assert parts.unphased_compute_ms == pytest.approx(0.4)
+    assert math.isnan(parts.exposed_ms)
 
 
 def rows_of(path: Path, table: str, capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
