@@ -4,26 +4,9 @@
 
 namespace commprof {
 
-namespace {
-
-// Calls that are measured at a thread's begin, and after one that took long.
-constexpr uint32_t kMeasuredCalls = 16;
-
-thread_local uint32_t measured_left = kMeasuredCalls;
-
-} // namespace
-
-ThreadWaits& ThreadWaits::here() noexcept {
-  static thread_local ThreadWaits waits;
-  return waits;
-}
-
-BlockedCall::BlockedCall(bool expected) noexcept
-    : measures_(expected || measured_left > 0) {
-  if (!measures_) {
-    return;
-  }
-  measured_left -= std::min(measured_left, 1u);
+void BlockedCall::measure() noexcept {
+  uint32_t& left = measuredLeft();
+  left -= std::min(left, 1u);
   const ThreadWaits& waits = ThreadWaits::here();
   waits_ = waits.ended;
   measures_ = waits.open == 0; // else the time is part of that wait
@@ -35,7 +18,7 @@ BlockedCall::BlockedCall(bool expected) noexcept
 
 uint64_t BlockedCall::blockedOf(uint64_t wall_ns) const noexcept {
   if (!measures_) {
-    measured_left = kMeasuredCalls;
+    measuredLeft() = kMeasuredCalls;
     return 0;
   }
   const uint64_t cpu_ns = threadCpuNs() - cpu_ns_;
@@ -43,7 +26,7 @@ uint64_t BlockedCall::blockedOf(uint64_t wall_ns) const noexcept {
       ThreadWaits::here().ended != waits_) {
     return 0;
   }
-  measured_left = kMeasuredCalls;
+  measuredLeft() = kMeasuredCalls;
   return wall_ns - cpu_ns;
 }
 

@@ -26,14 +26,21 @@ inline constexpr uint64_t kLongCallNs = 50'000;
 struct ThreadWaits {
   uint32_t open = 0; // waits that this thread is in
   uint64_t ended = 0;
-  static ThreadWaits& here() noexcept;
+  static ThreadWaits& here() noexcept {
+    static thread_local constinit ThreadWaits waits;
+    return waits;
+  }
 };
 
 // Placed before a call; returns afterwards for how long it was blocked.
 class BlockedCall {
  public:
   // `expected`: the call probably waits.
-  explicit BlockedCall(bool expected) noexcept;
+  explicit BlockedCall(bool expected) noexcept {
+    if (expected || measuredLeft() > 0) {
+      measure();
+    }
+  }
 
   // Returns for how many ns the thread was blocked since `begin_ns`; 0 if it
   // was not, if that is not known, or if a wait inside the call was recorded.
@@ -44,9 +51,17 @@ class BlockedCall {
   }
 
  private:
+  // Calls that are measured at a thread's begin, and after one that took long.
+  static constexpr uint32_t kMeasuredCalls = 16;
+  // How many of this thread's next calls are measured.
+  static uint32_t& measuredLeft() noexcept {
+    static thread_local constinit uint32_t left = kMeasuredCalls;
+    return left;
+  }
+  void measure() noexcept;
   uint64_t blockedOf(uint64_t wall_ns) const noexcept;
 
-  bool measures_;
+  bool measures_ = false;
   uint64_t waits_ = 0;
   uint64_t blocks_ = 0;
   uint64_t cpu_ns_ = 0;

@@ -23,7 +23,7 @@ def attach_every_model(compressor: str) -> None:
 
     If the script registers a hook later, the hook replaces the compressor in that model, and
     commprof reports this on stderr. A model that cannot have the compressor trains without it, on
-    all ranks, and rank 0 says why: what the model's ranks cannot do together fails on all of them.
+    all its ranks, and the first of them says why: attaching fails on all ranks or on none.
 
     Args:
         compressor: text that ``commprof.compressors.parse`` accepts.
@@ -40,7 +40,7 @@ def attach_every_model(compressor: str) -> None:
         try:
             attach(self, parse(compressor))
         except Exception as error:
-            if dist.get_rank() == 0:
+            if self.process_group.rank() == 0:
                 what = (str(error).splitlines() or [type(error).__name__])[0]
                 print(
                     f"commprof: a model trains without the compressor {compressor}: {what}",

@@ -3,7 +3,9 @@
 ``work.get_future().wait()`` and ``torch.futures.wait_all``: the native module times a Work's
 ``wait``, but the future inside is torch's own, which C++ cannot distinguish from other futures. So
 the Work's Python methods tell which futures are a collective's, and the futures' Python methods
-report the waits. Their results and exceptions stay the same.
+report the waits. Their results and exceptions stay the same. A rank that has left the loop of
+``ddp.join()`` early takes part in the other ranks' all-reduces, and waits for futures that DDP's
+reducer made; so the reducer's method tells which they are.
 
 ``stream.wait_event`` and ``stream.wait_stream``: the native module times the wait if a ``Work``
 makes a device's stream wait. FSDP2 issues its collectives on streams of its own, records an event
@@ -46,6 +48,7 @@ from commprof.capture.recorder import recorder
 _Future = torch._C.Future
 _COLLECT = "_collect_all"
 _FINALIZE = "finalize_backward"
+_RUN_HOOK = "_run_comm_hook"
 
 
 class FutureWaits:
@@ -66,6 +69,9 @@ class FutureWaits:
                 self._patches.replace(dist.Work, name, _known_future(original, native.note_future))
         self._patches.replace(_Future, "wait", _timed_future_wait(_Future.wait, native.wait_future))
         self._patches.replace(_Future, "then", _followed(_Future.then, native.follow_futures))
+        run_hook = getattr(dist.Reducer, _RUN_HOOK, None)
+        if run_hook is not None:
+            self._patches.replace(dist.Reducer, _RUN_HOOK, _known_hook(run_hook, native))
         collect = getattr(torch._C, _COLLECT, None)  # private to torch: it may be removed
         if collect is not None:
             self._patches.replace(torch._C, _COLLECT, _gathered(collect, native.follow_futures))
@@ -137,6 +143,18 @@ class ManualFinalization:
     def remove(self) -> None:
         """Restores the replaced method."""
         self._patches.remove()
+
+
+def _known_hook(original: Callable[..., Any], native: Any) -> Any:
+    @wraps(original)
+    def run_hook(reducer: Any, bucket: Any) -> Any:
+        before = native.last_issued()
+        future = original(reducer, bucket)
+        if native.last_issued() != before and isinstance(future, _Future):
+            native.note_last_issued(future)
+        return future
+
+    return run_hook
 
 
 def _timed_finalisation(original: Callable[..., Any], marks: Any) -> Any:

@@ -378,7 +378,8 @@ def try_every_model(candidates: str, profiler: Profiler) -> None:
         original(self, *args, **kwargs)
         try:
             trial.add(attach(self))
-        except CommprofError as error:
-            print(f"commprof: a model takes no part in the trial: {error}", file=sys.stderr)
+        except Exception as error:  # training goes on
+            what = (str(error).splitlines() or [type(error).__name__])[0]
+            print(f"commprof: a model takes no part in the trial: {what}", file=sys.stderr)
 
     DistributedDataParallel.__init__ = made

@@ -126,6 +126,21 @@ void bindFutures(py::module_& m) {
       py::arg("work"),
       py::arg("future"));
   m.def(
+      "last_issued",
+      [] { return lastIssued().op_id; },
+      "Returns the id of the operation that this thread issued last; 0 if "
+      "there is none.");
+  m.def(
+      "note_last_issued",
+      [](const PythonFuture& future) {
+        if (future->fut && Recorder::instance().enabled()) {
+          noteFuture(future->fut, lastIssued());
+        }
+      },
+      "Makes waits for `future` count as waits for the operation that this "
+      "thread issued last.",
+      py::arg("future"));
+  m.def(
       "wait_future",
       [](const PythonFuture& future) {
         const py::gil_scoped_release release;

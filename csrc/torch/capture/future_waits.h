@@ -28,12 +28,11 @@ class WaitTimer {
   // `is_end`: no other record tells when the operation was complete.
   WaitTimer(uint64_t op_id, Op op, bool is_end = false) noexcept
       : op_id_(op_id), op_(op), is_end_(is_end) {
-    ++ThreadWaits::here().open;
+    ++waits_.open;
   }
   ~WaitTimer() {
-    ThreadWaits& waits = ThreadWaits::here();
-    --waits.open;
-    ++waits.ended;
+    --waits_.open;
+    ++waits_.ended;
     const uint64_t end_ns = end_ns_ != 0 ? end_ns_ : nowNs();
     Recorder& recorder = Recorder::instance();
     if (!recorder.enabled() || (end_ns - begin_ns_ < kBlockedNs && !is_end_)) {
@@ -57,6 +56,7 @@ class WaitTimer {
   WaitTimer& operator=(const WaitTimer&) = delete;
 
  private:
+  ThreadWaits& waits_ = ThreadWaits::here();
   const uint64_t begin_ns_ = nowNs();
   uint64_t end_ns_ = 0;
   const uint64_t op_id_;
@@ -68,6 +68,12 @@ struct AwaitedOp {
   uint64_t op_id;
   Op op;
 };
+
+// The operation that the calling thread issued last; op_id 0: none.
+inline AwaitedOp& lastIssued() noexcept {
+  static thread_local constinit AwaitedOp last{0, Op::kOther};
+  return last;
+}
 
 // Makes waits for `future` count as waits for `op` until the future is
 // complete. Up to 4096 futures at a time are known; more are ignored.

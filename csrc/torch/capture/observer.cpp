@@ -14,6 +14,7 @@
 #include "torch/capture/completion.h"
 #include "torch/capture/ddp/finalize.h"
 #include "torch/capture/ddp/observed_buckets.h"
+#include "torch/capture/future_waits.h"
 #include "torch/capture/op_plan.h"
 #include "torch/capture/process_groups.h"
 #include "torch/capture/stacks.h"
@@ -109,6 +110,7 @@ class Interposer final : public c10::OperatorKernel {
     BlockedCall call_time(c10d::debug_level() == c10d::DebugLevel::Detail);
     issue.timestamp_ns = nowNs();
     recorder.push(issue);
+    lastIssued() = {issue.op_id, issue.op};
     if (stacksEnabled()) {
       recordStack(issue);
     }
