@@ -207,8 +207,8 @@ def _no_kernels(of: Evidence) -> str:
     if of.device:
         return "c10d called collectives, but no kernel of communication was recorded for them"
     return (
-        "no kernel of a device was recorded, and what the host recorded of a collective ends when "
-        "the collective was handed to the device"
+        "no kernel of a device was recorded, and calls on the host do not show when their "
+        "collectives ran"
     )
 
 

@@ -90,7 +90,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
         of_host = host_calls(events)
         host = host_work(events, of_host.blocking)
         calls, work = of_host.calls, host.work
-        if hands_over(events) and not any(call.timed for call in calls):
+        if (hands_over(events) or not calls) and not any(call.timed for call in calls):
             calls, of_host = handed_over(events, 0), HostCalls([], frozenset(), 0, 0, "")
     else:
         calls = as_collectives(device_calls(events, device, world_size))

@@ -103,6 +103,21 @@ def test_a_call_that_hands_a_collective_to_a_device_is_no_transfer(
     assert "needs no change" not in said.next_step.advice
 
 
+@pytest.mark.parametrize("kept", ["c10d::allreduce_", "record_param_comms"])
+def test_calls_of_c10d_are_counted_without_the_ranges_of_a_backend(
+    tmp_path: Path, kept: str
+) -> None:
+    events = [
+        event
+        for event in of_host()
+        if event["name"].startswith(("Profiler", "aten")) or event["name"] == kept
+    ]
+    found = run_of(job(tmp_path, *[events] * 2))["aggregated_metrics"]
+    (row,) = found["collectives"]
+    assert (row["op"], row["calls"], row["duration"]["median_ms"]) == ("all_reduce", 24, None)
+    assert found["parts"]["exposed_ms"] is None
+
+
 def test_a_collective_is_counted_once_however_many_events_tell_of_it(tmp_path: Path) -> None:
     events = of_host()
     for event in events:
