@@ -20,6 +20,7 @@ from commprof.invocation import quoted
 from commprof.recordings.clock_agreement import with_compared_clocks
 from commprof.recordings.containers import each_file
 from commprof.recordings.profiler_calls import Call, of_job
+from commprof.recordings.profiler_collectives import OF_FEW
 from commprof.recordings.profiler_events import read_events
 from commprof.recordings.profiler_groups import listed_groups, with_group
 from commprof.recordings.profiler_rank import (
@@ -66,8 +67,6 @@ _FEW: Final = 8
 _FIRST_SEQ: Final = 1 << 24
 #: Begins of the names of operations whose sizes may differ between ranks.
 _UNEVEN: Final = ("all_to_all", "gather", "scatter")
-#: Operations that need not be issued by all ranks of the group: point-to-point and unknown ones.
-_OF_FEW: Final = ("send", "recv", "recv_any_source", "other")
 #: Sequence numbers reserved for each window of a recording.
 _OF_WINDOW: Final = 1 << 19
 
@@ -362,7 +361,7 @@ def _group(call: Call) -> str:
 
 def _joins(call: Call) -> bool:
     """True if the call's operation needs all ranks of a known group; False if that is unknown."""
-    return call.op not in _OF_FEW and call.group_known
+    return call.op not in OF_FEW and call.group_known
 
 
 def _unequal(by_rank: dict[int, RankRecording]) -> list[str]:
@@ -415,7 +414,7 @@ def _one_clock(traces: dict[int, Trace]) -> bool:
 def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
     """Returns caveats about kinds of calls for which some figures cannot be known."""
     ops = Counter(call.op for each in by_rank.values() for call in each.calls)
-    messages = sum(count for op, count in ops.items() if op in _OF_FEW)
+    messages = sum(count for op, count in ops.items() if op in OF_FEW)
     said = []
     if messages:
         said.append(

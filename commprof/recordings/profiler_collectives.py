@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from commprof.recordings.profiler_calls import Call
 
-#: Messages of one rank share ranges and numbers; a kernel of unknown operation may be one.
-_MESSAGES = ("send", "recv", "recv_any_source", "other")
+#: Operations that need not be issued by all ranks of the group: messages and unknown ones.
+OF_FEW: Final = ("send", "recv", "recv_any_source", "other")
 
 
 def as_collectives(kernels: Sequence[Call]) -> list[Call]:
@@ -37,7 +38,8 @@ def as_collectives(kernels: Sequence[Call]) -> list[Call]:
 
 
 def _are_one(first: Call, second: Call) -> bool:
-    if first.op != second.op or first.op in _MESSAGES or first.seq != second.seq:
+    # Messages of one rank share ranges and numbers.
+    if first.op != second.op or first.op in OF_FEW or first.seq != second.seq:
         return False
     if first.launched_in and second.launched_in:
         if first.seq < 0:
