@@ -19,7 +19,7 @@ from commprof.errors import CommprofError, TraceError
 from commprof.invocation import quoted
 from commprof.recordings.clock_agreement import with_compared_clocks
 from commprof.recordings.containers import each_file
-from commprof.recordings.profiler_calls import Call, of_job
+from commprof.recordings.profiler_calls import ROOTED, Call, of_job
 from commprof.recordings.profiler_collectives import OF_FEW
 from commprof.recordings.profiler_events import read_events
 from commprof.recordings.profiler_groups import listed_groups, with_group
@@ -112,7 +112,9 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
     by_rank, about_ranks = _by_rank(found)
     said += about_ranks
     most = max(max(each.world_size for each in found), max(by_rank) + 1)
-    world_size = max(most, max((c.group_size for each in found for c in each.calls), default=0))
+    # Tensors on the host tell the size of a group only if nothing else tells that of the job.
+    telling = [each for each in found if each.device is not None or not each.world_size]
+    world_size = max(most, max((c.group_size for each in telling for c in each.calls), default=0))
     if not any(each.calls for each in found):
         raise CommprofError(_no_communication(path, found))
     by_rank = {
@@ -360,8 +362,13 @@ def _group(call: Call) -> str:
 
 
 def _joins(call: Call) -> bool:
-    """True if the call's operation needs all ranks of a known group; False if that is unknown."""
-    return call.op not in OF_FEW and call.group_known
+    """True if the call can be matched with those of other ranks, in the order of issue.
+
+    False for operations that not all ranks of the group issue, and if the group is not known. On
+    the host it depends on the root who waits for whom, so the root must be known too.
+    """
+    root_lacks = call.backend != "" and call.op in ROOTED and not call.root_known
+    return call.op not in OF_FEW and call.group_known and not root_lacks
 
 
 def _unequal(by_rank: dict[int, RankRecording]) -> list[str]:

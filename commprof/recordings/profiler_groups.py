@@ -70,6 +70,8 @@ def with_group(
     """
     if call.group:
         return _with_sizes(call)
+    if call.group_size > world_size:
+        call = replace(call, group_size=0)
     everyone = ListedGroup("", "", tuple(range(world_size)), world_size, frozenset())
     if listed is None:
         # Two ranks have no smaller group; a group as large as the job has all its ranks.

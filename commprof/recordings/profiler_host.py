@@ -32,10 +32,15 @@ from commprof.recordings.profiler_words import (
     is_collective_range,
     operation,
 )
+from commprof.trace.documents import MOST_RANKS
 
 #: Operations whose operators have an output and, as second argument, an input; the others have one
 #: tensor or list of tensors that is both.
 _TWO_SIDED: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+#: More elements than any tensors have.
+_MOST_ELEMENTS: Final = 2**48
+#: Most operators that run at once.
+_DEEPEST: Final = 64
 #: Begin of the names of c10d's operators.
 _C10D: Final = "c10d::"
 
@@ -209,11 +214,12 @@ def _elements(event: Event, argument: int) -> Elements:
         return None
     tensors = [shape] if is_tensor else shape
     if not tensors or not all(
-        isinstance(lengths, list) and all(type(length) is int for length in lengths)
+        isinstance(lengths, list) and all(type(length) is int and length >= 0 for length in lengths)
         for lengths in tensors
     ):
         return None
-    return tuple(math.prod(lengths) for lengths in tensors)
+    counts = tuple(math.prod(lengths) for lengths in tensors)
+    return counts if sum(counts) <= _MOST_ELEMENTS else None
 
 
 def _inputs(transfer: Event) -> Elements:
@@ -266,6 +272,7 @@ def _around(issued: Sequence[_Issued], ran: Sequence[Event]) -> list[int]:
             running.append(following)
             following += 1
         running = [n for n in running if issued[n].event.end_ns >= transfer.begin_ns]
+        running = running[-_DEEPEST:]
         of_thread = [n for n in running if issued[n].event.thread == transfer.thread]
         around[place] = next(reversed(of_thread or running), -1)
     return around
@@ -341,8 +348,14 @@ def _operators_by_kind(
         by_kind[issued[number].kind].append(number)
     operators = {kind: numbers for kind, numbers in by_kind.items() if kind in transfers}
     joined_forms = {form for form, inputs in operators if inputs is not None}
+    of_form: defaultdict[str, list[_Kind]] = defaultdict(list)
+    of_inputs: defaultdict[Elements, list[_Kind]] = defaultdict(list)
+    for other in transfers:
+        of_form[other[0]].append(other)
+        of_inputs[other[1]].append(other)
     for kind, numbers in by_kind.items():
-        for other in () if kind in transfers else _other_kinds(kind, transfers, joined_forms):
+        others = _other_kinds(kind, of_form[kind[0]], of_inputs[kind[1]], joined_forms)
+        for other in () if kind in transfers else others:
             spare = len(transfers[other]) - len(operators.get(other, []))
             if spare >= len(numbers):
                 is_list = issued[numbers[0]].op == "reduce_scatter"
@@ -353,22 +366,26 @@ def _operators_by_kind(
 
 
 def _other_kinds(
-    kind: _Kind, transfers: dict[_Kind, list[int]], joined_forms: set[str]
-) -> list[_Kind]:
+    kind: _Kind, of_form: Sequence[_Kind], of_inputs: Sequence[_Kind], joined_forms: set[str]
+) -> Sequence[_Kind]:
     """Returns the kinds of ranges that operators without ranges of their own kind may have.
 
     The ranges have the same form, and the input was not recorded on one side, or the backend
     describes inputs in another way. Or no range has the form, and they have the same input: the
     backend then runs the operation as another one.
+
+    Args:
+        kind: the kind of the operators.
+        of_form: kinds of ranges of the same form.
+        of_inputs: kinds of ranges with the same input.
+        joined_forms: forms of which some operators have ranges of their own kind.
     """
     form, inputs = kind
-    of_form = [other for other in transfers if other[0] == form]
-    if of_form:
-        return [
-            other for other in of_form if None in (other[1], inputs) or form not in joined_forms
-        ]
-    same_input = [other for other in transfers if other[1] == inputs]
-    return same_input if inputs is not None or len(same_input) == 1 else []
+    if not of_form:
+        return of_inputs if inputs is not None or len(of_inputs) == 1 else []
+    if inputs is None or form not in joined_forms:
+        return of_form
+    return [other for other in of_form if other[1] is None]
 
 
 def _in_order(
@@ -476,6 +493,11 @@ def _call(issued: _Issued, transfers: Sequence[Event], is_certain: bool) -> Call
 
 def _ranks_told(issued: _Issued, inputs: Elements, transfers: int) -> int:
     """Returns the size of the process group that the tensors tell; 0 if they do not."""
+    ranks = _ratio(issued, inputs, transfers)
+    return ranks if ranks <= MOST_RANKS else 0
+
+
+def _ratio(issued: _Issued, inputs: Elements, transfers: int) -> int:
     op, outputs = issued.op, issued.outputs
     if op == "all_to_all":
         return len(issued.inputs or ())

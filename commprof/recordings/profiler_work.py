@@ -161,9 +161,9 @@ def _busy_threads(events: ProfilerEvents) -> Counter[int]:
         if is_collective_range(event.name):
             ran.setdefault(event.thread, []).append(event)
     for thread, count in Counter([*events.operators.tag, *events.callers.tag]).items():
-        begin, end = _of_thread(events.operators, thread)
-        inside = np.zeros(len(begin), np.bool_)
+        inside = np.zeros(0, np.bool_)
         if thread in ran:
+            begin, end = _of_thread(events.operators, thread)
             transfers = stretches(*_moments(ran[thread]))
             row = np.searchsorted(transfers.begin_ns, begin, side="right") - 1
             inside = (row >= 0) & (end <= transfers.end_ns[np.maximum(row, 0)])

@@ -470,3 +470,36 @@ def test_steps_in_which_ranks_recorded_other_collectives_match_none(tmp_path: Pa
     assert len(set(by_rank[0]) & set(by_rank[1])) == 8
     assert by_rank[0][:4] == by_rank[1][:4]
     assert by_rank[0][6:] == by_rank[1][6:]
+
+
+def test_a_broadcast_without_its_root_matches_no_other(tmp_path: Path) -> None:
+    """Who waits for whom in gloo's tree depends on the root, which shapes would tell."""
+    of_step = [
+        operator("c10d::broadcast_", 100, 110),
+        span("gloo:broadcast", 105, 200, GLOO),
+        operator("aten::mm", 300, 900),
+    ]
+    texts = [trace(steps(4, 1000, of_step), rank) for rank in (0, 1)]
+    world = world_of(written(tmp_path / "job", texts))
+    assert world.parts.exposed_ms == pytest.approx(0.09)
+    assert world.parts.unsplit_ms == pytest.approx(0.09)
+
+
+ODD = (None, [], {}, "x", -1, 2**70, [None], [[-1]], [[2**62, 2**62]], [[[1] * 3] * 2], True)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_damaged_arguments_are_unknown_sizes(tmp_path: Path, odd: object) -> None:
+    """Any of the arguments may be damaged: the calls are still there."""
+    events = []
+    for turn, name in enumerate(("Input Dims", "Input type", "Concrete Inputs")):
+        begin = 1000.0 * turn
+        gathered = operator("c10d::_allgather_base_", begin + 100, begin + 110, **GATHERED)
+        transfer = span("gloo:all_gather", begin + 105, begin + 200, GLOO, **READ)
+        for event in (gathered, transfer):
+            event["args"] = {**event["args"], name: odd}
+        events += [span(f"ProfilerStep#{turn}", begin, begin + 1000), gathered, transfer]
+    groups = [group("0", (0, 1)), {"pg_name": odd, "pg_size": odd, "ranks": odd}]
+    path = written(tmp_path / "job", [trace(events, groups=groups)])
+    assert [op for op, _, _ in calls_of(path)] == ["all_gather_into_tensor"] * 3
+    assert world_of(path).world_size == 2
