@@ -258,8 +258,8 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
 
     If ranks have different numbers of calls in the steps that all of them recorded, or calls of
     other operations or sizes, a record may be missing anywhere: the count then starts anew in each
-    step, and steps in which the calls differ match no call of other ranks. Without marked steps, no
-    call of the group matches.
+    step, and steps in which the calls differ match no call of other ranks. Without steps that are
+    the same on all ranks, no call of the group matches.
     """
     marked = [each.steps for each in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
@@ -298,7 +298,7 @@ def _numbers_by_step(
     the step matches those of other ranks.
     """
     common = set[int].intersection(*({*each.steps.number.tolist()} for each in by_rank.values()))
-    marked = all(not each.steps.said for each in by_rank.values())
+    marked = _have_same_steps(by_rank)
     places: dict[str, dict[int, list[int]]] = {}
     kinds: dict[tuple[str, int], dict[int, list[tuple[str, int]]]] = {}
     for rank, each in by_rank.items():
@@ -332,6 +332,15 @@ def _numbers_by_step(
                 numbers.setdefault((rank, name), []).append(first[step] + shift + turn[step])
                 turn[step] += 1
     return numbers
+
+
+def _have_same_steps(by_rank: dict[int, RankRecording]) -> bool:
+    """True if equal numbers are the same step: marked ones, or as many updates on all ranks."""
+    steps = [each.steps for each in by_rank.values()]
+    counts = {len(of_rank.number) for of_rank in steps}
+    return all(not of_rank.said for of_rank in steps) or (
+        all(of_rank.by_updates for of_rank in steps) and len(counts) == 1
+    )
 
 
 def _kind(call: Call) -> tuple[str, int]:

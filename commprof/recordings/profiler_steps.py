@@ -54,6 +54,8 @@ class FoundSteps:
     end_ns: Ints
     #: A sentence on how the steps were found; empty if the script's profiler marked the steps.
     said: str
+    #: True if each step is from one update of an optimizer to the next.
+    by_updates: bool = False
 
 
 def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -> FoundSteps:
@@ -71,7 +73,7 @@ def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -
     updates = _updates(events)
     if len(updates) > 2:
         said = "steps are from one optimizer step to the next, because no ProfilerStep is marked"
-        return _between(updates, said)
+        return replace(_between(updates, said), by_updates=True)
     period = _period([(call.op, call.group, call.bytes_in) for call in calls])
     if period:
         at = [call.begin_ns for call in calls[::period]]

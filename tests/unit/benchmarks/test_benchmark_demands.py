@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import microbench_aa, microbench_floor, multi_node, shared_memory, strategies
-from benchmarks.attribution import hangs, known_schedules
+from benchmarks.attribution import hangs, known_schedules, two_instruments
 from benchmarks.judging import compression_demands, trial_truth_demands
 from benchmarks.judging.demands import Demand, at_least, at_most, judged, of_all
 from benchmarks.judging.medians import median_interval, ratio_interval, ratio_of
@@ -446,3 +446,20 @@ def test_imports_of_rank_scripts_exist(script: Path, monkeypatch: pytest.MonkeyP
             names.append(node.module)
     assert names
     assert [name for name in names if importlib.util.find_spec(name.split(".")[0]) is None] == []
+
+
+def test_of_several_pairs_of_recordings_the_one_with_most_cores_is_judged() -> None:
+    row = {
+        **{"workload": "fsdp2", "ranks": 2, "backend": "gloo", "torch": "2.13.0+cpu"},
+        **{"exposed_percent": [-0.2, -1.5], "in_flight_percent": [0.1, -0.9]},
+        **{"lacked_percent": 40.0, "lacking": 0, "differing": 0},
+    }
+    name = "fsdp2, 2 ranks of gloo, torch 2.13"
+    assert missed(two_instruments.demands([row])) == [f"{name}: difference in exposed time"]
+    quiet = {**row, "exposed_percent": [-0.2, 0.3], "lacked_percent": 4.0}
+    busy = {**row, "lacking": 3, "lacked_percent": 60.0}
+    assert missed(two_instruments.demands([row, quiet, busy])) == []
+    assert missed(two_instruments.demands([{**quiet, "differing": 1}])) == [
+        f"{name}: collectives with another group or size"
+    ]
+    assert two_instruments.demands([]) == []

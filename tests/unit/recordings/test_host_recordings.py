@@ -440,12 +440,18 @@ def test_what_follows_a_collective_on_gloos_thread_is_not_its_transfer(tmp_path:
     assert (table.end_ns[:2] - table.issue_ns[:2]).tolist() == [200_000, 180_000]
 
 
-def test_steps_in_which_ranks_recorded_other_collectives_match_none(tmp_path: Path) -> None:
-    """torch.profiler leaves out what threads without it issue: here others on each rank."""
+@pytest.mark.parametrize("marked", [True, False])
+def test_steps_in_which_ranks_recorded_other_collectives_match_none(
+    tmp_path: Path, marked: bool
+) -> None:
+    """torch.profiler leaves out what threads without it issue: here others on each rank.
+
+    Steps are marked, or those from one update of the optimizer to the next.
+    """
 
     def events(rank: int) -> list[Event]:
-        of_ranks = []
-        for step in range(6):
+        found: list[Event] = []
+        for step in range(7):
             missing = {2: 0, 3: 1}.get(step) if rank else {2: 1, 3: 0}.get(step)
             of_step = [operator("aten::mm", 0, 50 + 40 * rank)]
             for turn, elements in enumerate((1000, 500)):
@@ -455,21 +461,23 @@ def test_steps_in_which_ranks_recorded_other_collectives_match_none(tmp_path: Pa
                         operator("c10d::allreduce_", begin, begin + 10, **shapes([[elements]])),
                         span("gloo:all_reduce", begin + 5, begin + 90, GLOO, **shapes([elements])),
                     ]
-            of_step.append(operator("aten::mm", 600, 900))
-            marked = steps(1, 1000, of_step)
-            marked[0]["name"] = f"ProfilerStep#{step}"
-            of_ranks += [{**event, "ts": event["ts"] + 1000 * step} for event in marked]
-        return of_ranks
+            of_step += [operator("aten::mm", 600, 900), span("Optimizer.step#SGD.step", 900, 999)]
+            if marked:
+                of_step.append(span(f"ProfilerStep#{step}", 0, 1000))
+            found += [{**event, "ts": event["ts"] + 1000 * step} for event in of_step]
+        return found
 
     path = written(tmp_path / "job", [trace(events(rank), rank) for rank in (0, 1)])
     result, _ = analyse_in_detail(path)
     assert not result.incidents
     by_rank = [columns.collectives(read(path).traces[rank]).seq.tolist() for rank in (0, 1)]
-    assert [len(seqs) for seqs in by_rank] == [10, 10]
-    # Two calls in each of steps 0, 1, 4 and 5; in steps 2 and 3 each rank recorded another one.
-    assert len(set(by_rank[0]) & set(by_rank[1])) == 8
-    assert by_rank[0][:4] == by_rank[1][:4]
+    assert [len(seqs) for seqs in by_rank] == [12, 12]
+    # In steps 2 and 3 each rank recorded another one. Before the first update is no whole step.
+    first = 0 if marked else 2
+    assert by_rank[0][first:4] == by_rank[1][first:4]
     assert by_rank[0][6:] == by_rank[1][6:]
+    assert not set(by_rank[0][4:6]) & set(by_rank[1][4:6])
+    assert len(set(by_rank[0]) & set(by_rank[1])) == 10 - first
 
 
 def test_a_broadcast_without_its_root_matches_no_other(tmp_path: Path) -> None:
