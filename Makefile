@@ -178,7 +178,7 @@ NOT_TESTED := /(pip|sympy|networkx|pygments|setuptools|mypyc|kubernetes|scipy|sk
 
 $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@echo "training frameworks: $(OTHERS_DIR), about 1.5 GB on disk"
-	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora
+	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora torchft
 	@touch $@
 
 .PHONY: help run test test-all test-slow check-capture integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables docs bench matrix clean

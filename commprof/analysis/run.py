@@ -51,7 +51,8 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
         if not {"workload", "script"} & context.keys():  # no launcher described the machine
             machine = with_all_cpus(context["machine"], run.traces.values())
             context = {**context, "machine": machine}
-        attempts += attempts_of(run)
+        if "replicas" not in context:  # whose restarts are told by replica
+            attempts += attempts_of(run)
         shared = shared or in_turns(run)
         summary = analyse_summaries(run)
         if summary is not None:
