@@ -22,7 +22,7 @@ Records a job that torchrun, srun, mpirun, or a container's entry point launches
 
 The first form executes the command in place of commprof, with the command's output and exit code.
 Every rank writes DIR/rank_N.trace; a second job with the same DIR writes to DIR/job_2, and so on.
-Processes that never call init_process_group record nothing.
+Processes that make no process group record nothing; a job of such processes says so at its end.
 With --metrics the first rank of each host starts a monitor process; see docs/monitoring.md.
 """
 
