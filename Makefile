@@ -142,6 +142,9 @@ matrix: $(BUILT) $(DEV) ## build and test with each supported torch (TORCH_MINOR
 	  --json benchmarks/results/torch_versions.json; status=$$?; \
 	  $(BIN)/python -m tools.make_measured && exit $$status
 
+nccl-matrix: $(BUILT) $(DEV) ## play NCCL's calls to the plugin through NVIDIA's libraries
+	@$(BIN)/python -m tools.nccl_matrix
+
 clean: ## remove what was built; the virtual environment stays
 	rm -rf build dist *.egg-info commprof/*.so commprof/_build_error.txt $(BUILT)
 	rm -rf .mypy_cache .pytest_cache .ruff_cache
@@ -181,4 +184,4 @@ $(OTHERS): pyproject.toml tools/over_environment.py | $(DEV)
 	@$(BIN)/python tools/over_environment.py $(OTHERS_DIR) lightning ray hf lora qlora torchft
 	@touch $@
 
-.PHONY: help run test test-all test-slow check-capture integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables docs bench matrix clean
+.PHONY: help run test test-all test-slow check-capture integrations test-cpp build-cpp build-all-cpp compilers aarch64 lint format build wheel stubs tables docs bench matrix nccl-matrix clean

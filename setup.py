@@ -42,7 +42,7 @@ class BuildNative(build_ext):
                 raise NativeBuildError(
                     "no torch is installed to build for, and the build is not isolated"
                 )
-            modules = [build_module(torch), build_reading(torch)]
+            modules = [build_module(torch), build_reading(torch), native_build.PLUGIN]
         except NativeBuildError as error:
             if REQUIRE_NATIVE:
                 raise SystemExit(f"commprof: {error.args[0]}") from None

@@ -17,6 +17,9 @@ TREES = ROOT / "build"
 CORE = TREES / "core"
 """Build directory of the core, which is the same for every torch and every Python."""
 
+PLUGIN = CORE / "libnccl-profiler-commprof.so"
+"""The profiler plugin of NCCL, which the core's build makes."""
+
 REQUIRE_NATIVE = os.environ.get("COMMPROF_REQUIRE_NATIVE") == "1"
 
 

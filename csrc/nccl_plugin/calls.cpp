@@ -1,0 +1,79 @@
+#include "nccl_plugin/calls.h"
+
+#include <array>
+#include <atomic>
+
+namespace commprof::nccl {
+
+namespace {
+
+constexpr uint32_t kRecent = 1 << 12;
+constexpr uint32_t kMaxCaptured = 1 << 16;
+
+// Any thread may read an entry while another one writes it: `use` is odd then.
+struct Entry {
+  std::atomic<uint32_t> use{0}; // twice the number of uses
+  std::atomic<uint64_t> begin_ns{0};
+  std::atomic<uint32_t> thread{0};
+  std::atomic<uint8_t> datatype{0};
+
+  void write(const ApiCall& call, uint32_t new_use) noexcept {
+    use.store(2 * new_use - 1, std::memory_order_seq_cst);
+    begin_ns.store(call.begin_ns, std::memory_order_release);
+    thread.store(call.thread, std::memory_order_release);
+    datatype.store(call.datatype, std::memory_order_release);
+    use.store(2 * new_use, std::memory_order_release);
+  }
+
+  bool read(ApiCall& call, uint32_t wanted_use) const noexcept {
+    const uint32_t before = use.load(std::memory_order_acquire);
+    call.begin_ns = begin_ns.load(std::memory_order_acquire);
+    call.thread = thread.load(std::memory_order_acquire);
+    call.datatype = datatype.load(std::memory_order_acquire);
+    const uint32_t after = use.load(std::memory_order_acquire);
+    return before == after && before == 2 * wanted_use;
+  }
+};
+
+constinit std::array<Entry, kRecent> g_recent{};
+constinit std::array<Entry, kMaxCaptured> g_captured{};
+std::atomic<uint64_t> g_calls{0};
+std::atomic<uint32_t> g_captures{0};
+
+constexpr uint32_t kNoSlot = kMaxCaptured;
+
+} // namespace
+
+Handle rememberCall(const ApiCall& call) noexcept {
+  const uint64_t ticket = g_calls.fetch_add(1, std::memory_order_relaxed);
+  const auto slot = uint32_t(ticket % kRecent);
+  const uint32_t use = (uint32_t(ticket / kRecent) + 1) & kUseMask;
+  g_recent[slot].write(call, use);
+  return {Tag::kCall, 0, slot, use};
+}
+
+Handle rememberCapturedCall(const ApiCall& call) noexcept {
+  if (g_captures.load(std::memory_order_relaxed) < kMaxCaptured) {
+    const uint32_t slot = g_captures.fetch_add(1, std::memory_order_relaxed);
+    if (slot < kMaxCaptured) {
+      g_captured[slot].write(call, 1);
+      return {Tag::kCapturedCall, 0, slot, 1};
+    }
+  }
+  return {Tag::kCapturedCall, 0, kNoSlot, 1};
+}
+
+Caller callerOf(Handle handle) noexcept {
+  Caller caller;
+  if (handle.tag == Tag::kCapturedCall) {
+    caller.origin = Origin::kReplay;
+    caller.known = handle.slot < kMaxCaptured &&
+        g_captured[handle.slot].read(caller.call, handle.use);
+  } else if (handle.tag == Tag::kCall) {
+    caller.known = handle.slot < kRecent &&
+        g_recent[handle.slot].read(caller.call, handle.use);
+  }
+  return caller;
+}
+
+} // namespace commprof::nccl

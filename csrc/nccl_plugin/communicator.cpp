@@ -1,0 +1,217 @@
+#include "nccl_plugin/communicator.h"
+
+#include <algorithm>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "base/json_string.h"
+#include "core/recorder.h"
+
+namespace commprof::nccl {
+
+namespace {
+
+// Peers for which version 3, which does not say how many there are, counts.
+constexpr int kPeersOfUnknown = 1024;
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<Communicator*> opened;
+  std::deque<Communicator*> closed; // in order
+  uint32_t groups = 0; // numbered so far
+};
+
+// Never destroyed: NCCL may finalise after static objects are gone.
+Registry& registry() {
+  static Registry* made = new Registry();
+  return *made;
+}
+
+std::string hexadecimal(uint64_t number) {
+  std::string text(16, '0');
+  for (auto digit = text.rbegin(); digit != text.rend(); ++digit) {
+    *digit = "0123456789abcdef"[number & 15];
+    number >>= 4;
+  }
+  return text;
+}
+
+} // namespace
+
+uint32_t Communicator::nextMessage(Origin origin, Op op, int peer) noexcept {
+  const int room = room_.load(std::memory_order_acquire);
+  std::atomic<uint32_t>* counters = messages_.load(std::memory_order_acquire);
+  if (peer < 0 || peer >= room) {
+    return kNoSeq;
+  }
+  const size_t row = 2 * size_t(origin) + (op == Op::kSend ? 1 : 0);
+  return counters[row * size_t(room) + size_t(peer)].fetch_add(
+      1, std::memory_order_relaxed);
+}
+
+// As a rule one thread of NCCL's comes here for each communicator.
+void Communicator::sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept {
+  while (clock_used_.test_and_set(std::memory_order_acquire)) {
+  }
+  clock_.add(host_ns, gpu_ns);
+  clock_used_.clear(std::memory_order_release);
+}
+
+uint64_t Communicator::gpuToHost(uint64_t gpu_ns) noexcept {
+  while (clock_used_.test_and_set(std::memory_order_acquire)) {
+  }
+  const uint64_t time_ns = clock_.toHost(gpu_ns);
+  clock_used_.clear(std::memory_order_release);
+  return time_ns;
+}
+
+void Communicator::begin(
+    uint64_t id,
+    const char* name,
+    int of_rank,
+    int of_ranks) {
+  const int room = of_ranks == kUnknown ? kPeersOfUnknown : of_ranks;
+  if (room > room_.load()) {
+    const int larger = std::max(room, 2 * room_.load());
+    messages_.store(new std::atomic<uint32_t>[size_t(larger) * 4]());
+    room_.store(larger);
+  }
+  for (size_t i = 0; i < size_t(room_.load()) * 4; ++i) {
+    messages_.load()[i].store(0);
+  }
+  for (size_t origin = 0; origin < 2; ++origin) {
+    collectives_[origin].store(0);
+    groups[origin].store(0);
+  }
+  while (clock_used_.test_and_set(std::memory_order_acquire)) {
+  }
+  clock_ = GpuClock();
+  clock_used_.clear(std::memory_order_release);
+  id_ = id;
+  name_ = name == nullptr ? "" : name;
+  rank.store(of_rank);
+  ranks = of_ranks;
+  generation.fetch_add(1);
+  open.store(true);
+}
+
+void Communicator::describe(Origin origin) {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  std::atomic<uint32_t>& group = groups[size_t(origin)];
+  if (group.load() != 0) {
+    return;
+  }
+  const bool replays = origin == Origin::kReplay;
+  const uint32_t number = ++all.groups;
+  const std::string name = hexadecimal(id_) + (replays ? " replays" : "");
+  std::string description = name_;
+  if (replays) {
+    description = (name_.empty() ? hexadecimal(id_) : name_) + " replays";
+  }
+  const auto size = uint32_t(std::max(ranks, 0));
+  Recorder::instance().addGroup(
+      {number, name, uint32_t(rank.load()), size, false},
+      "{\"id\": " + std::to_string(number) + ", \"name\": " + jsonString(name) +
+          ", \"description\": " + jsonString(description) +
+          ", \"backend\": \"nccl\", \"rank\": " + std::to_string(rank.load()) +
+          ", \"size\": " + std::to_string(size) + "}");
+  group.store(number);
+}
+
+namespace {
+
+Communicator* takeLocked(Registry& all) {
+  if (all.opened.size() >= size_t(kMaxCommunicators)) {
+    return nullptr;
+  }
+  Communicator* taken = nullptr;
+  if (all.closed.size() > size_t(kQuarantine)) {
+    taken = all.closed.front();
+    all.closed.pop_front();
+  } else {
+    taken = new Communicator();
+  }
+  all.opened.push_back(taken);
+  return taken;
+}
+
+} // namespace
+
+Communicator* openCommunicator(
+    uint64_t id,
+    const char* name,
+    int rank,
+    int ranks) {
+  Communicator* opened = nullptr;
+  {
+    Registry& all = registry();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    for (const Communicator* other : all.opened) {
+      if (other->isOf(id)) {
+        return nullptr;
+      }
+    }
+    opened = takeLocked(all);
+    if (opened != nullptr) {
+      opened->begin(id, name, rank, ranks);
+    }
+  }
+  if (opened != nullptr) {
+    opened->describe(Origin::kCall);
+  }
+  return opened;
+}
+
+Communicator* openUnnamedCommunicator() {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  Communicator* opened = takeLocked(all);
+  if (opened != nullptr) {
+    opened->begin(0, nullptr, Communicator::kUnknown, Communicator::kUnknown);
+  }
+  return opened;
+}
+
+void nameCommunicator(
+    Communicator& communicator,
+    uint64_t id,
+    const char* name,
+    int rank) {
+  {
+    Registry& all = registry();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    if (communicator.rank.load() != Communicator::kUnknown) {
+      return;
+    }
+    for (const Communicator* other : all.opened) {
+      if (other->isOf(id)) {
+        communicator.open.store(false);
+        return;
+      }
+    }
+    communicator.id_ = id;
+    communicator.name_ = name == nullptr ? "" : name;
+    communicator.rank.store(rank);
+  }
+  communicator.describe(Origin::kCall);
+}
+
+void closeCommunicator(Communicator& communicator) noexcept {
+  Registry& all = registry();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  const auto place =
+      std::find(all.opened.begin(), all.opened.end(), &communicator);
+  if (place == all.opened.end()) {
+    return; // finalised twice
+  }
+  communicator.open.store(false);
+  all.opened.erase(place);
+  try {
+    all.closed.push_back(&communicator);
+  } catch (...) { // no memory: this one is not used again
+  }
+}
+
+} // namespace commprof::nccl

@@ -1,0 +1,84 @@
+// Communicators of this process, as process groups of the trace.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "core/record.h"
+#include "nccl_plugin/gpu_clock.h"
+
+namespace commprof::nccl {
+
+// Where an operation comes from. The host's events of replays come in another
+// thread than those of calls, and their order among each other is not the same
+// on all ranks. So replays are numbered apart, in a process group of their own.
+enum class Origin : uint8_t { kCall, kReplay };
+
+// Never destroyed, since NCCL may use a context after finalize(); reused after
+// kQuarantine others were finalised.
+struct Communicator {
+  static constexpr int kUnknown = -1; // rank or ranks, with version 3
+
+  std::atomic<uint32_t> generation{0}; // rises with each use of this object
+  std::atomic<bool> open{false};
+  std::atomic<int> rank{kUnknown};
+  int ranks = kUnknown;
+  // Numbers in the trace's table of groups, by Origin; 0: not described yet.
+  std::atomic<uint32_t> groups[2]{};
+
+  // Returns the number of the next collective, equal on all ranks.
+  uint32_t nextCollective(Origin origin) noexcept {
+    return collectives_[size_t(origin)].fetch_add(1, std::memory_order_relaxed);
+  }
+  // Returns the number of the next message to or from a peer, equal on both.
+  uint32_t nextMessage(Origin origin, Op op, int peer) noexcept;
+  // Takes a time of the GPU that was seen at `host_ns`.
+  void sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept;
+  // Converts a time of the GPU. Some time was seen before.
+  uint64_t gpuToHost(uint64_t gpu_ns) noexcept;
+  // Adds the process group to the trace unless it is there. Allocates.
+  void describe(Origin origin);
+
+  // True if it is the communicator with this id.
+  bool isOf(uint64_t id) const noexcept {
+    return rank.load() != kUnknown && id_ == id;
+  }
+  // For the functions below.
+  void begin(uint64_t id, const char* name, int rank, int ranks);
+
+ private:
+  friend void nameCommunicator(Communicator&, uint64_t, const char*, int);
+
+  std::atomic<uint32_t> collectives_[2]{};
+  // Counters [origin][sent?][peer], and for how many peers there is room. Old
+  // ones stay allocated, in sizes that double.
+  std::atomic<std::atomic<uint32_t>*> messages_{nullptr};
+  std::atomic<int> room_{0};
+  std::atomic_flag clock_used_; // held for some instructions
+  GpuClock clock_;
+  uint64_t id_ = 0;
+  std::string name_;
+};
+
+// Most communicators at a time.
+inline constexpr int kMaxCommunicators = 4096;
+inline constexpr int kQuarantine = 256;
+
+// Returns a communicator for init(); null if there are too many, or if this
+// process has a rank of the same communicator already: a trace is of one rank.
+Communicator* openCommunicator(
+    uint64_t id,
+    const char* name,
+    int rank,
+    int ranks);
+// The same for version 3, in which operations name their communicator.
+Communicator* openUnnamedCommunicator();
+void nameCommunicator(
+    Communicator& communicator,
+    uint64_t id,
+    const char* name,
+    int rank);
+void closeCommunicator(Communicator& communicator) noexcept;
+
+} // namespace commprof::nccl

@@ -1,0 +1,58 @@
+// Converts a GPU's globaltimer to CLOCK_MONOTONIC.
+//
+// A thread of NCCL sees a time of the GPU only when it polls, so host's time
+// less GPU's time is the clocks' distance plus a delay that is never negative.
+// The distance is the highest line below all such differences of the last
+// seconds (Moon, Skelly and Towsley, INFOCOM 1999: an edge of their lower
+// convex hull). A time converted is late by the shortest delay of that time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace commprof::nccl {
+
+// Not thread-safe.
+class GpuClock {
+ public:
+  // Takes a time of the GPU that was seen at `host_ns`.
+  void add(uint64_t host_ns, uint64_t gpu_ns) noexcept;
+  bool known() const noexcept {
+    return points_ > 0;
+  }
+  // Call when known().
+  uint64_t toHost(uint64_t gpu_ns) const noexcept;
+
+  // The window: the lowest difference in each of kBuckets times of
+  // 2**kBucketBits ns, 9 s in all.
+  static constexpr int kBuckets = 64;
+  static constexpr int kBucketBits = 27;
+  // A difference that is lower than the line by more than this is not a shorter
+  // delay. After kStrangeInARow of them the GPU's clock was set anew.
+  static constexpr int64_t kStrangeNs = 5'000'000;
+  static constexpr int kStrangeInARow = 64;
+  // Shorter edges say nothing of the drift.
+  static constexpr int64_t kLeastEdgeNs = 1'000'000'000;
+  // The most by which a kernel corrects a clock (adjtimex(2)).
+  static constexpr double kMaxDrift = 500e-6;
+
+ private:
+  struct Point {
+    int64_t gpu_ns;
+    int64_t difference_ns;
+  };
+  int64_t lineAt(int64_t gpu_ns) const noexcept;
+  void begin(int64_t gpu_ns, int64_t difference_ns, uint64_t bucket) noexcept;
+  void fit() noexcept;
+
+  std::array<Point, kBuckets> window_{}; // a ring, by time
+  uint64_t newest_ = 0; // bucket of the newest point
+  int points_ = 0;
+  int next_ = 0; // of the ring
+  int strange_ = 0;
+  // The line.
+  Point through_{0, 0};
+  double drift_ = 0.0; // difference's change per GPU's time
+};
+
+} // namespace commprof::nccl

@@ -1,0 +1,182 @@
+// The part of NCCL's profiler interface that the plugin uses, versions 3 to 7,
+// stated anew from NVIDIA/nccl's sources up to 2.30 and, for version 7, from
+// the debug information of the library in nvidia-nccl-cu12 2.32.3, and checked
+// through the loaders and adapters inside NCCL (`make nccl-matrix`).
+//
+// NCCL looks up a table ncclProfiler_v<N> for the highest N that it knows:
+// version 3 came with NCCL 2.26, 4 with 2.27, 5 with 2.28, 6 with 2.29, 7 with
+// 2.31.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace commprof::nccl {
+
+using Result = int; // ncclResult_t
+inline constexpr Result kSuccess = 0;
+
+// Bits of the mask of events, and the type in a descriptor.
+inline constexpr uint64_t kGroup = 1 << 0; // kernels launched together
+inline constexpr uint64_t kColl = 1 << 1; // a collective of a launched kernel
+inline constexpr uint64_t kP2p = 1 << 2; // a message of a launched kernel
+inline constexpr uint64_t kKernelCh = 1 << 6; // one channel of a kernel
+inline constexpr uint64_t kGroupApi = 1 << 8; // the outermost group of calls
+inline constexpr uint64_t kCollApi = 1 << 9; // a call of a collective
+inline constexpr uint64_t kP2pApi = 1 << 10; // a call of ncclSend or ncclRecv
+inline constexpr uint64_t kKernelLaunch = 1 << 11;
+
+// State of a kKernelCh event: its kernel has ended on this channel.
+inline constexpr int kKernelChStop = 22;
+
+struct GroupApiFields {
+  bool graph_captured;
+  int depth;
+};
+
+struct CollApiFields {
+  const char* func;
+  size_t count;
+  const char* datatype;
+  int root;
+  void* stream;
+  bool graph_captured;
+};
+
+struct P2pApiFields {
+  const char* func;
+  size_t count;
+  const char* datatype;
+  void* stream;
+  bool graph_captured;
+};
+
+struct CollFields {
+  uint64_t seq; // per communicator and function
+  const char* func;
+  const void* send_buffer;
+  void* recv_buffer;
+  size_t count;
+  int root;
+  const char* datatype;
+  uint8_t channels;
+  uint8_t warps;
+  const char* algorithm;
+  const char* protocol;
+};
+
+struct P2pFields {
+  const char* func;
+  void* buffer;
+  const char* datatype;
+  size_t count;
+  int peer;
+  uint8_t channels;
+};
+
+struct KernelChFields {
+  uint8_t channel;
+  uint64_t gpu_ns; // the GPU's globaltimer at the start
+};
+
+// Since version 5 the type has 64 bits, and a Coll or P2p has the call as its
+// parent. What versions 5 to 7 added to events that are used here comes last in
+// each, and is not used.
+struct DescriptorV5 {
+  uint64_t type;
+  void* parent;
+  int rank;
+  union {
+    GroupApiFields group_api;
+    CollApiFields coll_api;
+    P2pApiFields p2p_api;
+    CollFields coll;
+    P2pFields p2p;
+    KernelChFields kernel_ch;
+  };
+};
+
+struct DescriptorV4 {
+  uint8_t type;
+  void* parent;
+  int rank;
+  union {
+    CollFields coll;
+    P2pFields p2p;
+    KernelChFields kernel_ch;
+  };
+};
+
+// Version 3 names the communicator in each operation, counts the channels of
+// one at most, and has no times of the GPU.
+struct CollFieldsV3 {
+  const char* communicator_name;
+  uint64_t communicator_id;
+  CollFields of_all_versions;
+};
+
+struct P2pFieldsV3 {
+  const char* communicator_name;
+  uint64_t communicator_id;
+  const char* func;
+  void* buffer;
+  const char* datatype;
+  size_t count;
+  int peer;
+};
+
+struct DescriptorV3 {
+  uint8_t type;
+  void* parent;
+  int rank;
+  union {
+    CollFieldsV3 coll;
+    P2pFieldsV3 p2p;
+    KernelChFields kernel_ch; // its time is not set
+  };
+};
+
+// What comes with a state; only that of kKernelChStop is used.
+struct StateArgs {
+  uint64_t gpu_ns; // the GPU's globaltimer at the end
+};
+
+using Logger = void (*)(int, unsigned long, const char*, int, const char*, ...);
+
+// The table that a plugin exports. NCCL may call all functions but init() and
+// finalize() from any thread, also from one of CUDA's callbacks.
+template <class Init, class Descriptor>
+struct Table {
+  const char* name;
+  Init init;
+  Result (*start_event)(void* context, void** handle, Descriptor* event);
+  Result (*stop_event)(void* handle);
+  Result (*record_event_state)(void* handle, int state, StateArgs* args);
+  Result (*finalize)(void* context);
+};
+
+using InitV3 = Result (*)(void** context, int* mask);
+using InitV4 = Result (*)(
+    void** context,
+    int* mask,
+    const char* communicator_name,
+    uint64_t communicator_id,
+    int nodes,
+    int ranks,
+    int rank,
+    Logger logger);
+using InitV5 = Result (*)(
+    void** context,
+    uint64_t communicator_id,
+    int* mask,
+    const char* communicator_name,
+    int nodes,
+    int ranks,
+    int rank,
+    Logger logger);
+
+using TableV3 = Table<InitV3, DescriptorV3>;
+using TableV4 = Table<InitV4, DescriptorV4>;
+using TableV5 = Table<InitV5, DescriptorV5>; // and of versions 6 and 7
+
+} // namespace commprof::nccl

@@ -1,0 +1,72 @@
+// NCCL's words for operations and types of elements, as codes of the trace.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "core/record.h"
+
+namespace commprof::nccl {
+
+struct FuncName {
+  std::string_view nccl;
+  Op op;
+};
+
+// Operations that a kernel carries out. Since NCCL 2.28 there are also calls of
+// AlltoAll, Gather and Scatter, whose kernels are those of messages.
+inline constexpr std::array<FuncName, 7> kFuncs = {{
+    {"AllReduce", Op::kAllReduce},
+    {"AllGather", Op::kAllGatherIntoTensor},
+    {"ReduceScatter", Op::kReduceScatterTensor},
+    {"Broadcast", Op::kBroadcast},
+    {"Reduce", Op::kReduce},
+    {"Send", Op::kSend},
+    {"Recv", Op::kRecv},
+}};
+
+inline Op opOf(const char* func) noexcept {
+  for (const FuncName& known : kFuncs) {
+    if (func != nullptr && known.nccl == func) {
+      return known.op;
+    }
+  }
+  return Op::kOther;
+}
+
+struct DatatypeName {
+  std::string_view nccl;
+  std::string_view torch; // c10::toString
+  uint8_t bytes;
+};
+
+// The index is the code in the trace.
+inline constexpr std::array<DatatypeName, 13> kDatatypes = {{
+    {"", "Unknown", 0},
+    {"ncclInt8", "Char", 1},
+    {"ncclUint8", "Byte", 1},
+    {"ncclInt32", "Int", 4},
+    {"ncclUint32", "UInt32", 4},
+    {"ncclInt64", "Long", 8},
+    {"ncclUint64", "UInt64", 8},
+    {"ncclFloat16", "Half", 2},
+    {"ncclFloat32", "Float", 4},
+    {"ncclFloat64", "Double", 8},
+    {"ncclBfloat16", "BFloat16", 2},
+    {"ncclFloat8e4m3", "Float8_e4m3fn", 1},
+    {"ncclFloat8e5m2", "Float8_e5m2", 1},
+}};
+
+// Returns the code of a type; 0 if it is not known.
+inline uint8_t datatypeOf(const char* datatype) noexcept {
+  for (size_t i = 1; i < kDatatypes.size(); ++i) {
+    if (datatype != nullptr && kDatatypes[i].nccl == datatype) {
+      return uint8_t(i);
+    }
+  }
+  return 0;
+}
+
+} // namespace commprof::nccl

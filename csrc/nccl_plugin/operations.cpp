@@ -1,0 +1,237 @@
+#include "nccl_plugin/operations.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "base/clock.h"
+#include "core/recorder.h"
+
+namespace commprof::nccl {
+
+namespace {
+
+// Operations at a time, of all communicators; a power of two.
+constexpr uint32_t kSlots = 1 << 14;
+constexpr int kMaxChannels = 128;
+
+class Bits {
+ public:
+  // Returns false if the bit was set.
+  bool set(uint8_t bit) noexcept {
+    uint64_t& word = words_[bit / 64];
+    const uint64_t mask = uint64_t(1) << (bit % 64);
+    const bool fresh = (word & mask) == 0;
+    word |= mask;
+    return fresh;
+  }
+  bool has(uint8_t bit) const noexcept {
+    return (words_[bit / 64] >> (bit % 64) & 1) != 0;
+  }
+
+ private:
+  uint64_t words_[kMaxChannels / 64]{};
+};
+
+// What a slot holds of its operation.
+struct Operation {
+  bool pending = false;
+  Communicator* communicator = nullptr;
+  uint32_t generation = 0; // of the communicator
+  Record issue;
+  Channels channels;
+  Bits begun;
+  Bits ended;
+  uint8_t begun_count = 0;
+  uint8_t ended_count = 0;
+  bool contradictory = false; // a channel ended before it began
+  bool timed = false; // by the GPU; else by the host
+  uint64_t first_begin = 0; // once begun_count is above 0
+  uint64_t last_end = 0;
+};
+
+struct Slot {
+  // Held for some instructions. Threads of NCCL's proxy wait for it, the thread
+  // that begins an operation takes the next slot.
+  std::atomic_flag used;
+  uint32_t use = 0;
+  Operation operation;
+};
+
+constinit std::array<Slot, kSlots> g_slots{};
+std::atomic<uint64_t> g_begun{0};
+std::atomic<uint64_t> g_unended{0};
+
+class Held {
+ public:
+  explicit Held(Slot& slot) noexcept : slot_(&slot) {
+    while (slot.used.test_and_set(std::memory_order_acquire)) {
+    }
+  }
+  ~Held() {
+    slot_->used.clear(std::memory_order_release);
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+ private:
+  Slot* slot_;
+};
+
+bool isCurrent(const Operation& operation) noexcept {
+  return operation.communicator->open.load(std::memory_order_relaxed) &&
+      operation.communicator->generation.load(std::memory_order_relaxed) ==
+      operation.generation;
+}
+
+uint64_t onHost(const Operation& operation, uint64_t time_ns) noexcept {
+  return operation.timed ? operation.communicator->gpuToHost(time_ns) : time_ns;
+}
+
+void complete(Operation& operation) noexcept {
+  operation.pending = false;
+  Record record = operation.issue;
+  record.bytes_in = operation.issue.timestamp_ns;
+  record.bytes_out = record.value = 0;
+  record.kind = Kind::kDeviceReady;
+  record.timestamp_ns = onHost(operation, operation.first_begin);
+  Recorder& recorder = Recorder::instance();
+  recorder.push(record);
+  record.kind = Kind::kEnd;
+  record.bytes_in = 0;
+  record.flags = kDeviceTime;
+  record.timestamp_ns = onHost(operation, operation.last_end);
+  recorder.push(record);
+}
+
+// Ends an operation that will hear no more.
+void settle(Operation& operation) noexcept {
+  if (!operation.pending) {
+    return;
+  }
+  if (!operation.contradictory && operation.ended_count > 0 &&
+      operation.ended_count == operation.begun_count &&
+      operation.ended_count >= operation.channels.least &&
+      isCurrent(operation)) {
+    complete(operation);
+    return;
+  }
+  operation.pending = false;
+  g_unended.fetch_add(1, std::memory_order_relaxed);
+}
+
+// Returns the pending operation of a handle that the caller holds; null if the
+// slot is another's by now.
+Operation* pendingOf(Slot& slot, Handle handle) noexcept {
+  const bool same = (slot.use & kUseMask) == handle.use &&
+      slot.operation.pending && isCurrent(slot.operation);
+  return same ? &slot.operation : nullptr;
+}
+
+} // namespace
+
+Handle beginOperation(
+    Communicator& communicator,
+    const Record& issue,
+    Channels channels) noexcept {
+  constexpr int kTries = 8; // no more threads than this hold slots in a row
+  for (int i = 0; i < kTries; ++i) {
+    const uint64_t ticket = g_begun.fetch_add(1, std::memory_order_relaxed);
+    Slot& slot = g_slots[ticket % kSlots];
+    if (slot.used.test_and_set(std::memory_order_acquire)) {
+      continue;
+    }
+    settle(slot.operation);
+    slot.use = uint32_t(ticket / kSlots) & kUseMask;
+    slot.operation = Operation();
+    slot.operation.pending = true;
+    slot.operation.communicator = &communicator;
+    slot.operation.generation = communicator.generation.load();
+    slot.operation.issue = issue;
+    slot.operation.channels = channels;
+    const Handle handle{
+        Tag::kOperation, 0, uint32_t(ticket % kSlots), slot.use};
+    slot.used.clear(std::memory_order_release);
+    return handle;
+  }
+  g_unended.fetch_add(1, std::memory_order_relaxed);
+  return {};
+}
+
+Handle beginChannel(Handle handle, uint8_t channel, uint64_t gpu_ns) noexcept {
+  if (handle.tag != Tag::kOperation || handle.slot >= kSlots ||
+      channel >= kMaxChannels) {
+    return {};
+  }
+  const uint64_t now_ns = nowNs();
+  Slot& slot = g_slots[handle.slot];
+  const Held held(slot);
+  Operation* operation = pendingOf(slot, handle);
+  if (operation == nullptr || !operation->begun.set(channel)) {
+    return {};
+  }
+  operation->timed = gpu_ns != 0;
+  if (operation->timed) {
+    operation->communicator->sawGpuTime(gpu_ns, now_ns);
+  }
+  const uint64_t time_ns = operation->timed ? gpu_ns : now_ns;
+  operation->first_begin = operation->begun_count == 0
+      ? time_ns
+      : std::min(operation->first_begin, time_ns);
+  ++operation->begun_count;
+  return {Tag::kChannel, channel, handle.slot, handle.use};
+}
+
+namespace {
+
+void end(Handle handle, uint64_t gpu_ns, bool timed) noexcept {
+  if (handle.tag != Tag::kChannel || handle.slot >= kSlots) {
+    return;
+  }
+  const uint64_t now_ns = nowNs();
+  Slot& slot = g_slots[handle.slot];
+  const Held held(slot);
+  Operation* operation = pendingOf(slot, handle);
+  if (operation == nullptr || operation->timed != timed ||
+      !operation->begun.has(handle.channel) ||
+      !operation->ended.set(handle.channel)) {
+    return;
+  }
+  const uint64_t time_ns = timed ? gpu_ns : now_ns;
+  operation->contradictory |= time_ns < operation->first_begin;
+  if (timed && !operation->contradictory) {
+    operation->communicator->sawGpuTime(gpu_ns, now_ns);
+  }
+  operation->last_end = std::max(operation->last_end, time_ns);
+  if (++operation->ended_count == operation->channels.most &&
+      !operation->contradictory) {
+    complete(*operation);
+  }
+}
+
+} // namespace
+
+void endChannel(Handle channel, uint64_t gpu_ns) noexcept {
+  end(channel, gpu_ns, true);
+}
+
+void endUntimedChannel(Handle channel) noexcept {
+  end(channel, 0, false);
+}
+
+void settleOperations(const Communicator* communicator) noexcept {
+  for (Slot& slot : g_slots) {
+    const Held held(slot);
+    if (slot.operation.pending &&
+        (communicator == nullptr ||
+         slot.operation.communicator == communicator)) {
+      settle(slot.operation);
+    }
+  }
+}
+
+uint64_t unendedOperations() noexcept {
+  return g_unended.load();
+}
+
+} // namespace commprof::nccl

@@ -1,0 +1,244 @@
+#include "nccl_plugin/run.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+#include <stdexcept>
+#include <system_error>
+
+#include "base/clock.h"
+#include "core/recorder.h"
+#include "nccl_plugin/machine.h"
+#include "nccl_plugin/names.h"
+#include "nccl_plugin/operations.h"
+
+namespace commprof::nccl {
+
+namespace {
+
+std::atomic<bool> g_on{true};
+std::atomic<bool> g_open{false};
+std::atomic<int*> g_mask{nullptr};
+std::mutex g_opening; // in a forked child, which is off, nobody takes it
+
+void turnOff() noexcept {
+  g_on.store(false);
+  if (int* mask = g_mask.load()) {
+    __atomic_store_n(mask, 0, __ATOMIC_RELAXED);
+  }
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+int wholeNumber(const std::string& text) {
+  const bool digits = !text.empty() && text.size() <= 9 &&
+      text.find_first_not_of("0123456789") == std::string::npos;
+  return digits ? std::atoi(text.c_str()) : -1;
+}
+
+template <class... Name>
+std::string listOf(const Name&... names) {
+  std::string list;
+  ((list += (list.empty() ? "" : ", ") + jsonString(std::string(names))), ...);
+  return "[" + list + "]";
+}
+
+std::string datatypesJson() {
+  std::string list;
+  for (const DatatypeName& datatype : kDatatypes) {
+    list +=
+        (list.empty() ? "" : ", ") + jsonString(std::string(datatype.torch));
+  }
+  return "[" + list + "]";
+}
+
+#define COMMPROF_NAME(name, ...) COMMPROF_FIRST(__VA_ARGS__)
+#define COMMPROF_FIRST(text, ...) , text
+
+// All names of a table of record.h, whose macro begins each with a comma.
+template <class... Name>
+std::string tableOf(int, const Name&... names) {
+  return listOf(names...);
+}
+
+std::string metadataJson(
+    const Place& place,
+    int attempt,
+    const std::string& ring_prefix) {
+  timespec realtime;
+  clock_gettime(CLOCK_REALTIME, &realtime);
+  const uint64_t realtime_ns =
+      uint64_t(realtime.tv_sec) * 1'000'000'000 + uint64_t(realtime.tv_nsec);
+  const int local_rank = wholeNumber(variable("LOCAL_RANK"));
+  const std::string elastic = variable("TORCHELASTIC_RUN_ID");
+  return "{\"rank\": " + std::to_string(place.rank) +
+      ", \"world_size\": " + std::to_string(place.world_size) +
+      ", \"local_rank\": " + std::to_string(local_rank < 0 ? 0 : local_rank) +
+      ", \"restart_count\": " + std::to_string(attempt) +
+      ", \"pid\": " + std::to_string(getpid()) +
+      ", \"main_thread\": " + std::to_string(Recorder::threadId()) +
+      ", \"command\": " + commandJson() +
+      ", \"python\": \"\", \"torch\": \"\", \"commprof\": \"" COMMPROF_VERSION
+      "\", \"backend\": \"nccl\", \"threads\": 0, \"capture\": \"nccl\""
+      ", \"machine\": " +
+      machineJson() +
+      ", \"clock\": {\"source\": \"CLOCK_MONOTONIC\", \"monotonic_ns\": " +
+      std::to_string(nowNs()) +
+      ", \"realtime_ns\": " + std::to_string(realtime_ns) +
+      "}, \"ring_prefix\": " + jsonString(ring_prefix) +
+      ", \"record_bytes\": " + std::to_string(sizeof(Record)) +
+      ", \"kinds\": " + tableOf(0 COMMPROF_KINDS(COMMPROF_NAME)) +
+      ", \"ops\": " + tableOf(0 COMMPROF_OPS(COMMPROF_NAME)) +
+      ", \"phases\": " + tableOf(0 COMMPROF_PHASES(COMMPROF_NAME)) +
+      ", \"dtypes\": " + datatypesJson() +
+      ", \"hooks\": [], \"elastic_run_id\": " + jsonString(elastic) + "}";
+}
+
+// Takes the trace's name, so that no other process writes to it.
+void claim(const std::string& path) {
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0666);
+  if (file >= 0) {
+    close(file);
+    return;
+  }
+  if (errno == EEXIST) {
+    throw std::runtime_error(
+        path +
+        " exists, of an earlier run or of commprof's own capture; give the "
+        "plugin an empty directory as COMMPROF_OUT");
+  }
+  throw std::system_error(errno, std::generic_category(), path);
+}
+
+uint64_t randomNumber() {
+  uint64_t number = 0;
+  while (number == 0) {
+    if (getrandom(&number, sizeof(number), 0) != sizeof(number)) {
+      number = nowNs() ^ uint64_t(getpid()) << 48;
+    }
+  }
+  return number;
+}
+
+std::string ringPrefix() {
+  if (access("/dev/shm", W_OK) != 0) {
+    return "";
+  }
+  char token[16];
+  std::snprintf(token, sizeof(token), "%08x", unsigned(randomNumber()));
+  return "/dev/shm/commprof-" + std::to_string(getuid()) + "-" +
+      std::to_string(getpid()) + "-" + token + "-";
+}
+
+void endRun() {
+  settleOperations(nullptr);
+  Recorder::instance().stop();
+}
+
+} // namespace
+
+bool isOn() noexcept {
+  return g_on.load(std::memory_order_relaxed);
+}
+
+void switchOff(const std::string& reason) noexcept {
+  if (g_on.exchange(false)) {
+    std::fprintf(
+        stderr, "commprof: NCCL is not recorded: %s\n", reason.c_str());
+  }
+  turnOff();
+}
+
+void holdMask(int* mask) noexcept {
+  g_mask.store(mask);
+}
+
+std::optional<Place> placeFromLauncher() {
+  struct Names {
+    const char* rank;
+    const char* world_size;
+    const char* needed; // a variable that is set too; empty for none
+  };
+  constexpr Names kTorchrunAndMpi[] = {
+      {"RANK", "WORLD_SIZE", ""},
+      {"OMPI_COMM_WORLD_RANK",
+       "OMPI_COMM_WORLD_SIZE",
+       "OMPI_COMM_WORLD_LOCAL_RANK"},
+      {"MV2_COMM_WORLD_RANK",
+       "MV2_COMM_WORLD_SIZE",
+       "MV2_COMM_WORLD_LOCAL_RANK"},
+      {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},
+  };
+  const auto place = [](const Names& names) -> std::optional<Place> {
+    if (*names.needed != 0 && std::getenv(names.needed) == nullptr) {
+      return std::nullopt;
+    }
+    const int rank = wholeNumber(variable(names.rank));
+    const int size = wholeNumber(variable(names.world_size));
+    return rank >= 0 && rank < size ? std::optional<Place>({rank, size})
+                                    : std::nullopt;
+  };
+  for (const Names& names : kTorchrunAndMpi) {
+    if (const std::optional<Place> launched = place(names)) {
+      return launched;
+    }
+  }
+  // Slurm numbers its own steps, which are no tasks of srun, from 2**32 down.
+  const std::string step = variable("SLURM_STEP_ID");
+  const bool digits = !step.empty() && step.size() <= 10 &&
+      step.find_first_not_of("0123456789") == std::string::npos;
+  if (digits && std::atoll(step.c_str()) < 0xffff'fff0) {
+    const bool of_step = std::getenv("SLURM_STEP_NUM_TASKS") != nullptr;
+    const char* tasks = of_step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
+    if (const auto launched = place({"SLURM_PROCID", tasks, ""})) {
+      return launched;
+    }
+  }
+  return place({"PMI_RANK", "PMI_SIZE", ""});
+}
+
+void openRun(const Place& place) {
+  const std::lock_guard<std::mutex> lock(g_opening);
+  if (g_open.load() || !isOn()) {
+    return;
+  }
+  const std::string directory = variable("COMMPROF_OUT");
+  if (directory.empty()) {
+    throw std::runtime_error(
+        "COMMPROF_OUT is not set; set it to a directory for the traces");
+  }
+  std::filesystem::create_directories(directory);
+  const int restarts = wholeNumber(variable("TORCHELASTIC_RESTART_COUNT"));
+  const int attempt = restarts < 0 ? 0 : restarts;
+  const std::string path = directory + "/rank_" + std::to_string(place.rank) +
+      (attempt == 0 ? "" : ".attempt_" + std::to_string(attempt)) + ".trace";
+  claim(path);
+  RecorderOptions options;
+  options.trace_path = path;
+  options.ring_prefix = ringPrefix();
+  options.metadata_json = metadataJson(place, attempt, options.ring_prefix);
+  options.session = randomNumber();
+  Recorder::instance().start(options);
+  g_open.store(true);
+  pthread_atfork(nullptr, nullptr, [] { turnOff(); });
+  std::atexit(endRun);
+}
+
+bool isRunOpen() noexcept {
+  return g_open.load(std::memory_order_relaxed);
+}
+
+} // namespace commprof::nccl

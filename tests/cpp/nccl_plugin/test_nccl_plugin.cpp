@@ -1,0 +1,458 @@
+// Plays NCCL against the plugin's tables.
+//
+//   test_nccl_plugin                     checks that nothing harms, and clocks
+//   test_nccl_plugin play VERSION        plays a job's calls against the table
+//   test_nccl_plugin through LIBNCCL PLUGIN ADDRESS VERSION
+//       plays the same against what NCCL's own loader makes of the plugin:
+//       ADDRESS is that of getNcclProfiler_v<N> in the library, VERSION the
+//       newest version that the library knows
+//
+// The last two print what was played, one operation a line: process group,
+// operation, number, peer or root, bytes in and out, begin, end, and when both
+// were reported; an end of 0 is not known. The recorder is one per process.
+#include <dlfcn.h>
+#include <link.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "check.h"
+#include "core/recorder.h"
+#include "nccl_player.h"
+#include "nccl_plugin/gpu_clock.h"
+#include "trace_file.h"
+
+using namespace commprof;
+using nccl_player::Communicator;
+using nccl_player::Player;
+
+extern "C" nccl::TableV3 ncclProfiler_v3;
+extern "C" nccl::TableV4 ncclProfiler_v4;
+extern "C" nccl::TableV5 ncclProfiler_v5;
+extern "C" nccl::TableV5 ncclProfiler_v6;
+extern "C" nccl::TableV5 ncclProfiler_v7;
+
+namespace {
+
+// The GPU's clock, which began at another time.
+constexpr uint64_t kGpuLateNs = 86'400'000'000'000;
+uint64_t gpuNow() {
+  return nowNs() + kGpuLateNs;
+}
+
+struct Played {
+  std::string group;
+  Player::Operation operation;
+  uint32_t seq;
+  uint64_t begin_ns = 0; // on the host's clock
+  uint64_t end_ns = 0;
+  uint64_t begin_seen_ns = 0;
+  uint64_t end_seen_ns = 0;
+};
+
+// Kernels of operations that were launched together; the channels in `lost` of
+// each are never reported.
+void runKernels(
+    Player& player,
+    Communicator& c,
+    std::vector<std::pair<void*, Played*>> launched,
+    uint8_t lost = 0) {
+  std::vector<void*> channels;
+  for (auto& [handle, played] : launched) {
+    for (uint8_t i = 0; i < played->operation.channels - lost; ++i) {
+      const uint64_t gpu_ns = gpuNow();
+      channels.push_back(player.beginChannel(c, handle, i, gpu_ns));
+      if (i == 0) {
+        played->begin_ns = gpu_ns - kGpuLateNs;
+        played->begin_seen_ns = nowNs();
+      }
+    }
+  }
+  std::this_thread::sleep_for(std::chrono::microseconds(200));
+  size_t next = 0;
+  for (auto& [handle, played] : launched) {
+    for (uint8_t i = 0; i < played->operation.channels - lost; ++i) {
+      const uint64_t gpu_ns = gpuNow();
+      player.endChannel(channels[next++], gpu_ns);
+      played->end_ns = lost == 0 ? gpu_ns - kGpuLateNs : 0;
+      played->end_seen_ns = nowNs();
+    }
+  }
+}
+
+class Job {
+ public:
+  Job(Player& player, Communicator& c) : player_(player), c_(c) {}
+
+  void plain(const Player::Operation& operation, uint8_t lost = 0) {
+    void* call = begun(operation, false);
+    player_.stop(call);
+    Played& played = add("", operation);
+    void* handle = player_.launch(c_, operation, call, played.seq);
+    player_.stop(handle); // enqueued: no kernel has run yet
+    onProxy([&] { runKernels(player_, c_, {{handle, &played}}, lost); });
+  }
+
+  // Calls in one group, launched together at its end.
+  void grouped(const std::vector<Player::Operation>& operations) {
+    std::vector<void*> calls;
+    for (const auto& operation : operations) {
+      calls.push_back(begun(operation, false));
+      player_.stop(calls.back());
+    }
+    launchAll("", operations, calls);
+  }
+
+  void capture(const std::vector<Player::Operation>& operations) {
+    captured_ = operations;
+    for (const auto& operation : operations) {
+      captured_calls_.push_back(begun(operation, true));
+      player_.stop(captured_calls_.back());
+    }
+  }
+  // From a host node of the graph, in a thread of CUDA's.
+  void replay() {
+    std::thread([this] {
+      launchAll(
+          player_.hasCalls() ? " replays" : "", captured_, captured_calls_);
+    }).join();
+  }
+
+  void print() const {
+    for (const Played& p : played_) {
+      std::printf(
+          "%016llx%s\t%s\t%u\t%d\t%zu\t%s\t%llu\t%llu\t%llu\t%llu\n",
+          (unsigned long long)c_.id,
+          p.group.c_str(),
+          p.operation.func,
+          p.seq,
+          p.operation.root_or_peer,
+          p.operation.count,
+          p.operation.datatype,
+          (unsigned long long)p.begin_ns,
+          (unsigned long long)p.end_ns,
+          (unsigned long long)p.begin_seen_ns,
+          (unsigned long long)p.end_seen_ns);
+    }
+  }
+
+ private:
+  void* begun(const Player::Operation& o, bool captured) {
+    return player_.call(c_, o.func, o.datatype, o.count, captured);
+  }
+
+  Played& add(const std::string& group, const Player::Operation& operation) {
+    uint32_t seq = 0;
+    const bool message = Player::isMessage(operation.func);
+    for (const Played& before : played_) {
+      const bool same = message
+          ? std::strcmp(before.operation.func, operation.func) == 0 &&
+              before.operation.root_or_peer == operation.root_or_peer
+          : !Player::isMessage(before.operation.func);
+      seq += same && before.group == group ? 1 : 0;
+    }
+    played_.push_back({group, operation, seq});
+    return played_.back();
+  }
+
+  void launchAll(
+      const std::string& group,
+      const std::vector<Player::Operation>& operations,
+      const std::vector<void*>& calls) {
+    std::vector<std::pair<void*, Played*>> launched;
+    for (size_t i = 0; i < operations.size(); ++i) {
+      Played& played = add(group, operations[i]);
+      void* handle = player_.launch(c_, operations[i], calls[i], played.seq);
+      player_.stop(handle);
+      launched.emplace_back(handle, &played);
+    }
+    onProxy([&] { runKernels(player_, c_, launched); });
+  }
+
+  // NCCL's proxy is one thread; the test waits for it each time.
+  template <class Body>
+  void onProxy(Body body) {
+    std::thread(body).join();
+  }
+
+  Player& player_;
+  Communicator& c_;
+  std::deque<Played> played_;
+  std::vector<Player::Operation> captured_;
+  std::vector<void*> captured_calls_;
+};
+
+const Player::Operation kReduceGradients{
+    "AllReduce",
+    "ncclFloat32",
+    6'553'600,
+    0,
+    4};
+const Player::Operation kGather{"AllGather", "ncclInt8", 4096, 0, 2};
+const Player::Operation kScatter{"ReduceScatter", "ncclBfloat16", 1000, 0, 1};
+const Player::Operation kSpread{"Broadcast", "ncclInt8", 800, 1, 1};
+const Player::Operation kSum{"Reduce", "ncclFloat64", 100, 1, 3};
+
+void play(Player& player) {
+  const char* rank = std::getenv("RANK");
+  Communicator world{nullptr, 0xabc, "dp0", 2, rank ? std::atoi(rank) : 0};
+  const int peer = 1 - world.rank;
+  player.init(world);
+  Job job(player, world);
+  for (const auto& operation :
+       {kReduceGradients, kGather, kScatter, kSpread, kSum, kReduceGradients}) {
+    job.plain(operation);
+  }
+  job.grouped({kReduceGradients, kReduceGradients, kGather});
+  // A message of three pages on four channels leaves one of them without data.
+  job.grouped(
+      {{"Send", "ncclFloat32", 3072, peer, 3},
+       {"Recv", "ncclFloat32", 3072, peer, 3}});
+  job.plain({"Send", "ncclFloat16", 8, peer, 1});
+  job.capture({kReduceGradients, kScatter, kReduceGradients});
+  for (int i = 0; i < 10; ++i) {
+    job.replay();
+  }
+  job.plain(kReduceGradients, /*lost=*/1);
+  job.plain(kReduceGradients);
+  player.finalize(world);
+  job.print();
+}
+
+void* tableOf(int version) {
+  switch (version) {
+    case 3:
+      return &ncclProfiler_v3;
+    case 4:
+      return &ncclProfiler_v4;
+    case 5:
+      return &ncclProfiler_v5;
+    case 6:
+      return &ncclProfiler_v6;
+    default:
+      return &ncclProfiler_v7;
+  }
+}
+
+int playThrough(char** arguments) {
+  void* library = dlopen(arguments[0], RTLD_NOW | RTLD_LOCAL);
+  void* plugin =
+      library ? dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL) : nullptr;
+  if (plugin == nullptr) {
+    std::fprintf(stderr, "%s\n", dlerror());
+    return 1;
+  }
+  link_map* where = nullptr;
+  dlinfo(library, RTLD_DI_LINKMAP, &where);
+  const auto get = reinterpret_cast<void* (*)(void*)>(
+      where->l_addr + std::strtoull(arguments[2], nullptr, 16));
+  void* table = get(plugin);
+  if (table == nullptr) {
+    std::fprintf(stderr, "NCCL does not take the plugin\n");
+    return 1;
+  }
+  Player player(std::atoi(arguments[3]), table);
+  play(player);
+  return 0;
+}
+
+// ---- Clocks
+
+// Polls at random times up to 50 us late, of a GPU whose clock drifts by 20
+// parts in a million.
+void convertsGpuTimes() {
+  std::mt19937_64 random(1);
+  nccl::GpuClock clock;
+  CHECK(!clock.known());
+  const auto host = [](uint64_t true_ns) { return true_ns; };
+  const auto gpu = [](uint64_t true_ns) {
+    return uint64_t(double(true_ns) * 1.00002) + kGpuLateNs;
+  };
+  int64_t worst_ns = 0;
+  for (uint64_t at_ns = 1'000'000'000; at_ns < 31'000'000'000;
+       at_ns += 1'000'000) {
+    const uint64_t seen_ns = at_ns + 500 + random() % 50'000;
+    clock.add(host(seen_ns), gpu(at_ns));
+    const int64_t late_ns = int64_t(clock.toHost(gpu(at_ns)) - host(at_ns));
+    if (at_ns > 6'000'000'000) {
+      worst_ns = std::max(worst_ns, std::abs(late_ns));
+    }
+    CHECK(late_ns <= 50'500);
+  }
+  CHECK(worst_ns < 3000);
+  // The GPU's clock was set anew, by an hour.
+  for (int i = 0; i < nccl::GpuClock::kStrangeInARow; ++i) {
+    const uint64_t at_ns = 31'000'000'000 + uint64_t(i) * 1'000'000;
+    clock.add(at_ns + 1000, gpu(at_ns) + 3'600'000'000'000);
+  }
+  const uint64_t at_ns = 31'100'000'000;
+  const uint64_t gpu_ns = gpu(at_ns) + 3'600'000'000'000;
+  clock.add(at_ns + 1000, gpu_ns);
+  CHECK(std::abs(int64_t(clock.toHost(gpu_ns) - at_ns)) < 10'000);
+}
+
+// ---- Harm
+
+// Handles of anything, in any order, from several threads: no crash.
+void playAtRandom(Player& player, Communicator& c, uint64_t seed, int events) {
+  std::mt19937_64 random(seed);
+  std::vector<void*> handles{nullptr};
+  const auto any = [&]() {
+    return random() % 10 == 0 ? reinterpret_cast<void*>(random())
+                              : handles[random() % handles.size()];
+  };
+  const Player::Operation operations[] = {
+      kReduceGradients,
+      kGather,
+      {"Send", "ncclFloat32", 3072, 1, 3},
+      {"Recv", "ncclFloat32", 3072, 70'000, 3},
+      {"AlltoAll", "ncclFloat32", 3072, 0, 3},
+      {"AllReduce", "Unknown", 3072, -1, 200}};
+  for (int i = 0; i < events; ++i) {
+    const auto& operation = operations[random() % 6];
+    void* made = nullptr;
+    switch (random() % 7) {
+      case 0:
+      case 1:
+        made = player.call(
+            c,
+            operation.func,
+            operation.datatype,
+            operation.count,
+            random() % 2 == 0);
+        break;
+      case 2:
+        made = player.launch(c, operation, any());
+        break;
+      case 3:
+      case 4:
+        made = player.beginChannel(c, any(), uint8_t(random()), gpuNow());
+        break;
+      case 5:
+        player.endChannel(any(), random() % 5 == 0 ? random() : gpuNow());
+        break;
+      default:
+        player.stop(any());
+    }
+    if (made != nullptr && handles.size() < 1000) {
+      handles.push_back(made);
+    } else if (made != nullptr) {
+      handles[random() % handles.size()] = made;
+    }
+  }
+}
+
+void survives(int version) {
+  Player player(version, tableOf(version));
+  Communicator c{nullptr, 0x100u + uint64_t(version), "", 4, 0};
+  Communicator none{nullptr, 0, "", 4, 0};
+  player.init(c);
+  const int events = check::kSanitized ? 3000 : 20'000;
+  std::vector<std::thread> threads;
+  for (uint64_t seed = 1; seed <= 4; ++seed) {
+    threads.emplace_back([&, seed] {
+      playAtRandom(player, c, seed * 10 + uint64_t(version), events);
+    });
+  }
+  // Others come and go at the same time.
+  for (int i = 0; i < 300; ++i) {
+    Communicator other{nullptr, 0x1000u + uint64_t(i), "other", 2 + i, 1};
+    player.init(other);
+    playAtRandom(player, other, uint64_t(i), 20);
+    player.finalize(other);
+  }
+  playAtRandom(player, none, 3, 100);
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  player.finalize(c); // with events pending
+  playAtRandom(player, c, 5, 100); // and used on
+  player.finalize(c);
+}
+
+// One rank of a communicator is recorded, the other one is not.
+void takesOneRankOfEach() {
+  Player player(6, tableOf(6));
+  Communicator first{nullptr, 0x77, "", 2, 0};
+  Communicator second{nullptr, 0x77, "", 2, 1};
+  player.init(first);
+  player.init(second);
+  CHECK(first.context != nullptr && second.context == nullptr);
+  player.finalize(second);
+  player.finalize(first);
+}
+
+// A forked child records nothing, and its events are harmless.
+void childIsSilent() {
+  if (check::isEmulated() || check::kThreadSanitized) {
+    return;
+  }
+  Player player(6, tableOf(6));
+  Communicator c{nullptr, 0x88, "", 2, 0};
+  player.init(c);
+  const pid_t child = fork();
+  if (child == 0) {
+    void* handle = player.launch(c, kReduceGradients, nullptr);
+    player.finalize(c);
+    Communicator own{nullptr, 0x99, "", 2, 0};
+    player.init(own);
+    _exit(
+        handle == nullptr && own.context == nullptr && player.mask == 0 ? 0
+                                                                        : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  CHECK_EQ(status, 0);
+  CHECK(player.launch(c, kReduceGradients, nullptr) != nullptr);
+  player.finalize(c);
+}
+
+// An operation that is never completed loses its slot to a later one.
+void boundsWhatIsPending() {
+  Player player(6, tableOf(6));
+  Communicator c{nullptr, 0x66, "", 2, 0};
+  player.init(c);
+  void* lost = player.launch(c, kReduceGradients, nullptr);
+  for (int i = 0; i < 40'000; ++i) {
+    player.launch(c, kReduceGradients, nullptr);
+  }
+  CHECK(player.beginChannel(c, lost, 0, gpuNow()) == nullptr);
+  player.finalize(c);
+}
+
+} // namespace
+
+int main(int count, char** arguments) {
+  const std::string mode = count > 1 ? arguments[1] : "";
+  if (mode == "play") {
+    const int version = std::atoi(arguments[2]);
+    Player player(version, tableOf(version));
+    play(player);
+    return 0;
+  }
+  if (mode == "through") {
+    return playThrough(arguments + 2);
+  }
+  const trace_file::Directory directory;
+  setenv("COMMPROF_OUT", (directory / "run").c_str(), 1);
+  setenv("RANK", "0", 1);
+  setenv("WORLD_SIZE", "4", 1);
+  convertsGpuTimes();
+  for (const int version : {3, 4, 5, 6, 7}) {
+    survives(version);
+  }
+  takesOneRankOfEach();
+  boundsWhatIsPending();
+  childIsSilent();
+  CHECK_EQ(directory.count("run"), 1u);
+  Recorder::instance().stop();
+  return check::report();
+}

@@ -1,0 +1,149 @@
+"""The profiler plugin of NCCL, played to by a program that calls it as NCCL does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from commprof.launched import launched_as
+from tests.support.machines.core_tests import build
+from tests.support.nccl_runs import Operation, differences, played, recorded
+
+pytestmark = pytest.mark.timeout(1800)  # the first one builds
+
+
+@pytest.fixture(scope="module")
+def player() -> Path:
+    return build("", "test_nccl_plugin") / "test_nccl_plugin"
+
+
+def run(player: Path, version: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR")}
+    return subprocess.run(
+        [player, "play", str(version)],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("version", [3, 4, 5, 6, 7])
+def test_every_operation_with_its_times(player: Path, version: int, tmp_path: Path) -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "2"}
+    done = run(player, version, COMMPROF_OUT=str(tmp_path / "run"), **place)
+    trace, found = recorded(tmp_path / "run" / "rank_1.trace")
+    expected = played(done.stdout)
+    if version == 3:  # the operations' rows are known, but not the number of ranks
+        expected = {_of_unknown_size(operation): times for operation, times in expected.items()}
+    assert differences(expected, found, on_gpu=version >= 4) == []
+    assert (trace.complete, trace.dropped, trace.problems) == (True, 0, ())
+    assert (trace.rank, trace.metadata["world_size"]) == (1, 2)
+    names = {group.name: (group.description, group.rank) for group in trace.groups.values()}
+    assert names["0000000000000abc"] == ("dp0", 1)
+
+
+def _of_unknown_size(operation: Operation) -> Operation:
+    """The larger side of a collective depends on the number of ranks."""
+    if operation.op == "all_gather_into_tensor":
+        return replace(operation, bytes_out=0)
+    return replace(operation, bytes_in=0) if "scatter" in operation.op else operation
+
+
+def test_ten_replays_are_ten_of_each_collective(player: Path, tmp_path: Path) -> None:
+    run(player, 6, COMMPROF_OUT=str(tmp_path), RANK="0", WORLD_SIZE="2")
+    _, found = recorded(tmp_path / "rank_0.trace")
+    replayed = [o for o in found if o.group == "0000000000000abc replays"]
+    assert sorted(o.seq for o in replayed) == list(range(30))
+    assert sum(o.op == "all_reduce" for o in replayed) == 20
+    assert sum(o.op == "reduce_scatter_tensor" for o in replayed) == 10
+    assert all(found[o].end_ns > found[o].begin_ns > 0 for o in replayed)
+
+
+def test_the_report_reads_the_run(player: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    for rank in ("0", "1"):
+        run(player, 6, COMMPROF_OUT=str(out), RANK=rank, WORLD_SIZE="2")
+    shown = subprocess.run(
+        [sys.executable, "-m", "commprof", "report", str(out)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    rows = {tuple(line.split()[:6]) for line in shown.splitlines()}
+    assert ("all_reduce", "dp0", "replays", "(2)", "Float", "26.2") in rows
+    assert ("reduce", "dp0", "(2)", "Double", "0.0008", "1") in rows
+
+
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [
+        ({}, "COMMPROF_OUT is not set; set it to a directory for the traces"),
+        (
+            {"COMMPROF_OUT": "{run}", "RANK": "0", "WORLD_SIZE": "2"},
+            "{run}/rank_0.trace exists, of an earlier run or of commprof's own capture; give the "
+            "plugin an empty directory as COMMPROF_OUT",
+        ),
+    ],
+)
+def test_what_it_cannot_do_switches_it_off_with_one_line(
+    player: Path, tmp_path: Path, environment: dict[str, str], reason: str
+) -> None:
+    (tmp_path / "rank_0.trace").write_text("of another run")
+    given = {name: value.format(run=tmp_path) for name, value in environment.items()}
+    done = run(player, 6, **given)
+    said = f"commprof: NCCL is not recorded: {reason.format(run=tmp_path)}\n"
+    assert done.stderr == said
+    assert [path.name for path in tmp_path.iterdir()] == ["rank_0.trace"]
+    assert (tmp_path / "rank_0.trace").read_text() == "of another run"
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"RANK": "1", "WORLD_SIZE": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"},
+        {"RANK": "4", "WORLD_SIZE": "4", "PMI_RANK": "3", "PMI_SIZE": "8"},
+        {
+            **{"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+            "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        },
+        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+        {"SLURM_STEP_ID": "4294967291", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
+        {
+            **{"SLURM_STEP_ID": "7", "SLURM_PROCID": "5", "SLURM_NTASKS": "2"},
+            "SLURM_STEP_NUM_TASKS": "6",
+        },
+    ],
+)
+def test_the_rank_is_that_of_all_commands(
+    player: Path, tmp_path: Path, launcher: dict[str, str]
+) -> None:
+    run(player, 6, COMMPROF_OUT=str(tmp_path), **launcher)
+    (path,) = tmp_path.iterdir()
+    trace, _ = recorded(path)
+    place = launched_as(launcher)
+    expected = (0, 2) if place is None else (place.rank, place.world_size)
+    assert (trace.rank, trace.metadata["world_size"]) == expected
+    assert path.name == f"rank_{expected[0]}.trace"
+
+
+def test_without_a_launcher_the_first_communicator_is_the_job(player: Path, tmp_path: Path) -> None:
+    run(player, 6, COMMPROF_OUT=str(tmp_path))
+    trace, _ = recorded(tmp_path / "rank_0.trace")
+    assert (trace.rank, trace.metadata["world_size"]) == (0, 2)
+
+
+def test_version_3_needs_the_number_of_ranks(player: Path, tmp_path: Path) -> None:
+    done = run(player, 3, COMMPROF_OUT=str(tmp_path))
+    assert "set RANK and WORLD_SIZE" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_newest_interface_warns_of_its_cost(player: Path, tmp_path: Path) -> None:
+    assert "2.31" in run(player, 7, COMMPROF_OUT=str(tmp_path)).stderr

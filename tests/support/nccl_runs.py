@@ -1,0 +1,133 @@
+"""What the player of NCCL's calls (``tests/cpp/nccl_plugin``) played, and what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from commprof.trace import columns, schema
+from commprof.trace.columns import of_kind
+from commprof.trace.lookup import look_up
+from commprof.trace.reader import Trace, read_trace
+
+#: NCCL's names of operations in c10d's words, with input and output in units of the call's count.
+OPS = {
+    "AllReduce": ("all_reduce", 1, 1),
+    "AllGather": ("all_gather_into_tensor", 1, 2),
+    "ReduceScatter": ("reduce_scatter_tensor", 2, 1),
+    "Broadcast": ("broadcast", 1, 1),
+    "Reduce": ("reduce", 1, 1),
+    "Send": ("send", 1, 0),
+    "Recv": ("recv", 0, 1),
+}
+#: NCCL's names of types in torch's words.
+DATATYPES = {
+    "ncclInt8": "Char",
+    "ncclFloat16": "Half",
+    "ncclBfloat16": "BFloat16",
+    "ncclFloat32": "Float",
+    "ncclFloat64": "Double",
+}
+
+
+@dataclass(frozen=True, order=True)
+class Operation:
+    """One collective or message; of two ranks."""
+
+    group: str
+    op: str
+    seq: int
+    peer: int
+    dtype: str
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True)
+class Times:
+    """Begin and end in ns; 0 if not known."""
+
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Played:
+    """When an operation ran, and when the plugin was told of begin and end."""
+
+    ran: Times
+    told: Times
+
+
+def played(text: str) -> dict[Operation, Played]:
+    """Reads the player's output."""
+    result = {}
+    for line in text.splitlines():
+        group, func, seq, peer, count, datatype, *times = line.split("\t")
+        begin_ns, end_ns, begin_told_ns, end_told_ns = map(int, times)
+        op, into, out = OPS[func]
+        dtype = DATATYPES[datatype]
+        size = int(count) * schema.ELEMENT_BYTES[dtype]
+        operation = Operation(group, op, int(seq), int(peer), dtype, into * size, out * size)
+        assert operation not in result, operation
+        result[operation] = Played(Times(begin_ns, end_ns), Times(begin_told_ns, end_told_ns))
+    return result
+
+
+def recorded(path: Path) -> tuple[Trace, dict[Operation, Times]]:
+    """Reads a trace that the plugin wrote."""
+    trace = read_trace(path)
+    return trace, dict(_rows(trace))
+
+
+def _rows(trace: Trace) -> Iterator[tuple[Operation, Times]]:
+    table = columns.collectives(trace)
+    ready = of_kind(trace.records, schema.Kind.DEVICE_READY)
+    begin_ns = look_up(
+        table.op_id,
+        ready["op_id"].astype(np.int64),
+        ready["timestamp_ns"].astype(np.int64),
+    )
+    for i in range(len(table)):
+        operation = Operation(
+            trace.groups[int(table.group[i])].name,
+            schema.op_name(int(table.op[i])),
+            int(table.seq[i]),
+            int(table.peer[i]),
+            trace.metadata["dtypes"][int(table.dtype[i])],
+            int(table.bytes_in[i]),
+            int(table.bytes_out[i]),
+        )
+        yield operation, Times(int(begin_ns[i]), int(table.end_ns[i]))
+
+
+def differences(
+    expected: dict[Operation, Played], found: dict[Operation, Times], on_gpu: bool
+) -> list[str]:
+    """Says what the plugin lost, added or got wrong, a line for each operation.
+
+    A time is right if it lies between the event and the moment at which the plugin was told of it.
+    If it knows no times of the GPU, it has only the latter.
+
+    Args:
+        expected: what was played.
+        found: what the plugin wrote.
+        on_gpu: the interface has times of the GPU.
+    """
+    lines = [f"lost: {operation}" for operation in sorted(expected.keys() - found.keys())]
+    lines += [f"added: {operation}" for operation in sorted(found.keys() - expected.keys())]
+    for operation in sorted(expected.keys() & found.keys()):
+        truth, times = expected[operation], found[operation]
+        if truth.ran.end_ns == 0:
+            right = times == Times(0, 0) or not on_gpu
+        else:
+            right = (
+                truth.ran.begin_ns <= times.begin_ns <= truth.told.begin_ns
+                and truth.ran.end_ns <= times.end_ns <= truth.told.end_ns
+            )
+        if not right:
+            lines.append(f"times of {operation}: {times}, not {truth}")
+    return lines
