@@ -15,7 +15,8 @@ distributed over the late rank's waits in its interval, and these are traced bac
 The remaining part is distributed over the late rank's other activities (phases, pauses, time
 without a core, transfers) that took longer than on the waiting rank, in proportion to the extra
 time. So the causes of every wait add up to the wait exactly. If the two ranks have not met before,
-the wait is attributed to the late rank, with an unknown cause.
+or if the extra times add up to less than a hundredth of the wait, because the late rank was behind
+when they met, that part is attributed to the late rank with an unknown cause.
 
 (Delay costs of Boehme et al., "Identifying the Root Causes of Wait States in Large-Scale Parallel
 Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)
@@ -38,6 +39,8 @@ from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
 
 Floats = npt.NDArray[np.float64]
+#: Activities explain a wait if they took the late rank this fraction of it longer, or more.
+_LEAST_SHARE = 0.01
 _UNKNOWN, _TRANSFER = CAUSES.index(UNKNOWN), CAUSES.index(TRANSFER)
 
 
@@ -132,7 +135,10 @@ def _waits(ranks: Sequence[int], times: Sequence[RankTime], shared: SharedCalls)
     total = longer.sum(axis=1, keepdims=True)
     own = np.zeros((len(row), len(CAUSES)))
     own[:, :WAITING] = longer / np.where(total > 0, total, 1.0)
-    own[total[:, 0] == 0, _UNKNOWN] = 1.0
+    # A few ns more of one activity do not explain a wait of milliseconds.
+    unexplained = total[:, 0] <= _LEAST_SHARE * wait_ns
+    own[unexplained] = 0.0
+    own[unexplained, _UNKNOWN] = 1.0
     through = passed / np.maximum(passed + rest, 1e-9)
     order = np.argsort(end_ns, kind="stable")
     return _Waits(
@@ -188,27 +194,23 @@ def _carried_back(waits: _Waits, times: Sequence[RankTime]) -> list[_Parts]:
     }
     found: list[_Parts] = []
     late_time = waits.explained_by
-    columns = (
-        waits.late,
-        waits.through,
-        late_time.begin_ns,
-        late_time.stood_ns,
-        late_time.left_ns,
-        late_time.end_ns,
-    )
-    for i, (late, through, *ends) in enumerate(
-        zip(*(column.tolist() for column in columns), strict=True)
+    stretches = np.stack(
+        (late_time.begin_ns, late_time.stood_ns, late_time.left_ns, late_time.end_ns), axis=1
+    ).reshape(-1, 2, 2)
+    row_of, cause = np.nonzero(waits.own)
+    own = list(zip(cause.tolist(), waits.own[row_of, cause].tolist(), strict=True))
+    first = np.searchsorted(row_of, np.arange(len(waits.late) + 1)).tolist()
+    for i, (late, through) in enumerate(
+        zip(waits.late.tolist(), waits.through.tolist(), strict=True)
     ):
-        parts_of_time = (ends[:2], ends[2:]) if through > 0 else ()
         earlier = [
             (at[late, row], part)
-            for begin, end in parts_of_time
+            for begin, end in (stretches[i].tolist() if through > 0 else ())
             for row, part in zip(*times[late].waits_in(begin, end), strict=True)
             if at.get((late, row), i) < i
         ]
-        own = waits.own[i]
         through = through if earlier else 0.0
-        parts = {(late, c): (1 - through) * own[c] for c in np.flatnonzero(own).tolist()}
+        parts = {(late, c): (1 - through) * share for c, share in own[first[i] : first[i + 1]]}
         total = sum(part for _, part in earlier)
         for row, part in earlier:
             for cell, share in found[row].items():

@@ -353,7 +353,8 @@ def any_job(seed: int, late: int = 1, in_turn: bool = False, most_ranks: int = 1
     if shape == "pipeline":
         size += size % 2
     hosts = int(random.integers(1, 5)) if size >= 8 else 1
-    # Most of a pipeline's waiting is its bubble, so only own work, in more steps, tells.
-    most = 25 if shape == "pipeline" else 13
+    # Where bubbles of a pipeline or noise of many ranks make up much of the waiting, only own work,
+    # in more steps, tells.
+    most = 25 if shape == "pipeline" or size > 256 else 13
     steps = most - 1 if size > 32 else int(random.integers(16, 25))
     return drawn(shape, seed, size, steps, late, in_turn=in_turn, hosts=hosts)

@@ -312,7 +312,7 @@ def _excess(
     longer = np.maximum(0.0, excess[:_WAITING])
     third, own = max(0.0, float(excess[_WAITING])), max(0.0, float(excess[:_WAITING].sum()))
     through = third / max(third + own, 1e-9)
-    if longer.sum() <= 0:
+    if longer.sum() <= 0.01 * wait.wait_ns:
         return through, {_UNKNOWN: 1.0}
     shares = longer / longer.sum()
     return through, {cause: float(shares[cause]) for cause in np.flatnonzero(shares).tolist()}
