@@ -260,7 +260,8 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     elif step.split_ms and not is_split(step.exposed_ms, step.split_ms["unsplit"]):
         share = f"{step.split_ms['unsplit'] / step.exposed_ms:.0%}"
         yield f"{share} of the exposed time could not be split into waiting and transfer."
-    if world.parts.forward_ms == 0 and not step.is_of_device:
+    unseen = world.evidence.supports(Figure.PARTS) and not world.evidence.supports(Figure.OTHER)
+    if unseen and not step.is_of_device:
         yield 'No forward pass was seen: its time counts as "other".'
     if failed := sum(row.failed for row in world.collectives):
         yield f"{counted(failed, 'collective call')} ended with an error."

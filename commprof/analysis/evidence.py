@@ -21,14 +21,20 @@ import numpy as np
 
 from commprof import invocation
 from commprof.analysis.align.device_timeline import timed_collectives
+from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.step.mean_step import WORTH_A_LOOK, is_split
 from commprof.text import named_ranks
 from commprof.trace import columns
+from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, Kind
 from commprof.units import ns_to_ms
 
+#: Fraction of records, and of collectives, whose loss changes figures too little to matter.
+_FEW, _SOME = 0.01, 0.1
+#: A rank is called late only if at least this fraction of the exposed time is split.
+_HALF = 0.5
 #: A rank stands out, whatever a test over the steps says, if it caused this share of all waiting.
 _STANDS_OUT = 2 / 3
 
@@ -40,12 +46,18 @@ class Figure(Enum):
     STEP = "step"
     #: Compute, data, optimizer and other time of a step.
     PARTS = "parts"
+    #: The statement that "other" is time outside of forward, backward and optimizer.
+    OTHER = "other"
     #: Time for which communication delays the step, and all that follows from it.
     EXPOSED = "exposed"
     #: Durations and bandwidths of collectives.
     CALLS = "calls"
     #: Split of exposed time into waiting and transfer, and the rank that the others wait for.
     SPLIT = "split"
+    #: The statement that communication needs no change.
+    NO_CHANGE = "no_change"
+    #: The statement that one rank is late.
+    LATE = "late"
     #: The statement that no single rank is late.
     NOBODY_LATE = "nobody_late"
     #: Gains of replayed changes.
@@ -73,6 +85,8 @@ class Evidence:
     device: bool
     #: False if nothing of the training thread was recorded next to its collectives.
     training_thread: bool
+    #: False if only kernels of communication were recorded of some ranks' devices, but not of all.
+    work: bool
     #: False if capture in pure Python saw no collective.
     collectives: bool
     #: False if a rank's collectives ran on a device, and no device event timed any of them.
@@ -91,6 +105,14 @@ class Evidence:
     unsplit_ms: float
     #: False if the exposed time of no step is split into waiting and transfer.
     waiting_known: bool
+    #: Largest fraction of a rank's records that were lost because a buffer was full.
+    lost_share: float = 0.0
+    #: The rank whose recording lacks most of the calls that other ranks recorded in the same
+    #: groups, and the fraction of them that it lacks; 0 for commprof's own traces.
+    poorest_rank: int = -1
+    lacking_share: float = 0.0
+    #: True if forward passes were recorded.
+    forward: bool = True
     #: The rank that caused most waiting, and its fraction of all waiting; -1 and NaN if unknown.
     most_waited_for: int = -1
     most_waited_share: float = math.nan
@@ -137,10 +159,27 @@ class Evidence:
                 "only kernels tell how long transfers take.",
                 "",
             )
+        if not self.work:
+            return (
+                "First record again with all kernels of the device: without those of its work, "
+                "nobody knows which of them hid communication.",
+                "",
+            )
         if not self.training_thread:
             return (
                 "First record again with the operators of the training thread: start "
                 "torch.profiler in the thread that trains, with ProfilerActivity.CPU.",
+                "",
+            )
+        if _lost_records(self):
+            return (
+                "First repeat the run with room for its records, in /dev/shm and on the disk of "
+                "the run directory: communication that was not recorded is in no figure.",
+                "",
+            )
+        if _lacking_calls_of(self):
+            return (
+                "First record again, on all ranks with the same settings and for the same steps.",
                 "",
             )
         if _no_collectives(self):
@@ -171,6 +210,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
         / max(1, sum(len(part.step) for part in seen.measured))
         for name in ("exposed_ns", "unsplit_ns", "wall_ns")
     )
+    poorest_rank, lacking_share = _lacking_calls(seen)
     facts = [trace.recorded for trace in traces if trace.recorded is not None]
     by_python = all(trace.metadata.get("capture") == "python" for trace in traces)
     on_device = any(_on_device(trace) and not trace.is_foreign for trace in traces)
@@ -179,6 +219,8 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
         times=all(each.times.all() for each in facts),
         device=bool(facts) and all(each.device for each in facts),
         training_thread=all(each.device or each.training_thread for each in facts),
+        # A benchmark of communication has no other kernels on any rank.
+        work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
         collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
         device_times=not any(map(_is_untimed, traces)),
         missing_ranks=tuple(rank for rank in range(world_size) if rank not in seen.ranks),
@@ -192,7 +234,51 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
         waiting_known=not all(
             np.isnan(part.wait_ns[part.exposed_ns > 0]).all() for part in seen.measured
         ),
+        lost_share=max(map(_lost_share, traces)),
+        poorest_rank=poorest_rank,
+        lacking_share=lacking_share,
+        forward=any(float(part.forward_ns.sum()) > 0 for part in seen.measured),
     )
+
+
+def _lacking_calls(seen: MeasuredWorld) -> tuple[int, float]:
+    """Returns ``Evidence.poorest_rank`` and ``lacking_share``, over the measured steps.
+
+    In a job with smaller groups, only the collectives of all ranks are compared, and only of ranks
+    whose groups were recorded: the ranks of the other groups may differ.
+    """
+    if len(seen.traces) < 2 or not any(trace.is_foreign for trace in seen.recorded):
+        return -1, 0.0
+    world_size = seen.recorded[0].world_size
+    sizes = [{group.size for group in trace.groups.values()} for trace in seen.traces]
+    has_small = any(size not in (0, world_size) for found in sizes for size in found)
+    counts: list[tuple[int, int]] = []
+    for place, (trace, table) in enumerate(zip(seen.traces, seen.tables, strict=True)):
+        if has_small and (0 in sizes[place] or not sizes[place]):
+            continue
+        steps = columns.steps(trace)
+        chosen = np.isin(steps.index, seen.measured[place].step)
+        inside = row_containing(steps.begin_ns[chosen], steps.end_ns[chosen], table.issue_ns) >= 0
+        mine = inside & ~np.isin(table.op, POINT_TO_POINT)
+        if has_small:
+            whole = [group.id for group in trace.groups.values() if group.size == world_size]
+            mine &= np.isin(table.group, whole)
+        counts.append((int(mine.sum()), seen.ranks[place]))
+    if len(counts) < 2 or not max(counts)[0]:
+        return -1, 0.0
+    least, poorest = min(counts)
+    return poorest, 1 - least / max(counts)[0]
+
+
+def _lacks_work(trace: Trace) -> bool:
+    activity = trace.device_activity
+    if activity is None or activity.communication is None:
+        return False
+    return len(activity.communication) > 0 and len(activity.compute) == 0
+
+
+def _lost_share(trace: Trace) -> float:
+    return trace.dropped / max(1, trace.dropped + len(trace.records))
 
 
 def _why_no_device_times(traces: Sequence[Trace]) -> str:
@@ -220,6 +306,10 @@ def _no_operators(of: Evidence) -> str:
     return "" if of.training_thread else "no operator of the training thread was recorded"
 
 
+def _no_work(of: Evidence) -> str:
+    return "" if of.work else "a device's kernels of communication were recorded, but no others"
+
+
 def _no_collectives(of: Evidence) -> str:
     return "" if of.collectives else "the capture saw no communication"
 
@@ -230,6 +320,25 @@ def _no_device_times(of: Evidence) -> str:
 
 def _a_rank_untimed(of: Evidence) -> str:
     return "" if of.device_times else "no device event timed a rank's collectives"
+
+
+def _lost_records(of: Evidence) -> str:
+    if of.lost_share <= _FEW:
+        return ""
+    return f"{of.lost_share:.0%} of a rank's records were lost because a buffer was full"
+
+
+def _lacking_calls_of(of: Evidence) -> str:
+    if of.lacking_share <= _SOME:
+        return ""
+    return (
+        f"the recording of rank {of.poorest_rank} lacks {of.lacking_share:.0%} of the collectives "
+        "that other ranks recorded"
+    )
+
+
+def _no_forward(of: Evidence) -> str:
+    return "" if of.forward else "no forward pass was seen"
 
 
 def _no_clock(of: Evidence) -> str:
@@ -256,19 +365,28 @@ def _not_split(of: Evidence) -> str:
     return "much of the exposed time could not be split into waiting and transfer"
 
 
+def _mostly_unsplit(of: Evidence) -> str:
+    if of.unsplit_ms <= _HALF * of.exposed_ms:
+        return ""
+    return "most of the exposed time could not be split into waiting and transfer"
+
+
 def _stands_out(of: Evidence) -> str:
     return of.stands_out
 
 
-_DEVICE = (_no_kernels, _no_operators)
-_SEEN = (*_DEVICE, _no_collectives, _no_device_times)
+_DEVICE = (_no_kernels, _no_operators, _no_work)
+_SEEN = (*_DEVICE, _lacking_calls_of, _no_collectives, _no_device_times, _lost_records)
 #: What each figure needs, the reason to say first at the front.
 _NEEDS: Mapping[Figure, Sequence[Callable[[Evidence], str]]] = {
     Figure.STEP: (),
-    Figure.PARTS: (_no_device, _no_operators),
+    Figure.PARTS: (_no_device, _no_operators, _no_work),
+    Figure.OTHER: (_no_device, _no_operators, _no_work, _no_forward),
     Figure.EXPOSED: _SEEN,
+    Figure.NO_CHANGE: (*_SEEN, _no_ranks),
     Figure.CALLS: (_no_kernels,),
     Figure.SPLIT: (*_SEEN, _no_clock),
+    Figure.LATE: (*_SEEN, _no_clock, _mostly_unsplit),
     Figure.NOBODY_LATE: (*(*_SEEN, _no_clock, _no_ranks, _no_waiting, _not_split, _stands_out),),
     Figure.GAINS: (*_SEEN, _a_rank_untimed, _no_clock, _no_ranks, _not_split),
 }

@@ -90,7 +90,15 @@ def next_step(
             "",
         )
     step_ms = step.step_ms
-    if step.exposed_ms < WORTH_A_LOOK * step_ms:
+    little = step.exposed_ms < WORTH_A_LOOK * step_ms
+    if little and (lacking := world.evidence.lacking(Figure.NO_CHANGE)):
+        return NextStep(
+            f"Waiting for communication takes less than {WORTH_A_LOOK:.0%} of a step on the "
+            f"recorded ranks; whether others wait is not known: {lacking}. First look at "
+            f"{own_work}.",
+            "",
+        )
+    if little:
         return NextStep(
             "Communication is not the bottleneck and needs no change: waiting for communication "
             f"takes less than {WORTH_A_LOOK:.0%} of a step. First look at {own_work}.",

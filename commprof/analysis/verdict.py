@@ -51,6 +51,8 @@ _WORDS = {
     "wire": "data transfer",
     "unsplit": "not attributed",
 }
+#: "Other" if forward passes were not recorded, so that it may hold them.
+_NO_PHASE = "time in no recorded phase (no forward pass was seen)"
 #: The same for parts of a device's time.
 _DEVICE_WORDS = {
     **_WORDS,
@@ -109,9 +111,11 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
         *_unseen_forward(world, bindings[place]),
         *_growth(result, steps, place),
     ]
-    words, found = _words(step), exchange(world, step)
+    words, found = _words(world, step), exchange(world, step)
     late = rank_to_look_at(result.context, world, step)
-    headline = _not_known(world, step) or _headline(bindings[place], step, words, late)
+    headline = _not_known(world, step) or _headline(
+        bindings[place], step, words, late, _ranks(world)
+    )
     if late is None:
         headline = " ".join(filter(None, (headline, _held_up(world, step) or found.sentence)))
     if world.apart is not None:
@@ -132,7 +136,7 @@ def _not_known(world: WorldResult, step: MeanStep) -> str:
     """Returns a headline on the parts of the step that are not known; empty if all are."""
     if world.evidence.supports(Figure.EXPOSED):
         return ""
-    known = f"At {counted(world.world_size, 'rank')} the mean step takes {in_ms(step.step_ms)}"
+    known = f"At {_ranks(world)} the mean step takes {in_ms(step.step_ms)}"
     why = world.evidence.lacking(Figure.EXPOSED if step.is_of_device else Figure.PARTS)
     if why:
         return f"{known}. What bounds it is not known: {why}."
@@ -181,10 +185,11 @@ def _binding(world: WorldResult, step: MeanStep) -> Binding:
     return Binding(world.world_size, part, largest, split)
 
 
-def _words(step: MeanStep) -> Mapping[str, str]:
-    """Returns words for a step's parts by key. They name a phase of compute only if it is known."""
+def _words(world: WorldResult, step: MeanStep) -> Mapping[str, str]:
+    """Returns words for a step's parts by key. They name a phase only if it is known."""
     if not step.is_of_device:
-        return _WORDS
+        other = _NO_PHASE if not world.evidence.supports(Figure.OTHER) else _WORDS["other"]
+        return {**_WORDS, "other": other}
     known, unknown = step.forward_ms + step.backward_ms, step.unphased_compute_ms
     compute = _WORDS["compute"]
     if known <= 0:
@@ -195,11 +200,22 @@ def _words(step: MeanStep) -> Mapping[str, str]:
     return {**_DEVICE_WORDS, "compute": compute}
 
 
+def _ranks(world: WorldResult) -> str:
+    """Returns the number of ranks, with the number of recorded ones if some were not."""
+    ranks = counted(world.world_size, "rank")
+    if not world.missing_ranks:
+        return ranks
+    return f"{ranks} ({len(world.ranks)} recorded)"
+
+
 def _headline(
-    binding: Binding, step: MeanStep, words: Mapping[str, str], late: LateRank | None
+    binding: Binding,
+    step: MeanStep,
+    words: Mapping[str, str],
+    late: LateRank | None,
+    ranks: str,
 ) -> str:
     """Returns the sentence on the late rank, if ``late`` is given, else on the largest part."""
-    ranks = counted(binding.world_size, "rank")
     (first, share), (second, other) = binding.largest
     if late is not None:
         where = f"it falls behind {where}, and " if (where := fell_behind(late)) else ""
@@ -301,7 +317,8 @@ def _sharded(world: WorldResult, step: MeanStep) -> list[str]:
 
 def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
     """Returns a remark if no forward phase was recorded and "other" is among the largest parts."""
-    if world.foreign or world.parts.forward_ms != 0 or "other" not in dict(binding.largest):
+    known = world.foreign or world.evidence.supports(Figure.OTHER)
+    if known or "other" not in dict(binding.largest):
         return []
     return [
         "No forward pass was seen: the forward pass of a model under neither DDP nor FSDP2 counts "

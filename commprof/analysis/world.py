@@ -329,8 +329,10 @@ def _supported(result: WorldResult) -> WorldResult:
             "sharding": None,
             "collectives": tuple(replace(row, exposed_ms=math.nan) for row in result.collectives),
         }
+    if not evidence.supports(Figure.LATE):
+        changes |= {"late_rank": None}
     if not evidence.supports(Figure.SPLIT):
-        changes |= {"late_rank": None, "wait_costs": ()}
+        changes |= {"wait_costs": ()}
     if not evidence.supports(Figure.PARTS):
         changes |= {"longer_phase": None}
     if not evidence.supports(Figure.CALLS):

@@ -126,7 +126,8 @@ def _whom(card: Card) -> list[tuple[str, str]]:
     elif card.nobody_late:
         said = "no single rank stands out"
     else:
-        said = f"not known: {card.nobody_late_lacks}"
+        why = card.nobody_late_lacks
+        said = "not known" if why == card.exposed_lacks else f"not known: {why}"
     return [("Waited for", said)]
 
 

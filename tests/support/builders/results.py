@@ -199,6 +199,7 @@ def evidence_about(made: dict[str, Any], **values: Any) -> Evidence:
             "times": True,
             "device": False,
             "training_thread": True,
+            "work": True,
             "collectives": not math.isnan(shown.exposed_ms),
             "device_times": True,
             "missing_ranks": made["missing_ranks"],
@@ -210,6 +211,7 @@ def evidence_about(made: dict[str, Any], **values: Any) -> Evidence:
             "exposed_ms": shown.exposed_ms,
             "unsplit_ms": shown.unsplit_ms,
             "waiting_known": not math.isnan(shown.wait_ms),
+            "forward": shown.forward_ms != 0,
             **values,
         }
     )

@@ -1,0 +1,20 @@
+"""Whatever part a recording lacks, nothing that is said about it rests on that part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.builders.removals import Cases
+
+#: ``benchmarks/attribution/removals.py`` draws 10,000.
+_CASES, _OF_A_TEST = 240, 40
+
+
+@pytest.mark.parametrize("first", range(0, _CASES, _OF_A_TEST))
+def test_nothing_that_is_said_rests_on_a_removed_part(tmp_path: Path, first: int) -> None:
+    cases = Cases(tmp_path)
+    for seed in range(first, first + _OF_A_TEST):
+        case, found = cases.complaints(seed)
+        assert found == [], f"seed {seed}: a recording ({case.kind}) without {case.removed}"
