@@ -205,7 +205,7 @@ def _ranks(world: WorldResult) -> str:
     ranks = counted(world.world_size, "rank")
     if not world.missing_ranks:
         return ranks
-    return f"{ranks} ({len(world.ranks)} recorded)"
+    return f"{ranks} ({world.world_size - len(world.missing_ranks)} recorded)"
 
 
 def _headline(
