@@ -74,31 +74,36 @@ std::string tableOf(int, const Name&... names) {
   return listOf(names...);
 }
 
-std::string metadataJson(
-    const Place& place,
-    int attempt,
-    const std::string& ring_prefix) {
+// Keys that the metadata and the owner file of the rings have in common.
+std::string processJson() {
   timespec realtime;
   clock_gettime(CLOCK_REALTIME, &realtime);
   const uint64_t realtime_ns =
       uint64_t(realtime.tv_sec) * 1'000'000'000 + uint64_t(realtime.tv_nsec);
+  return "\"pid\": " + std::to_string(getpid()) +
+      ", \"machine\": " + machineJson() +
+      ", \"clock\": {\"source\": \"CLOCK_MONOTONIC\", \"monotonic_ns\": " +
+      std::to_string(nowNs()) +
+      ", \"realtime_ns\": " + std::to_string(realtime_ns) + "}";
+}
+
+std::string metadataJson(
+    const Place& place,
+    int attempt,
+    const std::string& ring_prefix,
+    const std::string& process) {
   const int local_rank = wholeNumber(variable("LOCAL_RANK"));
   const std::string elastic = variable("TORCHELASTIC_RUN_ID");
   return "{\"rank\": " + std::to_string(place.rank) +
       ", \"world_size\": " + std::to_string(place.world_size) +
       ", \"local_rank\": " + std::to_string(local_rank < 0 ? 0 : local_rank) +
-      ", \"restart_count\": " + std::to_string(attempt) +
-      ", \"pid\": " + std::to_string(getpid()) +
+      ", \"restart_count\": " + std::to_string(attempt) + ", " + process +
       ", \"main_thread\": " + std::to_string(Recorder::threadId()) +
       ", \"command\": " + commandJson() +
       ", \"python\": \"\", \"torch\": \"\", \"commprof\": \"" COMMPROF_VERSION
       "\", \"backend\": \"nccl\", \"threads\": 0, \"capture\": \"nccl\""
-      ", \"machine\": " +
-      machineJson() +
-      ", \"clock\": {\"source\": \"CLOCK_MONOTONIC\", \"monotonic_ns\": " +
-      std::to_string(nowNs()) +
-      ", \"realtime_ns\": " + std::to_string(realtime_ns) +
-      "}, \"ring_prefix\": " + jsonString(ring_prefix) +
+      ", \"ring_prefix\": " +
+      jsonString(ring_prefix) +
       ", \"record_bytes\": " + std::to_string(sizeof(Record)) +
       ", \"kinds\": " + tableOf(0 COMMPROF_KINDS(COMMPROF_NAME)) +
       ", \"ops\": " + tableOf(0 COMMPROF_OPS(COMMPROF_NAME)) +
@@ -143,9 +148,36 @@ std::string ringPrefix() {
       std::to_string(getpid()) + "-" + token + "-";
 }
 
+// The file that names the process and the trace of the rings, in whose absence
+// nobody removes those of a killed process; commprof/trace/ring.py reads it.
+std::string g_owner; // its path; empty: there is none
+
+void writeOwner(const RecorderOptions& options, const std::string& process) {
+  const std::string path = options.ring_prefix + "owner";
+  if (options.ring_prefix.empty()) {
+    return;
+  }
+  if (std::FILE* file = std::fopen(path.c_str(), "wxe")) {
+    g_owner = path;
+    std::fprintf(
+        file,
+        "{\"trace\": %s, \"session\": %llu, %s}",
+        jsonString(options.trace_path).c_str(),
+        (unsigned long long)options.session,
+        process.c_str());
+    std::fclose(file);
+  }
+}
+
 void endRun() {
+  if (!Recorder::instance().started()) {
+    return; // a forked child
+  }
   settleOperations(nullptr);
   Recorder::instance().stop();
+  if (!g_owner.empty()) {
+    unlink(g_owner.c_str());
+  }
 }
 
 } // namespace
@@ -215,12 +247,14 @@ void openRun(const Place& place) {
   if (g_open.load() || !isOn()) {
     return;
   }
-  const std::string directory = variable("COMMPROF_OUT");
-  if (directory.empty()) {
+  const std::string given = variable("COMMPROF_OUT");
+  if (given.empty()) {
     throw std::runtime_error(
         "COMMPROF_OUT is not set; set it to a directory for the traces");
   }
-  std::filesystem::create_directories(directory);
+  std::filesystem::create_directories(given);
+  // The program may change its own directory.
+  const std::string directory = std::filesystem::absolute(given).string();
   const int restarts = wholeNumber(variable("TORCHELASTIC_RESTART_COUNT"));
   const int attempt = restarts < 0 ? 0 : restarts;
   const std::string path = directory + "/rank_" + std::to_string(place.rank) +
@@ -229,9 +263,12 @@ void openRun(const Place& place) {
   RecorderOptions options;
   options.trace_path = path;
   options.ring_prefix = ringPrefix();
-  options.metadata_json = metadataJson(place, attempt, options.ring_prefix);
+  const std::string process = processJson();
+  options.metadata_json =
+      metadataJson(place, attempt, options.ring_prefix, process);
   options.session = randomNumber();
   Recorder::instance().start(options);
+  writeOwner(options, process);
   g_open.store(true);
   pthread_atfork(nullptr, nullptr, [] { turnOff(); });
   std::atexit(endRun);

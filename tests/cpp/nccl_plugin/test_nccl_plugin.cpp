@@ -1,7 +1,8 @@
 // Plays NCCL against the plugin's tables.
 //
 //   test_nccl_plugin                     checks that nothing harms, and clocks
-//   test_nccl_plugin play VERSION        plays a job's calls against the table
+//   test_nccl_plugin play VERSION [kill] plays a job's calls against the table,
+//                                        and kills itself before it finalises
 //   test_nccl_plugin through LIBNCCL PLUGIN ADDRESS VERSION
 //       plays the same against what NCCL's own loader makes of the plugin:
 //       ADDRESS is that of getNcclProfiler_v<N> in the library, VERSION the
@@ -12,6 +13,7 @@
 // were reported; an end of 0 is not known. The recorder is one per process.
 #include <dlfcn.h>
 #include <link.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -58,6 +60,10 @@ struct Played {
   uint64_t end_seen_ns = 0;
 };
 
+int reporting(const Player::Operation& operation) {
+  return operation.channels - operation.without_data;
+}
+
 // Kernels of operations that were launched together; the channels in `lost` of
 // each are never reported.
 void runKernels(
@@ -67,7 +73,7 @@ void runKernels(
     uint8_t lost = 0) {
   std::vector<void*> channels;
   for (auto& [handle, played] : launched) {
-    for (uint8_t i = 0; i < played->operation.channels - lost; ++i) {
+    for (uint8_t i = 0; i < reporting(played->operation) - lost; ++i) {
       const uint64_t gpu_ns = gpuNow();
       channels.push_back(player.beginChannel(c, handle, i, gpu_ns));
       if (i == 0) {
@@ -79,7 +85,7 @@ void runKernels(
   std::this_thread::sleep_for(std::chrono::microseconds(200));
   size_t next = 0;
   for (auto& [handle, played] : launched) {
-    for (uint8_t i = 0; i < played->operation.channels - lost; ++i) {
+    for (uint8_t i = 0; i < reporting(played->operation) - lost; ++i) {
       const uint64_t gpu_ns = gpuNow();
       player.endChannel(channels[next++], gpu_ns);
       played->end_ns = lost == 0 ? gpu_ns - kGpuLateNs : 0;
@@ -201,7 +207,7 @@ const Player::Operation kScatter{"ReduceScatter", "ncclBfloat16", 1000, 0, 1};
 const Player::Operation kSpread{"Broadcast", "ncclInt8", 800, 1, 1};
 const Player::Operation kSum{"Reduce", "ncclFloat64", 100, 1, 3};
 
-void play(Player& player) {
+void play(Player& player, bool killed = false) {
   const char* rank = std::getenv("RANK");
   Communicator world{nullptr, 0xabc, "dp0", 2, rank ? std::atoi(rank) : 0};
   const int peer = 1 - world.rank;
@@ -214,7 +220,7 @@ void play(Player& player) {
   job.grouped({kReduceGradients, kReduceGradients, kGather});
   // A message of three pages on four channels leaves one of them without data.
   job.grouped(
-      {{"Send", "ncclFloat32", 3072, peer, 3},
+      {{"Send", "ncclFloat32", 3072, peer, 4, 1},
        {"Recv", "ncclFloat32", 3072, peer, 3}});
   job.plain({"Send", "ncclFloat16", 8, peer, 1});
   job.capture({kReduceGradients, kScatter, kReduceGradients});
@@ -223,8 +229,12 @@ void play(Player& player) {
   }
   job.plain(kReduceGradients, /*lost=*/1);
   job.plain(kReduceGradients);
-  player.finalize(world);
   job.print();
+  if (killed) {
+    std::fflush(stdout);
+    raise(SIGKILL);
+  }
+  player.finalize(world);
 }
 
 void* tableOf(int version) {
@@ -435,7 +445,7 @@ int main(int count, char** arguments) {
   if (mode == "play") {
     const int version = std::atoi(arguments[2]);
     Player player(version, tableOf(version));
-    play(player);
+    play(player, count > 3);
     return 0;
   }
   if (mode == "through") {

@@ -104,6 +104,7 @@ class Player {
     size_t count;
     int root_or_peer;
     uint8_t channels;
+    uint8_t without_data = 0; // channels that report nothing, the last ones
   };
   void* launch(
       Communicator& c,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from commprof.launched import launched_as
+from commprof.trace.ring import owner_path, remove_orphans
 from tests.support.machines.core_tests import build
-from tests.support.nccl_runs import Operation, differences, played, recorded
+from tests.support.nccl_runs import Operation, Times, differences, played, recorded
 
 pytestmark = pytest.mark.timeout(1800)  # the first one builds
 
@@ -137,6 +139,39 @@ def test_without_a_launcher_the_first_communicator_is_the_job(player: Path, tmp_
     run(player, 6, COMMPROF_OUT=str(tmp_path))
     trace, _ = recorded(tmp_path / "rank_0.trace")
     assert (trace.rank, trace.metadata["world_size"]) == (0, 2)
+
+
+def test_a_killed_process_leaves_all_its_calls(player: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    place = {"RANK": "0", "WORLD_SIZE": "2"}
+    killed = subprocess.run(
+        [player, "play", "6", "kill"],
+        env={"COMMPROF_OUT": str(out), **place},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    trace, found = recorded(out / "rank_0.trace")
+    expected = played(killed.stdout)
+    # Nobody has settled the message of which a channel has no data.
+    unsettled = {operation for operation in expected if operation.bytes_in == 12288}
+    assert (found.keys(), len(unsettled)) == (expected.keys(), 1)
+    settled = {o: times for o, times in expected.items() if o not in unsettled}
+    assert differences(settled, {o: found[o] for o in settled}, on_gpu=True) == []
+    assert all(found[operation] == Times(0, 0) for operation in unsettled)
+
+    prefix = trace.metadata["ring_prefix"]
+    assert owner_path(prefix).exists()
+    (out / "rank_0.trace").unlink()
+    remove_orphans()
+    assert list(Path("/dev/shm").glob(f"{Path(prefix).name}*")) == []
+
+
+def test_a_process_that_ends_leaves_no_rings(player: Path, tmp_path: Path) -> None:
+    run(player, 6, COMMPROF_OUT=str(tmp_path))
+    trace, _ = recorded(tmp_path / "rank_0.trace")
+    assert list(Path("/dev/shm").glob(f"{Path(trace.metadata['ring_prefix']).name}*")) == []
 
 
 def test_version_3_needs_the_number_of_ranks(player: Path, tmp_path: Path) -> None:
