@@ -218,7 +218,8 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
         world_size=world_size,
         times=all(each.times.all() for each in facts),
         device=bool(facts) and all(each.device for each in facts),
-        training_thread=all(each.device or each.training_thread for each in facts),
+        training_thread=all(each.device or each.training_thread for each in facts)
+        and not any(trace.is_of_nccl for trace in traces),
         # A benchmark of communication has no other kernels on any rank.
         work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
         collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),

@@ -23,7 +23,7 @@ METADATA: Final[dict[str, Shape]] = {
     "commprof": str,  # version
     "backend": str,  # of the default process group; empty if there is none
     "threads": int,  # torch's intra-op threads of the process
-    "capture": str,  # native or python
+    "capture": str,  # native, python, or nccl (its plugin; versions it does not know are empty)
     # usable_cpus: numbers of the CPUs that the rank may use, or is pinned to.
     "machine": {
         "hostname": str,

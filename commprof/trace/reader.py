@@ -28,6 +28,8 @@ from commprof.trace.summary import Summary, read_summary
 
 #: ``capture`` in the metadata of a trace that was converted from torch.profiler's.
 TORCH_PROFILER = "torch.profiler"
+#: The same of a trace that the plugin of NCCL wrote (``csrc/nccl_plugin``).
+NCCL_PLUGIN = "nccl"
 #: Enough for the first block, unless `profile()` was given much metadata.
 _METADATA_MOSTLY_WITHIN_BYTES = 4 << 20
 
@@ -79,6 +81,11 @@ class Trace:
     def is_foreign(self) -> bool:
         """True if the trace was made from a recording of torch.profiler, not by commprof."""
         return str(self.metadata["capture"]) == TORCH_PROFILER
+
+    @property
+    def is_of_nccl(self) -> bool:
+        """True if the plugin of NCCL wrote the trace, which sees no thread of the program."""
+        return str(self.metadata["capture"]) == NCCL_PLUGIN
 
     @property
     def world_size(self) -> int:

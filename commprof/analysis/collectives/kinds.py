@@ -157,6 +157,8 @@ def stepless_collectives(
     if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
         return None
     rows = collective_rows(matching, traces, tables, None, clocks_shared)
+    if any(trace.is_of_nccl for trace in traces):  # no thread was seen that may have been held up
+        rows = tuple(replace(row, exposed_ms=math.nan) for row in rows)
     return SteplessCollectives(world_size, rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 
 from commprof.analysis.collectives.kinds import CollectiveRow, SteplessCollectives
@@ -54,7 +55,9 @@ def title_of(world: Shown) -> str:
     """Returns the heading of the table of collectives."""
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
     if isinstance(world, SteplessCollectives):
-        return f"Collectives of {ranks} in a job without steps, sorted by exposed time per rank"
+        unknown = all(math.isnan(row.exposed_ms) for row in world.rows)
+        order = "time in flight" if unknown else "exposed time per rank"
+        return f"Collectives of {ranks} in a job without steps, sorted by {order}"
     return f"Collectives of {ranks}, sorted by exposed time"
 
 

@@ -13,11 +13,14 @@ def setup_text(context: Mapping[str, Any]) -> str:
     if "recorded_by" in context:
         return f"{_backend(context)}, recorded by {context['recorded_by']}"
     machine = context["machine"]
+    cores = f"{usable_cores(machine)} usable cores ({machine['cpu_model']})"
+    if context["capture"] == "nccl":  # knows of no torch and no threads
+        return f"{_backend(context)}, recorded by commprof's plugin of NCCL, {cores}"
     return (
         f"{_training(context)}{_backend(context)}, torch {context['torch']}, "
         f"{context['capture']} capture, {context['threads_per_rank']} thread(s) per rank"
         f"{_source(context)}{_pinned(context)}, "
-        f"{usable_cores(machine)} usable cores ({machine['cpu_model']})"
+        f"{cores}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -68,19 +69,25 @@ def test_ten_replays_are_ten_of_each_collective(player: Path, tmp_path: Path) ->
     assert all(found[o].end_ns > found[o].begin_ns > 0 for o in replayed)
 
 
+def report(run_directory: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "commprof", "report", str(run_directory), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def test_the_report_reads_the_run(player: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     for rank in ("0", "1"):
         run(player, 6, COMMPROF_OUT=str(out), RANK=rank, WORLD_SIZE="2")
-    shown = subprocess.run(
-        [sys.executable, "-m", "commprof", "report", str(out)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    shown = report(out)
     rows = {tuple(line.split()[:6]) for line in shown.splitlines()}
     assert ("all_reduce", "dp0", "replays", "(2)", "Float", "26.2") in rows
     assert ("reduce", "dp0", "(2)", "Double", "0.0008", "1") in rows
+    assert "backend nccl, recorded by commprof's plugin of NCCL, " in shown
+    # What the program did meanwhile was not recorded.
+    assert "Collectives of 2 ranks in a job without steps, sorted by time in flight:" in shown
+    (without,) = json.loads(report(out, "--format", "json"))["stepless"]
+    assert {row["exposed_ms"] for row in without["collectives"]} == {None}
+    assert all(row["duration"]["median_ms"] > 0 for row in without["collectives"])
 
 
 @pytest.mark.parametrize(
