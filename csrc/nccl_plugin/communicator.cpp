@@ -198,13 +198,13 @@ void nameCommunicator(
   communicator.describe(Origin::kCall);
 }
 
-void closeCommunicator(Communicator& communicator) noexcept {
+bool closeCommunicator(Communicator& communicator) noexcept {
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   const auto place =
       std::find(all.opened.begin(), all.opened.end(), &communicator);
   if (place == all.opened.end()) {
-    return; // finalised twice
+    return false; // finalised twice
   }
   communicator.open.store(false);
   all.opened.erase(place);
@@ -212,6 +212,7 @@ void closeCommunicator(Communicator& communicator) noexcept {
     all.closed.push_back(&communicator);
   } catch (...) { // no memory: this one is not used again
   }
+  return all.opened.empty();
 }
 
 } // namespace commprof::nccl

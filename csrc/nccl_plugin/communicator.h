@@ -79,6 +79,7 @@ void nameCommunicator(
     uint64_t id,
     const char* name,
     int rank);
-void closeCommunicator(Communicator& communicator) noexcept;
+// Returns true if it was the last one.
+bool closeCommunicator(Communicator& communicator) noexcept;
 
 } // namespace commprof::nccl

@@ -58,7 +58,6 @@ Result openNamed(
     }
     *context = openCommunicator(id, name, rank, ranks);
   });
-  holdMask(mask);
   *mask = isOn() ? wanted_mask : 0;
   return kSuccess;
 }
@@ -92,6 +91,7 @@ Result initV4(
     int ranks,
     int rank,
     Logger /*logger*/) {
+  holdMask(mask);
   return openNamed(context, id, mask, kMaskV3, name, ranks, rank);
 }
 
@@ -104,10 +104,12 @@ Result initV5(
     int ranks,
     int rank,
     Logger /*logger*/) {
+  holdMask(mask);
   return openNamed(context, id, mask, kMaskV5, name, ranks, rank);
 }
 
 // Version 7 comes with NCCL 2.31, which polls kernels in a thread of its own.
+// It is not known for how long its mask lives, so nothing writes to it later.
 Result initV7(
     void** context,
     uint64_t id,
@@ -132,7 +134,9 @@ Result finalize(void* context) {
   if (communicator != nullptr && isOn()) {
     guarded([&] {
       settleOperations(communicator);
-      closeCommunicator(*communicator);
+      if (closeCommunicator(*communicator)) {
+        holdMask(nullptr); // NCCL may be unloaded from here on
+      }
       Recorder::instance().flush();
     });
   }

@@ -14,7 +14,7 @@ bool isOn() noexcept;
 // asks for no more events once it reads its mask again.
 void switchOff(const std::string& reason) noexcept;
 
-// Tells which variable of NCCL's switchOff() sets to 0.
+// Tells which variable of NCCL's switchOff() sets to 0; null for none.
 void holdMask(int* mask) noexcept;
 
 struct Place {
