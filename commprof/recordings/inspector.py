@@ -78,6 +78,8 @@ def is_inspector(path: Path) -> bool:
             each_file(path, wanted, lambda name, stream: None)
     except _FoundError:
         return True
+    except OSError:  # what cannot be examined is reported by whoever reads it
+        return False
     return False
 
 

@@ -30,6 +30,8 @@ from commprof.text import counted, rank_list
 
 #: Longest piece of a line that is read at once.
 _LONGEST_LINE = 1 << 16
+#: Bytes of a file in which the column names are looked for.
+_MOST_SEARCHED = 1 << 30
 _PIECE = 1 << 20
 #: Byte order marks of the text that PowerShell writes.
 _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -100,7 +102,7 @@ def has_table(path: Path) -> bool:
     """
     with open_regular(path) as opened:
         tail = b""
-        while piece := opened.read(_PIECE):
+        while opened.tell() < _MOST_SEARCHED and (piece := opened.read(_PIECE)):
             if not tail and piece.startswith(_UTF_16):
                 return any(HEADER.search(line) for line in _lines(path) if "type" in line)
             both = tail + piece

@@ -200,7 +200,7 @@ def test_report_salvages_the_records_of_killed_ranks(tmp_path: Path) -> None:
 
     shown = call("-m", "commprof", "report", str(tmp_path), "--all")
     assert shown.returncode == 0, shown.stderr
-    assert "rank 1 never closed its trace" in shown.stdout.replace("\n  ", " ")
+    assert "ranks 0, 1 never closed their traces" in shown.stdout.replace("\n  ", " ")
     for before in traces:
         assert rings_of(before.metadata["ring_prefix"]) == []
         after = read_trace(before.path)
@@ -237,7 +237,7 @@ dist.barrier()
         ("one", ["rank 1 failed: it raised SystemExit: 3"]),
         ("raise", ["rank 1 failed: it raised SystemExit with exit code 4"]),
         ("imported", ["rank 1 failed: it raised SystemExit with exit code 6"]),
-        ("all", [f"rank {rank} failed: it raised SystemExit: 5" for rank in (0, 1)]),
+        ("all", ["ranks 0, 1 failed: each raised SystemExit: 5"]),
     ],
 )
 def test_ranks_that_exited_with_a_code_are_named_in_the_report(

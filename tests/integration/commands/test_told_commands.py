@@ -168,6 +168,7 @@ ELSEWHERE = {
     "run, '--config', given.quoted": PLANNED,
     "report, job.quoted": "tests/unit/entry_points/test_invocation.py",
     "report, directory": "tests/integration/capture/test_env.py",
+    "report, directory.quoted": "tests/integration/capture/test_train_apart.py",
     "env, '--output', 'DIR', '--', 'COMMAND'": "tests/integration/trials/test_trial_advice.py",
     "top, directory.quoted": "tests/integration/faults/test_live_run.py",
 }
