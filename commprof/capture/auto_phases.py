@@ -41,6 +41,7 @@ class AutoPhases:
         markers: Mapping[str, Marker],
         finder: StepFinder | None = None,
         called: Callable[[DistributedDataParallel], None] | None = None,
+        updating: Callable[[Any], None] | None = None,
     ) -> None:
         """Patches nothing yet.
 
@@ -48,6 +49,7 @@ class AutoPhases:
             markers: the marker of each phase, by phase name.
             finder: is notified of updates and backward passes, which may end a step.
             called: is called with a DDP model after each of its forward passes.
+            updating: is called with an optimizer before each of its updates, if it is not compiled.
         """
         self._markers = markers
         for marker in markers.values():  # only the Python recorder's markers can be compiled
@@ -55,6 +57,7 @@ class AutoPhases:
             uncompiled(marker.end, callees=True)
         self._finder = finder
         self._called = called if called is None else uncompiled(called, callees=True)
+        self._updating = updating if updating is None else uncompiled(updating, callees=True)
         self._patches = Patches()
         self._installed = False
         #: Records the forward passes of FSDP2's modules. The script may import FSDP2 at any time,
@@ -92,6 +95,8 @@ class AutoPhases:
             marker.begin()
             if finder is not None:
                 finder.before_update(optimizer)
+            if self._updating is not None:
+                self._updating(optimizer)
             return outside(marker, args, kwargs)
 
         def after(optimizer: object, *_: Any) -> None:

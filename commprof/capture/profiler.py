@@ -94,8 +94,12 @@ class Profiler:
         }
         self._finder = StepFinder(self._end_step) if find_steps else None
         self._cross_check_sources = CrossCheckSources()
+        self._trained = TrainedParameters(self._recorder, self._cross_check_sources.models)
         self._auto_phases = AutoPhases(
-            self._markers, self._finder, called=self._cross_check_sources.note
+            self._markers,
+            self._finder,
+            called=self._cross_check_sources.note,
+            updating=self._trained.before_update,
         )
         self._sharded = self._auto_phases.sharded
         self._direct_groups = DirectGroups()
@@ -107,7 +111,6 @@ class Profiler:
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}
         self._gradient_norms = GradientNorms(settings.gradient_norms_every)
-        self._trained = TrainedParameters(self._recorder, self._cross_check_sources.models)
         self._telemetry = DeviceTelemetry()
         #: What looks at the end of each step for a connection or a device until it has found it.
         self._connecting: list[StoreLink | DeviceTelemetry] = []

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from commprof import invocation
 from commprof.capture.job.metadata import rank_and_world_size
@@ -63,7 +62,7 @@ class TrainedParameters:
         """``models`` returns the DDP models that were trained so far."""
         self._recorder = recorder
         self._models = models
-        self._remove: Callable[[], None] | None = None
+        self._looks = False
         self._path = Path()
         self._updates = 0
         #: Parameters with gradients, by identity; kept so that no identity is used again.
@@ -71,25 +70,26 @@ class TrainedParameters:
 
     def install(self, path: Path) -> None:
         """Starts looking at updates; ``path`` is that of the trace."""
-        self._path, self._updates, self._trained = path, 0, {}
-        self._remove = register_optimizer_step_pre_hook(self._before_update).remove
+        self._path, self._updates, self._trained, self._looks = path, 0, {}, True
 
     def remove(self) -> None:
         """Stops looking, and writes what the updates so far have trained."""
-        if self._remove is None:
+        if not self._looks:
             return
-        self._stop()
+        self._looks = False
         try:
             self._write()
         except Exception as error:
             _complain(error)
 
-    def _stop(self) -> None:
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
+    def before_update(self, optimizer: Any) -> None:
+        """Notes the parameters that an optimizer is about to update.
 
-    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        Updates inside a compiled graph are not seen: no hook may become a part of the graph, and
+        none may come or go while a job trains, because its optimizers would be compiled again.
+        """
+        if not self._looks:
+            return
         try:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -99,11 +99,11 @@ class TrainedParameters:
             if self._updates == 1:
                 self._write()
             elif self._updates >= _UPDATES:
-                self._stop()
+                self._looks = False
                 if self._write():
                     self._check()
         except Exception as error:
-            self._stop()
+            self._looks = False
             _complain(error)
 
     def _write(self) -> bool:
@@ -128,7 +128,7 @@ class TrainedParameters:
             "other_libraries": _other_libraries(),
         }
         self._recorder.add_metadata(json.dumps({"trained": found}))
-        if self._updates >= _UPDATES or self._remove is None:
+        if not self._looks:
             self._trained = {}
         return not found["ddp_bytes"] and not found["sharded"]
 
