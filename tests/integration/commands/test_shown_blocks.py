@@ -70,6 +70,9 @@ OUTPUT = {
     ("README.md", "Recording: dlrm_8xV100.tar.gz"): "tests/unit/entry_points/test_readme.py",
     ("docs/architecture.md", "training process"): "a picture",
     ("docs/architecture.md", "file header"): "a picture",
+    ("docs/nccl.md", "export NCCL_PROFILER_PLUGIN="): (
+        "needs a program with NCCL: tests/integration/devices/test_nccl_plugin.py plays its calls"
+    ),
     ("docs/reading.md", "SCALING.md: 1 finding"): "output",
     ("docs/launching.md", "# run.yaml"): "a file, which test_readme.py reads",
     (
