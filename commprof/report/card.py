@@ -43,9 +43,14 @@ def render(card: Card, colour: bool = False) -> str:
     middle = [_bar(card.parts, colour), *_legend(card.parts)] if card.parts else []
     for name, text in facts(card):
         middle += prose(f"{name + ':':<22} {text}")
-    middle += scaling(card.scaling)
     next_lines = _next(card)
     space = LINES - len(top) - len(middle) - len(next_lines)
+    # A card with much else to say shows fewer world sizes.
+    sizes = _SIZES
+    while sizes and len(scaling(card.scaling, sizes)) > space:
+        sizes -= 1
+    middle += scaling(card.scaling, sizes)
+    space -= len(scaling(card.scaling, sizes))
     caveats = _caveats(card.caveats, space)
     gap = [""] if space - len(caveats) >= 2 else []
     return "\n".join([*top, *gap, *middle, *caveats, *gap, *next_lines]) + "\n"
@@ -168,9 +173,11 @@ def _link(card: Card) -> list[tuple[str, str]]:
     return [("Between hosts", said)]
 
 
-def scaling(sizes: Sequence[CardSize]) -> list[str]:
-    """Returns lines with the throughput of the largest world sizes."""
-    shown = sizes[-_SIZES:]
+def scaling(sizes: Sequence[CardSize], most: int = _SIZES) -> list[str]:
+    """Returns lines with the throughput of the ``most`` largest world sizes."""
+    shown = sizes[-most:] if most else []
+    if not shown:
+        return []
     if len(sizes) == 1:
         only = sizes[0]
         if math.isnan(only.samples_per_s):

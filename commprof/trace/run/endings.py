@@ -241,7 +241,11 @@ def _full_disk(trace: Trace) -> _Predicate | None:
         return None
     why = f"{failed['reason']} (errno {failed['errno']})"
     since = _since_start(trace, failed["monotonic_ns"])
-    return f"could not write its trace {since}: {why}", f"could not write their traces: {why}"
+    of_several = since.replace("its start", "their starts")
+    return (
+        f"could not write its trace {since}: {why}",
+        f"could not write their traces {of_several}: {why}",
+    )
 
 
 def _paused(trace: Trace) -> _Predicate | None:

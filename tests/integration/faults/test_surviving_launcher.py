@@ -55,7 +55,7 @@ def test_ranks_outlive_a_killed_launcher_and_the_report_names_the_kill(running: 
     report = " ".join(report_on(running.run).split())
     killed = f"the launcher (process {running.process.pid}) was killed before its ranks had ended"
     assert killed in report
-    assert "rank 0 never closed its trace: its process" in report
+    assert "ranks 0, 1 never closed their traces: their processes" in report
     assert running.rings() == []
     assert steps_in(running.world / "rank_0.trace") > 10
 

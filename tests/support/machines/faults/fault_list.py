@@ -143,7 +143,8 @@ NETWORK_FAULTS: tuple[Fault, ...] = (
         outside=link_down,
         steps=100_000,
         environment={"PATIENCE": "8"},
-        cause=r"rank 1 failed: it raised \w+Error: .*(Timed out|timed out|gloo)",
+        cause=r"(rank 1 failed: it|ranks 0, 1 failed: each) raised \w+Error: "
+        r".*(Timed out|timed out|gloo)",
     ),
     Fault("lossy host", outside=link_loses, steps=60, cause="Step boundaries were inferred"),
     Fault("flapping link", outside=link_flaps, steps=60, cause="Step boundaries were inferred"),
@@ -160,7 +161,8 @@ DISK_FAULTS: tuple[Fault, ...] = (
         # The disk was full from step 300 on; the flush before was at most 0.2 s earlier. At
         # least 100 steps are in the traces.
         may_lose=400,
-        cause=r"rank [01] could not write its trace \d+\.\d s after its start: No space left",
+        cause=r"(rank [01] could not write its trace|ranks 0, 1 could not write their traces) "
+        r"\d+\.\d s after (its start|their starts): No space left",
     ),
     Fault(
         "read-only run directory",
