@@ -269,7 +269,9 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
         yield f"{world.dropped_records} records were dropped: communication times may be too small."
     if result.context.get("capture") == "python":
         yield "Capture ran in pure Python: only the buckets of DDP were seen."
-    if (steps := len(step.by_step_ms)) < FEW_STEPS:
+    if not world.evidence.steps_marked:
+        yield "No step is marked: what repeats counts as a step, and may be a part of one."
+    elif (steps := len(step.by_step_ms)) < FEW_STEPS:
         yield f"Only {counted(steps, 'measured step')}: more would make the verdict surer."
 
 

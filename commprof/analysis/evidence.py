@@ -58,6 +58,8 @@ class Figure(Enum):
     NO_CHANGE = "no_change"
     #: The statement that one rank is late.
     LATE = "late"
+    #: The statement that the speed changed for good during the recording.
+    CHANGE = "change"
     #: The statement that no single rank is late.
     NOBODY_LATE = "nobody_late"
     #: Gains of replayed changes.
@@ -87,6 +89,9 @@ class Evidence:
     training_thread: bool
     #: False if only kernels of communication were recorded of some ranks' devices, but not of all.
     work: bool
+    #: False if no step is marked: what repeats then counts as steps, and any number of these may
+    #: be one step of the job, so that they are not independent.
+    steps_marked: bool
     #: False if capture in pure Python saw no collective.
     collectives: bool
     #: False if a rank's collectives ran on a device, and no device event timed any of them.
@@ -138,10 +143,10 @@ class Evidence:
         """Clause on the rank that caused most waiting, if no test names it; empty if none did."""
         if not self.most_waited_share >= _STANDS_OUT:
             return ""
-        return (
-            f"rank {self.most_waited_for} caused {self.most_waited_share:.0%} of the waiting, "
-            "which the recorded steps do not show to be more than chance"
-        )
+        caused = f"rank {self.most_waited_for} caused {self.most_waited_share:.0%} of the waiting"
+        if not self.steps_marked:
+            return f"{caused}, and {_no_steps(self)}, so that this may be chance"
+        return f"{caused}, which the recorded steps do not show to be more than chance"
 
     @property
     def remedy(self) -> tuple[str, str]:
@@ -222,6 +227,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
         and not any(trace.is_of_nccl for trace in traces),
         # A benchmark of communication has no other kernels on any rank.
         work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
+        steps_marked=all(each.steps_marked for each in facts),
         collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
         device_times=not any(map(_is_untimed, traces)),
         missing_ranks=tuple(rank for rank in range(world_size) if rank not in seen.ranks),
@@ -311,6 +317,10 @@ def _no_work(of: Evidence) -> str:
     return "" if of.work else "a device's kernels of communication were recorded, but no others"
 
 
+def _no_steps(of: Evidence) -> str:
+    return "" if of.steps_marked else "no step is marked"
+
+
 def _no_collectives(of: Evidence) -> str:
     return "" if of.collectives else "the capture saw no communication"
 
@@ -387,7 +397,10 @@ _NEEDS: Mapping[Figure, Sequence[Callable[[Evidence], str]]] = {
     Figure.NO_CHANGE: (*_SEEN, _no_ranks),
     Figure.CALLS: (_no_kernels,),
     Figure.SPLIT: (*_SEEN, _no_clock),
-    Figure.LATE: (*_SEEN, _no_clock, _mostly_unsplit),
-    Figure.NOBODY_LATE: (*(*_SEEN, _no_clock, _no_ranks, _no_waiting, _not_split, _stands_out),),
+    Figure.LATE: (*_SEEN, _no_clock, _mostly_unsplit, _no_steps),
+    Figure.CHANGE: (_no_steps,),
+    Figure.NOBODY_LATE: (
+        *(*_SEEN, _no_clock, _no_ranks, _no_waiting, _not_split, _stands_out, _no_steps),
+    ),
     Figure.GAINS: (*_SEEN, _a_rank_untimed, _no_clock, _no_ranks, _not_split),
 }

@@ -185,8 +185,10 @@ def _balance(world: WorldResult, step: MeanStep) -> str:
     waiting = f"they wait for one another during {step.share('waiting'):.0%} of the step"
     evidence = world.evidence
     if world.late_rank is None and evidence.stands_out:
+        more = "more steps", "again, with marked steps (profiler.step())"
+        again = more[not evidence.steps_marked]
         return (
-            f"First record more steps: {waiting}, and {evidence.stands_out}. If it is the same "
+            f"First record {again}: {waiting}, and {evidence.stands_out}. If it is the same "
             "rank again, find out what delays it; else balance the work of the ranks."
         )
     nobody = world.late_rank is None and evidence.supports(Figure.NOBODY_LATE)

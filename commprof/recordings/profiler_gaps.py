@@ -6,6 +6,8 @@ only. A step whose kernels are missing is no step in which the device was idle.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -54,7 +56,10 @@ def recorded_steps(
         f"the kernels of {counted(int(lost.sum()), 'step')} of {len(begin)} were not recorded: "
         "these steps are in no figure"
     )
-    return FoundSteps(steps.number[~lost], begin[~lost], end[~lost], steps.said), [said]
+    kept_steps = replace(
+        steps, number=steps.number[~lost], begin_ns=begin[~lost], end_ns=end[~lost]
+    )
+    return kept_steps, [said]
 
 
 def lost_kernels(events: ProfilerEvents, steps: FoundSteps) -> list[str]:

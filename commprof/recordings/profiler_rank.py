@@ -189,6 +189,7 @@ def _recorded(found: RankRecording, seqs: Sequence[int]) -> Recorded:
         ),
         root=_mask(call.root_known for call in calls),
         phase=None if found.device is None else phases_of_launches(found.events, calls),
+        steps_marked=not found.steps.repeats,
     )
 
 

@@ -57,6 +57,11 @@ class FoundSteps:
     #: True if each step is from one update of an optimizer to the next.
     by_updates: bool = False
 
+    @property
+    def repeats(self) -> bool:
+        """True if steps are repeating calls, or the whole recording: parts or groups of steps."""
+        return bool(self.said) and not self.by_updates
+
 
 def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -> FoundSteps:
     """Finds steps from ProfilerStep, the optimizer or repeating calls; else there is one step.

@@ -176,6 +176,8 @@ def find_incidents(run: WorldRun, seen: MeasuredWorld | None) -> Incidents:
     evidence = evidence_of(seen)
     mismatches, count = find_mismatches(seen.traces, seen.tables)
     anomalies = () if in_turns(run) else find_anomalies(seen)
+    if not evidence.supports(Figure.CHANGE):
+        anomalies = ()
     anomalies = tuple(one for one in anomalies if evidence.supports(_RESTS_ON[one.what]))
     timed = tuple((_wall_clock(seen.recorded[0], one.time_ns), one) for one in anomalies)
     return Incidents(run.world_size, hangs, mismatches, count, timed, events)

@@ -186,6 +186,7 @@ _OF_EVIDENCE = (
     "no_device_times",
     "most_waited_for",
     "most_waited_share",
+    "steps_marked",
 )
 
 
@@ -200,6 +201,7 @@ def evidence_about(made: dict[str, Any], **values: Any) -> Evidence:
             "device": False,
             "training_thread": True,
             "work": True,
+            "steps_marked": True,
             "collectives": not math.isnan(shown.exposed_ms),
             "device_times": True,
             "missing_ranks": made["missing_ranks"],

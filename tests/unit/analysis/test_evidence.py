@@ -21,7 +21,15 @@ from commprof.recordings.profiler import read_recording
 from commprof.report.card import render
 from commprof.report.export.as_json import as_dict
 from commprof.trace.run.run_directory import WorldRun
-from tests.support.builders.profiler_traces import Event, annotation, both, document, write
+from tests.support.builders.profiler_traces import (
+    Event,
+    all_reduce,
+    annotation,
+    both,
+    document,
+    kernel,
+    write,
+)
 from tests.support.builders.results import detail, parts, run_result, world
 
 #: Words that no sentence may contain if communication is not known.
@@ -130,3 +138,59 @@ def test_waiting_spread_over_the_ranks_is_for_no_single_rank() -> None:
     assert found is not None
     assert "and not for a single rank" in found.next_step.advice
     assert "No single rank stands out" in " ".join(found.sentences)
+
+
+def of_half_steps(rank: int, steps: int, mark: str, slow_from: int = 10**9) -> list[Event]:
+    """Returns steps with two equal all-reduces each, for which rank 1's longer kernels are late.
+
+    From the step ``slow_from`` on, all times are twice as long.
+    """
+    events, at = list[Event](), 5e9
+    for step in range(steps):
+        factor = 2 if step >= slow_from else 1
+        own, half = factor * (300 if rank == 0 else 400), factor * 500
+        if mark == "ProfilerStep":
+            events.append(annotation(f"ProfilerStep#{step}", at, at + 2 * half))
+        for place in range(2):
+            events.append(kernel("gemm", at, at + own))
+            events.append(all_reduce(at + own, at + factor * 450, seq=2 * step + place))
+            at += half
+        if mark == "Optimizer":
+            events.append(annotation("Optimizer.step#SGD.step", at - 20, at - 10))
+    return events
+
+
+@pytest.mark.parametrize(("mark", "named"), [("ProfilerStep", 1), ("Optimizer", 1), ("", None)])
+def test_repeating_calls_are_no_steps_in_which_a_rank_is_late(
+    tmp_path: Path, mark: str, named: int | None
+) -> None:
+    """Two calls of a step are late together, so that each of them tells nothing of its own."""
+    ranks = [document(of_half_steps(rank, 12, mark), rank) for rank in range(2)]
+    result, found, made = shown(write(tmp_path / "job", ranks))
+    (measured,) = result.worlds
+    assert (measured.late_rank and measured.late_rank.rank) == named
+    text = " ".join(" ".join((found.headline, *found.sentences, render(made))).split())
+    assert "No single rank" not in text
+    if named is None:
+        for figure in (Figure.LATE, Figure.CHANGE):
+            assert measured.evidence.lacking(figure) == "no step is marked"
+        why = "rank 1 caused 100% of the waiting, and no step is marked, so that this may be chance"
+        assert f"not known: {why}" in text
+        assert "No step is marked" in " ".join(made.caveats)
+
+
+@pytest.mark.parametrize(("mark", "count"), [("ProfilerStep", 1), ("", 0)])
+def test_a_change_within_repeating_calls_is_no_incident(
+    tmp_path: Path, mark: str, count: int
+) -> None:
+    ranks = [document(of_half_steps(rank, 120, mark, slow_from=60), rank) for rank in range(2)]
+    result, _, _ = shown(write(tmp_path / "job", ranks))
+    assert len(result.incidents) == count
+
+
+def test_of_unmarked_steps_more_are_no_help() -> None:
+    waited = {"most_waited_for": 0, "most_waited_share": 0.93, "steps_marked": False}
+    unmarked = world(2, parts=parts(wait_ms=25.0, wire_ms=5.0), **waited)
+    found = verdict(run_result(unmarked), [detail(2, backward=40, wait=25, wire=5)])
+    assert found is not None
+    assert found.next_step.advice.startswith("First record again, with marked steps")
