@@ -28,8 +28,9 @@ from commprof.files import plain
 from commprof.report.trial import trial_dict
 from commprof.trials.result import TrialResult
 
-#: Incremented when a field changes its meaning or goes away, not when one is added.
-SCHEMA_VERSION = 1
+#: Incremented when a field changes its meaning or goes away, not when one is added. Since 2,
+#: ``idle_ms`` of a rank's ``kernels`` leaves out the copies within and to the device.
+SCHEMA_VERSION = 2
 #: JSON Schema of the files that ``render`` writes.
 SCHEMA_FILE: Final = Path(__file__).with_name("run.schema.json")
 
