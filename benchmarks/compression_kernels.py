@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from commprof import _native
-from commprof.compressors import kernels
+from commprof.tune.compressors import kernels
 
 Call = Callable[[], object]
 

@@ -117,7 +117,7 @@ class Environment:
         return figures
 
     def _clone(self) -> None:
-        from commprof.microbench.context import git_commit  # which imports torch
+        from commprof.forecast.microbench.context import git_commit  # which imports torch
 
         shutil.rmtree(self._source, ignore_errors=True)
         self.commit = git_commit()

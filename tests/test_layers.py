@@ -20,7 +20,7 @@ FOUNDATION = {
     *("errors", "units", "text", "interrupts", "address", "files", "invocation", "launched"),
     *("variables", "_native", "_version", "_C", "_reading", "ddp_parameters"),
 }
-ENTRY_POINTS = {"__init__", "__main__", "run", "wrap"}
+ENTRY_POINTS = {"__init__", "__main__", "run", "wrap", "microbench", "backend"}
 
 MAY_IMPORT = {
     "foundation": set(),
@@ -28,35 +28,44 @@ MAY_IMPORT = {
     # trace.run opens recordings of others, which are made of the columns that a trace has.
     "trace": {"foundation", "recordings"},
     "recordings": {"foundation", "trace"},
-    "backend": {"foundation"},
-    "compressors": {"foundation", "backend"},
-    "capture": {"foundation", "trace", "compressors", "monitor"},
+    "tune": set(),
+    "tune.backend": {"foundation"},
+    "tune.compressors": {"foundation", "tune.backend"},
+    "capture": {"foundation", "trace", "tune.compressors", "monitor"},
     "capture.boot": {
-        *("foundation", "capture", "compressors", "trials", "trials.live"),
+        *("foundation", "capture", "tune.compressors", "tune.trials", "tune.trials.live"),
         *("monitor", "monitor.watchdog"),
     },
     "capture.integrations": {"foundation", "capture"},
     "analysis": {"foundation", "stats", "trace", "recordings"},
     "audit": {"foundation"},
-    "predict": {"foundation", "stats", "trace", "recordings", "analysis"},
-    "trials": {"foundation", "stats", "trace", "analysis", "compressors"},
-    "trials.live": {"foundation", "compressors", "capture", "trials"},
+    "forecast": {"foundation", "stats", "trace", "recordings", "analysis"},
+    "tune.trials": {"foundation", "stats", "trace", "analysis", "tune.compressors"},
+    "tune.trials.live": {"foundation", "tune.compressors", "capture", "tune.trials"},
     "workloads": {"foundation"},
     "checks": {"foundation", "analysis"},
-    "monitor": {"foundation", "trace", "analysis", "predict"},
+    "monitor": {"foundation", "trace", "analysis", "forecast"},
     "monitor.watchdog": {"foundation", "stats", "trace", "analysis", "monitor"},
-    "report": {"foundation", "stats", "analysis", "audit", "predict", "trials", "monitor"},
+    "report": {"foundation", "stats", "analysis", "audit", "forecast", "tune.trials", "monitor"},
     "launch": {
-        *("foundation", "trace", "capture", "compressors", "trials.live", "workloads", "backend"),
+        *(
+            "foundation",
+            "trace",
+            "capture",
+            "tune.compressors",
+            "tune.trials.live",
+            "workloads",
+            "tune.backend",
+        ),
         "monitor.watchdog",
     },
-    "microbench": {
+    "forecast.microbench": {
         "foundation",
         "stats",
         "analysis",
-        "backend",
+        "tune.backend",
         "capture",
-        "compressors",
+        "tune.compressors",
         "launch",
     },
     "commands": {
@@ -66,16 +75,31 @@ MAY_IMPORT = {
             "trace",
             "capture",
             "capture.boot",
-            "compressors",
+            "tune.compressors",
             "analysis",
             "audit",
         ),
-        *("predict", "workloads", "report", "launch", "trials", "microbench", "checks"),
+        *(
+            "forecast",
+            "workloads",
+            "report",
+            "launch",
+            "tune.trials",
+            "forecast.microbench",
+            "checks",
+        ),
         "recordings",
         *("monitor", "monitor.watchdog"),
     },
     "entry points": {
-        *("foundation", "capture", "capture.boot", "compressors", "commands", "trials.live"),
+        *(
+            "foundation",
+            "capture",
+            "capture.boot",
+            "tune.compressors",
+            "commands",
+            "tune.trials.live",
+        ),
         *("monitor", "monitor.watchdog"),
     },
 }
@@ -84,7 +108,7 @@ MAY_IMPORT = {
 A subpackage with a line of its own is a layer of its own."""
 
 TORCH_FREE = {
-    *("trace", "recordings", "analysis", "audit", "predict", "report"),
+    *("trace", "recordings", "analysis", "audit", "forecast", "report"),
     *("monitor", "monitor.watchdog", "capture.boot"),
 }
 """Reading a trace must not cost a torch import, nor need one; nor may a script's start."""
@@ -98,7 +122,8 @@ def layer_of(parts: Sequence[str]) -> str | None:
         return "foundation"
     if parts[0] in ENTRY_POINTS:
         return "entry points"
-    return next((n for n in (".".join(parts[:2]), parts[0]) if n in MAY_IMPORT), None)
+    names = (".".join(parts[:count]) for count in (3, 2, 1))
+    return next((name for name in names if name in MAY_IMPORT), None)
 
 
 def imports_of(file: Path, package: Path) -> Iterator[str]:
@@ -178,9 +203,10 @@ def test_the_native_code_uses_no_streams() -> None:
 
 def test_reading_imports_no_torch_at_run_time() -> None:
     modules = [
-        "commprof." + ".".join(file.relative_to(ROOT / "commprof").with_suffix("").parts)
-        for layer in sorted(TORCH_FREE)
-        for file in sorted((ROOT / "commprof" / layer.replace(".", "/")).rglob("*.py"))
+        "commprof." + ".".join(parts)
+        for file in sorted((ROOT / "commprof").rglob("*.py"))
+        if layer_of(parts := file.relative_to(ROOT / "commprof").with_suffix("").parts)
+        in TORCH_FREE
     ]
     imports = "\n".join(f"import {module}" for module in modules)
     check = "import sys\nassert 'torch' not in sys.modules"

@@ -79,7 +79,7 @@ def codes(root: Path = ROOT) -> str:
 
 
 def scheme_table(root: Path = ROOT) -> str:
-    """Returns the text of commprof/compressors/scheme_table.py.
+    """Returns the text of commprof/tune/compressors/scheme_table.py.
 
     Raises:
         ValueError: the header lacks a table, which the message names.
@@ -186,7 +186,7 @@ def _number(text: str) -> str:
 
 TABLES = {
     "commprof/trace/codes.py": codes,
-    "commprof/compressors/scheme_table.py": scheme_table,
+    "commprof/tune/compressors/scheme_table.py": scheme_table,
 }
 
 if __name__ == "__main__":

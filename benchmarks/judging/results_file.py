@@ -22,7 +22,7 @@ def about() -> dict[str, Any]:
     import torch
 
     from commprof.capture.job.metadata import machine
-    from commprof.microbench.context import git_commit
+    from commprof.forecast.microbench.context import git_commit
 
     here = machine()
     return {

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.judging.demands import Demand, of_all
 from benchmarks.judging.medians import MOST_STOLEN
-from commprof.trials.candidates import BASELINE, CONTROL
+from commprof.tune.trials.candidates import BASELINE, CONTROL
 
 Row = dict[str, Any]
 Rows = Sequence[Row]

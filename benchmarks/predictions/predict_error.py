@@ -35,11 +35,11 @@ from benchmarks.judging.medians import MOST_STOLEN, Stolen
 from benchmarks.judging.results_file import Lines, read_rows
 from benchmarks.ranks import forked_ranks
 from commprof.errors import CommprofError
+from commprof.forecast.fit.build import build_profile
+from commprof.forecast.replay.recorded import Recorded, read_recorded
+from commprof.forecast.replay.replay import Replay
+from commprof.forecast.replay.scenario import Scenario
 from commprof.launch.job import Job
-from commprof.predict.fit.build import build_profile
-from commprof.predict.replay.recorded import Recorded, read_recorded
-from commprof.predict.replay.replay import Replay
-from commprof.predict.replay.scenario import Scenario
 from tests.support.machines import netns
 
 MIB = 1 << 20

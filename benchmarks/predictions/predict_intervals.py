@@ -30,12 +30,12 @@ import numpy as np
 from benchmarks.judging.demands import Demand, judged
 from benchmarks.judging.results_file import Lines, read_rows
 from benchmarks.ranks import forked_ranks
+from commprof.forecast.fit.build import build_profile
+from commprof.forecast.replay.recorded import Recorded, read_recorded
+from commprof.forecast.replay.replay import Replay
+from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.what_if.answers import answer
 from commprof.launch.job import Job
-from commprof.predict.fit.build import build_profile
-from commprof.predict.replay.recorded import Recorded, read_recorded
-from commprof.predict.replay.replay import Replay
-from commprof.predict.replay.scenario import Scenario
-from commprof.predict.what_if.answers import answer
 
 STEPS = 25
 SIZES = (2, 3, 4)

@@ -40,14 +40,14 @@ from benchmarks.judging.results_file import Lines, read_rows
 from benchmarks.predictions.predict_error import BURST_KIB, CONGESTION, QUEUE
 from benchmarks.ranks import forked_ranks
 from commprof.errors import CommprofError
+from commprof.forecast.fit.build import build_profile
+from commprof.forecast.replay.recorded import Recorded, read_recorded
+from commprof.forecast.replay.replay import Replay
+from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.replay.schedule import Schedule
+from commprof.forecast.sharded.replay import ShardedReplay
+from commprof.forecast.sharded.steps import ShardedSteps
 from commprof.launch.job import Job
-from commprof.predict.fit.build import build_profile
-from commprof.predict.replay.recorded import Recorded, read_recorded
-from commprof.predict.replay.replay import Replay
-from commprof.predict.replay.scenario import Scenario
-from commprof.predict.replay.schedule import Schedule
-from commprof.predict.sharded.replay import ShardedReplay
-from commprof.predict.sharded.steps import ShardedSteps
 from tests.support.machines import netns
 
 STEPS = 12

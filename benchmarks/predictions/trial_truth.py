@@ -65,9 +65,9 @@ from commprof import variables
 from commprof.launch.job import Job
 from commprof.trace import columns
 from commprof.trace.run.run_directory import read_world, world_directory
-from commprof.trials.candidates import BASELINE
-from commprof.trials.found import analyse_trial
-from commprof.trials.plan import parse_trial
+from commprof.tune.trials.candidates import BASELINE
+from commprof.tune.trials.found import analyse_trial
+from commprof.tune.trials.plan import parse_trial
 from tests.support.machines import netns
 
 #: Includes "hierarchical": each host has one rank, so its means go over gloo.

@@ -23,10 +23,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
-from commprof import compressors
-from commprof.compressors import kernels
 from commprof.trace.columns import compressions
 from commprof.trace.reader import read_trace
+from commprof.tune import compressors
+from commprof.tune.compressors import kernels
 from commprof.workloads.models.transformer import Transformer, TransformerOptions
 from commprof.workloads.options import TrainingOptions
 from commprof.workloads.spec import Shard

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 
 from commprof.analysis.sweeps.sweep import Times, durations_us
+from commprof.forecast.microbench.buffers import Buffers, make_buffers
+from commprof.forecast.microbench.calls import Side
+from commprof.forecast.microbench.measure import TimedCall, make_sampled_call, take_samples
+from commprof.forecast.microbench.operations import IN_PLACE, OPERATIONS
 from commprof.launch.worker import guarded
-from commprof.microbench.buffers import Buffers, make_buffers
-from commprof.microbench.calls import Side
-from commprof.microbench.measure import TimedCall, make_sampled_call, take_samples
-from commprof.microbench.operations import IN_PLACE, OPERATIONS
 
 Loop = Callable[[int], Times]
 

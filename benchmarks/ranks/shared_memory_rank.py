@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import debugging_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-import commprof.backend  # noqa: F401  registers "commprof"
+import commprof.tune.backend  # noqa: F401  registers "commprof"
 from commprof.workloads.models.transformer import Transformer
 from commprof.workloads.spec import Shard
 

@@ -23,11 +23,11 @@ from commprof import _native
 from commprof.capture.python_hook import PythonBucketHook
 from commprof.capture.recorder import recorder
 from commprof.capture.settings import RankSettings, check_kernels
-from commprof.compressors import Compressor
-from commprof.compressors.groups import Groups
-from commprof.compressors.running import Running, require_agreement
 from commprof.ddp_parameters import hookless
 from commprof.errors import CommprofError
+from commprof.tune.compressors import Compressor
+from commprof.tune.compressors.groups import Groups
+from commprof.tune.compressors.running import Running, require_agreement
 
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
 Hook = Callable[[Any, Any], Any]

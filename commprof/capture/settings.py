@@ -35,7 +35,7 @@ class RankSettings:
     check_sync_every: int = _of(variables.CHECK_SYNC)
     #: None leaves DDP's default.
     bucket_cap_mb: float | None = _of(variables.BUCKET_CAP_MB)
-    #: In the format that ``commprof.trials.sharding`` parses.
+    #: In the format that ``commprof.tune.trials.sharding`` parses.
     fsdp: str = _of(variables.FSDP)
     #: The next four apply to scripts that do not call commprof; ``capture.boot`` checks them.
     hook: str = _of(variables.HOOK)

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from commprof.errors import UsageError
+from commprof.forecast.what_if.chakra import export
 from commprof.invocation import quoted
-from commprof.predict.what_if.chakra import export
 from commprof.trace.run.run_directory import read_context, read_world
 
 

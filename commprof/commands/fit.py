@@ -10,12 +10,12 @@ from pathlib import Path
 from commprof.commands.options.quantities import duration, rate
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import CommprofError, UsageError
+from commprof.forecast.fit.build import build_profile
+from commprof.forecast.fit.machine_profile import default_path, save_profile
+from commprof.forecast.fit.points import Measurement, read_points
+from commprof.forecast.fit.recorded_calls import read_calls
+from commprof.forecast.replay.recorded import Recorded, read_recorded
 from commprof.invocation import quoted
-from commprof.predict.fit.build import build_profile
-from commprof.predict.fit.machine_profile import default_path, save_profile
-from commprof.predict.fit.points import Measurement, read_points
-from commprof.predict.fit.recorded_calls import read_calls
-from commprof.predict.replay.recorded import Recorded, read_recorded
 from commprof.report.prediction import profile_table
 from commprof.text import printable
 

@@ -14,16 +14,22 @@ from typing import TYPE_CHECKING
 
 from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
 from commprof.commands.options.output_file import writable_file
-from commprof.compressors import parse
 from commprof.errors import CommprofError, UsageError
+from commprof.forecast.microbench.operations import (
+    DTYPES,
+    HOOK_PREFIX,
+    OPERATIONS,
+    REDOPS,
+    dtype_name,
+)
+from commprof.forecast.microbench.plan import SYNCS, Plan, check_memory, ladder, parse_size
 from commprof.interrupts import ends_at_once
 from commprof.invocation import quoted
 from commprof.launch.topology import this_host
 from commprof.launch.under_launcher import adopt_rank, rank_and_world_size
-from commprof.microbench.operations import DTYPES, HOOK_PREFIX, OPERATIONS, REDOPS, dtype_name
-from commprof.microbench.plan import SYNCS, Plan, check_memory, ladder, parse_size
 from commprof.report.comparison import sweep_table
 from commprof.text import printable
+from commprof.tune.compressors import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -229,9 +235,9 @@ def _check_backend(backend: str, local_ranks: int) -> None:
 
 def _launch(plan: Plan, directory: Path) -> None:
     with ends_at_once():
+        from commprof.forecast.microbench.rank import run_bench_rank
         from commprof.launch.elastic import TRAINING_IMPORTS, launch_function, stop_fork_server
         from commprof.launch.progress import ProgressLine
-        from commprof.microbench.rank import run_bench_rank
 
     path = directory / "plan.json"
     plan.save(path)
@@ -244,7 +250,7 @@ def _launch(plan: Plan, directory: Path) -> None:
                 ranks,
                 directory / "logs",
                 imports=(
-                    "commprof.microbench.rank",
+                    "commprof.forecast.microbench.rank",
                     *(TRAINING_IMPORTS if plan.has_hooks() else ()),
                 ),
             )
@@ -264,7 +270,7 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
         if rank == 0:
             raise
         return error.exit_code
-    from commprof.microbench.rank import run_plan
+    from commprof.forecast.microbench.rank import run_plan
 
     with tempfile.TemporaryDirectory(prefix="commprof-microbench-") as directory:
         # Rows go to the file of --json from the start, so that they survive if rank 0 is killed.

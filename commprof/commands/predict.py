@@ -17,18 +17,18 @@ from commprof.commands.options.quantities import duration, listed, number, rate,
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.commands.options.tried_setting import Tried, tried
 from commprof.errors import CommprofError, UsageError
-from commprof.predict.fit.build import build_profile
-from commprof.predict.fit.machine_profile import MachineProfile, default_path, load_profile
-from commprof.predict.replay.model import Model
-from commprof.predict.replay.recorded import (
+from commprof.forecast.fit.build import build_profile
+from commprof.forecast.fit.machine_profile import MachineProfile, default_path, load_profile
+from commprof.forecast.replay.model import Model
+from commprof.forecast.replay.recorded import (
     Recorded,
     base_of,
     batches,
     compute_by_batch,
     read_recorded,
 )
-from commprof.predict.replay.replay import Replay
-from commprof.predict.replay.scenario import (
+from commprof.forecast.replay.replay import Replay
+from commprof.forecast.replay.scenario import (
     ALGORITHMS,
     DTYPE_BYTES,
     FLAT,
@@ -36,11 +36,11 @@ from commprof.predict.replay.scenario import (
     WEAK,
     Scenario,
 )
-from commprof.predict.replay.schedule import Schedule
-from commprof.predict.sharded.replay import ShardedReplay
-from commprof.predict.sharded.steps import ShardedSteps
-from commprof.predict.what_if.answers import Answers, answer
-from commprof.predict.what_if.optimize import CHOICES
+from commprof.forecast.replay.schedule import Schedule
+from commprof.forecast.sharded.replay import ShardedReplay
+from commprof.forecast.sharded.steps import ShardedSteps
+from commprof.forecast.what_if.answers import Answers, answer
+from commprof.forecast.what_if.optimize import CHOICES
 from commprof.report.prediction import as_json as prediction_json
 from commprof.report.prediction import best as prediction_best
 from commprof.report.prediction import table as prediction_table

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commprof.errors import UsageError
+from commprof.forecast.fit.machine_profile import load_profile
 from commprof.invocation import quoted
 from commprof.monitor.observer import PATIENCE_S, Observer
-from commprof.predict.fit.machine_profile import load_profile
 from commprof.report.live_frame import frame, waiting_frame
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from typing import Final
 
 from commprof.errors import CommprofError, UsageError
 from commprof.files import replace_file
+from commprof.forecast.fit.machine_profile import load_profile
 from commprof.monitor.metrics.endpoint import PATH, Endpoint, listen, parse_address
 from commprof.monitor.metrics.outputs import (
     JsonLines,
@@ -34,7 +35,6 @@ from commprof.monitor.metrics.outputs import (
 from commprof.monitor.observer import Observer
 from commprof.monitor.settings import Settings
 from commprof.monitor.state import JobState
-from commprof.predict.fit.machine_profile import load_profile
 from commprof.text import printable
 from commprof.trace.run.processes import identity
 

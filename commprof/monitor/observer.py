@@ -16,6 +16,7 @@ import numpy as np
 
 from commprof.analysis.collectives.compression import compression_rows
 from commprof.files import checked, open_regular
+from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.monitor.figures.recent import RecentOperations, RecentSteps
 from commprof.monitor.figures.steps import SETTLED_NS, NewSteps, StepFollower
 from commprof.monitor.figures.summarised import Summaries, late_by_summaries
@@ -29,7 +30,6 @@ from commprof.monitor.state import (
     ProcessState,
     RankState,
 )
-from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.text import with_ranks
 from commprof.trace.reader import Trace
 from commprof.trace.run.processes import PROC, TICKS_PER_S, Here, State, stat_of, text_of

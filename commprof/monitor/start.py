@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from commprof.errors import UsageError
+from commprof.forecast.fit.machine_profile import load_profile
 from commprof.monitor.metrics.endpoint import listen, parse_address
 from commprof.monitor.one_per_host import is_chosen, start_beside
 from commprof.monitor.settings import Settings, settings_of_variable
-from commprof.predict.fit.machine_profile import load_profile
 from commprof.trace.run.processes import identity
 
 #: File in the run directory that gets the monitor's messages.

@@ -40,7 +40,7 @@ from commprof.report.sections.waiting import LEGEND as WAITING_LEGEND
 from commprof.report.table import SCALING_LEGEND, notes, parts_grid, parts_legend, scaling_grid
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.text import counted, printable
-from commprof.trials.result import TrialResult
+from commprof.tune.trials.result import TrialResult
 
 #: Largest number of rows of a table on a page; the JSON result has all.
 _MOST_ROWS = 24

@@ -12,7 +12,7 @@ from commprof.report.sections.setup import setup_text
 from commprof.report.strategies import strategy_sections
 from commprof.report.tabulated import Grid, one_line
 from commprof.text import printable
-from commprof.trials.result import TrialResult
+from commprof.tune.trials.result import TrialResult
 
 #: Characters that Markdown or HTML would interpret as markup.
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://|www\.")

@@ -14,7 +14,7 @@ from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, 
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.stats.intervals import Interval
 from commprof.text import counted, fitted, plain_digits, printable, wrapped
-from commprof.trials.result import CandidateResult, TrialResult
+from commprof.tune.trials.result import CandidateResult, TrialResult
 
 _HEADERS = (
     *("candidate", "step\nms [95 %]", "over none\n[95 %]", "exposed\nms", "encode\nms"),

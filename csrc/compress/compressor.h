@@ -14,7 +14,7 @@
 namespace commprof::compress {
 
 // Scheme and options as on the command line: "topk" with {"ratio": 0.01}. They
-// are those of scheme_table.h; commprof/compressors has validated them.
+// are those of scheme_table.h; commprof/tune/compressors has validated them.
 struct Options {
   std::string scheme;
   std::map<std::string, double> values;

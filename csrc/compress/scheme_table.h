@@ -1,5 +1,5 @@
 // The compression schemes and their options. `make tables` writes
-// commprof/compressors/scheme_table.py from this file.
+// commprof/tune/compressors/scheme_table.py from this file.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ import pytest
 
 from commprof.analysis.align.device_timeline import on_device_timeline, timed_collectives
 from commprof.analysis.step.breakdown import breakdown
-from commprof.microbench.operations import OPERATIONS
+from commprof.forecast.microbench.operations import OPERATIONS
 from commprof.trace import columns
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind

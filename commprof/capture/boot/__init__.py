@@ -241,16 +241,16 @@ def _patch(c10d: ModuleType, directory: str) -> None:
 def _refuse_nonsense(settings: RankSettings) -> None:
     """Checks the settings before anything is recorded; raises UsageError if one is not valid."""
     if settings.hook:
-        from commprof.compressors import parse
+        from commprof.tune.compressors import parse
 
         parse(settings.hook)
     if settings.fsdp:
-        from commprof.trials.sharding import parse_sharding
+        from commprof.tune.trials.sharding import parse_sharding
 
         parse_sharding(settings.fsdp)
     if settings.trial:
         from commprof.capture.settings import check_sync_fits_trial
-        from commprof.trials.plan import parse_trial
+        from commprof.tune.trials.plan import parse_trial
 
         check_sync_fits_trial(settings.check_sync_every, parse_trial(settings.trial).headroom)
     if settings.metrics:
@@ -316,7 +316,7 @@ def _start(directory: str, group: Any = None) -> None:
 
             cap_every_model(settings.bucket_cap_mb)
         if settings.fsdp:
-            from commprof.trials.live.sharded import set_every_model
+            from commprof.tune.trials.live.sharded import set_every_model
 
             set_every_model(settings.fsdp, profiler)
         if settings.hook:
@@ -324,7 +324,7 @@ def _start(directory: str, group: Any = None) -> None:
 
             attach_every_model(settings.hook)
         if settings.trial:
-            from commprof.trials.live.controller import try_every_model
+            from commprof.tune.trials.live.controller import try_every_model
 
             try_every_model(settings.trial, profiler)
         if settings.check_sync_every:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture.attachment import attach
-from commprof.compressors import parse
+from commprof.tune.compressors import parse
 
 _CAP = "bucket_cap_mb"
 #: Argument with a cap for each bucket, in versions of torch that have it.

@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 from commprof.commands.running.price import add_price_arguments
-from commprof.compressors.compressor import help_text, parse
 from commprof.launch.pinning import PIN_MODES
 from commprof.monitor import settings
 from commprof.trace.schema import MODES
-from commprof.trials import candidates
+from commprof.tune.compressors.compressor import help_text, parse
+from commprof.tune.trials import candidates
 from commprof.workloads.options import PRECISIONS
 
 #: Options that ``--help`` shows, by argument name.

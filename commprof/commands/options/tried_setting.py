@@ -10,8 +10,8 @@ from typing import Any
 
 from commprof import invocation
 from commprof.analysis.run_command import taken_apart
-from commprof.predict.replay.scenario import Scenario
-from commprof.trials.sharding import DTYPES, NO_SHARDING, parse_sharding
+from commprof.forecast.replay.scenario import Scenario
+from commprof.tune.trials.sharding import DTYPES, NO_SHARDING, parse_sharding
 
 _MIB = float(1 << 20)
 #: DDP bucket caps: one that gives each gradient its own bucket, and one that makes a single bucket.

@@ -18,8 +18,8 @@ from commprof.launch.topology import this_host
 from commprof.monitor.watchdog.py_spy import find_py_spy
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
 from commprof.trace.run.run_directory import PREDICTIONS_FILE
-from commprof.trials.plan import Plan, parse_trial
-from commprof.trials.sharding import parse_sharding
+from commprof.tune.trials.plan import Plan, parse_trial
+from commprof.tune.trials.sharding import parse_sharding
 from commprof.workloads.strategies import listed_strategies, parse_strategy
 
 #: Strategies of built-in workloads whose model FSDP2 shards.

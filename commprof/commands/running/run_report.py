@@ -15,7 +15,7 @@ from commprof.errors import CommprofError
 from commprof.report.sections.reproduce import repeating_command
 from commprof.text import printable
 from commprof.trace.run.run_directory import CONFIG_FILE, strategy_directories
-from commprof.trials.found import no_trial
+from commprof.tune.trials.found import no_trial
 
 
 def show_run(

@@ -184,7 +184,7 @@ class WorkloadTarget:
         steps: int | None = self._args.steps
         if not self._args.trial or steps is not None or self._args.epochs is not None:
             return steps
-        from commprof.trials.plan import parse_trial
+        from commprof.tune.trials.plan import parse_trial
 
         return parse_trial(self._args.trial).steps
 

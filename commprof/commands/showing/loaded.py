@@ -18,7 +18,7 @@ from commprof.report.export.rows import rows, table_names
 from commprof.report.full_report import FullReport
 from commprof.text import listed
 from commprof.trace.run.run_directory import strategy_directories
-from commprof.trials.found import analyse_trial
+from commprof.tune.trials.found import analyse_trial
 
 
 class LoadedRun:

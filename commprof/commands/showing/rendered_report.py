@@ -17,11 +17,11 @@ from commprof.analysis.scaling import RunResult
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.errors import UsageError
 from commprof.trace.run.run_directory import other_jobs, strategy_directories
-from commprof.trials.found import analyse_trial
+from commprof.tune.trials.found import analyse_trial
 
 if TYPE_CHECKING:
     from commprof.analysis.strategies import StrategyRow
-    from commprof.trials.result import TrialResult
+    from commprof.tune.trials.result import TrialResult
 
 
 class RenderedReport(Protocol):

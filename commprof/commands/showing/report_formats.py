@@ -23,7 +23,7 @@ from commprof.invocation import quoted
 from commprof.report.export.rows import CANDIDATES, TABLES, as_csv, as_parquet
 from commprof.text import printable
 from commprof.trace.run.run_directory import PREDICTIONS_FILE, strategy_directories
-from commprof.trials.found import analyse_trial
+from commprof.tune.trials.found import analyse_trial
 
 if TYPE_CHECKING:
     from commprof.analysis.predicted import Predictions

@@ -18,11 +18,11 @@ from commprof.analysis.collectives.calls import Calls, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.late.stragglers import LateRank, late_rank, of_ranks
 from commprof.analysis.step.breakdown import mean_of_known
+from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.fit.machine_profile import LinkProfile
+from commprof.forecast.replay.algorithms import canonical
 from commprof.monitor.figures.steps import NewSteps, wall_ns
 from commprof.monitor.state import RECENT_STEPS, Bandwidth, Late, OperationState, StepTimes
-from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
-from commprof.predict.fit.machine_profile import LinkProfile
-from commprof.predict.replay.algorithms import canonical
 from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS
 from commprof.units import NS_PER_S, ns_to_s, us_to_ns

@@ -26,7 +26,7 @@ from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
 from commprof.files import plain
 from commprof.report.trial import trial_dict
-from commprof.trials.result import TrialResult
+from commprof.tune.trials.result import TrialResult
 
 #: Incremented when a field changes its meaning or goes away, not when one is added. Since 2,
 #: ``idle_ms`` of a rank's ``kernels`` leaves out the copies within and to the device.

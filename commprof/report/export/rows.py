@@ -25,7 +25,7 @@ from commprof.text import printable
 
 if TYPE_CHECKING:
     from commprof.report.full_report import FullReport
-    from commprof.trials.result import TrialResult
+    from commprof.tune.trials.result import TrialResult
 
 
 Row = dict[str, Any]

@@ -26,7 +26,7 @@ from commprof.report.full_report import FullReport
 from commprof.report.sections.predicted import setting_text
 from commprof.stats.intervals import mean_interval
 from commprof.text import printable
-from commprof.trials.result import TrialResult
+from commprof.tune.trials.result import TrialResult
 
 #: Largest size of a page with all of its contents: 1 MB.
 MOST_BYTES = 1_000_000

@@ -25,7 +25,7 @@ from commprof.report.sections.setup import setup_text
 from commprof.report.strategies import strategy_sections
 from commprof.report.tabulated import one_line
 from commprof.text import printable
-from commprof.trials.result import TrialResult
+from commprof.tune.trials.result import TrialResult
 
 
 def rendered(template: str, **values: Any) -> str:

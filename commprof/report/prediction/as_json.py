@@ -43,9 +43,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from commprof.predict.fit.held_out import ModelError
-from commprof.predict.what_if.answers import AmdahlFit, Answer, Answers
-from commprof.predict.what_if.optimize import Candidate
+from commprof.forecast.fit.held_out import ModelError
+from commprof.forecast.what_if.answers import AmdahlFit, Answer, Answers
+from commprof.forecast.what_if.optimize import Candidate
 from commprof.report.prediction.best import setting_words
 
 SCHEMA_VERSION = 1

@@ -6,9 +6,9 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from commprof.predict.fit.held_out import ModelError
-from commprof.predict.replay.scenario import Scenario
-from commprof.predict.what_if.answers import Best
+from commprof.forecast.fit.held_out import ModelError
+from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.what_if.answers import Best
 from commprof.report.prediction.cells import bracketed, change_words, ms
 from commprof.text import printable
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from commprof.predict.replay.scenario import Estimate, Scenario
+from commprof.forecast.replay.scenario import Estimate, Scenario
 from commprof.report.tabulated import three_digits
 from commprof.text import plain_digits, printable
 

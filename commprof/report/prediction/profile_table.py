@@ -6,9 +6,9 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from commprof.predict.fit.cost_model import CostCurve, HeldOut, Piece
-from commprof.predict.fit.hook_costs import HookCost, HookFigures
-from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
+from commprof.forecast.fit.cost_model import CostCurve, HeldOut, Piece
+from commprof.forecast.fit.hook_costs import HookCost, HookFigures
+from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.report.tabulated import tabulated, three_digits
 from commprof.text import listed, printable
 

@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from commprof import invocation
-from commprof.predict.fit.held_out import ModelError
-from commprof.predict.fit.hook_costs import recording
-from commprof.predict.replay.scenario import Prediction
-from commprof.predict.what_if.optimize import Candidate, Search
+from commprof.forecast.fit.held_out import ModelError
+from commprof.forecast.fit.hook_costs import recording
+from commprof.forecast.replay.scenario import Prediction
+from commprof.forecast.what_if.optimize import Candidate, Search
 from commprof.report.prediction.cells import bracketed, cap_mib, hook_words, ms
 from commprof.report.tabulated import tabulated
 from commprof.text import printable

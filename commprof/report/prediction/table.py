@@ -6,9 +6,9 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from commprof.predict.fit.held_out import Check, ModelError
-from commprof.predict.replay.scenario import STRONG, Prediction
-from commprof.predict.what_if.answers import Answer, Answers
+from commprof.forecast.fit.held_out import Check, ModelError
+from commprof.forecast.replay.scenario import STRONG, Prediction
+from commprof.forecast.what_if.answers import Answer, Answers
 from commprof.report.prediction import search as prediction_search
 from commprof.report.prediction.cells import (
     bracketed,

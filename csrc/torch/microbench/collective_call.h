@@ -13,7 +13,7 @@
 
 namespace commprof {
 
-// A collective to call, named as in commprof/microbench/operations.py.
+// A collective to call, named as in commprof/forecast/microbench/operations.py.
 struct CollectiveSpec {
   std::string op;
   std::string redop; // of operations that reduce

@@ -1,7 +1,7 @@
 // A c10d backend that forwards everything to another one: base class of
 // backends that run some operations themselves.
-// tests/unit/shm/test_backend_virtuals.py lists the functions of c10d that are
-// not forwarded, and why.
+// tests/unit/tune/shm/test_backend_virtuals.py lists the functions of c10d that
+// are not forwarded, and why.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

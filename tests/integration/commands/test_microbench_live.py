@@ -15,7 +15,7 @@ import pytest
 
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.commands import main
-from commprof.microbench.operations import OPERATIONS
+from commprof.forecast.microbench.operations import OPERATIONS
 from tests.support.machines.commands import call, finish, start
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from commprof.commands import main
-from commprof.compressors.compressor import SCHEMES
-from commprof.trials.candidates import technique_names
-from commprof.trials.plan import SETTINGS
+from commprof.tune.compressors.compressor import SCHEMES
+from commprof.tune.trials.candidates import technique_names
+from commprof.tune.trials.plan import SETTINGS
 from commprof.workloads.spec import WORKLOAD_NAMES, parse_spec
 from commprof.workloads.strategies import STRATEGY_NAMES, parse_strategy
 from tests.support.machines.commands import RUN, call

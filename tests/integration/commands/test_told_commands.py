@@ -20,7 +20,7 @@ import pytest
 
 from commprof import invocation
 from commprof.commands import main, make_parser
-from commprof.predict.fit.machine_profile import default_path
+from commprof.forecast.fit.machine_profile import default_path
 from tests.support.builders.shown_scene import write_profile, write_scene
 from tests.support.machines.shown import only_reads, read_in_scene, shown_lines
 
@@ -169,7 +169,7 @@ ELSEWHERE = {
     "report, job.quoted": "tests/unit/entry_points/test_invocation.py",
     "report, directory": "tests/integration/capture/test_env.py",
     "report, directory.quoted": "tests/integration/capture/test_train_apart.py",
-    "env, '--output', 'DIR', '--', 'COMMAND'": "tests/integration/trials/test_trial_advice.py",
+    "env, '--output', 'DIR', '--', 'COMMAND'": "tests/integration/tune/trials/test_trial_advice.py",
     "top, directory.quoted": "tests/integration/faults/test_live_run.py",
 }
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
+from commprof.forecast.fit.cost_model import CostCurve, Piece
+from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile, save_profile
 from commprof.monitor.monitor import address_file
-from commprof.predict.fit.cost_model import CostCurve, Piece
-from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile, save_profile
 from tests.support.machines.commands import RUN, start
 from tests.support.machines.programs.prometheus import DEPLOY, RULES, Prometheus, target, until
 from tests.support.machines.ranks import free_port

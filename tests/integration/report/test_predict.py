@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from commprof.commands import main
+from commprof.forecast.replay.recorded import Recorded, read_recorded
+from commprof.forecast.replay.setting import parameters_of
 from commprof.launch.elastic import stop_fork_server
-from commprof.predict.replay.recorded import Recorded, read_recorded
-from commprof.predict.replay.setting import parameters_of
 from commprof.trace.run.run_directory import world_directory
 from tests.support.machines.ranks import run_here
 

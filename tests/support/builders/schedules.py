@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from commprof.predict.fit.calibrate import ring_pieces
-from commprof.predict.fit.cost_model import OTHER_HOST, CostCurve, Piece
-from commprof.predict.fit.hook_costs import HookCost
-from commprof.predict.fit.machine_profile import LinkProfile, MachineProfile
-from commprof.predict.replay.schedule import Batch, Placement, Schedule
+from commprof.forecast.fit.calibrate import ring_pieces
+from commprof.forecast.fit.cost_model import OTHER_HOST, CostCurve, Piece
+from commprof.forecast.fit.hook_costs import HookCost
+from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
+from commprof.forecast.replay.schedule import Batch, Placement, Schedule
 
 MB = 1_000_000
 #: Seconds per byte of a link that needs 10 ms for 1 MB.

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from commprof.predict.fit.cost_model import OTHER_HOST
-from commprof.predict.replay.schedule import Placement
-from commprof.predict.sharded.replay import ShardedReplay
-from commprof.predict.sharded.steps import ShardedSteps, read_sharded
+from commprof.forecast.fit.cost_model import OTHER_HOST
+from commprof.forecast.replay.schedule import Placement
+from commprof.forecast.sharded.replay import ShardedReplay
+from commprof.forecast.sharded.steps import ShardedSteps, read_sharded
 from commprof.trace.schema import OPS, Phase
 from tests.support.builders.schedules import profile
 from tests.support.builders.traces import MS, Rank, world_run

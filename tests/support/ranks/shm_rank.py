@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
-import commprof.backend  # registers "commprof"
-from commprof import compressors
+import commprof.tune.backend  # registers "commprof"
+from commprof.tune import compressors
 
 #: Timeout of the group in which a rank is lost; other groups need a long one on a busy machine.
 TIMEOUT_S = 3
@@ -272,7 +272,7 @@ def main() -> None:
     if hosts:
         os.environ["COMMPROF_HOST"] = hosts[int(os.environ["RANK"])]
     if scenario == "kind" and not hosts:
-        commprof.backend.SLOT_BYTES = 1 << 44  # more than any /dev/shm has
+        commprof.tune.backend.SLOT_BYTES = 1 << 44  # more than any /dev/shm has
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

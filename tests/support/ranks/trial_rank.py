@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
-from commprof.trials.plan import SETTLE_STEPS, parse_trial
+from commprof.tune.trials.plan import SETTLE_STEPS, parse_trial
 
 #: Kinds of restore to test: a step ends at a different place in the loop for each kind.
 DECLARED, FOUND = "declared", "found"

@@ -16,15 +16,15 @@ import pytest
 from commprof.analysis.predicted import read_predictions
 from commprof.analysis.sweeps.sweep_file import read_sweep, render
 from commprof.errors import CommprofError, TraceError
-from commprof.predict.fit.cost_model import SAME_HOST, HeldOut
-from commprof.predict.fit.hook_costs import HookFigures
-from commprof.predict.fit.machine_profile import (
+from commprof.forecast.fit.cost_model import SAME_HOST, HeldOut
+from commprof.forecast.fit.hook_costs import HookFigures
+from commprof.forecast.fit.machine_profile import (
     LinkProfile,
     MachineProfile,
     load_profile,
     save_profile,
 )
-from commprof.predict.fit.points import read_points
+from commprof.forecast.fit.points import read_points
 from commprof.trace.reader import read_trace
 from commprof.trace.run.run_directory import read_result
 from tests.support.builders import trace_bytes as made

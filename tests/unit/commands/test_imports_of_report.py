@@ -23,10 +23,14 @@ raise SystemExit(code)
 #: Modules that belong to training, to live views, to pages, or to other commands.
 OTHERS = (
     *("torch", "rich", "jinja2", "http", "asyncio", "multiprocessing", "prometheus_client"),
-    *("commprof._C", "commprof.capture", "commprof.compressors", "commprof.launch"),
-    *("commprof.monitor", "commprof.predict", "commprof.report.html"),
+    *("commprof._C", "commprof.capture", "commprof.tune.compressors", "commprof.launch"),
+    *("commprof.monitor", "commprof.forecast", "commprof.report.html"),
     *("commprof.report.markdown", "commprof.report.prediction", "commprof.report.trial"),
-    *("commprof.report.export.as_json", "commprof.trials.analyse", "commprof.trials.result"),
+    *(
+        "commprof.report.export.as_json",
+        "commprof.tune.trials.analyse",
+        "commprof.tune.trials.result",
+    ),
     "commprof.recordings.profiler",
 )
 

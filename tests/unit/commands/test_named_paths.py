@@ -19,14 +19,14 @@ from commprof.commands.options.output_file import (
     write_output,
 )
 from commprof.errors import CommprofError
+from commprof.forecast.fit.machine_profile import MachineProfile, load_profile, save_profile
+from commprof.forecast.microbench.plan import Plan
+from commprof.forecast.what_if.chakra import export
 from commprof.invocation import quoted
-from commprof.microbench.plan import Plan
-from commprof.predict.fit.machine_profile import MachineProfile, load_profile, save_profile
-from commprof.predict.what_if.chakra import export
 from tests.support.builders.run_directories import ranks_of, write_run
 from tests.support.builders.sweeps import row, sweep_result
 from tests.support.builders.traces import world_run
-from tests.unit.predict.test_schedule import rank_of
+from tests.unit.forecast.predict.test_schedule import rank_of
 
 NAMES = ("a b", "a\nb", "it's \x1b[2J", "\udcff")
 

@@ -10,14 +10,14 @@ import pytest
 
 from commprof.analysis.align.measured import measured_world
 from commprof.analysis.step.breakdown import mean_of_known
+from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.fit.machine_profile import MachineProfile
 from commprof.monitor.figures import steps as live_steps
 from commprof.monitor.figures.recent import RecentSteps
 from commprof.monitor.figures.steps import SETTLED_NS, StepFollower
 from commprof.monitor.follow import JobTail
 from commprof.monitor.observer import Observer
 from commprof.monitor.state import RECENT_STEPS
-from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
-from commprof.predict.fit.machine_profile import MachineProfile
 from commprof.trace.schema import BlockType, Phase
 from tests.support.builders import trace_bytes as made
 from tests.support.builders.random_run import RandomRun

@@ -13,8 +13,8 @@ from commprof.analysis.sweeps.sweep_comparison import compare_sweeps
 from commprof.analysis.sweeps.sweep_file import read_sweep
 from commprof.commands import main
 from commprof.errors import UsageError
-from commprof.predict.fit.fit import fit_curves
-from commprof.predict.fit.points import Point, read_points
+from commprof.forecast.fit.fit import fit_curves
+from commprof.forecast.fit.points import Point, read_points
 from commprof.recordings.nccl_tests import is_nccl_tests, read_nccl_tests
 
 _PLACES = [place / "shared/data/nccl_tests" for place in Path(__file__).parents[4:6]]

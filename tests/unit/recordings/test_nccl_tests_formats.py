@@ -17,8 +17,8 @@ from commprof.analysis.sweeps.sweep_comparison import compare_sweeps
 from commprof.analysis.sweeps.sweep_file import read_sweep
 from commprof.commands import main
 from commprof.errors import CommprofError, UsageError
-from commprof.predict.fit.cost_model import OTHER_HOST, SAME_HOST
-from commprof.predict.fit.points import read_points
+from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.fit.points import read_points
 from commprof.recordings.nccl_tests import NcclTestsLog, is_nccl_tests, read_nccl_tests
 
 SIZES = [1024 * 4**k for k in range(10)]

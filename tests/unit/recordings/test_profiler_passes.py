@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from commprof.commands import main
-from commprof.predict.replay.recorded import read_recorded
+from commprof.forecast.replay.recorded import read_recorded
 from commprof.trace import columns
 from commprof.trace.run.run_directory import read_world
 from tests.support.builders.profiler_traces import (

@@ -18,7 +18,7 @@ from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.world import WorldResult
 from commprof.commands import main
 from commprof.errors import CommprofError, TraceError
-from commprof.predict.fit.points import read_points
+from commprof.forecast.fit.points import read_points
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.nccl_tests import read_nccl_tests
 from commprof.recordings.profiler import read_recording

@@ -17,7 +17,7 @@ from commprof.report.full_report import FullReport
 from commprof.report.html import page
 from commprof.report.trial import render_screen
 from commprof.stats.intervals import Interval
-from commprof.trials.result import BreakEven, TrialResult
+from commprof.tune.trials.result import BreakEven, TrialResult
 from tests.support.builders.results import detail, run_result, world
 from tests.support.builders.trial_results import trial
 

@@ -269,7 +269,7 @@ def _no_way(compressor: compressors.Compressor) -> Any:
 
 def torch_operations(directory: Path) -> None:
     """The torch operations for GPUs work on CPU tensors."""
-    from commprof.compressors.torch_ops import TorchOps
+    from commprof.tune.compressors.torch_ops import TorchOps
 
     for text in ("fp16", "bf16", "int8", "topk:ratio=0.05", "int8:feedback=1"):
         ddp, compressor = make(), compressors.parse(text)

@@ -23,9 +23,9 @@ import torch.distributed as dist
 
 import commprof
 from commprof import compressors, variables
-from commprof.compressors import groups
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
+from commprof.tune.compressors import groups
 from tests.support.ranks.compressors.checks import (
     attached,
     batch,

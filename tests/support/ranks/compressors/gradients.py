@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from commprof import compressors
+from commprof.tune import compressors
 from tests.support.ranks.compressors.checks import TIMEOUT_S, WIDTH, attached, batch
 
 

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
-from commprof import compressors
 from commprof.errors import CommprofError
+from commprof.tune import compressors
 from tests.support.ranks.compressors.checks import make
 from tests.support.ranks.compressors.victim import failure
 

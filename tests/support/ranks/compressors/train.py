@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import commprof
-from commprof import compressors
+from commprof.tune import compressors
 from tests.support.ranks.capture.ddp_variants import SETTINGS, Model, digest
 
 STEPS = 5

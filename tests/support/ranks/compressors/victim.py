@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import commprof
-from commprof import compressors
+from commprof.tune import compressors
 from tests.support.ranks.compressors.checks import batch, make, train
 
 EXIT_CODE = 9

@@ -1,0 +1,165 @@
+"""Builds a machine profile from microbenchmarks, recorded runs, or both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from commprof import invocation
+from commprof.errors import CommprofError
+from commprof.forecast.fit.calibrate import calibrate
+from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST, CostCurve, link_words
+from commprof.forecast.fit.fit import fit_curves
+from commprof.forecast.fit.hook_costs import HookCost
+from commprof.forecast.fit.hook_fit import fit_hook
+from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
+from commprof.forecast.fit.points import Measurement
+from commprof.forecast.replay.recorded import Recorded
+from commprof.forecast.replay.schedule import RecordedSteps, Schedule
+from commprof.forecast.sharded.costs import fit_sharded
+from commprof.forecast.sharded.steps import ShardedSteps
+
+
+def curves_of(
+    recorded: Sequence[RecordedSteps], measured: Mapping[str, CostCurve]
+) -> dict[str, CostCurve]:
+    """Returns a curve per operation: those in ``measured``, and for other operations fits to runs.
+
+    All runs are over links of one class. Runs with a compressor are skipped.
+    """
+    plain = [each for each in recorded if each.world_size > 1 and not each.hook]
+    sharded = [each for each in plain if isinstance(each, ShardedSteps)]
+    replicated = [each for each in plain if isinstance(each, Schedule)]
+    curves = fit_sharded(sharded) if sharded else {}
+    if replicated and "all_reduce" not in measured:
+        curves["all_reduce"] = calibrate(replicated)
+    return {**curves, **measured}
+
+
+def build_profile(
+    measurements: Sequence[Measurement],
+    recorded: Sequence[Recorded],
+    sources: Sequence[str],
+    bandwidth_bytes_per_s: float = math.nan,
+    latency_s: float = math.nan,
+) -> tuple[MachineProfile, list[str]]:
+    """Fits a machine profile; also returns descriptions of the data that it left out.
+
+    On each link class (same host or other host), an operation's curve is fitted to its
+    measurements if they suffice. Otherwise, all-reduce is calibrated on recorded DDP steps, and the
+    collectives of sharded steps are fitted to their recorded calls.
+
+    Args:
+        measurements: collectives of microbenchmarks and of recorded jobs without steps.
+        recorded: recorded runs, one entry per world size; the cost of a compressor is fitted to
+            the runs with this compressor.
+        sources: names of all files and runs, for the profile.
+        bandwidth_bytes_per_s: the own rate of the link between hosts, or without such a link of
+            that within a host, if the user states it.
+        latency_s: the one-way latency of the same link, if the user states it.
+
+    Raises:
+        CommprofError: neither an all-reduce nor a reduce-scatter was measured.
+    """
+    left_out = [reason for each in measurements for reason in each.left_out]
+    curves = _curves(measurements, recorded, left_out)
+    if not any({"all_reduce", "reduce_scatter"} & each.keys() for each in curves.values()):
+        raise CommprofError(
+            "; ".join(left_out)
+            or "no all-reduce between ranks was measured; give a run of 2 ranks or more without a "
+            "hook, or a file of "
+            + invocation.command("microbench", "all_reduce", "--json", "FILE")
+        )
+    links = {link: LinkProfile(found) for link, found in curves.items()}
+    stated = OTHER_HOST if OTHER_HOST in links else SAME_HOST
+    links[stated] = LinkProfile(curves[stated], bandwidth_bytes_per_s, latency_s)
+    profile = MachineProfile(
+        links=links,
+        hooks=_hooks(recorded, curves, left_out),
+        sources=tuple(sources),
+        machine=_machine(measurements),
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+    return profile, left_out
+
+
+def _curves(
+    measurements: Sequence[Measurement], recorded: Sequence[Recorded], left_out: list[str]
+) -> dict[str, dict[str, CostCurve]]:
+    """Fits the curves of each link class; appends what was not used to ``left_out``, in words."""
+    points = [point for each in measurements for point in each.points]
+    steps = [each.schedule for each in recorded]
+    curves = {}
+    for link in sorted({each.link for each in points} | {each.link for each in steps}):
+        fitted, refused = fit_curves([each for each in points if each.link == link])
+        left_out += refused
+        measured = _of_one_backend(link, fitted, recorded, left_out)
+        curves[link] = curves_of([each for each in steps if each.link == link], measured)
+    return {link: found for link, found in curves.items() if found}
+
+
+def _of_one_backend(
+    link: str,
+    fitted: Sequence[CostCurve],
+    recorded: Sequence[Recorded],
+    left_out: list[str],
+) -> dict[str, CostCurve]:
+    """Chooses one fitted curve per operation, by its backend.
+
+    A backend of the recorded runs is preferred to gloo, and gloo to any other backend. Curves that
+    are not chosen are named in ``left_out``.
+    """
+    wanted = [each.schedule.backend for each in recorded if each.schedule.link == link]
+    preferred = (*wanted, "gloo")
+    known = {backend: place for place, backend in reversed([*enumerate(preferred)])}
+    ranked = sorted(fitted, key=lambda curve: known.get(curve.backend, math.inf))
+    chosen: dict[str, CostCurve] = {}
+    for curve in ranked:
+        taken = chosen.setdefault(curve.op, curve)
+        if taken is not curve:
+            left_out.append(
+                f"{curve.op} on {curve.backend} ({link_words(link)}): a profile holds the "
+                f"costs of one backend, in this case {taken.backend}; to fit {curve.backend}, give "
+                "only its files"
+            )
+    return chosen
+
+
+def _hooks(
+    recorded: Sequence[Recorded],
+    curves: Mapping[str, Mapping[str, CostCurve]],
+    left_out: list[str],
+) -> dict[str, HookCost]:
+    """Fits each compressor to its runs with the most ranks; names failures in ``left_out``."""
+    hooks: dict[str, list[tuple[Recorded, Schedule]]] = {}
+    plain = []
+    for each in recorded:
+        if not isinstance(each.schedule, Schedule):
+            continue
+        if not each.schedule.hook:
+            plain.append(each.schedule)
+        elif each.schedule.world_size > 1:
+            hooks.setdefault(each.schedule.hook, []).append((each, each.schedule))
+    found = {}
+    for label, runs in hooks.items():
+        ranks = max(schedule.world_size for _, schedule in runs)
+        largest = [each for each, schedule in runs if schedule.world_size == ranks]
+        schedules = [schedule for _, schedule in runs if schedule.world_size == ranks]
+        curve = curves.get(schedules[0].link, {}).get("all_reduce")
+        if curve is None:
+            raise CommprofError(
+                f"{largest[0].name} has hook {label}, but all-reduce on its link was not "
+                "measured; record the job without a hook too, and give both runs to commprof fit"
+            )
+        rows = [row for each in largest for row in each.compression]
+        try:
+            found[label] = fit_hook(label, rows, schedules, curve, plain)
+        except CommprofError as error:
+            left_out.append(str(error))
+    return found
+
+
+def _machine(measurements: Sequence[Measurement]) -> Mapping[str, Any]:
+    return measurements[0].machine if measurements else {}

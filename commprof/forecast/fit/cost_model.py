@@ -1,0 +1,281 @@
+"""Cost of a collective: time per step of its algorithm, as a function of the bytes in a step.
+
+    time(op, size, ranks) = steps * t(x),   x = sent * size / steps
+    t(x) = alpha + beta * x                 on each piece of x
+
+A step is one message of the collective's algorithm. ``steps``, ``sent`` and ``reduced`` are defined
+in ``algorithms.py`` for each algorithm, so one curve holds for all numbers of ranks. alpha is the
+latency of a step in seconds, beta the seconds per byte of a step. In an operation that reduces,
+beta = wire + gamma * reduced / sent. wire is the seconds to send a byte, and gamma the seconds to
+add up a byte (Hockney's model with Thakur's reduction term). Pieces divide the range of x, because
+the protocol may change with x. A curve may also have knots, pairs of x and t(x). Between knots at
+most a factor ``DENSE`` apart in x, t(x) is interpolated; elsewhere, the piece's line is used.
+
+NCCL changes protocol, algorithm and number of channels at certain sizes. These sizes are not known
+exactly, so a curve of few pieces fits NCCL's times poorly. If measured sizes are dense,
+interpolation between knots is more accurate. At sizes where latency is a considerable part of t,
+linear interpolation of t is too low, and linear interpolation of log t over log x is too high.
+Therefore the geometric mean of both is used. The less certain a knot's measured time is, the
+further it is moved towards the time interpolated from the neighbouring knots.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.forecast.replay.algorithms import Work, canonical, work
+from commprof.stats.intervals import robust_deviation
+
+Floats = npt.NDArray[np.float64]
+#: Bytes per step, and seconds per step.
+Knot = tuple[float, float]
+
+#: No time is interpolated between neighbours further apart than this factor. Sizes that double are
+#: dense enough even if one of them is left out. ``knots_through`` guesses each size's time without
+#: this size too, so its limit is wider.
+DENSE: Final = 5.0
+_DENSE_FOR_GUESSES: Final = 10.0
+
+
+def between(knots: Sequence[Knot], x: float, dense: float = DENSE) -> float:
+    """Interpolates the time at ``x`` between the two neighbouring knots.
+
+    Returns NaN if ``x`` is outside the knots, or if the neighbours are further apart than the
+    factor ``dense``.
+    """
+    at = bisect.bisect_right(knots, (x, math.inf))
+    if at and knots[at - 1][0] == x:
+        return knots[at - 1][1]
+    if not 0 < at < len(knots):
+        return math.nan
+    (low, before), (high, after) = knots[at - 1], knots[at]
+    if not 0 < high <= dense * low:
+        return math.nan
+    straight = before + (after - before) * (x - low) / (high - low)
+    power = before * (after / before) ** (math.log(x / low) / math.log(high / low))
+    return math.sqrt(straight * power)
+
+
+def knots_through(x: Floats, y: Floats, error: Floats) -> tuple[Knot, ...]:
+    """Makes a knot per value of ``x``, moved towards the time interpolated from neighbouring knots.
+
+    The interpolated time has the weight v / (v + w). v is the variance of the knot's own time. w
+    is the variance of interpolation errors, estimated from the errors at all knots.
+
+    Args:
+        x: bytes per step of the algorithm; several points may have the same value.
+        y: seconds per step.
+        error: relative standard error of each ``y``.
+    """
+    values, place = np.unique(x, return_inverse=True)
+    count = np.bincount(place)
+    time = np.bincount(place, weights=np.log(y)) / count
+    variance = np.bincount(place, weights=error**2) / count**2
+    knots = list(zip(values.tolist(), np.exp(time).tolist(), strict=True))
+    guesses = [
+        between([*knots[max(0, at - 1) : at], *knots[at + 1 : at + 2]], knot[0], _DENSE_FOR_GUESSES)
+        for at, knot in enumerate(knots)
+    ]
+    off = np.log(guesses) - time
+    known = np.isfinite(off)
+    if not known.any():
+        return tuple(knots)
+    variance_of_guess = robust_deviation(off[known], about=0.0) ** 2
+    share = variance / np.maximum(variance + variance_of_guess, 1e-300)
+    drawn = np.exp(time + np.where(known, share * np.where(known, off, 0.0), 0.0))
+    return tuple(zip(values.tolist(), drawn.tolist(), strict=True))
+
+
+#: Link classes.
+SAME_HOST, OTHER_HOST = "same_host", "other_host"
+LINKS = (SAME_HOST, OTHER_HOST)
+
+
+def link_words(link: str) -> str:
+    """Returns a link class as words for a message, such as "other host"."""
+    return link.replace("_", " ")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A size range in which a step of the algorithm takes alpha + beta * (bytes of the step)."""
+
+    #: Lower end in bytes per step; the piece extends to the lower end of the next one.
+    low_bytes: float
+    alpha_s: float
+    beta_s_per_byte: float
+    #: 95 % bootstrap intervals.
+    alpha_interval_s: tuple[float, float] = (math.nan, math.nan)
+    beta_interval_s_per_byte: tuple[float, float] = (math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Relative errors at points that were left out of the fit."""
+
+    mean: float
+    worst: float
+    points: int
+    #: NaN in profiles of versions without this field.
+    median: float = math.nan
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """The fitted cost of one operation on one link class."""
+
+    op: str
+    backend: str
+    pieces: tuple[Piece, ...]
+    #: Range of the measurements: bytes per step, and ranks.
+    step_bytes: tuple[float, float]
+    world_sizes: tuple[int, ...]
+    #: Ranks of the measurement per usable core of their host; NaN if unknown.
+    ranks_per_core: float = math.nan
+    #: Root mean square of the relative residuals, and the largest. If ``source`` is "run": mean
+    #: absolute error of the replayed bucket ends, divided by the step; and NaN.
+    residual: float = math.nan
+    worst_residual: float = math.nan
+    #: Errors with each size left out in turn; None if there are too few sizes.
+    held_out_size: HeldOut | None = None
+    #: Errors with each world size left out in turn; None if there is only one.
+    held_out_world_size: HeldOut | None = None
+    #: Seconds per byte added up; None if no operation without sums was measured as well.
+    gamma_s_per_byte: float | None = None
+    #: 95 % bootstrap interval.
+    gamma_interval_s_per_byte: tuple[float, float] = (math.nan, math.nan)
+    #: Bootstrap replicates: per replicate the (alpha, beta) of each piece.
+    replicates: tuple[tuple[tuple[float, float], ...], ...] = ()
+    #: Origin of the points: collectives measured alone ("microbench"), bucket ends of recorded DDP
+    #: steps ("run"), or single calls of recorded sharded steps ("calls").
+    source: str = "microbench"
+    #: Bytes per step in ascending order, each with its time; empty if lines fit better.
+    knots: tuple[Knot, ...] = ()
+
+    @property
+    def is_from_steps(self) -> bool:
+        """True if the curve was fitted to a recorded run's steps."""
+        return self.source in ("run", "calls")
+
+    def step_s(self, step_bytes: float) -> float:
+        """Returns the time of one step of the algorithm, in seconds."""
+        time_s = between(self.knots, step_bytes)
+        return self._line_s(step_bytes) if math.isnan(time_s) else time_s
+
+    def time_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
+        """Returns the time of the operation on an idle link, in seconds.
+
+        If ``op`` is given, returns the time of ``op`` instead: the number of steps is that of
+        ``op``, and the time per step is taken from this curve.
+        """
+        done = self._work(ranks, op)
+        return done.steps * self.step_s(done.step_bytes(size_bytes)) if done.steps else 0.0
+
+    def wire_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
+        """Returns the part of ``time_s`` during which the link is busy, in seconds.
+
+        During the remaining time, other collectives may use the link. ``op`` is as in ``time_s``.
+        """
+        done = self._work(ranks, op)
+        per_byte = self.pieces[-1].beta_s_per_byte
+        return min(self.time_s(size_bytes, ranks, op), done.sent * size_bytes * per_byte)
+
+    def outside(self, sizes_bytes: Sequence[float], ranks: int, op: str | None = None) -> list[str]:
+        """Returns the sizes and ranks outside the measured range, in words; empty if inside.
+
+        ``op`` is as in ``time_s``.
+        """
+        found = []
+        if not min(self.world_sizes) <= ranks <= max(self.world_sizes):
+            found.append(f"{ranks} ranks (measured: {', '.join(map(str, self.world_sizes))})")
+        done = self._work(ranks, op)
+        steps = [done.step_bytes(size) for size in sizes_bytes] if done.steps else []
+        low, high = self.step_bytes
+        if steps and (min(steps) < 0.999 * low or max(steps) > 1.001 * high):
+            found.append(
+                f"ring steps of {min(steps):.3g} to {max(steps):.3g} bytes (measured: {low:.3g} to "
+                f"{high:.3g})"
+            )
+        return found
+
+    def replicate(self, number: int) -> CostCurve:
+        """Returns the curve with the parameters of one bootstrap replicate.
+
+        Returns this curve unchanged if it has no replicates. The index of the replicate
+        is ``number`` modulo the number of replicates.
+        """
+        if not self.replicates:
+            return self
+        drawn = self.replicates[number % len(self.replicates)]
+        return self._with([(alpha, beta) for alpha, beta in drawn])
+
+    def changed(self, alpha: Callable[[float], float], beta: Callable[[float], float]) -> CostCurve:
+        """Returns the curve of another link: ``alpha`` converts the alphas, ``beta`` the betas.
+
+        At a size of alpha divided by beta bytes, latency and transfer take the same time. The lower
+        ends of all pieces are multiplied by the factor by which this size changes for the first
+        piece. If its alpha or its beta is 0, the ends stay. If the ends move, an alpha of 0 stays 0
+        in all pieces but the first: in a later piece, transfers hide the latency, and the piece
+        then begins at the size from which they hide the other link's latency.
+        """
+        first = self.pieces[0]
+        before = first.alpha_s, first.beta_s_per_byte
+        after = alpha(before[0]), beta(before[1])
+        moves = min(*before, *after) > 0
+        scale = (after[0] / before[0]) / (after[1] / before[1]) if moves else 1.0
+
+        def lines(old: Iterable[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+            return tuple(
+                (0.0 if moves and number and not alpha_s else alpha(alpha_s), beta(beta_s))
+                for number, (alpha_s, beta_s) in enumerate(old)
+            )
+
+        new = lines((piece.alpha_s, piece.beta_s_per_byte) for piece in self.pieces)
+        pieces = tuple(
+            Piece(piece.low_bytes * scale, *line)
+            for piece, line in zip(self.pieces, new, strict=True)
+        )
+        drawn = tuple(lines(each) for each in self.replicates)
+        return dataclasses.replace(self._on(pieces, scale), replicates=drawn)
+
+    def _work(self, ranks: int, op: str | None) -> Work:
+        """Returns the messages and bytes of a rank in ``op``; None is the curve's operation."""
+        return work(canonical(op or self.op), ranks, self.backend)
+
+    def _with(self, values: list[tuple[float, float]]) -> CostCurve:
+        pieces = tuple(
+            dataclasses.replace(piece, alpha_s=alpha, beta_s_per_byte=beta)
+            for piece, (alpha, beta) in zip(self.pieces, values, strict=True)
+        )
+        return self._on(pieces)
+
+    def _on(self, pieces: tuple[Piece, ...], scale: float = 1.0) -> CostCurve:
+        """Returns the curve with ``pieces`` as its lines, and with its knots adapted to them.
+
+        Each knot's bytes are multiplied by ``scale``. The knot's time is multiplied by the time on
+        the new line at the new bytes, divided by the time on the old line at the old bytes.
+        """
+        lines = dataclasses.replace(self, pieces=pieces, knots=())
+        knots = tuple(
+            (x * scale, y * lines._line_s(x * scale) / self._line_s(x)) for x, y in self.knots
+        )
+        return dataclasses.replace(lines, knots=knots)
+
+    def _line_s(self, step_bytes: float) -> float:
+        piece = self._piece(step_bytes)
+        return piece.alpha_s + piece.beta_s_per_byte * step_bytes
+
+    def _piece(self, step_bytes: float) -> Piece:
+        found = self.pieces[0]
+        for piece in self.pieces:
+            if step_bytes >= piece.low_bytes:
+                found = piece
+        return found

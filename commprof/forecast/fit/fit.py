@@ -1,0 +1,318 @@
+"""Fits cost curves to measured collectives: parameters, intervals, residuals, held-out errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof import invocation
+from commprof.errors import CommprofError
+from commprof.forecast.fit.cost_model import (
+    CostCurve,
+    HeldOut,
+    Knot,
+    Piece,
+    between,
+    knots_through,
+    link_words,
+)
+from commprof.forecast.fit.points import Point
+from commprof.forecast.fit.regression import MOST_SIZES, Floats, Line, find_breaks, lines_on
+from commprof.forecast.replay.algorithms import work
+from commprof.stats.intervals import percentile_interval
+
+REPLICATES = 100
+_SEED = 20240501
+_LEAST_SIZES = 3
+_ALMOST = 1.1
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Points of one operation, as columns."""
+
+    ranks: Floats
+    size_bytes: Floats
+    steps: Floats
+    #: Bytes and seconds per step of the algorithm.
+    x: Floats
+    y: Floats
+    #: Relative standard error of y.
+    error: Floats
+    samples: tuple[tuple[float, ...], ...]
+    #: Largest value of any point; NaN if unknown for all points.
+    ranks_per_core: float
+
+
+def fit_curves(points: Sequence[Point]) -> tuple[list[CostCurve], list[str]]:
+    """Fits a curve per operation and backend over all world sizes, on links of one class.
+
+    gamma, the time to add up a byte, is separated from the time on the wire if an all-gather was
+    measured besides an all-reduce: both send over the same links, but only all-reduce adds up.
+
+    An operation that was measured at too few sizes to separate latency from rate is left out. The
+    second list has a message for each operation that is left out.
+    """
+    curves, left_out = [], []
+    for op, backend in sorted({(point.op, point.backend) for point in points}):
+        mine = [point for point in points if (point.op, point.backend) == (op, backend)]
+        try:
+            curves.append(_fit(op, backend, mine))
+        except CommprofError as error:
+            left_out.append(str(error))
+    plain = {curve.backend: curve for curve in curves if curve.op == "all_gather"}
+    return [_with_gamma(curve, plain.get(curve.backend)) for curve in curves], left_out
+
+
+def _fit(op: str, backend: str, points: Sequence[Point]) -> CostCurve:
+    data = _columns(op, backend, points)
+    if len(np.unique(data.x)) < _LEAST_SIZES and op != "barrier":
+        sizes = ", ".join(f"{size:g}" for size in np.unique(data.size_bytes))
+        raise CommprofError(
+            f"{op} on {backend} ({link_words(points[0].link)}) was measured at {sizes} bytes only; "
+            "latency and rate need "
+            f"{_LEAST_SIZES} sizes or more: "
+            + invocation.command("microbench", op, "-b", "1K", "-e", "64M", "-f", "4")
+        )
+    if op == "barrier":
+        return _barrier(backend, data)
+    breaks = find_breaks(data.x, data.y)
+    lines = lines_on(breaks, data.x, data.y)
+    assert lines is not None
+    replicates = _bootstrap(breaks, data)
+    by_size = _leave_out(data, data.size_bytes, breaks)
+    knots = _knots(data) if by_size is not None and by_size.prefers_knots else ()
+    residual = _either(knots, _predicted(breaks, lines, data.x), data.x) / data.y - 1
+    return CostCurve(
+        op=op,
+        backend=backend,
+        pieces=_pieces(breaks, lines, replicates),
+        step_bytes=(float(data.x.min()), float(data.x.max())),
+        world_sizes=tuple(int(n) for n in np.unique(data.ranks)),
+        ranks_per_core=data.ranks_per_core,
+        residual=float(np.sqrt(np.mean(residual**2))),
+        worst_residual=float(np.abs(residual).max()),
+        held_out_size=None if by_size is None else by_size.held_out,
+        held_out_world_size=_held_out_world_size(data, breaks),
+        replicates=tuple(tuple(each) for each in replicates),
+        knots=knots,
+    )
+
+
+def _columns(op: str, backend: str, points: Sequence[Point]) -> _Data:
+    done = [work(op, point.ranks, backend) for point in points]
+    steps = np.array([each.steps for each in done], dtype=np.float64)
+    crowded = [each.ranks_per_core for each in points if not math.isnan(each.ranks_per_core)]
+    return _Data(
+        ranks=np.array([point.ranks for point in points], dtype=np.float64),
+        size_bytes=np.array([point.size_bytes for point in points]),
+        steps=steps,
+        x=np.array([w.step_bytes(p.size_bytes) for w, p in zip(done, points, strict=True)]),
+        y=np.array([point.time_s for point in points]) / steps,
+        error=np.array([point.error for point in points]),
+        samples=tuple(point.samples_s for point in points),
+        ranks_per_core=max(crowded, default=math.nan),
+    )
+
+
+def _barrier(backend: str, data: _Data) -> CostCurve:
+    """Fits the curve of a barrier: only a latency, as a barrier moves no data."""
+    alpha = float(np.median(data.y))
+    residual = alpha / data.y - 1
+    return CostCurve(
+        op="barrier",
+        backend=backend,
+        pieces=(Piece(0.0, alpha, 0.0),),
+        step_bytes=(0.0, 0.0),
+        world_sizes=tuple(int(n) for n in np.unique(data.ranks)),
+        ranks_per_core=data.ranks_per_core,
+        residual=float(np.sqrt(np.mean(residual**2))),
+        worst_residual=float(np.abs(residual).max()),
+    )
+
+
+def _predicted(breaks: Sequence[float], lines: Sequence[Line], x: Floats) -> Floats:
+    piece = np.searchsorted(np.asarray(breaks), x, side="right") - 1
+    a, b = np.array(lines)[piece].T
+    result: Floats = a + b * x
+    return result
+
+
+def _bootstrap(breaks: Sequence[float], data: _Data) -> list[list[Line]]:
+    """Refits the line of each piece of the curve to points drawn with replacement.
+
+    The breaks between pieces stay as given. A drawn point gets a new time: the median of its
+    resampled times. A draw with fewer than two sizes in a piece is repeated.
+    """
+    random = np.random.default_rng(_SEED)
+    found: list[list[Line]] = []
+    for _ in range(20 * REPLICATES):
+        if len(found) == REPLICATES:
+            break
+        rows = random.integers(0, len(data.x), len(data.x))
+        y = np.array([_redrawn(data, row, random) for row in rows])
+        lines = lines_on(breaks, data.x[rows], y)
+        if lines is not None:
+            found.append(lines)
+    return found
+
+
+def _redrawn(data: _Data, row: int, random: np.random.Generator) -> float:
+    samples = data.samples[row]
+    if len(samples) < 2:
+        return float(data.y[row])
+    drawn = random.choice(np.asarray(samples), len(samples))
+    # Relative to the samples' own median: time_s may be another statistic.
+    return float(data.y[row] * np.median(drawn) / np.median(samples))
+
+
+def _pieces(
+    breaks: Sequence[float], lines: Sequence[Line], replicates: Sequence[Sequence[Line]]
+) -> tuple[Piece, ...]:
+    pieces = []
+    for number, (low, (alpha, beta)) in enumerate(zip(breaks, lines, strict=True)):
+        if replicates:
+            drawn = np.array([each[number] for each in replicates])
+            bounds = percentile_interval(drawn)
+        else:
+            bounds = np.full((2, 2), np.nan)
+        pieces.append(
+            Piece(
+                low,
+                alpha,
+                beta,
+                (float(bounds[0, 0]), float(bounds[1, 0])),
+                (float(bounds[0, 1]), float(bounds[1, 1])),
+            )
+        )
+    return tuple(pieces)
+
+
+@dataclass(frozen=True)
+class _LeftOut:
+    """Relative errors of two methods at left-out points: lines, and interpolation between knots.
+
+    Knots are measured sizes with their times. At points without near knots, ``by_knots`` equals
+    ``by_lines``.
+    """
+
+    by_lines: Floats
+    by_knots: Floats
+
+    @property
+    def prefers_knots(self) -> bool:
+        """True if knots were tried and have smaller or hardly larger errors than the lines."""
+        lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
+        tried = bool((self.by_lines != self.by_knots).any())
+        return tried and bool(_are_knots_better(knots.sum(), lines.sum()))
+
+    @property
+    def held_out(self) -> HeldOut:
+        """Held-out errors, with lines or knots at each point.
+
+        For each point, ``_are_knots_better`` chooses between the two by their errors at all other
+        points.
+        """
+        lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
+        chosen = _are_knots_better(knots.sum() - knots, lines.sum() - lines)
+        found = np.where(chosen, knots, lines)
+        return HeldOut(float(found.mean()), float(found.max()), len(found), float(np.median(found)))
+
+
+def _are_knots_better(knots: Floats | np.float64, lines: Floats | np.float64) -> Any:
+    """True if the errors with knots add up to less than 1.1 times the errors with lines.
+
+    For each point, ``held_out`` passes the sums over all other points. Without the factor 1.1,
+    the choice between equally good fits would differ from point to point. If lines are right and
+    all errors are noise, the errors with knots are about 1.2 times the errors with lines. 1.2 is
+    above 1.1, so lines are chosen then.
+    """
+    return knots < _ALMOST * lines
+
+
+def _leave_out(data: _Data, groups: Floats, breaks: Sequence[float]) -> _LeftOut | None:
+    """Leaves out each group of points in turn and refits; None if too few points remain.
+
+    The breaks between pieces are refitted too, unless there are more than ``MOST_SIZES`` groups:
+    one group in so many hardly moves ``breaks``, the breaks of all points.
+    """
+    lines, knots = np.zeros(len(data.x)), np.zeros(len(data.x))
+    values = np.unique(groups)
+    for value in values:
+        out = groups == value
+        rest = _rows(data, ~out)
+        used, fitted = breaks, None
+        if len(values) > MOST_SIZES:
+            fitted = lines_on(used, rest.x, rest.y)
+        if fitted is None:  # also if too few points of a piece remain
+            used = find_breaks(rest.x, rest.y)
+            fitted = lines_on(used, rest.x, rest.y)
+        if fitted is None:
+            return None
+        predicted = _predicted(used, fitted, data.x[out])
+        lines[out] = predicted / data.y[out] - 1
+        knots[out] = _either(_knots(rest), predicted, data.x[out]) / data.y[out] - 1
+    return _LeftOut(lines, knots)
+
+
+def _held_out_world_size(data: _Data, breaks: Sequence[float]) -> HeldOut | None:
+    several = len(np.unique(data.ranks)) > 1
+    found = _leave_out(data, data.ranks, breaks) if several else None
+    return None if found is None else found.held_out
+
+
+def _rows(data: _Data, chosen: npt.NDArray[np.bool_]) -> _Data:
+    columns = {
+        name: getattr(data, name)[chosen]
+        for name in ("ranks", "size_bytes", "steps", "x", "y", "error")
+    }
+    samples = tuple(each for each, kept in zip(data.samples, chosen, strict=True) if kept)
+    return dataclasses.replace(data, samples=samples, **columns)
+
+
+def _knots(data: _Data) -> tuple[Knot, ...]:
+    """Returns knots through the points; empty if the points have several world sizes.
+
+    Points of several world sizes lie less exactly on one curve than points of one world size.
+    """
+    if len(np.unique(data.ranks)) > 1:
+        return ()
+    return knots_through(data.x, data.y, data.error)
+
+
+def _either(knots: Sequence[Knot], lines: Floats, x: Floats) -> Floats:
+    """Returns times at ``x``: interpolated between knots, or ``lines`` where no knots are near."""
+    found = np.array([between(knots, each) for each in x.tolist()])
+    return np.where(np.isnan(found), lines, found)
+
+
+def _with_gamma(curve: CostCurve, plain: CostCurve | None) -> CostCurve:
+    """Returns ``curve`` with gamma (time to add up a byte); ``plain`` is the all-gather's curve.
+
+    gamma follows from the betas of both curves' last pieces (the largest sizes):
+    beta(curve) - beta(plain) = gamma * reduced / sent. reduced and sent are the bytes that a rank
+    adds up and sends in the operation of ``curve``. The interval of gamma follows from the
+    differences between both curves' bootstrap replicates. ``curve`` is returned unchanged if its
+    operation adds up nothing or ``plain`` is None.
+    """
+    done = work(curve.op, 2, curve.backend)
+    if plain is None or not done.reduced:
+        return curve
+
+    def gamma(beta_s_per_byte: float, plain_s_per_byte: float) -> float:
+        return max(0.0, beta_s_per_byte - plain_s_per_byte) * done.sent / done.reduced
+
+    fitted = gamma(curve.pieces[-1].beta_s_per_byte, plain.pieces[-1].beta_s_per_byte)
+    both = zip(curve.replicates, plain.replicates, strict=False)
+    drawn = [gamma(summed[-1][1], gathered[-1][1]) for summed, gathered in both]
+    interval = (math.nan, math.nan)
+    if drawn:
+        low, high = percentile_interval(drawn)
+        interval = min(fitted, float(low)), max(fitted, float(high))
+    return dataclasses.replace(curve, gamma_s_per_byte=fitted, gamma_interval_s_per_byte=interval)

@@ -1,0 +1,274 @@
+"""Errors of the model, found by predicting recorded steps from the steps of another setting."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from commprof.errors import CommprofError
+from commprof.forecast.fit.build import curves_of
+from commprof.forecast.fit.machine_profile import MachineProfile
+from commprof.forecast.replay.model import Model
+from commprof.forecast.replay.recorded import Recorded, compute_by_batch
+from commprof.forecast.replay.replay import Replay
+from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.replay.schedule import RecordedSteps, Schedule
+from commprof.forecast.sharded.changes import as_recorded
+from commprof.forecast.sharded.steps import ShardedSteps, passes_of
+from commprof.stats.intervals import student_t_quantile
+from commprof.text import counted
+
+#: Root mean square error of predictions of random jobs, and as how many errors ``margin_of`` counts
+#: it; from benchmarks/results/predictions/predict_intervals.jsonl.
+_TYPICAL, _WEIGHT = 0.04, 2
+#: Fields of ``Check`` with answers that need no model.
+TRIVIAL = ("as_is_s", "perfect_overlap_s")
+#: A model is clearly better if its mean error is at most this share of the trivial answer's.
+_SKILLED = 0.5
+
+
+@dataclass(frozen=True)
+class Check:
+    """A recorded setting, compared with the model's prediction of it."""
+
+    #: Name of the recorded setting, for the reader.
+    name: str
+    world_size: int
+    measured_s: float
+    predicted_s: float
+    #: False if the replay was made from the recorded run, or its costs were fitted to this run too:
+    #: then the check only shows how well the model reproduces its own input.
+    held_out: bool
+    #: Step times of ideal models: no overlap, and perfect overlap.
+    no_overlap_s: float
+    perfect_overlap_s: float
+    #: Median step of the run that the replay was made from: "as it is now".
+    as_is_s: float = math.nan
+
+    @property
+    def error(self) -> float:
+        """Relative error: predicted divided by measured, minus 1."""
+        return self.predicted_s / self.measured_s - 1
+
+    def error_of(self, answer: str) -> float:
+        """Relative error of a step time that needs no model; ``answer`` is one of ``TRIVIAL``."""
+        return float(getattr(self, answer)) / self.measured_s - 1
+
+
+@dataclass(frozen=True)
+class ModelError:
+    """Errors of the model in the held-out checks."""
+
+    mean: float
+    worst: float
+    points: int
+    #: Share by which the interval of a predicted step time is widened, see ``margin_of``.
+    margin: float
+    #: The better of the ``TRIVIAL`` answers on the same checks, and its mean error.
+    trivial: str = ""
+    trivial_mean: float = math.nan
+
+    @property
+    def is_skilled(self) -> bool:
+        """True if the model's mean error is at most half of ``trivial_mean``."""
+        return self.mean <= _SKILLED * self.trivial_mean
+
+
+def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = False) -> Check:
+    """Predicts a recorded setting, and compares the prediction with the measured steps.
+
+    The prediction keeps the link and the bucket cap of the run that ``replay`` was made from.
+
+    Args:
+        replay: model made from another run, or from ``recorded`` itself.
+        recorded: the measured steps.
+        name: name of the setting, for the reader.
+        is_fitted: True if the replay's costs were fitted to ``recorded`` too.
+
+    Raises:
+        CommprofError: the setting cannot be predicted.
+    """
+    _check_kind(replay, recorded)
+    scenario = Scenario(
+        recorded.world_size,
+        hook=recorded.hook,
+        ranks_per_host=recorded.placement.ranks_per_host,
+        cores_per_host=recorded.placement.cores_per_host,
+        scaling=recorded.batch.scaling or "weak",
+    )
+    if isinstance(recorded, ShardedSteps):
+        scenario = as_recorded(scenario, recorded)
+    found = replay.predict(scenario)
+    return Check(
+        name=name,
+        world_size=recorded.world_size,
+        measured_s=float(np.median(recorded.period_s)),
+        predicted_s=found.step_s.value,
+        held_out=recorded is not replay.schedule and not is_fitted,
+        no_overlap_s=found.no_overlap_s,
+        perfect_overlap_s=found.perfect_overlap_s,
+        as_is_s=passes_of(replay.schedule, scenario) * float(np.median(replay.schedule.period_s)),
+    )
+
+
+def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
+    """Raises ``CommprofError`` if no scenario of the replay can describe the recorded steps."""
+    kinds = [isinstance(each, ShardedSteps) for each in (replay.schedule, recorded)]
+    if kinds[0] != kinds[1]:
+        raise CommprofError(
+            "either this run or the replayed run, but not both, shards parameters, gradients or "
+            "optimizer state; check a prediction only with runs of the replayed run's strategy"
+        )
+    if isinstance(replay.schedule, ShardedSteps) and isinstance(recorded, ShardedSteps):
+        units, here = replay.schedule.units, recorded.units
+        if units and here and units != here:
+            raise CommprofError(
+                f"a step of this run reduces gradients in {counted(here, 'unit')}, a step of the "
+                f"replayed run in {units}: the runs wrap blocks differently, so this run "
+                "cannot check the prediction"
+            )
+    if isinstance(replay.schedule, Schedule) and isinstance(recorded, Schedule):
+        buckets, here = (len(each.bucket_bytes) for each in (replay.schedule, recorded))
+        if buckets != here:
+            raise CommprofError(
+                f"a step of this run reduces gradients in {counted(here, 'bucket')}, a step of the "
+                f"replayed run in {buckets}, so this run cannot check the prediction; check it "
+                "with a run of the same bucket cap"
+            )
+
+
+def checks(
+    replay: Model, others: Sequence[Recorded], recorded: Sequence[Recorded] = ()
+) -> tuple[list[Check], list[str]]:
+    """Checks the replay on its own run, then on each of the other settings.
+
+    Returns the checks, and a line for each setting that cannot be predicted, with the reason. Steps
+    that are given more than once are checked once.
+
+    The influence of a checked run on the replay is removed first: a cost that was fitted to this
+    run is refitted to the replay's own run alone, and the checked run is left out of the fit of
+    compute time to batch size. If that is not possible, the check is marked as not held out.
+
+    Args:
+        replay: the model to check.
+        others: settings that were recorded besides the replay's own run.
+        recorded: settings to which ``replay.compute_by_batch`` was fitted.
+    """
+    sources = {Path(source).resolve() for source in replay.profile.sources}
+    given = [each for each in others if each.source and Path(each.source).resolve() in sources]
+    alone = _fitted_alone(replay) if given else replay.profile
+    found, refused = [], []
+    own = Recorded("the run itself", replay.schedule, ())
+    for each in _once((own, *others)):
+        schedule, tried, is_fitted = each.schedule, replay, False
+        if each is not own:
+            if any(each is one for one in given):
+                tried = replay.with_profile(alone)
+                is_fitted = _is_fitted(replay.profile, alone, schedule)
+            tried = _without(tried, schedule, recorded)
+        try:
+            found.append(check(tried, schedule, each.name, is_fitted))
+        except CommprofError as error:
+            refused.append(f"{each.name}: {error}")
+    return found, refused
+
+
+def _once(recorded: Sequence[Recorded]) -> list[Recorded]:
+    """Leaves out steps that are given again, such as those of the run itself with ``--check``."""
+    found: list[Recorded] = []
+    for each in recorded:
+        if not any(_is_same(each.schedule, before.schedule) for before in found):
+            found.append(each)
+    return found
+
+
+def _is_same(one: RecordedSteps, other: RecordedSteps) -> bool:
+    """True if both are the same recorded steps: two recordings differ in some step's ns."""
+    settings = [(each.world_size, each.link, each.hook) for each in (one, other)]
+    return settings[0] == settings[1] and np.array_equal(one.period_s, other.period_s)
+
+
+def _fitted_alone(replay: Model) -> MachineProfile:
+    """Returns the replay's profile, with curves from recorded runs refitted to its own run alone.
+
+    Only the curves of the own run's link class are refitted. If the own run has a hook or one rank,
+    no curve is refitted.
+    """
+    schedule, profile = replay.schedule, replay.profile
+    link = profile.links.get(schedule.link)
+    if link is None or not _from_runs(profile, schedule):
+        return profile
+    if schedule.hook or schedule.world_size < 2:
+        return profile
+    kept = {op: curve for op, curve in link.curves.items() if not curve.is_from_steps}
+    fitted = dataclasses.replace(link, curves=curves_of([schedule], kept))
+    return dataclasses.replace(profile, links={**profile.links, schedule.link: fitted})
+
+
+def _from_runs(profile: MachineProfile, schedule: RecordedSteps) -> bool:
+    """True if any cost curve of the schedule's link class was fitted to steps of recorded runs.
+
+    The other source of curves is collectives measured alone.
+    """
+    link = profile.links.get(schedule.link)
+    return link is not None and any(each.is_from_steps for each in link.curves.values())
+
+
+def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: RecordedSteps) -> bool:
+    """True if ``alone`` may still contain costs that were fitted to the checked run.
+
+    Args:
+        profile: the replay's profile; the checked run is one of the runs that it was fitted to.
+        alone: result of ``_fitted_alone``. Only the curves of one link class are refitted, or none;
+            all other curves and all compressors' costs are those of ``profile``.
+        schedule: steps of the checked run.
+    """
+    if schedule.hook:
+        return True
+    link = profile.links.get(schedule.link)
+    return _from_runs(profile, schedule) and alone.links[schedule.link] is link
+
+
+def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[Recorded]) -> Model:
+    """Returns the replay with compute time over batch size fitted anew, without the checked run.
+
+    Returns the given replay if it has no fit over batch size, or the fit did not use this run.
+    """
+    rest = [each for each in recorded if each.schedule is not checked]
+    if not isinstance(replay, Replay) or replay.compute_by_batch is None:
+        return replay
+    if len(rest) == len(recorded):
+        return replay
+    return dataclasses.replace(replay, compute_by_batch=compute_by_batch(rest, replay.schedule))
+
+
+def model_error(found: Sequence[Check]) -> ModelError | None:
+    """Computes the errors in the held-out checks; None if there are none."""
+    held_out = [each for each in found if each.held_out]
+    errors = [abs(each.error) for each in held_out]
+    if not errors:
+        return None
+    trivial = {
+        name: float(np.mean([abs(each.error_of(name)) for each in held_out])) for name in TRIVIAL
+    }
+    known = [name for name in TRIVIAL if not math.isnan(trivial[name])]
+    better = min(known, key=lambda name: trivial[name])
+    mean, margin = float(np.mean(errors)), margin_of(errors)
+    return ModelError(mean, max(errors), len(errors), margin, better, trivial[better])
+
+
+def margin_of(errors: Sequence[float]) -> float:
+    """Returns the 95 % margin that errors on held-out settings imply for another setting.
+
+    The margin is Student's t times the root mean square error, supposing normal errors around 0.
+    ``_WEIGHT`` errors of size ``_TYPICAL`` count along with ``errors``, because one or two errors
+    may be small by chance.
+    """
+    points = _WEIGHT + len(errors)
+    square = (_WEIGHT * _TYPICAL**2 + sum(error**2 for error in errors)) / points
+    return student_t_quantile(0.975, points) * math.sqrt(square)

@@ -1,0 +1,321 @@
+"""Fits a compressor's cost to the stage times and bucket completion times of recorded runs.
+
+A straight line per stage (encode, reduce, decode) is fitted to the buckets' times. The cost also
+has a fixed overhead per bucket. The overhead is chosen so that a replay of the recorded steps
+completes buckets as close as possible to their recorded completion times. Intervals come from
+bootstrap replicates: buckets and steps are resampled, and the cost is fitted again, with fewer
+values tried for the overhead. Replicate i is fitted with replicate i of the link's cost curve, so
+the fitted overhead offsets the curve's error. A prediction therefore uses the two replicates
+together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.collectives.compression import CompressionRow
+from commprof.errors import CommprofError
+from commprof.forecast.fit.cost_model import OTHER_HOST, CostCurve
+from commprof.forecast.fit.hook_costs import (
+    EXCHANGES,
+    HIERARCHICAL,
+    HookCost,
+    HookFigures,
+    recording,
+)
+from commprof.forecast.fit.regression import Line, robust_line
+from commprof.forecast.replay.exchange import exchange
+from commprof.forecast.replay.schedule import Schedule
+from commprof.stats.intervals import percentile_interval
+
+#: Number of overheads tried, from 10 µs to 100 ms: 12 % apart.
+_OVERHEADS = 81
+#: Numbers of values tried within a host: 10 ps to 100 ns per byte, overheads of 10 µs to 100 ms.
+_BETAS, _ALPHAS = 41, 31
+REPLICATES = 20
+_SEED = 20240501
+#: Multiples of the fitted value tried for a replicate: of the overhead alone, and of both figures
+#: within a host.
+_NEAR, _NEAR_BOTH = np.geomspace(0.5, 2, 11), np.geomspace(0.5, 2, 5)
+#: An overhead of 0 is refitted around the smallest one tried above 0.
+_LEAST_OVERHEAD_S = 1e-5
+#: A line through fewer buckets leaves no residuals to estimate its error from.
+_LEAST_BUCKETS = 3
+_MOST_DRAWS = 100
+
+
+def fit_hook(
+    label: str,
+    rows: Sequence[CompressionRow],
+    schedules: Sequence[Schedule],
+    curve: CostCurve,
+    plain: Sequence[Schedule] = (),
+) -> HookCost:
+    """Fits the cost of a compressor to runs of one world size of 2 ranks or more.
+
+    Args:
+        label: the compressor, as given to ``--hook``.
+        rows: times of the runs' compressed buckets.
+        schedules: schedules of the same runs; their buckets' completion times fix the overhead.
+        curve: cost of an all-reduce on the runs' link.
+        plain: runs without a hook; a run with the same buckets shows how the hook slows compute.
+
+    Raises:
+        CommprofError: the runs have 1 rank or compressed no bucket, or the scheme is unknown.
+    """
+    name = label.partition(":")[0]
+    mine = [row for row in rows if row.payload_bytes > 0]
+    ranks = schedules[0].world_size
+    if name not in EXCHANGES:
+        raise CommprofError(
+            f"hook {label}: the cost model supports no such scheme (supported: "
+            f"{', '.join(EXCHANGES)}); predict without this hook"
+        )
+    if not mine or ranks < 2:
+        raise CommprofError(
+            f"hook {label}: no run of 2 ranks or more compressed a bucket; record such a run with "
+            + recording(label)
+        )
+    size = np.array([float(row.gradient_bytes) for row in mine])
+    payload = np.array([row.payload_bytes for row in mine])
+    encode, reduce, decode = _stages(mine)
+    bare = HookCost(
+        label=label,
+        exchange=EXCHANGES[name],
+        encode=encode,
+        reduce=reduce,
+        decode=decode,
+        payload_ratio=float(payload.sum() / size.sum()),
+        overhead_s=0.0,
+        ranks=ranks,
+        ranks_per_core=schedules[0].placement.ranks_per_core,
+        bucket_bytes=(float(size.min()), float(size.max())),
+        compute_s_per_byte=_compute_s_per_byte(schedules, plain),
+        alpha_s=curve.pieces[0].alpha_s,
+        link=schedules[0].link,
+    )
+    if name == HIERARCHICAL or "hierarchical=1" in label.partition(":")[2].split(","):
+        found = _two_levels(bare, schedules, curve)
+    else:
+        found = _with_overhead(bare, np.geomspace(1e-5, 0.1, _OVERHEADS), schedules, curve)
+    return _with_spread(found, mine, schedules, curve)
+
+
+def _stages(rows: Sequence[CompressionRow]) -> tuple[Line, Line, Line]:
+    """Fits the lines of encode, reduce and decode."""
+    size = np.array([float(row.gradient_bytes) for row in rows])
+    return (
+        _line(size, [row.encode_ms for row in rows]),
+        _line(size, [row.reduce_ms for row in rows]),
+        _line(size, [row.decode_ms for row in rows]),
+    )
+
+
+def _line(size: npt.NDArray[np.float64], times_ms: Sequence[float]) -> Line:
+    """Fits a line if sizes differ; else supposes that all time is proportional to the size."""
+    seconds = np.maximum(np.array(times_ms) / 1e3, 1e-9)
+    if len(np.unique(size)) > 1:
+        return robust_line(size, seconds)
+    return 0.0, float(np.median(seconds / size))
+
+
+def _two_levels(bare: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> HookCost:
+    """Fits the cost of a compressor whose exchange has two levels: within hosts, and between hosts.
+
+    Each host's ranks first add up their gradients; hosts then exchange the sums. The overhead and
+    the time per byte within a host are chosen for the least error of buckets' completion times.
+    """
+    per_host = max(1, round(schedules[0].placement.ranks_per_host))
+    hosts = max(1, math.ceil(bare.ranks / per_host))
+    if hosts == 1 and bare.exchange != HIERARCHICAL:
+        raise CommprofError(
+            f"hook {bare.label} was recorded on one host, where it compresses nothing; record it "
+            "on several hosts"
+        )
+    nothing: Line = (0.0, 0.0)
+    levels = dataclasses.replace(
+        bare,
+        encode=nothing,
+        reduce=nothing,
+        decode=nothing,
+        # The backend records the whole bucket, other schemes only the rank's part of the bucket.
+        payload_ratio=1.0 if bare.exchange == HIERARCHICAL else bare.payload_ratio * per_host,
+        ranks=hosts,
+        between_hosts=True,
+        ranks_per_host=per_host,
+    )
+    coarse = _with_level(
+        levels,
+        np.geomspace(1e-5, 0.1, _ALPHAS),
+        np.geomspace(1e-11, 1e-7, _BETAS),
+        schedules,
+        curve,
+    )
+    # Search between the neighbours of the best grid point.
+    closer = np.linspace(0.75, 1.35, 13)
+    return _with_level(
+        coarse, closer * coarse.overhead_s, closer * coarse.reduce[1], schedules, curve
+    )
+
+
+def _with_level(
+    cost: HookCost,
+    overheads_s: npt.NDArray[np.float64],
+    betas_s_per_byte: npt.NDArray[np.float64],
+    schedules: Sequence[Schedule],
+    curve: CostCurve,
+) -> HookCost:
+    """Returns the cost with the best overhead and the best time per byte within a host.
+
+    The best pair predicts the buckets' completion times with the least error. The overhead is 0 or
+    one of ``overheads_s``, and the time per byte is 0 or one of ``betas_s_per_byte``. The cost's
+    field ``reduce`` is (0, time per byte), and covers the time of all three stages.
+    """
+    tried = (
+        dataclasses.replace(cost, overhead_s=alpha, reduce=(0.0, beta))
+        for beta in (0.0, *betas_s_per_byte.tolist())
+        for alpha in (0.0, *overheads_s.tolist())
+    )
+    return min(tried, key=lambda each: _miss(each, schedules, curve))
+
+
+def _with_overhead(
+    cost: HookCost,
+    overheads_s: npt.NDArray[np.float64],
+    schedules: Sequence[Schedule],
+    curve: CostCurve,
+) -> HookCost:
+    """Returns the cost with the overhead that predicts the buckets' completion times best.
+
+    The overhead is 0 or one of ``overheads_s``.
+    """
+    tried = (dataclasses.replace(cost, overhead_s=each) for each in (0.0, *overheads_s.tolist()))
+    return min(tried, key=lambda each: _miss(each, schedules, curve))
+
+
+def _compute_s_per_byte(hooked: Sequence[Schedule], plain: Sequence[Schedule]) -> float:
+    """Returns the median slowdown of compute per gradient byte; NaN without a similar plain run."""
+    found = [
+        (_own_s(one) - _own_s(other)) / one.gradient_bytes
+        for one in hooked
+        for other in plain
+        if (one.world_size, one.link) == (other.world_size, other.link)
+        and one.bucket_bytes.tolist() == other.bucket_bytes.tolist()
+    ]
+    return float(np.median(found)) if found else math.nan
+
+
+def _own_s(schedule: Schedule) -> float:
+    return float(np.median(schedule.backward_end_s - schedule.other_wait_s))
+
+
+def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> float:
+    """Returns the mean absolute error of the buckets' replayed ends, as a share of the median step.
+
+    The shares of several runs are added up.
+    """
+    total = 0.0
+    for schedule in schedules:
+        sizes = schedule.bucket_bytes.tolist()
+        per_host = max(1, round(schedule.placement.ranks_per_host))
+        sharing = cost.link_sharing(cost.ranks, per_host) if schedule.link == OTHER_HOST else 1.0
+        alone = [cost.time_s(each, cost.ranks, curve, sharing=sharing) for each in sizes]
+        ready = schedule.ready_s.max(axis=1)
+        end = exchange(ready, np.array(alone), np.zeros(len(sizes)), workers=1)
+        period = float(np.median(schedule.period_s))
+        total += float(np.abs(end - schedule.end_s).mean()) / period
+    return total
+
+
+def _with_spread(
+    cost: HookCost, rows: Sequence[CompressionRow], schedules: Sequence[Schedule], curve: CostCurve
+) -> HookCost:
+    """Returns the cost with its residuals, replicates and intervals."""
+    drawn = tuple(_replicates(cost, rows, schedules, curve))
+    are_lines_drawn = cost.between_hosts or len(rows) >= _LEAST_BUCKETS
+    low, high = _bounds(cost, drawn, are_lines_drawn)
+    return dataclasses.replace(
+        cost,
+        residual=_miss(cost, schedules, curve) / len(schedules),
+        work_residual=math.nan if cost.between_hosts else _work_residual(cost, rows),
+        low=low,
+        high=high,
+        replicates=drawn,
+    )
+
+
+def _work_residual(cost: HookCost, rows: Sequence[CompressionRow]) -> float:
+    took_s = [(row.encode_ms + row.reduce_ms + row.decode_ms) / 1e3 for row in rows]
+    fitted_s = [cost.work_s(row.gradient_bytes, cost.ranks) for row in rows]
+    relative = np.array(fitted_s) / np.maximum(took_s, 1e-9) - 1
+    return float(np.sqrt(np.mean(relative**2)))
+
+
+def _replicates(
+    cost: HookCost, rows: Sequence[CompressionRow], schedules: Sequence[Schedule], curve: CostCurve
+) -> Iterator[HookFigures]:
+    random = np.random.default_rng(_SEED)
+    for number in range(REPLICATES):
+        steps = [_redrawn(schedule, random) for schedule in schedules]
+        beside = curve.replicate(number)
+        again = cost
+        if cost.between_hosts:
+            overheads_s, betas = _NEAR_BOTH * cost.overhead_s, _NEAR_BOTH * cost.reduce[1]
+            again = _with_level(cost, overheads_s, betas, steps, beside)
+        else:
+            encode, reduce, decode = _stages(_redrawn_rows(rows, random))
+            again = dataclasses.replace(cost, encode=encode, reduce=reduce, decode=decode)
+            overheads_s = _NEAR * max(cost.overhead_s, _LEAST_OVERHEAD_S)
+            again = _with_overhead(again, overheads_s, steps, beside)
+        yield HookFigures(again.encode, again.reduce, again.decode, again.overhead_s)
+
+
+def _redrawn(schedule: Schedule, random: np.random.Generator) -> Schedule:
+    """Resamples the schedule's steps with replacement, in the fields that ``_miss`` reads."""
+    rows = random.integers(0, len(schedule.ready_s), len(schedule.ready_s))
+    return dataclasses.replace(schedule, ready_s=schedule.ready_s[rows], end_s=schedule.end_s[rows])
+
+
+def _redrawn_rows(
+    rows: Sequence[CompressionRow], random: np.random.Generator
+) -> list[CompressionRow]:
+    """Resamples rows with replacement, with two sizes if possible, because a line needs two.
+
+    Fewer rows than ``_LEAST_BUCKETS`` are returned unchanged.
+    """
+    if len(rows) < _LEAST_BUCKETS:
+        return list(rows)
+    least = min(2, len({row.gradient_bytes for row in rows}))
+    for _ in range(_MOST_DRAWS):
+        drawn = [rows[index] for index in random.integers(0, len(rows), len(rows))]
+        if len({row.gradient_bytes for row in drawn}) >= least:
+            return drawn
+    return list(rows)
+
+
+def _bounds(
+    cost: HookCost, drawn: Sequence[HookFigures], are_lines_drawn: bool
+) -> tuple[HookFigures, HookFigures]:
+    """Returns the low and high end of each figure's 95 % interval.
+
+    Both ends are NaN for encode, reduce and decode if ``are_lines_drawn`` is False.
+    """
+    table = np.array([[*one.encode, *one.reduce, *one.decode, one.overhead_s] for one in drawn])
+    low, high = percentile_interval(table)
+    fitted = [*cost.encode, *cost.reduce, *cost.decode, cost.overhead_s]
+    return (
+        _figures(np.minimum(low, fitted).tolist(), are_lines_drawn),
+        _figures(np.maximum(high, fitted).tolist(), are_lines_drawn),
+    )
+
+
+def _figures(values: Sequence[float], are_lines_drawn: bool) -> HookFigures:
+    if not are_lines_drawn:
+        values = [*[math.nan] * 6, values[6]]
+    encode, reduce, decode = ((values[n], values[n + 1]) for n in (0, 2, 4))
+    return HookFigures(encode, reduce, decode, values[6])

@@ -1,0 +1,284 @@
+"""Cost of a collective on links whose rate or latency may differ from the measured links'."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from commprof.errors import CommprofError
+from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST, CostCurve
+from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
+from commprof.forecast.replay.algorithms import work
+from commprof.forecast.replay.scenario import HIERARCHICAL, Scenario
+from commprof.forecast.replay.schedule import Placement
+
+#: The link, not the host, is the limit if the fitted rate is at least this share of the stated one.
+_LINK_BOUND = 0.6
+
+
+@dataclass(frozen=True)
+class ScenarioLink:
+    """Cost of the collectives of one operation on a scenario's links."""
+
+    #: Cost within a host, and between hosts; None if the ring does not cross such a link.
+    inner: CostCurve | None
+    outer: CostCurve | None
+    ranks_per_host: int
+    hierarchical: bool
+    outside: tuple[str, ...]
+    remarks: tuple[str, ...]
+    #: Latency of one message over the slowest link, with a core per rank; NaN if unknown.
+    message_s: float = math.nan
+
+    @property
+    def slowest(self) -> CostCurve:
+        """Curve of the link that a ring over all ranks waits for."""
+        found = self.outer or self.inner
+        assert found is not None
+        return found
+
+    def time_s(self, size_bytes: float, ranks: int, op: str) -> float:
+        """Returns the time of a collective on idle links, in seconds.
+
+        A flat ring runs ``op``; in each step it is as fast as its slowest link. The hierarchical
+        algorithm ignores ``op``: it reduces within each host, all-reduces the parts between hosts,
+        and gathers within each host again.
+        """
+        if self.hierarchical and self.inner is not None and self.outer is not None:
+            inside = self.inner.time_s(size_bytes, self.ranks_per_host, "all_reduce")
+            return inside + self.outer.time_s(size_bytes, self._hosts(ranks), "all_reduce")
+        times = [c.time_s(size_bytes, ranks, op) for c in (self.inner, self.outer) if c is not None]
+        return max(times)
+
+    def wire_s(self, size_bytes: float, ranks: int, op: str) -> float:
+        """Part of ``time_s`` that occupies the slowest link."""
+        if self.hierarchical and self.inner is not None and self.outer is not None:
+            return max(
+                self.inner.wire_s(size_bytes, self.ranks_per_host, "all_reduce"),
+                self.outer.wire_s(size_bytes, self._hosts(ranks), "all_reduce"),
+            )
+        curves = [curve for curve in (self.inner, self.outer) if curve is not None]
+        return max(curve.wire_s(size_bytes, ranks, op) for curve in curves)
+
+    def sent_bytes(self, size_bytes: float, ranks: int) -> float:
+        """Returns the bytes that one rank sends in an all-reduce, over all links in total."""
+        return work("all_reduce", ranks).sent * size_bytes
+
+    def replicate(self, number: int) -> ScenarioLink:
+        """Returns the links with the parameters of one bootstrap replicate."""
+        return dataclasses.replace(
+            self,
+            inner=None if self.inner is None else self.inner.replicate(number),
+            outer=None if self.outer is None else self.outer.replicate(number),
+        )
+
+    def _hosts(self, ranks: int) -> int:
+        return max(1, math.ceil(ranks / self.ranks_per_host))
+
+
+def scenario_link(
+    profile: MachineProfile, scenario: Scenario, placement: Placement, op: str = "all_reduce"
+) -> ScenarioLink:
+    """Finds the links of a scenario.
+
+    Args:
+        profile: fitted costs.
+        scenario: world size, and changes of the link between hosts.
+        placement: hosts and cores of the scenario's ranks.
+        op: operation whose fitted curve is used; if it has none, all-reduce's or reduce-scatter's.
+
+    Raises:
+        CommprofError: a link that the ring crosses was not measured, or the profile lacks the rate
+            or latency that the scenario changes; the message says what to do.
+    """
+    per_host = max(1, round(min(placement.ranks_per_host, scenario.world_size)))
+    several = scenario.world_size > per_host
+    if scenario.changes_link and not several and scenario.world_size > 1:
+        raise CommprofError(
+            "--bandwidth and --latency change the link between hosts, but with "
+            f"{round(placement.ranks_per_host)} ranks per host all {scenario.world_size} ranks "
+            "are on one host; spread them over hosts: --ranks-per-host 1"
+        )
+    outside: list[str] = []
+    remarks: list[str] = []
+    inner = _inner(profile, placement, op) if per_host > 1 or not several else None
+    outer = _outer(profile, scenario, placement, op, outside, remarks) if several else None
+    if per_host > 1 and inner is None:
+        remarks.append(
+            "links within a host were not measured and are assumed to be at least as fast as the "
+            "link between hosts"
+        )
+    if not several and inner is None:
+        raise CommprofError(
+            "all ranks run on one host, whose link was not measured; fit a run or a "
+            "microbenchmark of this host: commprof fit"
+        )
+    if scenario.algorithm == HIERARCHICAL and (inner is None or outer is None):
+        raise CommprofError(
+            "--algorithm hierarchical needs several ranks on each of several hosts, and a measured "
+            "link within a host; set --ranks-per-host, and if no link within a host was measured, "
+            "fit again with an additional run whose ranks are all on one host: commprof fit"
+        )
+    hierarchical = scenario.algorithm == HIERARCHICAL
+    return ScenarioLink(
+        inner,
+        outer,
+        per_host,
+        hierarchical,
+        tuple(outside),
+        tuple(remarks),
+        _message_s(profile, scenario, several, op),
+    )
+
+
+def _message_s(profile: MachineProfile, scenario: Scenario, several: bool, op: str) -> float:
+    measured = profile.links.get(OTHER_HOST if several else SAME_HOST)
+    curve = _curve(measured, op)
+    more_s = 0.0
+    if several and curve is None:  # as in ``_stated``
+        curve, more_s = _curve(profile.links.get(SAME_HOST), op), scenario.latency_s
+    elif several and measured is not None and not math.isnan(scenario.latency_s):
+        more_s = scenario.latency_s - measured.latency_s
+    return math.nan if curve is None else max(0.0, curve.pieces[0].alpha_s + more_s)
+
+
+def _inner(profile: MachineProfile, placement: Placement, op: str) -> CostCurve | None:
+    """Returns the cost within a host; None if unknown.
+
+    The cost is treated as CPU time, so it grows in proportion to the ranks per core.
+    """
+    curve = _curve(profile.links.get(SAME_HOST), op)
+    if curve is None:
+        return None
+    factor = _crowding_factor(curve, placement)
+    return curve.changed(lambda a: a * factor, lambda b: b * factor)
+
+
+def _outer(
+    profile: MachineProfile,
+    scenario: Scenario,
+    placement: Placement,
+    op: str,
+    outside: list[str],
+    remarks: list[str],
+) -> CostCurve:
+    measured = profile.links.get(OTHER_HOST)
+    curve = _curve(measured, op)
+    if curve is None or measured is None:
+        return _stated(profile, scenario, placement, op, outside, remarks)
+    rate, latency_s = scenario.bandwidth_bytes_per_s, scenario.latency_s
+    more_s = 0.0
+    if not math.isnan(latency_s):
+        if math.isnan(measured.latency_s):
+            raise CommprofError(
+                "--latency needs the measured link's own latency, which the profile does not "
+                "contain; fit again with --link-latency"
+            )
+        more_s = latency_s - measured.latency_s
+        if not math.isclose(latency_s, measured.latency_s, rel_tol=1e-3, abs_tol=1e-9):
+            outside.append(
+                f"latency {latency_s * 1e6:.3g} µs (measured: {measured.latency_s * 1e6:.3g})"
+            )
+    scale = _rate_scale(curve, measured, rate, outside, remarks)
+    factor = _latency_factor(curve, placement)
+    return curve.changed(lambda a: max(0.0, a * factor + more_s), scale)
+
+
+def _rate_scale(
+    curve: CostCurve,
+    measured: LinkProfile,
+    rate: float,
+    outside: list[str],
+    remarks: list[str],
+) -> Callable[[float], float]:
+    """Returns the function that converts the curve's seconds per byte to a link with ``rate``.
+
+    ``rate`` is in bytes per second. The function changes nothing if ``rate`` is NaN or the
+    operation sends no bytes. A rate that differs from the measured one is appended to ``outside``
+    in words, and assumptions are appended to ``remarks``.
+    """
+    sends_bytes = curve.pieces[-1].beta_s_per_byte > 0  # unlike a barrier
+    if math.isnan(rate) or not sends_bytes:
+        return lambda beta: beta
+    stated = measured.bytes_per_s
+    if math.isnan(stated):
+        raise CommprofError(
+            "--bandwidth needs the measured link's own rate, which the profile does not contain; "
+            "fit again with --link-bandwidth"
+        )
+    share = 1 / curve.pieces[-1].beta_s_per_byte / stated
+    remarks.append(
+        f"payload was sent at {share:.1%} of the measured link's stated rate "
+        f"({stated * 8 / 1e9:.3g} Gbit/s); the prediction is based on this share"
+    )
+    if rate < stated / 1.001:
+        outside.append(f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g})")
+    if rate > stated * 1.001:
+        outside.append(
+            f"{rate * 8 / 1e9:.3g} Gbit/s (measured: {stated * 8 / 1e9:.3g}): whether the "
+            "hosts can send faster than the measured rate is not known"
+        )
+    if share < _LINK_BOUND:
+        remarks.append(
+            "the hosts, not the link, limited the measured rate; a faster link is assumed not to "
+            "raise it"
+        )
+        return lambda beta: max(beta, 1 / rate)
+    done = work(curve.op, 2, curve.backend)
+    gamma = (curve.gamma_s_per_byte or 0.0) * done.reduced / done.sent
+    return lambda beta: max(0.0, beta - gamma) * stated / rate + min(beta, gamma)
+
+
+def _stated(
+    profile: MachineProfile,
+    scenario: Scenario,
+    placement: Placement,
+    op: str,
+    outside: list[str],
+    remarks: list[str],
+) -> CostCurve:
+    """Returns the cost between hosts, from the stated rate and latency and the cost on one host."""
+    curve = _curve(profile.links.get(SAME_HOST), op)
+    rate, latency_s = scenario.bandwidth_bytes_per_s, scenario.latency_s
+    if curve is None or math.isnan(rate) or math.isnan(latency_s):
+        raise CommprofError(
+            "no link between hosts was measured; give both --bandwidth and --latency, or fit a run "
+            "or a microbenchmark of two hosts: commprof fit"
+        )
+    outside.append("links between hosts (measured: within one host)")
+    remarks.append(
+        "the link between hosts was not measured; its latency is assumed to be the stated latency "
+        "plus the latency within one host, and its rate the lower of the stated rate and the rate "
+        "within one host"
+    )
+    factor = _crowding_factor(curve, placement)
+    return curve.changed(lambda a: a * factor + latency_s, lambda b: max(b * factor, 1 / rate))
+
+
+def _crowding_factor(curve: CostCurve, placement: Placement) -> float:
+    """Returns the scenario's ranks per core divided by the measurement's, each at least 1."""
+    if math.isnan(curve.ranks_per_core):
+        return 1.0
+    return placement.ranks_per_core / max(1.0, curve.ranks_per_core)
+
+
+def _latency_factor(curve: CostCurve, placement: Placement) -> float:
+    """Returns the factor by which the sharing of cores changes the latency between hosts.
+
+    Helper threads wait for a core, so latency grows with max(1, q). q is the processor time that
+    the ranks want, divided by the cores' time. The factor is max(1, q) of the scenario, divided by
+    max(1, q) of the measurement.
+    """
+    measured = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
+    wanted = placement.busy_share
+    return max(1.0, placement.ranks_per_core * wanted) / max(1.0, measured * wanted)
+
+
+def _curve(link: LinkProfile | None, op: str) -> CostCurve | None:
+    """Returns the curve of the operation, else of all-reduce, else of reduce-scatter; else None."""
+    if link is None:
+        return None
+    found = (link.curves.get(name) for name in (op, "all_reduce", "reduce_scatter"))
+    return next((curve for curve in found if curve is not None), None)

@@ -1,0 +1,105 @@
+"""Machine profile: a file of fitted costs of collectives and compressors, for later commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from commprof.errors import CommprofError
+from commprof.files import checked, plain, read_json, replace_file
+from commprof.forecast.fit.cost_model import LINKS, CostCurve
+from commprof.forecast.fit.hook_costs import HookCost
+from commprof.invocation import quoted
+
+SCHEMA_VERSION = 1
+KIND = "commprof machine profile"
+
+
+@dataclass(frozen=True)
+class LinkProfile:
+    """Fitted costs of collectives over links of one class: within a host, or between hosts."""
+
+    #: Cost curves by operation.
+    curves: Mapping[str, CostCurve]
+    #: The link's own rate and one-way latency, as stated by the user; NaN if not stated.
+    bytes_per_s: float = math.nan
+    latency_s: float = math.nan
+
+
+@dataclass(frozen=True)
+class MachineProfile:
+    """Fitted costs of one machine, or of equal machines."""
+
+    links: Mapping[str, LinkProfile]
+    hooks: Mapping[str, HookCost] = field(default_factory=dict)
+    #: Files and runs to which the costs were fitted.
+    sources: Sequence[str] = ()
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    created: str = ""
+
+
+def default_path() -> Path:
+    """Returns ``commprof/machine_profile.json`` in the user's configuration directory (XDG)."""
+    home = os.environ.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
+    return Path(home) / "commprof" / "machine_profile.json"
+
+
+def save_profile(profile: MachineProfile, path: Path) -> None:
+    """Writes the profile atomically.
+
+    Raises:
+        CommprofError: the file cannot be written.
+    """
+    document = {"kind": KIND, "schema_version": SCHEMA_VERSION, **dataclasses.asdict(profile)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(plain(document), indent=1) + "\n")
+    except OSError as error:
+        raise CommprofError(
+            f"cannot write {quoted(path)}: {error.strerror}; name another file"
+        ) from None
+
+
+def load_profile(path: Path) -> MachineProfile:
+    """Reads a profile.
+
+    Raises:
+        CommprofError: the file is not a machine profile, or of an unsupported version.
+    """
+    try:
+        document = read_json(path)
+    except OSError as error:
+        raise CommprofError(
+            f"machine profile {quoted(path)} cannot be read: {error.strerror}; write one with "
+            "commprof fit"
+        ) from None
+    except ValueError as error:
+        raise CommprofError(
+            f"{quoted(path)} is not a machine profile: {error}; write one with commprof fit"
+        ) from None
+    if not isinstance(document, dict) or document.get("kind") != KIND:
+        raise CommprofError(f"{quoted(path)} is not a machine profile; write one with commprof fit")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise CommprofError(
+            f"{quoted(path)} is a machine profile of version {document.get('schema_version')} "
+            f"(supported: {SCHEMA_VERSION}); write it again with commprof fit"
+        )
+    try:
+        profile: MachineProfile = checked(document, MachineProfile)
+        for name, link in profile.links.items():
+            if name not in LINKS:
+                raise ValueError(f"unknown link class {name!r} (allowed: {', '.join(LINKS)})")
+            if not all(curve.pieces and curve.world_sizes for curve in link.curves.values()):
+                raise ValueError(f"a curve of links.{name} has no pieces or no world_sizes")
+        return profile
+    except ValueError as error:
+        raise CommprofError(
+            f"{quoted(path)} is a damaged machine profile: {error}; write it again with "
+            "commprof fit"
+        ) from None

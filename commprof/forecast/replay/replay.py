@@ -1,0 +1,225 @@
+"""Replays recorded DDP steps in another setting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.errors import CommprofError
+from commprof.forecast.fit.regression import Line
+from commprof.forecast.replay.exchange import replay_ddp
+from commprof.forecast.replay.model import REPLICATES, SEED, STEPS, Medians, Model, estimates
+from commprof.forecast.replay.scenario import STRONG, Prediction, Scenario, Waiting
+from commprof.forecast.replay.schedule import Schedule
+from commprof.forecast.replay.setting import Setting, make_setting
+
+#: Number of values drawn at a time, to limit memory.
+_MOST_VALUES = 4_000_000
+
+
+@dataclass(frozen=True)
+class DrawnSteps:
+    """Steps of all ranks together, sampled from recorded steps by ``draw_steps``.
+
+    Times are in seconds since the ranks last synchronised.
+    """
+
+    #: [steps, buckets]: when the bucket is ready on all ranks.
+    ready_s: Floats
+    #: [steps]: begin of DDP's finalisation on the latest rank, and its mean over ranks.
+    backward_end_s: Floats
+    mean_backward_end_s: Floats
+
+
+def draw_steps(
+    ready_s: Floats,
+    backward_end_s: Floats,
+    ranks: int,
+    steps: int,
+    random: np.random.Generator,
+) -> DrawnSteps:
+    """Samples steps of any number of ranks from the recorded steps, with replacement.
+
+    A collective starts when all ranks are ready, so only the latest time of all ranks counts. A
+    sampled step consists of blocks of ranks. Each block has all recorded ranks of one recorded
+    step, so that ranks that were late together, because their host was busy, stay together. The
+    latest time of many blocks cannot be later than the latest recorded time: with far more blocks
+    than recorded steps, waiting is underestimated.
+
+    Args:
+        ready_s: when each bucket is ready, in s since the ranks last synchronised, as
+            [recorded steps, recorded ranks, buckets].
+        backward_end_s: when DDP begins to wait for its buckets, in s since the same time, as
+            [recorded steps, recorded ranks].
+        ranks: number of ranks of the steps to draw.
+        steps: number of steps to draw.
+        random: random generator.
+    """
+    recorded_steps, recorded_ranks, buckets = ready_s.shape
+    table = np.concatenate([ready_s, backward_end_s[:, :, None]], axis=2)
+    blocks = -(-ranks // recorded_ranks)
+    at_once = max(1, _MOST_VALUES // (blocks * recorded_ranks * (buckets + 1)))
+    latest, mean = [], []
+    for begin in range(0, steps, at_once):
+        count = min(at_once, steps - begin)
+        # [steps, blocks, recorded ranks, buckets + 1], then ranks in a row
+        drawn = table[random.integers(0, recorded_steps, (count, blocks))]
+        drawn = drawn.reshape(count, blocks * recorded_ranks, buckets + 1)[:, :ranks]
+        latest.append(drawn.max(axis=1))
+        mean.append(drawn[:, :, -1].mean(axis=1))
+    last = np.concatenate(latest)
+    return DrawnSteps(last[:, :-1], last[:, -1], np.concatenate(mean))
+
+
+Floats = npt.NDArray[np.float64]
+
+#: Least number of steps drawn for a replicate.
+_STEPS_PER_REPLICATE = 10
+
+
+@dataclass(frozen=True)
+class Replay(Model):
+    """A model that replays a recorded DDP schedule with fitted costs."""
+
+    schedule: Schedule
+    #: Seconds of a rank's own work in a step, as a straight line in samples per rank; None if only
+    #: one batch size was recorded.
+    compute_by_batch: Line | None = None
+    #: Smallest and largest samples per rank to which this line was fitted.
+    batches: tuple[float, float] = (0.0, math.inf)
+
+    def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
+        """Predicts a scenario; also returns its step times, see :meth:`Model.sampled`."""
+        if scenario.changes_sharding:
+            raise CommprofError(
+                "options of sharding (--wrap-blocks, --reshard-after-forward, --gather-dtype, "
+                "--reduce-dtype, --shard-ranks, --accumulate) need a run of FSDP2 or HSDP; this "
+                "run is of DistributedDataParallel, whose ranks hold all parameters"
+            )
+        setting = make_setting(
+            self.schedule, self.profile, self.compute_by_batch, scenario, self.batches
+        )
+        random = np.random.default_rng(SEED)
+        main = self._run(setting, STEPS, random)
+        replicates = []
+        count = max(_STEPS_PER_REPLICATE, min(STEPS, 20_000 // scenario.world_size))
+        for number in range(REPLICATES):
+            rows = random.integers(0, len(setting.ready_s), len(setting.ready_s))
+            replicates.append(_medians(self._run(setting.replicate(number), count, random, rows)))
+        steps = np.array([each.step_s for each in replicates])
+        return _prediction(self, setting, main, replicates), steps
+
+    def _run(
+        self,
+        setting: Setting,
+        steps: int,
+        random: np.random.Generator,
+        rows: npt.NDArray[np.int64] | None = None,
+    ) -> _Run:
+        """Replays ``steps`` steps drawn from the recorded ones, or from their ``rows`` only."""
+        chosen = slice(None) if rows is None else rows
+        ready_s, backward_end_s = setting.ready_s[chosen], setting.backward_end_s[chosen]
+        ranks = setting.scenario.world_size
+        drawn = draw_steps(ready_s, backward_end_s, ranks, steps, random)
+        total, wire = setting.bucket_times()
+        workers = 1 if setting.hook else self.schedule.workers
+        shift = setting.other_s()
+        ready, last = drawn.ready_s + shift, drawn.backward_end_s + shift
+        step, waited = replay_ddp(
+            ready, last, wire, total - wire, setting.copy_s, workers if ranks > 1 else 0
+        )
+        return _Run(
+            step_s=step,
+            wire_s=waited,
+            wait_s=drawn.backward_end_s - drawn.mean_backward_end_s,
+            busy_s=np.full(len(step), float(total.sum() if ranks > 1 else 0.0)),
+            other_s=shift + float(np.median(setting.kept_wait_s[chosen])),
+            backward_end_s=last,
+        )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Replayed steps, one value per step."""
+
+    step_s: Floats
+    wire_s: Floats
+    wait_s: Floats
+    busy_s: Floats
+    #: Time of collectives other than the gradients', predicted or as recorded.
+    other_s: float
+    backward_end_s: Floats
+
+
+def _medians(run: _Run) -> Medians:
+    wait, buckets = float(np.median(run.wait_s)), float(np.median(run.wire_s))
+    wire = buckets + run.other_s
+    return Medians(
+        step_s=float(np.median(run.step_s)),
+        wait_s=wait,
+        wire_s=wire,
+        exposed_s=wait + wire,
+        hidden_s=max(0.0, float(np.median(run.busy_s)) - buckets),
+    )
+
+
+def _prediction(
+    replay: Replay, setting: Setting, run: _Run, replicates: Sequence[Medians]
+) -> Prediction:
+    schedule, scenario = replay.schedule, setting.scenario
+    ranks = scenario.world_size
+    step, wait, wire, exposed, hidden = estimates(_medians(run), replicates)
+    busy = float(np.median(run.busy_s))
+    copies = float(setting.copy_s.sum())
+    alone = float(np.median(setting.backward_end_s - setting.kept_wait_s)) + copies
+    bare = float(np.median(run.backward_end_s)) + copies
+    batch = schedule.batch.per_rank
+    if scenario.scaling == STRONG:
+        batch = batch * schedule.world_size / ranks
+    sent = _sent_bytes(setting)
+    return Prediction(
+        scenario=scenario,
+        step_s=step,
+        wait_s=wait.value,
+        wire_s=wire.value,
+        hidden_s=hidden.value,
+        waiting=Waiting(wait, wire, exposed, hidden),
+        compute_s=max(0.0, step.value - exposed.value),
+        no_overlap_s=bare + busy,
+        perfect_overlap_s=max(bare, busy),
+        buckets=len(setting.bucket_bytes),
+        sent_bytes=sent,
+        samples_per_s=ranks * batch / step.value if batch else math.nan,
+        # Ranks that are drawn may be faster than the recorded ranks are in the median.
+        efficiency=min(1.0, alone / step.value),
+        hiding_bytes_per_s=_hiding(setting, sent),
+        outside=setting.outside,
+        remarks=setting.remarks,
+    )
+
+
+def _sent_bytes(setting: Setting) -> float:
+    ranks = setting.scenario.world_size
+    if setting.hook is not None:
+        hook, per_host = setting.hook, setting.link.ranks_per_host
+        peers = hook.peers(ranks, per_host)
+        sent = sum(hook.sent_bytes(float(s), peers) for s in setting.bucket_bytes)
+        return sent / per_host if hook.between_hosts else sent
+    return sum(setting.link.sent_bytes(float(s), ranks) for s in setting.bucket_bytes)
+
+
+def _hiding(setting: Setting, sent: float) -> float:
+    """Returns the bandwidth, in bytes/s, that is needed to hide all buckets but the last.
+
+    NaN for one bucket, or if all buckets become ready at the same time. ``sent``: the bytes that
+    one rank sends per step.
+    """
+    ready = np.median(setting.ready_s.max(axis=1), axis=0)
+    if len(ready) < 2 or ready[-1] <= ready[0]:
+        return math.nan
+    share = 1 - setting.bucket_bytes[-1] / setting.bucket_bytes.sum()
+    return float(sent * share / (ready[-1] - ready[0]))

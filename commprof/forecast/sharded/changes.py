@@ -1,0 +1,297 @@
+"""Changes a step's collectives for a scenario: which remain, their sizes and their ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from commprof.analysis.replay.program import ISSUE, WAIT
+from commprof.errors import CommprofError
+from commprof.forecast.replay.scenario import DTYPE_BYTES, Scenario
+from commprof.forecast.sharded.steps import (
+    ALL,
+    ALONE,
+    REPLICATE,
+    SHARD,
+    Call,
+    ShardedSteps,
+    ranks_among,
+)
+from commprof.forecast.sharded.wrapping import Wrapped, wrapped
+
+_GATHER, _SCATTER, _REDUCE = "all_gather", "reduce_scatter", "all_reduce"
+
+
+def as_recorded(scenario: Scenario, steps: ShardedSteps) -> Scenario:
+    """Returns the scenario with the recorded sharding, element types and backward passes."""
+    scenario = replace(scenario, accumulate=steps.passes)
+    sharded = [call for call in steps.calls if call.op in (_GATHER, _SCATTER)]
+    if not sharded:
+        return scenario
+    names = {size: name for name, size in reversed(DTYPE_BYTES.items())}
+    dtypes = [
+        next((names.get(call.item_bytes) for call in sharded if call.op == op), None)
+        for op in (_GATHER, _SCATTER)
+    ]
+    return replace(
+        scenario,
+        gather_dtype=dtypes[0],
+        reduce_dtype=dtypes[1],
+        reshard_after_forward=any(c.op == _GATHER and c.in_backward for c in sharded),
+        shard_ranks=steps.shard_ranks,
+    )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An event of the changed step, and the recorded event that its time is derived from."""
+
+    kind: int
+    #: Index among the changed step's collectives.
+    call: int
+    #: Index among the recorded step's events.
+    recorded: int
+    #: Backward passes of the changed step before this event's pass.
+    passes: int = 0
+
+
+@dataclass(frozen=True)
+class ChangedCall:
+    """One collective of the changed step, see ``Change``."""
+
+    call: Call
+    ranks: int
+    #: Number of the recorded collective whose transfer is scaled.
+    recorded: int
+
+
+@dataclass(frozen=True)
+class Change:
+    """The recorded step after a scenario's changes: events and collectives, in order."""
+
+    calls: tuple[ChangedCall, ...]
+    events: tuple[Placed, ...]
+    shard_ranks: int
+    remarks: tuple[str, ...]
+    #: Backward passes of the step.
+    passes: int = 1
+
+
+def change(steps: ShardedSteps, scenario: Scenario) -> Change:
+    """Changes the recorded step as a scenario asks.
+
+    Raises:
+        CommprofError: the recorded step does not determine the changed one; the message says what
+            to do.
+    """
+    _require_only_sharding(steps)
+    shard = _shard_ranks(steps, scenario)
+    remarks: list[str] = []
+    dropped = _gathered_again(steps, scenario, remarks)
+    units = _units(steps, scenario, remarks)
+    dropped |= units.dropped
+    calls: list[ChangedCall] = []
+    numbers: dict[int, tuple[int, ...]] = {}
+    copies = scenario.world_size // shard
+    for number, recorded in enumerate(steps.calls):
+        call = units.calls.get(number, recorded)
+        made = [] if number in dropped else _changed(steps, scenario, number, call, shard)
+        if made and copies > 1 and call.op == _SCATTER and steps.shard_ranks == steps.world_size:
+            # HSDP sums the parts of gradients over the copies of the model.
+            size = made[0].call.size_bytes / shard
+            summed = replace(call, op=_REDUCE, size_bytes=size, among=REPLICATE)
+            made.append(ChangedCall(summed, copies, number))
+        numbers[number] = tuple(range(len(calls), len(calls) + len(made)))
+        calls += made
+    if copies > 1 and steps.shard_ranks == steps.world_size:
+        remarks.append(
+            "all-reduces between copies of the model were not recorded: each is assumed to follow "
+            "a reduce-scatter, and to take the recorded time of this reduce-scatter times the "
+            "fitted cost of the all-reduce over that of the reduce-scatter"
+        )
+    events = _events(steps, numbers, units.issued_at)
+    changed = Change(tuple(calls), events, shard, tuple(remarks))
+    return _accumulated(steps, changed, scenario.accumulate)
+
+
+def _require_only_sharding(steps: ShardedSteps) -> None:
+    """Raises ``CommprofError`` if ranks also divide layers or sequences among them."""
+    needs = "a prediction of sharded steps needs a run of FSDP2, HSDP or ZeRO stage 1 alone"
+    if any(call.op in (_GATHER, _SCATTER) and call.among == REPLICATE for call in steps.calls):
+        raise CommprofError(
+            "the ranks that share parameters are not neighbours, as where tensor parallelism "
+            f"divides layers among neighbours; {needs}"
+        )
+    scatters = [call for call in steps.calls if call.op == _SCATTER]
+    if scatters and not scatters[0].in_backward:
+        raise CommprofError(
+            "a step issues reduce-scatters before backward, as sequence parallelism does for "
+            f"activations; {needs}"
+        )
+
+
+def _accumulated(steps: ShardedSteps, once: Change, passes: int | None) -> Change:
+    """Repeats forward and backward ``passes`` times; None keeps the recorded number of passes.
+
+    All-gathers are in every pass, other collectives only in the last.
+    """
+    if passes is None or passes == steps.passes:
+        return replace(once, passes=steps.passes)
+    if steps.passes > 1:
+        raise CommprofError(
+            f"--accumulate {passes}: a recorded step has {steps.passes} backward passes, so steps "
+            "with another number of passes cannot be predicted from this run (allowed: "
+            f"{steps.passes}); to predict them, record a run with one backward pass per step"
+        )
+    calls: list[ChangedCall] = []
+    events: list[Placed] = []
+    for number in range(passes):
+        is_last = number == passes - 1
+        kept = [n for n, c in enumerate(once.calls) if is_last or c.call.op == _GATHER]
+        place = {call: len(calls) + at for at, call in enumerate(kept)}
+        calls += [once.calls[call] for call in kept]
+        events += [
+            replace(event, call=place[event.call], passes=number)
+            for event in once.events
+            if event.call in place
+        ]
+    remarks = [
+        f"{passes} backward passes per step: each is assumed to take as long as the recorded pass, "
+        "including the copies of gradients for the reduction. Only the last pass makes these "
+        "copies, so the other passes are predicted too long; whole gradients stay in memory "
+        "between passes"
+    ]
+    others = {
+        each.call.op
+        for each in once.calls
+        if each.call.op not in (_GATHER, _SCATTER) and each.call.among != REPLICATE
+    }
+    if others:
+        remarks.append(
+            f"{', '.join(sorted(others))}: assumed to happen only in the step's last pass"
+        )
+    return replace(
+        once,
+        calls=tuple(calls),
+        events=tuple(events),
+        remarks=(*once.remarks, *remarks),
+        passes=passes,
+    )
+
+
+def _events(
+    steps: ShardedSteps, numbers: dict[int, tuple[int, ...]], issued_at: dict[int, int]
+) -> tuple[Placed, ...]:
+    """Returns the changed step's events, in order.
+
+    ``numbers`` maps the index of each recorded collective to the indices of the collectives that it
+    becomes. ``issued_at`` is as in ``Wrapped``.
+
+    An all-reduce added for a reduce-scatter is issued and awaited after the reduce-scatter's wait.
+    """
+    found: list[Placed] = []
+    moved = {place: call for call, place in issued_at.items()}
+    for place, (kind, call) in enumerate(steps.events):
+        if place in moved:
+            found += [Placed(ISSUE, first, place) for first in numbers[moved[place]][:1]]
+        first, *more = numbers[call] or (-1,)
+        if first >= 0 and not (kind == ISSUE and call in issued_at):
+            found.append(Placed(kind, first, place))
+        if kind == WAIT:
+            found += [Placed(each, number, place) for number in more for each in (ISSUE, WAIT)]
+    return tuple(found)
+
+
+def _changed(
+    steps: ShardedSteps, scenario: Scenario, number: int, call: Call, shard: int
+) -> list[ChangedCall]:
+    """Returns a list with the changed collective; an empty list if only one rank takes part.
+
+    ``call`` is the recorded collective ``number``, or the one that replaces it if blocks are
+    wrapped together. ``shard`` is the number of ranks per copy of the model.
+    """
+    is_parameters = call.op in (_GATHER, _SCATTER)
+    among = call.among
+    if is_parameters and among != ALONE:
+        among = ALL if shard == scenario.world_size else SHARD
+    ranks = ranks_among(among, scenario.world_size, shard)
+    if ranks < 2:
+        return []
+    size = call.size_bytes
+    if call.among == REPLICATE:
+        size *= steps.shard_ranks / shard
+    dtype = scenario.gather_dtype if call.op == _GATHER else scenario.reduce_dtype
+    if dtype is not None and (is_parameters or call.among == REPLICATE):
+        if not call.item_bytes:
+            raise CommprofError(
+                f"the element type of {call.op} was not recorded, so another type cannot be "
+                "predicted"
+            )
+        size *= DTYPE_BYTES[dtype] / call.item_bytes
+    return [ChangedCall(replace(call, size_bytes=size, among=among), ranks, number)]
+
+
+def _units(steps: ShardedSteps, scenario: Scenario, remarks: list[str]) -> Wrapped:
+    if scenario.wrap_blocks is None or scenario.wrap_blocks == 1:
+        return Wrapped()
+    remarks.append(
+        f"{scenario.wrap_blocks} neighbouring blocks wrapped together: copies into and out of "
+        "their collectives are kept as recorded, and that many blocks are in memory at once"
+    )
+    return wrapped(steps, scenario.wrap_blocks)
+
+
+def _shard_ranks(steps: ShardedSteps, scenario: Scenario) -> int:
+    """Returns the number of ranks per copy of the model.
+
+    If the scenario does not set it, all ranks share one copy if they did so in the recording;
+    otherwise the recorded number is kept.
+    """
+    ranks = scenario.world_size
+    if ranks < 2:
+        raise CommprofError(
+            "1 rank exchanges nothing, so its step cannot be predicted from sharded steps; record "
+            "a run of 1 rank"
+        )
+    if steps.world_size < 2:
+        raise CommprofError(
+            "the run has 1 rank, which exchanges nothing, so it does not show how long collectives "
+            "take; record 2 ranks or more, or choose another --from-world-size"
+        )
+    if steps.shard_ranks < 2:
+        raise CommprofError(
+            "each rank of the run held a whole copy of the model, so the run does not show how "
+            "long ranks take to exchange parameters; record a run in which 2 ranks or more share "
+            "each copy"
+        )
+    shard = scenario.shard_ranks
+    if shard is None:
+        shard = ranks if steps.shard_ranks == steps.world_size else steps.shard_ranks
+    if not any(call.op == _SCATTER for call in steps.calls) and shard != ranks:
+        raise CommprofError("--shard-ranks needs a run of FSDP2; this run shards no parameters")
+    if not 2 <= shard <= ranks or ranks % shard:
+        fitting = [str(n) for n in range(2, ranks + 1) if ranks % n == 0]
+        raise CommprofError(
+            f"{shard} ranks per copy of the model do not divide {ranks} (allowed for "
+            f"--shard-ranks: {', '.join(fitting)})"
+        )
+    return shard
+
+
+def _gathered_again(steps: ShardedSteps, scenario: Scenario, remarks: list[str]) -> frozenset[int]:
+    """Returns the indices of the all-gathers that the scenario drops: all of backward's, or none.
+
+    If there are any, adds a remark on what the prediction still counts.
+    """
+    again = [n for n, call in enumerate(steps.calls) if call.op == _GATHER and call.in_backward]
+    if scenario.reshard_after_forward is None or scenario.reshard_after_forward == bool(again):
+        return frozenset()
+    if scenario.reshard_after_forward:
+        raise CommprofError(
+            "the run kept its parameters after forward, so it is unknown when backward would "
+            "gather them; record it with reshard_after_forward=True"
+        )
+    remarks.append(
+        "without reshard_after_forward: copies into and out of the all-gathers of backward are "
+        "still counted, and all parameters stay in memory"
+    )
+    return frozenset(again)

@@ -1,0 +1,258 @@
+"""Computes the time of a collective in a scenario from its time in the recorded run.
+
+The cost of a collective is computed from fitted curves, for the scenario and for the recorded run.
+The scenario's cost minus the recorded run's cost is added to the recorded time. This keeps the
+difference between the recorded time and the recorded run's cost. The causes of this difference, a
+busy host or a buffer that absorbed the first bytes, do not depend on the link's rate.
+
+In two cases the recorded time is multiplied by the ratio of the two costs instead. In the first
+case, the scenario replaces the recorded operation by another one. In the second case, neither the
+recorded time nor the scenario's cost exceeds the recorded run's cost.
+
+A collective's transfer is the time from when it could begin to its end. Each collective of the
+training step gives a point: its size and its transfer (mean over the ranks, then median over the
+recorded steps). A straight line through an operation's points is the operation's curve. If all
+points have about the same size, latency cannot be separated from rate, and all time is attributed
+to the rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.forecast.fit.cost_model import CostCurve, Piece
+from commprof.forecast.fit.links import ScenarioLink, scenario_link
+from commprof.forecast.fit.machine_profile import MachineProfile
+from commprof.forecast.fit.regression import Line, relative_residuals, robust_line
+from commprof.forecast.replay.algorithms import OPERATIONS, work
+from commprof.forecast.replay.scenario import FLAT, Scenario
+from commprof.forecast.replay.schedule import Placement
+from commprof.forecast.sharded.changes import Change, ChangedCall
+from commprof.forecast.sharded.steps import ALL, SHARD, Call, ShardedSteps, ranks_among
+from commprof.stats.intervals import percentile_interval
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class _Cost:
+    link: ScenarioLink
+    op: str
+    size_bytes: float
+    ranks: int
+
+    def time_s(self, number: int | None) -> float:
+        """Returns the collective's fitted time, or its time in bootstrap replicate ``number``."""
+        link = self.link if number is None else self.link.replicate(number)
+        return link.time_s(self.size_bytes, self.ranks, self.op)
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Two fitted costs of each collective: in the scenario, and in the recorded run.
+
+    ``Costs.of`` converts a recorded time with these two costs.
+    """
+
+    #: Cost in the scenario, and as recorded; None if nothing changes.
+    pairs: tuple[tuple[_Cost, _Cost] | None, ...]
+    outside: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def costs(self, number: int | None = None) -> Costs:
+        """Returns the costs in ns; if ``number`` is given, of that bootstrap replicate."""
+        found = [None if pair is None else [c.time_s(number) for c in pair] for pair in self.pairs]
+        there, here = np.array([[0.0, 0.0] if each is None else each for each in found]).T * 1e9
+        known = np.array([each is not None for each in found]) & (here > 0)
+        other = [pair is not None and pair[0].op != pair[1].op for pair in self.pairs]
+        return Costs(there, here, known, np.array(other))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs in ns of each collective of the step after the scenario's changes."""
+
+    #: Cost in the scenario, and as recorded.
+    there_ns: Floats
+    here_ns: Floats
+    #: True if the cost changes and the recorded cost is known.
+    known: Mask
+    #: True if the recorded collective was another operation.
+    other: Mask
+
+    def of(self, transfer_ns: Floats) -> Floats:
+        """Converts recorded times to scenario times.
+
+        Both are in ns, ``[collective, drawn step]``; the caller has drawn the steps at random.
+        """
+        there, here = self.there_ns[:, np.newaxis], self.here_ns[:, np.newaxis]
+        known, other = self.known[:, np.newaxis], self.other[:, np.newaxis]
+        scaled = transfer_ns * np.divide(there, here, out=np.ones_like(there), where=known)
+        beyond = transfer_ns - here
+        # A transfer shorter than its fitted cost would become negative on a much faster link.
+        moved = np.where((beyond > 0) | (there > here), there + beyond, scaled)
+        result: Floats = np.where(known & ~other, np.maximum(0.0, moved), scaled)
+        return result
+
+
+def factors(
+    steps: ShardedSteps,
+    profile: MachineProfile,
+    scenario: Scenario,
+    placement: Placement,
+    changed: Change,
+) -> Factors:
+    """Computes each collective's cost in the scenario, and the cost of its recorded counterpart.
+
+    Raises:
+        CommprofError: a link that a collective crosses was not measured; the message says what to
+            do.
+    """
+    if scenario.changes_link:
+        scenario_link(profile, scenario, placement)  # raises if the ranks cross no such link
+    recorded = Scenario(steps.world_size)
+    pairs: list[tuple[_Cost, _Cost] | None] = []
+    outside: list[str] = []
+    remarks: list[str] = []
+    for each in changed.calls:
+        before = steps.calls[each.recorded]
+        if before.op not in OPERATIONS:
+            remarks.append(f"{before.op}: kept as recorded, because no cost is known")
+            pairs.append(None)
+            continue
+        ranks = ranks_of(steps, before)
+        same = (each.call.op, each.call.size_bytes, each.call.among, each.ranks)
+        moved = scenario.changes_link or placement != steps.placement
+        if same == (before.op, before.size_bytes, before.among, ranks) and not moved:
+            pairs.append(None)
+            continue
+        there = _link(profile, scenario, placement, each, changed.shard_ranks)
+        here = _link(
+            profile,
+            recorded,
+            steps.placement,
+            ChangedCall(before, ranks, each.recorded),
+            steps.shard_ranks,
+        )
+        outside += _outside(there, each)
+        remarks += there.remarks
+        pairs.append(
+            (
+                _Cost(there, each.call.op, each.call.size_bytes, each.ranks),
+                _Cost(here, before.op, before.size_bytes, ranks),
+            )
+        )
+    return Factors(tuple(pairs), tuple(dict.fromkeys(outside)), tuple(dict.fromkeys(remarks)))
+
+
+def ranks_of(steps: ShardedSteps, call: Call) -> int:
+    """Number of ranks that take part in a recorded collective."""
+    return ranks_among(call.among, steps.world_size, steps.shard_ranks)
+
+
+def _link(
+    profile: MachineProfile,
+    scenario: Scenario,
+    placement: Placement,
+    each: ChangedCall,
+    shard_ranks: int,
+) -> ScenarioLink:
+    """Returns the cost of a collective on the links that its group's ring crosses.
+
+    Assumes that the ranks that share a copy of the model have consecutive numbers.
+    """
+    per_host = placement.ranks_per_host
+    if each.call.among not in (ALL, SHARD):
+        per_host = max(1.0, per_host // shard_ranks)
+    per_host = min(per_host, each.ranks)
+    asked = replace(scenario, world_size=each.ranks, algorithm=FLAT)
+    if each.ranks <= max(1, round(per_host)):
+        asked = replace(asked, bandwidth_bytes_per_s=math.nan, latency_s=math.nan)
+    return scenario_link(profile, asked, replace(placement, ranks_per_host=per_host), each.call.op)
+
+
+def _outside(link: ScenarioLink, each: ChangedCall) -> Sequence[str]:
+    name = each.call.op.replace("_", "-")
+    reasons = link.slowest.outside([each.call.size_bytes], each.ranks, each.call.op)
+    return [*link.outside, *(f"{name}: {reason}" for reason in reasons)]
+
+
+_REPLICATES = 20
+_SEED = 20240501
+#: Sizes of an algorithm's step within this factor count as one size.
+_APART = 1.2
+
+
+@dataclass(frozen=True)
+class _Point:
+    #: Bytes per step of the algorithm, and ranks.
+    x: float
+    ranks: int
+    #: Seconds per step of the algorithm: per recorded step the mean over the ranks.
+    y: Floats
+
+
+def fit_sharded(recorded: Sequence[ShardedSteps]) -> dict[str, CostCurve]:
+    """Fits a curve per operation to sharded steps of one link class (same host or other host)."""
+    points: dict[str, list[_Point]] = {}
+    for steps in recorded:
+        for number, call in enumerate(steps.calls):
+            ranks = ranks_of(steps, call)
+            if call.op not in OPERATIONS or ranks < 2:
+                continue
+            done = work(call.op, ranks, steps.backend)
+            y = steps.transfer_ns[:, :, number].mean(axis=1) / 1e9 / done.steps
+            points.setdefault(call.op, []).append(
+                _Point(done.step_bytes(call.size_bytes), ranks, y)
+            )
+    crowded = max(each.placement.ranks_per_core for each in recorded)
+    found = ((op, _curve(op, recorded[0].backend, mine, crowded)) for op, mine in points.items())
+    return {op: curve for op, curve in found if curve is not None}
+
+
+def _curve(
+    op: str, backend: str, points: Sequence[_Point], ranks_per_core: float
+) -> CostCurve | None:
+    # A call without bytes, or whose time is hidden by others, shows neither latency nor rate.
+    points = [each for each in points if each.x > 0 and np.median(each.y) > 0]
+    if not points:
+        return None
+    x = np.array([each.x for each in points])
+    y = np.array([float(np.median(each.y)) for each in points])
+    line = _line(x, y)
+    drawn = list(_drawn(x, points))
+    low, high = percentile_interval(drawn)
+    residuals = np.abs(relative_residuals(line, x, y))
+    piece = Piece(0.0, *line, (float(low[0]), float(high[0])), (float(low[1]), float(high[1])))
+    return CostCurve(
+        op=op,
+        backend=backend,
+        pieces=(piece,),
+        step_bytes=(float(x.min()), float(x.max())),
+        world_sizes=tuple(sorted({each.ranks for each in points})),
+        ranks_per_core=ranks_per_core,
+        residual=float(np.sqrt((residuals**2).mean())),
+        worst_residual=float(residuals.max()),
+        replicates=tuple((each,) for each in drawn),
+        source="calls",
+    )
+
+
+def _line(x: Floats, y: Floats) -> Line:
+    if x.max() < _APART * x.min():
+        return 0.0, float(np.median(y / x))
+    return robust_line(x, y)
+
+
+def _drawn(x: Floats, points: Sequence[_Point]) -> Iterable[Line]:
+    """Yields bootstrap replicates of the line, each fitted to the medians of resampled times."""
+    random = np.random.default_rng(_SEED)
+    for _ in range(_REPLICATES):
+        y = [float(np.median(random.choice(each.y, len(each.y)))) for each in points]
+        yield _line(x, np.maximum(y, 1e-12))

@@ -1,0 +1,167 @@
+"""Replays recorded steps of FSDP2, HSDP or ZeRO stage 1 in another setting."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.errors import CommprofError
+from commprof.forecast.replay.algorithms import OPERATIONS, work
+from commprof.forecast.replay.model import REPLICATES, SEED, STEPS, Medians, Model, estimates
+from commprof.forecast.replay.scenario import (
+    FLAT,
+    WEAK,
+    Prediction,
+    Scenario,
+    Waiting,
+)
+from commprof.forecast.replay.schedule import Placement
+from commprof.forecast.sharded.changes import Change, change
+from commprof.forecast.sharded.costs import Costs, Factors, factors
+from commprof.forecast.sharded.crowding import costed, crowding
+from commprof.forecast.sharded.steps import ShardedSteps
+from commprof.forecast.sharded.world import World
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_STEPS_PER_REPLICATE = 20
+
+
+@dataclass(frozen=True)
+class ShardedReplay(Model):
+    """A model that replays recorded sharded steps with fitted costs."""
+
+    schedule: ShardedSteps
+
+    def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
+        """Predicts a scenario; also returns step times in s, see :meth:`Model.sampled`."""
+        _refuse(self.schedule, scenario)
+        placement = self.schedule.placement.changed(scenario)
+        changed = change(self.schedule, scenario)
+        at = costed(self.schedule, placement)
+        costs = factors(self.schedule, self.profile, scenario, at, changed)
+        fitted, random = costs.costs(), np.random.default_rng(SEED)
+        world, outside, drawn = self._world(scenario, placement, changed, fitted, random)
+        main = _medians(world, drawn, fitted)
+        replicates = []
+        recorded = len(self.schedule.own_ns)
+        for number in range(REPLICATES):
+            rows = random.integers(0, recorded, recorded)
+            some = world.draw(_STEPS_PER_REPLICATE, random, rows)
+            replicates.append(_medians(world, some, costs.costs(number)))
+        found = _prediction(world, scenario, costs, (drawn, main, replicates), outside)
+        return found, np.array([each.step_s for each in replicates])
+
+    def _world(
+        self,
+        scenario: Scenario,
+        placement: Placement,
+        changed: Change,
+        costs: Costs,
+        random: np.random.Generator,
+    ) -> tuple[World, list[str], Ints]:
+        """Returns the scenario's world, caveats, and the recorded steps drawn at random.
+
+        Each caveat names a part of the scenario that is outside the measured range. The drawn steps
+        are indices of recorded steps: a row per replayed step, a column per block of ranks (see
+        ``World``).
+        """
+        recorded, outside = self.schedule.placement, []
+        # The optimizer updates this rank's part of the parameters.
+        update = self.schedule.shard_ranks / changed.shard_ranks
+        world = World(self.schedule, changed, scenario.world_size, update)
+        drawn = world.draw(STEPS, random)
+        if not math.isclose(placement.threads_sharing, recorded.threads_sharing, rel_tol=1e-3):
+            step_ns = _medians(world, drawn, costs).step_s * 1e9
+            own_ns = float(np.median(world.own_ns(drawn)))
+            found = crowding(self.schedule, changed, placement, step_ns, own_ns)
+            world = replace(world, crowding=found)
+            longer = "as long"
+            if not math.isnan(recorded.busy):
+                longer = f"{np.median(world.own_ns(drawn)) / own_ns:.3g} times as long"
+            outside.append(
+                f"{placement.per_core_words(recorded)}: a rank's own work is assumed to take "
+                f"{longer} as at the measured number"
+            )
+        blocks = scenario.world_size / self.schedule.world_size
+        if blocks > len(self.schedule.own_ns):
+            outside.append(
+                f"{scenario.world_size} ranks, simulated from only {len(self.schedule.own_ns)} "
+                "recorded steps: rare long waits may be missing, so the predicted waiting is a "
+                "lower bound"
+            )
+        return world, outside, drawn
+
+
+def _refuse(steps: ShardedSteps, scenario: Scenario) -> None:
+    """Raises ``CommprofError`` for options that need a run of DDP."""
+    unknown = {
+        "--bucket-cap-mb": not math.isnan(scenario.bucket_cap_bytes),
+        "--hook": bool(scenario.hook),
+        "--scaling strong": scenario.scaling != WEAK and scenario.world_size != steps.world_size,
+        "--algorithm": scenario.algorithm != FLAT,
+    }
+    for option, given in unknown.items():
+        if given:
+            raise CommprofError(
+                f"{option} needs a run of DistributedDataParallel; this run shards parameters, "
+                "gradients or optimizer state"
+            )
+
+
+def _medians(world: World, drawn: Ints, costs: Costs) -> Medians:
+    done, free = world.replay(drawn, costs), world.replay(drawn, None)
+    step = float(np.median(done.end_ns.max(axis=0)))
+    exposed = float(np.median(done.stood_ns.mean(axis=0)))
+    # Without transfers a rank waits only for other ranks.
+    wait = min(exposed, float(np.median(free.stood_ns.mean(axis=0))))
+    hidden = max(0.0, world.busy_ns(drawn, costs) - (exposed - wait))
+    return Medians(*(each / 1e9 for each in (step, wait, exposed - wait, exposed, hidden)))
+
+
+def _prediction(
+    world: World,
+    scenario: Scenario,
+    costs: Factors,
+    runs: tuple[Ints, Medians, list[Medians]],
+    outside: list[str],
+) -> Prediction:
+    drawn, main, replicates = runs
+    step, wait, wire, exposed, hidden = estimates(main, replicates)
+    own = world.own_ns(drawn)
+    free = world.replay(drawn, None)
+    bare = float(np.median(free.end_ns.max(axis=0))) / 1e9
+    busy = world.busy_ns(drawn, costs.costs()) / 1e9
+    batch = world.steps.batch.per_rank * world.change.passes / world.steps.passes
+    return Prediction(
+        scenario=scenario,
+        step_s=step,
+        wait_s=wait.value,
+        wire_s=wire.value,
+        hidden_s=hidden.value,
+        waiting=Waiting(wait, wire, exposed, hidden),
+        compute_s=max(0.0, step.value - exposed.value),
+        no_overlap_s=bare + busy,
+        perfect_overlap_s=max(bare, busy + world.crowding.longer_ns / 1e9),
+        buckets=len(world.change.calls),
+        sent_bytes=_sent_bytes(world),
+        samples_per_s=scenario.world_size * batch / step.value if batch else math.nan,
+        efficiency=min(1.0, float(np.median(own)) / 1e9 / step.value),
+        hiding_bytes_per_s=math.nan,
+        outside=tuple(dict.fromkeys((*outside, *costs.outside))),
+        remarks=(*world.change.remarks, *costs.remarks),
+    )
+
+
+def _sent_bytes(world: World) -> float:
+    """Returns the bytes that one rank sends in operations whose algorithm is known."""
+    backend = world.steps.backend
+    return sum(
+        work(each.call.op, each.ranks, backend).sent * each.call.size_bytes
+        for each in world.change.calls
+        if each.call.op in OPERATIONS
+    )

@@ -1,0 +1,164 @@
+"""Makes each rank's sequence of events for the replay, from recorded steps drawn at random."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.replay.engine import Calls, Condition, DrawnSteps, replay_drawn
+from commprof.analysis.replay.program import MARK, Program
+from commprof.forecast.sharded.changes import Change
+from commprof.forecast.sharded.costs import Costs
+from commprof.forecast.sharded.crowding import Crowding
+from commprof.forecast.sharded.steps import ALL, SHARD, ShardedSteps
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks of a scenario, with the recorded steps as the scenario's ``change`` alters them.
+
+    The ranks are divided into blocks, each of at most as many ranks as were recorded. In a drawn
+    step, each block takes its times from one recorded step, chosen at random.
+    """
+
+    steps: ShardedSteps
+    change: Change
+    world_size: int
+    #: Factor of the optimizer's time without waiting.
+    update: float
+    #: Effect of more or fewer ranks per core than recorded.
+    crowding: Crowding = field(default_factory=Crowding)
+
+    def draw(self, count: int, random: np.random.Generator, rows: Ints | None = None) -> Ints:
+        """Draws recorded steps; returns their indices as ``[drawn step, block of ranks]``.
+
+        ``rows`` holds the indices to draw from; None means all recorded steps.
+        """
+        known = np.arange(len(self.steps.own_ns)) if rows is None else rows
+        blocks = -(-self.world_size // self.steps.world_size)
+        return known[random.integers(0, len(known), (count, blocks))]
+
+    def replay(self, drawn: Ints, costs: Costs | None) -> DrawnSteps:
+        """Replays the drawn steps at these costs; if ``costs`` is None, transfers take no time."""
+        ranks = range(self.world_size)
+        made = [self._program(rank, self._of(rank, drawn)) for rank in ranks]
+        recorded = [self._transfers(self._of(rank, drawn)) for rank in ranks]
+        transfer = [0.0 * each if costs is None else costs.of(each) for each in recorded]
+        return replay_drawn(made, self._calls(np.concatenate(transfer)), len(drawn))
+
+    def busy_ns(self, drawn: Ints, costs: Costs) -> float:
+        """Returns a step's total transfer time: mean over ranks, then median over drawn steps."""
+        ranks = range(min(self.world_size, self.steps.world_size))
+        each = [costs.of(self._transfers(self._of(rank, drawn))).sum(axis=0) for rank in ranks]
+        return float(np.median(np.mean(each, axis=0)))
+
+    def own_ns(self, drawn: Ints) -> Floats:
+        """Returns each step's time without waits for communication: ``[rank, drawn step]``."""
+        ranks = [self._of(rank, drawn) for rank in range(self.world_size)]
+        whole = [self._own(at)[:, -1] + self._more_passes(at) for at in ranks]
+        return np.stack(whole) + self.crowding.longer_ns
+
+    def _of(self, rank: int, drawn: Ints) -> tuple[Ints, int]:
+        """Returns the index of a scenario rank's data in the arrays of ``steps``.
+
+        The index consists of a recorded step for each drawn step, and one recorded rank.
+        """
+        return drawn[:, rank // self.steps.world_size], rank % self.steps.world_size
+
+    def _own(self, at: tuple[Ints, int]) -> Floats:
+        update = self.steps.update_ns[at]
+        own_ns = self.steps.own_ns[at] + (self.update - 1) * update
+        result: Floats = self.crowding.own * own_ns
+        return result
+
+    def _more_passes(self, at: tuple[Ints, int]) -> Floats:
+        """Returns the time in ns of the passes that the scenario adds, per step drawn at random.
+
+        The time excludes waiting for communication. It is 0 if the scenario adds no pass. ``at``
+        selects a rank and its drawn steps, see ``_of``.
+        """
+        added = self.change.passes - self.steps.passes
+        return added * self._pass_ns(at)
+
+    def _pass_ns(self, at: tuple[Ints, int]) -> Floats:
+        """Returns the time in ns of one pass (data, forward, backward), per step drawn at random.
+
+        The time excludes waiting for communication. ``at`` selects a rank and its drawn steps, see
+        ``_of``.
+        """
+        result: Floats = self.crowding.own * self.steps.pass_ns[at]
+        return result
+
+    def _transfers(self, at: tuple[Ints, int]) -> Floats:
+        """Returns one rank's recorded transfer times in ns, as ``[collective, drawn step]``.
+
+        The collectives are those of the scenario's step. ``at`` selects the rank and its drawn
+        steps, see ``_of``.
+        """
+        recorded = [call.recorded for call in self.change.calls]
+        result: Floats = self.steps.transfer_ns[at][:, recorded].T
+        return result
+
+    def _program(self, rank: int, at: tuple[Ints, int]) -> Program:
+        events = self.change.events
+        places = [event.recorded for event in events]
+        passes = np.array([event.passes for event in events])[:, np.newaxis]
+        offset = rank * len(self.change.calls)
+        own = self._own(at)
+        until_ns = own[:, -1] + self._more_passes(at) + self.crowding.longer_ns
+        extra = self.steps.extra_ns[at][:, places].T
+        nothing = np.zeros((1, extra.shape[1]))
+        return Program(
+            rank=rank,
+            begin_ns=0,
+            until_ns=0,
+            # Own time after the last event of the changed step is kept.
+            own_ns=np.concatenate(
+                [own[:, places].T + passes * self._pass_ns(at), until_ns[np.newaxis]]
+            ),
+            kind=np.array([*(event.kind for event in events), MARK]),
+            row=np.array([*(offset + event.call for event in events), 1]),
+            extra_ns=np.concatenate([extra, nothing]),
+        )
+
+    def _calls(self, transfer_ns: Floats) -> Calls:
+        number = len(self.change.calls)
+        rows = number * self.world_size
+        nothing = np.zeros(rows, dtype=np.int64)
+        before = np.full((self.world_size, number), -1, dtype=np.int64)
+        last: dict[str, int] = {}
+        for call, each in enumerate(self.change.calls):
+            if each.call.among in last:
+                before[:, call] = np.arange(self.world_size) * number + last[each.call.among]
+            last[each.call.among] = call
+        return Calls(
+            conditions=list(self._conditions()),
+            before=before.reshape(-1).tolist(),
+            issue_ns=nothing,
+            transfer_ns=transfer_ns,
+            end_ns=nothing,
+            outside=np.zeros(rows, dtype=bool),
+            group=nothing,
+        )
+
+    def _conditions(self) -> list[Condition]:
+        number = len(self.change.calls)
+        found = []
+        for call, each in enumerate(self.change.calls):
+            for group in self._groups(each.call.among):
+                rows = tuple(rank * number + call for rank in group)
+                found.append(Condition(rows, rows))
+        return found
+
+    def _groups(self, among: str) -> list[range]:
+        shard, ranks = self.change.shard_ranks, self.world_size
+        if among == ALL:
+            return [range(ranks)]
+        if among == SHARD:
+            return [range(first, first + shard) for first in range(0, ranks, shard)]
+        return [range(first, ranks, shard) for first in range(shard)]

@@ -1,0 +1,96 @@
+"""Joins the collectives of FSDP2 blocks that are wrapped together: fewer calls, each larger.
+
+A unit holds the parameters that one ``fully_shard`` gathers at once. The units of a recorded step
+are recognised from the order of its collectives: backward gathers the units of forward again, in
+reverse order. If backward has one all-gather fewer than forward, the first all-gather of forward is
+the root module's, whose parameters stay gathered. If the numbers are equal, every all-gather counts
+as a block's. In backward, a unit's all-gather is issued when the preceding unit of backward begins,
+and a unit's gradients are reduced when the unit ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from commprof.analysis.replay.program import ISSUE
+from commprof.errors import CommprofError
+from commprof.forecast.sharded.steps import REPLICATE, Call, ShardedSteps
+
+
+@dataclass
+class Wrapped:
+    """Changes to the recorded collectives, by index, if blocks are wrapped differently."""
+
+    #: Collectives that disappear, because another one carries their whole unit.
+    dropped: set[int] = field(default_factory=set)
+    #: Collectives that carry a whole unit.
+    calls: dict[int, Call] = field(default_factory=dict)
+    #: Event index at which an all-gather is issued, if it is issued earlier than recorded.
+    issued_at: dict[int, int] = field(default_factory=dict)
+
+
+def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
+    """Wraps ``blocks`` neighbouring blocks in each unit; the last unit may have fewer.
+
+    Raises:
+        CommprofError: the blocks cannot be recognised in the recorded collectives.
+    """
+    if steps.passes > 1:
+        raise CommprofError(
+            f"--wrap-blocks {blocks}: a recorded step has {steps.passes} backward passes, so its "
+            "blocks cannot be recognised; record a run with one backward pass per step"
+        )
+    forward, backward = (_numbers(steps, "all_gather", again) for again in (False, True))
+    root = len(forward) - len(backward)
+    if not backward or root not in (0, 1):
+        raise CommprofError(
+            f"--wrap-blocks {blocks}: a step has {len(forward)} all-gathers before backward and "
+            f"{len(backward)} in backward; its blocks can be recognised only if backward gathers "
+            "each block again; record FSDP2 with reshard_after_forward=True"
+        )
+    found = Wrapped()
+    count = len(backward)
+    units = [range(first, min(first + blocks, count)) for first in range(0, count, blocks)]
+    for unit in units:
+        _joined(steps, [forward[root + block] for block in unit], 0, found)
+    reduced = [_numbers(steps, "reduce_scatter", True)]
+    if any(call.among == REPLICATE for call in steps.calls):
+        reduced.append([n for n, call in enumerate(steps.calls) if call.among == REPLICATE])
+    for numbers in reduced:
+        if len(numbers) != len(forward):
+            raise CommprofError(
+                f"--wrap-blocks {blocks}: a step has {len(forward)} all-gathers before backward "
+                f"but reduces gradients {len(numbers)} times, so its blocks cannot be recognised; "
+                "predict without --wrap-blocks"
+            )
+    before: Sequence[int] = ()
+    for unit in reversed(units):
+        again = [backward[count - 1 - block] for block in reversed(unit)]
+        _joined(steps, again, 0, found)
+        if len(before) > 1 and _is_prefetched(steps, again[0], reduced[0][count - unit.stop - 1]):
+            # Issued when the unit before begins, as the gather of that unit's second block was.
+            found.issued_at[again[0]] = steps.events.index((ISSUE, before[1]))
+        for numbers in reduced:
+            _joined(steps, [numbers[count - 1 - block] for block in reversed(unit)], -1, found)
+        before = again
+    return found
+
+
+def _is_prefetched(steps: ShardedSteps, gather: int, reduce_before: int) -> bool:
+    """True if the all-gather is issued before the preceding block's gradients are reduced."""
+    events = steps.events
+    return events.index((ISSUE, gather)) < events.index((ISSUE, reduce_before))
+
+
+def _numbers(steps: ShardedSteps, op: str, in_backward: bool) -> list[int]:
+    calls = enumerate(steps.calls)
+    return [n for n, call in calls if call.op == op and call.in_backward == in_backward]
+
+
+def _joined(steps: ShardedSteps, numbers: list[int], kept: int, found: Wrapped) -> None:
+    """Joins a unit's collectives into collective ``numbers[kept]``; changes ``found``."""
+    size = sum(steps.calls[number].size_bytes for number in numbers)
+    one = numbers[kept]
+    found.dropped.update(number for number in numbers if number != one)
+    found.calls[one] = replace(steps.calls[one], size_bytes=size)

@@ -1,0 +1,283 @@
+"""Answers for a set of scenarios, ready to be rendered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from commprof import invocation
+from commprof.errors import CommprofError
+from commprof.forecast.fit.cost_model import link_words
+from commprof.forecast.fit.held_out import Check, ModelError, checks, model_error
+from commprof.forecast.replay.model import Model
+from commprof.forecast.replay.recorded import Recorded
+from commprof.forecast.replay.scenario import Estimate, Prediction, Scenario
+from commprof.forecast.replay.schedule import RecordedSteps
+from commprof.forecast.sharded.steps import ShardedSteps
+from commprof.forecast.what_if.optimize import Candidate, Search, optimize, shortest
+
+
+@dataclass(frozen=True)
+class AmdahlFit:
+    """Amdahl's law fitted to measured throughput: one parameter, and its residuals.
+
+    speed-up(n) = 1 / ((1 - p) + p / n) over one rank (Amdahl, AFIPS 1967). Hence ``1 / speed-up``
+    is a straight line in ``1 / n`` that is 1 at one rank; this line is fitted by least squares.
+    Speed-up is the ratio of samples per second, also under weak scaling. So the law describes the
+    time per sample, not the time per step.
+    """
+
+    #: Share of the work that is divided among ranks, from 0 to 1.
+    parallel: float
+    #: World size, and its measured and fitted speed-up over one rank.
+    points: tuple[tuple[int, float, float], ...]
+
+    @property
+    def residuals(self) -> tuple[float, ...]:
+        """Relative residuals: fitted divided by measured, minus 1."""
+        return tuple(fitted / measured - 1 for _, measured, fitted in self.points)
+
+    @property
+    def limit(self) -> float:
+        """Speed-up that no number of ranks exceeds."""
+        return float("inf") if self.parallel >= 1 else 1 / (1 - self.parallel)
+
+    def speedup(self, ranks: int) -> float:
+        """Fitted speed-up over one rank."""
+        return 1 / ((1 - self.parallel) + self.parallel / ranks)
+
+
+def fit_amdahl(samples_per_s: Mapping[int, float]) -> AmdahlFit:
+    """Fits Amdahl's law to measured throughput.
+
+    Args:
+        samples_per_s: throughput by world size; must include 1 rank.
+
+    Raises:
+        CommprofError: there is no throughput of 1 rank, which speed-ups are relative to, or there
+            are fewer than two other world sizes. A fit to one other size would leave no residual.
+    """
+    if 1 not in samples_per_s or len(samples_per_s) < 3:
+        sizes = ", ".join(map(str, sorted(samples_per_s))) or "none"
+        raise CommprofError(
+            f"an Amdahl fit with residuals needs 1 rank and two more world sizes (recorded: "
+            f"{sizes}); record them with {invocation.command('run', '--world-sizes', '1,2,4')}"
+        )
+    base = samples_per_s[1]
+    ranks = np.array(sorted(n for n in samples_per_s if n > 1), dtype=np.float64)
+    measured = np.array([samples_per_s[int(n)] / base for n in ranks])
+    # 1 / s - 1 = p (1 / n - 1)
+    x, y = 1 / ranks - 1, 1 / measured - 1
+    parallel = float(np.clip((x * y).sum() / (x * x).sum(), 0.0, 1.0))
+    fitted = 1 / ((1 - parallel) + parallel / ranks)
+    points = zip(ranks.astype(int).tolist(), measured.tolist(), fitted.tolist(), strict=True)
+    return AmdahlFit(parallel, tuple(points))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Prediction of one scenario, with its cost and the search for a better setting."""
+
+    prediction: Prediction
+    #: The step's interval, widened by the margin of held-out errors if there are any.
+    interval_s: Estimate
+    #: None without a price, or if the run does not record the samples of a step.
+    cost: Cost | None
+    #: Bytes that one rank sends per epoch; NaN if the run does not record an epoch's samples.
+    epoch_sent_bytes: float
+    #: Search for the best setting; None unless asked for.
+    search: Search | None
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Candidate settings, the best first; empty unless asked for."""
+        return () if self.search is None else self.search.candidates
+
+    @property
+    def samples_per_s(self) -> Estimate:
+        """Throughput, with the interval that follows from the interval of the step time."""
+        return self._over_step(self.prediction.samples_per_s)
+
+    @property
+    def efficiency(self) -> Estimate:
+        """Efficiency, with the interval that follows from the interval of the step time."""
+        found = self._over_step(self.prediction.efficiency)
+        return Estimate(found.value, found.low, max(found.value, min(1.0, found.high)))
+
+    def _over_step(self, value: float) -> Estimate:
+        """Adds an interval to ``value``, which must be inversely proportional to the step time."""
+        step = self.interval_s
+        return Estimate(value, value * step.value / step.high, value * step.value / step.low)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The setting with the shortest predicted step; users can run it to check the prediction."""
+
+    candidate: Candidate
+    #: Interval of its step, as in ``Answer``.
+    interval_s: Estimate
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers for all scenarios of one run."""
+
+    answers: tuple[Answer, ...]
+    checks: tuple[Check, ...]
+    #: None if there is no held-out check.
+    error: ModelError | None
+    amdahl: AmdahlFit | None
+    #: Reasons for missing parts.
+    notes: tuple[str, ...]
+    #: True if parameters, gradients or optimizer state are sharded.
+    is_sharded: bool = False
+    #: Changed setting with the shortest step; None if no scenario changes a setting, or the
+    #: recorded setting cannot be predicted.
+    best: Best | None = None
+
+
+def answer(
+    replay: Model,
+    scenarios: Sequence[Scenario],
+    recorded: Sequence[Recorded],
+    others: Sequence[Recorded],
+    over: Sequence[str] | None,
+    price_per_host_hour: float,
+) -> Answers:
+    """Predicts every scenario, and compares the model's predictions with recorded settings.
+
+    Args:
+        replay: model of the recorded step.
+        scenarios: settings to predict.
+        recorded: all world sizes of the run, for Amdahl's law and the fit of compute to the batch.
+        others: recorded settings other than the one that ``replay`` was made from.
+        over: names of the settings to search, from ``optimize.CHOICES``; None for no search.
+        price_per_host_hour: NaN for no cost.
+
+    Raises:
+        CommprofError: a scenario cannot be predicted from what was measured.
+    """
+    done, refused = checks(replay, others, recorded)
+    error = model_error(done)
+    found = [_answer(replay, scenario, error, over, price_per_host_hour) for scenario in scenarios]
+    notes = [f"not checked: {reason}" for reason in refused]
+    if error is None:
+        notes += _fit_errors(replay)
+    fit = None
+    try:
+        fit = fit_amdahl(_throughput(recorded))
+    except CommprofError as reason:
+        notes.append(f"no Amdahl fit: {reason}")
+    if not math.isnan(price_per_host_hour) and any(each.cost is None for each in found):
+        notes.append("cost unknown: the run does not record the number of samples per step")
+    sharded = isinstance(replay.schedule, ShardedSteps)
+    best = _best(replay, found, error)
+    return Answers(tuple(found), tuple(done), error, fit, tuple(notes), sharded, best)
+
+
+def _best(replay: Model, found: Sequence[Answer], error: ModelError | None) -> Best | None:
+    worst = math.nan if error is None else error.worst
+    scenarios = [each.prediction.scenario for each in found]
+    if found[0].search is not None:
+        # A search's gains are relative to its own first setting, which may not be the recorded one.
+        searched = (each.prediction.scenario for each in found[0].candidates)
+        scenarios = [one for one in searched if one.changes_settings][:1]
+    chosen = shortest(replay, scenarios, worst) if scenarios else None
+    return None if chosen is None else Best(chosen, _widened(chosen.prediction.step_s, error))
+
+
+def _fit_errors(replay: Model) -> list[str]:
+    """Describes the errors of the fitted costs on sizes and world sizes left out of the fit."""
+    found = []
+    for name, link in replay.profile.links.items():
+        curve = link.curves.get("all_reduce")
+        for what, left_out in (
+            ("sizes", curve and curve.held_out_size),
+            ("world sizes", curve and curve.held_out_world_size),
+        ):
+            if left_out:
+                found.append(
+                    f"the fit of all-reduce ({link_words(name)}) is wrong by "
+                    f"{left_out.mean:.1%} on average and {left_out.worst:.1%} at worst for {what} "
+                    "that were left out of the fit"
+                )
+    return found
+
+
+def _answer(
+    replay: Model,
+    scenario: Scenario,
+    error: ModelError | None,
+    over: Sequence[str] | None,
+    price_per_host_hour: float,
+) -> Answer:
+    prediction = replay.predict(scenario)
+    schedule = replay.schedule
+    per_host = scenario.ranks_per_host
+    if math.isnan(per_host):
+        per_host = schedule.placement.ranks_per_host
+    priced = not math.isnan(price_per_host_hour)
+    worst = math.nan if error is None else error.worst
+    per_rank = prediction.samples_per_s * prediction.step_s.value
+    steps = samples_per_epoch(schedule) / per_rank if per_rank > 0 else math.nan
+    return Answer(
+        prediction=prediction,
+        interval_s=_widened(prediction.step_s, error),
+        cost=cost(prediction, schedule, per_host, price_per_host_hour) if priced else None,
+        epoch_sent_bytes=prediction.sent_bytes * steps,
+        search=None if over is None else optimize(replay, scenario, over, worst),
+    )
+
+
+def _widened(step: Estimate, error: ModelError | None) -> Estimate:
+    margin = 0.0 if error is None else error.margin
+    return Estimate(step.value, step.low / (1 + margin), step.high * (1 + margin))
+
+
+def _throughput(recorded: Sequence[Recorded]) -> dict[int, float]:
+    """Samples per second by world size, of runs without a compressor."""
+    plain = [each.schedule for each in recorded if not each.schedule.hook]
+    return {
+        each.world_size: each.world_size * each.batch.per_rank / float(np.median(each.period_s))
+        for each in plain
+        if each.batch.per_rank
+    }
+
+
+_S_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a scenario, in the currency of the price."""
+
+    per_1000_samples: float
+    #: NaN if the run does not record an epoch's samples.
+    per_epoch: float
+    hosts: int
+
+
+def cost(
+    prediction: Prediction,
+    schedule: RecordedSteps,
+    ranks_per_host: float,
+    price_per_host_hour: float,
+) -> Cost | None:
+    """Computes the cost of a scenario; None if the run does not record a step's samples."""
+    if math.isnan(prediction.samples_per_s):
+        return None
+    # Rounded, because 15 / (15 / 13) is slightly above 13.
+    hosts = math.ceil(round(prediction.scenario.world_size / ranks_per_host, 6))
+    per_sample = hosts * price_per_host_hour / _S_PER_HOUR / prediction.samples_per_s
+    return Cost(1000 * per_sample, per_sample * samples_per_epoch(schedule), hosts)
+
+
+def samples_per_epoch(schedule: RecordedSteps) -> float:
+    """Returns the samples of an epoch, padding included; NaN if not recorded."""
+    batch = schedule.batch
+    found = batch.steps_per_epoch * batch.per_rank * schedule.world_size
+    return found if found else math.nan

@@ -1,0 +1,1 @@
+"""Changes that make communication cheaper: compressors, trials of them, and the backend."""

@@ -1,0 +1,271 @@
+"""Compressors as torch operations: for gradients on a GPU, or if the native module is missing.
+
+There are fewer schemes than in the native module, and results need not match it bit for bit.
+Every rank gets all ranks' encodings and sums them in rank order, so all ranks have the same bits.
+Callbacks of futures wait only for futures that are complete: with several buckets in flight,
+waiting for others would deadlock gloo's threads. On a GPU a future is complete once its collective
+has been launched, and a wait makes the current stream, and not the thread, wait for the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from commprof import _native
+from commprof.errors import CommprofError
+from commprof.tune.compressors.compressor import SCHEMES, Compressor
+
+Tensor = Any  # torch.Tensor; torch is not followed by the type checker
+#: ``Encode`` encodes a bucket for sending; ``Decode`` adds one rank's encoding to the sum.
+Encode = Callable[[Tensor], "tuple[Tensor, ...]"]
+Decode = Callable[["tuple[Tensor, ...]", Tensor], None]
+
+_BLOCK = 128
+#: fp16's scales are powers of two with exponents in this range; larger values count as not finite.
+#: These are the rules of csrc/compress/codecs/half_scale.h.
+_LEAST_EXPONENT, _LARGEST_EXPONENT = -66, 100
+_LARGEST_VALUE = 2.0**80
+#: fp32's layout: bits after the exponent, and the exponent that is stored for 2^0.
+_FRACTION_BITS, _BIAS = 23, 127
+#: Options that torch operations cannot follow.
+_NATIVE_OPTIONS = ("checksum", "hierarchical", "measure_every")
+
+
+def encode_cast(dtype: Any) -> Encode:
+    """Makes an encoder that casts values to ``dtype``."""
+
+    def encode(x: Tensor) -> tuple[Tensor, ...]:
+        return (x.to(dtype),)
+
+    return encode
+
+
+def add_cast(payload: tuple[Tensor, ...], total: Tensor) -> None:
+    """Decodes one rank's output of ``encode_cast``'s encoder, and adds the values to ``total``."""
+    total.add_(payload[0])
+
+
+def encode_fp16(x: Tensor) -> tuple[Tensor, ...]:
+    """Returns the values times a power of two as float16, and this scale as fp32 [1].
+
+    The scale moves the largest magnitude to between 2^14 and 2^15, within the allowed exponents. It
+    is NaN if some value is not finite or above 2^80.
+    """
+    largest = x.abs().amax().view(1)
+    exponent = (largest.view(torch.int32) >> _FRACTION_BITS) - _BIAS
+    scale_exponent = (14 - exponent).clamp(_LEAST_EXPONENT, _LARGEST_EXPONENT)
+    # From its bits, because a device's power function need not be exact.
+    scale = ((scale_exponent + _BIAS) << _FRACTION_BITS).view(torch.float32)
+    scale = torch.where(largest <= _LARGEST_VALUE, scale, torch.full_like(scale, torch.nan))
+    return (x * scale).to(torch.float16), scale
+
+
+def add_fp16(payload: tuple[Tensor, ...], total: Tensor) -> None:
+    """Decodes one rank's output of ``encode_fp16``, and adds the values to ``total``."""
+    values, scale = payload
+    total.add_(values.float() / scale)
+
+
+def encode_int8(x: Tensor) -> tuple[Tensor, ...]:
+    """Returns each value as an 8-bit integer, and a bf16 scale, max|x| / 127, per 128 values."""
+    padded = torch.nn.functional.pad(x, (0, -x.numel() % _BLOCK)).view(-1, _BLOCK)
+    scales = (padded.abs().amax(dim=1) / 127).to(torch.bfloat16)
+    quotients = padded / scales.float().clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+    # A value that is not finite has no integer; the scale becomes infinite or NaN.
+    integers = quotients.nan_to_num(0.0).round().clamp(-127, 127).to(torch.int8)
+    return integers.view(-1)[: x.numel()], scales
+
+
+def add_int8(payload: tuple[Tensor, ...], total: Tensor) -> None:
+    """Decodes one rank's output of ``encode_int8``, and adds the values to ``total``."""
+    integers, scales = payload
+    total.addcmul_(integers.float(), scales.float().repeat_interleave(_BLOCK)[: total.numel()])
+
+
+def encode_topk(ratio: float) -> Encode:
+    """Makes an encoder that returns the values largest in magnitude, and their int32 indices.
+
+    ``ratio`` is the fraction of values that the encoder returns; it returns at least one.
+    """
+
+    def encode(x: Tensor) -> tuple[Tensor, ...]:
+        count = max(1, round(ratio * x.numel()))
+        indices = torch.topk(x.abs(), count, sorted=False).indices
+        return x[indices], indices.to(torch.int32)
+
+    return encode
+
+
+def add_topk(payload: tuple[Tensor, ...], total: Tensor) -> None:
+    """Decodes one rank's output of ``encode_topk``'s encoder, and adds the values to ``total``."""
+    values, indices = payload
+    total.index_add_(0, indices.long(), values.float())
+
+
+def lacks(compressor: Compressor) -> str:
+    """Says why a compressor cannot run as torch operations; empty if it can."""
+    needs = "needs the native module and gradients on the CPU"
+    why = _native.native_error or "gradients on a GPU"
+    if compressor.scheme not in _SCHEMES:
+        return (
+            f"the compressor {compressor.scheme!r} {needs}; use one of "
+            f"{', '.join(_SCHEMES)} instead. Why the compressor cannot run: {why}"
+        )
+    given = {**compressor.options, "measure_every": compressor.measure_every}
+    for name in _NATIVE_OPTIONS:
+        if given.get(name):
+            return (
+                f"the option {name!r} of the compressor {compressor.label!r} {needs}; leave the "
+                f"option out. Why the option cannot be used: {why}"
+            )
+    return ""
+
+
+def _scheme(compressor: Compressor) -> tuple[Encode, Decode]:
+    if reason := lacks(compressor):
+        raise CommprofError(reason)
+    return _SCHEMES[compressor.scheme](compressor.options.get("ratio", 0.01))
+
+
+#: By scheme name: the function that makes the encoder and the decoder, given topk's ratio.
+_SCHEMES: dict[str, Callable[[float], tuple[Encode, Decode]]] = {
+    "none": lambda _: (encode_cast(torch.float32), add_cast),
+    "fp16": lambda _: (encode_fp16, add_fp16),
+    "bf16": lambda _: (encode_cast(torch.bfloat16), add_cast),
+    "int8": lambda _: (encode_int8, add_int8),
+    "topk": lambda ratio: (encode_topk(ratio), add_topk),
+}
+
+
+def _suits(buffer: Tensor) -> bool:
+    """True if a bucket can be compressed; others, as sparse ones, are exchanged as they are."""
+    return bool(buffer.dtype == torch.float32 and buffer.layout == torch.strided)
+
+
+class TorchOps:
+    """DDP communication hook that compresses with torch operations."""
+
+    def __init__(self, group: Any, parameters: list[Any], compressor: Compressor) -> None:
+        """Makes the hook for a model's process group and its parameters, in the model's order.
+
+        Raises:
+            CommprofError: the scheme or an option is not available as torch operations.
+        """
+        self.step = 0
+        self._group = group
+        self._world_size = group.size()
+        self._encode, self._add = _scheme(compressor)
+        self._start_step = int(compressor.options.get("start_step", 0))
+        standard = {option.name: option.standard for option in SCHEMES[compressor.scheme].options}
+        standard.update(compressor.options)
+        self._feedback = bool(standard.get("feedback", 0))
+        self._is_plain = compressor.scheme == "none"
+        self._number = {id(parameter): number for number, parameter in enumerate(parameters)}
+        self._devices = [parameter.device for parameter in parameters]
+        #: By parameter, not by bucket: DDP reuses a bucket's index and memory.
+        self._residuals: dict[int, Tensor] = {}
+        self._sent: dict[int, Tensor] = {}
+
+    def __call__(self, _: object, bucket: Any) -> Any:
+        """Runs the hook; returns a future of the bucket's mean."""
+        step = self.step
+        if bucket.is_last():
+            self.step += 1
+        if bucket.index() == 0:
+            self._sent.clear()
+        buffer = bucket.buffer()
+        plain = self._is_plain or step < self._start_step or not _suits(buffer)
+        if plain or self._world_size == 1 or not buffer.numel():
+            mean = self._group.allreduce([buffer.mul_(1.0 / self._world_size)])
+            return mean.get_future().then(lambda done: done.value()[0])
+        payload, keep = self._encoded(buffer, bucket.parameters())
+        gathered = [[torch.empty_like(part) for _ in range(self._world_size)] for part in payload]
+        works = [
+            dist.all_gather(out, part.contiguous(), group=self._group, async_op=True)
+            for out, part in zip(gathered, payload, strict=True)
+        ]
+
+        futures = [work.get_future() for work in works]
+
+        def mean_of_all(together: Any) -> Tensor:
+            together.wait()  # raises if an all-gather failed; others may be incomplete then
+            for future in futures:
+                future.wait()  # `together` holds no tensors, so its wait makes no stream wait
+            buffer.zero_()
+            # 0, or NaN if some rank's gradients are not finite: then the whole mean becomes NaN.
+            poison = sum((x * 0).sum() for x in chain(*gathered) if x.is_floating_point())
+            for one in zip(*gathered, strict=True):
+                self._add(one, buffer)
+            keep(poison == 0)
+            return buffer.mul_(1.0 / self._world_size).add_(poison)
+
+        return torch.futures.collect_all(futures).then(mean_of_all)
+
+    def _encoded(
+        self, buffer: Tensor, parameters: list[Any]
+    ) -> tuple[tuple[Tensor, ...], Callable[[Tensor], None]]:
+        """Returns the encoding of a bucket, and a function that updates the residuals.
+
+        Call the function once all ranks' encodings are known. Its argument is a boolean tensor:
+        True if the values of all ranks are finite.
+        """
+        if not self._feedback:
+            return self._encode(buffer), lambda _: None
+        numbers = [self._number[id(parameter)] for parameter in parameters]
+        sizes = [parameter.numel() for parameter in parameters]
+        # DDP does not apply the mean to a parameter that no rank used: the residual of a parameter
+        # whose gradient is zero on this rank is kept.
+        used = torch.stack([part.any() for part in buffer.split(sizes)]).repeat_interleave(
+            torch.tensor(sizes, device=buffer.device), output_size=buffer.numel()
+        )
+        before = torch.cat(
+            [
+                self._residuals[number] if number in self._residuals else buffer.new_zeros(size)
+                for number, size in zip(numbers, sizes, strict=True)
+            ]
+        )
+        wanted = buffer + before * used
+        payload = self._encode(wanted)
+
+        def keep(finite: Tensor) -> None:
+            sent = torch.zeros_like(wanted)
+            self._add(payload, sent)
+            after = torch.where(finite, wanted - sent + before * ~used, before)
+            sent = torch.where(finite, sent, torch.zeros_like(sent))
+            for number, rest, gone in zip(
+                numbers, after.split(sizes), sent.split(sizes), strict=True
+            ):
+                self._residuals[number], self._sent[number] = rest, gone
+
+        return payload, keep
+
+    def state(self) -> list[tuple[int, str, Tensor]]:
+        """Returns (parameter number, "residual", values) per parameter, sorted by number."""
+        return [(number, "residual", r.clone()) for number, r in sorted(self._residuals.items())]
+
+    def load_state(self, state: list[tuple[int, str, Tensor]]) -> None:
+        """Replaces the residuals by copies on the devices of their parameters."""
+        self._residuals = {
+            number: values.to(self._devices[number], copy=True).flatten()
+            for number, _, values in state
+        }
+        self._sent.clear()
+
+    def scale_residuals(self, factor: float) -> None:
+        """Multiplies the residuals by the factor by which the loss scale changed."""
+        for kept in (*self._residuals.values(), *self._sent.values()):
+            kept.mul_(factor)
+
+    def step_skipped(self) -> None:
+        """Adds the values sent in the last step back to the residuals."""
+        for number, sent in self._sent.items():
+            self._residuals[number] = self._residuals[number] + sent
+        self._sent.clear()
+
+    def stop(self, patience_s: float) -> None:
+        """Does nothing: there is no thread."""

@@ -1,0 +1,385 @@
+"""Switches settings of an FSDP2 model between steps, and restores them.
+
+FSDP2 keeps its settings in one state per ``fully_shard`` call and in that state's groups of
+parameters, and reads them in every step. A switch only sets attributes, and restoring sets their
+former values again: no parameters are gathered, sharded or sent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from commprof.capture.job.metadata import rank_and_world_size
+from commprof.capture.patches.replaced import Patches
+from commprof.capture.profiler import Profiler
+from commprof.tune.trials.candidates import HEADROOM, ROLES, Candidate, parse_candidate
+from commprof.tune.trials.live.state import alive
+from commprof.tune.trials.sharding import (
+    DTYPES,
+    REDUCE_DTYPE,
+    RESHARD,
+    Sharding,
+    parse_sharding,
+)
+
+_IMPLEMENTATION = "torch.distributed.fsdp._fully_shard._fully_shard"
+_GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+#: Attribute of FSDP2's parameters from torch 2.15 on: type of the unsharded gradients, which need
+#: not be the type of the gathered parameters.
+_GRADIENTS_IN = "unsharded_grad_dtype"
+
+
+def may_be_sharded() -> bool:
+    """True if this process has called ``fully_shard``; cheap enough for every step."""
+    return bool(getattr(sys.modules.get(_IMPLEMENTATION), "cls_to_fsdp_cls", None))
+
+
+def is_sharded(model: Any) -> bool:
+    """True if ``fully_shard`` was called on this module itself."""
+    return isinstance(model, nn.Module) and _state_of(model) is not None
+
+
+def _state_of(module: nn.Module) -> Any:
+    find = getattr(module, "_get_fsdp_state", None)
+    return None if find is None else find()
+
+
+def states_of(root: nn.Module) -> list[Any]:
+    """Returns FSDP2's states of a model, the outermost first."""
+    states = [_state_of(module) for module in root.modules()]
+    return list({id(one): one for one in states if one is not None}.values())
+
+
+def _groups_of(state: Any) -> list[Any]:
+    """Returns a state's groups of parameters; before torch 2.12 at most one."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []
+
+
+class ShardedModel:
+    """One FSDP2 model that takes part in a trial, or gets a setting permanently."""
+
+    def __init__(self, root: nn.Module, order: GatherOrder) -> None:
+        """Accepts the outermost module, after ``fully_shard``, and all models' gather order."""
+        self._states = states_of(root)
+        self._groups = [group for state in self._states for group in _groups_of(state)]
+        self._order = order
+        self._undo: list[Callable[[], None]] = []
+
+    @property
+    def has_lost_its_group(self) -> bool:
+        """True if the script destroyed the group over which this model gathers."""
+        try:
+            for group in self._groups[:1]:
+                dist.get_process_group_ranks(group.mesh_info.shard_process_group)
+        except (KeyError, ValueError):
+            return True
+        return False
+
+    @property
+    def has_own_hook(self) -> bool:
+        """Always False, because True would exclude the model from the trial.
+
+        Hooks that the script gave to an FSDP2 model do not matter in a trial.
+        """
+        return False
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks among which parameters are sharded."""
+        return int(self._groups[0].mesh_info.shard_process_group.size()) if self._groups else 1
+
+    def is_for(self, candidate: Candidate) -> bool:
+        """True if the candidate can be applied to an FSDP2 model.
+
+        Such candidates are ``none``, ``none again``, ``noop`` and all with settings of FSDP2.
+        """
+        return bool(candidate.sharding.count) or candidate in ROLES
+
+    def impossible(self, candidate: Candidate) -> str:
+        """Returns why this model cannot have a candidate's settings; empty if it can."""
+        setting = candidate.sharding
+        if not self.is_for(candidate):
+            return "the model is sharded by FSDP2 and has neither buckets nor hooks of DDP"
+        if setting.reshard is not None and all(
+            _reshards(group) is setting.reshard for group in self._groups
+        ):
+            return f"the whole model has {RESHARD}={str(setting.reshard).lower()} already"
+        if setting.prefetch is not None:
+            if not self._order.forward(self._states):
+                return "the order in which the model gathers its groups of parameters is unknown"
+            if setting.prefetch >= len(self._groups):
+                last = len(self._groups) - 1
+                return f"at most {last} groups of parameters can be prefetched"
+        if setting.reduce_dtype and all(
+            _reduced_in(group) in (None, _dtype(setting)) for group in self._groups
+        ):
+            return f"the model has {REDUCE_DTYPE}={setting.reduce_dtype} already"
+        return ""
+
+    def held_bytes(self, setting: Sharding) -> float:
+        """Returns the most bytes of gathered parameters that ``setting`` adds on a rank."""
+        found = 0.0
+        if setting.reshard is False:
+            found += sum(_bytes(one) for one in self._groups if one.post_forward_mesh_info)
+        elif setting.prefetch is not None:
+            found += sum(sorted(map(_bytes, self._groups))[-setting.prefetch :])
+        return found
+
+    def enter(self, candidate: Candidate, length: int) -> None:
+        """Applies a candidate; ``length``, the steps of its block, is not used."""
+        if candidate.label == HEADROOM:
+            for group in self._groups:
+                self._exchange_nothing(group)
+        else:
+            self.use(candidate.sharding)
+
+    def use(self, setting: Sharding) -> None:
+        """Applies a setting. Call it between steps, on all ranks at the same step."""
+        for group in self._groups:
+            if setting.reshard is not None:
+                mesh = group.mesh_info if setting.reshard else None
+                self._put(group, "post_forward_mesh_info", mesh)
+            if setting.reduce_dtype:
+                self._reduce_in(group, _dtype(setting))
+        if setting.prefetch is not None:
+            self._prefetch(setting.prefetch)
+
+    def leave(self) -> None:
+        """Restores everything as before ``enter``; does nothing if nothing was entered."""
+        while self._undo:
+            self._undo.pop()()
+
+    def close(self) -> None:
+        """Does nothing: ``leave``, which is called before, has restored everything."""
+
+    def _put(self, owner: Any, name: str, value: Any) -> None:
+        before = getattr(owner, name)
+        self._undo.append(lambda: setattr(owner, name, before))
+        setattr(owner, name, value)
+
+    def _reduce_in(self, group: Any, dtype: torch.dtype) -> None:
+        # The policy holds the type; group and parameters hold types that follow from the policy.
+        self._undo.append(lambda: _follow_policy(group))
+        for owner in _owners_of_policy(group):
+            self._put(owner, "mp_policy", dataclasses.replace(owner.mp_policy, reduce_dtype=dtype))
+        _follow_policy(group)
+
+    def _prefetch(self, depth: int) -> None:
+        for name, order in (
+            ("_states_to_forward_prefetch", self._order.forward(self._states)),
+            ("_states_to_backward_prefetch", self._order.backward(self._states)),
+        ):
+            for place, state in enumerate(order):
+                self._put(state, name, order[place + 1 : place + 1 + depth])
+        for group in self._groups:
+            if group.device.type == "cpu":
+                # Without streams torch gathers in the training thread, prefetched groups too.
+                self._put(group, "unshard_async_op", True)
+
+    def _exchange_nothing(self, group: Any) -> None:
+        """Replaces the group's collectives by local copies, so that nothing is sent.
+
+        A rank's own shard takes the place of every shard, and the rank's own gradients take the
+        place of the sum over ranks.
+        """
+        self._put(group, "_all_gather_comm", _OwnGather(group._all_gather_comm))
+        self._put(group, "_reduce_scatter_comm", _OwnScatter(group._reduce_scatter_comm))
+        self._put(group, "_all_reduce_hook", None)
+        self._put(group, "_all_reduce_hook_stream", None)
+        if group._is_hsdp:
+            # A mesh without copies of the model has nothing to all-reduce.
+            whole = group.mesh_info
+            alone = _fsdp_mesh(whole)
+            if group.post_forward_mesh_info is whole:
+                self._put(group, "post_forward_mesh_info", alone)
+            self._put(group, "mesh_info", alone)
+
+
+def _fsdp_mesh(hsdp: Any) -> Any:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    return FSDPMeshInfo(hsdp.mesh, shard_mesh_dim=hsdp.shard_mesh_dim)
+
+
+def _reshards(group: Any) -> bool | None:
+    """Returns whether the group reshards after forward; None if it reshards to fewer ranks."""
+    after = group.post_forward_mesh_info
+    return after is group.mesh_info if after in (None, group.mesh_info) else None
+
+
+def _dtype(setting: Sharding) -> torch.dtype:
+    found: torch.dtype = getattr(torch, DTYPES[setting.reduce_dtype])
+    return found
+
+
+def _owners_of_policy(group: Any) -> list[Any]:
+    """Returns the objects that hold ``mp_policy``.
+
+    Before torch 2.15 this is the group, later the group's parameters.
+    """
+    return [group] if hasattr(group, "mp_policy") else list(group.fsdp_params)
+
+
+def _follow_policy(group: Any) -> None:
+    """Derives the types of gradients and sent values again, from the present ``mp_policy``."""
+    group._init_mp_dtypes()
+    for one in group.fsdp_params:
+        whole = getattr(one, "_unsharded_param", None)
+        if hasattr(one, _GRADIENTS_IN) and whole is not None and whole.grad is None:
+            whole.grad_dtype = one.unsharded_grad_dtype
+
+
+def _reduced_in(group: Any) -> torch.dtype | None:
+    """Returns the type in which a group reduces gradients; None if its parameters are frozen."""
+    trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
+    if not trained:
+        return None
+    own = _GRADIENTS_IN if hasattr(trained[0], _GRADIENTS_IN) else "param_dtype"
+    found: torch.dtype = (
+        trained[0].reduce_dtype or getattr(trained[0], own) or trained[0].orig_dtype
+    )
+    return found
+
+
+def _bytes(group: Any) -> float:
+    return float(
+        sum(
+            one._orig_size.numel() * (one.param_dtype or one.orig_dtype).itemsize
+            for one in group.fsdp_params
+        )
+    )
+
+
+class GatherOrder:
+    """The order in which all FSDP2 models of this process gather parameters in a step."""
+
+    def __init__(self) -> None:
+        """Creates an empty order; ``watch`` starts recording."""
+        self._patches = Patches()
+        self.is_watching = False
+        self._seen: dict[str, dict[int, Any]] = {"pre_forward": {}, "pre_backward": {}}
+
+    def forward(self, states: Sequence[Any]) -> list[Any]:
+        """Returns those of ``states`` that ran in forward, in the order in which they gather."""
+        return self._sorted("pre_forward", states)
+
+    def backward(self, states: Sequence[Any]) -> list[Any]:
+        """Returns those of ``states`` that ran in backward, in the order in which they gather."""
+        return self._sorted("pre_backward", states)
+
+    def watch(self) -> None:
+        """Starts recording; does nothing if recording has started."""
+        if self.is_watching:
+            return
+        self.is_watching = True
+        owner = sys.modules[_GROUP_MODULE].FSDPParamGroup
+        for name in self._seen:
+            self._patches.replace(owner, name, self._noting(name, getattr(owner, name)))
+
+    def stop(self) -> None:
+        """Stops recording."""
+        self._patches.remove()
+
+    def roots(self) -> list[nn.Module]:
+        """Returns the outermost modules of the models that were recorded."""
+        if not self._seen["pre_forward"]:
+            return []
+        found = [one for one in alive((nn.Module,)) if getattr(_state_of(one), "_is_root", False)]
+        return [one for one in found if self.forward(states_of(one))]
+
+    def _sorted(self, name: str, states: Sequence[Any]) -> list[Any]:
+        state_of = {id(group): state for state in states for group in _groups_of(state)}
+        found = [state_of[key] for key in self._seen[name] if key in state_of]
+        return list({id(state): state for state in found}.values())
+
+    def _noting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(group: Any, *args: Any, **kwargs: Any) -> Any:
+            self._seen[name].setdefault(id(group), group)
+            return original(group, *args, **kwargs)
+
+        return noted
+
+
+class _Own:
+    """Stand-in for one of FSDP2's collectives: sends nothing, and uses the same buffers."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def allocate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Allocates a buffer as the replaced collective does."""
+        found: torch.Tensor = self._inner.allocate(*args, **kwargs)
+        return found
+
+
+class _OwnGather(_Own):
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, *_: Any, **__: Any
+    ) -> None:
+        count = output_tensor.numel() // input_tensor.numel()
+        for part in output_tensor.view(count, -1):
+            if part.data_ptr() != input_tensor.data_ptr():
+                part.copy_(input_tensor)
+
+
+class _OwnScatter(_Own):
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        output_tensor.copy_(input_tensor.view(group.size(), -1)[group.rank()])
+
+
+def set_every_model(text: str, profiler: Profiler) -> None:
+    """Applies a setting permanently to every FSDP2 model, after its second step.
+
+    Args:
+        text: the setting, as ``commprof.tune.trials.sharding.parse_sharding`` reads it.
+        profiler: the capture of this process.
+
+    Raises:
+        UsageError: ``text`` cannot be read.
+    """
+    profiler.listen(_Setter(parse_candidate(parse_sharding(text).label)))
+
+
+class _Setter:
+    """Listener that applies a setting once, at the end of a step."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self._candidate = candidate
+        self._order = GatherOrder()
+        self._done = False
+
+    def step_ended(self, _: int) -> None:
+        """Starts recording the gather order after step one; applies the setting after step two."""
+        if self._done or not may_be_sharded():
+            return
+        self._order.watch()
+        if not (found := self._order.roots()):
+            return
+        self._order.stop()
+        self._done = True
+        for root in found:
+            model = ShardedModel(root, self._order)
+            if not (why := model.impossible(self._candidate)):
+                model.use(self._candidate.sharding)
+            elif rank_and_world_size()[0] == 0:
+                print(f"commprof: {self._candidate.label} was not applied: {why}", file=sys.stderr)
+
+    def capture_ends(self) -> None:
+        """Stops recording; the setting is kept."""
+        self._order.stop()

@@ -1,0 +1,297 @@
+"""Switches the gradient exchange and the buckets of a DDP model during training.
+
+DDP cuts its buckets once, in the model's ``reducer``. A model can have several reducers: each
+registers hooks with autograd when it is made, and these hooks do nothing until the model's forward
+announces a backward pass to that reducer. So there is one reducer per bucket setting, made when the
+setting is first used, and a switch sets the model's ``reducer`` to another object. The reducer that
+DDP made itself is kept and never modified. With this reducer, the buckets and the order of
+summation over ranks are those of a run without a trial, for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof.capture.attachment import Attachment, bucket_hook_of
+from commprof.ddp_parameters import reduced
+from commprof.tune.compressors import Compressor, parse
+from commprof.tune.compressors.torch_ops import lacks
+from commprof.tune.trials.candidates import HEADROOM, HOOKS, OWN_BUCKETS, Buckets, Candidate
+
+Hook = Callable[[Any, Any], Any]
+
+
+def make(name: str, ddp: DistributedDataParallel) -> Hook:
+    """Makes the hook ``HOOKS[name]`` for one model and one block of steps; all ranks call this."""
+    module, _, function = HOOKS[name].make.partition(":")
+    hook: Hook = getattr(importlib.import_module(module), function)(ddp)
+    return hook
+
+
+def noop(_: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+    """A hook that returns the bucket at once: nothing is exchanged."""
+    future: Future[torch.Tensor] = Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def no_overlap(ddp: DistributedDataParallel) -> Hook:
+    """Returns a hook that computes DDP's mean, bit for bit, but only when all buckets are ready."""
+    return _Held(ddp.process_group).hook
+
+
+class _Held:
+    """Buckets of one backward pass that wait until the pass's last bucket is ready."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._waiting: list[tuple[torch.Tensor, Future[torch.Tensor]]] = []
+
+    def hook(self, _: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+        at = bucket.buffer().device
+        # Without its device, the future would not make DDP's stream wait for the all-reduce.
+        mean: Future[torch.Tensor] = Future(devices=[] if at.type == "cpu" else [at])
+        self._waiting.append((bucket.buffer(), mean))
+        if bucket.is_last():
+            waiting, self._waiting = self._waiting, []
+            for buffer, future in waiting:
+                self._exchange(buffer, future)
+        return mean
+
+    def _exchange(self, buffer: torch.Tensor, mean: Future[torch.Tensor]) -> None:
+        # Like DDP, multiplies by the reciprocal.
+        buffer.mul_(1.0 / self._group.size())
+
+        def finish(done: Future[list[torch.Tensor]]) -> None:
+            try:
+                mean.set_result(done.value()[0])
+            except Exception as error:  # raised by backward(), which waits for the bucket
+                mean.set_exception(error)
+
+        self._group.allreduce([buffer]).get_future().add_done_callback(finish)
+
+
+#: Attributes in which DDP keeps its caps; newer versions also have all caps in one object.
+_CONFIG = "_bucket_config"
+_SETTINGS = ("bucket_bytes_cap", "bucket_bytes_cap_default", _CONFIG, "gradient_as_bucket_view")
+_MIB = 1024 * 1024
+
+
+def obstacle(ddp: DistributedDataParallel) -> str:
+    """Returns why a model cannot have other buckets; empty if it can."""
+    if ddp.find_unused_parameters:
+        # A reducer marks unused parameters even while another reducer is in use.
+        return "the model searches for unused parameters (find_unused_parameters=True)"
+    if ddp.static_graph:
+        return "DDP learns a static graph only in the first backward passes (static_graph=True)"
+    if getattr(ddp, "mixed_precision", None) is not None:
+        return "the model has DDP's mixed precision"
+    if getattr(ddp, "require_manual_backward_finalization", False):
+        return "the script finalises backward itself (require_manual_backward_finalization=True)"
+    return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bucketing:
+    reducer: Any
+    #: DDP's logger of the reducer, which keeps the reducer alive.
+    logger: Any
+    #: commprof's hook in the reducer.
+    hook: Any
+
+
+class Bucketings:
+    """The reducers of one model, one of which is in use."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        """Stores an attached model, and the model's own reducer."""
+        self._attachment = attachment
+        self._ddp = attachment.ddp
+        own = _Bucketing(self._ddp.reducer, self._ddp.logger, attachment.bucket_hook)
+        self._made: dict[Buckets, _Bucketing] = {OWN_BUCKETS: own}
+        self._now = OWN_BUCKETS
+
+    def use(self, buckets: Buckets) -> None:
+        """Switches to these buckets.
+
+        Call it between steps, on all ranks at the same step, while the model's exchange is the
+        plain mean all-reduce. As in a new DDP model, the first step with new buckets exchanges all
+        gradients in a single bucket, and the next step cuts the buckets.
+        """
+        if buckets not in self._made:
+            self._made[buckets] = self._make(buckets)
+        if self._now.as_view and buckets is not self._now:
+            self._take_gradients_out()
+        self._now = buckets
+        chosen = self._made[buckets]
+        self._ddp.reducer, self._ddp.logger = chosen.reducer, chosen.logger
+        self._attachment.use_bucket_hook(chosen.hook)
+
+    def close(self) -> None:
+        """Switches back to the model's own reducer and frees all other reducers."""
+        self.use(OWN_BUCKETS)
+        own = self._made[OWN_BUCKETS]
+        for bucketing in self._made.values():
+            if bucketing is not own:
+                bucketing.reducer._remove_autograd_hooks()
+        self._made = {OWN_BUCKETS: own}
+
+    def _take_gradients_out(self) -> None:
+        """Copies gradients out of the buckets of a reducer that goes out of use."""
+        for _, parameter in reduced(self._ddp):
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().clone()
+
+    def _make(self, buckets: Buckets) -> _Bucketing:
+        ddp = self._ddp
+        before = {name: getattr(ddp, name) for name in _SETTINGS if hasattr(ddp, name)}
+        if buckets.as_view is not None:
+            ddp.gradient_as_bucket_view = buckets.as_view
+        if buckets.cap_mb is not None:
+            ddp.bucket_bytes_cap = int(buckets.cap_mb * _MIB)
+            ddp.bucket_bytes_cap_default = False
+        if buckets.recuts and _CONFIG in before:
+            config, first_mb = before[_CONFIG], buckets.first_mb
+            first = int(first_mb * _MIB) if first_mb is not None else ddp.bucket_bytes_cap
+            ddp._bucket_config = dataclasses.replace(
+                config,
+                bucket_bytes_cap=ddp.bucket_bytes_cap,
+                per_bucket_bytes_caps=(),
+                first_bucket_bytes_cap=first,
+            )
+        parameters, sparse = ddp._build_params_for_reducer()
+        names = ddp._build_debug_param_to_name_mapping(parameters)
+        try:
+            ddp._ddp_init_helper(parameters, sparse, names, ddp.static_graph)
+        finally:
+            for name, value in before.items():
+                setattr(ddp, name, value)
+        return _Bucketing(ddp.reducer, ddp.logger, bucket_hook_of(ddp))
+
+
+#: Flag by which DDP broadcasts rank 0's buffers in forward; older versions have the second name.
+_BUFFER_FLAGS = ("forward_sync_buffers", "broadcast_buffers")
+
+
+class ReplicatedModel:
+    """One DDP model that takes part in a trial."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        """Stores an attached model, without changing it."""
+        self.attachment = attachment
+        self._ddp = attachment.ddp
+
+    @functools.cached_property
+    def _bucketings(self) -> Bucketings:
+        """The model's reducers by bucket setting; at first only the reducer that DDP made."""
+        return Bucketings(self.attachment)
+
+    @property
+    def has_lost_its_group(self) -> bool:
+        """True if the script destroyed the group over which this model exchanges gradients."""
+        try:
+            dist.get_process_group_ranks(self._ddp.process_group)
+        except (KeyError, ValueError):
+            return True
+        return False
+
+    @property
+    def has_own_hook(self) -> bool:
+        """True if the script registered a communication hook of its own."""
+        return self.attachment.has_own_hook
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that exchange gradients."""
+        return int(self._ddp.process_group.size())
+
+    def is_for(self, candidate: Candidate) -> bool:
+        """True if the candidate has no settings of FSDP2."""
+        return not candidate.sharding.count
+
+    def impossible(self, candidate: Candidate) -> str:
+        """Returns why this model cannot have a candidate's settings; empty if it can."""
+        if not self.is_for(candidate):
+            return "it is a setting of FSDP2, but the model uses DDP"
+        if candidate.compressor:
+            compressor = parse(candidate.compressor)
+            if not self.attachment.is_native:
+                return lacks(compressor)
+            if why := self.attachment.disagreement(compressor):
+                return why
+        if candidate.buckets.label and (why := obstacle(self._ddp)):
+            return f"DDP's buckets cannot be rebuilt: {why}"
+        if candidate.buckets.first_mb is not None and not hasattr(self._ddp, _CONFIG):
+            return "this version of torch cannot change the cap of the first bucket"
+        if candidate.label == Buckets(as_view=self._ddp.gradient_as_bucket_view).label:
+            return f"the model has {candidate.label} already"
+        return ""
+
+    def gathered(self, text: str) -> list[str]:
+        """Returns one text from each rank of the model; all its ranks call this together."""
+        texts = [""] * self.world_size
+        dist.all_gather_object(texts, text, group=self._ddp.process_group)
+        return texts
+
+    def held_bytes(self, _: object) -> float:
+        """Returns 0, because a DDP model gathers no parameters."""
+        return 0.0
+
+    def enter(self, candidate: Candidate, length: int) -> None:
+        """Applies a candidate; ``length`` is the number of steps of its block."""
+        self._bucketings.use(candidate.buckets)
+        if candidate.compressor:
+            measured = length if self.attachment.is_native else 0
+            self.attachment.set_hook(_compressor(candidate.compressor, measured))
+        elif candidate.hook:
+            self.attachment.set_hook(make(candidate.hook, self._ddp))
+        elif candidate.label == HEADROOM:
+            self.attachment.set_hook(noop)
+            self._sync_buffers(False)
+
+    def leave(self) -> None:
+        """Switches back to the model's own buckets, and to DDP's mean or the script's own hook."""
+        self.attachment.set_hook(None)
+        self._sync_buffers(True)
+        self._bucketings.use(OWN_BUCKETS)
+        if self.attachment.has_own_hook:
+            self.attachment.set_hook(*self._ddp._comm_hooks[0])
+
+    def close(self) -> None:
+        """Ends the model's part in the trial, and frees everything made for it."""
+        self._bucketings.close()
+
+    def _sync_buffers(self, on: bool) -> None:
+        """Disables DDP's broadcast of buffers in forward, or restores the model's setting."""
+        ddp = self._ddp
+        name = next(flag for flag in _BUFFER_FLAGS if flag in vars(ddp))
+        kept = "_commprof_sync_buffers"
+        if not on:
+            setattr(ddp, kept, getattr(ddp, name))
+            setattr(ddp, name, False)
+        elif kept in vars(ddp):
+            setattr(ddp, name, getattr(ddp, kept))
+            delattr(ddp, kept)
+
+
+def _compressor(text: str, measure_every: int) -> Compressor:
+    """Makes the compressor that ``text`` names, without residuals of earlier blocks.
+
+    It compresses from the block's first step on: ``start_step`` counts the steps of a run, and is
+    left out. ``measure_every``, the block's length or 0, applies if ``text`` does not set it: the
+    error is measured in the block's first step only, or never.
+    """
+    made = parse(text)
+    options = {name: value for name, value in made.options.items() if name != "start_step"}
+    return Compressor(
+        made.scheme, options, seed=made.seed, measure_every=made.measure_every or measure_every
+    )

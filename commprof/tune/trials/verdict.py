@@ -1,0 +1,338 @@
+"""Judges a trial's figures in plain words, and recommends what to do."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof import invocation, variables
+from commprof.analysis.run_command import taken_apart
+from commprof.analysis.step.mean_step import WORTH_A_LOOK
+from commprof.stats.intervals import MIN_ROUNDS, Interval, ratio_of_rounds
+from commprof.text import named_ranks
+from commprof.tune.trials.candidates import Candidate, all_digits
+from commprof.tune.trials.result import CandidateResult, StepShare, Verdict, less
+from commprof.tune.trials.sharding import Sharding
+
+Floats = npt.NDArray[np.float64]
+
+
+_TOO_NOISY = (
+    "Too noisy to say whether work on communication is worthwhile: run the trial again on a "
+    "quieter machine, or with more rounds."
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the trial was started: its command line, and what is known about that command."""
+
+    command: str
+    #: True if ``commprof run`` started the trial, so that its command can be repeated.
+    is_run: bool
+    #: Script and its arguments in ``command``; empty for a workload.
+    script: tuple[str, ...] = ()
+
+
+def judge(
+    candidates: Sequence[Candidate],
+    results: Sequence[CandidateResult],
+    step_ns: Floats,
+    parts: Sequence[StepShare],
+    setting: Setting,
+) -> Verdict:
+    """Reaches the verdict on a trial.
+
+    Args:
+        candidates: candidates of the plan, without ``none``, ``none again`` and ``noop``.
+        results: results of all candidates, including these three.
+        step_ns: step times, ``[candidate, round]``; candidates are in the order of ``results``.
+        parts: parts of the baseline's step, the largest first.
+        setting: how the trial was started; determines the command that applies the choice.
+    """
+    rounds = int(step_ns.shape[1])
+    if rounds < MIN_ROUNDS:
+        return _too_short(rounds)
+    baseline = next(one for one in results if one.role == "baseline")
+    sentences = [_bound_by(parts, baseline.step_ms)]
+    headroom = next((one for one in results if one.role == "headroom"), None)
+    if headroom is not None:
+        won = less(headroom.ratio)
+        assert won is not None
+        sentences.insert(0, _ceiling(won))
+        if won.value < WORTH_A_LOOK and won.high >= 2 * WORTH_A_LOOK:
+            sentences.append(_TOO_NOISY)
+            return Verdict("unknown", "", won, tuple(sentences), "")
+        if won.value < WORTH_A_LOOK:
+            sentences.append(_not_the_bottleneck(parts))
+            return Verdict("not-the-bottleneck", "", won, tuple(sentences), "")
+    chance = _chance(results)
+    winners = [one for one in results if _wins(one, chance) and not one.barred]
+    if not winners:
+        sentences += [_nothing_wins(results, chance), *_barred(results, chance)]
+        return Verdict("none", "", None, tuple(sentences), "")
+    best = min(winners, key=lambda one: one.step_ms)
+    equals = [one for one in winners if one is best or _tied(one, best, results, step_ns)]
+    choice = min(equals, key=lambda one: (_damage(one), one.step_ms))
+    sentences += [*_recommend(choice, equals, rounds), *_barred(results, chance)]
+    candidate = next(one for one in candidates if one.label == choice.label)
+    return Verdict(
+        "use",
+        choice.label,
+        choice.gain,
+        tuple(sentences),
+        apply(candidate, setting),
+        fastest=best.label,
+        equals=tuple(one.label for one in equals),
+    )
+
+
+def incomplete(missing: Sequence[int]) -> Verdict:
+    """Returns the verdict on a trial for which the traces of these ranks are missing."""
+    ranks = named_ranks(missing)
+    said = (
+        f"Nothing can be compared: {ranks} left no trace of the trial. The slowest rank decides "
+        "how long a step takes, so the traces of all ranks are needed. Find out why the trace is "
+        "missing, and run the trial again."
+    )
+    return Verdict("unknown", "", None, (said,), "")
+
+
+def apply(candidate: Candidate, setting: Setting) -> str:
+    """Returns the command or code that applies a candidate; empty if nothing applies it.
+
+    If the job was not started by ``commprof run``, the text gives a command for a trial begun by
+    ``commprof env``, and code for a trial begun by the script: a trace does not tell these apart.
+    """
+    if candidate.barred:
+        return ""
+    if candidate.sharding.count:
+        return _applied_sharding(candidate.sharding, setting)
+    if candidate.buckets.code:
+        return _in_script(candidate)
+    coded, cap = candidate.compressor, candidate.buckets.cap_mb
+    cap_mb = "" if cap is None else all_digits(cap)
+    if setting.is_run:
+        given = (("--hook", coded), ("--bucket-cap-mb", cap_mb))
+        return _run_with(setting, [word for pair in given if pair[1] for word in pair])
+    under_env = _under_env(coded, cap_mb)
+    return f"{under_env}; or, if the script itself began the trial: {_in_code(coded, cap_mb)}"
+
+
+def _in_script(candidate: Candidate) -> str:
+    """Returns code to put where the script makes its DDP model, for settings without an option."""
+    hook = _in_code(candidate.compressor, "")
+    return "; and ".join(filter(None, (f"in the script: {candidate.buckets.code}", hook)))
+
+
+def _applied_sharding(sharding: Sharding, setting: Setting) -> str:
+    """Returns the command or code that applies a setting of FSDP2."""
+    if setting.is_run:
+        return _run_with(setting, ["--fsdp", sharding.label])
+    words = [f"{variables.FSDP}={sharding.label}", f"{variables.TRIAL}="]
+    words.append(invocation.command("env", "--output", "DIR", "--", "COMMAND"))
+    return f"{' '.join(words)}; or in the script: {sharding.code}"
+
+
+def _under_env(coded: str, cap_mb: str) -> str:
+    """Returns a ``commprof env`` command that sets compressor and bucket cap, and begins no trial.
+
+    The word COMMAND in the result stands for the user's own command that starts the job.
+    """
+    given = ((variables.HOOK, coded), (variables.BUCKET_CAP_MB, cap_mb))
+    words = [f"{name}={shlex.quote(value)}" for name, value in given if value]
+    words += [f"{variables.TRIAL}=", invocation.command("env", "--output", "DIR", "--", "COMMAND")]
+    return " ".join(words)
+
+
+def _in_code(coded: str, cap_mb: str) -> str:
+    found = []
+    if coded:
+        found.append(f'commprof.attach(ddp, hook=commprof.compressors.parse("{coded}"))')
+    if cap_mb:
+        found.append(f"DistributedDataParallel(model, bucket_cap_mb={cap_mb})")
+    return "; and ".join(found)
+
+
+def _run_with(setting: Setting, options: Sequence[str]) -> str:
+    """Returns the run's command with these options in place of ``--trial``.
+
+    If the file of ``--config`` asks for the trial, the options are added to the command: each of
+    them makes ``commprof run`` ignore the file's ``trial``. ``--output`` and ``--json`` are
+    dropped, so that the trial's own files are kept.
+    """
+    command = taken_apart(setting.command, setting.script)
+    if command is None:
+        return f"the same run with {shlex.join(options)} in place of --trial"
+    return command.without(("--output", "--json")).with_in_place("--trial", options).text
+
+
+def _too_short(rounds: int) -> Verdict:
+    said = (
+        f"Too short for a verdict: {rounds} rounds are complete, and {MIN_ROUNDS} are needed. "
+        "Train more steps, or ask for shorter blocks (block=, warmup=) or fewer candidates."
+    )
+    return Verdict("unknown", "", None, (said,), "")
+
+
+def _ceiling(won: Interval) -> str:
+    if won.high <= 0:
+        return f"Without any exchange (`noop`) a step is not shorter; gain: {_percent(won)}."
+    return (
+        f"Without any exchange a step is {_percent(won)} shorter: that is the most that any work "
+        "on communication can win."
+    )
+
+
+def _not_the_bottleneck(parts: Sequence[StepShare]) -> str:
+    return (
+        f"Communication is not the bottleneck: less than {WORTH_A_LOOK:.0%} of a step can be "
+        f"saved. Look at {_own_work(parts)} first."
+    )
+
+
+def _bound_by(parts: Sequence[StepShare], step_ms: float) -> str:
+    total = sum(part.ms for part in parts)
+    shown = ", ".join(f"{_WORDS[p.part]} {p.ms / total:.0%}" for p in parts if p.ms > 0.02 * total)
+    return f"The step of {step_ms:.4g} ms is bound by {_WORDS[parts[0].part]}: {shown}."
+
+
+_WORDS = {
+    "data": "reading data",
+    "forward": "forward",
+    "backward": "backward",
+    "exposed": "waiting for communication",
+    "optimizer": "the optimizer",
+    "other": "other work",
+}
+
+
+def _own_work(parts: Sequence[StepShare]) -> str:
+    return _WORDS[next(part.part for part in parts if part.part != "exposed")]
+
+
+def _chance(results: Sequence[CandidateResult]) -> float:
+    """Returns how much two identical candidates differ by chance.
+
+    The result is the absolute log of the ratio of their step times. The two candidates are
+    ``none again`` and the baseline ``none``, which have the same settings.
+    """
+    control = next(one for one in results if one.role == "control")
+    assert control.ratio is not None
+    return abs(math.log(control.ratio.value))
+
+
+def _wins(one: CandidateResult, chance: float) -> bool:
+    """True if the gain exceeds chance and its whole confidence interval is above 0."""
+    joint = one.joint_ratio
+    if one.role != "candidate" or joint is None:
+        return False
+    return joint.high < 1 and -math.log(joint.value) > chance
+
+
+def _tied(
+    one: CandidateResult, best: CandidateResult, results: Sequence[CandidateResult], step_ns: Floats
+) -> bool:
+    """True if the two candidates do not differ measurably."""
+    places = [next(i for i, r in enumerate(results) if r is x) for x in (one, best)]
+    between = ratio_of_rounds(step_ns[places[0]], step_ns[places[1]])
+    return between is not None and between.contains(1.0)
+
+
+def _damage(one: CandidateResult) -> tuple[float, bool]:
+    """Sort key: gradient error (0 if uncompressed, infinite if unmeasured), then changed bits."""
+    error = one.relative_error
+    if math.isnan(error):
+        error = math.inf if one.compresses else 0.0
+    return (error, not one.exact)
+
+
+def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
+    candidates = [one for one in results if one.role == "candidate" and not one.barred]
+    tried = [(one, one.gain) for one in candidates if one.gain is not None]
+    if not tried:
+        return "Every candidate of this trial is for comparison only; none can be recommended."
+    # A candidate with a certain gain comes before a faster one whose gain may be 0.
+    best, gain = min(tried, key=lambda pair: (pair[1].low <= 0, pair[0].step_ms))
+    if gain.low > 0:
+        return (
+            f"Change nothing: the best candidate, {best.label}, saves {_percent(gain)} of a step, "
+            "but `none` and `none again`, which are identical, differ by "
+            f"{math.expm1(chance):.1%} by chance."
+        )
+    return (
+        "Change nothing: no candidate makes the step shorter with certainty. The best, "
+        f"{best.label}, saves {_percent(gain)}."
+    )
+
+
+def _barred(results: Sequence[CandidateResult], chance: float) -> list[str]:
+    """Describes the winners that are not recommended, with the reason."""
+    return [
+        f"{one.label} saves {_percent(one.gain)} of a step, and is not recommended: {one.barred}."
+        for one in results
+        if one.barred and one.gain is not None and _wins(one, chance)
+    ]
+
+
+def _recommend(
+    choice: CandidateResult, equals: Sequence[CandidateResult], rounds: int
+) -> list[str]:
+    gain = choice.gain
+    assert gain is not None
+    said = [
+        f"Use {choice.label}: a step is {_percent(gain)} shorter, "
+        f"{1 / (1 - gain.value):.2f} times as fast (95 % interval for all candidates together; "
+        f"{rounds} rounds of interleaved blocks)."
+    ]
+    others = [one.label for one in equals if one is not choice]
+    if others:
+        why = "changes the gradients least"
+        if len({_damage(one) for one in equals}) == 1:
+            why = "was the fastest"
+        if math.isinf(_damage(choice)[0]):
+            why = "was the fastest; errors of the gradients were not measured"
+        # All of these were compared with the fastest one only.
+        best = min(equals, key=lambda one: one.step_ms)
+        if choice is best or len(others) == 1:
+            same = " and ".join(others)
+            text = f"{same} did not differ measurably in speed from {choice.label}, which {why}."
+        else:
+            same = " and ".join(one.label for one in equals if one is not best)
+            text = f"{same} did not differ measurably in speed from the fastest, {best.label}. "
+            text += f"Of all these, {choice.label} {why}."
+        said.append(text)
+    said.append(_price(choice))
+    if choice.held_bytes:
+        held_mb = choice.held_bytes / 1e6
+        said.append(f"It keeps up to {held_mb:.3g} MB more of gathered parameters on each rank.")
+    return said
+
+
+def _price(choice: CandidateResult) -> str:
+    if choice.exact:
+        return "It changes no result: the gradients have the same bits."
+    if math.isnan(choice.relative_error) and not choice.compresses:
+        return "It sums gradients in another order: the last bits of the result differ."
+    said = (
+        f"It changes gradients by {choice.relative_error:.2g} of their norm "
+        f"(cosine {choice.cosine:.4f}). "
+    )
+    if math.isnan(choice.relative_error):
+        said = "Its effect on the gradients was not measured. "
+    effect = choice.loss_effect
+    if effect is None:
+        return said + "The effect on the loss was not measured: compare whole training runs."
+    return said + (
+        f"A block's loss differed from that with `none` by {effect.value:+.2%} [{effect.low:+.2%}, "
+        f"{effect.high:+.2%}]; a block is too short to show convergence: compare whole runs."
+    )
+
+
+def _percent(interval: Interval) -> str:
+    return f"{interval.value * 100:.1f} % [{interval.low * 100:.1f}, {interval.high * 100:.1f}]"
