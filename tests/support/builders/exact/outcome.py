@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from unittest.mock import patch
 
@@ -29,6 +30,8 @@ class Outcome:
     cost_error: float
     wait_error: float
     transfer_error: float
+    #: True fraction of all waiting that the named rank caused; NaN if none is named.
+    true_share: float
 
     def is_right(self, drawn: Drawn) -> bool:
         """True if just the rank that is late is named."""
@@ -61,6 +64,7 @@ def outcome(drawn: Drawn) -> Outcome:
     caused = sum(part.caused_ns.sum(axis=0) for part in parts)
     assert isinstance(caused, np.ndarray)
     of_all = len(used) * len(parts)
+    by_rank = true.caused_ns[used].sum(axis=(0, 2))
     cost = np.abs(caused[:, columns] - true.caused_ns[used].sum(axis=0)) / of_all
     return Outcome(
         rank=None if late is None else late.rank,
@@ -68,4 +72,5 @@ def outcome(drawn: Drawn) -> Outcome:
         cost_error=float(cost.max()) / step_ns,
         wait_error=float(np.abs(wait - true.wait_ns[used]).mean(axis=0).max()) / step_ns,
         transfer_error=float(np.abs(wire - true.transfer_ns[used]).mean(axis=0).max()) / step_ns,
+        true_share=math.nan if late is None else float(by_rank[late.rank] / by_rank.sum()),
     )
