@@ -74,7 +74,7 @@ build-all-cpp: build-cpp
 	@$(BIN)/python -m tests.support.machines.extensions
 
 # A compiler reads the module's sources as one: torch's headers take the time.
-READS_MODULE = find csrc/torch -name '*.cpp' | sort | sed 's|.*|\#include "&"|' | \
+READS_MODULE = find csrc/torch csrc/tune/torch -name '*.cpp' | sort | sed 's|.*|\#include "&"|' | \
   $(1) -x c++ -std=c++20 -fPIC -Wall -Wextra -Werror -I. -Icsrc \
     $$($(BIN)/python tools/module_flags.py) -
 

@@ -179,7 +179,7 @@ def torch_includes(csrc: Path) -> list[str]:
         f"{file.relative_to(csrc)} includes {match[1]}"
         for file in sorted(csrc.rglob("*"))
         if file.suffix in (".h", ".cpp")
-        and file.relative_to(csrc).parts[0] not in ("torch", "reading")
+        and not {"torch", "reading"}.intersection(file.relative_to(csrc).parts[:2])
         for line in file.read_text().splitlines()
         if (match := TORCH_HEADER.match(line))
     ]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RECORD, TRACE_FORMAT = "csrc/core/record.h", "csrc/core/trace_format.h"
-MODE, BUCKET = "csrc/core/modes/mode.h", "csrc/compress/bucket.h"
-SCHEMES = "csrc/compress/scheme_table.h"
+MODE, BUCKET = "csrc/core/modes/mode.h", "csrc/tune/compress/bucket.h"
+SCHEMES = "csrc/tune/compress/scheme_table.h"
 #: Types in numpy of a record's fields, by their type in C++.
 _TYPES = {"uint64_t": "<u8", "uint32_t": "<u4", "uint8_t": "u1", "Kind": "u1", "Op": "u1"}
 

@@ -27,7 +27,7 @@ Decode = Callable[["tuple[Tensor, ...]", Tensor], None]
 
 _BLOCK = 128
 #: fp16's scales are powers of two with exponents in this range; larger values count as not finite.
-#: These are the rules of csrc/compress/codecs/half_scale.h.
+#: These are the rules of csrc/tune/compress/codecs/half_scale.h.
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -66, 100
 _LARGEST_VALUE = 2.0**80
 #: fp32's layout: bits after the exponent, and the exponent that is stored for 2^0.

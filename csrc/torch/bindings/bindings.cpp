@@ -23,8 +23,8 @@
 #include "torch/capture/observer.h"
 #include "torch/capture/process_groups.h"
 #include "torch/capture/stacks.h"
-#include "torch/compress/compressing_hook.h"
 #include "torch/device/device_events.h"
+#include "tune/torch/compress/compressing_hook.h"
 
 namespace py = pybind11;
 using namespace commprof;

@@ -176,7 +176,7 @@ def test_loaded_residuals_are_copied_to_the_devices_of_their_parameters() -> Non
 
 
 def test_fp16_has_the_constants_of_the_native_module() -> None:
-    header = (ROOT / "csrc/compress/codecs/half_scale.h").read_text()
+    header = (ROOT / "csrc/tune/compress/codecs/half_scale.h").read_text()
     found = dict(re.findall(r"constexpr \w+ k(\w+) = ([-\w.]+?)f?;", header))
     assert int(found["MinHalfExponent"]) == torch_ops._LEAST_EXPONENT
     assert int(found["MaxHalfExponent"]) == torch_ops._LARGEST_EXPONENT

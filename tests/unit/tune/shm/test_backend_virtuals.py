@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 _HEADERS = Path(torch.__file__).parent / "include/torch/csrc/distributed/c10d"
-_OWN = Path(__file__).parents[4] / "csrc/torch/shm"
-_CAPTURE = _OWN.parent / "capture"
+_CSRC = Path(__file__).parents[4] / "csrc"
+_OWN = _CSRC / "tune/torch/shm"
+_CAPTURE = _CSRC / "torch/capture"
 
 #: Functions not passed on to gloo, and why. A function neither here nor in our headers is new.
 LEFT = {
@@ -102,7 +103,7 @@ def test_every_collective_of_a_process_group_is_recorded() -> None:
     }
     operators = {name: re.findall(r'"c10d::(\w+)"', body) for name, body in bodies.items()}
     named = re.findall(r'"(\w+)"', (_CAPTURE / "op_plan.h").read_text())
-    named += re.findall(r'"(\w+)"\)', (_OWN.parents[1] / "core/record.h").read_text())
+    named += re.findall(r'"(\w+)"\)', (_CSRC / "core/record.h").read_text())
     assert {"allreduce_", "send"} <= {one for found in operators.values() for one in found}
     assert {one for found in operators.values() for one in found} <= {*named}
     rest = {name: body for name, body in bodies.items() if not operators[name]}

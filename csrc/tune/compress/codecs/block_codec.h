@@ -1,0 +1,66 @@
+// Codecs of the block scheme: fixed-length encodings in blocks that can be
+// summed, into an encoding or into plain values.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "tune/compress/exchange/messages/wire.h"
+
+namespace commprof::compress {
+
+class BlockCodec {
+ public:
+  virtual ~BlockCodec() = default;
+
+  // Number of values per block; ranges begin at multiples of it.
+  virtual size_t block() const = 0;
+  virtual size_t bytes(size_t n) const = 0;
+
+  // `exponent`: see half_scale.h; codecs with their own scales ignore it. All
+  // byte pointers are aligned to 16. The residual may be null.
+  virtual void encode(
+      const float* x,
+      float* residual,
+      size_t n,
+      int exponent,
+      std::byte* out) const = 0;
+
+  // True if a received message of bytes(n) bytes is well-formed.
+  virtual bool valid(const std::byte* in, size_t n) const = 0;
+
+  // Writes the encoded mean of in.size() encodings, summed in fp32 in their
+  // order and rounded once; its exponent is the smallest of `exponents`.
+  virtual void reduce(
+      std::span<const std::byte* const> in,
+      std::span<const int> exponents,
+      size_t n,
+      std::byte* out) const = 0;
+
+  // Writes the same mean unrounded, with the same bits wherever it is computed.
+  virtual void mean(
+      std::span<const std::byte* const> in,
+      std::span<const int> exponents,
+      size_t n,
+      float* out) const = 0;
+
+  // `part` begins at a multiple of block().
+  struct Part {
+    size_t begin = 0;
+    size_t count = 0;
+  };
+  virtual void decode(
+      const std::byte* in,
+      size_t n,
+      Part part,
+      int exponent,
+      float* out) const = 0;
+};
+
+std::unique_ptr<BlockCodec> makeHalfCodec();
+std::unique_ptr<BlockCodec> makeBfloat16Codec();
+std::unique_ptr<BlockCodec> makeInt8Codec();
+std::unique_ptr<BlockCodec> makeInt4Codec();
+
+} // namespace commprof::compress

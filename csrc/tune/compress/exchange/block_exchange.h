@@ -1,0 +1,60 @@
+// Block exchanges in one phase or two.
+//
+// One phase: every rank sends its whole encoded bucket to all others and sums
+// all encodings, its own included, in rank order. The result is equal to the
+// bit on all ranks, with one rounding per rank and none of the sum.
+//
+// Two phases: each rank sums one chunk of the bucket. All ranks send it their
+// encoded chunk; it sums them in fp32 in rank order, rounds once and sends the
+// result to all. This makes two roundings in total, where a ring of 16-bit
+// values makes one per rank. All ranks, the chunk's owner included, decode the
+// same bytes. If a piece has non-finite values, the note of its result reports
+// this.
+#pragma once
+
+#include "tune/compress/codecs/block_codec.h"
+#include "tune/compress/exchange/messages/pieces.h"
+#include "tune/compress/schemes/scheme.h"
+#include "tune/compress/scratch.h"
+
+namespace commprof::compress {
+
+// Buffers that are reused for every bucket.
+struct BlockScratch {
+  Scratch encoded; // this rank's gradients
+  Scratch received; // other ranks' messages
+  Scratch results; // encoded means, with two phases
+};
+
+// Encodes a range of the job's bucket and appends its note. Makes two passes;
+// in the second, the piece is in the caches.
+void encodePiece(
+    const BlockCodec& codec,
+    const Job& job,
+    Pieces::Range range,
+    std::byte* out);
+
+// Returns the note in a piece of `count` values from `rank`; throws
+// PayloadError if the bytes are malformed.
+PieceNote checkPiece(
+    const BlockCodec& codec,
+    const Channel& channel,
+    int rank,
+    const std::byte* in,
+    size_t count);
+
+// Exchanges in one phase; `pieces` has one chunk.
+void runOnePhase(
+    const BlockCodec& codec,
+    const Pieces& pieces,
+    BlockScratch& scratch,
+    Job& job);
+
+// Exchanges in two phases; `pieces` has one chunk per rank.
+void runTwoPhases(
+    const BlockCodec& codec,
+    const Pieces& pieces,
+    BlockScratch& scratch,
+    Job& job);
+
+} // namespace commprof::compress

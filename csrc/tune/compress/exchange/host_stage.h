@@ -1,0 +1,70 @@
+// Compression across several hosts: gradients are summed within each host
+// through shared memory, the sums are compressed and exchanged between hosts
+// only, and the results are shared within each host.
+//
+// The first ranks of each host, as many as the smallest host has, exchange some
+// of a bucket's parameters each, with the ranks of the same index on other
+// hosts. Parameters are not split: residuals and factors belong to whole ones.
+//
+// After DDP rebuilds its buckets or a state is loaded, a rank may hold the
+// residual of a parameter that another rank of its host exchanges. It adds the
+// residual to its own gradient, so that the residual reaches that rank.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "tune/compress/bucket.h"
+#include "tune/compress/compressor.h"
+#include "tune/shm/slices.h"
+#include "tune/shm/team.h"
+
+namespace commprof::compress {
+
+// Splits the bucket into one consecutive part per owner, in values. Parts
+// consist of whole slots and are as equal as these allow.
+std::vector<shm::Slice> wholeSlots(std::span<const Slot> slots, int owners);
+
+// Not thread-safe.
+class HostStage {
+ public:
+  // `world`: number of ranks on all `hosts`.
+  HostStage(std::shared_ptr<shm::Team> team, int owners, int hosts, int world);
+
+  // Leaves the mean over all ranks in the bucket, as Compressor::run(); blocks.
+  // `transport` connects the ranks of this index on all hosts; null if the
+  // smallest host has no such index. An exception ends the stage for all ranks
+  // of this host.
+  void run(
+      Compressor& compressor,
+      const Bucket& bucket,
+      Transport* transport,
+      BucketReport& report);
+
+  // Ends the stage for this host, because this rank exchanges nothing more.
+  void abandon(const std::string& why) noexcept;
+
+ private:
+  // Returns this rank's part, empty if it has none, scaled so that the mean
+  // over hosts is the mean over ranks.
+  Bucket addUp(
+      Compressor& compressor,
+      const Bucket& bucket,
+      BucketReport& report);
+  void handOver(Compressor& compressor, const Bucket& bucket, const Slot& slot);
+  void share(const Bucket& bucket, BucketReport& report);
+  // Restores the residuals if the bucket became NaN.
+  void takeBack(Compressor& compressor, const Bucket& bucket);
+
+  const std::shared_ptr<shm::Team> team_;
+  const int owners_;
+  const float scale_;
+  std::vector<shm::Slice> slices_;
+  std::vector<Slot> slots_; // of this rank's part
+  // Residuals of this bucket that were added to the gradient.
+  std::vector<std::pair<Slot, std::vector<float>>> handed_over_;
+};
+
+} // namespace commprof::compress

@@ -1,0 +1,72 @@
+// PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019): approximates each matrix
+// M as a low-rank product P Q with one step of power iteration from the last
+// step's Q. Each bucket takes two all-reduces: first P = M Q' and all values
+// not worth a factorisation, then Q = P' M with P's columns orthonormalised.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "tune/compress/schemes/scheme.h"
+#include "tune/compress/scratch.h"
+
+namespace commprof::compress {
+
+class PowerSgd : public Scheme {
+ public:
+  PowerSgd(int rank, uint64_t seed);
+
+  uint32_t k(size_t n) const override; // the rank
+  void run(Job& job) override;
+  void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
+      override;
+  uint64_t wireBytes(std::span<const Slot> slots, size_t n, int world)
+      const override;
+
+  void save(std::vector<ParameterState>& state) const override;
+  bool load(const ParameterState& state) override;
+  void clear() override;
+
+ private:
+  struct Matrix {
+    uint32_t parameter = 0;
+    size_t offset = 0; // within the bucket, in values
+    size_t rows = 0;
+    size_t cols = 0;
+    int rank = 0; // at most the smaller dimension
+    size_t p = 0; // offset of its factors among all factors
+    size_t q = 0;
+  };
+  struct Range { // values that are sent unchanged
+    size_t offset = 0;
+    size_t count = 0;
+    size_t raw = 0; // offset in the first all-reduce
+  };
+  // The first all-reduce contains the raw values and all P, the second all Q.
+  struct Plan {
+    std::vector<Matrix> matrices;
+    std::vector<Range> ranges;
+    size_t raw = 0; // total number of values
+    size_t p = 0;
+    size_t q = 0;
+  };
+
+  Plan planOf(std::span<const Slot> slots, size_t n) const;
+  void project(const Job& job, const Plan& plan, float* residual);
+  void keep(const Plan& plan, Sent& sent) const;
+  void decode(const Job& job, const Plan& plan, float* residual);
+  std::vector<float>& startOf(const Matrix& matrix, uint64_t step);
+  void warmStart(const Matrix& matrix, const float* q, uint64_t step);
+  void fillRandomly(const Matrix& matrix, uint64_t step, int row, float* q);
+
+  int rank_;
+  uint64_t seed_;
+  std::map<uint32_t, std::vector<float>> q_; // rank x cols, by parameter
+  Scratch first_; // raw values and P
+  Scratch second_; // Q
+  Scratch local_; // this rank's own Q
+  Scratch kept_raw_; // this rank's own raw values
+  Scratch no_residual_;
+};
+
+} // namespace commprof::compress

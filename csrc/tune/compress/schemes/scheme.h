@@ -1,0 +1,106 @@
+// Interface of compression schemes. The compressor calls inspect(), agrees with
+// all ranks on the exchange and on finite values as far as inspect() found
+// them, and calls run().
+//
+// Quality measures for a BucketReport how well a scheme represents this rank's
+// own gradients.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "tune/compress/bucket.h"
+#include "tune/compress/compressor.h"
+#include "tune/compress/exchange/messages/channel.h"
+#include "tune/compress/exchange/messages/wire.h"
+#include "tune/compress/residuals.h"
+#include "tune/compress/scratch.h"
+
+namespace commprof::compress {
+
+// Input of inspect(), before the handshake.
+struct Proposal {
+  const Bucket& bucket;
+  const float* residual; // as in Job
+  Scratch& next; // memory for a next residual
+  int world;
+  BucketReport& report;
+};
+
+struct Snapshot {
+  // Bits of the largest |gradient + residual|, see kernels::maxAbsBits(); 0 if
+  // run() itself detects non-finite values.
+  uint32_t max_bits = 0;
+  // True if Proposal::next becomes the residual once all ranks' values are
+  // known to be finite; the bucket's gradients are overwritten.
+  bool moved = false;
+};
+
+struct Job {
+  const Bucket& bucket;
+  float* residual; // laid out like the bucket; null without error feedback
+  Channel& channel;
+  std::span<const Header> headers; // by rank
+  Sent* sent; // receives a copy of what was sent; may be null
+  bool finite = true; // cleared by run() if it finds non-finite values
+
+  const Header& mine() const {
+    return headers[size_t(channel.rank())];
+  }
+};
+
+// Bits of the largest |gradient + residual|; the residual may be null.
+uint32_t largestBits(const Bucket& bucket, const float* residual);
+
+class Scheme {
+ public:
+  virtual ~Scheme() = default;
+
+  // Number of values, blocks or rank, which must be the same on all ranks for a
+  // bucket of n values; 0 if the scheme has none.
+  virtual uint32_t k(size_t /*n*/) const {
+    return 0;
+  }
+  // True if the plain mean of fp32 values is sent instead. Depends on n alone.
+  virtual bool lossless(size_t /*n*/) const {
+    return false;
+  }
+  // Finds the largest value in one pass over the bucket, unless overridden.
+  virtual Snapshot inspect(const Proposal& proposal);
+  // Encodes and exchanges the bucket, leaves the mean in it, and adds to the
+  // report's payload bytes. With a residual, gradient + residual is encoded,
+  // and the rounding error becomes the new residual.
+  virtual void run(Job& job) = 0;
+
+  // Adds the values that run() kept in `sent` to `dense`.
+  virtual void addSent(
+      const Sent& sent,
+      std::span<const Slot> slots,
+      float* dense) = 0;
+
+  // Bytes sent per rank, averaged over ranks, without handshakes.
+  virtual uint64_t wireBytes(std::span<const Slot> slots, size_t n, int world)
+      const = 0;
+
+  // Saves the state other than residuals, if any.
+  virtual void save(std::vector<ParameterState>& /*state*/) const {}
+  // Loads the state; false if its kind is not one of this scheme's.
+  virtual bool load(const ParameterState& /*state*/) {
+    return false;
+  }
+  virtual void clear() {}
+};
+
+class Quality {
+ public:
+  // Copies gradient + residual (which may be null); called before inspect().
+  void begin(const Bucket& bucket, const float* residual);
+  // Compares the copy with what was sent; called after run().
+  void finish(const Job& job, Scheme& scheme);
+
+ private:
+  Scratch wanted_, sent_;
+  double gradient_norm2_ = 0;
+};
+
+} // namespace commprof::compress

@@ -1,0 +1,114 @@
+// Mesh: TCP connections between all pairs of ranks of a group, with their
+// messages in flight.
+//
+// SocketTransport: a compressor's transport over its own connections. Messages
+// move in the thread that waits for them, so no other thread needs waking.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tune/compress/exchange/transport.h"
+#include "tune/compress/sockets/stream.h"
+#include "tune/compress/sockets/tcp_socket.h"
+
+namespace commprof::net {
+
+// Not thread-safe, unless noted.
+class Mesh {
+ public:
+  // `sockets`: one per rank, empty for this rank. `names`: numbers of the ranks
+  // in error messages, by rank. If no byte moves for `timeout`, the awaited
+  // ranks are considered lost.
+  Mesh(
+      int rank,
+      std::vector<TcpSocket> sockets,
+      std::vector<int> names,
+      std::chrono::milliseconds timeout);
+
+  int rank() const noexcept {
+    return rank_;
+  }
+  int size() const noexcept {
+    return int(streams_.size());
+  }
+  int nameOf(int rank) const {
+    return names_[size_t(rank)];
+  }
+
+  // Starts an exchange as compress::Transport::exchange(). `left` counts its
+  // unfinished messages; it and all bytes must stay valid until it is 0, or
+  // until abandon(). Like finish(), throws compress::TransportError that names
+  // the rank.
+  void begin(
+      std::span<const std::span<const std::byte>> send,
+      std::span<const std::span<std::byte>> receive,
+      int* left);
+  // Blocks until `left` is 0.
+  void finish(const int* left);
+
+  // Drops all messages in flight and signals the other ranks that this rank
+  // sends nothing more. All later exchanges fail.
+  void abandon() noexcept;
+  // Makes all current and later exchanges fail. Callable from any thread.
+  void interrupt() noexcept;
+  // True if neither was called. Callable from any thread.
+  bool usable() const noexcept {
+    return usable_.load();
+  }
+
+ private:
+  void advance(int peer, short events = 0); // events: result of poll()
+  void awaitAny();
+  void checkUsable() const;
+  [[noreturn]] void fail(const std::string& reason);
+  std::string stillWaiting(const std::vector<int>& peers) const;
+
+  const int rank_;
+  const std::vector<int> names_;
+  const std::chrono::milliseconds timeout_;
+  std::vector<Stream> streams_; // by rank
+  std::atomic<bool> usable_{true};
+};
+
+class SocketTransport final : public compress::Transport {
+ public:
+  // `sums`: transport of the same ranks for all-reduces. Others may use the
+  // mesh before and after this object's lifetime, but not during it.
+  SocketTransport(
+      std::shared_ptr<Mesh> mesh,
+      std::unique_ptr<compress::Transport> sums);
+
+  int rank() const override {
+    return mesh_->rank();
+  }
+  int size() const override {
+    return mesh_->size();
+  }
+  std::unique_ptr<compress::Transfer> exchange(
+      std::span<const std::span<const std::byte>> send,
+      std::span<const std::span<std::byte>> recv) override;
+  std::unique_ptr<compress::Transfer> allReduceSum(
+      std::span<float> data) override;
+  int nameOf(int rank) const override {
+    return mesh_->nameOf(rank);
+  }
+  // Both affect messages only; all-reduces end with the timeout of `sums`.
+  void abandon() noexcept override {
+    mesh_->abandon();
+  }
+  void interrupt() noexcept override {
+    mesh_->interrupt();
+  }
+
+ private:
+  const std::shared_ptr<Mesh> mesh_;
+  const std::unique_ptr<compress::Transport> sums_;
+};
+
+} // namespace commprof::net

@@ -1,0 +1,51 @@
+// Blocking collectives between the ranks of one host. Every rank of the team
+// calls the same one in the same order, from one thread at a time. Results are
+// equal to the bit on all ranks and in every run, because sums are taken in
+// rank order. They throw TeamError if a rank dies, stops or calls another
+// operation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "tune/kernels/linear/combine.h"
+#include "tune/shm/team.h"
+
+namespace commprof::shm {
+
+using kernels::Element;
+using kernels::Reduction;
+
+// Reduces in place.
+void allReduce(
+    Team& team,
+    std::byte* data,
+    size_t count,
+    Element element,
+    Reduction reduction);
+
+// Copies `root`'s data to all ranks, in place.
+void broadcast(Team& team, std::byte* data, size_t bytes, int root);
+
+// Gathers team.size() parts of `bytes`, by rank, into one buffer or several.
+void allGather(Team& team, const std::byte* in, std::byte* out, size_t bytes);
+void allGather(
+    Team& team,
+    const std::byte* in,
+    const std::vector<std::byte*>& out,
+    size_t bytes);
+
+// Reduces team.size() parts of `count` elements; out receives this rank's part
+// of the result and may be this rank's part of in.
+void reduceScatter(
+    Team& team,
+    const std::byte* in,
+    std::byte* out,
+    size_t count,
+    Element element,
+    Reduction reduction);
+
+void barrier(Team& team);
+
+} // namespace commprof::shm

@@ -1,0 +1,60 @@
+// The two halves of an all-reduce whose middle part runs between hosts: each
+// owner receives the host's sum of its slice, and later every rank receives all
+// slices. Between hosts, each owner's connection transfers its slice.
+//
+// chunksOf() divides an all-reduce over several hosts into chunks, so that
+// transfers between hosts overlap with the work within each host.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "tune/kernels/linear/combine.h"
+#include "tune/shm/team.h"
+
+namespace commprof::shm {
+
+// Range of elements.
+struct Slice {
+  size_t begin = 0;
+  size_t end = 0;
+  size_t count() const {
+    return end - begin;
+  }
+};
+
+// Slices by owner. The owners are the first ranks of the team. Slices do not
+// overlap, may be empty, and need not cover all data.
+using Slices = std::span<const Slice>;
+
+// Divides into slices as equal as whole cache lines allow; the result is the
+// same on every host with as many owners.
+std::vector<Slice> equalSlices(int owners, size_t count);
+
+// Leaves in each owner's slice of `data` its reduction over the team; the rest
+// of `data` is unchanged. 1 <= slices.size() <= team.size(). Throws TeamError;
+// `intent` describes the enclosing operation, which ranks compare.
+void reduceToOwners(
+    Team& team,
+    std::byte* data,
+    Slices slices,
+    kernels::Element element,
+    kernels::Reduction reduction,
+    const std::optional<Team::Intent>& intent = {});
+
+// Copies each owner's slice of `data` to all ranks. Throws TeamError.
+void shareFromOwners(
+    Team& team,
+    std::byte* data,
+    Slices slices,
+    kernels::Element element);
+
+// Divides elements into chunks, in order and without gaps, the same on every
+// host. `width`: bytes per element. `owners`: number of ranks of a host that
+// each own a part of a chunk. The first and last chunks are shorter, because
+// the link is idle while the first is summed and while the last is shared.
+std::vector<Slice> chunksOf(size_t count, size_t width, int owners);
+
+} // namespace commprof::shm

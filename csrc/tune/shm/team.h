@@ -1,0 +1,172 @@
+// Team: the ranks of one host, which synchronise at barriers in shared memory.
+// Data written before a barrier may be read by all ranks after it. Waiting
+// spins briefly and then sleeps on a futex, so that ranks without a core of
+// their own do not take one from working ranks. A missing rank is named:
+// immediately if its process has ended, otherwise after the timeout. The team
+// is then broken permanently for all ranks.
+//
+// Barriers, intend() and copyBytes() are helpers for collectives: they check
+// that all ranks call the same operation, and copy.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "tune/kernels/linear/combine.h"
+#include "tune/shm/segment.h"
+
+namespace commprof::shm {
+
+// Thrown if a rank is missing or reported an error. what() names it.
+class TeamError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+struct TeamOptions {
+  std::string name; // of the segment; the same on all ranks
+  int rank = 0; // on this host
+  int size = 1; // ranks of this host
+  std::vector<int> global_ranks; // numbers in messages, by rank
+  size_t slot_bytes = 0; // per rank and buffer half, see Team::slot()
+  std::chrono::milliseconds timeout{30000};
+};
+
+class Team {
+ public:
+  // Rank 0 creates the segment and the others open it, so it is constructed on
+  // rank 0 first. When the constructor returns on any rank, all have mapped the
+  // segment. Throws SegmentError and TeamError.
+  static std::string makeName() {
+    return Segment::randomName();
+  }
+  // First step: makes or opens the segment, with slots on this NUMA node.
+  static Segment reserve(const TeamOptions& options);
+  Team(TeamOptions options, Segment segment); // waits for the others
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+  ~Team(); // calls leave()
+
+  int rank() const noexcept {
+    return options_.rank;
+  }
+  int size() const noexcept {
+    return options_.size;
+  }
+  size_t slotBytes() const noexcept {
+    return options_.slot_bytes;
+  }
+  // Two halves of `slot_bytes` per rank, 64-byte aligned, and two results
+  // shared by all. The collectives define which rank may write where between
+  // which barriers.
+  std::byte* slot(int rank, uint32_t half) const noexcept;
+  std::byte* result(uint32_t half) const noexcept;
+
+  // Barrier: returns once all ranks have called it. Throws TeamError.
+  void arriveAndWait();
+
+  // Description of this rank's next operation, for arriveAndCheck().
+  struct Intent {
+    char what[40] = ""; // operation, element type, reduction, as words
+    uint64_t bytes = 0;
+    bool operator==(const Intent&) const = default;
+    std::string text() const; // "all_reduce fp32 sum of 12 bytes"
+  };
+  // Barrier that throws TeamError on all ranks, naming two of them and the
+  // difference, if their intents differ. The team stays usable afterwards.
+  void arriveAndCheck(const Intent& intent);
+
+  // Breaks the team permanently: the other ranks' current or next barrier
+  // throws and names this rank and `why`.
+  void abandon(const std::string& why) noexcept;
+  // Like abandon(), but without an error: this rank no longer needs the others.
+  void leave() noexcept;
+  bool broken() const noexcept;
+
+  // Sets the timeout of all later barriers. Callable from any thread.
+  void setTimeout(std::chrono::milliseconds timeout) noexcept {
+    timeout_ms_.store(timeout.count());
+  }
+  // True if waiting begins by spinning, because each rank has a core.
+  bool spins() const noexcept {
+    return spins_ != 0;
+  }
+
+  // Number of a rank of this host in messages.
+  int globalRank(int rank) const;
+
+  // Half that the next operation uses, the same on all ranks.
+  uint32_t nextHalf() noexcept {
+    return half_ ^= 1;
+  }
+
+ private:
+  struct Shared;
+  struct RankLine;
+  Shared& shared() const noexcept;
+  RankLine& line(int rank) const noexcept;
+  void waitUntilPast(uint32_t generation);
+  void breakIfRankMissing(
+      uint32_t generation,
+      std::chrono::steady_clock::time_point deadline);
+  [[noreturn]] void breakUp(int missing, const std::string& why);
+  void breakWithReason(const std::string& reason) noexcept;
+  [[noreturn]] void throwReason();
+  std::string nameAndPid(int rank) const;
+  std::string nameOf(int rank) const;
+
+  TeamOptions options_;
+  Segment segment_;
+  const int pid_; // forked children are not part of the team
+  std::atomic<int64_t> timeout_ms_;
+  std::vector<int> pidfds_; // by rank; -1 if there is none
+  uint32_t barriers_entered_ = 0;
+  uint32_t half_ = 0;
+  uint32_t spins_ = 0;
+};
+
+// Size of a team's segment, including its header.
+size_t segmentBytes(int size, size_t slot_bytes);
+
+// memcpy that accepts null pointers for 0 bytes.
+inline void copyBytes(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes != 0) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+// Makes the intent that ranks compare and that errors contain.
+Team::Intent intend(const std::string& what, uint64_t bytes);
+
+// Name of an operation, for example "all_reduce fp32 sum".
+std::string named(
+    const char* what,
+    kernels::Element element,
+    kernels::Reduction reduction);
+
+// Barriers of one operation; the first checks that all ranks call the same one.
+class Barriers {
+ public:
+  Barriers(Team& team, const Team::Intent& intent)
+      : team_(team), intent_(intent) {}
+  void arriveAndWait() {
+    if (first_) {
+      first_ = false;
+      team_.arriveAndCheck(intent_);
+    } else {
+      team_.arriveAndWait();
+    }
+  }
+
+ private:
+  Team& team_;
+  const Team::Intent intent_;
+  bool first_ = true;
+};
+
+} // namespace commprof::shm

@@ -1,0 +1,50 @@
+// A compressor's transport over its own process group.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "tune/compress/exchange/transport.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace commprof {
+
+// Messages are c10d's send and recv: gloo's all-gather and reduce-scatter copy
+// their data once more, and its all-to-all uses two threads that all peers
+// share. gloo aborts the process if the two ends of a message differ in length.
+// So a message's tag holds its length besides its number: ends of different
+// length never match, and a wait for them ends with the group's timeout.
+//
+// Used by one thread. No other code may use the group for messages and
+// all-reduces.
+class C10dTransport final : public compress::Transport {
+ public:
+  // The group's backend must support CPU tensors.
+  explicit C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group);
+  ~C10dTransport() override;
+
+  int rank() const override;
+  int size() const override;
+  std::unique_ptr<compress::Transfer> exchange(
+      std::span<const std::span<const std::byte>> send,
+      std::span<const std::span<std::byte>> recv) override;
+  std::unique_ptr<compress::Transfer> allReduceSum(
+      std::span<float> data) override;
+
+ private:
+  int tagOf(size_t length) const;
+
+  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  const int rank_;
+  const int size_;
+  uint32_t exchanges_ = 0; // number of exchanges, the same on all ranks
+};
+
+} // namespace commprof

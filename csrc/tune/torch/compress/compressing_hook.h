@@ -1,0 +1,161 @@
+// A communication hook that compresses gradient buckets on a thread of its own;
+// runs inside BucketHook.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/threads.h"
+#include "torch/capture/ddp/ddp_hook.h"
+#include "tune/compress/compressor.h"
+#include "tune/compress/exchange/host_stage.h"
+#include "tune/compress/exchange/transport.h"
+#include "tune/compress/sockets/mesh.h"
+
+namespace commprof {
+
+// One bucket to be exchanged.
+struct BucketTask {
+  compress::Bucket bucket; // its slots live as long as `keeps_slots`
+  std::shared_ptr<const void> keeps_slots;
+  at::Tensor buffer; // the bucket's memory, and the future's value
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  uint64_t op_id = 0; // of the bucket's record; 0: record nothing
+  int graph_task = -1; // the backward pass of the bucket
+};
+
+// Runs the compressor on buckets in order, on a thread of its own, and
+// completes their futures there. That thread may block, because nothing else
+// waits for it: no gloo thread and no callback of a future, both of which would
+// deadlock with several buckets in flight. It never acquires the GIL.
+//
+// An exception of a bucket becomes its future's error; the first one becomes
+// the error of all later buckets.
+class Executor {
+ public:
+  struct Exchange {
+    // Null: this rank does not exchange.
+    std::unique_ptr<compress::Transport> transport;
+    std::unique_ptr<compress::HostStage> host; // null: all ranks exchange
+  };
+  // `rank`, in the model's group, and `scheme`, with its options, are used in
+  // error messages.
+  Executor(
+      std::unique_ptr<compress::Compressor> compressor,
+      Exchange exchange,
+      int rank,
+      std::string scheme);
+  // Stops, and waits up to a second. Do not hold the GIL: the thread may have
+  // to finish a bucket.
+  ~Executor();
+
+  // Queues a bucket. Any thread; the order must be the same on all ranks.
+  // Throws std::runtime_error once stopped, and in a forked child, where the
+  // thread does not exist.
+  void submit(BucketTask task);
+
+  // Called instead of submit() if a bucket cannot be compressed: this rank
+  // sends nothing more, and the ranks that wait for it are notified. Callable
+  // from any thread.
+  void refuse(uint64_t step, uint32_t index, const std::string& why) noexcept;
+
+  // Accepts no more buckets and waits for the queued ones, but no longer than
+  // `patience`. If the thread is still busy then, because a rank does not
+  // answer, its wait for messages is interrupted; if it is busy for as long
+  // again, it is abandoned with everything that it uses. Idempotent.
+  void stop(std::chrono::milliseconds patience);
+
+  // Runs `use` while no bucket is being compressed; called between steps.
+  void withCompressor(const std::function<void(compress::Compressor&)>& use);
+
+ private:
+  struct State; // shared with the thread, which may outlive this object
+  static void run(State& state, BucketTask& task);
+  static void giveUp(
+      State& state,
+      uint64_t step,
+      uint32_t index,
+      const std::string& why);
+
+  const std::shared_ptr<State> state_;
+  TaskThread thread_;
+};
+
+// Passes buckets of fp32 gradients in CPU memory to the executor; other buckets
+// are all-reduced as in DDP, with a warning for the first of them.
+//
+// Parameters are recognised by their TensorImpl and identified by their number
+// in the model, because DDP reuses indices and memory of buckets when it
+// regroups them.
+class CompressingHook final : public c10d::CommHookInterface {
+ public:
+  struct Groups {
+    c10::intrusive_ptr<c10d::ProcessGroup> model; // DDP's group
+    // The ranks that exchange with this one, used by no other code, or null.
+    c10::intrusive_ptr<c10d::ProcessGroup> own;
+    std::shared_ptr<net::Mesh> mesh; // of `own`; null: messages use c10d
+    std::unique_ptr<compress::HostStage> host; // null: `own` has all ranks
+  };
+
+  // `parameters`: the model's, in the same order on all ranks. `label`: scheme
+  // and options, the same on all ranks. Throws the errors of
+  // Compressor::make().
+  CompressingHook(
+      Groups groups,
+      const std::vector<at::Tensor>& parameters,
+      const compress::Options& options,
+      std::string label);
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(
+      c10d::GradBucket& bucket) override;
+  at::Tensor parseHookResult(const c10::IValue& result) override;
+
+  Executor& executor() {
+    return executor_;
+  }
+  // Number of synchronised backward passes so far.
+  uint64_t step() const noexcept {
+    return step_.load();
+  }
+  void setStep(uint64_t step) noexcept {
+    step_.store(step);
+  }
+
+ private:
+  // Parameters of a bucket; looked up by their addresses.
+  struct Composition {
+    std::vector<compress::Slot> slots;
+    uint64_t signature = 0;
+    size_t numel = 0;
+  };
+  using Key = std::vector<const void*>;
+
+  const std::shared_ptr<const Composition>& compositionOf(
+      const std::vector<at::Tensor>& parameters);
+  bool suits(c10d::GradBucket& bucket);
+  c10::intrusive_ptr<c10::ivalue::Future> submit(
+      c10d::GradBucket& bucket,
+      uint64_t step,
+      uint32_t index);
+
+  const std::string label_;
+  MeanAllReduce mean_all_reduce_;
+  Executor executor_;
+  std::unordered_map<const void*, uint32_t> number_of_;
+  std::map<Key, std::shared_ptr<const Composition>> compositions_;
+  std::atomic<uint64_t> step_{0};
+  bool warned_ = false;
+};
+
+} // namespace commprof

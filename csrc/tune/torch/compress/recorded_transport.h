@@ -1,0 +1,58 @@
+// A transport whose messages are recorded like c10d's, in the group whose ranks
+// exchange them.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <memory>
+#include <span>
+
+#include "tune/compress/exchange/transport.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace commprof {
+
+struct GroupInfo;
+
+// Lets reports, the watchdog and predictions see senders, receivers and waits
+// with any transport. All-reduces are left to the inner transport: those of
+// c10d are recorded when they are called.
+class RecordedTransport final : public compress::Transport {
+ public:
+  // `inner` has the ranks of `group`, with the same numbers.
+  RecordedTransport(
+      const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+      std::unique_ptr<compress::Transport> inner);
+
+  int rank() const override {
+    return inner_->rank();
+  }
+  int size() const override {
+    return inner_->size();
+  }
+  std::unique_ptr<compress::Transfer> exchange(
+      std::span<const std::span<const std::byte>> send,
+      std::span<const std::span<std::byte>> recv) override;
+  std::unique_ptr<compress::Transfer> allReduceSum(
+      std::span<float> data) override {
+    return inner_->allReduceSum(data);
+  }
+  int nameOf(int rank) const override {
+    return inner_->nameOf(rank);
+  }
+  void abandon() noexcept override {
+    inner_->abandon();
+  }
+  void interrupt() noexcept override {
+    inner_->interrupt();
+  }
+
+ private:
+  GroupInfo& info_;
+  const std::unique_ptr<compress::Transport> inner_;
+};
+
+} // namespace commprof

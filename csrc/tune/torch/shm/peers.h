@@ -1,0 +1,93 @@
+// The ranks in the same position on their hosts, which tell each other their
+// next operation before they start it.
+//
+// gloo aborts the process if the ranks of an all-reduce differ in length, and
+// adds up bytes of different types if they do not. So each all-reduce between
+// hosts begins with a message of 56 bytes to every peer. A message may be
+// shorter than its receiver's buffer; so it also carries the data of a small
+// all-reduce, which saves gloo's ring and its second round.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tune/shm/team.h"
+
+namespace commprof {
+
+// Used by one thread at a time. No other code may send messages over `across`;
+// its collectives may be used by any code.
+class Peers {
+ public:
+  // Most data that a message can carry, in bytes.
+  static constexpr size_t kMostPayload = 4096;
+
+  // `across`: the ranks in this position on all hosts, over gloo.
+  // `global_rank`: number of this rank in error messages.
+  Peers(c10::intrusive_ptr<c10d::Backend> across, int global_rank)
+      : across_(std::move(across)), global_rank_(global_rank) {}
+
+  c10d::Backend& across() const {
+    return *across_;
+  }
+
+  // Callable from any thread. gloo's messages keep the timeout with which their
+  // group was made.
+  void setTimeout(std::chrono::milliseconds timeout) {
+    timeout_ms_.store(timeout.count());
+    across_->setTimeout(timeout);
+  }
+
+  // Messages of one all-reduce.
+  class Messages {
+   public:
+    // Waits for the messages of all peers. Throws std::runtime_error if two
+    // ranks differ, naming both, or if a rank gave up, with its reason.
+    void wait();
+    // Returns the data of each host, this one's included, in the same order on
+    // all ranks; valid only after wait().
+    std::vector<const std::byte*> payloads() const;
+
+   private:
+    friend class Peers;
+    void check() const;
+    std::chrono::milliseconds timeout_ = ::kNoTimeout;
+    std::vector<at::Tensor> frames_; // by host, including this rank's own
+    std::vector<c10::intrusive_ptr<c10d::Work>> receives_;
+    std::vector<c10::intrusive_ptr<c10d::Work>> sends_;
+  };
+
+  // Sends this rank's next operation and up to kMostPayload bytes of data.
+  // Called once for each all-reduce, on all ranks in the same order.
+  Messages startExchange(
+      const shm::Team::Intent& intent,
+      std::span<const std::byte> payload);
+  // Called instead of startExchange() if this rank cannot take part. The peers'
+  // wait() throws if they call it within a second: gloo delivers nothing
+  // before.
+  void giveUp(const std::string& why) noexcept;
+
+ private:
+  Messages receive(int tag);
+  void send(
+      const at::Tensor& frame,
+      size_t bytes,
+      int tag,
+      std::vector<c10::intrusive_ptr<c10d::Work>>& works);
+  int nextTag();
+
+  const c10::intrusive_ptr<c10d::Backend> across_;
+  const int global_rank_;
+  std::atomic<int64_t> timeout_ms_{::kNoTimeout.count()};
+  // Number of startExchange() calls, the same on all ranks.
+  uint32_t exchanges_ = 0;
+};
+
+} // namespace commprof

@@ -1,0 +1,61 @@
+// A backend that runs some collectives itself, one after the other: on a thread
+// of its own, or on the caller's if that would wait anyway.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "base/threads.h"
+#include "tune/shm/team.h"
+#include "tune/torch/shm/wrapping_backend.h"
+
+namespace commprof {
+
+class ThreadedBackend : public WrappingBackend {
+ public:
+  // `team`: the ranks of this host. A collective that fails only on this rank
+  // breaks the team, so that the other ranks fail at once, and do not match
+  // this rank's next collective with the failed one.
+  ThreadedBackend(
+      c10::intrusive_ptr<c10d::Backend> wrapped,
+      std::shared_ptr<shm::Team> team)
+      : WrappingBackend(std::move(wrapped)), team_(std::move(team)) {}
+
+  const std::string getBackendName() const override {
+    return "commprof";
+  }
+  void setTimeout(std::chrono::milliseconds timeout) override;
+  c10d::ErrorType getError() override;
+  // Both make other ranks that wait for this one, now or later, fail with an
+  // error, and wait up to a second for the running collectives of this rank.
+  void abort() override;
+  void shutdown() override;
+
+ protected:
+  // Runs `collective`, which may block and throw; its exception becomes the
+  // Work's error. It runs with the caller's thread-local state, but below
+  // autograd and autocast, like a kernel. Throws std::runtime_error in a forked
+  // child, and after shutdown().
+  WorkPtr start(
+      c10d::OpType type,
+      Tensors outputs,
+      bool async,
+      std::function<void()> collective);
+  // Like start(); the collective also waits for those of the wrapped backend
+  // that are under way now, as gloo's own barrier does.
+  WorkPtr startBarrier(bool async, std::function<void()> collective);
+
+  const std::shared_ptr<shm::Team> team_;
+
+  // Called when no collective is running and none will be. Ends operations that
+  // other hosts' ranks may wait for.
+  virtual void disconnect() {}
+
+ private:
+  void end();
+
+  TaskThread thread_{"commprof-shm"};
+};
+
+} // namespace commprof
