@@ -105,6 +105,20 @@ def inspector_messages(
     members: collections.abc.Sequence[InspectorMember],
     blocks: typing.SupportsInt | typing.SupportsIndex,
 ) -> InspectorWaits: ...
+def inspector_take_collectives(
+    members: collections.abc.Sequence[InspectorMember],
+    is_followed: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex],
+    kind: str,
+    ranks: typing.SupportsInt | typing.SupportsIndex,
+    blocks: typing.SupportsInt | typing.SupportsIndex,
+) -> InspectorWaits: ...
+def inspector_take_messages(
+    members: collections.abc.Sequence[InspectorMember],
+    blocks: typing.SupportsInt | typing.SupportsIndex,
+) -> InspectorWaits: ...
+def inspector_take_unsplit(
+    members: collections.abc.Sequence[InspectorMember], kind: str
+) -> InspectorWaits: ...
 def inspector_unsplit(
     members: collections.abc.Sequence[InspectorMember], kind: str
 ) -> InspectorWaits: ...

@@ -16,10 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commprof.analysis.inspector.live import LiveLogs, logs_in
 from commprof.errors import UsageError
 from commprof.forecast.fit.machine_profile import load_profile
 from commprof.invocation import quoted
 from commprof.monitor.observer import PATIENCE_S, Observer
+from commprof.report.inspector_frame import inspector_frame, inspector_waiting_frame
 from commprof.report.live_frame import frame, waiting_frame
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ _MOST_LOOKS = 200
 #: Seconds that the command, without a terminal, waits for a next job in the directory, such as the
 #: next world size of ``commprof run``.
 _NEXT_JOB_S = 30.0
+#: Seconds without a word in any log of NCCL Inspector after which the job counts as ended.
+_SILENT_S = 300.0
 
 
 class TopCommand:
@@ -42,8 +46,9 @@ Shows a running job, rank by rank: step rate, parts of a step, waiting, the late
   commprof top RUN               until q or Ctrl-C, which do not affect the job
   commprof top RUN --once        one frame as plain text; the run may have ended
 
-RUN is the directory that commprof run, commprof.wrap or commprof.profile() writes to. The command
-reads the traces while the job writes them, and changes nothing. In a pipe or file it prints a frame
+RUN is the directory that commprof run, commprof.wrap or commprof.profile() writes to, or that the
+job's NCCL Inspector writes its logs to. The command reads the traces or logs while the job writes
+them, and changes nothing. In a pipe or file it prints a frame
 whenever something has changed, until the job has ended. See docs/monitoring.md.
 """
 
@@ -71,14 +76,21 @@ whenever something has changed, until the job has ended. See docs/monitoring.md.
             )
         if not 0.1 <= args.refresh <= 3600:
             raise UsageError(f"--refresh {args.refresh:g} is out of range (allowed: 0.1 to 3600 s)")
+        logs = logs_in(args.run, args.once)
+        if logs is not None and args.profile is not None:
+            raise UsageError(
+                "--profile is not for logs of NCCL Inspector, whose transfers the view shows by "
+                "size; leave it out"
+            )
         profile = load_profile(args.profile) if args.profile else None
         patience_s = 0.0 if args.once else PATIENCE_S
         observer = Observer(args.run, profile, patience_s=patience_s)
+        watched = _Watched(observer, args.run, logs)
         try:
             if args.once:
-                return _print_once(observer, str(args.run))
+                return _print_once(watched)
             with _screen() as screen:
-                _watch(observer, str(args.run), args.refresh, screen)
+                _watch(watched, args.refresh, screen)
         except KeyboardInterrupt:
             pass
         finally:
@@ -86,21 +98,49 @@ whenever something has changed, until the job has ended. See docs/monitoring.md.
         return 0
 
 
-def _print_once(observer: Observer, run: str) -> int:
-    lines, _ = _lines(observer, run)
+class _Watched:
+    """What the command shows: a job's traces, or its logs of NCCL Inspector."""
+
+    def __init__(self, observer: Observer, run: Path, logs: LiveLogs | None) -> None:
+        """Reads nothing yet; without ``logs``, looks for some until the job writes traces."""
+        self.logs = logs
+        self._observer, self._run = observer, run
+
+    @property
+    def caught_up(self) -> bool:
+        """True if everything that was written has been read."""
+        return self._observer.caught_up if self.logs is None else self.logs.caught_up
+
+    def lines(self) -> tuple[list[str], bool]:
+        """Returns the lines to show now, and True if the job has ended."""
+        width, run = shutil.get_terminal_size((100, 24)).columns, str(self._run)
+        if self.logs is not None:
+            now = self.logs.look()
+            if now is None:
+                return inspector_waiting_frame(run, width, self.logs.problems), False
+            return inspector_frame(now, run, width), now.since_written_s > _SILENT_S
+        state = self._observer.poll()
+        if state is None:
+            self.logs = logs_in(self._run)
+            return waiting_frame(run, width, self._observer.problems), False
+        return frame(state, run, width), state.finished
+
+
+def _print_once(watched: _Watched) -> int:
+    lines, _ = watched.lines()
     for _ in range(_MOST_LOOKS):
-        if observer.caught_up:
+        if watched.caught_up:
             break
-        lines, _ = _lines(observer, run)
+        lines, _ = watched.lines()
     print("\n".join(lines))
     return 0
 
 
-def _watch(observer: Observer, run: str, refresh_s: float, screen: Live | None) -> None:
+def _watch(watched: _Watched, refresh_s: float, screen: Live | None) -> None:
     before: list[str] = []
     finished_at = math.inf
     while True:
-        lines, finished = _lines(observer, run)
+        lines, finished = watched.lines()
         finished_at = min(finished_at, time.monotonic()) if finished else math.inf
         if screen is not None:
             from rich.text import Text
@@ -114,15 +154,6 @@ def _watch(observer: Observer, run: str, refresh_s: float, screen: Live | None) 
         before = lines
         if _left(refresh_s, screen is not None):
             return
-
-
-def _lines(observer: Observer, run: str) -> tuple[list[str], bool]:
-    """Returns the lines to show now, and True if the job has ended."""
-    width = shutil.get_terminal_size((100, 24)).columns
-    state = observer.poll()
-    if state is None:
-        return waiting_frame(run, width, observer.problems), False
-    return frame(state, run, width), state.finished
 
 
 def _left(seconds: float, interactive: bool) -> bool:

@@ -16,20 +16,24 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from commprof.analysis.inspector.live import LiveLogs, logs_in
 from commprof.errors import CommprofError, UsageError
 from commprof.files import replace_file
 from commprof.forecast.fit.machine_profile import load_profile
 from commprof.monitor.metrics.endpoint import PATH, Endpoint, listen, parse_address
+from commprof.monitor.metrics.inspector import inspector_samples
 from commprof.monitor.metrics.outputs import (
     JsonLines,
     Output,
     Scraped,
     TensorBoard,
     TextFile,
+    show_in,
     write_to,
 )
 from commprof.monitor.observer import Observer
@@ -79,6 +83,14 @@ class Monitor:
         self._a_rank_runs = False
         profile = load_profile(settings.profile) if settings.profile else None
         self._observer = Observer(run, profile, nested=nested)
+        #: Logs of NCCL Inspector; None if the directory holds none so far.
+        self._logs: LiveLogs | None = None
+        self._follow_logs()
+        if self._logs is not None and (settings.jsonl or settings.tensorboard):
+            raise UsageError(
+                "--metrics-jsonl and --metrics-tensorboard need steps, which logs of NCCL "
+                "Inspector do not tell; give --metrics, --metrics-address or --metrics-textfile"
+            )
         self._outputs = list(self._open(settings))
 
     def run(self) -> None:
@@ -98,7 +110,7 @@ class Monitor:
                     break  # look at once at the ranks that are left
         for _ in range(_LAST_LOOKS):  # read what the ranks wrote last
             self._poll()
-            if self._observer.caught_up:
+            if self._logs.caught_up if self._logs is not None else self._observer.caught_up:
                 break
         self._poll()
 
@@ -117,7 +129,30 @@ class Monitor:
                 output.close()
         self._observer.close()
 
+    def _follow_logs(self) -> None:
+        """Begins to follow logs of NCCL Inspector if the directory holds any."""
+        with suppress(OSError, CommprofError):
+            self._logs = logs_in(self._run)
+
+    def _poll_logs(self, logs: LiveLogs) -> None:
+        try:
+            state = logs.look()
+        except Exception as error:  # a damaged log must not end the monitor
+            self._complain(f"{type(error).__name__}: {error}")
+            return
+        if state is None:
+            for problem in logs.problems:
+                self._complain(problem)
+            return
+        for problem in state.problems:
+            self._complain(problem)
+        for output in self._outputs:
+            show_in(output, partial(inspector_samples, state), self._complain)
+
     def _poll(self) -> None:
+        if self._logs is not None:
+            self._poll_logs(self._logs)
+            return
         state: JobState | None = None
         try:
             state = self._observer.poll()
@@ -129,6 +164,7 @@ class Monitor:
             rank.is_local and rank.status == "running" for rank in state.ranks
         )
         if state is None:
+            self._follow_logs()
             for problem in self._observer.problems:
                 self._complain(problem)
             return

@@ -30,7 +30,8 @@ _OPERATION = re.compile(rb'"(?:coll_perf|p2p_perf|dump_stats)"\s*:\s*\{')
 _FIELDS = re.compile(rb'"(?:coll_sn|p2p_sn|coll_records)"')
 #: Names of the plugin's own files, of which one without content says something too.
 _OWN_NAME = re.compile(r".+-pid\d+\.log")
-_MOST_FILES = 200_000
+#: Most files that a folder of logs may hold.
+MOST_FILES = 200_000
 #: File of a run directory, whose folders hold no logs.
 _OF_COMMPROF = "run.json"
 _MOST_NAMED = 3
@@ -124,7 +125,17 @@ def _why_empty(logs: list[InspectorLog], empty: list[str]) -> str:
     )
 
 
-def _new_log(name: str) -> InspectorLog:
+def is_own_name(name: str) -> bool:
+    """True if NCCL Inspector gives its logs such a name."""
+    return _OWN_NAME.fullmatch(name) is not None
+
+
+def new_log(name: str) -> InspectorLog:
+    """Makes a log of this name, to be fed with its bytes.
+
+    Raises:
+        CommprofError: the C++ module is missing.
+    """
     try:
         from commprof._reading import InspectorLog
     except ImportError as error:
@@ -150,7 +161,7 @@ def _read(path: Path, progress: Progress) -> tuple[list[InspectorLog], list[str]
         below = file.relative_to(path).as_posix() if path.is_dir() else file.name
 
         def take(name: str, stream: BinaryIO) -> None:
-            logs.append(_new_log(below if name == file.name else f"{below}/{name}"))
+            logs.append(new_log(below if name == file.name else f"{below}/{name}"))
             while chunk := stream.read(_CHUNK_BYTES):
                 logs[-1].feed(chunk)
                 done.add(len(chunk))
@@ -158,7 +169,7 @@ def _read(path: Path, progress: Progress) -> tuple[list[InspectorLog], list[str]
 
         return logs, each_file(file, looks_like_log, take)
 
-    empty = [file.name for file, size in sizes.items() if not size and _OWN_NAME.match(file.name)]
+    empty = [file.name for file, size in sizes.items() if not size and is_own_name(file.name)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = list(pool.map(read, [file for file in files if sizes[file]]))
     return (
@@ -170,8 +181,8 @@ def _read(path: Path, progress: Progress) -> tuple[list[InspectorLog], list[str]
 
 def _files(folder: Path) -> Iterator[Path]:
     for count, file in enumerate(folder.rglob("*")):
-        if count >= _MOST_FILES:
-            raise CommprofError(f"{quoted(folder)} holds more than {_MOST_FILES:,} files")
+        if count >= MOST_FILES:
+            raise CommprofError(f"{quoted(folder)} holds more than {MOST_FILES:,} files")
         if file.is_file():
             yield file
 

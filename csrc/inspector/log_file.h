@@ -40,6 +40,10 @@ struct Communicator {
   int64_t nodes = -1;
   int64_t dropped = 0; // records that the ring lost, by the last dump
   std::map<std::string, Stream, std::less<>> streams; // by kind
+  // While the log is followed: the number of the next message, -1 before the
+  // first; and true once a message was lost.
+  int64_t nextMessage = -1;
+  bool hasLostMessages = false;
 };
 
 // What was read from one log: of one process, or of several if their logs were

@@ -465,13 +465,13 @@ bool sameSizes(
       });
 }
 
-} // namespace
-
-Waits splitMessages(
+// `mayMiss`: true if numbers have to show that none is missing.
+Waits messageWaits(
     std::span<const int64_t> members,
     std::span<const Stream* const> sends,
     std::span<const Stream* const> receives,
-    uint32_t blocks) {
+    uint32_t blocks,
+    bool mayMiss) {
   Ledger ledger(members.size(), 2, blocks);
   std::unordered_map<int64_t, uint32_t> places;
   std::vector<ByPeer> received;
@@ -480,7 +480,7 @@ Waits splitMessages(
   for (uint32_t i = 0; i < members.size(); ++i) {
     places[members[i]] = i;
     received.push_back(byPeer(receives[i]));
-    isComplete.push_back(isWhole(sends[i], receives[i]));
+    isComplete.push_back(!mayMiss || isWhole(sends[i], receives[i]));
     for (const Stream* stream : {sends[i], receives[i]}) {
       all += stream == nullptr ? 0 : stream->records.size();
     }
@@ -517,6 +517,24 @@ Waits splitMessages(
   }
   ledger.waits().unmatchedRecords = all - matched;
   return ledger.take();
+}
+
+} // namespace
+
+Waits splitMessages(
+    std::span<const int64_t> members,
+    std::span<const Stream* const> sends,
+    std::span<const Stream* const> receives,
+    uint32_t blocks) {
+  return messageWaits(members, sends, receives, blocks, true);
+}
+
+Waits splitWholeMessages(
+    std::span<const int64_t> members,
+    std::span<const Stream* const> sends,
+    std::span<const Stream* const> receives,
+    uint32_t blocks) {
+  return messageWaits(members, sends, receives, blocks, false);
 }
 
 } // namespace commprof::inspector

@@ -78,6 +78,13 @@ Waits splitMessages(
     std::span<const Stream* const> receives,
     uint32_t blocks);
 
+// The same for messages of which none is missing, whatever their numbers.
+Waits splitWholeMessages(
+    std::span<const int64_t> members,
+    std::span<const Stream* const> sends,
+    std::span<const Stream* const> receives,
+    uint32_t blocks);
+
 // Sums up operations whose times are not split, such as broadcasts.
 Waits unsplit(std::span<const Stream* const> streams);
 

@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
 
+#include "inspector/follow.h"
 #include "inspector/log_file.h"
 #include "inspector/waits.h"
 
@@ -215,6 +216,45 @@ void bindWaits(py::module_& m) {
       py::arg("kind"));
 }
 
+void bindFollowing(py::module_& m) {
+  using Followed = std::vector<Communicator*>;
+  m.def(
+      "inspector_take_collectives",
+      [](const Followed& members,
+         const std::vector<uint8_t>& isFollowed,
+         const std::string& kind,
+         uint64_t ranks,
+         uint32_t blocks) {
+        const py::gil_scoped_release release;
+        return takeCollectives(members, isFollowed, kind, ranks, blocks);
+      },
+      "Splits the calls that all followed members have written, and drops "
+      "them.",
+      py::arg("members"),
+      py::arg("is_followed"),
+      py::arg("kind"),
+      py::arg("ranks"),
+      py::arg("blocks"));
+  m.def(
+      "inspector_take_messages",
+      [](const Followed& members, uint32_t blocks) {
+        const py::gil_scoped_release release;
+        return takeMessages(members, blocks);
+      },
+      "Splits the messages that both ranks have written, and drops them.",
+      py::arg("members"),
+      py::arg("blocks"));
+  m.def(
+      "inspector_take_unsplit",
+      [](const Followed& members, const std::string& kind) {
+        const py::gil_scoped_release release;
+        return takeUnsplit(members, kind);
+      },
+      "Sums up and drops operations whose waiting is not known.",
+      py::arg("members"),
+      py::arg("kind"));
+}
+
 } // namespace
 
 } // namespace commprof
@@ -223,4 +263,5 @@ PYBIND11_MODULE(_reading, m) {
   m.doc() = "What reports need of C++.";
   commprof::bindLog(m);
   commprof::bindWaits(m);
+  commprof::bindFollowing(m);
 }

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -136,23 +136,85 @@ class Job:
     problems: tuple[str, ...]
 
 
-def split_job(logs: InspectorLogs) -> Job:
-    """Splits every communicator's times into waiting and transfer; communicators run at once."""
-    by_id: dict[tuple[str, int], dict[int, InspectorMember]] = {}
-    problems: list[str] = []
+class Splitter(Protocol):
+    """Splits operations of a communicator's members into waiting and transfer."""
+
+    def collectives(
+        self, members: Sequence[InspectorMember], kind: str, ranks: int, blocks: int
+    ) -> InspectorWaits:
+        """Splits operations in which all ranks wait for all."""
+
+    def messages(self, members: Sequence[InspectorMember], blocks: int) -> InspectorWaits:
+        """Splits sends and recvs."""
+
+    def unsplit(self, members: Sequence[InspectorMember], kind: str) -> InspectorWaits:
+        """Sums up operations whose waiting is not known."""
+
+
+class _WholeLogs:
+    """Splits everything in logs that were read to their ends."""
+
+    def collectives(
+        self, members: Sequence[InspectorMember], kind: str, ranks: int, blocks: int
+    ) -> InspectorWaits:
+        from commprof._reading import inspector_collectives
+
+        return inspector_collectives(members, kind, ranks, blocks)
+
+    def messages(self, members: Sequence[InspectorMember], blocks: int) -> InspectorWaits:
+        from commprof._reading import inspector_messages
+
+        return inspector_messages(members, blocks)
+
+    def unsplit(self, members: Sequence[InspectorMember], kind: str) -> InspectorWaits:
+        from commprof._reading import inspector_unsplit
+
+        return inspector_unsplit(members, kind)
+
+
+#: Members of a communicator by rank, by the communicator's id and size.
+ById = dict[tuple[str, int], dict[int, "InspectorMember"]]
+
+
+def members_by_id(members: Iterable[InspectorMember]) -> tuple[ById, Counter[str]]:
+    """Returns the members of each communicator, and how many ranks of it came more than once."""
+    by_id: ById = {}
     twice: Counter[str] = Counter()
-    for member in logs.members:
+    for member in members:
         ranks = by_id.setdefault((member.id, member.ranks), {})
         if member.rank in ranks:
             twice[member.id] += 1
         else:
             ranks[member.rank] = member
-    for communicator_id, times in twice.items():
-        problems.append(
-            f"{counted(times, 'rank')} of communicator {communicator_id} "
-            f"{'is' if times == 1 else 'are'} in more than one log; the first counts"
-        )
+    return by_id, twice
+
+
+def split_job(logs: InspectorLogs) -> Job:
+    """Splits every communicator's times into waiting and transfer."""
+    by_id, twice = members_by_id(logs.members)
+    problems = [
+        f"{counted(times, 'rank')} of communicator {communicator_id} "
+        f"{'is' if times == 1 else 'are'} in more than one log; the first counts"
+        for communicator_id, times in twice.items()
+    ]
+    calls = max(count for member in logs.members for count, _ in member.kinds.values())
+    blocks = min(_MOST_BLOCKS, max(_FEWEST_BLOCKS, calls // _CALLS_A_BLOCK))
     processes: dict[Process, int] = {}
+    communicators = split_communicators(by_id, processes, _WholeLogs(), blocks)
+    return Job(tuple(processes), communicators, blocks, (*problems, *_missing(communicators)))
+
+
+def split_communicators(
+    by_id: ById, processes: dict[Process, int], splitter: Splitter, blocks: int
+) -> tuple[Communicator, ...]:
+    """Splits the operations of several communicators, some at once.
+
+    Args:
+        by_id: the members.
+        processes: numbers of the processes; new ones are added.
+        splitter: how to split.
+        blocks: number of parts in which the run is compared.
+    """
     places = {
         key: np.array(
             [
@@ -163,25 +225,21 @@ def split_job(logs: InspectorLogs) -> Job:
         )
         for key, ranks in by_id.items()
     }
-    blocks = _blocks(logs)
+
+    def split(key: tuple[str, int]) -> Communicator:
+        members = [member for _, member in sorted(by_id[key].items())]
+        return _communicator(key[1], members, places[key], splitter, blocks)
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        made = pool.map(
-            lambda key: _communicator(
-                key[1], [member for _, member in sorted(by_id[key].items())], places[key], blocks
-            ),
-            by_id,
-        )
-        communicators = tuple(made)
-    return Job(tuple(processes), communicators, blocks, (*problems, *_missing(communicators)))
-
-
-def _blocks(logs: InspectorLogs) -> int:
-    calls = max(count for member in logs.members for count, _ in member.kinds.values())
-    return min(_MOST_BLOCKS, max(_FEWEST_BLOCKS, calls // _CALLS_A_BLOCK))
+        return tuple(pool.map(split, by_id))
 
 
 def _communicator(
-    ranks: int, members: Sequence[InspectorMember], process: npt.NDArray[np.int64], blocks: int
+    ranks: int,
+    members: Sequence[InspectorMember],
+    process: npt.NDArray[np.int64],
+    splitter: Splitter,
+    blocks: int,
 ) -> Communicator:
     return Communicator(
         id=members[0].id,
@@ -190,14 +248,14 @@ def _communicator(
         nodes=members[0].nodes,
         recorded=tuple(member.rank for member in members),
         process=process,
-        operations=tuple(_operations(ranks, members, blocks)),
+        operations=tuple(_operations(ranks, members, splitter, blocks)),
         dropped=sum(member.dropped for member in members),
     )
 
 
-def _operations(ranks: int, members: Sequence[InspectorMember], blocks: int) -> list[Operations]:
-    from commprof import _reading
-
+def _operations(
+    ranks: int, members: Sequence[InspectorMember], splitter: Splitter, blocks: int
+) -> list[Operations]:
     captured: Counter[str] = Counter()
     for member in members:
         captured.update({kind: count for kind, (_, count) in member.kinds.items()})
@@ -205,12 +263,12 @@ def _operations(ranks: int, members: Sequence[InspectorMember], blocks: int) -> 
     made = []
     for kind in sorted(set(captured) - {*MESSAGES}):
         if kind in SPLIT and ranks > 1:
-            waits = _reading.inspector_collectives(members, kind, ranks, blocks)
+            waits = splitter.collectives(members, kind, ranks, blocks)
         else:
-            waits = _reading.inspector_unsplit(members, kind)
+            waits = splitter.unsplit(members, kind)
         made.append(Operations(kind, waits, kind in SPLIT and ranks > 1, captured[kind]))
     if set(captured) & {*MESSAGES}:
-        waits = _reading.inspector_messages(members, blocks)
+        waits = splitter.messages(members, blocks)
         captured_messages = sum(captured[kind] for kind in MESSAGES)
         made.append(Operations("SendRecv", waits, True, captured_messages))
     return made

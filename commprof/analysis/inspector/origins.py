@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.inspector.communicators import Communicator, Job, per_block
+from commprof.analysis.inspector.communicators import Job, per_block
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -41,8 +41,20 @@ class Origins:
 
 
 @dataclass(frozen=True)
+class WaitingGroup:
+    """Waiting of the processes of one communicator, or of two that exchange messages."""
+
+    #: Tells groups of a job apart.
+    key: tuple[str | int, ...]
+    process: Ints
+    #: In µs, as ``[block, member]``: waiting for the member, and of the member.
+    caused: Floats
+    waited: Floats
+
+
+@dataclass(frozen=True)
 class _Entries:
-    """Every process in every communicator, in one list."""
+    """Every process in every group, in one list."""
 
     communicator: Ints
     process: Ints
@@ -53,15 +65,19 @@ class _Entries:
 
 def origins(job: Job) -> Origins:
     """Finds where the waiting of a job began."""
-    count = len(job.processes)
-    entries = _entries(job.communicators, job.blocks)
+    return traced(groups_of(job), len(job.processes))
+
+
+def traced(groups: Sequence[WaitingGroup], count: int) -> Origins:
+    """Finds where the waiting of ``count`` processes began; all groups have the same blocks."""
+    entries = _entries(groups)
     in_blocks = zip(entries.caused, entries.waited, strict=True)
     began = [
         _carried_back(entries, *block, block[0][np.newaxis], count).sum(axis=0)
         for block in in_blocks
     ]
     caused, waited = entries.caused.sum(axis=0), entries.waited.sum(axis=0)
-    by_process = np.zeros((count, job.blocks))
+    by_process = np.zeros((count, len(entries.caused)))
     np.add.at(by_process, entries.process, entries.waited.T)
     pairs = None
     if count <= _MOST_PAIRS:
@@ -71,29 +87,40 @@ def origins(job: Job) -> Origins:
     return Origins(np.array(began), by_process.T.copy(), pairs)
 
 
-def _entries(communicators: Sequence[Communicator], blocks: int) -> _Entries:
-    """Lists processes in communicators; each pair of a communicator's messages counts as one more.
+def groups_of(job: Job) -> list[WaitingGroup]:
+    """Lists a job's communicators; each pair of a communicator's messages counts as one more.
 
     The waiting of one of a pair is what the other caused.
     """
-    process, caused, waited = [], [], []
-    for each in communicators:
-        process.append(each.process)
-        caused.append(per_block(each.collectives, "caused_us", blocks, len(each.recorded)))
-        waited.append(per_block(each.collectives, "waited_us", blocks, len(each.recorded)))
+    found = []
+    for each in job.communicators:
+        key = (each.id, each.ranks)
+        caused, waited = (
+            per_block(each.collectives, name, job.blocks, len(each.recorded))
+            for name in ("caused_us", "waited_us")
+        )
+        found.append(WaitingGroup(key, each.process, caused, waited))
         for messages in each.messages:
             pairs = messages.pair_caused_us
             for place in range(0, len(messages.pairs), 2):
-                process.append(each.process[messages.pairs[place : place + 2]])
-                caused.append(pairs[:, place : place + 2])
-                waited.append(pairs[:, place : place + 2][:, ::-1])
-    sizes = [len(one) for one in process]
+                members = messages.pairs[place : place + 2]
+                caused = pairs[:, place : place + 2]
+                found.append(
+                    WaitingGroup(
+                        (*key, *members.tolist()), each.process[members], caused, caused[:, ::-1]
+                    )
+                )
+    return found
+
+
+def _entries(groups: Sequence[WaitingGroup]) -> _Entries:
+    sizes = [len(group.process) for group in groups]
     return _Entries(
         np.repeat(np.arange(len(sizes)), sizes),
-        np.concatenate(process),
+        np.concatenate([group.process for group in groups]),
         np.repeat(np.maximum(1, np.array(sizes) - 1), sizes),
-        np.concatenate(caused, axis=1),
-        np.concatenate(waited, axis=1),
+        np.concatenate([group.caused for group in groups], axis=1),
+        np.concatenate([group.waited for group in groups], axis=1),
     )
 
 

@@ -152,8 +152,8 @@ def inspector_result(path: Path, progress: Progress | None = None) -> InspectorR
 def result_of(logs: InspectorLogs, job: Job) -> InspectorResult:
     """Computes the figures of a job whose communicators have been split."""
     traced = origins(job)
-    time_us = _by_process(job, is_split=True)
-    unsplit_us = _by_process(job, is_split=False)
+    time_us = time_by_process(job, is_split=True)
+    unsplit_us = time_by_process(job, is_split=False)
     waited_us = traced.waited_us.sum(axis=0)
     lowest = _lowest_bandwidth(time_us, waited_us)
     count = len(job.processes)
@@ -167,10 +167,10 @@ def result_of(logs: InspectorLogs, job: Job) -> InspectorResult:
         time_s=float(time_us.sum()) / count / 1e6,
         wait_s=float(waited_us.sum()) / count / 1e6,
         unsplit_s=float(unsplit_us.sum()) / count / 1e6,
-        late=_late(job, traced, time_us),
+        late=late_processes(job, traced, time_us),
         lowest_bandwidth=None if lowest is None else job.processes[lowest],
         lowest_waits=math.nan if lowest is None else float(waited_us[lowest] / time_us[lowest]),
-        kinds=_kinds(job.communicators),
+        kinds=kind_rows(job.communicators),
         communicators=tuple(sorted(rows, key=lambda row: -row.wait_s * row.recorded_ranks)),
         graph_captured=sum(
             each.graph_captured for one in job.communicators for each in one.operations
@@ -182,7 +182,8 @@ def result_of(logs: InspectorLogs, job: Job) -> InspectorResult:
     )
 
 
-def _by_process(job: Job, is_split: bool) -> Floats:
+def time_by_process(job: Job, is_split: bool) -> Floats:
+    """Returns each process's time in operations whose waiting is known, or is not, in µs."""
     total = np.zeros(len(job.processes))
     for communicator in job.communicators:
         for operations in communicator.operations:
@@ -201,7 +202,7 @@ def _lowest_bandwidth(time_us: Floats, waited_us: Floats) -> int | None:
     return int(np.argmax(time_us))
 
 
-def _late(job: Job, traced: Origins, time_us: Floats) -> tuple[LateProcess, ...]:
+def late_processes(job: Job, traced: Origins, time_us: Floats) -> tuple[LateProcess, ...]:
     """Finds the processes that cause clearly more waiting than all others.
 
     In each part of the run, what many processes cause alike is that of the schedule or of chance:
@@ -265,7 +266,7 @@ def _late_process(job: Job, traced: Origins, place: int, late: LateRank) -> Late
     )
 
 
-def _kinds(communicators: Sequence[Communicator]) -> tuple[KindRow, ...]:
+def kind_rows(communicators: Sequence[Communicator]) -> tuple[KindRow, ...]:
     """Returns one row per kind, number of ranks and size, the most time first."""
     same: dict[tuple[str, int, int, bool], list[InspectorSize]] = {}
     for communicator in communicators:

@@ -8,19 +8,23 @@ number of time series does not grow with the number of steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from commprof.monitor.metrics import values
-from commprof.monitor.metrics.values import Labels, Of
+from commprof.monitor.metrics.values import Labels, Of, Values
 from commprof.monitor.state import JobState
 
 _MONITORS: Final = "commprof_monitor_"
 
 
+#: State of a job that a metric is taken from.
+_State = TypeVar("_State")
+
+
 @dataclass(frozen=True)
-class Metric:
+class Metric(Generic[_State]):
     """One metric: name, help text, kind, and the source of its values."""
 
     name: str
@@ -28,7 +32,7 @@ class Metric:
     kind: str
     help: str
     #: Gives the samples of a job's state: label values and value; unknown (NaN) is not shown.
-    values: Of
+    values: Callable[[_State], Values]
     #: True if the metric is also in JSON lines, TensorBoard and ``summary()``.
     is_recent: bool = False
 
@@ -37,7 +41,7 @@ class Metric:
 class Sample:
     """One value of a metric."""
 
-    metric: Metric
+    metric: Metric[Any]
     labels: Labels
     value: float
 
@@ -75,19 +79,19 @@ def _key(sample: Sample, ranks: bool) -> str:
     return "/".join(("commprof", name, *labels))
 
 
-def _counter(name: str, text: str, of: Of, is_recent: bool = False) -> Metric:
+def _counter(name: str, text: str, of: Of, is_recent: bool = False) -> Metric[JobState]:
     return Metric(f"commprof_{name}_total", "counter", text, of, is_recent)
 
 
-def _gauge(name: str, text: str, of: Of, is_recent: bool = False) -> Metric:
+def _gauge(name: str, text: str, of: Of, is_recent: bool = False) -> Metric[JobState]:
     return Metric(f"commprof_{name}", "gauge", text, of, is_recent)
 
 
-def _figure(name: str, text: str, of: Of) -> Metric:
+def _figure(name: str, text: str, of: Of) -> Metric[JobState]:
     return _gauge(name, text, of, is_recent=True)
 
 
-def _total(name: str, text: str, of: Of) -> Metric:
+def _total(name: str, text: str, of: Of) -> Metric[JobState]:
     return _counter(name, text, of, is_recent=True)
 
 

@@ -45,7 +45,11 @@ class Scraped:
 
     def write(self, state: JobState) -> None:
         """Shows the state's metrics to the next scrapes."""
-        self._endpoint.show(lambda: exposition(samples(state)))
+        self.show(lambda: samples(state))
+
+    def show(self, found: Callable[[], Iterable[Sample]]) -> None:
+        """Shows samples to the next scrapes."""
+        self._endpoint.show(lambda: exposition(found()))
 
     def close(self) -> None:
         """Closes the endpoint."""
@@ -61,7 +65,11 @@ class TextFile:
 
     def write(self, state: JobState) -> None:
         """Replaces the file with the state's metrics."""
-        replace_file(self._path, exposition(samples(state)))
+        self.show(lambda: samples(state))
+
+    def show(self, found: Callable[[], Iterable[Sample]]) -> None:
+        """Replaces the file with samples."""
+        replace_file(self._path, exposition(found()))
 
     def close(self) -> None:
         """Does nothing: no file stays open."""
@@ -133,6 +141,18 @@ class TensorBoard:
 def step_of(state: JobState) -> int:
     """Number of the last step that all ranks completed; -1 before the first."""
     return min((rank.step for rank in state.ranks), default=-1)
+
+
+def show_in(
+    output: Output, found: Callable[[], Iterable[Sample]], complain: Callable[[str], None]
+) -> None:
+    """Shows samples in an output that needs no steps; others are left out."""
+    if not isinstance(output, Scraped | TextFile):
+        return
+    try:
+        output.show(found)
+    except OSError as error:
+        complain(f"{type(output).__name__}: {error}")
 
 
 def write_to(output: Output, state: JobState, complain: Callable[[str], None]) -> None:

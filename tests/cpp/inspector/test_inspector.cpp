@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "check.h"
+#include "inspector/follow.h"
 #include "inspector/log_file.h"
 #include "inspector/waits.h"
 
@@ -95,9 +96,65 @@ void noStreamsAreNoCalls() {
   CHECK(unsplit(all).sizes.empty());
 }
 
+// A communicator of a followed log, of which everything else is not needed.
+Communicator memberOf(int64_t rank) {
+  Communicator member;
+  member.rank = rank;
+  member.ranks = 2;
+  return member;
+}
+
+void callsAreTakenOnceAllWroteThem() {
+  Communicator first = memberOf(0);
+  Communicator second = memberOf(1);
+  first.streams["AllReduce"].records = {{8, 0, 50}, {8, 1, 70}, {8, 2, 90}};
+  second.streams["AllReduce"].records = {{8, 0, 20}, {8, 1, 40}};
+  Communicator* const both[] = {&first, &second};
+  const uint8_t followed[] = {1, 1};
+  Waits waits = takeCollectives(both, followed, "AllReduce", 2, 1);
+  CHECK(waits.completeCalls == 2 && waits.causedUs[1] == 60);
+  CHECK(first.streams["AllReduce"].records.size() == 1);
+  CHECK(takeCollectives(both, followed, "AllReduce", 2, 1).calls == 0);
+  // The second member ends: what the first still writes counts alone.
+  const uint8_t firstOnly[] = {1, 0};
+  waits = takeCollectives(both, firstOnly, "AllReduce", 2, 1);
+  CHECK(waits.calls == 1 && waits.lostRecords == 1);
+  // Replays of a graph: numbers repeat, calls are counted.
+  first.streams["AllReduce"].records = {{8, 7, 5}, {8, 8, 6}, {8, 7, 7}};
+  second.streams["AllReduce"].records = {{8, 7, 9}, {8, 8, 6}};
+  waits = takeCollectives(both, followed, "AllReduce", 2, 1);
+  CHECK(waits.completeCalls == 2 && waits.causedUs[0] == 4);
+}
+
+void messagesAreTakenInTheirOrder() {
+  Communicator first = memberOf(0);
+  Communicator second = memberOf(1);
+  Communicator* const both[] = {&first, &second};
+  Stream& sends = first.streams["Send"];
+  Stream& receives = second.streams["Recv"];
+  sends.records = {{8, 1, 50}, {8, 2, 50}, {8, 4, 50}};
+  sends.peers = {1, 1, 1};
+  receives.records = {{8, 1, 80}};
+  receives.peers = {0};
+  Waits waits = takeMessages(both, 1);
+  CHECK(waits.calls == 1 && waits.causedUs[0] == 30);
+  CHECK(sends.records.size() == 2);
+  receives.records = {{8, 2, 60}, {8, 3, 60}};
+  receives.peers = {0, 0};
+  waits = takeMessages(both, 1); // number 3 of the sender is not written yet
+  CHECK(waits.calls == 1 && waits.causedUs[0] == 10);
+  sends.records.push_back({8, 3, 40});
+  sends.peers.push_back(1);
+  waits = takeMessages(both, 1);
+  CHECK(waits.calls == 1 && waits.causedUs[0] == 20);
+  CHECK(sends.records.size() == 1 && waits.unmatchedRecords == 0);
+}
+
 } // namespace
 
 int main() {
+  callsAreTakenOnceAllWroteThem();
+  messagesAreTakenInTheirOrder();
   linesAreRead();
   piecesOfAnySizeGiveTheSame();
   shortestTimeIsTheTransfer();

@@ -168,7 +168,7 @@ def test_top_in_a_pipe_ends_though_the_time_since_a_killed_rank_s_step_grows(
 ) -> None:
     monkeypatch.setattr(top, "_NEXT_JOB_S", 0.3)
     frames = iter([([f"{number} s ago"], number > 0) for number in range(10)])
-    monkeypatch.setattr(top, "_lines", lambda *_: next(frames))
+    monkeypatch.setattr(top._Watched, "lines", lambda _: next(frames))
     assert main(["top", str(tmp_path), "--refresh", "0.1"]) == 0
 
 

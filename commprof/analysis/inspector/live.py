@@ -1,0 +1,383 @@
+"""A job that still runs, as logs of NCCL Inspector show it: totals, and who is waited for lately.
+
+Calls are counted once every rank has written them, and then forgotten, so that memory does not
+grow with the job. A process that has not written for much longer than usual is no longer waited
+for; its ranks count as missing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.inspector.communicators import (
+    Communicator,
+    Job,
+    Process,
+    members_by_id,
+    split_communicators,
+)
+from commprof.analysis.inspector.origins import Origins, WaitingGroup, groups_of, traced
+from commprof.analysis.inspector.result import (
+    KindRow,
+    LateProcess,
+    kind_rows,
+    late_processes,
+    time_by_process,
+)
+from commprof.recordings.inspector_tail import InspectorTail, holds_logs
+from commprof.text import counted
+
+if TYPE_CHECKING:
+    from commprof._reading import InspectorMember, InspectorWaits
+
+Floats = npt.NDArray[np.float64]
+
+#: A process that writes nothing for so long, and for so many times the longest gap that half of
+#: all processes have had, is not waited for.
+_PATIENCE_S: Final = 30.0
+_GAPS: Final = 3.0
+#: Parts of the run that the test of late processes covers. A part ends once every process has
+#: written so often in it, as communicators whose members write at different times advance unevenly.
+_MOST_PARTS: Final = 200
+_WRITES_A_PART: Final = 5
+#: Of a snapshot, calls in each part if possible.
+_CALLS_A_PART: Final = 8
+#: Largest job for which waiting is kept by pairs of processes.
+_MOST_PAIRS: Final = 2048
+_MOST_KINDS: Final = 12
+
+
+@dataclass(frozen=True)
+class LiveProcess:
+    """One process; totals since the beginning of its log."""
+
+    process: Process
+    #: Rank in the communicator that all processes share; None if there is none.
+    rank: int | None
+    #: False if it has written nothing for much longer than usual.
+    writes: bool
+    #: Time in collectives and messages whose waiting is known, and the waiting in it.
+    time_s: float
+    waited_s: float
+    #: Waiting of other processes that began with this one, summed over them; it lags behind by the
+    #: part of the run that is not over.
+    caused_s: float
+    #: The same over the parts of the run that ``InspectorState.late`` covers.
+    recent_time_s: float
+    recent_waited_s: float
+    recent_caused_s: float
+
+
+@dataclass(frozen=True)
+class InspectorState:
+    """A running job at one moment."""
+
+    #: Seconds since the epoch.
+    time_s: float
+    processes: tuple[LiveProcess, ...]
+    late: tuple[LateProcess, ...]
+    communicators: int
+    #: Calls counted so far, and records of them that are missing.
+    calls: int
+    lost_records: int
+    #: The kinds of operations that took most time at the last look that had any.
+    kinds: tuple[KindRow, ...]
+    #: Time since any process wrote.
+    since_written_s: float
+    #: True if records or ranks are missing: waiting is at least what is shown.
+    is_lower_bound: bool
+    #: Caveats, as sentences without a full stop.
+    problems: tuple[str, ...]
+
+
+@dataclass
+class _Part:
+    """A part of the run, or several of a snapshot."""
+
+    traced: Origins
+    time_us: Floats
+
+
+@dataclass
+class _Totals:
+    time_us: Floats = field(default_factory=lambda: np.zeros(0))
+    waited_us: Floats = field(default_factory=lambda: np.zeros(0))
+    caused_us: Floats = field(default_factory=lambda: np.zeros(0))
+    calls: int = 0
+    lost: int = 0
+    unmatched: int = 0
+
+
+class _Growing:
+    """Takes the calls that are over from logs that grow; see :class:`Splitter`."""
+
+    def __init__(self, stopped: set[tuple[str, int]]) -> None:
+        """Waits for no process in ``stopped``, given by host and process id."""
+        self._stopped = stopped
+
+    def collectives(
+        self, members: Sequence[InspectorMember], kind: str, ranks: int, blocks: int
+    ) -> InspectorWaits:
+        from commprof._reading import inspector_take_collectives
+
+        followed = [(member.host, member.pid) not in self._stopped for member in members]
+        return inspector_take_collectives(members, followed, kind, ranks, blocks)
+
+    def messages(self, members: Sequence[InspectorMember], blocks: int) -> InspectorWaits:
+        from commprof._reading import inspector_take_messages
+
+        return inspector_take_messages(members, blocks)
+
+    def unsplit(self, members: Sequence[InspectorMember], kind: str) -> InspectorWaits:
+        from commprof._reading import inspector_take_unsplit
+
+        return inspector_take_unsplit(members, kind)
+
+
+class LiveLogs:
+    """Follows the logs in one folder; not thread-safe."""
+
+    def __init__(self, folder: Path, is_snapshot: bool = False) -> None:
+        """Reads nothing yet.
+
+        Args:
+            folder: where the job writes its logs.
+            is_snapshot: True to count what is written now, waiting for no process.
+        """
+        self._tail = InspectorTail(folder)
+        self._is_snapshot = is_snapshot
+        self._processes: dict[Process, int] = {}
+        self._totals = _Totals()
+        self._recent: deque[_Part] = deque()
+        #: Of these parts: time, waiting and waiting caused, by process; and who is late.
+        self._recent_us: Floats = np.zeros((3, 0))
+        self._late: tuple[LateProcess, ...] = ()
+        #: Of the part of the run that is not over: waiting, time, and how often each log had grown
+        #: at its beginning.
+        self._groups: dict[tuple[str | int, ...], WaitingGroup] = {}
+        self._time_us: Floats = np.zeros(0)
+        self._growths: dict[Path, int] = {}
+        self._pairs_us: Floats | None = np.zeros((0, 0))
+        self._first_seen_s: dict[tuple[str, int], float] = {}
+        self._newest: tuple[Communicator, ...] = ()
+        self._kinds: tuple[KindRow, ...] = ()
+
+    @property
+    def caught_up(self) -> bool:
+        """True if the last look reached the end of every log."""
+        return self._tail.caught_up
+
+    @property
+    def problems(self) -> list[str]:
+        """Sentences about what cannot be read, or is not written."""
+        found = list(self._tail.problems)
+        if self._tail.empty:
+            found.append(
+                f"{counted(len(self._tail.empty), 'log')} without content: unless "
+                "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS is set for the job, NCCL "
+                "Inspector writes nothing before a communicator ends"
+            )
+        return found
+
+    def look(self) -> InspectorState | None:
+        """Reads and counts what is new; None before the first operation."""
+        self._tail.look()
+        if not self._is_snapshot or self._tail.caught_up:
+            self._count()
+        return self._state() if self._processes else None
+
+    def _count(self) -> None:
+        by_id, _ = members_by_id(
+            member for log in self._tail.logs.values() for member in log.log.members
+        )
+        ready = {key: ranks for key, ranks in by_id.items() if self._is_ready(key, len(ranks))}
+        pending = [
+            count
+            for ranks in ready.values()
+            for member in ranks.values()
+            for count, _ in member.kinds.values()
+        ]
+        if any(pending):
+            blocks = 1
+            if self._is_snapshot:
+                blocks = min(_MOST_PARTS, max(1, max(pending) // _CALLS_A_PART))
+            splitter = _Growing(self._stopped())
+            self._newest = split_communicators(ready, self._processes, splitter, blocks)
+            self._add(Job(tuple(self._processes), self._newest, blocks, ()))
+        if self._groups and self._is_part_over():
+            self._end_part()
+
+    def _is_ready(self, key: tuple[str, int], recorded: int) -> bool:
+        """True if all ranks of a communicator wrote, or were waited for long enough."""
+        since_s = self._first_seen_s.setdefault(key, time.monotonic())
+        is_late = time.monotonic() - since_s > self._patience_s()
+        return recorded == key[1] or self._is_snapshot or is_late
+
+    def _patience_s(self) -> float:
+        gaps = [log.longest_gap_s for log in self._tail.logs.values()]
+        return max(_PATIENCE_S, _GAPS * float(np.median(gaps)) if gaps else 0.0)
+
+    def _stopped(self) -> set[tuple[str, int]]:
+        """Returns the processes that write no more, by host and process id."""
+        newest_s = max((log.grew_s for log in self._tail.logs.values()), default=0.0)
+        patience_s = self._patience_s()
+        return {
+            (member.host, member.pid)
+            for log in self._tail.logs.values()
+            if self._is_snapshot or newest_s - log.grew_s > patience_s
+            for member in log.log.members
+        }
+
+    def _add(self, job: Job) -> None:
+        """Adds what one look found to the totals, and to the part of the run that is not over."""
+        totals, count = self._totals, len(job.processes)
+        is_new = False
+        for one in job.communicators:
+            for waits in one.split:
+                totals.calls += waits.calls
+                totals.lost += waits.lost_records
+                totals.unmatched += waits.unmatched_records
+                is_new = is_new or waits.calls > 0
+        if not is_new:
+            return
+        time_us = time_by_process(job, is_split=True)
+        totals.time_us = _widened(totals.time_us, count) + time_us
+        totals.waited_us = _widened(totals.waited_us, count)
+        self._time_us = _widened(self._time_us, count) + time_us
+        for group in groups_of(job):
+            np.add.at(totals.waited_us, group.process, group.waited.sum(axis=0))
+            known = self._groups.get(group.key)
+            if known is not None and np.array_equal(known.process, group.process):
+                group = replace(
+                    group,
+                    caused=known.caused + group.caused,
+                    waited=known.waited + group.waited,
+                )
+            self._groups[group.key] = group
+        self._kinds = kind_rows(job.communicators)[:_MOST_KINDS]
+
+    def _is_part_over(self) -> bool:
+        """True if every process that still writes has written often enough since the last part."""
+        if self._is_snapshot:
+            return True
+        newest_s = max(log.grew_s for log in self._tail.logs.values())
+        if time.monotonic() - newest_s > self._patience_s():
+            return True
+        return all(
+            log.growths - self._growths.get(path, 0) >= _WRITES_A_PART
+            for path, log in self._tail.logs.items()
+            if newest_s - log.grew_s <= self._patience_s()
+        )
+
+    def _end_part(self) -> None:
+        count = len(self._processes)
+        part = _Part(traced(list(self._groups.values()), count), self._time_us)
+        self._totals.caused_us = _widened(self._totals.caused_us, count)
+        self._totals.caused_us += part.traced.began_us.sum(axis=0)
+        self._groups, self._time_us = {}, np.zeros(count)
+        self._growths = {path: log.growths for path, log in self._tail.logs.items()}
+        self._add_pairs(part, count)
+        self._recent.append(part)
+        while self._parts() - len(self._recent[0].traced.began_us) >= _MOST_PARTS:
+            gone = self._recent.popleft().traced.began_us.sum()
+            if self._pairs_us is not None and (left := self._pairs_us.sum()) > 0:
+                # Which process waits for which is kept as a sum: the oldest part fades.
+                self._pairs_us *= max(0.0, 1 - gone / left)
+        self._judge()
+
+    def _add_pairs(self, part: _Part, count: int) -> None:
+        if self._pairs_us is None or count > _MOST_PAIRS or part.traced.pairs_us is None:
+            self._pairs_us = None
+            return
+        grown = np.zeros((count, count))
+        before = len(self._pairs_us)
+        grown[:before, :before] = self._pairs_us
+        self._pairs_us = grown + part.traced.pairs_us
+
+    def _parts(self) -> int:
+        return sum(len(part.traced.began_us) for part in self._recent)
+
+    def _judge(self) -> None:
+        """Finds the late processes of the latest parts of the run."""
+        count = len(self._processes)
+        began, waited = (
+            np.concatenate([_widened(getattr(part.traced, name), count) for part in self._recent])
+            for name in ("began_us", "waited_us")
+        )
+        time_us = sum((_widened(part.time_us, count) for part in self._recent), np.zeros(count))
+        job = Job(tuple(self._processes), self._newest, self._parts(), ())
+        self._late = late_processes(job, Origins(began, waited, self._pairs_us), time_us)
+        self._recent_us = np.array([time_us, waited.sum(axis=0), began.sum(axis=0)])
+
+    def _state(self) -> InspectorState:
+        count, totals = len(self._processes), self._totals
+        lasting = [
+            _widened(total, count) / 1e6
+            for total in (totals.time_us, totals.waited_us, totals.caused_us)
+        ]
+        figures = np.array([*lasting, *(_widened(self._recent_us, count) / 1e6)]).T.tolist()
+        ranks, stopped = self._ranks(), self._stopped()
+        missing = sum(one.missing for one in self._newest)
+        newest_s = max((log.grew_s for log in self._tail.logs.values()), default=0.0)
+
+        def process_writes(process: Process) -> bool:
+            return self._is_snapshot or (process.host, process.pid) not in stopped
+
+        return InspectorState(
+            time_s=time.time(),
+            processes=tuple(
+                LiveProcess(process, ranks.get(place), process_writes(process), *figures[place])
+                for process, place in self._processes.items()
+            ),
+            late=self._late,
+            communicators=len(self._newest),
+            calls=totals.calls,
+            lost_records=totals.lost,
+            kinds=self._kinds,
+            since_written_s=max(0.0, time.monotonic() - newest_s),
+            is_lower_bound=bool(missing or totals.lost),
+            problems=(*self.problems, *self._caveats(missing)),
+        )
+
+    def _ranks(self) -> dict[int, int]:
+        """Returns the rank of each process in the communicator that all share, if there is one."""
+        for one in self._newest:
+            if one.ranks == len(one.recorded) == len(self._processes):
+                return dict(zip(one.process.tolist(), one.recorded, strict=True))
+        return {}
+
+    def _caveats(self, missing: int) -> list[str]:
+        found = []
+        if missing:
+            found.append(
+                f"{counted(missing, 'rank')} of communicators left no log: a rank without a log "
+                "may be the late one"
+            )
+        if self._totals.lost:
+            found.append(
+                f"{counted(self._totals.lost, 'record')} of calls that other ranks recorded are "
+                "missing: waiting is at least what is shown"
+            )
+        if self._totals.unmatched:
+            found.append(f"left out: {counted(self._totals.unmatched, 'record')} without a match")
+        return found
+
+
+def _widened(values: Floats, count: int) -> Floats:
+    """Returns ``values`` with zeros for processes that came later, on the last axis."""
+    wider = np.zeros((*values.shape[:-1], count))
+    wider[..., : values.shape[-1]] = values
+    return wider
+
+
+def logs_in(folder: Path, is_snapshot: bool = False) -> LiveLogs | None:
+    """Returns a reader of the logs in a folder; None if it holds none, not even empty ones."""
+    return LiveLogs(folder, is_snapshot) if holds_logs(folder) else None

@@ -1,0 +1,137 @@
+"""Live metrics of a job whose processes write logs of NCCL Inspector.
+
+Labels are host and process id, as the logs have them, and the rank in the communicator of all
+processes if there is one, else "". As with other jobs, a monitor shows the processes of its host.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from commprof.analysis.inspector.live import InspectorState, LiveProcess
+from commprof.analysis.inspector.result import KindRow
+from commprof.monitor.metrics.metrics import Metric, Sample
+from commprof.monitor.metrics.values import Labels, Values
+
+
+def inspector_samples(state: InspectorState) -> Iterator[Sample]:
+    """Yields all known values, metric by metric."""
+    for metric in INSPECTOR_METRICS:
+        for labels, value in metric.values(state):
+            if not math.isnan(value):
+                yield Sample(metric, labels, value)
+
+
+def _here(state: InspectorState) -> list[LiveProcess]:
+    """Returns the processes of this host; all if none is, as in logs copied from elsewhere."""
+    own = socket.gethostname().split(".")[0]
+    found = [one for one in state.processes if one.process.host.split(".")[0] == own]
+    return found or list(state.processes)
+
+
+def _labels(one: LiveProcess) -> Labels:
+    rank = "" if one.rank is None else str(one.rank)
+    return {"rank": rank, "host": one.process.host, "pid": str(one.process.pid)}
+
+
+def _processes(value: Callable[[LiveProcess], float]) -> Callable[[InspectorState], Values]:
+    def values(state: InspectorState) -> Values:
+        for one in _here(state):
+            yield _labels(one), float(value(one))
+
+    return values
+
+
+def _late(state: InspectorState) -> Values:
+    late = {one.process for one in state.late}
+    for one in _here(state):
+        yield _labels(one), float(one.process in late)
+
+
+def _kinds(value: Callable[[KindRow], float]) -> Callable[[InspectorState], Values]:
+    def values(state: InspectorState) -> Values:
+        for row in state.kinds:
+            labels = {"op": row.op, "ranks": str(row.ranks), "size_bytes": str(row.size_bytes)}
+            yield labels, value(row)
+
+    return values
+
+
+def _job(value: Callable[[InspectorState], float]) -> Callable[[InspectorState], Values]:
+    return lambda state: iter([({}, float(value(state)))])
+
+
+def _metric(
+    kind: str, name: str, text: str, values: Callable[[InspectorState], Values]
+) -> Metric[InspectorState]:
+    return Metric(f"commprof_nccl_{name}", kind, text, values)
+
+
+#: All metrics, in the order in which they are shown.
+INSPECTOR_METRICS: Final = (
+    _metric(
+        "counter",
+        "wait_caused_seconds_total",
+        "Time for which other processes waited in collectives and messages because of this one, "
+        "summed over them; waiting is traced across communicators to where it began.",
+        _processes(lambda one: one.caused_s),
+    ),
+    _metric(
+        "counter",
+        "waited_seconds_total",
+        "Time for which this process waited in collectives and messages for the last rank.",
+        _processes(lambda one: one.waited_s),
+    ),
+    _metric(
+        "counter",
+        "operation_seconds_total",
+        "Time of this process in collectives and messages, waiting and transfer.",
+        _processes(lambda one: one.time_s),
+    ),
+    _metric(
+        "gauge",
+        "late",
+        "1 for a process that makes the others wait more than chance explains, 0 for all others.",
+        _late,
+    ),
+    _metric(
+        "gauge",
+        "writes",
+        "0 if the process has written nothing for much longer than usual, else 1.",
+        _processes(lambda one: one.writes),
+    ),
+    _metric(
+        "gauge",
+        "transfer_seconds",
+        "Median transfer of the latest calls: the time of the rank that came last.",
+        _kinds(lambda row: row.transfer_us / 1e6),
+    ),
+    _metric(
+        "gauge",
+        "transfer_bus_bandwidth_bytes_per_second",
+        "Bus bandwidth of the transfer of the latest calls, without the waiting.",
+        _kinds(lambda row: row.busbw_gb_per_s * 1e9),
+    ),
+    _metric("counter", "calls_total", "Calls counted so far.", _job(lambda state: state.calls)),
+    _metric(
+        "counter",
+        "lost_records_total",
+        "Records that are missing in calls that other ranks recorded.",
+        _job(lambda state: state.lost_records),
+    ),
+    _metric(
+        "gauge",
+        "since_written_seconds",
+        "Time since any process wrote to its log.",
+        _job(lambda state: state.since_written_s),
+    ),
+    _metric(
+        "gauge",
+        "problems",
+        "Number of distinct problems that the monitor found in the logs.",
+        _job(lambda state: len(state.problems)),
+    ),
+)

@@ -1,0 +1,162 @@
+"""Follows logs of NCCL Inspector while the job writes them; each byte is read once."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from commprof.errors import CommprofError
+from commprof.files import descriptor_of_regular
+from commprof.recordings.inspector import (
+    MOST_FILES,
+    is_inspector,
+    is_own_name,
+    looks_like_log,
+    new_log,
+)
+from commprof.text import printable
+
+if TYPE_CHECKING:
+    from commprof._reading import InspectorLog
+
+#: Most bytes that one look reads, and that it reads of one log before it turns to the next.
+_BYTES_PER_LOOK: Final = 64 << 20
+_BYTES_PER_LOG: Final = 4 << 20
+_HEAD_BYTES: Final = 64 << 10
+_MOST_PROBLEMS: Final = 20
+
+
+@dataclass
+class GrowingLog:
+    """One log, as far as it was read."""
+
+    path: Path
+    log: InspectorLog
+    read_bytes: int = 0
+    #: Time of :func:`time.monotonic` when it was written to last, as far as it was seen.
+    grew_s: float = 0.0
+    #: How often a look found more in it.
+    growths: int = 0
+    #: Longest time between two writes that was seen; 0 before the second.
+    longest_gap_s: float = 0.0
+    #: True if there was nothing more to read at the last look.
+    is_read: bool = False
+    #: Damaged lines that were already reported.
+    damaged_lines: int = field(default=0, repr=False)
+
+
+class InspectorTail:
+    """Reader of a folder of logs that grow. Not thread-safe."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads nothing yet; there may be no log before the job begins to communicate."""
+        self.folder = folder
+        self.logs: dict[Path, GrowingLog] = {}
+        #: Names of the plugin's logs that hold nothing yet.
+        self.empty: list[str] = []
+        #: Sentences about what could not be read.
+        self.problems: list[str] = []
+        self._others: set[Path] = set()
+
+    @property
+    def caught_up(self) -> bool:
+        """True if the last look reached the end of every log."""
+        return all(log.is_read for log in self.logs.values())
+
+    def look(self) -> None:
+        """Reads what was written since the last look, at most ``_BYTES_PER_LOOK`` bytes."""
+        left = _BYTES_PER_LOOK
+        self._find()
+        waiting = list(self.logs.values())
+        while waiting and left > 0:
+            # The log that is furthest behind comes first, so that all advance alike.
+            for log in sorted(waiting, key=lambda log: log.read_bytes):
+                try:
+                    left -= self._read(log, min(left, _BYTES_PER_LOG))
+                except OSError as error:
+                    self._complain(f"{printable(log.path.name)}: {error.strerror or error}")
+                    log.is_read = True
+            waiting = [log for log in waiting if not log.is_read]
+
+    def _find(self) -> None:
+        self.empty = []
+        for count, file in enumerate(self.folder.rglob("*")):
+            if count >= MOST_FILES:
+                self._complain(f"the folder holds more than {MOST_FILES:,} files; others left out")
+                return
+            if file in self.logs or file in self._others:
+                continue
+            try:
+                if not file.is_file():
+                    continue
+                size_bytes = file.stat().st_size
+                if size_bytes and _is_log(file):
+                    self.logs[file] = GrowingLog(file, new_log(file.name))
+                elif size_bytes:
+                    self._others.add(file)
+                elif is_own_name(file.name):
+                    self.empty.append(file.name)
+            except OSError as error:
+                self._others.add(file)
+                self._complain(f"{printable(file.name)}: {error.strerror or error}")
+
+    def _read(self, log: GrowingLog, most_bytes: int) -> int:
+        """Reads at most ``most_bytes`` of a log; returns the number of bytes read."""
+        descriptor = descriptor_of_regular(log.path)
+        try:
+            about = os.fstat(descriptor)
+            if about.st_size < log.read_bytes:
+                self._complain(f"{printable(log.path.name)} was cut; what follows is left out")
+                log.is_read = True
+                return 0
+            data = os.pread(descriptor, max(0, most_bytes), log.read_bytes)
+        finally:
+            os.close(descriptor)
+        log.is_read = log.read_bytes + len(data) >= about.st_size
+        if data:
+            now_s = time.monotonic()
+            if log.read_bytes == 0:  # it may have been written long ago
+                now_s -= max(0.0, time.time() - about.st_mtime)
+            elif log.is_read:
+                log.longest_gap_s = max(log.longest_gap_s, now_s - log.grew_s)
+            log.grew_s = max(log.grew_s, now_s)
+            log.growths += 1
+            log.log.feed(data)
+            log.read_bytes += len(data)
+            self._count_damage(log)
+        return len(data)
+
+    def _count_damage(self, log: GrowingLog) -> None:
+        if log.log.damaged_lines > log.damaged_lines:
+            if log.damaged_lines == 0:
+                self._complain(
+                    f"{printable(log.path.name)}: lines could not be read, the first is line "
+                    f"{log.log.first_damaged_line}"
+                )
+            log.damaged_lines = log.log.damaged_lines
+
+    def _complain(self, problem: str) -> None:
+        if problem not in self.problems and len(self.problems) < _MOST_PROBLEMS:
+            self.problems.append(problem)
+
+
+def _is_log(file: Path) -> bool:
+    descriptor = descriptor_of_regular(file)
+    try:
+        head = os.pread(descriptor, _HEAD_BYTES, 0)
+    finally:
+        os.close(descriptor)
+    return is_own_name(file.name) or looks_like_log(head)
+
+
+def holds_logs(folder: Path) -> bool:
+    """True if a folder holds logs of NCCL Inspector, even if nothing was written to them yet."""
+    try:
+        with os.scandir(folder) as entries:
+            own = any(is_own_name(entry.name) for entry in entries)
+        return own or is_inspector(folder)
+    except (OSError, CommprofError):
+        return False

@@ -1,0 +1,185 @@
+"""A job that writes logs of NCCL Inspector, followed while it runs."""
+
+from __future__ import annotations
+
+import json
+import random
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from commprof.analysis.inspector import live
+from commprof.analysis.inspector.live import InspectorState, LiveLogs, logs_in
+from commprof.analysis.inspector.result import inspector_result
+from commprof.commands import main
+from commprof.errors import UsageError
+from commprof.monitor.metrics.inspector import inspector_samples
+from commprof.monitor.metrics.outputs import exposition
+from commprof.monitor.monitor import Monitor, address_file
+from commprof.monitor.settings import Settings
+from commprof.report.inspector_frame import inspector_frame
+from tests.support.builders.inspector_logs import simulate
+
+
+class _Growing:
+    """A folder into which whole logs are copied piece by piece."""
+
+    def __init__(self, whole: Path, folder: Path, seed: int = 0) -> None:
+        self.folder, self._draw = folder, random.Random(seed)
+        self.left = {file.name: file.read_bytes() for file in sorted(whole.iterdir())}
+        folder.mkdir()
+        for name in self.left:
+            (folder / name).touch()
+
+    def grow(self, most_bytes: int, without: str = "") -> bool:
+        """Appends up to ``most_bytes`` to each log; False once nothing is left."""
+        for name, data in self.left.items():
+            if name != without:
+                size = self._draw.randint(0, most_bytes)
+                with (self.folder / name).open("ab") as file:
+                    file.write(data[:size])
+                self.left[name] = data[size:]
+        return any(data for name, data in self.left.items() if name != without)
+
+
+def _by_pid(state: InspectorState, name: str) -> dict[int, float]:
+    return {one.process.pid: getattr(one, name) for one in state.processes}
+
+
+@pytest.mark.parametrize(("version", "seed"), [("v4.0", 1), ("v4.3", 2)])
+def test_figures_of_growing_logs_are_those_of_the_whole(
+    tmp_path: Path, version: str, seed: int
+) -> None:
+    job = simulate(2, 4, 2, steps=80, late_us={5: 1500.0}, seed=seed)
+    job.write(tmp_path / "whole", version, records_a_dump=7)
+    growing = _Growing(tmp_path / "whole", tmp_path / "logs", seed)
+    logs, caused, most_kept = LiveLogs(growing.folder), 0.0, 0
+    more = True
+    while more:
+        more = growing.grow(6000)
+        state = logs.look()
+        if state is None:
+            continue
+        now = sum(one.caused_s for one in state.processes)
+        assert now >= caused  # counters only grow
+        caused = now
+        kept = [
+            count
+            for log in logs._tail.logs.values()
+            for member in log.log.members
+            for count, _ in member.kinds.values()
+        ]
+        most_kept = max(most_kept, sum(kept))
+    assert state is not None
+    whole = inspector_result(tmp_path / "whole")
+    assert (state.lost_records, state.is_lower_bound) == (0, False)
+    assert sum(_by_pid(state, "waited_s").values()) == pytest.approx(whole.wait_s * 16, rel=1e-3)
+    assert sum(_by_pid(state, "time_s").values()) == pytest.approx(whole.time_s * 16, rel=1e-3)
+    assert 0.6 * whole.wait_s * 16 < caused <= 1.001 * whole.wait_s * 16
+    assert [late.process.pid for late in state.late] == [1005]
+    assert state.calls == sum(row.calls for row in whole.communicators)
+    assert most_kept < len(job.records) / 2  # what was counted is forgotten
+
+
+def test_a_process_that_stops_writing_is_no_longer_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate(1, 4, 1, steps=60, seed=4).write(tmp_path / "whole", records_a_dump=7)
+    growing = _Growing(tmp_path / "whole", tmp_path / "logs")
+    logs, silent = LiveLogs(growing.folder), "host000-pid1002.log"
+    for _ in range(3):
+        growing.grow(4000)
+    before = logs.look()
+    assert before is not None
+    while growing.grow(20000, without=silent):
+        logs.look()
+    after = logs.look()
+    assert after is not None
+    assert after.lost_records == 0  # its calls may still come
+    monkeypatch.setattr(live, "_PATIENCE_S", -1.0)
+    monkeypatch.setattr(live, "_GAPS", -1.0)
+    for log in logs._tail.logs.values():
+        log.grew_s += 0.0 if log.path.name == silent else 1.0
+    state = logs.look()
+    assert state is not None
+    assert {one.process.pid for one in state.processes if not one.writes} >= {1002}
+    assert state.calls > after.calls
+    assert state.lost_records > 0
+    assert any("missing" in problem for problem in state.problems)
+
+
+def test_a_message_that_is_lost_leaves_out_those_after_it(tmp_path: Path) -> None:
+    job = simulate(1, 1, 2, steps=4000, seed=1)
+    del job.records[600]
+    job.write(tmp_path / "whole", records_a_dump=50)
+    growing = _Growing(tmp_path / "whole", tmp_path / "logs")
+    logs = LiveLogs(growing.folder)
+    while growing.grow(1 << 17):
+        logs.look()
+    state = logs.look()
+    assert state is not None
+    assert 0 < state.calls <= 300  # a call is a send and its recv
+    assert any("without a match" in problem for problem in state.problems)
+
+
+def test_the_endpoint_gives_the_waiting_that_each_rank_caused(tmp_path: Path) -> None:
+    simulate(1, 4, 1, steps=150, late_us={2: 2000.0}, seed=3).write(tmp_path / "whole")
+    growing = _Growing(tmp_path / "whole", tmp_path / "logs")
+    monitor = Monitor(growing.folder, Settings(address="127.0.0.1:0", interval_s=0.2))
+    try:
+        while growing.grow(9000):
+            monitor._poll()  # as at each interval
+        url = json.loads(address_file(growing.folder).read_text())["url"]
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            text = answer.read().decode()
+    finally:
+        monitor.close()
+    values = {
+        line.split("{")[1].split("}")[0]: float(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        if line.startswith("commprof_nccl_wait_caused_seconds_total{")
+    }
+    assert len(values) == 4
+    latest = max(values, key=lambda labels: values[labels])
+    assert 'rank="2"' in latest
+    assert 'pid="1002"' in latest
+    assert 'commprof_nccl_late{host="host000",pid="1002",rank="2"} 1.0' in text
+
+
+def test_outputs_of_steps_are_refused(tmp_path: Path) -> None:
+    simulate(1, 2, 1, steps=3).write(tmp_path / "logs")
+    with pytest.raises(UsageError, match="need steps"):
+        Monitor(tmp_path / "logs", Settings(jsonl=tmp_path / "x.jsonl"))
+
+
+def test_top_shows_who_is_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    simulate(2, 4, 1, steps=60, late_us={5: 2000.0}, seed=5).write(tmp_path / "logs", "v4.3")
+    assert main(["top", str(tmp_path / "logs"), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "host000 pid 1005 makes the others wait: " in shown
+    assert main(["top", str(tmp_path / "logs"), "--once", "--profile", str(tmp_path)]) == 2
+
+
+def test_top_names_the_setting_that_leaves_logs_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "node-pid7.log").touch()
+    assert main(["top", str(tmp_path), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "no operation is in the logs" in shown
+    assert logs_in(tmp_path / "nowhere") is None
+    logs = LiveLogs(tmp_path)
+    assert logs.look() is None
+    assert "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS" in " ".join(logs.problems)
+
+
+def test_frames_and_metrics_hold_for_a_job_whose_calls_are_not_complete(tmp_path: Path) -> None:
+    simulate(1, 4, 1, steps=30, seed=1).write(tmp_path / "logs")
+    (tmp_path / "logs" / "host000-pid1001.log").unlink()
+    state = LiveLogs(tmp_path / "logs", is_snapshot=True).look()
+    assert state is not None
+    assert state.is_lower_bound
+    lines = inspector_frame(state, "logs", 60)
+    assert all(len(line) <= 60 for line in lines)
+    assert b"commprof_nccl_lost_records_total" in exposition(inspector_samples(state))
