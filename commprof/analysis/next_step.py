@@ -149,7 +149,7 @@ def _change(
     small = exchange.small_calls
     if small is not None and not small.of_buckets:
         return NextStep(
-            f"First join the small calls into one, or make them in fewer steps: {small.sentence} "
+            f"First look at the small calls: {small.remedy}. {small.sentence} "
             "Neither compression nor other buckets would shorten them.",
             "",
         )

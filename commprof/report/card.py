@@ -156,7 +156,7 @@ def _small(card: Card) -> list[tuple[str, str]]:
     calls = f"{small.calls_per_step:.0f} calls per step, of {in_bytes(small.mean_bytes)} on average"
     remedy = "try larger buckets"
     if not small.of_buckets:
-        calls, remedy = small.name, "join them, or make them in fewer steps"
+        calls, remedy = small.name, small.remedy
     said = f"{calls}, cause {small.exposed_share:.0%} of the exposed time; {remedy}"
     return [("Small messages", said)]
 

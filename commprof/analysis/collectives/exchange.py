@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from commprof.analysis.collectives.host_links import HostLinks
@@ -42,6 +42,8 @@ class SmallCalls:
     #: the line is empty without stacks.
     op: str = "all_reduce"
     caller: str = ""
+    #: Calls per step of each operation, the most exposed time first.
+    ops: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def sentence(self) -> str:
@@ -51,10 +53,21 @@ class SmallCalls:
         return f"{self.exposed_share:.0%} of the exposed time is in {self.name}."
 
     @property
+    def remedy(self) -> str:
+        """What the job's code may change about the calls."""
+        if self.op.startswith(("send", "recv")):
+            return "send fewer and larger messages, for example of larger micro batches"
+        return "join them, or make them in fewer steps"
+
+    @property
     def name(self) -> str:
-        """Number, operation, mean size and line of code of the calls."""
+        """Number and operations, mean size and line of code of the calls."""
         calls = counted(round(self.calls_per_step), f"{self.op} call")
         where = f" at {self.caller}" if self.caller else ""
+        if len(self.ops) > 1:
+            numbers = (f"{n:.0f}" if n >= 0.5 else "less than 1" for n in self.ops.values())
+            each = [f"{number} {op}" for number, op in zip(numbers, self.ops, strict=True)]
+            calls, where = f"{listed(each)} calls", f", {self.op}{where}" if where else ""
         return f"{calls} per step of {in_bytes(self.mean_bytes)} on average{where}"
 
 
@@ -80,13 +93,17 @@ def _held_by(
     if calls == 0 or not exposed > 0:
         return None
     # A row's own ``calls_per_step`` is a mean over the ranks that made its calls.
-    number = calls / (len(world.ranks) * world.measured_steps)
+    steps = len(world.ranks) * world.measured_steps
+    number = calls / steps
     share = sum(row.exposed_ms for row in rows) / exposed
     if number < least or share < _MOST:
         return None
     mean, most = sum(row.total_bytes for row in rows) / calls, rows[0]
     caller = most.callers[0][0] if most.callers else ""
-    return SmallCalls(number, mean, min(1.0, share), of_buckets, most.op, caller)
+    ops: dict[str, float] = {}
+    for row in rows:
+        ops[row.op] = ops.get(row.op, 0.0) + row.calls / steps
+    return SmallCalls(number, mean, min(1.0, share), of_buckets, most.op, caller, ops)
 
 
 def _of_backward(row: CollectiveRow) -> bool:

@@ -232,11 +232,36 @@ def test_calls_too_small_to_compress_get_no_trial() -> None:
     step = mean_step(detail(2, backward=50, wire=30))
     found = next_step(run(), of, step, dict.fromkeys(PARTS, ""), exchange(of, step))
     assert found == NextStep(
-        "First join the small calls into one, or make them in fewer steps: 67% of the exposed time "
-        "is in 5 all_gather calls per step of 8 bytes on average at train.py:12 loop. Neither "
+        "First look at the small calls: join them, or make them in fewer steps. 67% of the exposed "
+        "time is in 5 all_gather calls per step of 8 bytes on average at train.py:12 loop. Neither "
         "compression nor other buckets would shorten them.",
         "",
     )
+
+
+def test_small_calls_of_several_operations_are_named_with_all_of_them() -> None:
+    """A pipeline: half of the small calls are messages, which no one joins."""
+    messages = {"op": "send", "callers": (("pipe.py:7 step", 80),), "exposed_ms": 15.0}
+    of = world(
+        2,
+        no_ddp="no DDP model exchanged gradients in this run",
+        collectives=(
+            tiny(**messages, calls=80),
+            tiny(op="recv", calls=80, exposed_ms=12.0),
+            tiny(op="all_reduce", calls=100, exposed_ms=3.0),
+        ),
+    )
+    step = mean_step(detail(2, backward=50, wire=30))
+    small = exchange(of, step).small_calls
+    assert small is not None
+    steps = len(of.ranks) * of.measured_steps
+    assert dict(small.ops) == {"send": 80 / steps, "recv": 80 / steps, "all_reduce": 100 / steps}
+    number = f"{80 / steps:.0f}"
+    assert small.name.startswith(f"{number} send, {number} recv and {100 / steps:.0f} all_reduce")
+    assert small.name.endswith("on average, send at pipe.py:7 step")
+    advice = next_step(run(), of, step, dict.fromkeys(PARTS, ""), exchange(of, step)).advice
+    assert "send fewer and larger messages" in advice
+    assert "join" not in advice
 
 
 def test_small_calls_that_cost_little_leave_the_trial() -> None:
