@@ -61,14 +61,14 @@ def build_profile(
         latency_s: the one-way latency of the same link, if the user states it.
 
     Raises:
-        CommprofError: neither an all-reduce nor a reduce-scatter was measured.
+        CommprofError: no collective was measured so that its costs can be fitted.
     """
     left_out = [reason for each in measurements for reason in each.left_out]
     curves = _curves(measurements, recorded, left_out)
-    if not any({"all_reduce", "reduce_scatter"} & each.keys() for each in curves.values()):
+    if not curves:
         raise CommprofError(
             "; ".join(left_out)
-            or "no all-reduce between ranks was measured; give a run of 2 ranks or more without a "
+            or "no collective between ranks was measured; give a run of 2 ranks or more without a "
             "hook, or a file of "
             + invocation.command("microbench", "all_reduce", "--json", "FILE")
         )

@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from commprof import invocation
 from commprof.errors import CommprofError
 from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST, CostCurve
 from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.forecast.replay.algorithms import work
 from commprof.forecast.replay.scenario import HIERARCHICAL, Scenario
 from commprof.forecast.replay.schedule import Placement
+from commprof.text import listed
 
 #: The link, not the host, is the limit if the fitted rate is at least this share of the stated one.
 _LINK_BOUND = 0.6
@@ -111,6 +113,7 @@ def scenario_link(
             "link between hosts"
         )
     if not several and inner is None:
+        _refuse_without(profile.links.get(SAME_HOST), op)
         raise CommprofError(
             "all ranks run on one host, whose link was not measured; fit a run or a "
             "microbenchmark of this host: commprof fit"
@@ -242,6 +245,8 @@ def _stated(
     """Returns the cost between hosts, from the stated rate and latency and the cost on one host."""
     curve = _curve(profile.links.get(SAME_HOST), op)
     rate, latency_s = scenario.bandwidth_bytes_per_s, scenario.latency_s
+    if curve is None:
+        _refuse_without(profile.links.get(OTHER_HOST) or profile.links.get(SAME_HOST), op)
     if curve is None or math.isnan(rate) or math.isnan(latency_s):
         raise CommprofError(
             "no link between hosts was measured; give both --bandwidth and --latency, or fit a run "
@@ -274,6 +279,16 @@ def _latency_factor(curve: CostCurve, placement: Placement) -> float:
     measured = 1.0 if math.isnan(curve.ranks_per_core) else max(1.0, curve.ranks_per_core)
     wanted = placement.busy_share
     return max(1.0, placement.ranks_per_core * wanted) / max(1.0, measured * wanted)
+
+
+def _refuse_without(link: LinkProfile | None, op: str) -> None:
+    """Raises CommprofError if the link was measured, but no operation whose costs ``op`` has."""
+    if link is None or not link.curves or _curve(link, op) is not None:
+        return
+    raise CommprofError(
+        f"the profile has the costs of {listed(sorted(link.curves))} only, not of {op}; fit "
+        "a file with these too: " + invocation.command("microbench", op, "--json", "FILE")
+    )
 
 
 def _curve(link: LinkProfile | None, op: str) -> CostCurve | None:

@@ -313,6 +313,22 @@ def test_a_file_of_several_hosts_gives_a_curve_per_link(tmp_path: Path) -> None:
     assert outside.time_s(1e7, 8) == pytest.approx(100 * time_of("all_reduce", 8, 1e7), rel=1e-3)
 
 
+def test_costs_of_any_operation_are_fitted_and_none_stands_for_an_all_reduce(
+    tmp_path: Path,
+) -> None:
+    """A log of all-gathers alone has their costs; a DDP step cannot be predicted from them."""
+    times = {size: 1e6 * time_of("all_gather", 4, size) for size in SIZES}
+    same = {**ROW, "op": "all_gather", "world_size": 4, "samples_us": None}
+    rows = [{**same, "size_bytes": int(size), "time_us": us} for size, us in times.items()]
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({**HEAD, "rows": rows}))
+    made, left_out = build_profile([read_points(path)], [], ["bench"])
+    assert left_out == []
+    assert list(made.links[SAME_HOST].curves) == ["all_gather"]
+    with pytest.raises(CommprofError, match=r"costs of all_gather only, not of all_reduce; .*json"):
+        Replay(schedule(), made).predict(Scenario(2))
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
