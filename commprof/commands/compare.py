@@ -9,16 +9,22 @@ from pathlib import Path
 
 from commprof import invocation
 from commprof.analysis.compare import RunComparison, compare_runs
+from commprof.analysis.inspector.communicators import split_job
+from commprof.analysis.inspector.result import result_of
+from commprof.analysis.inspector.transfers import sweep_of
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.sweeps.sweep import SweepResult
 from commprof.analysis.sweeps.sweep_comparison import compare_sweeps
 from commprof.analysis.sweeps.sweep_file import read_sweep
+from commprof.commands.options.reading_progress import reading_progress
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import UsageError
+from commprof.recordings.inspector import is_inspector, read_logs
 from commprof.recordings.recognise import is_recording_file
 from commprof.report.comparison import sweep_table
 from commprof.report.comparison import table as comparison_table
-from commprof.text import counted, printable
+from commprof.report.inspector import compared_waiting
+from commprof.text import counted, printable, wrapped
 from commprof.trace.reader import salvage_dead
 from commprof.trace.run.run_directory import read_context, strategy_directories
 
@@ -29,6 +35,7 @@ results of the microbenchmark row by row: ratios, a rank test, and a verdict for
   commprof compare BEFORE AFTER                          run directories, or torch.profiler's traces
   commprof compare BEFORE.json AFTER.json --fail-above 5%    from commprof microbench --json
   commprof compare BEFORE.log AFTER.log                  outputs of nccl-tests
+  commprof compare BEFORE AFTER                          logs of NCCL Inspector: transfers, waiting
 
 With --fail-above 5% the exit code is 1 if AFTER is slower by more than 5% and beyond noise, or if
 it is a microbenchmark's result that lacks rows of BEFORE, was cut short or has wrong data. It is 2
@@ -38,7 +45,7 @@ slower. Without --fail-above the exit code is 0, whatever the figures are.
 """
 _GIVE = (
     "give two run directories, two recordings of torch.profiler, two JSON files of commprof "
-    "microbench, or two outputs of nccl-tests"
+    "microbench, two outputs of nccl-tests, or logs of NCCL Inspector of two jobs"
 )
 
 
@@ -64,6 +71,8 @@ class CompareCommand:
         """Compares the two results and prints the comparison."""
         limit = None if args.fail_above is None else parse_share(args.fail_above)
         paths = (args.first, args.second)
+        if any(path.exists() and is_inspector(path) for path in paths):
+            return _compare_logs(args.first, args.second, limit, args.format)
         runs = [path.is_dir() or is_recording_file(path) for path in paths]
         are_runs = any(runs)
         if not all(runs) and are_runs:
@@ -148,6 +157,44 @@ def _must_be_able_to_fail(result: RunComparison) -> None:
             "record more steps, at the same world sizes"
         )
         raise UsageError(". ".join([reason, *comparison_table.only_summarised(result)]))
+
+
+def _compare_logs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
+    """Compares the transfers and the waiting of two jobs that NCCL Inspector logged.
+
+    Raises:
+        CommprofError: as for microbenchmarks, or one of them holds no such logs.
+    """
+    if shown_as != "table":
+        raise UsageError(
+            f"--format {shown_as} is for run directories; commprof report LOGS --format json "
+            "gives the figures of each"
+        )
+    for path in (a, b):
+        if not path.exists() or not is_inspector(path):
+            said = "holds no logs of NCCL Inspector" if path.exists() else "does not exist"
+            raise UsageError(
+                f"{invocation.quoted(path)} {said}; such logs are compared with such logs only"
+            )
+    results, sweeps = [], []
+    for path in (a, b):
+        with reading_progress() as progress:
+            logs = read_logs(path, progress)
+        job = split_job(logs)
+        results.append(result_of(logs, job))
+        sweeps.append(sweep_of(job, path))
+    comparison = compare_sweeps(*sweeps)
+    if fail_above is not None and not comparison.can_tell:
+        raise UsageError(f"--fail-above cannot judge these logs. {'. '.join(comparison.remarks)}")
+    print(sweep_table.render_compared(comparison, table_width()), end="")
+    for line in compared_waiting(*results):
+        print(wrapped(line, prose_width()))
+    if fail_above is None:
+        return 0
+    failed = comparison.slower_than(fail_above)
+    rows = f"{counted(len(failed), 'row')} {'is' if len(failed) == 1 else 'are'}"
+    print(f"Beyond noise, {rows} slower by more than {100 * fail_above:.3g}%.")
+    return SLOWER if failed else 0
 
 
 def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:

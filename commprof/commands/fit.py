@@ -8,14 +8,17 @@ import re
 from pathlib import Path
 
 from commprof.commands.options.quantities import duration, rate
+from commprof.commands.options.reading_progress import reading_progress
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import CommprofError, UsageError
 from commprof.forecast.fit.build import build_profile
+from commprof.forecast.fit.inspector_points import read_inspector_points
 from commprof.forecast.fit.machine_profile import default_path, save_profile
 from commprof.forecast.fit.points import Measurement, read_points
 from commprof.forecast.fit.recorded_calls import read_calls
 from commprof.forecast.replay.recorded import Recorded, read_recorded
 from commprof.invocation import quoted
+from commprof.recordings.inspector import is_inspector
 from commprof.report.prediction import profile_table
 from commprof.text import printable
 
@@ -33,6 +36,7 @@ held-out error, and writes them to a machine profile, which `commprof predict` r
   commprof microbench all_reduce all_gather --nproc 2,4 -e 64M --json bench.json
   commprof fit bench.json                    per operation, over all world sizes and message sizes
   commprof fit allreduce.log allgather.log   from the output of nccl-tests, or its JSON
+  commprof fit LOGS                          from a job's logs of NCCL Inspector
   commprof fit RUN RUN_WITH_HOOK             from recorded steps; also fits the DDP hook's cost
   commprof fit RUN_WITHOUT_STEPS             from the collectives of a job without recorded steps
   commprof fit RUN --link-bandwidth 1Gbps --link-latency 20us
@@ -46,7 +50,8 @@ held-out error, and writes them to a machine profile, which `commprof predict` r
             nargs="+",
             type=Path,
             metavar="SOURCE",
-            help="JSON of a microbenchmark, output of nccl-tests, or a run directory",
+            help="JSON of a microbenchmark, output of nccl-tests, logs of NCCL Inspector, or a run "
+            "directory",
         )
         parser.add_argument(
             "--output",
@@ -100,7 +105,10 @@ def _read(sources: list[Path]) -> tuple[list[Measurement], list[Recorded], list[
     recorded: list[Recorded] = []
     refused: list[str] = []
     for source in sources:
-        if source.is_dir():
+        if is_inspector(source):
+            with reading_progress() as progress:
+                measurements.append(read_inspector_points(source, progress))
+        elif source.is_dir():
             found, reasons = read_recorded(source)
             recorded += found
             refused += reasons
@@ -110,6 +118,6 @@ def _read(sources: list[Path]) -> tuple[list[Measurement], list[Recorded], list[
         else:
             raise UsageError(
                 f"{quoted(source)} does not exist; give the JSON of a microbenchmark, an output "
-                "of nccl-tests, or a run directory"
+                "of nccl-tests, logs of NCCL Inspector, or a run directory"
             )
     return measurements, recorded, refused

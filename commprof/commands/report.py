@@ -101,7 +101,7 @@ Works on runs that were cut short: whatever was recorded is shown.
         return 0
 
 
-def _of_other_tool(path: Path) -> Callable[[argparse.Namespace], str] | None:
+def _of_other_tool(path: Path) -> Callable[[argparse.Namespace], str | bytes] | None:
     """Returns the function that reports on files without steps; None for all others."""
     if is_flight_recorder(path):
         return _hang
@@ -109,16 +109,18 @@ def _of_other_tool(path: Path) -> Callable[[argparse.Namespace], str] | None:
 
 
 def _without_steps(args: argparse.Namespace, what: str) -> None:
-    if args.format not in ("table", "json"):
-        raise UsageError(f"--format {args.format} is not for {what} (allowed: table, json)")
     if args.price_per_hour is not None:
         raise UsageError(
             f"--price-per-hour is not for {what}, which hold no step times; give a run directory, "
             "or leave the price out"
         )
+    if args.predictions is not None:
+        raise UsageError(
+            f"--predictions is not for {what}, which hold no step times to predict; leave it out"
+        )
 
 
-def _inspector(args: argparse.Namespace) -> str:
+def _inspector(args: argparse.Namespace) -> str | bytes:
     """Returns who waits for whom, from logs of NCCL Inspector."""
     _without_steps(args, "logs of NCCL Inspector")
     from commprof.analysis.inspector.result import inspector_result
@@ -128,11 +130,30 @@ def _inspector(args: argparse.Namespace) -> str:
         result = inspector_result(args.run, progress)
     if args.format == "json":
         return inspector.document(result)
+    if args.format == "markdown":
+        from commprof.report.markdown import of_sections
+
+        return of_sections(inspector.context(result), inspector.sections(result))
+    if args.format == "html":
+        from commprof.report.html.page import render_sections
+
+        return render_sections(inspector.context(result), inspector.sections(result))
+    if args.format in ("csv", "parquet"):
+        from commprof.report.export.inspector_rows import inspector_rows
+        from commprof.report.export.rows import csv_of, parquet_of
+
+        if args.format == "csv":
+            return csv_of(inspector_rows(result, args.rows or ""))
+        return parquet_of(lambda: inspector_rows(result, args.rows or ""))
     return inspector.render(result, prose_width(), table_width())
 
 
 def _hang(args: argparse.Namespace) -> str:
     """Returns the diagnosis of a hang from Flight Recorder dumps."""
+    if args.format not in ("table", "json"):
+        raise UsageError(
+            f"--format {args.format} is not for Flight Recorder dumps (allowed: table, json)"
+        )
     _without_steps(args, "Flight Recorder dumps")
     from commprof.analysis.late.dumped_hang import diagnosis
     from commprof.report import hang_diagnosis

@@ -36,6 +36,13 @@ def is_recording_file(path: Path) -> bool:
     return False
 
 
+def _of_inspector(path: Path) -> str:
+    return (
+        f"{quoted(path)} holds logs of NCCL Inspector: commprof report, fit, compare and top read "
+        "them"
+    )
+
+
 def taken_elsewhere(path: Path) -> str:
     """Says what the recording at ``path`` is and which commands read it, if any.
 
@@ -49,7 +56,7 @@ def taken_elsewhere(path: Path) -> str:
         if is_flight_recorder(path):
             return f"{quoted(path)} holds Flight Recorder dumps: commprof report reads them"
         if is_inspector(path):
-            return f"{quoted(path)} holds logs of NCCL Inspector: commprof report reads them"
+            return _of_inspector(path)
         inside = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else []
     except OSError:
         return ""
@@ -74,7 +81,7 @@ def not_measured(path: Path) -> str:
         if is_flight_recorder(path):
             return f"{quoted(path)} holds Flight Recorder dumps: commprof report reads them"
         if is_inspector(path):
-            return f"{quoted(path)} holds logs of NCCL Inspector: commprof report reads them"
+            return _of_inspector(path)
     except CommprofError:
         return ""
     what = other_tool(path)

@@ -12,8 +12,10 @@ from commprof.analysis.inspector.result import (
     InspectorResult,
     KindRow,
     LateProcess,
+    ProcessRow,
 )
 from commprof.files import plain
+from commprof.report.document import Section
 from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
 from commprof.text import counted, fitted, plain_digits, printable, wrapped
 
@@ -25,6 +27,15 @@ time, as Inspector states it. size: as nccl-tests counts it. -: not known."""
 _COMMUNICATORS = """\
 time, wait: mean of a recorded rank. last: the process that came last with the most waiting here,
 before waiting is traced to other communicators, and its part of the waiting."""
+_PROCESSES = """\
+caused: waiting of all others that began with the process, traced across communicators; waited: its
+own, and as a part of its time in collectives and messages; unsplit: time in operations whose
+waiting is not known. rank: in the communicator of all processes."""
+_PROCESS_HEADERS = (
+    *("process", "rank", "caused\ns", "waited\ns", "waited\n%", "time\ns"),
+    "unsplit\ns",
+)
+_UNKNOWN = "Not known, or not read"
 _MOST_ROWS = 12
 _MOST_RANKS = 4
 
@@ -37,16 +48,62 @@ def render(result: InspectorResult, width: int, tables: int | None = None) -> st
         width: number of characters to wrap prose to.
         tables: number of characters; a wider table is split. None leaves the table whole.
     """
-    blocks = [_heading(result), *(wrapped(text, width) for text in sentences(result))]
-    for grid, legend, rows, noun in (
-        (_operations_grid(result), _OPERATIONS, len(result.kinds), "kind of operation"),
-        (_communicators_grid(result), _COMMUNICATORS, len(result.communicators), "communicator"),
-    ):
-        left_out = not_shown(rows - _MOST_ROWS, noun)
-        blocks += [tabulated(*grid, width=tables), *left_out, fitted(legend, width)]
+    blocks = [heading(result), *(wrapped(text, width) for text in sentences(result))]
+    for _, _, grid, legend, more in _tables(result):
+        blocks += [tabulated(*grid, width=tables), *more, fitted(legend, width)]
     caveats = [wrapped(f"- {text}", width, rest="  ") for text in result.caveats]
-    blocks.append("\n".join(["Not known, or not read", *caveats]))
+    blocks.append("\n".join([_UNKNOWN, *caveats]))
     return "\n\n".join(blocks) + "\n"
+
+
+def sections(result: InspectorResult) -> list[Section]:
+    """Returns the sections of a page."""
+    lead, *rest = sentences(result)
+    parts = [Section("card", "Who waits for whom", lead=lead, paragraphs=tuple(rest))]
+    for place, title, grid, legend, more in _tables(result):
+        parts.append(
+            Section(place, title, paragraphs=tuple(more), grids=((title, grid),), legend=legend)
+        )
+    return [*parts, Section("unknown", _UNKNOWN, bullets=result.caveats)]
+
+
+def context(result: InspectorResult) -> dict[str, str]:
+    """Returns the head of a page: what was recorded, and by what."""
+    return {
+        "description": heading(result),
+        "recorded_by": "NVIDIA's NCCL Inspector",
+        "backend": "nccl",
+        "timestamp": "",
+        "command": "",
+    }
+
+
+def _tables(result: InspectorResult) -> list[tuple[str, str, Grid, str, list[str]]]:
+    """Returns id, title, grid, legend and number of rows not shown of each table."""
+    most_waited_for = sorted(result.process_rows, key=lambda row: -row.caused_s)[:_MOST_ROWS]
+    return [
+        (
+            "collectives",
+            "Waiting and transfer by operation and size",
+            _operations_grid(result),
+            _OPERATIONS,
+            not_shown(len(result.kinds) - _MOST_ROWS, "kind of operation"),
+        ),
+        (
+            "ranks",
+            "Processes by the waiting that they cause",
+            Grid([_process(row) for row in most_waited_for], _PROCESS_HEADERS, (0,)),
+            _PROCESSES,
+            not_shown(len(result.process_rows) - _MOST_ROWS, "row", " of processes"),
+        ),
+        (
+            "waiting",
+            "Communicators by their waiting",
+            _communicators_grid(result),
+            _COMMUNICATORS,
+            not_shown(len(result.communicators) - _MOST_ROWS, "communicator"),
+        ),
+    ]
 
 
 def sentences(result: InspectorResult) -> list[str]:
@@ -78,6 +135,23 @@ def sentences(result: InspectorResult) -> list[str]:
     return found
 
 
+def compared_waiting(first: InspectorResult, second: InspectorResult) -> list[str]:
+    """Returns the waiting of two jobs, and who is late in them, as sentences."""
+    lines = []
+    for name, result in (("A", first), ("B", second)):
+        late = " and ".join(_name(one.process) for one in result.late)
+        said = f"{late} makes the others wait" if late else "no process stands out"
+        if not result.time_s > 0:
+            lines.append(f"Waiting in {name}: not known.")
+            continue
+        bound = "at least " * result.is_lower_bound
+        lines.append(
+            f"Waiting in {name}: {bound}{result.wait_s / result.time_s:.0%} of "
+            f"{_seconds(result.time_s)} in collectives and messages per process; {said}."
+        )
+    return lines
+
+
 def document(result: InspectorResult) -> str:
     """Renders a result as a JSON object; what is not known is null."""
     body = dataclasses.asdict(result)
@@ -86,7 +160,8 @@ def document(result: InspectorResult) -> str:
     return json.dumps(plain(head | {"verdict": sentences(result)} | body), indent=1) + "\n"
 
 
-def _heading(result: InspectorResult) -> str:
+def heading(result: InspectorResult) -> str:
+    """Returns one line on what was recorded."""
     versions = ", ".join(version or "unknown" for version in result.versions)
     return (
         f"NCCL Inspector: {result.processes} process{'es' * (result.processes != 1)} on "
@@ -135,6 +210,18 @@ def _operation(row: KindRow) -> tuple[str, ...]:
         three_digits(row.transfer_us),
         three_digits(row.busbw_gb_per_s),
         three_digits(row.busbw_with_waiting_gb_per_s),
+    )
+
+
+def _process(row: ProcessRow) -> tuple[str, ...]:
+    return (
+        _name(row.process),
+        "-" if row.rank is None else str(row.rank),
+        three_digits(row.caused_s),
+        three_digits(row.waited_s),
+        f"{100 * row.waited_s / row.time_s:.0f}" if row.time_s > 0 else "-",
+        three_digits(row.time_s),
+        three_digits(row.unsplit_s),
     )
 
 

@@ -31,9 +31,14 @@ def render_strategies(compared: ComparedStrategies) -> str:
     return _page(context, strategy_sections(compared))
 
 
+def of_sections(context: Mapping[str, Any], parts: Iterable[Section]) -> str:
+    """Renders the sections of a recording without steps, with the head that ``context`` gives."""
+    return _page(context, parts)
+
+
 def _page(context: Mapping[str, Any], parts: Iterable[Section]) -> str:
     about = (context["description"], setup_text(context), str(context["timestamp"]))
-    lines = ["# commprof report", "", "  \n".join(map(_line, about))]
+    lines = ["# commprof report", "", "  \n".join(_line(text) for text in about if text)]
     for section in parts:
         if section.stands_alone:
             lines += ["", *_section(section)]

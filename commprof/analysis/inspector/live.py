@@ -31,6 +31,7 @@ from commprof.analysis.inspector.result import (
     kind_rows,
     late_processes,
     time_by_process,
+    world_ranks,
 )
 from commprof.recordings.inspector_tail import InspectorTail, holds_logs
 from commprof.text import counted
@@ -324,7 +325,8 @@ class LiveLogs:
             for total in (totals.time_us, totals.waited_us, totals.caused_us)
         ]
         figures = np.array([*lasting, *(_widened(self._recent_us, count) / 1e6)]).T.tolist()
-        ranks, stopped = self._ranks(), self._stopped()
+        ranks = world_ranks(Job(tuple(self._processes), self._newest, 1, ()))
+        stopped = self._stopped()
         missing = sum(one.missing for one in self._newest)
         newest_s = max((log.grew_s for log in self._tail.logs.values()), default=0.0)
 
@@ -346,13 +348,6 @@ class LiveLogs:
             is_lower_bound=bool(missing or totals.lost),
             problems=(*self.problems, *self._caveats(missing)),
         )
-
-    def _ranks(self) -> dict[int, int]:
-        """Returns the rank of each process in the communicator that all share, if there is one."""
-        for one in self._newest:
-            if one.ranks == len(one.recorded) == len(self._processes):
-                return dict(zip(one.process.tolist(), one.recorded, strict=True))
-        return {}
 
     def _caveats(self, missing: int) -> list[str]:
         found = []

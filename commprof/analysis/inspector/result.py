@@ -64,6 +64,22 @@ class LateProcess:
 
 
 @dataclass(frozen=True)
+class ProcessRow:
+    """One process, over all of its communicators."""
+
+    process: Process
+    #: Its rank in the communicator of all processes; None if there is no such communicator.
+    rank: int | None
+    #: Time in collectives and messages whose waiting is known, and the waiting in it.
+    time_s: float
+    waited_s: float
+    #: Waiting of other processes that began with this one, summed over them.
+    caused_s: float
+    #: Time in operations whose waiting is not known, such as broadcasts.
+    unsplit_s: float
+
+
+@dataclass(frozen=True)
 class KindRow:
     """Operations of one kind, size and number of ranks, over all communicators."""
 
@@ -127,6 +143,7 @@ class InspectorResult:
     lowest_bandwidth: Process | None
     lowest_waits: float
     kinds: tuple[KindRow, ...]
+    process_rows: tuple[ProcessRow, ...]
     communicators: tuple[CommunicatorRow, ...]
     graph_captured: int
     #: Waiting per process and second is a lower bound if calls or ranks are missing.
@@ -171,6 +188,7 @@ def result_of(logs: InspectorLogs, job: Job) -> InspectorResult:
         lowest_bandwidth=None if lowest is None else job.processes[lowest],
         lowest_waits=math.nan if lowest is None else float(waited_us[lowest] / time_us[lowest]),
         kinds=kind_rows(job.communicators),
+        process_rows=_process_rows(job, traced, time_us, unsplit_us),
         communicators=tuple(sorted(rows, key=lambda row: -row.wait_s * row.recorded_ranks)),
         graph_captured=sum(
             each.graph_captured for one in job.communicators for each in one.operations
@@ -179,6 +197,34 @@ def result_of(logs: InspectorLogs, job: Job) -> InspectorResult:
             row.calls > row.complete_calls or row.ranks > row.recorded_ranks for row in rows
         ),
         caveats=(*job.problems, *_unknown(logs, job), *logs.problems),
+    )
+
+
+def world_ranks(job: Job) -> dict[int, int]:
+    """Returns each process's rank in the communicator of all processes, if there is one."""
+    for one in job.communicators:
+        if one.ranks == len(one.recorded) == len(job.processes):
+            return dict(zip(one.process.tolist(), one.recorded, strict=True))
+    return {}
+
+
+def _process_rows(
+    job: Job, traced: Origins, time_us: Floats, unsplit_us: Floats
+) -> tuple[ProcessRow, ...]:
+    """Returns a row per process, in the order of ranks, or of hosts and process ids."""
+    ranks = world_ranks(job)
+    columns = (time_us, traced.waited_us.sum(axis=0), traced.began_us.sum(axis=0), unsplit_us)
+    figures = (np.array(columns).T / 1e6).tolist()
+    order = sorted(
+        range(len(job.processes)),
+        key=lambda place: (
+            ranks.get(place, -1),
+            job.processes[place].host,
+            job.processes[place].pid,
+        ),
+    )
+    return tuple(
+        ProcessRow(job.processes[place], ranks.get(place), *figures[place]) for place in order
     )
 
 

@@ -131,9 +131,7 @@ def read_points(path: Path) -> Measurement:
             + invocation.command("microbench", "OP", "--json", "FILE")
         )
     points = tuple(
-        spread.placed(dataclasses.replace(point, error=_error(point, None)))
-        for row in rows
-        if (point := _point(row)) is not None
+        spread.placed(with_error(point)) for row in rows if (point := _point(row)) is not None
     )
     return Measurement(points, context.machine, tuple(_left_out(path, rows)))
 
@@ -168,6 +166,11 @@ def _of_nccl_tests(path: Path) -> Measurement:
             points.append(dataclasses.replace(point, error=_error(point, other_s), link=link))
     remarks = tuple(sweep.context["remarks"])
     return Measurement(tuple(points), {}, tuple(_left_out(path, rows)), remarks)
+
+
+def with_error(point: Point) -> Point:
+    """Returns the point with the error that follows from the spread of its samples."""
+    return dataclasses.replace(point, error=_error(point, None))
 
 
 def _error(point: Point, in_place_s: float | None) -> float:

@@ -13,7 +13,7 @@ import csv
 import dataclasses
 import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from commprof import invocation
@@ -198,7 +198,11 @@ def as_csv(report: FullReport, table: str, trial: TrialResult | None = None) -> 
     Raises:
         UsageError: as for ``rows``.
     """
-    found = rows(report, table, trial)
+    return csv_of(rows(report, table, trial))
+
+
+def csv_of(found: Sequence[Row]) -> str:
+    """Renders rows as :func:`as_csv` does; all have the same columns."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in found[:1]:
@@ -222,6 +226,11 @@ def as_parquet(report: FullReport, table: str, trial: TrialResult | None = None)
     Raises:
         UsageError: pyarrow is not installed; or as for ``rows``.
     """
+    return parquet_of(lambda: rows(report, table, trial))
+
+
+def parquet_of(make_rows: Callable[[], Sequence[Row]]) -> bytes:
+    """Renders rows as :func:`as_parquet` does; makes them once pyarrow was found."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -230,10 +239,7 @@ def as_parquet(report: FullReport, table: str, trial: TrialResult | None = None)
             "--format parquet needs pyarrow, which is not installed: "
             f"{invocation.pip('pyarrow')}, or use --format csv"
         ) from None
-    found = [
-        {name: _parquet_cell(value) for name, value in row.items()}
-        for row in rows(report, table, trial)
-    ]
+    found = [{name: _parquet_cell(value) for name, value in row.items()} for row in make_rows()]
     buffer = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(found), buffer)
     return buffer.getvalue()

@@ -85,6 +85,11 @@ def render_strategies(compared: ComparedStrategies) -> str:
     return _page(context, parts, partial(page_data, compared.reports, None))
 
 
+def render_sections(context: Mapping[str, Any], parts: Sequence[Section]) -> str:
+    """Returns the HTML of the page of a recording without steps: text and tables, no pictures."""
+    return _page(context, parts, partial(page_data, [], None))
+
+
 def _page(context: Mapping[str, Any], parts: Sequence[Section], data: Callable[[int], str]) -> str:
     """Renders a page; ``data(most_bytes)`` returns the figures in at most ``most_bytes``."""
     style, script = Markup(_joined("page.css", "charts.css")), _joined(*SCRIPTS)

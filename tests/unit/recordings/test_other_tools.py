@@ -70,15 +70,15 @@ def test_a_trace_of_torch_profiler_is_sent_to_its_commands(
     assert "is a trace of torch.profiler: give its directory to commprof fit" in line
 
 
-def test_a_log_of_nccl_inspector_is_sent_to_report(
+def test_a_log_of_nccl_inspector_is_sent_to_its_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "node-pid7.log"
     header = '{"header": {"id": "0xa", "rank": 0, "n_ranks": 2}, '
     path.write_text(header + '"coll_perf": {"coll": "AllReduce", "coll_sn": 3}}\n')
-    assert main(["fit", str(path)]) != 0
+    assert main(["predict", str(path)]) != 0
     (line,) = capsys.readouterr().err.splitlines()
-    assert "holds logs of NCCL Inspector: commprof report reads them" in line
+    assert "holds logs of NCCL Inspector: commprof report, fit, compare and top read them" in line
 
 
 def test_a_source_file_is_no_other_tool(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""Points for cost curves from logs of NCCL Inspector: transfers, without the waiting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from commprof.analysis.inspector.communicators import split_job
+from commprof.analysis.inspector.transfers import LEAST_CALLS, Transfers, transfers_of
+from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.fit.points import Measurement, Point, with_error
+from commprof.forecast.replay.algorithms import OPERATIONS
+from commprof.invocation import quoted
+from commprof.recordings.inspector import Progress, read_logs
+from commprof.text import counted
+
+#: Most calls of a point whose times are kept.
+_MOST_SAMPLES = 500
+
+
+def read_inspector_points(path: Path, progress: Progress | None = None) -> Measurement:
+    """Reads a point per operation, number of ranks, size and link class.
+
+    Raises:
+        CommprofError: there is no operation to read.
+    """
+    job = split_job(read_logs(path, progress))
+    points, left_out = [], []
+    for found in transfers_of(job):
+        reason = _unusable(found)
+        if reason:
+            left_out.append(
+                f"{quoted(path)}: {found.op} of {found.size_bytes} bytes on {found.ranks} ranks "
+                f"{reason}"
+            )
+        else:
+            points.append(_point(found))
+    unsplit = sorted(
+        {
+            each.kind
+            for one in job.communicators
+            for each in one.operations
+            if not each.is_split and one.ranks > 1
+        }
+    )
+    if unsplit:
+        left_out.append(
+            f"{quoted(path)}: {' and '.join(unsplit)}, whose root the logs do not name, so that "
+            "their times include waiting"
+        )
+    remark = (
+        f"{quoted(path)}: times are transfers in a running job, so what overlapped with them may "
+        "have lengthened them; the launch of kernels is not in them"
+    )
+    return Measurement(tuple(points), {}, tuple(left_out), (remark,) if points else ())
+
+
+def _unusable(found: Transfers) -> str:
+    if found.op not in OPERATIONS:
+        return "is of an operation without a model"
+    if found.crosses_hosts is None:
+        return "is of ranks whose hosts are not known"
+    calls = sum(map(len, found.by_communicator_us))
+    if calls < LEAST_CALLS:
+        return f"has {counted(calls, 'complete call')} only"
+    return ""
+
+
+def _point(found: Transfers) -> Point:
+    samples_s = found.samples_us.astype(np.float64) / 1e6
+    kept = samples_s[:: max(1, len(samples_s) // _MOST_SAMPLES)]
+    return with_error(
+        Point(
+            op=found.op,
+            backend="nccl",
+            ranks=found.ranks,
+            size_bytes=float(found.size_bytes),
+            time_s=float(np.median(samples_s)),
+            samples_s=tuple(kept.tolist()),
+            link=OTHER_HOST if found.crosses_hosts else SAME_HOST,
+        )
+    )
