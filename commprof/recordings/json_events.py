@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -24,6 +24,11 @@ _DAMAGED = "it is cut off or damaged"
 _KEPT = ("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties")
 
 
+#: Function that takes events from a place of the text on and returns the place where it stopped, in
+#: front of what it leaves to Python; None if it takes no further events.
+Scan = Callable[[str, int], int | None]
+
+
 class DamagedError(ValueError):
     """The file is not JSON, or its JSON ends early; the message gives the reason."""
 
@@ -36,6 +41,8 @@ class EventReader:
     """
 
     stream: BinaryIO
+    #: Takes the events that it can; ``events`` yields the others.
+    scan: Scan | None = None
     #: Top-level values other than the events; only the keys in ``_KEPT``.
     head: dict[str, Any] = field(default_factory=dict)
     #: True if there was an array of events.
@@ -86,7 +93,7 @@ class EventReader:
         self.found_events = True
         self._at += 1
         while True:
-            whole = self._whole_events()
+            whole = self._scanned() if self.scan is not None else self._whole_events()
             if whole:
                 yield whole
                 continue
@@ -95,6 +102,15 @@ class EventReader:
                 self._at += 1
                 return
             yield [self._value()]
+
+    def _scanned(self) -> list[Any]:
+        """Lets ``scan`` take events. Returns events that it does not take, if it takes no more."""
+        at = self.scan(self._text, self._at) if self.scan is not None else None
+        if at is None:
+            self.scan = None
+            return self._whole_events()
+        self._at = at
+        return []
 
     def _whole_events(self) -> list[Any]:
         """Returns the next events that are complete in the text read so far; empty if none is."""

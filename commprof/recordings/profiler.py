@@ -29,6 +29,7 @@ from commprof.recordings.profiler_rank import (
     recorded_rank,
     trace_of,
 )
+from commprof.recordings.profiler_scan import trace_scanner
 from commprof.recordings.profiler_windows import (
     MOST_WINDOWS,
     of_one_process,
@@ -87,13 +88,13 @@ def read_recording(path: Path) -> Recording | None:
     """
     found: list[RankRecording] = []
     problems: list[str] = []
-    seen = 0
+    seen, scanner = 0, trace_scanner()
 
     def take(name: str, stream: BinaryIO) -> None:
         nonlocal seen
         seen += 1
         try:
-            found.append(recorded_rank(name, read_events(stream)))
+            found.append(recorded_rank(name, read_events(stream, scanner)))
         except (TraceError, ValueError) as error:
             problems.append(f"{quoted(name)}: {error}")
 

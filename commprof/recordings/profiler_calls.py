@@ -132,7 +132,7 @@ def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
 def _by_metadata(issued: Event) -> Event:
     """Renames c10d's generic operator, ``record_param_comms``, to the collective that it names."""
     name = issued.arguments.get("Collective name")
-    return replace(issued, name=name) if isinstance(name, str) else issued
+    return issued._replace(name=name) if isinstance(name, str) else issued
 
 
 class _RangesByThread:
@@ -182,7 +182,7 @@ class _RangesByThread:
         arguments: dict[str, Any] = {}
         for event in reversed(inside):
             arguments |= event.arguments
-        return replace(best, arguments=arguments | best.arguments), numbers
+        return best._replace(arguments=arguments | best.arguments), numbers
 
     def _numbered_as(self, kernel: Event) -> Event | None:
         """Returns the range with the kernel's External id; None if there is none.

@@ -6,16 +6,27 @@ their names.
 
 from __future__ import annotations
 
+import itertools
 import math
-import re
 from array import array
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO, Final
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 
-from commprof.recordings.json_events import EventReader
+from commprof.recordings.json_events import EventReader, Scan
+from commprof.recordings.profiler_kinds import (
+    CATEGORIES,
+    COLLECTIVE,
+    COLUMN_OF,
+    KEPT_ARGUMENTS,
+    LAUNCHES,
+    LIST_OF,
+    OF_DEVICE,
+    Kind,
+    kind_of,
+)
 from commprof.recordings.profiler_words import (
     backend_of,
     has_certain_word,
@@ -24,51 +35,18 @@ from commprof.recordings.profiler_words import (
 )
 from commprof.text import printable
 
+if TYPE_CHECKING:
+    from commprof.recordings.profiler_scan import TraceScanner
+
 #: Largest valid times: of events, in µs, and of ``baseTimeNanoseconds``.
 _MOST_US: Final = 2.3e15
 _MOST_BASE_NS: Final = 2_300_000_000_000_000_000
 _MOST_NAMED: Final = 400_000
-#: Names of kernels of NCCL, RCCL, oneCCL and MSCCL, and of kernels of inference servers and
-#: symmetric memory that wait for their peers.
-_COMMUNICATION = re.compile(
-    r"nccl|rccl|msccl|oneccl|(?:^|[^a-z])ccl_|cross_device_reduce|all_?reduce_(?:fusion|prototype)|"
-    r"(?:one|two)_?shot_all_?reduce|multimem_\w*(?:reduce|gather)",
-    re.IGNORECASE,
-)
-#: Names of kernels that communicate between ranks, about which a recording has no details.
-_UNREADABLE = re.compile(
-    r"deep_?ep|nvshmem|rocshmem|intranode::|internode::|symm_mem|userbuffers_|pplx|flux::",
-    re.IGNORECASE,
-)
-#: Copies within a device, by CUDA, HIP and Level Zero; and those between two devices.
-_WITHIN_DEVICE = re.compile(r"DtoD|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
-_BETWEEN_DEVICES = re.compile(r"PtoP|P2P|Peer", re.IGNORECASE)
-#: Kernels that copy or fill memory: ROCm before 7.2 records copies as kernels.
-_COPYING_KERNEL = re.compile(r"^MEMORY_COPY_|^__amd_rocclr_(?:copy|fill)Buffer")
-_GRAPH_LAUNCH = ("cudaGraphLaunch", "hipGraphLaunch")
-_RANGES = re.compile(
-    r"ProfilerStep#\d|DistributedDataParallel\.forward|"
-    r"FullyShardedDataParallel\.forward|FSDP::|Optimizer\.step#|enumerate\(DataLoader\)|"
-    r"^#* ?(?:forward|backward|optimizer)(?: \d+)? ?#*$|^PP:\d",
-    re.IGNORECASE,
-)
-_BACKWARD_OP = "autograd::engine::evaluate_function"
-#: Begin of the names of autograd's own nodes.
-_NODES = "torch::autograd::"
-#: Range in which DDP, after waiting for a bucket, copies it back into the gradients.
-_COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-#: Name of an operator that waits, such as ``_c10d_functional::wait_tensor``.
-_WAITS = re.compile(r"(?:^|[^a-z])waits?(?:$|[^a-z])", re.IGNORECASE)
-#: Arguments of a communication kernel that are kept.
-_ARGUMENTS: Final[tuple[str, ...]] = (
-    *("Collective name", "Process Group Name", "Process Group Description", "Group size", "Seq"),
-    *("dtype", "In msg nelems", "Out msg nelems", "Process Group Ranks", "Src Rank", "Dst Rank"),
-    *("Rank", "Input Dims", "Input type", "Concrete Inputs", "External id", "external id"),
-)
+#: Most events of a trace at which the C++ scanner stops before Python reads all of the others.
+_MOST_UNUSUAL: Final = 1000
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """A communication kernel, a c10d operator or an annotated range of the host, with its name."""
 
     name: str
@@ -175,6 +153,16 @@ class ProfilerEvents:
             )
         ]
 
+    def keep(self, place: str, events: Iterable[tuple[Any, ...]]) -> None:
+        """Adds events to a list in ``NAMED``, up to a number that no real trace has."""
+        kept: list[Event] = getattr(self, place)
+        kept.extend(map(Event._make, itertools.islice(events, _MOST_NAMED - len(kept))))
+
+    def add_unreadable(self, name: str, count: int) -> None:
+        """Counts kernels that communicate without recorded details, the first of this name."""
+        self.unreadable += count
+        self.unreadable_name = self.unreadable_name or printable(name[:60])
+
 
 #: Fields of ``ProfilerEvents`` that are columns; those of a device have correlation ids as tags.
 COLUMNS_OF_DEVICE: Final = ("kernels", "copies", "other_copies")
@@ -182,23 +170,20 @@ COLUMNS: Final = (*COLUMNS_OF_DEVICE, "backward", "waits", "callers", "operators
 #: Fields that are lists of events.
 NAMED: Final = ("communication", "between_devices", "ranges", "issued")
 
-#: Function that keeps an event of one category: the event, its name, begin, end and arguments.
-Taker = Callable[[dict[str, Any], str, int, int, dict[str, Any], ProfilerEvents], None]
 
-
-def is_communication(kernel_name: str) -> bool:
-    """True if the name is that of a communication kernel, such as one of NCCL."""
-    return _COMMUNICATION.search(kernel_name) is not None
-
-
-def read_events(stream: BinaryIO) -> ProfilerEvents:
+def read_events(stream: BinaryIO, scanner: TraceScanner | None = None) -> ProfilerEvents:
     """Reads one trace to its end, or to the place where it is damaged.
+
+    Args:
+        stream: the trace.
+        scanner: reads most of the events; without it, Python's json reads all of them.
 
     Raises:
         ValueError: the file is not a trace at all.
     """
-    reader = EventReader(stream)
-    found, pairs = ProfilerEvents(head=reader.head), _Pairs()
+    found, pairs = ProfilerEvents(), _Pairs()
+    scan = _scan_into(found, scanner) if scanner is not None else None
+    reader = EventReader(stream, head=found.head, scan=scan)
     for events in reader.events():
         for event in events:
             if type(event) is not dict:
@@ -221,13 +206,26 @@ def read_events(stream: BinaryIO) -> ProfilerEvents:
     return found
 
 
+def _scan_into(found: ProfilerEvents, scanner: TraceScanner) -> Scan:
+    scanner.begin_trace()
+    unusual = 0
+
+    def scan(text: str, at: int) -> int | None:
+        nonlocal unusual
+        if unusual > _MOST_UNUSUAL:
+            return None
+        until = scanner.scan(text, at, found)
+        unusual += scanner.is_unusual
+        return until
+
+    return scan
+
+
 def _shift(found: ProfilerEvents, by_ns: int) -> None:
     """Converts times from the trace's own zero to times since 1970."""
     for named in NAMED:
         events: list[Event] = getattr(found, named)
-        events[:] = [
-            replace(e, begin_ns=e.begin_ns + by_ns, end_ns=e.end_ns + by_ns) for e in events
-        ]
+        events[:] = [Event(e[0], e[1] + by_ns, e[2] + by_ns, *e[3:]) for e in events]
     columns = [found.launched_ns, found.copied_back_ns]
     for name in COLUMNS:
         some: Intervals = getattr(found, name)
@@ -275,8 +273,8 @@ def _take(event: dict[str, Any], end: dict[str, Any], found: ProfilerEvents) -> 
         found: the events kept.
     """
     category, name = event.get("cat"), event.get("name")
-    take = _TAKERS.get(category) if type(category) is str else None
-    if take is None or not isinstance(name, str):
+    of_category = CATEGORIES.get(category) if type(category) is str else None
+    if of_category is None or not isinstance(name, str):
         return
     try:
         begin = _moment_ns(event["ts"])
@@ -292,7 +290,10 @@ def _take(event: dict[str, Any], end: dict[str, Any], found: ProfilerEvents) -> 
         found.unusable += 1
         return
     arguments = event.get("args")
-    take(event, name, begin, until, arguments if type(arguments) is dict else {}, found)
+    arguments = arguments if type(arguments) is dict else {}
+    kind = kind_of(of_category, name, COLLECTIVE in arguments)
+    if kind is not Kind.UNUSED:
+        _put(kind, Event(name, begin, until, _int(event.get("tid")), 0, -1, arguments), found)
 
 
 def _moment_ns(value: Any) -> int:
@@ -317,100 +318,31 @@ def _whole_ns(value: Any) -> int:
     return int(value)
 
 
-def _kernel(
-    event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
-) -> None:
-    correlation, device = _int(args.get("correlation")), _int(args.get("device"))
-    if "Collective name" in args or is_communication(name):
-        stream = _int(args.get("stream", event.get("tid")))
-        kept = {key: args[key] for key in _ARGUMENTS if key in args}
-        _keep(f.communication, Event(name, begin, end, stream, device, correlation, kept))
+def _put(kind: Kind, event: Event, found: ProfilerEvents) -> None:
+    """Keeps an event where events of its kind are kept, with the arguments that are of use."""
+    arguments, begin, end = event.arguments, event.begin_ns, event.end_ns
+    if kind in LAUNCHES:
+        found.graph_launches += kind is Kind.GRAPH_LAUNCH
+        found.launched_ns.append(begin)
+        found.launching_thread.append(event.thread)
+        found.launched.append(_int(arguments.get("correlation")))
         return
-    if _COPYING_KERNEL.search(name):
-        within = "copyBuffer" in name or "DEVICE_TO_DEVICE" in name
-        (f.copies if within else f.other_copies).add(begin, end, correlation, device)
-        return
-    if _UNREADABLE.search(name):
-        f.unreadable += 1
-        f.unreadable_name = f.unreadable_name or printable(name[:60])
-    f.kernels.add(begin, end, correlation, device)
-
-
-def _copy(
-    event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
-) -> None:
-    correlation, device = _int(args.get("correlation")), _int(args.get("device"))
-    between = _BETWEEN_DEVICES.search(name) is not None or "Collective name" in args
-    if between:
-        stream = _int(args.get("stream", event.get("tid")))
-        of_call = {key: args[key] for key in _ARGUMENTS if key in args}
-        _keep(f.between_devices, Event(name, begin, end, stream, device, correlation, of_call))
-    kept = f.copies if _WITHIN_DEVICE.search(name) and not between else f.other_copies
-    kept.add(begin, end, correlation, device)
-
-
-def _launch(
-    event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
-) -> None:
-    if name in _GRAPH_LAUNCH:
-        f.graph_launches += 1
-    if ("aunch" in name and "HostFunc" not in name) or "emcpy" in name:
-        f.launched_ns.append(begin)
-        f.launching_thread.append(_int(event.get("tid")))
-        f.launched.append(_int(args.get("correlation")))
-
-
-def _range(
-    event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
-) -> None:
-    if _RANGES.search(name) or is_collective_range(name):
-        kept = {key: args[key] for key in _ARGUMENTS if key in args}
-        _keep(f.ranges, Event(name, begin, end, _int(event.get("tid")), 0, -1, kept))
-
-
-def _operator(
-    event: dict[str, Any], name: str, begin: int, end: int, args: dict[str, Any], f: ProfilerEvents
-) -> None:
-    thread, has_namespace = _int(event.get("tid")), "::" in name
-    is_range = not has_namespace and (_RANGES.search(name) or is_collective_range(name))
-    if is_range:  # torch up to 1.11 has no other category
-        _range(event, name, begin, end, args, f)
-    elif has_namespace and _WAITS.search(name.rpartition("::")[2]):
-        f.waits.add(begin, end, thread)
-    elif name.startswith("c10d::") or name == "record_param_comms":
-        kept = {key: args[key] for key in _ARGUMENTS if key in args}
-        _keep(f.issued, Event(name, begin, end, thread, 0, -1, kept))
-    elif name.startswith(_BACKWARD_OP):
-        f.backward.add(begin, end, thread)
-    elif not has_namespace or name.startswith(_NODES):
-        f.callers.add(begin, end, thread)
-    else:
-        f.operators.add(begin, end, thread)
-        if name == _COPIED_BACK:
-            f.copied_back_ns.append(begin)
-
-
-_TAKERS: Final[dict[str, Taker]] = {
-    "kernel": _kernel,
-    "Kernel": _kernel,
-    "gpu_memcpy": _copy,
-    "Memcpy": _copy,
-    "gpu_memset": _copy,
-    "Memset": _copy,
-    "cuda_runtime": _launch,
-    "cuda_driver": _launch,
-    "Runtime": _launch,
-    **dict.fromkeys(("xpu_runtime", "xpu_driver"), _launch),
-    **dict.fromkeys(("privateuse1_runtime", "privateuse1_driver"), _launch),
-    "user_annotation": _range,
-    "cpu_op": _operator,
-    "Operator": _operator,
-}
-
-
-def _keep(kept: list[Event], event: Event) -> None:
-    if len(kept) < _MOST_NAMED:
-        kept.append(event)
+    if kind in LIST_OF:
+        kept = {key: arguments[key] for key in KEPT_ARGUMENTS if key in arguments}
+        event = event._replace(arguments=kept)
+    if kind in OF_DEVICE:
+        stream = _int(arguments["stream"]) if "stream" in arguments else event.thread
+        device, correlation = (_int(arguments.get(key)) for key in ("device", "correlation"))
+        event = event._replace(thread=stream, device=device, correlation=correlation)
+    if kind in LIST_OF:
+        found.keep(LIST_OF[kind], [event])
+    if kind in COLUMN_OF:
+        tag = event.correlation if kind in OF_DEVICE else event.thread
+        getattr(found, COLUMN_OF[kind]).add(begin, end, tag, event.device)
+    if kind is Kind.COPY_BACK:
+        found.copied_back_ns.append(begin)
+    elif kind is Kind.UNREADABLE_KERNEL:
+        found.add_unreadable(event.name, 1)
 
 
 def _int(value: Any) -> int:

@@ -169,9 +169,9 @@ def _operators(events: ProfilerEvents) -> list[Event]:
         place = of_thread[event.thread][turn] if turn >= 0 else -1
         if place >= 0 and event.end_ns <= named[place].end_ns:
             whole = {**event.arguments, **named[place].arguments}
-            named[place] = replace(named[place], arguments=whole)
+            named[place] = named[place]._replace(arguments=whole)
         elif operation(name) != "other":
-            alone.append(replace(event, name=name))
+            alone.append(event._replace(name=name))
     return sorted(named + alone, key=_begin)
 
 
@@ -297,7 +297,7 @@ def _without_callbacks(
         is_own = outer < 0 or issued[outer].event.thread != transfer.thread
         if is_own and turn < len(of_thread):
             end_ns = min(transfer.end_ns, of_thread[turn])
-            transfer = replace(transfer, end_ns=end_ns)
+            transfer = transfer._replace(end_ns=end_ns)
         ended.append(transfer)
     return ended
 

@@ -167,7 +167,7 @@ def _moved(event: Event, apart: int) -> Event:
         correlation += apart
     if number := external_id(event):
         arguments = {**arguments, "External id": number + apart}
-    return replace(event, correlation=correlation, arguments=arguments)
+    return event._replace(correlation=correlation, arguments=arguments)
 
 
 def _inside(begin_ns: array[int], since: int, until: int) -> npt.NDArray[np.bool_]:

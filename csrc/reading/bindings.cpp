@@ -10,6 +10,7 @@
 #include "inspector/follow.h"
 #include "inspector/log_file.h"
 #include "inspector/waits.h"
+#include "reading/bind_events.h"
 
 namespace py = pybind11;
 
@@ -264,4 +265,5 @@ PYBIND11_MODULE(_reading, m) {
   commprof::bindLog(m);
   commprof::bindWaits(m);
   commprof::bindFollowing(m);
+  commprof::bindEvents(m);
 }

@@ -23,7 +23,8 @@ from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.nccl_tests import read_nccl_tests
 from commprof.recordings.profiler import read_recording
 from commprof.recordings.profiler_calls import operation
-from commprof.recordings.profiler_events import is_communication, read_events
+from commprof.recordings.profiler_events import read_events
+from commprof.recordings.profiler_kinds import is_communication
 from commprof.recordings.profiler_rank import recorded_rank
 from commprof.recordings.profiler_windows import of_one_process
 from commprof.trace import columns

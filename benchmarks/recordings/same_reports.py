@@ -1,0 +1,88 @@
+"""Do two checkouts of commprof report the same of recordings? And how much CPU time do they take?
+
+    PYTHONPATH=. python benchmarks/recordings/same_reports.py OTHER_CHECKOUT RECORDING...
+
+Each recording, or each one in a folder of recordings, is reported with `--format json` (or with
+`--all`, if it has no steps) by this checkout and by the other one, in turns. The exit code is 1 if
+a report differs. CPU times are the least of the turns, with the start of Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tabulate import tabulate
+
+ROOT = Path(__file__).parents[2]
+_MOST_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one checkout says, and what that takes."""
+
+    text: str
+    cpu_s: float
+    peak_mb: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("other", type=Path, help="the other checkout, with its modules built")
+    parser.add_argument("recordings", type=Path, nargs="+")
+    parser.add_argument("--turns", type=int, default=1, help="runs of each (default: 1)")
+    parser.add_argument("--inside", action="store_true", help="each file of the folders given")
+    args = parser.parse_args()
+    given: list[Path] = [path.resolve() for path in args.recordings]
+    if args.inside:
+        given = [file for folder in given for file in sorted(folder.iterdir())]
+    rows, differ = [], 0
+    for path in given:
+        other, this = [], []
+        for _ in range(args.turns):
+            other.append(_told(args.other.resolve(), path))
+            this.append(_told(ROOT, path))
+        is_same = other[0].text == this[0].text
+        differ += not is_same
+        if not is_same:
+            lines = difflib.unified_diff(other[0].text.splitlines(), this[0].text.splitlines(), n=0)
+            print(f"{path.name}:", *[line.rstrip() for line in lines][:_MOST_SHOWN], sep="\n  ")
+        old_s, new_s = (min(told.cpu_s for told in each) for each in (other, this))
+        memory = (max(told.peak_mb for told in each) for each in (other, this))
+        rows.append(
+            [path.name, "same" if is_same else "DIFFERS", old_s, new_s, old_s / new_s, *memory]
+        )
+    headers = ["recording", "report", "other CPU s", "this CPU s", "ratio", "other MB", "this MB"]
+    print(tabulate(rows, headers, floatfmt=("", "", ".2f", ".2f", ".1f", ".0f", ".0f")))
+    return 1 if differ else 0
+
+
+def _told(root: Path, path: Path) -> Told:
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    for format in ("json", "table"):
+        command = [sys.executable, "-m", "commprof", "report", str(path), "--format", format]
+        child = subprocess.Popen(
+            command, cwd="/", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert child.stdout is not None
+        text = child.stdout.read().decode()
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode == 0:
+            break
+    return Told(text.replace(str(root), ""), _cpu_s(usage), usage.ru_maxrss / 1000)
+
+
+def _cpu_s(usage: resource.struct_rusage) -> float:
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())

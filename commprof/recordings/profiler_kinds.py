@@ -1,0 +1,188 @@
+"""What an event of a torch.profiler trace is, by its category and its name."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum, auto
+from functools import lru_cache
+from typing import Final
+
+from commprof.recordings.profiler_words import is_collective_range
+
+#: Names of kernels of NCCL, RCCL, oneCCL and MSCCL, and of kernels of inference servers and
+#: symmetric memory that wait for their peers.
+_COMMUNICATION = re.compile(
+    r"nccl|rccl|msccl|oneccl|(?:^|[^a-z])ccl_|cross_device_reduce|all_?reduce_(?:fusion|prototype)|"
+    r"(?:one|two)_?shot_all_?reduce|multimem_\w*(?:reduce|gather)",
+    re.IGNORECASE,
+)
+#: Names of kernels that communicate between ranks, about which a recording has no details.
+_UNREADABLE = re.compile(
+    r"deep_?ep|nvshmem|rocshmem|intranode::|internode::|symm_mem|userbuffers_|pplx|flux::",
+    re.IGNORECASE,
+)
+#: Copies within a device, by CUDA, HIP and Level Zero; and those between two devices.
+_WITHIN_DEVICE = re.compile(r"DtoD|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
+_BETWEEN_DEVICES = re.compile(r"PtoP|P2P|Peer", re.IGNORECASE)
+#: Kernels that copy or fill memory: ROCm before 7.2 records copies as kernels.
+_COPYING_KERNEL = re.compile(r"^MEMORY_COPY_|^__amd_rocclr_(?:copy|fill)Buffer")
+_GRAPH_LAUNCH = ("cudaGraphLaunch", "hipGraphLaunch")
+_RANGES = re.compile(
+    r"ProfilerStep#\d|DistributedDataParallel\.forward|"
+    r"FullyShardedDataParallel\.forward|FSDP::|Optimizer\.step#|enumerate\(DataLoader\)|"
+    r"^#* ?(?:forward|backward|optimizer)(?: \d+)? ?#*$|^PP:\d",
+    re.IGNORECASE,
+)
+_BACKWARD_OP = "autograd::engine::evaluate_function"
+#: Begin of the names of autograd's own nodes.
+_NODES = "torch::autograd::"
+#: Range in which DDP, after waiting for a bucket, copies it back into the gradients.
+_COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+#: Name of an operator that waits, such as ``_c10d_functional::wait_tensor``.
+_WAITS = re.compile(r"(?:^|[^a-z])waits?(?:$|[^a-z])", re.IGNORECASE)
+
+
+class Category(IntEnum):
+    """Kinds of categories that are used."""
+
+    KERNEL = 0
+    COPY = auto()
+    LAUNCH = auto()
+    RANGE = auto()
+    OPERATOR = auto()
+
+
+#: Kinds by the names of categories, which differ between versions and devices.
+CATEGORIES: Final[dict[str, Category]] = {
+    **dict.fromkeys(("kernel", "Kernel"), Category.KERNEL),
+    **dict.fromkeys(("gpu_memcpy", "Memcpy", "gpu_memset", "Memset"), Category.COPY),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "Runtime"), Category.LAUNCH),
+    **dict.fromkeys(("xpu_runtime", "xpu_driver"), Category.LAUNCH),
+    **dict.fromkeys(("privateuse1_runtime", "privateuse1_driver"), Category.LAUNCH),
+    "user_annotation": Category.RANGE,
+    **dict.fromkeys(("cpu_op", "Operator"), Category.OPERATOR),
+}
+
+
+class Kind(IntEnum):
+    """What an event is, and so where it is kept."""
+
+    UNUSED = 0
+    #: Communication on a device.
+    COMMUNICATION = auto()
+    KERNEL = auto()
+    #: Kernel that communicates between ranks without recorded details.
+    UNREADABLE_KERNEL = auto()
+    COPY_WITHIN = auto()
+    COPY_BETWEEN = auto()
+    OTHER_COPY = auto()
+    LAUNCH = auto()
+    GRAPH_LAUNCH = auto()
+    #: Range of communication, steps or phases.
+    RANGE = auto()
+    #: Operator of c10d.
+    ISSUE = auto()
+    WAIT = auto()
+    BACKWARD = auto()
+    CALLER = auto()
+    OPERATOR = auto()
+    #: Operator in which DDP copies a bucket into gradients.
+    COPY_BACK = auto()
+
+
+#: Column of ``ProfilerEvents`` of each kind whose events are kept without their names.
+COLUMN_OF: Final = {
+    **dict.fromkeys((Kind.KERNEL, Kind.UNREADABLE_KERNEL), "kernels"),
+    Kind.COPY_WITHIN: "copies",
+    **dict.fromkeys((Kind.OTHER_COPY, Kind.COPY_BETWEEN), "other_copies"),
+    **{Kind.WAIT: "waits", Kind.BACKWARD: "backward", Kind.CALLER: "callers"},
+    **dict.fromkeys((Kind.OPERATOR, Kind.COPY_BACK), "operators"),
+}
+#: List of ``ProfilerEvents`` of each kind whose events keep their names.
+LIST_OF: Final = {
+    Kind.COMMUNICATION: "communication",
+    Kind.COPY_BETWEEN: "between_devices",
+    Kind.RANGE: "ranges",
+    Kind.ISSUE: "issued",
+}
+#: Kinds of events of a device, which have a correlation id and a stream.
+OF_DEVICE: Final = (
+    *(Kind.COMMUNICATION, Kind.KERNEL, Kind.UNREADABLE_KERNEL),
+    *(Kind.COPY_WITHIN, Kind.COPY_BETWEEN, Kind.OTHER_COPY),
+)
+LAUNCHES: Final = (Kind.LAUNCH, Kind.GRAPH_LAUNCH)
+#: Argument that tells that an event is part of a collective.
+COLLECTIVE: Final = "Collective name"
+#: Arguments that are kept, of events that keep their names.
+KEPT_ARGUMENTS: Final[tuple[str, ...]] = (
+    *(COLLECTIVE, "Process Group Name", "Process Group Description", "Group size", "Seq"),
+    *("dtype", "In msg nelems", "Out msg nelems", "Process Group Ranks", "Src Rank", "Dst Rank"),
+    *("Rank", "Input Dims", "Input type", "Concrete Inputs", "External id", "external id"),
+)
+
+
+def is_communication(kernel_name: str) -> bool:
+    """True if the name is that of a communication kernel, such as one of NCCL."""
+    return _COMMUNICATION.search(kernel_name) is not None
+
+
+@lru_cache(maxsize=1 << 14)
+def kind_of(category: Category, name: str, is_collective: bool) -> Kind:
+    """Returns what an event is.
+
+    Args:
+        category: kind of the event's category.
+        name: the event's name.
+        is_collective: True if the event's arguments name a collective.
+    """
+    return _KIND_OF[category](name, is_collective)
+
+
+def _kernel(name: str, is_collective: bool) -> Kind:
+    if is_collective or is_communication(name):
+        return Kind.COMMUNICATION
+    if _COPYING_KERNEL.search(name):
+        within = "copyBuffer" in name or "DEVICE_TO_DEVICE" in name
+        return Kind.COPY_WITHIN if within else Kind.OTHER_COPY
+    return Kind.UNREADABLE_KERNEL if _UNREADABLE.search(name) else Kind.KERNEL
+
+
+def _copy(name: str, is_collective: bool) -> Kind:
+    if is_collective or _BETWEEN_DEVICES.search(name):
+        return Kind.COPY_BETWEEN
+    return Kind.COPY_WITHIN if _WITHIN_DEVICE.search(name) else Kind.OTHER_COPY
+
+
+def _launch(name: str, is_collective: bool) -> Kind:
+    if name in _GRAPH_LAUNCH:
+        return Kind.GRAPH_LAUNCH
+    is_launch = ("aunch" in name and "HostFunc" not in name) or "emcpy" in name
+    return Kind.LAUNCH if is_launch else Kind.UNUSED
+
+
+def _range(name: str, is_collective: bool) -> Kind:
+    return Kind.RANGE if _RANGES.search(name) or is_collective_range(name) else Kind.UNUSED
+
+
+def _operator(name: str, is_collective: bool) -> Kind:
+    has_namespace = "::" in name
+    if not has_namespace and _range(name, is_collective) is Kind.RANGE:
+        return Kind.RANGE  # torch up to 1.11 has no other category
+    if has_namespace and _WAITS.search(name.rpartition("::")[2]):
+        return Kind.WAIT
+    if name.startswith("c10d::") or name == "record_param_comms":
+        return Kind.ISSUE
+    if name.startswith(_BACKWARD_OP):
+        return Kind.BACKWARD
+    if not has_namespace or name.startswith(_NODES):
+        return Kind.CALLER
+    return Kind.COPY_BACK if name == _COPIED_BACK else Kind.OPERATOR
+
+
+_KIND_OF: Final = {
+    Category.KERNEL: _kernel,
+    Category.COPY: _copy,
+    Category.LAUNCH: _launch,
+    Category.RANGE: _range,
+    Category.OPERATOR: _operator,
+}

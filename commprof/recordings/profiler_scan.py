@@ -1,0 +1,192 @@
+"""Reads the events of torch.profiler traces with the C++ scanner, many at once.
+
+The scanner gives the events of a piece of text as columns, with numbers for names. What an event is
+(:mod:`profiler_kinds`) is asked once for each name, and the columns are sorted with numpy. Only
+events that keep their name become objects. The scanner stops in front of an event that is written
+in an unusual way; :mod:`profiler_events` takes such an event as Python's json reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.recordings.profiler_kinds import (
+    CATEGORIES,
+    COLLECTIVE,
+    COLUMN_OF,
+    KEPT_ARGUMENTS,
+    LAUNCHES,
+    LIST_OF,
+    OF_DEVICE,
+    Category,
+    Kind,
+    kind_of,
+)
+
+if TYPE_CHECKING:
+    from commprof._reading import EventScanner
+    from commprof.recordings.profiler_events import ProfilerEvents
+
+Ints = npt.NDArray[np.int64]
+
+_UNKNOWN: Final = -1
+#: Most names and values that are remembered from one trace to the next.
+_MOST_TEXTS: Final = 200_000
+
+
+def _mask(kinds: Collection[Kind]) -> npt.NDArray[np.bool_]:
+    return np.array([kind in kinds for kind in Kind], np.bool_)
+
+
+#: For each column, the kinds that are kept in it.
+_KINDS_IN: Final = {
+    place: [kind for kind in Kind if COLUMN_OF.get(kind) == place]
+    for place in dict.fromkeys(COLUMN_OF.values())
+}
+_MASK_OF: Final = {place: _mask(kinds) for place, kinds in _KINDS_IN.items()}
+_IS_LAUNCH: Final = _mask(LAUNCHES)
+_CATEGORY_CODES: Final = np.array([int(category) for category in CATEGORIES.values()], np.int64)
+
+
+class TraceScanner:
+    """The C++ scanner, and what is known of the names and values that it has numbered.
+
+    Of use to the traces of one job, one after the other: ranks have the same names.
+    """
+
+    def __init__(self) -> None:
+        """Makes a scanner.
+
+        Raises:
+            ImportError: commprof's C++ module is missing.
+        """
+        self._begin()
+
+    def _begin(self) -> None:
+        from commprof._reading import EventScanner
+
+        self._scanner: EventScanner = EventScanner(
+            list(CATEGORIES), list(KEPT_ARGUMENTS), COLLECTIVE
+        )
+        self._names: list[str] = []
+        #: Kind by category, is_collective and name; -1 if not known yet.
+        self._kinds = np.full((2 * len(Category), 0), _UNKNOWN, np.int8)
+        self._values: list[Any] = []
+        self._arguments: dict[bytes, dict[str, Any]] = {}
+
+    def begin_trace(self) -> None:
+        """Forgets names and values if they are many."""
+        if max(len(self._names), len(self._values)) > _MOST_TEXTS:
+            self._begin()
+
+    @property
+    def is_unusual(self) -> bool:
+        """True if the last scan stopped at an event that the scanner does not take."""
+        return self._scanner.is_unusual
+
+    def scan(self, text: str, at: int, found: ProfilerEvents) -> int:
+        """Keeps the events from a place on; returns the place where the scan stopped."""
+        scanner = self._scanner
+        until = scanner.scan(text, at)
+        category = scanner.category
+        if len(category):
+            kind = self._kinds_of(_CATEGORY_CODES[category], scanner.is_collective, scanner.name)
+            self._sort(kind, np.bincount(kind, minlength=len(Kind)), found)
+        return until
+
+    def _kinds_of(self, category: Ints, is_collective: Ints, name: Ints) -> Ints:
+        self._names += [json.loads(text) for text in self._scanner.names(len(self._names))]
+        count = len(self._names)
+        if count > self._kinds.shape[1]:
+            more = np.full((len(self._kinds), count - self._kinds.shape[1] + 64), _UNKNOWN, np.int8)
+            self._kinds = np.concatenate((self._kinds, more), axis=1)
+        row = 2 * category + is_collective
+        kind = self._kinds[row, name]
+        unknown = np.flatnonzero(kind == _UNKNOWN)
+        if len(unknown):
+            new = np.unique(row[unknown] * count + name[unknown])
+            for each_row, number in zip(
+                (new // count).tolist(), (new % count).tolist(), strict=True
+            ):
+                self._kinds[each_row, number] = kind_of(
+                    Category(each_row // 2), self._names[number], bool(each_row % 2)
+                )
+            kind = self._kinds[row, name]
+        return kind.astype(np.int64)
+
+    def _sort(self, kind: Ints, counts: Ints, found: ProfilerEvents) -> None:
+        scanner = self._scanner
+        begin, end, thread = scanner.begin_ns, scanner.end_ns, scanner.thread
+        correlation, device = scanner.correlation, scanner.device
+        for place, mask in _MASK_OF.items():
+            if not counts[mask].any():
+                continue
+            rows = np.flatnonzero(mask[kind])
+            is_of_device = _KINDS_IN[place][0] in OF_DEVICE
+            column = getattr(found, place)
+            column.begin_ns.frombytes(begin[rows].tobytes())
+            column.end_ns.frombytes(end[rows].tobytes())
+            column.tag.frombytes((correlation if is_of_device else thread)[rows].tobytes())
+            zeros = np.zeros(len(rows), np.int64)
+            column.device.frombytes((device[rows] if is_of_device else zeros).tobytes())
+        if counts[Kind.COPY_BACK]:
+            found.copied_back_ns.frombytes(begin[kind == Kind.COPY_BACK].tobytes())
+        if counts[_IS_LAUNCH].any():
+            rows = np.flatnonzero(_IS_LAUNCH[kind])
+            found.launched_ns.frombytes(begin[rows].tobytes())
+            found.launching_thread.frombytes(thread[rows].tobytes())
+            found.launched.frombytes(correlation[rows].tobytes())
+            found.graph_launches += int(counts[Kind.GRAPH_LAUNCH])
+        if counts[Kind.UNREADABLE_KERNEL]:
+            first = int(np.flatnonzero(kind == Kind.UNREADABLE_KERNEL)[0])
+            found.add_unreadable(
+                self._names[int(scanner.name[first])], int(counts[Kind.UNREADABLE_KERNEL])
+            )
+        for of_kind in LIST_OF:
+            if counts[of_kind]:
+                self._keep_named(of_kind, np.flatnonzero(kind == of_kind), found)
+
+    def _keep_named(self, kind: Kind, rows: Ints, found: ProfilerEvents) -> None:
+        scanner = self._scanner
+        numbers = scanner.arguments(rows)
+        self._values += [json.loads(text) for text in scanner.values(len(self._values))]
+        nothing = np.full(len(rows), -1, np.int64)
+        zeros = np.zeros(len(rows), np.int64)
+        columns = (
+            (scanner.stream[rows], scanner.device[rows], scanner.correlation[rows])
+            if kind in OF_DEVICE
+            else (scanner.thread[rows], zeros, nothing)
+        )
+        times = scanner.begin_ns[rows].tolist(), scanner.end_ns[rows].tolist()
+        found.keep(
+            LIST_OF[kind],
+            zip(
+                [self._names[number] for number in scanner.name[rows].tolist()],
+                *times,
+                *(column.tolist() for column in columns),
+                [self._arguments_of(row) for row in numbers],
+                strict=True,
+            ),
+        )
+
+    def _arguments_of(self, numbers: Ints) -> dict[str, Any]:
+        key = numbers.tobytes()
+        arguments = self._arguments.get(key)
+        if arguments is None:
+            pairs = zip(KEPT_ARGUMENTS, numbers.tolist(), strict=True)
+            arguments = {name: self._values[number] for name, number in pairs if number >= 0}
+            self._arguments[key] = arguments
+        return arguments
+
+
+def trace_scanner() -> TraceScanner | None:
+    """Returns a scanner; None if commprof's C++ module is missing, so that Python has to do."""
+    try:
+        return TraceScanner()
+    except ImportError:
+        return None

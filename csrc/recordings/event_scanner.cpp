@@ -1,0 +1,338 @@
+#include "recordings/event_scanner.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <optional>
+
+#include "recordings/json_scan.h"
+
+namespace commprof::recordings {
+
+namespace {
+
+// Times above are no times in us; whole ones below that are ns since 1970.
+constexpr double kMostUs = 2.3e15;
+constexpr int64_t kMostNs = 2'300'000'000'000'000'000;
+// Columns hold smaller numbers only.
+constexpr int64_t kLimit = int64_t(1) << 62;
+constexpr size_t kMostDigits = 18;
+
+bool isString(std::string_view token) {
+  return !token.empty() && token.front() == '"';
+}
+
+std::string_view unquoted(std::string_view token) {
+  return token.substr(1, token.size() - 2);
+}
+
+bool isEscaped(std::string_view token) {
+  return token.find('\\') != std::string_view::npos;
+}
+
+std::optional<int64_t> wholeNumber(std::string_view token) {
+  int64_t value = 0;
+  const char* const end = token.data() + token.size();
+  const auto [rest, error] = std::from_chars(token.data(), end, value);
+  if (error != std::errc() || rest != end) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+// A whole number, also one in quotes; -1 for anything else. nullopt if only
+// Python can tell: digits outside of ASCII are digits too.
+std::optional<int64_t> identifier(std::string_view token) {
+  if (!isString(token)) {
+    const int64_t value = wholeNumber(token).value_or(-1);
+    return value >= -kLimit && value < kLimit ? value : -1;
+  }
+  const std::string_view text = unquoted(token);
+  if (text.empty() || text.size() > kMostDigits * 4) {
+    return -1;
+  }
+  for (const char c : text) {
+    if (c == '\\' || static_cast<unsigned char>(c) >= 0x80) {
+      return std::nullopt;
+    }
+    if (c < '0' || c > '9') {
+      return -1;
+    }
+  }
+  return text.size() <= kMostDigits ? wholeNumber(text).value_or(-1) : -1;
+}
+
+// A time or length from a token, in ns.
+struct Time {
+  int64_t ns = 0;
+  bool isWholeNs = false; // it was written in ns
+};
+
+// nullopt if the token is no number, or none that can be a time. Floats are
+// rounded as Python rounds: to the nearest ns, halves to the even one.
+std::optional<Time> timeOf(std::string_view token, bool isInNs) {
+  if (token.empty() || isString(token)) {
+    return std::nullopt;
+  }
+  const bool isWhole =
+      token.find_first_not_of("-0123456789") == std::string_view::npos;
+  if (isWhole) {
+    const std::optional<int64_t> value = wholeNumber(token);
+    if (!value.has_value() || *value < 0) {
+      return std::nullopt;
+    }
+    if (isInNs) {
+      return *value < kMostNs ? std::optional(Time{*value, true})
+                              : std::nullopt;
+    }
+    if (double(*value) >= kMostUs) {
+      return std::nullopt;
+    }
+    return Time{*value * 1000, false};
+  }
+  double value = 0;
+  const char* const end = token.data() + token.size();
+  const auto [rest, error] = std::from_chars(token.data(), end, value);
+  if (error != std::errc() || rest != end) {
+    return std::nullopt;
+  }
+  if (isInNs) {
+    if (!(value >= 0 && value < double(kMostNs))) {
+      return std::nullopt;
+    }
+    return Time{int64_t(value), true};
+  }
+  if (!(value >= 0 && value < kMostUs)) {
+    return std::nullopt;
+  }
+  const double whole = std::floor(value);
+  const double part = std::nearbyint((value - whole) * 1000);
+  return Time{int64_t(whole) * 1000 + int64_t(part), false};
+}
+
+// A begin: ns since 1970 if it is a whole number that no time in us reaches.
+std::optional<Time> momentOf(std::string_view token) {
+  const std::optional<int64_t> value = wholeNumber(token);
+  return timeOf(token, value.has_value() && double(*value) >= kMostUs);
+}
+
+} // namespace
+
+int64_t Texts::number(std::string_view text) {
+  const auto found = numbers_.find(text);
+  if (found != numbers_.end()) {
+    return found->second;
+  }
+  texts_.emplace_back(text);
+  const int64_t number = int64_t(texts_.size()) - 1;
+  numbers_.emplace(texts_.back(), number);
+  return number;
+}
+
+void EventColumns::clear() {
+  for (auto* column :
+       {&category,
+        &name,
+        &startNs,
+        &endNs,
+        &thread,
+        &correlation,
+        &device,
+        &stream,
+        &isCollective}) {
+    column->clear();
+  }
+  arguments.clear();
+}
+
+// The values of an event that a row needs; empty if they are missing.
+struct EventScanner::Tokens {
+  std::string_view phase;
+  std::string_view category;
+  std::string_view name;
+  std::string_view thread;
+  std::string_view begin;
+  std::string_view length;
+  std::string_view arguments;
+  std::string_view correlation;
+  std::string_view device;
+  std::string_view stream;
+  bool isCollective = false;
+};
+
+EventScanner::EventScanner(
+    std::vector<std::string> categories,
+    std::vector<std::string> kept,
+    std::string collective)
+    : categories_(std::move(categories)),
+      kept_(std::move(kept)),
+      collective_(std::move(collective)) {}
+
+size_t EventScanner::scan(std::string_view text, size_t at) {
+  events_.clear();
+  isUnusual_ = false;
+  while (true) {
+    at = std::min(text.find_first_not_of(" \t\n\r\f\v,:", at), text.size());
+    if (at == text.size() || text[at] != '{') {
+      return at;
+    }
+    const Outcome outcome = scanEvent(text, at);
+    if (outcome != Outcome::kTaken) {
+      isUnusual_ = outcome == Outcome::kUnusual;
+      return at;
+    }
+  }
+}
+
+// Moves `at` behind the event if it was taken.
+EventScanner::Outcome EventScanner::scanEvent(
+    std::string_view text,
+    size_t& at) {
+  JsonScan scan(text, at);
+  Tokens tokens;
+  const auto argument = [&](std::string_view key) {
+    const std::string_view value = scan.value(2);
+    if (key == "correlation") {
+      tokens.correlation = value;
+    } else if (key == "device") {
+      tokens.device = value;
+    } else if (key == "stream") {
+      tokens.stream = value;
+    } else if (key == collective_) {
+      tokens.isCollective = true;
+    }
+    return !value.empty();
+  };
+  const auto arguments = [&] {
+    tokens.correlation = tokens.device = tokens.stream = tokens.arguments = {};
+    tokens.isCollective = false;
+    scan.skipSpace();
+    if (scan.next() != '{') {
+      return !scan.value(1).empty();
+    }
+    const size_t begin = scan.place();
+    if (!scan.object(argument)) {
+      return false;
+    }
+    tokens.arguments = text.substr(begin, scan.place() - begin);
+    return true;
+  };
+  const bool isWhole = scan.object([&](std::string_view key) {
+    if (key == "args") {
+      return arguments();
+    }
+    const std::string_view value = scan.value(1);
+    if (key == "ph") {
+      tokens.phase = value;
+    } else if (key == "cat") {
+      tokens.category = value;
+    } else if (key == "name") {
+      tokens.name = value;
+    } else if (key == "tid") {
+      tokens.thread = value;
+    } else if (key == "ts") {
+      tokens.begin = value;
+    } else if (key == "dur") {
+      tokens.length = value;
+    }
+    return !value.empty();
+  });
+  if (!isWhole) {
+    // Cut off if the scan came to the end of the text.
+    return JsonScan(text, at).value().empty() ? Outcome::kCutOff
+                                              : Outcome::kUnusual;
+  }
+  if (!addRow(tokens, text)) {
+    return Outcome::kUnusual;
+  }
+  at = scan.place();
+  return Outcome::kTaken;
+}
+
+// Adds the event's row if it has one; false if only Python can tell.
+bool EventScanner::addRow(const Tokens& tokens, std::string_view text) {
+  if (!isString(tokens.phase)) {
+    return true;
+  }
+  const std::string_view phase = unquoted(tokens.phase);
+  if (phase == "B" || phase == "E" || isEscaped(phase)) {
+    return false;
+  }
+  if (phase != "X" || !isString(tokens.category)) {
+    return true;
+  }
+  if (isEscaped(tokens.category)) {
+    return false;
+  }
+  const int64_t category = categoryOf(unquoted(tokens.category));
+  if (category < 0 || !isString(tokens.name)) {
+    return true;
+  }
+  const std::optional<Time> begin = momentOf(tokens.begin);
+  if (!begin.has_value()) {
+    return false;
+  }
+  const std::optional<Time> length =
+      tokens.length.empty() ? Time{} : timeOf(tokens.length, begin->isWholeNs);
+  const std::optional<int64_t> thread = identifier(tokens.thread);
+  const std::optional<int64_t> correlation = identifier(tokens.correlation);
+  const std::optional<int64_t> device = identifier(tokens.device);
+  const std::optional<int64_t> stream =
+      tokens.stream.empty() ? thread : identifier(tokens.stream);
+  if (!length.has_value() || !thread.has_value() || !correlation.has_value() ||
+      !device.has_value() || !stream.has_value()) {
+    return false;
+  }
+  events_.category.push_back(category);
+  events_.name.push_back(names_.number(tokens.name));
+  events_.startNs.push_back(begin->ns);
+  events_.endNs.push_back(begin->ns + length->ns);
+  events_.thread.push_back(*thread);
+  events_.correlation.push_back(*correlation);
+  events_.device.push_back(*device);
+  events_.stream.push_back(*stream);
+  events_.isCollective.push_back(tokens.isCollective ? 1 : 0);
+  const std::string_view arguments = tokens.arguments;
+  events_.arguments.emplace_back(
+      arguments.empty() ? 0 : size_t(arguments.data() - text.data()),
+      arguments.size());
+  return true;
+}
+
+int64_t EventScanner::categoryOf(std::string_view name) {
+  if (name == categories_[lastCategory_]) {
+    return int64_t(lastCategory_);
+  }
+  for (size_t i = 0; i < categories_.size(); ++i) {
+    if (name == categories_[i]) {
+      lastCategory_ = i;
+      return int64_t(i);
+    }
+  }
+  return -1;
+}
+
+std::vector<int64_t> EventScanner::arguments(
+    std::string_view text,
+    const std::vector<int64_t>& rows) {
+  std::vector<int64_t> numbers(rows.size() * kept_.size(), -1);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto [at, length] = events_.arguments[size_t(rows[i])];
+    if (length == 0) {
+      continue;
+    }
+    int64_t* const row = numbers.data() + i * kept_.size();
+    JsonScan scan(text.substr(at, length));
+    scan.object([&](std::string_view key) {
+      const std::string_view value = scan.value(1);
+      const auto place = std::find(kept_.begin(), kept_.end(), key);
+      if (place != kept_.end()) {
+        row[place - kept_.begin()] = values_.number(value);
+      }
+      return true;
+    });
+  }
+  return numbers;
+}
+
+} // namespace commprof::recordings

@@ -1,0 +1,108 @@
+// The events of a Chrome trace that a profiler wrote, as columns.
+//
+// Knows how such a trace is built, and no name in it: what an event means is
+// decided by the reader, once for each name. Events that are built in an
+// unusual way are left to the reader: the scan stops in front of them.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace commprof::recordings {
+
+// Numbers texts in the order in which they are first seen.
+class Texts {
+ public:
+  int64_t number(std::string_view text);
+
+  const std::string& operator[](size_t number) const {
+    return texts_[number];
+  }
+
+  size_t size() const {
+    return texts_.size();
+  }
+
+ private:
+  std::deque<std::string> texts_; // stay where they are
+  std::unordered_map<std::string_view, int64_t> numbers_;
+};
+
+// One row for each complete event ("ph": "X") of the categories asked for that
+// has a name, a begin and a length. Times are on the trace's own clock.
+struct EventColumns {
+  std::vector<int64_t> category; // its place in the list of categories
+  std::vector<int64_t> name; // its number in names()
+  std::vector<int64_t> startNs;
+  std::vector<int64_t> endNs;
+  std::vector<int64_t> thread; // -1 if it is not a whole number
+  std::vector<int64_t> correlation; // likewise, as device and stream
+  std::vector<int64_t> device;
+  std::vector<int64_t> stream; // `tid` if the arguments have none
+  std::vector<int64_t> isCollective; // 1 if the arguments name a collective
+  std::vector<std::pair<size_t, size_t>> arguments; // place and length
+
+  void clear();
+};
+
+// One thread uses it. Numbers of names and values stay the same for all texts.
+class EventScanner {
+ public:
+  // `kept` are the keys of arguments() and `collective` is the one that tells
+  // that an event is part of a collective.
+  EventScanner(
+      std::vector<std::string> categories,
+      std::vector<std::string> kept,
+      std::string collective);
+
+  // Replaces events() by those of the text from `at` on, separated by spaces,
+  // commas and colons. Returns the place at which the scan stopped: in front of
+  // an event that is cut off or unusual, or of anything else.
+  size_t scan(std::string_view text, size_t at);
+
+  const EventColumns& events() const {
+    return events_;
+  }
+  // Names as they are written, with quotes and escapes.
+  const Texts& names() const {
+    return names_;
+  }
+  // Values of arguments as they are written.
+  const Texts& values() const {
+    return values_;
+  }
+  // True if the last scan stopped at an event that is complete but unusual.
+  bool isUnusual() const {
+    return isUnusual_;
+  }
+
+  // For each of these rows and each kept key, the value's number or -1.
+  std::vector<int64_t> arguments(
+      std::string_view text,
+      const std::vector<int64_t>& rows);
+
+ private:
+  enum class Outcome { kTaken, kCutOff, kUnusual };
+
+  struct Tokens;
+
+  Outcome scanEvent(std::string_view text, size_t& at);
+  bool addRow(const Tokens& tokens, std::string_view text);
+  int64_t categoryOf(std::string_view name);
+
+  const std::vector<std::string> categories_;
+  const std::vector<std::string> kept_;
+  const std::string collective_;
+  EventColumns events_;
+  Texts names_;
+  Texts values_;
+  size_t lastCategory_ = 0;
+  bool isUnusual_ = false;
+};
+
+} // namespace commprof::recordings

@@ -1,0 +1,94 @@
+// Events of a profiler's trace as columns, and events left to the reader.
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "recordings/event_scanner.h"
+
+using namespace commprof::recordings;
+
+namespace {
+
+EventScanner newScanner() {
+  return EventScanner(
+      {"kernel", "cpu_op"}, {"Seq", "Collective name"}, "Collective name");
+}
+
+const std::string kKernel =
+    R"({"ph": "X", "cat": "kernel", "name": "nccl\u0041", "pid": 0, "tid": 20,)"
+    R"( "ts": 12.25, "dur": 3, "args": {"stream": 7, "device": "1",)"
+    R"( "correlation": 9, "Collective name": "allreduce", "Seq": 4}})";
+const std::string kOther = R"({"ph": "i", "cat": "kernel", "name": "x"})";
+const std::string kOperator =
+    R"({"args": [], "tid": "main", "dur": 0, "ts": 1700000000000000000,)"
+    R"( "name": "aten::mm", "cat": "cpu_op", "ph": "X"})";
+
+void eventsBecomeRows() {
+  EventScanner scanner = newScanner();
+  const std::string text =
+      "[" + kKernel + ",\n" + kOther + ", " + kOperator + "]";
+  CHECK(scanner.scan(text, 1) == text.size() - 1);
+  const EventColumns& events = scanner.events();
+  CHECK((events.category == std::vector<int64_t>{0, 1}));
+  CHECK((events.startNs == std::vector<int64_t>{12250, 1700000000000000000}));
+  CHECK((events.endNs == std::vector<int64_t>{15250, 1700000000000000000}));
+  CHECK((events.thread == std::vector<int64_t>{20, -1}));
+  CHECK((events.stream == std::vector<int64_t>{7, -1}));
+  CHECK((events.device == std::vector<int64_t>{1, -1}));
+  CHECK((events.correlation == std::vector<int64_t>{9, -1}));
+  CHECK((events.isCollective == std::vector<int64_t>{1, 0}));
+  CHECK(scanner.names()[size_t(events.name[0])] == R"("nccl\u0041")");
+  const std::vector<int64_t> numbers = scanner.arguments(text, {0, 1});
+  CHECK(scanner.values()[size_t(numbers[0])] == "4");
+  CHECK(scanner.values()[size_t(numbers[1])] == "\"allreduce\"");
+  CHECK(numbers[2] == -1 && numbers[3] == -1);
+}
+
+void namesKeepTheirNumbers() {
+  EventScanner scanner = newScanner();
+  scanner.scan(kKernel, 0);
+  scanner.scan(kOperator, 0);
+  CHECK(scanner.events().name[0] == 1);
+  scanner.scan(kOperator + kKernel, 0);
+  CHECK((scanner.events().name == std::vector<int64_t>{1, 0}));
+}
+
+void cutOffEventsAreLeft() {
+  for (size_t length = 0; length < kKernel.size(); ++length) {
+    EventScanner scanner = newScanner();
+    const std::string text = kOther + "," + kKernel.substr(0, length);
+    const size_t before = kOther.size() + 1;
+    CHECK(scanner.scan(text, 0) == before);
+    CHECK(scanner.events().name.empty());
+  }
+}
+
+void unusualEventsAreLeft() {
+  for (const char* const part :
+       {R"("ph": "B")", R"("ts": "5")", R"("ts": -1)", R"("dur": true)"}) {
+    EventScanner scanner = newScanner();
+    std::string event = kOperator;
+    event.replace(event.size() - 1, 1, std::string(", ") + part + "}");
+    CHECK(scanner.scan(kOther + event, 0) == kOther.size());
+    CHECK(scanner.isUnusual());
+  }
+  for (const std::string& damaged :
+       {std::string(100000, '{'),
+        "{\"a\": " + std::string(100000, '['),
+        std::string("{\"a\": \"\\x\"}"),
+        std::string("{\"a\": 01}"),
+        std::string("{\"a\": 1,}")}) {
+    EventScanner scanner = newScanner();
+    CHECK(scanner.scan(damaged, 0) == 0);
+  }
+}
+
+} // namespace
+
+int main() {
+  eventsBecomeRows();
+  namesKeepTheirNumbers();
+  cutOffEventsAreLeft();
+  unusualEventsAreLeft();
+  return check::report();
+}
