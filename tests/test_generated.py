@@ -12,6 +12,7 @@ import pytest
 
 from commprof import _native
 from commprof.trace import codes
+from tools import make_causes
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ROOT / "tools"
@@ -36,6 +37,11 @@ def test_tables_are_what_the_headers_say(tmp_path: Path) -> None:
     for path in made:
         committed = (ROOT / path.relative_to(tmp_path)).read_text()
         assert committed == path.read_text(), "out of date: run `make tables`"
+
+
+def test_the_page_of_causes_is_that_of_the_catalogue() -> None:
+    committed = (ROOT / "docs/causes.md").read_text()
+    assert committed == make_causes.page(), "out of date: run `python -m tools.make_causes`"
 
 
 def test_no_code_of_the_headers_is_lost() -> None:

@@ -17,6 +17,7 @@ from commprof.analysis.collectives.exchange import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.evidence import Figure
 from commprof.analysis.late.stragglers import LateRank, fell_behind
+from commprof.analysis.next_step import NextStep
 from commprof.analysis.remarks import FEW_STEPS
 from commprof.analysis.replicas import times_started
 from commprof.analysis.scaling import RunResult
@@ -124,10 +125,14 @@ class Card:
     caveats: tuple[str, ...]
     #: Next action, in words; may be empty.
     advice: str
-    #: Next command to type.
+    #: Next command to type; empty if the advice is to change the script.
     command: str
     #: Command that prints the full report.
     all_command: str
+    #: Name in the catalogue of the cause that ``advice`` is about, and the lines that mend it;
+    #: empty for other advice.
+    cause: str = ""
+    fix: str = ""
 
 
 def card(
@@ -148,12 +153,13 @@ def card(
     step = mean_step(detail)
     late, lacking = _late(world.late_rank), world.evidence.lacking(Figure.EXPOSED)
     run = invocation.quoted(directory)
-    advice, command = (
-        verdict.next_step.advice,
-        verdict.next_step.command or _command_to_inspect(run, late),
-    )
+    following = verdict.next_step
+    advice, command = following.advice, following.command
+    if not command and not following.fix:
+        command = _command_to_inspect(run, late)
     apart = world.apart is not None and world.apart.advice
     if result.incidents and not apart:
+        following = NextStep("", "")
         advice = "First see what went wrong during the run:"
         command = invocation.command("report", run, "--all")
     split = step.split_ms if not lacking else {}
@@ -184,6 +190,8 @@ def card(
         advice=advice,
         command=command,
         all_command=invocation.command("report", run, "--all"),
+        cause=following.cause,
+        fix=following.fix,
     )
 
 

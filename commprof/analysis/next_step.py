@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from commprof import invocation
+from commprof.analysis.causes.named_cause import NamedCause
 from commprof.analysis.collectives.exchange import (
     Exchange,
     cap_to_try_mb,
@@ -53,6 +54,11 @@ class NextStep:
     advice: str
     #: Command to type; empty if no command helps.
     command: str
+    #: Name in the catalogue of the cause that the advice is about, see
+    #: ``commprof.analysis.causes``; empty for other advice.
+    cause: str = ""
+    #: Lines of code, or a setting, that mend the cause; empty for other advice.
+    fix: str = ""
 
 
 def next_step(
@@ -80,6 +86,8 @@ def next_step(
     if not world.evidence.supports(Figure.EXPOSED):
         return NextStep(*world.evidence.remedy)
     late = rank_to_look_at(context, world, step)
+    if (cause := _cause(world, late, step)) is not None:
+        return NextStep(cause.told, "", cause.id, cause.fix)
     # Small calls keep waking threads of the ranks themselves, which then wait for cores.
     if late is None and exchange.small_calls is None and lacked_cores(world):
         return NextStep(_give_cores(context, world), "")
@@ -136,6 +144,14 @@ def next_step(
     if step.share("wire") < WORTH_A_LOOK or not trial.advice:
         return NextStep(f"{balance} No change to the communication can win that back.", "")
     return NextStep(f"{balance} {trial.advice}", trial.command)
+
+
+def _cause(world: WorldResult, late: LateRank | None, step: MeanStep) -> NamedCause | None:
+    """Returns the cause of the catalogue to mend first; None if a late rank costs more."""
+    cause = next(iter(world.named_causes), None)
+    if cause is None or cause.is_wrong or late is None:
+        return cause
+    return cause if cause.weight >= _late_share(late, step) else None
 
 
 def _change(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from commprof.analysis.align.measured import MeasuredWorld, in_turns, measured_world
 from commprof.analysis.align.summaries import analyse_summaries
+from commprof.analysis.causes.registry import named_causes
 from commprof.analysis.checks.losses import loss_agreement
 from commprof.analysis.collectives.kinds import SteplessCollectives, stepless_collectives
 from commprof.analysis.evidence import Figure
@@ -63,6 +65,8 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
         without = _stepless(run, seen)
         stepless += [without] if without is not None else []
         if seen is not None and world is not None and not _without_figures(world, run):
+            if not shared:  # the steps of a trial are those of several settings
+                world = replace(world, named_causes=named_causes(context, world, seen))
             worlds.append(world)
             detail = world_detail(run, seen)
             details.append(_supported(detail, world))

@@ -19,6 +19,7 @@ from commprof.analysis.align.measured import (
     median_per_step,
     slowest_ns,
 )
+from commprof.analysis.causes.named_cause import NamedCause
 from commprof.analysis.checks.cross_checks import Observed, cross_checks, theory_checks
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import differing_weights, global_losses
@@ -209,6 +210,9 @@ class WorldResult:
     longer_lines: tuple[LongerLines, ...] = ()
     #: Functions in which the late rank takes longer; None without a late rank or samples.
     grown_functions: GrownFunctions | None = None
+    #: Causes of the catalogue that the recordings show, those that make the result of training
+    #: wrong first, then those whose fix wins most.
+    named_causes: tuple[NamedCause, ...] = ()
 
     @property
     def measured_steps(self) -> int:

@@ -30,6 +30,8 @@ _DDP_KEYS = (
     *("module_name", "backend_name", "bucket_sizes", "rebuilt_bucket_sizes", "iteration"),
     *("avg_forward_compute_time", "avg_backward_compute_time", "avg_backward_comm_time"),
     *("avg_backward_compute_comm_overlap_time", "rebuilt_per_bucket_param_indices"),
+    *("broadcast_buffers", "has_sync_bn", "find_unused_parameters", "unused_parameter_size"),
+    *("static_graph", "num_parameter_tensors", "bucket_cap_bytes", "gradient_as_bucket_view"),
 )
 #: DDP updates its log in its first ten iterations, and then in one of every hundred. Reading it
 #: takes longer than recording a step. So it is read in a model's first forward pass, then after as

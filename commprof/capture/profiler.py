@@ -60,6 +60,9 @@ class Listener(Protocol):
 
 #: Time that other threads have to record the last completions when capture stops.
 _LATE_COMPLETIONS_S = 0.005
+#: Operations of a launched job whose stacks are recorded, from the first on: they tell the lines of
+#: code that issue each kind of call. A stack costs microseconds.
+_FIRST_STACKS = 1024
 
 
 class Profiler:
@@ -209,6 +212,11 @@ class Profiler:
         # Unlike atexit, this also runs at the end of a multiprocessing child.
         self._at_exit = Finalize(None, self._stop_at_exit, exitpriority=100)
         return self
+
+    def note_first_lines(self) -> None:
+        """Records the stacks of the first operations from now on, unless all are recorded."""
+        if not self._stacks and self.mode == "full":
+            self._recorder.set_stacks(True, _FIRST_STACKS)
 
     def _stop_at_exit(self) -> None:
         error = unhandled()

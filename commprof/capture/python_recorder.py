@@ -359,12 +359,12 @@ class PythonRecorder:
         """
         return []
 
-    def set_stacks(self, on: bool) -> None:
-        """If ``on`` is True, prints that no stacks are recorded; changes no setting.
+    def set_stacks(self, on: bool, most: int = 0) -> None:
+        """If ``on`` is True without a limit, prints that no stacks are recorded.
 
         The recorder in Python sees only DDP's buckets, which do not show the code that issued them.
         """
-        if on:
+        if on and not most:
             print(
                 "commprof: no stacks are recorded, because they need the native module; install "
                 "commprof with that module",

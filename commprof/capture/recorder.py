@@ -96,7 +96,7 @@ class Recorder(Protocol):
         """Starts observing every collective; returns the operators that are observed."""
         ...
 
-    def set_stacks(self, on: bool) -> None:
+    def set_stacks(self, on: bool, most: int = 0) -> None:
         """Sets whether the Python caller of each operation is recorded."""
         ...
 

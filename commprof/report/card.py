@@ -30,6 +30,8 @@ _SHOWN = 0.0005
 #: Most lines of a command; for a longer command the card refers to the full report.
 _COMMAND_LINES = 5
 _ADVICE_LINES = 3
+#: Most lines on a cause of the catalogue, and of its fix.
+_CAUSE_LINES, _FIX_LINES = 5, 6
 
 
 def render(card: Card, colour: bool = False) -> str:
@@ -151,7 +153,7 @@ def _chance(p_value: float) -> str:
 
 def _small(card: Card) -> list[tuple[str, str]]:
     small = card.small_calls
-    if small is None:
+    if small is None or card.cause:
         return []
     calls = f"{small.calls_per_step:.0f} calls per step, of {in_bytes(small.mean_bytes)} on average"
     remedy = "try larger buckets"
@@ -218,7 +220,21 @@ def _advice(text: str) -> list[str]:
     return [*lines[:last], *([cut(" ".join(lines[last:]))] if lines[last:] else [])]
 
 
+def _mended(card: Card) -> list[str]:
+    """Returns the cause to mend and the lines that mend it."""
+    lines = prose(f"Cause: {card.advice}")
+    if len(lines) > _CAUSE_LINES:
+        lines = [*lines[: _CAUSE_LINES - 1], cut(" ".join(lines[_CAUSE_LINES - 1 :]))]
+    code = [f"  {line}" for line in card.fix.splitlines()]
+    if len(code) > _FIX_LINES or any(len(line) > WIDTH for line in code):
+        code = command_lines(card.all_command)
+        return [*lines, "The lines that mend it are in the full report:", *code]
+    return [*lines, "Fix:", *code]
+
+
 def _next(card: Card) -> list[str]:
+    if card.fix:
+        return _mended(card)
     command = command_lines(card.command)
     if len(command) > _COMMAND_LINES:
         command = command_lines(card.all_command)

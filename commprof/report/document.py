@@ -21,6 +21,7 @@ from commprof.report.sections import devices as devices_table
 from commprof.report.sections import host_links as host_links_table
 from commprof.report.sections import incidents as incidents_table
 from commprof.report.sections import memory as memory_table
+from commprof.report.sections import named_causes
 from commprof.report.sections import predicted as predicted_table
 from commprof.report.sections import summary as summary_table
 from commprof.report.sections.attempts import LEGEND as ATTEMPTS_LEGEND
@@ -90,6 +91,7 @@ def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[S
         return
     if report.verdict is not None:
         yield _verdict(report.verdict, report.card)
+    yield from _named_causes(result)
     yield from incidents(result)
     yield from _notes(result)
     if result.attempts:
@@ -161,6 +163,12 @@ def incidents(result: RunResult) -> Iterator[Section]:
             bullets=tuple(found),
             legend=incidents_table.LEGEND,
         )
+
+
+def _named_causes(result: RunResult) -> Iterator[Section]:
+    if found := named_causes.blocks(result.worlds, 100):
+        *lines, legend = found
+        yield Section("fixes", named_causes.TITLE, preformatted=tuple(lines), legend=legend)
 
 
 def _notes(result: RunResult) -> Iterator[Section]:

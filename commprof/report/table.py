@@ -15,6 +15,7 @@ from commprof.report.sections import devices as devices_table
 from commprof.report.sections import host_links as host_links_table
 from commprof.report.sections import incidents as incidents_table
 from commprof.report.sections import memory as memory_table
+from commprof.report.sections import named_causes
 from commprof.report.sections import summary as summary_table
 from commprof.report.sections.attempts import LEGEND as ATTEMPTS_LEGEND
 from commprof.report.sections.attempts import attempts_grid
@@ -93,6 +94,7 @@ def render(
     blocks = [_heading(result, width), *_apart(result, width), *incidents_block(result, width)]
     if verdict is not None:
         blocks += verdict_blocks(verdict, width)
+    blocks += [fitted(block, width) for block in named_causes.blocks(result.worlds, width)]
     for table, legend in _tables(result, tables):
         blocks += [table, fitted(legend, width)]
     if result.worlds:

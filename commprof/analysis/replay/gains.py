@@ -105,6 +105,32 @@ def gains(seen: MeasuredWorld) -> Gains | None:
     No replay is possible if there is only one rank, if there are too few steps, or if the ranks
     deadlock in the replay; nor if the recordings do not support gains, see ``evidence``.
     """
+    found = recorded_replays(seen)
+    if found is None:
+        return None
+    recorded = found.step_ns()
+    if recorded is None or not recorded[found.counted].all():
+        return None
+    base = recorded[found.counted]
+    ideal = found.step_ns(free=found.all_rows)
+    own = np.array([table[found.counted].sum() for table in found.own_ns])
+    rows = []
+    for gain, changed in found.changes(seen, own):
+        if changed is not None:
+            rows.append(_gain(gain, base, changed[found.counted]))
+    ideal_ns = float(ideal[found.counted].sum()) if ideal is not None else np.nan
+    return Gains(
+        step_ms=ns_to_ms(float(base.mean())),
+        steps=len(base),
+        gains=tuple(rows),
+        load_balance=float(own.mean() / own.max()),
+        serialisation=float(own.max() / ideal_ns),
+        transfer=ideal_ns / float(base.sum()),
+    )
+
+
+def recorded_replays(seen: MeasuredWorld) -> Replays | None:
+    """Prepares the replay of the measured steps; None as :func:`gains` returns it."""
     if len(seen.ranks) < 2 or len(seen.measured[0].step) < LEAST_STEPS:
         return None
     if not evidence_of(seen).supports(Figure.GAINS):
@@ -130,26 +156,7 @@ def gains(seen: MeasuredWorld) -> Gains | None:
     kept = [
         own_run_delay_ns(trace)[np.isin(columns.steps(trace).index, step)] for trace in seen.traces
     ]
-    found = _Replays(list(zip(made, calls(seen, made), strict=True)), wall, kept, counted, begun)
-    recorded = found.step_ns()
-    if recorded is None or not recorded[found.counted].all():
-        return None
-    base = recorded[found.counted]
-    ideal = found.step_ns(free=found.all_rows)
-    own = np.array([table[found.counted].sum() for table in found.own_ns])
-    rows = []
-    for gain, changed in found.changes(seen, own):
-        if changed is not None:
-            rows.append(_gain(gain, base, changed[found.counted]))
-    ideal_ns = float(ideal[found.counted].sum()) if ideal is not None else np.nan
-    return Gains(
-        step_ms=ns_to_ms(float(base.mean())),
-        steps=len(base),
-        gains=tuple(rows),
-        load_balance=float(own.mean() / own.max()),
-        serialisation=float(own.max() / ideal_ns),
-        transfer=ideal_ns / float(base.sum()),
-    )
+    return Replays(list(zip(made, calls(seen, made), strict=True)), wall, kept, counted, begun)
 
 
 @dataclass(frozen=True)
@@ -160,7 +167,7 @@ class _Change:
     group: str = ""
 
 
-class _Replays:
+class Replays:
     """Replays of one world size."""
 
     def __init__(
@@ -445,15 +452,19 @@ def _groups(seen: MeasuredWorld, group: Ints) -> list[tuple[int, str]]:
     return found
 
 
-def _gain(change: _Change, base: Floats, changed: Floats) -> Gain:
+def saved_by(base: Floats, changed: Floats) -> Interval:
+    """Returns the fraction of the mean step that a change saves, from the times of each step."""
     drawn = resampled_means(np.stack([base, changed], axis=1))
     low, high = percentile_interval(1 - drawn[:, 1] / drawn[:, 0]).tolist()
-    saved = Interval(float(1 - changed.mean() / base.mean()), low, high)
+    return Interval(float(1 - changed.mean() / base.mean()), low, high)
+
+
+def _gain(change: _Change, base: Floats, changed: Floats) -> Gain:
     return Gain(
         change.change,
         change.rank,
         change.phase,
         change.group,
         ns_to_ms(float(changed.mean())),
-        saved,
+        saved_by(base, changed),
     )

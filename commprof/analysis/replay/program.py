@@ -18,6 +18,7 @@ from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
+from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, PHASES, Phase
 from commprof.trace.stretches import covered
 
@@ -205,6 +206,14 @@ def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Int
     middles = len(step) * (np.arange(count) + 0.5) / count
     begins = (middles - length / 2).astype(int).tolist()
     return [step[begin : begin + length] for begin in begins]
+
+
+def own_times(trace: Trace, begin_ns: int, time_ns: Ints) -> Floats:
+    """Converts times of a rank to its own time since ``begin_ns``, all in ns.
+
+    ``trace`` is that of ``MeasuredWorld.traces``, and ``begin_ns`` that of the rank's program.
+    """
+    return _OwnTime(_apart(exposures_of(trace)), begin_ns).at(time_ns)
 
 
 def _apart(exposed: Exposures) -> Exposures:

@@ -298,6 +298,7 @@ def _start(directory: str, group: Any = None) -> None:
         job = agree(Path(directory))
         profiler = profile(job, find_steps=True).start()
         profiler.of_whole_job = True
+        profiler.note_first_lines()
         _Seen.capture = True
         if group is not None:
             note_group(group)

@@ -195,6 +195,7 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "host_links": world.host_links and _host_links(world.host_links),
             "cross_checks": _checks(world.cross_checks),
             "apart": world.apart and asdict(world.apart),
+            "causes": [{**asdict(cause), "told": cause.told} for cause in world.named_causes],
             "not_known": dict(world.evidence.not_known),
         },
         "rank_results": [_rank(rank) for rank in world.ranks],

@@ -359,8 +359,10 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "set_stacks",
       &setStacks,
-      "Sets whether the Python caller of each operation is recorded.",
-      py::arg("on"));
+      "Sets whether the Python caller of each operation is recorded; most: of "
+      "how many operations from now on, 0 for all.",
+      py::arg("on"),
+      py::arg("most") = 0);
 
   bindHosts(m);
   bindFutures(m);

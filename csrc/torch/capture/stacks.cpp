@@ -22,6 +22,8 @@ namespace {
 constexpr size_t kMostFrames = 48;
 
 std::atomic<bool> g_enabled{false};
+// Operations whose stacks are still to be recorded; negative for all.
+std::atomic<int64_t> g_left{-1};
 
 // A frame consists of its code object and line: two words that compare fast.
 // References to the code objects of known stacks are never released, so that
@@ -124,11 +126,15 @@ bool stacksEnabled() noexcept {
   return g_enabled.load(std::memory_order_relaxed);
 }
 
-void setStacks(bool on) noexcept {
+void setStacks(bool on, uint32_t most) noexcept {
+  g_left.store(most == 0 ? -1 : int64_t(most));
   g_enabled.store(on);
 }
 
 void recordStack(const Record& issue) {
+  if (g_left.load(std::memory_order_relaxed) >= 0 && g_left.fetch_sub(1) <= 1) {
+    g_enabled.store(false);
+  }
   const uint32_t number = numberOfCurrentStack();
   if (number == 0) {
     return;

@@ -7,7 +7,10 @@ namespace commprof {
 
 // True if stacks are recorded; costs one relaxed load.
 bool stacksEnabled() noexcept;
-void setStacks(bool on) noexcept;
+
+// Switches the recording of stacks; `most`: of how many operations from now on,
+// 0 for all. Threads that issue at once may record a few more.
+void setStacks(bool on, uint32_t most) noexcept;
 
 // Records the stack of the calling thread for the issued operation; does
 // nothing on a thread without Python frames. Acquires the GIL. A stack that is

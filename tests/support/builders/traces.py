@@ -102,6 +102,10 @@ class Rank:
         """Adds a time blocked in `Work.wait`."""
         self._add(Kind.WAIT, begin, op_id=op_id, value=end, thread=thread)
 
+    def stack(self, op_id: int, number: int) -> None:
+        """Adds the stack of an operation, by its number in ``stacks``."""
+        self._add(Kind.STACK, 1, op_id=op_id, value=number)
+
     def pause(self, begin: int, end: int) -> None:
         """Adds a pause of the whole process, as a thread of commprof notices it."""
         self._add(Kind.PAUSE, begin, value=end, thread=THREAD + 9)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from commprof.analysis.card import CardLink, card
+from commprof.analysis.causes.named_cause import NamedCause, Saving
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import LossAgreement
 from commprof.analysis.collectives.apart import TrainedApart
@@ -54,6 +55,18 @@ from tests.support.builders.results import (
     world,
 )
 from tests.support.builders.run_directories import ranks_of, write_run
+
+CAUSE = NamedCause(
+    id="ddp-buffers",
+    title="A title",
+    sentence="A sentence.",
+    line="train.py:3 f",
+    fix="a = 1",
+    share=0.2,
+    saving=Saving(Interval(0.1, 0.05, 0.15), "replayed"),
+    source="https://example.org/1",
+    is_wrong=False,
+)
 
 
 def test_the_json_has_the_values_of_the_result() -> None:
@@ -276,6 +289,7 @@ def full_run() -> dict[str, Any]:
         "grown_functions": GrownFunctions(1, (GrownFunction("f (a.py:3)", 20.0, 6.0),), 1.0, ""),
         "gains": Gains(100.0, 10, (gain,), 0.9, 0.95, 0.8),
         "sharding": Sharding((ShardedPart(FORWARD, 4.0, 5.5, 2, 2.5, 0.0),), 4),
+        "named_causes": (CAUSE,),
         "apart": TrainedApart("groups", ((0, 1), (2,)), 4_000_000, "a sentence", "advice"),
         "stalled_steps": ((7, 25_095.0),),
         "step_losses": (2.5,),

@@ -1,0 +1,77 @@
+"""What the jobs of the catalogue share: two ranks over gloo, compute that sleeps or computes.
+
+Each job of this folder trains with one mistake of docs/causes.md, or without it if ``FIXED=1`` is
+in the environment. They were written from the public reports that the catalogue names, and hold no
+code of theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+#: True for the healthy twin of a job.
+FIXED = os.environ.get("FIXED") == "1"
+STEPS = int(os.environ.get("STEPS", "40"))
+
+
+def begin() -> int:
+    """Joins the job; returns the rank. Every rank draws the same weights, then its own data."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    return dist.get_rank()
+
+
+def end() -> None:
+    """Leaves the job."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def steps() -> Iterator[int]:
+    """Yields the numbers of the steps."""
+    yield from range(STEPS)
+
+
+class Sleep(torch.autograd.Function):
+    """Compute that takes a known time in forward and twice of it in backward, and no core."""
+
+    @staticmethod
+    def forward(ctx, x, ms):  # type: ignore[no-untyped-def]
+        ctx.ms = ms
+        time.sleep(ms / 1e3)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        time.sleep(2 * ctx.ms / 1e3)
+        return grad, None
+
+
+class Slept(nn.Module):
+    """A layer whose compute sleeps."""
+
+    def __init__(self, width: int, ms: float) -> None:
+        super().__init__()
+        self.linear, self.ms = nn.Linear(width, width), ms
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Sleeps, then multiplies."""
+        return self.linear(Sleep.apply(x, self.ms))
+
+
+def sleeping(layers: int, width: int, ms: float) -> nn.Sequential:
+    """A model of ``layers`` layers that each take ``ms`` in forward."""
+    return nn.Sequential(*(Slept(width, ms) for _ in range(layers)))
+
+
+def computing(layers: int, width: int) -> nn.Sequential:
+    """A model whose compute is real."""
+    parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*parts)

@@ -1,0 +1,18 @@
+"""A convolutional model of many BatchNorm layers whose statistics are sent in every forward."""
+
+import common
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+common.begin()
+layers = []
+for _ in range(60):
+    layers += [nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()]
+ddp = DistributedDataParallel(nn.Sequential(*layers), broadcast_buffers=not common.FIXED)
+optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+for _ in common.steps():
+    ddp(torch.randn(32, 64)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+common.end()

@@ -1,0 +1,24 @@
+"""A dictionary of statistics is gathered with all_gather_object in every step."""
+
+import common
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+rank = common.begin()
+ddp = DistributedDataParallel(common.sleeping(2, 64, 1))
+optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+for step in common.steps():
+    loss = ddp(torch.randn(16, 64)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if common.FIXED:
+        values = torch.tensor([float(step), loss.item(), float(rank)])
+        gathered = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, values)
+    else:
+        mine = {"step": step, "loss": loss.item(), "rank": rank, "lines": ["x" * 80] * 200}
+        everyone = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+common.end()

@@ -1,0 +1,70 @@
+"""Calls that the training thread makes one right after the other, waiting for each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from commprof.analysis.causes.facts import Mask, RankCalls
+from commprof.analysis.causes.gain import Removed
+from commprof.trace.columns import Ints
+
+
+@dataclass(frozen=True)
+class Bursts:
+    """Sequences of calls of one rank that one call could replace.
+
+    The calls of a burst have the same operation and group, lie between the same phases of one
+    step, follow one another without another call between them, and each is waited for.
+    """
+
+    calls: RankCalls
+    #: Row of each call in the rank's table, and the burst that it belongs to.
+    row: Ints
+    burst: Ints
+    #: True for the calls that remain if those of a burst with the same type and reduction are
+    #: joined: the first of each.
+    remains: Mask
+
+    @property
+    def joined(self) -> Mask:
+        """Mask over the table: calls that joining makes unnecessary."""
+        mask = np.zeros(len(self.calls.table), dtype=bool)
+        mask[self.row[~self.remains]] = True
+        return mask
+
+    @property
+    def all_calls(self) -> Mask:
+        """Mask over the table: all calls of bursts."""
+        mask = np.zeros(len(self.calls.table), dtype=bool)
+        mask[self.row] = True
+        return mask
+
+    def removed(self) -> Removed:
+        """What joining removes: the calls, and the thread's work since the end of the one before.
+
+        The work between two calls of a burst, such as reading a result with ``.item()`` and making
+        the next tensor, is then done once for all.
+        """
+        rest = np.flatnonzero(~self.remains)
+        begin = self.calls.wait_end_ns[self.row[rest - 1]]
+        end = self.calls.wait_end_ns[self.row[rest]]
+        return Removed(self.joined, begin, end)
+
+
+def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
+    """Finds the bursts of at least ``least`` calls among the masked ones."""
+    table = calls.table
+    chosen = mask & calls.is_blocking & (calls.step >= 0)
+    keys = np.stack([calls.step, calls.segment, table.op, table.group, chosen], axis=1)
+    begins = np.append(True, (keys[1:] != keys[:-1]).any(axis=1))[: len(keys)]
+    number = np.cumsum(begins) - 1
+    long = np.bincount(number, minlength=1)[number] >= least if len(number) else chosen
+    row = np.flatnonzero(chosen & long)
+    kinds = np.stack([number[row], table.dtype[row], table.reduce_op[row]], axis=1)
+    remains = np.zeros(len(row), dtype=bool)
+    if len(row):
+        _, first = np.unique(kinds, axis=0, return_index=True)
+        remains[first] = True
+    return Bursts(calls, row, number[row], remains)

@@ -1,0 +1,61 @@
+"""The form that every cause of the catalogue has.
+
+A cause is one mistake that public reports of slow jobs describe. Each has a file of its own with a
+:class:`CatalogueCause`: what the mistake looks like in the records, as a rule with named
+thresholds; what is said of it; the change of the script that mends it; and the report. The list
+is in :mod:`commprof.analysis.causes.registry`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.named_cause import Saving
+from commprof.analysis.evidence import Figure
+
+#: A cause is named if it holds at least this fraction of the mean step.
+WORTH_NAMING = 0.03
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """What a rule has seen in a recording."""
+
+    #: Sentences with the figures of this job.
+    sentence: str
+    #: Fraction of the mean step that the cause holds, an upper bound on what its fix wins; NaN if
+    #: not known.
+    share: float = math.nan
+    #: None if not known.
+    saving: Saving | None = None
+    #: Line of code that issues the calls, as "FILE:LINE FUNCTION"; empty if not recorded.
+    line: str = ""
+    #: Change of the script, if it depends on the job; empty for that of the cause.
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class CatalogueCause:
+    """One mistake, and how to mend it."""
+
+    #: Name in the JSON result and in docs/causes.md, of lower-case words with hyphens.
+    id: str
+    #: What is wrong, as a heading.
+    title: str
+    #: Figures that a recording must support; without them the rule is not asked.
+    needs: tuple[Figure, ...]
+    #: Looks for the mistake; returns None without evidence for it.
+    rule: Callable[[Facts], Sighting | None]
+    #: What the rule looks for, with its thresholds, as sentences.
+    looks_like: str
+    #: Why it costs time, or harms the result, for a reader who does not know commprof.
+    why: str
+    #: Lines of code, or a setting, that can be pasted into the script.
+    fix: str
+    #: Address of a public report that describes the mistake.
+    source: str
+    #: True if the mistake makes the result of training wrong; it is then named first.
+    is_wrong: bool = False

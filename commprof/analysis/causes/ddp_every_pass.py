@@ -1,0 +1,101 @@
+"""DDP exchanges the gradients of every micro batch, though the optimizer uses only their sum."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.evidence import Figure
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.schema import Phase
+
+#: The passes before an update must be alike before this fraction of the updates.
+_USUAL = 0.9
+
+
+def exchanging_ns(calls: RankCalls) -> Ints:
+    """When DDP began to wait for its buckets, at the end of each pass that exchanged them."""
+    return columns.finalizations(calls.trace).span.begin_ns
+
+
+def _needless(calls: RankCalls) -> tuple[Mask, Ints, Ints]:
+    """Calls of the passes that are not the last before an update, and these passes' final waits."""
+    phases, table = columns.phases(calls.trace), calls.table
+    span = columns.finalizations(calls.trace).span
+    update = np.sort(phases.begin_ns[phases.key == Phase.OPTIMIZER])
+    before = np.searchsorted(update, span.begin_ns)
+    last = np.append(np.diff(before) != 0, True)[: len(before)]
+    mask = np.isin(table.graph_task, span.key[~last]) & (calls.step >= 0)
+    return mask, span.begin_ns[~last], span.end_ns[~last]
+
+
+def _same_buckets(calls: RankCalls) -> bool:
+    """True if most passes exchange the same sizes: they are passes of one model."""
+    table = calls.table
+    rows = np.isin(table.graph_task, columns.finalizations(calls.trace).span.key)
+    rows &= calls.step >= 0
+    tasks = np.unique(table.graph_task[rows])
+    sums = [int(table.bytes_in[rows & (table.graph_task == task)].sum()) for task in tasks[:200]]
+    return bool(sums) and float(np.mean(np.array(sums) == np.median(sums))) >= _USUAL
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    passes = facts.passes([exchanging_ns(calls) for calls in facts.ranks])
+    if passes is None or passes.exchanged < 2 or passes.usual_share < _USUAL:
+        return None
+    if passes.last_share < _USUAL or not all(map(_same_buckets, facts.ranks)):
+        return None
+    if 0 < passes.exchanged <= facts.ddp_models:
+        return None  # a pass per model
+    parts = [_needless(calls) for calls in facts.ranks]
+    blocked = [
+        float(calls.exposed_ns[mask].sum())
+        for calls, (mask, _, _) in zip(facts.ranks, parts, strict=True)
+    ]
+    share = facts.share(blocked)
+    if share < WORTH_NAMING:
+        return None
+    sent = sum(int(c.size_bytes[m].sum()) for c, (m, _, _) in zip(facts.ranks, parts, strict=True))
+    per_step_mb = sent / len(facts.ranks) / facts.steps / 1e6
+    which = f"all {passes.backward}"
+    if passes.exchanged < passes.backward:
+        which = f"{passes.exchanged} of the {passes.backward}"
+    return Sighting(
+        f"DDP exchanges the gradients in {which} backward passes before an update, though only "
+        f"their sum is used: {passes.exchanged - 1} of {passes.exchanged} exchanges, "
+        f"{per_step_mb:.3g} MB per step, are needless.",
+        share,
+        saving_without(facts, [Removed(*part) for part in parts]),
+    )
+
+
+CAUSE = CatalogueCause(
+    id="ddp-every-pass",
+    title="DDP exchanges the gradients of every micro batch",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "In nine of ten updates, the same number of backward passes, at least two, ends with an "
+        "exchange of DDP's buckets, the last pass before the update among them; all exchange the "
+        "same bytes, there are more of them than DDP models, and the training thread waits in "
+        f"the needless ones for at least {WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "With gradient accumulation several micro batches add to the gradients before the "
+        "optimizer steps. DDP averages the gradients over the ranks at the end of every backward "
+        "pass unless it is told not to; one exchange at the end of the last pass gives the same "
+        "average. `no_sync()` must surround forward as well as backward: around backward alone it "
+        "has no effect."
+    ),
+    fix=(
+        "import contextlib\n"
+        "for i, batch in enumerate(micro_batches):\n"
+        "    last = i == len(micro_batches) - 1\n"
+        "    with contextlib.nullcontext() if last else model.no_sync():\n"
+        "        loss_of(model(batch)).backward()"
+    ),
+    source="https://github.com/pytorch/pytorch/issues/43201",
+)

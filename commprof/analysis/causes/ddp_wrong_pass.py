@@ -1,0 +1,54 @@
+"""DDP exchanges the gradients of an early micro batch, and those of later ones never."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.ddp_every_pass import exchanging_ns
+from commprof.analysis.causes.facts import Facts
+from commprof.text import counted
+
+#: The last pass before an update exchanges nothing in at least this fraction of the updates.
+_MOSTLY = 0.9
+#: Updates that must have been seen.
+_UPDATES = 5
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    passes = facts.passes([exchanging_ns(calls) for calls in facts.ranks])
+    if passes is None or not 0 < passes.exchanged < passes.backward:
+        return None
+    if passes.updates < _UPDATES or passes.last_share > 1 - _MOSTLY or facts.ddp_models > 1:
+        return None
+    return Sighting(
+        f"The ranks' weights drift apart: DDP exchanges gradients in {passes.exchanged} of the "
+        f"{passes.backward} backward passes before an update, but not in the last one. What the "
+        "passes after the exchange add to the gradients stays on its rank, in "
+        f"{counted(passes.updates, 'update')}."
+    )
+
+
+CAUSE = CatalogueCause(
+    id="ddp-wrong-pass",
+    title="DDP exchanges the wrong micro batch, and the ranks' weights drift apart",
+    needs=(),
+    rule=_rule,
+    looks_like=(
+        "Of several backward passes before an update some end with an exchange of DDP's buckets, "
+        f"but in at least {_MOSTLY:.0%} of at least {_UPDATES} updates the last one does not."
+    ),
+    why=(
+        "With gradient accumulation only the last backward pass before the update may exchange "
+        "gradients, outside of `no_sync()`. If an earlier one does (`batch_idx % n == 0` in place "
+        "of `(batch_idx + 1) % n == 0`), the passes after it add gradients that no other rank "
+        "gets. Each rank then trains a different model, and the loss does not show it."
+    ),
+    fix=(
+        "import contextlib\n"
+        "for i, batch in enumerate(micro_batches):\n"
+        "    last = i == len(micro_batches) - 1  # not i == 0\n"
+        "    with contextlib.nullcontext() if last else model.no_sync():\n"
+        "        loss_of(model(batch)).backward()"
+    ),
+    source="https://github.com/modelscope/FunASR/pull/3472",
+    is_wrong=True,
+)

@@ -1,0 +1,271 @@
+"""What the rules of the catalogue may look at: the measured steps, call by call.
+
+Rules ask these facts instead of records, so that each rule is only a condition with thresholds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.collectives.calls import group_sizes
+from commprof.analysis.collectives.kinds import caller
+from commprof.analysis.collectives.traffic import sizes_bytes
+from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.world import WorldResult
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.lookup import row_containing
+from commprof.trace.reader import Trace
+from commprof.trace.schema import OPS, Phase
+
+Mask = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+_NO_TIME = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class RankCalls:
+    """The collectives of one rank, one row per row of its table; times are in ns.
+
+    The masks and columns are about the rank's whole recording: ``step`` tells the measured part.
+    """
+
+    rank: int
+    trace: Trace
+    table: Collectives
+    #: Begin and end of each measured step.
+    begin_ns: Ints
+    end_ns: Ints
+    #: Position in the measured steps; -1 outside of them.
+    step: Ints
+    #: Phase of the training thread at the issue; ``Phase.OTHER`` outside of all phases.
+    phase: Ints
+    #: Number of phases that the training thread began before the issue: calls with the same
+    #: number have no forward, backward, update or loading between them.
+    segment: Ints
+    #: Size as nccl-tests counts it.
+    size_bytes: Ints
+    #: When the training thread began to wait for the call, and when it went on; 0 if it did not
+    #: wait.
+    wait_begin_ns: Ints
+    wait_end_ns: Ints
+    #: Time for which the call blocked the training thread.
+    exposed_ns: Floats
+
+    def chosen(self, ops: Sequence[str]) -> Mask:
+        """Returns a mask of the calls of these operations in measured steps."""
+        codes = [OPS.index(op) for op in ops]
+        mask: Mask = np.isin(self.table.op, codes) & (self.step >= 0)
+        return mask
+
+    @property
+    def in_backward(self) -> Mask:
+        """True for the calls that a backward pass issued."""
+        mask: Mask = (self.table.graph_task >= 0) | (self.phase == Phase.BACKWARD)
+        return mask
+
+    @property
+    def is_blocking(self) -> Mask:
+        """True for the calls that the training thread waited for before its next call."""
+        follows = np.append(self.table.issue_ns[1:], _NO_TIME)
+        mask: Mask = (self.wait_end_ns > 0) & (self.wait_end_ns <= follows)
+        return mask
+
+    def per_step(self, mask: Mask) -> float:
+        """Median number of the masked calls in a measured step."""
+        return float(np.median(np.bincount(self.step[mask], minlength=len(self.begin_ns))))
+
+    def blocked_ns(self, mask: Mask) -> float:
+        """Time from the issue of each masked call until the training thread went on, in all."""
+        until = np.maximum(self.wait_end_ns, self.table.issue_ns)[mask]
+        return float((until - self.table.issue_ns[mask]).sum())
+
+    def line(self, mask: Mask) -> str:
+        """Line of code that issued most of these calls, or calls of their kind; else empty.
+
+        Stacks may be recorded in some steps only, so that any call of the same operation, group
+        and size tells the line.
+        """
+        stacks = self.trace.stacks
+        if not stacks or not mask.any():
+            return ""
+        number = columns.stacks(self.trace, self.table.op_id)
+        keys = np.stack([self.table.op, self.table.group, self.size_bytes], axis=1)
+        for kinds in (keys, keys[:, :2]):
+            wanted, count = np.unique(kinds[mask], axis=0, return_counts=True)
+            alike = (kinds == wanted[np.argmax(count)]).all(axis=1) & (number > 0)
+            alike &= self.in_backward == self.in_backward[mask][0]
+            if alike.any():
+                values, times = np.unique(number[alike], return_counts=True)
+                return caller(stacks.get(int(values[np.argmax(times)]), ()))
+        return ""
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Backward passes between two updates of one rank, as medians over the measured updates."""
+
+    #: Backward passes before an update.
+    backward: int
+    #: Passes at whose end the gradients were exchanged.
+    exchanged: int
+    #: Fraction of the updates before which the last pass exchanged gradients.
+    last_share: float
+    #: Fraction of the updates that have these numbers of passes.
+    usual_share: float
+    updates: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One world size, seen by the rules."""
+
+    context: Mapping[str, Any]
+    world: WorldResult
+    seen: MeasuredWorld
+
+    @cached_property
+    def ranks(self) -> tuple[RankCalls, ...]:
+        """Calls of each recorded rank."""
+        return tuple(
+            _calls(rank, trace, table, self.seen.measured[place].step)
+            for place, (rank, trace, table) in enumerate(
+                zip(self.seen.ranks, self.seen.traces, self.seen.tables, strict=True)
+            )
+        )
+
+    @property
+    def first(self) -> RankCalls:
+        """Calls of the first recorded rank."""
+        return self.ranks[0]
+
+    @cached_property
+    def step_ns(self) -> float:
+        """Mean step over ranks and measured steps."""
+        return float(np.mean([part.wall_ns.mean() for part in self.seen.measured]))
+
+    @property
+    def steps(self) -> int:
+        """Number of measured steps."""
+        return len(self.seen.measured[0].step)
+
+    def share(self, total_ns: Sequence[float]) -> float:
+        """Fraction of the mean step, from each rank's total time over all measured steps."""
+        if not total_ns or not self.steps:
+            return math.nan
+        return float(np.mean(total_ns)) / self.steps / self.step_ns
+
+    @cached_property
+    def ddp_logs(self) -> tuple[Mapping[str, Any], ...]:
+        """DDP's logs of all models of all ranks."""
+        sources = (trace.metadata.get("cross_check_sources") or {} for trace in self.seen.traces)
+        return tuple(
+            log for each in sources for log in each.get("ddp_logs", ()) if isinstance(log, dict)
+        )
+
+    @cached_property
+    def ddp_models(self) -> int:
+        """Largest number of DDP models that a rank trained; 0 if not recorded."""
+        sources = (trace.metadata.get("cross_check_sources") or {} for trace in self.seen.traces)
+        return max((int(each.get("ddp_models") or 0) for each in sources), default=0)
+
+    def logged(self, key: str) -> list[int]:
+        """Values of a number in DDP's logs; empty unless every log has it."""
+        values = [log.get(key) for log in self.ddp_logs]
+        return [int(value) for value in values if isinstance(value, int)] * all(
+            isinstance(value, int) for value in values
+        )
+
+    def passes(self, exchanging_ns: Sequence[Ints]) -> Passes | None:
+        """Counts backward passes between updates; None if the ranks differ or nothing is known.
+
+        Args:
+            exchanging_ns: per rank, a time in each backward pass that exchanged gradients.
+        """
+        counted = [
+            _passes(calls, times) for calls, times in zip(self.ranks, exchanging_ns, strict=True)
+        ]
+        first = counted[0]
+        if first is None:
+            return None
+        numbers = {(p.backward, p.exchanged) if p is not None else None for p in counted}
+        return first if len(numbers) == 1 else None
+
+
+def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankCalls:
+    steps, phases, waits = columns.steps(trace), columns.phases(trace), exposures_of(trace)
+    chosen = np.isin(steps.index, measured)
+    begin, end = steps.begin_ns[chosen], steps.end_ns[chosen]
+    thread = int(steps.thread[0]) if len(steps) else 0
+    mine = np.flatnonzero((phases.thread == thread) & (phases.key < len(Phase)))
+    mine = mine[np.argsort(phases.begin_ns[mine], kind="stable")]
+    begun, ended, key = phases.begin_ns[mine], phases.end_ns[mine], phases.key[mine]
+    row = row_containing(begun, ended, table.issue_ns)
+    collective = waits.collective >= 0
+    of, first, last = (
+        values[collective] for values in (waits.collective, waits.begin_ns, waits.end_ns)
+    )
+    exposed = np.zeros(len(table))
+    np.add.at(exposed, of, waits.waited_ns[collective])
+    wait_begin, wait_end = np.full(len(table), _NO_TIME), np.zeros(len(table), dtype=np.int64)
+    np.minimum.at(wait_begin, of, first)
+    np.maximum.at(wait_end, of, last)
+    size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
+    return RankCalls(
+        rank=rank,
+        trace=trace,
+        table=table,
+        begin_ns=begin,
+        end_ns=end,
+        step=row_containing(begin, end, table.issue_ns),
+        phase=np.append(key, int(Phase.OTHER))[row].astype(np.int64),
+        segment=np.searchsorted(begun, table.issue_ns, side="right").astype(np.int64),
+        size_bytes=size,
+        wait_begin_ns=np.where(wait_end > 0, wait_begin, 0),
+        wait_end_ns=wait_end,
+        exposed_ns=exposed,
+    )
+
+
+def _passes(calls: RankCalls, exchanging_ns: Ints) -> Passes | None:
+    """Counts the passes between updates of one rank in its measured steps."""
+    phases, steps = columns.phases(calls.trace), columns.steps(calls.trace)
+    if not len(calls.begin_ns) or not len(steps):
+        return None
+    mine = phases.thread == steps.thread[0]
+    low, high = int(calls.begin_ns[0]), int(calls.end_ns[-1])
+
+    def inside(times: Ints) -> Ints:
+        return np.sort(times[(times >= low) & (times < high)])
+
+    update = inside(phases.begin_ns[mine & (phases.key == Phase.OPTIMIZER)])
+    backward = inside(phases.begin_ns[mine & (phases.key == Phase.BACKWARD)])
+    exchanging = inside(exchanging_ns)
+    if not len(update) or not len(backward):
+        return None
+    # The pass that each exchange belongs to, and the update that each pass precedes.
+    of_pass = np.searchsorted(backward, exchanging, side="right") - 1
+    exchanged = np.bincount(of_pass[of_pass >= 0], minlength=len(backward)) > 0
+    before = np.searchsorted(update, backward, side="right")
+    whole = before < len(update)
+    number = np.bincount(before[whole], minlength=len(update))
+    sent = np.bincount(before[whole & exchanged], minlength=len(update))
+    used = number > 0
+    last = np.flatnonzero(np.append(np.diff(before) != 0, True) & whole)
+    median, median_sent = int(np.median(number[used])), int(np.median(sent[used]))
+    return Passes(
+        backward=median,
+        exchanged=median_sent,
+        last_share=float(exchanged[last].mean()),
+        usual_share=float(((number == median) & (sent == median_sent))[used].mean()),
+        updates=int(used.sum()),
+    )

@@ -1,0 +1,61 @@
+"""FSDP2 shards the whole model as one unit."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.evidence import Figure
+from commprof.text import in_bytes, in_ms
+from commprof.units import ns_to_ms
+
+#: Exposed time of the sharded collectives from which one unit is a mistake.
+_EXPOSED = 0.1
+#: A smaller model is not worth cutting: its one gather takes hardly longer than the latency.
+_LEAST_BYTES = 2**20
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    sharding = facts.world.sharding
+    if sharding is None or sharding.groups != 1:
+        return None
+    first = facts.first
+    gathers = first.chosen(["all_gather_into_tensor"])
+    if not gathers.any():
+        return None
+    size = float(first.size_bytes[gathers].max())
+    exposed = sum(part.exposed_ms for part in sharding.parts)
+    share = exposed / ns_to_ms(facts.step_ns)
+    if share < _EXPOSED or size < _LEAST_BYTES:
+        return None
+    return Sighting(
+        f"FSDP2 shards the whole model as one unit: all {in_bytes(size)} are gathered in one call "
+        f"before forward begins, and all gradients are reduced after backward has ended, so that "
+        f"no compute can hide {in_ms(exposed)} per step.",
+        share,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="fsdp-one-unit",
+    title="FSDP2 shards the whole model as one unit",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "Each pass gathers the parameters in a single all-gather of at least "
+        f"{_LEAST_BYTES // 2**20} MiB, and the training thread waits for the sharded collectives "
+        f"for at least {_EXPOSED:.0%} of the step."
+    ),
+    why=(
+        "`fully_shard(model)` alone makes one unit of all parameters. Its all-gather must end "
+        "before the first layer computes, its reduce-scatter begins after the last gradient, and "
+        "the whole model is in memory at once. With a unit per block, the next block is gathered "
+        "while this one computes."
+    ),
+    fix=(
+        "from torch.distributed.fsdp import fully_shard\n"
+        "for block in model.layers:  # the repeated blocks of the model\n"
+        "    fully_shard(block)\n"
+        "fully_shard(model)"
+    ),
+    source="https://github.com/pytorch/pytorch/pull/176318",
+)

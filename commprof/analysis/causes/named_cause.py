@@ -1,0 +1,56 @@
+"""A cause of the catalogue that a recording shows, and what its fix would win."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from commprof.stats.intervals import Interval
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What the fix of a cause would win."""
+
+    #: Fraction of the mean step, with its 95 % bootstrap interval over the steps.
+    saved: Interval
+    #: "replayed": the recorded steps were replayed without the calls; "measured": the time was
+    #: read from the records.
+    basis: str
+
+
+@dataclass(frozen=True)
+class NamedCause:
+    """A cause of the catalogue that a recording shows."""
+
+    id: str
+    title: str
+    sentence: str
+    line: str
+    fix: str
+    #: Fraction of the mean step that the cause holds; NaN if not known.
+    share: float
+    saving: Saving | None
+    source: str
+    is_wrong: bool
+
+    @property
+    def wins(self) -> str:
+        """What the fix wins, as the end of a sentence; empty if nothing is known."""
+        if self.saving is not None:
+            saved = self.saving.saved
+            value, low, high = (f"{100 * x:.1f}" for x in (saved.value, saved.low, saved.high))
+            return f"saves {value} % of the step [{low}, {high}] ({self.saving.basis})"
+        return f"saves at most {100 * self.share:.1f} % of the step" if self.share > 0 else ""
+
+    @property
+    def told(self) -> str:
+        """The sentences, with what the fix wins."""
+        return f"{self.sentence} The fix {self.wins}." if self.wins else self.sentence
+
+    @property
+    def weight(self) -> float:
+        """Rank among causes: what the fix wins, else the cause's share of the step."""
+        if self.saving is not None:
+            return self.saving.saved.value
+        return 0.0 if math.isnan(self.share) else self.share

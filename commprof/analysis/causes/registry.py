@@ -1,0 +1,64 @@
+"""The catalogue of causes, and the search for those that a recording shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.causes import (
+    ddp_buffers,
+    ddp_every_pass,
+    ddp_wrong_pass,
+    fsdp_one_unit,
+    pickled_objects,
+    scalars_one_by_one,
+)
+from commprof.analysis.causes.catalogue_cause import CatalogueCause
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.named_cause import NamedCause
+from commprof.analysis.evidence import Figure
+from commprof.analysis.world import WorldResult
+
+#: All causes, in the order of docs/causes.md.
+CAUSES: Final[tuple[CatalogueCause, ...]] = (
+    ddp_buffers.CAUSE,
+    ddp_every_pass.CAUSE,
+    ddp_wrong_pass.CAUSE,
+    fsdp_one_unit.CAUSE,
+    scalars_one_by_one.CAUSE,
+    pickled_objects.CAUSE,
+)
+
+
+def named_causes(
+    context: Mapping[str, Any], world: WorldResult, seen: MeasuredWorld
+) -> tuple[NamedCause, ...]:
+    """Returns the causes that one world size shows: wrong results first, then the largest gains.
+
+    Empty for a single rank, without measured steps, and for recordings of other tools that do not
+    name operations or sizes.
+    """
+    if world.world_size < 2 or not world.measured_steps or not world.parts.step_ms > 0:
+        return ()
+    facts = Facts(context, world, seen)
+    causes = [
+        NamedCause(
+            id=cause.id,
+            title=cause.title,
+            sentence=sighting.sentence,
+            line=sighting.line,
+            fix=sighting.fix or cause.fix,
+            share=sighting.share,
+            saving=sighting.saving,
+            source=cause.source,
+            is_wrong=cause.is_wrong,
+        )
+        for cause in CAUSES
+        if all(map(world.evidence.supports, (*_ALWAYS, *cause.needs)))
+        and (sighting := cause.rule(facts)) is not None
+    ]
+    return tuple(sorted(causes, key=lambda cause: (not cause.is_wrong, -cause.weight)))
+
+
+_ALWAYS = (Figure.EXPOSED,)

@@ -1,0 +1,89 @@
+"""Scalars such as metrics are reduced one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.bursts import Bursts, bursts
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.gain import saving_without
+from commprof.analysis.causes.pickled_objects import of_objects
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_bytes
+from commprof.trace.schema import OPS
+
+#: A smaller call takes as long as one of a byte: 64 numbers of float32.
+_SCALAR_BYTES = 256
+#: Fewest calls in a row.
+_LEAST = 3
+_OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
+
+
+def small(calls: RankCalls) -> Mask:
+    """Small calls outside of backward passes that are no pickled objects."""
+    mask: Mask = (
+        calls.chosen(_OPS)
+        & ~calls.in_backward
+        & (calls.size_bytes <= _SCALAR_BYTES)
+        & ~of_objects(calls)
+    )
+    return mask
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    rows = [bursts(calls, small(calls), _LEAST) for calls in facts.ranks]
+    if min(each.calls.per_step(each.all_calls) for each in rows) < 1:
+        return None
+    return sighting(facts, rows, WORTH_NAMING, "scalars")
+
+
+def sighting(facts: Facts, rows: list[Bursts], least: float, what: str) -> Sighting | None:
+    """Returns what is seen in bursts if joining them would spare this fraction of the step."""
+    removed = [each.removed() for each in rows]
+    share = facts.share([float((one.end_ns - one.begin_ns).sum()) for one in removed])
+    if not share >= least:
+        return None
+    first = rows[0]
+    mask = first.all_calls
+    ops, count = np.unique(first.calls.table.op[mask], return_counts=True)
+    op = OPS[int(ops[np.argmax(count)])]
+    number, mean = first.calls.per_step(mask), float(first.calls.size_bytes[mask].mean())
+    line = first.calls.line(mask)
+    where = f" at {line}" if line else ""
+    remain = int(first.remains.sum()) / max(1, len(np.unique(first.burst)))
+    return Sighting(
+        f"{counted(round(number), f'{op} call')} per step of {in_bytes(mean)} on average follow "
+        f"one another{where}: these {what} could be joined into "
+        f"{counted(round(remain), 'call')}, or be exchanged in fewer steps.",
+        share,
+        saving_without(facts, removed),
+        line,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="scalars-one-by-one",
+    title="Scalars are reduced one by one",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        f"In a typical step at least {_LEAST} calls of one operation and group, of at most "
+        f"{_SCALAR_BYTES} bytes each, follow one another outside of backward, the training thread "
+        "waits for each, and no phase lies between them. From the end of the first to the end of "
+        f"the last takes at least {WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "A collective of 4 bytes takes as long as one of 4 kB: the time goes into waking threads "
+        "and into latency. Metrics, losses, counts or norms that are reduced in a loop, with "
+        "`.item()` after each, pay it once per number. Put the numbers into one tensor, or add "
+        "them up locally and reduce them every hundredth step. For gradient norms use "
+        "`torch.nn.utils.clip_grad_norm_`: with DDP all ranks have the same gradients."
+    ),
+    fix=(
+        "values = torch.stack([v.detach().float() for v in metrics.values()])\n"
+        "torch.distributed.all_reduce(values)\n"
+        "metrics = dict(zip(metrics, values.tolist()))"
+    ),
+    source="https://github.com/vllm-project/speculators/pull/1119",
+)

@@ -1,0 +1,137 @@
+"""Jobs whose steps are written down event by event, for the rules of the catalogue of causes.
+
+All ranks do the same at the same times, unless a test adds work to one of them; each time is known,
+so that what a fix wins can be worked out by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.causes.named_cause import NamedCause
+from commprof.analysis.causes.registry import named_causes
+from commprof.analysis.world import world_result
+from commprof.trace.schema import Phase
+from tests.support.builders.results import context
+from tests.support.builders.traces import MS, Rank, world_run
+
+DTYPES = ["", "Float", "Long", "Byte", "Int"]
+#: The log of a DDP model that has no settings but torch's.
+LOG = {
+    "broadcast_buffers": 1,
+    "has_sync_bn": 0,
+    "find_unused_parameters": 0,
+    "unused_parameter_size": 0,
+    "static_graph": 0,
+}
+
+
+class Script:
+    """One rank's script: each method moves the clock, which counts in ms."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.rank, self.now_ms = rank, 0.0
+        self.passes = self._seq = 0
+
+    @property
+    def _now(self) -> int:
+        return round(self.now_ms * MS)
+
+    def work(self, ms: float, phase: Phase = Phase.OTHER) -> None:
+        """Works, in a phase or outside of all."""
+        begin = self._now
+        self.now_ms += ms
+        if phase != Phase.OTHER:
+            self.rank.phase(phase, begin, self._now)
+
+    def call(
+        self,
+        op: str = "all_reduce",
+        size: int = 4,
+        ms: float = 1.0,
+        dtype: str = "Float",
+        **fields: Any,
+    ) -> None:
+        """Issues a collective, and waits until it is complete after ``ms``."""
+        self._seq += 1
+        begin = self._now
+        self.now_ms += ms
+        op_id = self.rank.collective(
+            self._seq, begin, self._now, size, op=op, dtype=DTYPES.index(dtype), **fields
+        )
+        self.rank.wait(op_id, begin, self._now)
+
+    def forward(self, ms: float, *calls: Callable[[], None]) -> None:
+        """A forward pass that begins with some calls."""
+        begin = self._now
+        for call in calls:
+            call()
+        self.now_ms += ms
+        self.rank.phase(Phase.FORWARD, begin, self._now)
+
+    def backward(self, ms: float, buckets: dict[int, float] | None = None) -> None:
+        """A backward pass that exchanges buckets at its end; ``buckets``: ms by bytes."""
+        begin, task = self._now, self.passes
+        self.passes += 1
+        self.now_ms += ms
+        if buckets:
+            final, end = self._now, self.now_ms
+            for size, wire in buckets.items():
+                self._seq += 1
+                end += wire
+                self.rank.collective(self._seq, final, round(end * MS), size, task, dtype=1)
+            self.now_ms = end
+            self.rank.finalize(final, self._now, 0, graph_task=task)
+        self.rank.phase(Phase.BACKWARD, begin, self._now)
+
+    def step(self, body: Callable[[], None]) -> None:
+        """One step with its update."""
+        begin = self._now
+        self.now_ms += 0.001  # no event is at the step's begin
+        body()
+        self.rank.step(begin, self._now)
+
+
+def causes_of(
+    body: Callable[[Script, int], None],
+    *,
+    ranks: int = 2,
+    steps: int = 12,
+    models: int = 1,
+    log: dict[str, Any] | None = None,
+    about: dict[str, Any] | None = None,
+    **metadata: Any,
+) -> dict[str, NamedCause]:
+    """Returns the causes that a job shows, by name, in the order in which they are listed.
+
+    Args:
+        body: is called with each rank's script and the number of each step.
+        ranks: number of ranks.
+        steps: number of steps; the first is warm-up.
+        models: number of DDP models.
+        log: DDP's log of each model, in addition to ``LOG``.
+        about: changes of the run's context.
+        metadata: further metadata of every rank's trace.
+    """
+    logs = [{**LOG, **(log or {})}] * models
+    scripts = []
+    for number in range(ranks):
+        sources = {"ddp_logs": logs, "ddp_models": models}
+        rank = Rank(number, ranks, dtypes=DTYPES, cross_check_sources=sources, **metadata)
+        script = Script(rank)
+        for step in range(steps):
+            script.step(lambda script=script, step=step: body(script, step))  # type: ignore[misc]
+        scripts.append(script)
+    run = world_run([script.rank for script in scripts])
+    seen = measured_world(run)
+    assert seen is not None
+    found = named_causes(context(**(about or {})), world_result(run, seen), seen)
+    return {cause.id: cause for cause in found}
+
+
+def saved(cause: NamedCause) -> float:
+    """Fraction of the step that the fix wins; NaN if not known."""
+    return math.nan if cause.saving is None else cause.saving.saved.value

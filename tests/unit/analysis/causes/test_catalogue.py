@@ -1,0 +1,35 @@
+"""Checks the form of the catalogue: every cause can be pasted, printed and looked up."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause
+from commprof.analysis.causes.registry import CAUSES
+
+#: Columns and lines that the first screen has for a fix.
+WIDTH, LINES = 78, 6
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.id)
+def test_a_fix_is_code_that_fits_on_the_first_screen(cause: CatalogueCause) -> None:
+    ast.parse(cause.fix)
+    lines = cause.fix.splitlines()
+    assert 0 < len(lines) <= LINES
+    assert max(map(len, lines)) <= WIDTH
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.id)
+def test_a_cause_has_its_words_and_a_public_report(cause: CatalogueCause) -> None:
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", cause.id)
+    assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", cause.source)
+    assert cause.looks_like.endswith(".")
+    assert cause.why.endswith(".")
+    assert not cause.title.endswith(".")
+
+
+def test_names_are_unique() -> None:
+    assert len({cause.id for cause in CAUSES}) == len(CAUSES)

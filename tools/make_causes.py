@@ -1,0 +1,60 @@
+#!/usr/bin/env python3
+"""Writes docs/causes.md from the catalogue of causes: `python -m tools.make_causes`."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause
+from commprof.analysis.causes.registry import CAUSES
+
+PAGE = Path(__file__).resolve().parent.parent / "docs/causes.md"
+
+#: Characters of a line of prose.
+WIDTH = 150
+
+TITLE = "# Mistakes that make distributed training slow or wrong"
+HEAD = (
+    "Each section is one mistake that public reports describe: why it costs time, the lines that "
+    "mend it, and how to recognise it. Nothing here needs commprof, but `commprof run` looks for "
+    "all of them, names the one whose fix wins most on its first screen, and lists the others "
+    "with `commprof report DIR --all`, on the page and in the JSON result (`causes`).",
+    "What a fix wins is a replay of the recorded steps without the calls that it removes, with "
+    "its 95 % interval over the steps. Where a replay cannot tell, the report gives the time in "
+    "the calls, which the fix wins at most, or nothing. A cause is named only if the recording "
+    "shows it; a job whose figures stay below the thresholds gets none.",
+    "The lines are written for a script in which `model`, `optimizer` and the like have these "
+    "names, after `init_process_group`.",
+)
+
+
+def page() -> str:
+    """Returns the page's text."""
+    parts = [TITLE, *map(_wrapped, HEAD), *(part for cause in CAUSES for part in _section(cause))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def _section(cause: CatalogueCause) -> Iterator[str]:
+    yield f"## {cause.title}"
+    yield _wrapped(cause.why)
+    yield f"```python\n{cause.fix}\n```"
+    first = " The result of training is wrong, so it is named first." if cause.is_wrong else ""
+    yield _wrapped(f"Recognised as `{cause.id}`: {cause.looks_like}{first}")
+    yield f"Described in [a public report]({cause.source})."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("page", nargs="?", type=Path, default=PAGE)
+    parser.parse_args().page.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
