@@ -225,7 +225,7 @@ def _mended(card: Card) -> list[str]:
     lines = prose(f"Cause: {card.advice}")
     if len(lines) > _CAUSE_LINES:
         lines = [*lines[: _CAUSE_LINES - 1], cut(" ".join(lines[_CAUSE_LINES - 1 :]))]
-    code = [f"  {line}" for line in card.fix.splitlines()]
+    code = [f"  {line}" for line in card.fix.splitlines() if line]
     if len(code) > _FIX_LINES or any(len(line) > WIDTH for line in code):
         code = command_lines(card.all_command)
         return [*lines, "The lines that mend it are in the full report:", *code]

@@ -61,7 +61,8 @@ CAUSE = CatalogueCause(
     fix=(
         "model = DistributedDataParallel(model, broadcast_buffers=False)\n"
         "# BatchNorm: before evaluation or saving, once per epoch\n"
-        "for buffer in model.buffers(): torch.distributed.broadcast(buffer, src=0)"
+        "for buffer in model.buffers():\n"
+        "    torch.distributed.broadcast(buffer, src=0)"
     ),
     source="https://github.com/ultralytics/ultralytics/issues/24410",
 )

@@ -91,7 +91,7 @@ CAUSE = CatalogueCause(
         "has no effect."
     ),
     fix=(
-        "import contextlib\n"
+        "import contextlib\n\n"
         "for i, batch in enumerate(micro_batches):\n"
         "    last = i == len(micro_batches) - 1\n"
         "    with contextlib.nullcontext() if last else model.no_sync():\n"

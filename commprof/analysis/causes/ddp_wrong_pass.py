@@ -43,7 +43,7 @@ CAUSE = CatalogueCause(
         "gets. Each rank then trains a different model, and the loss does not show it."
     ),
     fix=(
-        "import contextlib\n"
+        "import contextlib\n\n"
         "for i, batch in enumerate(micro_batches):\n"
         "    last = i == len(micro_batches) - 1  # not i == 0\n"
         "    with contextlib.nullcontext() if last else model.no_sync():\n"

@@ -52,7 +52,7 @@ CAUSE = CatalogueCause(
         "while this one computes."
     ),
     fix=(
-        "from torch.distributed.fsdp import fully_shard\n"
+        "from torch.distributed.fsdp import fully_shard\n\n"
         "for block in model.layers:  # the repeated blocks of the model\n"
         "    fully_shard(block)\n"
         "fully_shard(model)"

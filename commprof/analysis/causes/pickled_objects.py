@@ -105,7 +105,7 @@ CAUSE = CatalogueCause(
         "everything else can be gathered when it is logged."
     ),
     fix=(
-        "import torch.distributed as dist\n"
+        "import torch.distributed as dist\n\n"
         "values = torch.tensor([loss, accuracy, count], device=device)\n"
         "gathered = [torch.empty_like(values) for _ in range(dist.get_world_size())]\n"
         "dist.all_gather(gathered, values)"

@@ -25,6 +25,6 @@ def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
     for number, cause in enumerate(causes, 1):
         text = f"{cause.title} ({cause.id}). {cause.told}"
         lines.append(wrapped(text, width, f"{number}. ", "   "))
-        lines += [f"       {line}" for line in cause.fix.splitlines()]
+        lines += [f"       {line}" for line in cause.fix.splitlines() if line]
         lines.append(f"   Described in {cause.source}")
     return ["\n".join(lines), LEGEND]
