@@ -293,7 +293,7 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
     whose = "The GPU's compute stream" if world.device_timed else "The training thread"
     text = f"{whose} waits for communication during {share} of the mean step"
     if any(rank.kernels is not None for rank in world.ranks):
-        text = f"Only communication kernels run during {share} of the mean step"
+        text = f"Only communication runs during {share} of the mean step"
     if step.split_ms:
         text += (
             f": {step.share('waiting'):.1%} for the last rank, {step.share('wire'):.1%} for the "

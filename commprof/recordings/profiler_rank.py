@@ -73,6 +73,8 @@ class RankRecording:
     problems: list[str] = field(default_factory=list)
     #: Begins of the windows that were joined; empty for a single file.
     windows_ns: tuple[int, ...] = ()
+    #: True if a device computed, and the host transferred: the calls have the host's times.
+    by_host: bool = False
 
 
 def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
@@ -85,7 +87,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     about = events.about
     world_size = _whole(about.get("world_size")) or 0
     device = _device(events)
-    of_host, host = HostCalls([], frozenset(), 0, 0, ""), no_host_work()
+    of_host, host, by_host = HostCalls([], frozenset(), 0, 0, ""), no_host_work(), False
     if device is None:
         of_host = host_calls(events)
         host = host_work(events, of_host.blocking)
@@ -94,6 +96,11 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
             calls, of_host = handed_over(events, 0), HostCalls([], frozenset(), 0, 0, "")
     else:
         calls = as_collectives(device_calls(events, device, world_size))
+        if not calls and not hands_over(events):
+            of_host = host_calls(events)  # the device computes, gloo transfers
+            calls = of_host.calls if any(call.timed for call in of_host.calls) else []
+        by_host = len(calls) > 0 and calls is of_host.calls
+        of_host = of_host if by_host else HostCalls([], frozenset(), 0, 0, "")
         calls = calls or handed_over(events, world_size)
         work = _on(events.kernels, device)
     if not calls and len(work) == 0:
@@ -108,6 +115,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
         *(name, rank_in_name(name) if rank is None else rank, world_size, events, calls, steps),
         *(device, work, host, rank is None),
         [*caveats(events, calls, steps, device), *about_host(of_host), *gaps_said],
+        by_host=by_host,
     )
 
 
@@ -248,7 +256,8 @@ def _calls(
     rows = np.zeros(len(found.calls), dtype=schema.RECORD_DTYPE)
     rows["kind"], rows["op_id"] = Kind.ISSUE, np.arange(1, len(rows) + 1)
     rows["group"], rows["seq"], rows["reduce_op"] = group, seqs, schema.UNKNOWN_REDUCE_OP
-    on_device = [found.device is not None or not call.timed for call in found.calls]
+    by_device = found.device is not None and not found.by_host
+    on_device = [by_device or not call.timed for call in found.calls]
     rows["flags"] = np.where(on_device, schema.FLAG_DEVICE_ASYNC, 0)
     for name, values in {
         "timestamp_ns": [call.begin_ns for call in found.calls],
@@ -267,7 +276,8 @@ def _completions(found: RankRecording, calls: Records) -> Records:
     rows = np.zeros(int(timed.sum()), dtype=schema.RECORD_DTYPE)
     rows["kind"], rows["op_id"] = Kind.END, calls["op_id"][timed]
     rows["timestamp_ns"] = [call.end_ns for call in found.calls if call.timed]
-    rows["flags"] = schema.FLAG_DEVICE_TIME if found.device is not None else 0
+    by_device = found.device is not None and not found.by_host
+    rows["flags"] = schema.FLAG_DEVICE_TIME if by_device else 0
     return rows
 
 
@@ -317,7 +327,7 @@ def _backend(found: RankRecording) -> str:
     pairs = str(default.get("backend_config", "")) if isinstance(default, dict) else ""
     name = str(found.events.about.get("backend", ""))
     by_device = backends_by_device(name, pairs)
-    of_host = found.device is None
+    of_host = found.device is None or found.by_host
     if of_host and (called := host_backend(found.events)) in by_device.values():
         return called
     devices = sorted(by_device, key=lambda device: (device == "cpu") != of_host)

@@ -57,6 +57,8 @@ class SmallCalls:
         """What the job's code may change about the calls."""
         if self.op.startswith(("send", "recv")):
             return "send fewer and larger messages, for example of larger micro batches"
+        if self.calls_per_step < 1.5:
+            return "make it in fewer steps"
         return "join them, or make them in fewer steps"
 
     @property
