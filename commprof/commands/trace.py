@@ -33,7 +33,7 @@ from commprof.trace.run.run_directory import (
     other_recording,
     read_context,
     strategy_directories,
-    trace_paths,
+    trace_sources,
 )
 
 
@@ -134,7 +134,7 @@ def _world(run: Path, wanted: int | None) -> tuple[int, Mapping[int, Path | Trac
     if recording is not None:
         found = {recording.world_size: recording.traces}
     else:
-        found = {size: paths for size in sizes if (paths := trace_paths(run, size))}
+        found = {size: some for size in sizes if (some := trace_sources(run, size))}
     if not found:
         raise CommprofError(f"{quoted(run)} holds no trace of a rank; nothing was recorded there")
     size = max(found) if wanted is None else wanted

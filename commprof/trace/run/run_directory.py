@@ -240,8 +240,11 @@ def _read_once(path: Path, _place: str, _stamp: int) -> Recording | None:
     return read_recording(path)
 
 
-def trace_paths(run: Path, world_size: int) -> dict[int, Path]:
-    """Lists the existing traces of one world size's last attempt, by rank."""
+def trace_sources(run: Path, world_size: int) -> Mapping[int, Path | Trace]:
+    """Lists the traces of one world size's last attempt, by rank; those of replicas are read."""
+    replicas = _replicas(run)
+    if replicas is not None and len(replicas.traces) == world_size:
+        return replicas.traces
     paths = last_attempt(_directory_of(run, world_size))
     return {rank: path for rank, path in paths.items() if rank < world_size}
 
