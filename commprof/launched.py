@@ -9,7 +9,7 @@ that srun started: batch scripts and shells of salloc have Slurm's variables too
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _MOST_DIGITS = 9
@@ -74,6 +74,26 @@ def launched_as(variables: Mapping[str, str]) -> Launched | None:
         or _slurm_task(variables)
         or _read(variables, _PMI)
     )
+
+
+def script_first(words: Sequence[str]) -> list[str]:
+    """Moves options that a launcher put in front of the script to the script's own arguments.
+
+    They come first among these, as they do if the launcher starts the script itself.
+
+    Args:
+        words: ``[--local_rank=N] [-m] SCRIPT [ARGS...]``; the option may be spelled
+            ``--local-rank``, and the number may be a word of its own.
+    """
+    option, number = re.compile(r"--local[_-]rank(=-?\d+)?"), re.compile(r"-?\d+")
+    first = 0
+    while first < len(words) and (match := option.fullmatch(words[first])):
+        apart = match[1] is None and number.fullmatch(
+            words[first + 1] if words[first + 1 :] else ""
+        )
+        first += 2 if apart else 1
+    script = first + (2 if words[first : first + 1] == ["-m"] else 1)
+    return [*words[first:script], *words[:first], *words[script:]]
 
 
 def local_rank_of_task(variables: Mapping[str, str]) -> int:

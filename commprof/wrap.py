@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import runpy
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from commprof.capture.boot import OUT_VARIABLE, arm, environment, explain
+from commprof.launched import script_first
 
 _USAGE = "usage: torchrun -m commprof.wrap [-m] SCRIPT_OR_MODULE [ARGS...]"
 
@@ -44,26 +43,6 @@ def main() -> None:
         if ending is not None:
             ending.exits(error)
         raise
-
-
-def script_first(words: Sequence[str]) -> list[str]:
-    """Moves options that a launcher put in front of the script to the script's own arguments.
-
-    They come first among these, as they do if the launcher starts the script itself.
-
-    Args:
-        words: ``[--local_rank=N] [-m] SCRIPT [ARGS...]``; the option may be spelled
-            ``--local-rank``, and the number may be a word of its own.
-    """
-    option, number = re.compile(r"--local[_-]rank(=-?\d+)?"), re.compile(r"-?\d+")
-    first = 0
-    while first < len(words) and (match := option.fullmatch(words[first])):
-        apart = match[1] is None and number.fullmatch(
-            words[first + 1] if words[first + 1 :] else ""
-        )
-        first += 2 if apart else 1
-    script = first + (2 if words[first : first + 1] == ["-m"] else 1)
-    return [*words[first:script], *words[:first], *words[script:]]
 
 
 def _become_script() -> None:

@@ -14,6 +14,7 @@ from commprof import invocation
 from commprof._version import __version__
 from commprof.commands.options.parser import Parser
 from commprof.errors import CommprofError, UsageError
+from commprof.launched import script_first
 from commprof.text import printable
 
 _DESCRIPTION = """\
@@ -103,7 +104,16 @@ class _CommandParser(Parser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of ``commprof`` and ``python -m commprof``."""
-    return _run(make_parser(), argv)
+    return _run(make_parser(), _of_wrap(sys.argv[1:] if argv is None else argv))
+
+
+def _of_wrap(words: Sequence[str]) -> Sequence[str]:
+    """Moves a launcher's ``--local_rank=N`` behind the script that ``wrap`` runs.
+
+    ``deepspeed --no_python commprof wrap train.py`` starts ``commprof --local_rank=0 wrap ...``.
+    """
+    command, *rest = script_first(words) or [""]
+    return ["wrap", *script_first(rest)] if command == "wrap" else words
 
 
 def make_parser() -> argparse.ArgumentParser:

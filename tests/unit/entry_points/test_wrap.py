@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 
-from commprof.wrap import script_first
+from commprof import commands
+from commprof.launched import script_first
 
 
 @pytest.mark.parametrize(
@@ -25,3 +29,30 @@ from commprof.wrap import script_first
 )
 def test_local_rank_of_a_launcher_goes_to_the_script(words: list[str], expected: list[str]) -> None:
     assert script_first(words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        # deepspeed --no_python and torch.distributed.launch --no-python: before the command.
+        (["--local_rank=1", "wrap", "train.py", "7"], ["train.py", "--local_rank=1", "7"]),
+        (["wrap", "--local-rank", "1", "train.py"], ["train.py", "--local-rank", "1"]),
+        (["wrap", "--local_rank=1", "-m", "a.b"], ["-m", "a.b", "--local_rank=1"]),
+        (["wrap", "train.py", "--local_rank=1"], ["train.py", "--local_rank=1"]),
+    ],
+)
+def test_the_command_hands_a_launchers_local_rank_to_the_script(
+    words: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, arguments: ran.append(arguments) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        commands.main(words)
+    assert ran == [[sys.executable, "-m", "commprof.wrap", *expected]]
+
+
+@pytest.mark.parametrize(
+    "words", [["report", "wrap"], ["--local_rank=0", "check"], ["--version"], []]
+)
+def test_other_commands_get_their_words_unchanged(words: list[str]) -> None:
+    assert commands._of_wrap(words) == words
