@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.beliefs.asking import beliefs
+from benchmarks.beliefs.page import page
 from commprof import _native
 from commprof.trace import codes
 from tools import make_causes
@@ -52,3 +55,11 @@ def test_no_code_of_the_headers_is_lost() -> None:
     )
     flags = [name for name in dir(codes) if name.startswith("FLAG_")]
     assert len(re.findall(r"\buint32_t k\w+ =\s+\d+;", header)) == len(flags)
+
+
+def test_page_of_beliefs_is_what_the_answers_say() -> None:
+    answers = json.loads((ROOT / "benchmarks/beliefs/answers.json").read_text())
+    committed = (ROOT / "docs/pytorch_really.md").read_text()
+    assert committed == page(answers), "out of date: run `benchmarks/torch_beliefs.py --write`"
+    for version, told in answers.items():
+        assert set(told) <= set(beliefs()), f"{version}: answers to questions that are gone"
