@@ -33,7 +33,7 @@ from commprof.analysis.align.interfaces import ddp_logs, logged_bucket_sizes, tr
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.documents import Group
-from commprof.trace.lookup import look_up
+from commprof.trace.lookup import distinct_rows, look_up
 from commprof.trace.reader import Trace
 from commprof.trace.schema import NO_SEQ, OPS, Kind
 
@@ -93,10 +93,13 @@ class Matching:
         """
         if len(times_ns) == 0:
             return np.empty(0, dtype=np.int64)
-        # Ordered by collective, then time: the last row of each collective has the latest.
-        order = np.lexsort((-self.rank, times_ns, self.member))
-        last = order[np.flatnonzero(np.diff(self.member[order], append=-1) != 0)]
-        return np.where(self.complete, last, -1)[self.member].astype(np.int64)
+        latest = np.full(len(self.complete), np.iinfo(np.int64).min)
+        np.maximum.at(latest, self.member, times_ns)
+        rows = np.flatnonzero(times_ns == latest[self.member])
+        rows = rows[np.argsort(-self.rank[rows], kind="stable")]
+        last = np.full(len(self.complete), -1, dtype=np.int64)
+        last[self.member[rows]] = rows  # the one assigned last counts, which is the lowest rank's
+        return np.where(self.complete, last, -1)[self.member]
 
 
 def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
@@ -131,10 +134,10 @@ def matched(
         lengths: number of rows per rank.
         groups: process groups by number.
     """
-    _, first, member = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    member = member.reshape(-1).astype(np.int64)
+    member, first = distinct_rows(*keys.T)
     issued = np.bincount(member)
-    distinct = np.bincount(np.unique(np.stack([member, rank]), axis=1)[0], minlength=len(issued))
+    _, of_rank = distinct_rows(member, rank)
+    distinct = np.bincount(member[of_rank], minlength=len(issued))
     complete = (issued == expected[first]) & (distinct == issued)
     return Matching(member, complete, keys[:, 0], rank, lengths, groups)
 
@@ -239,7 +242,7 @@ def held_up_by(
     is_message = np.isin(op[rows[first]], POINT_TO_POINT)
     kinds = np.stack([x[rows[first]] for x in (matching.group, op, root)], axis=1)
     kinds[is_message] = [-1, SEND, -1]
-    for kind in np.unique(kinds, axis=0):
+    for kind in kinds[distinct_rows(*kinds.T)[1]]:
         group = matching.groups[kind[0]] if kind[0] >= 0 else None
         size = group.size if group is not None else 2
         mine = first[(kinds == kind).all(axis=1) & (count == size)]

@@ -42,6 +42,8 @@ DEVICE_STREAMS = 1
 _UNQUEUED = (*POINT_TO_POINT, OPS.index("monitored_barrier"))
 #: Largest number of threads that is accepted from a trace.
 _MOST_THREADS = 1 << 16
+#: Up to this many, all calls of a queue are handled at once, a thread after the other.
+_FEW_THREADS = 32
 _NEVER = np.iinfo(np.int64).max
 
 
@@ -119,6 +121,19 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
         end_ns: completion of each collective; these may be in another order.
         threads: at least 1.
     """
+    if threads > _FEW_THREADS:
+        return _fifo_starts(issue_ns, end_ns, threads)
+    # The largest end so far is that of the first thread; what it replaces goes to the second.
+    latest = end_ns
+    for _ in range(threads):
+        before = np.maximum.accumulate(np.concatenate(([0], latest)))[:-1]
+        latest = np.minimum(latest, before)
+    starts: Ints = np.maximum(issue_ns, before)
+    return starts
+
+
+def _fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
+    """Returns the same for many threads, call by call."""
     latest = [0] * threads  # a heap: the latest ends so far, the earliest of them first
     starts = np.empty(len(issue_ns), dtype=np.int64)
     for k, (issue, end) in enumerate(zip(issue_ns.tolist(), end_ns.tolist(), strict=True)):

@@ -28,6 +28,7 @@ from commprof.analysis.collectives.calls import group_sizes, start_times
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
+from commprof.trace.lookup import distinct_rows
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.units import ns_to_ms
@@ -144,8 +145,8 @@ def in_flight_intervals(
     matching, tables, traces = seen.matching, seen.tables, seen.traces
     size = np.concatenate([_sizes(*each) for each in zip(traces, tables, strict=True)])
     op, dtype = _joined(tables, "op"), _joined(tables, "dtype")
-    keys = np.stack([op, matching.group, dtype, size], axis=1)
-    distinct, kind = np.unique(keys, axis=0, return_inverse=True)
+    keys = (op, matching.group, dtype, size)
+    kind, first = distinct_rows(*keys)
     dtypes = traces[0].metadata["dtypes"]
     kinds = tuple(
         CallKind(
@@ -154,12 +155,14 @@ def in_flight_intervals(
             dtype=dtypes[type_code] if type_code < len(dtypes) and bytes_ else "",
             size_bytes=bytes_,
         )
-        for code, group, type_code, bytes_ in distinct.tolist()
+        for code, group, type_code, bytes_ in zip(
+            *(key[first].tolist() for key in keys), strict=True
+        )
     )
     issue = _joined(tables, "issue_ns")
     split = matching.split
     parts = [split(part) for part in _flight_parts(seen, matching, issue)]
-    kind_of, member, issued = (split(x) for x in (kind.reshape(-1), matching.member, issue))
+    kind_of, member, issued = (split(x) for x in (kind, matching.member, issue))
     bucket = [bucket_numbers(*each) for each in zip(seen.recorded, tables, strict=True)]
     no_step = [np.zeros(len(table), dtype=np.int64) for table in tables]
     found = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from commprof.analysis.collectives.traffic import bus_factor
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group, group_label
+from commprof.trace.lookup import distinct_rows
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import OPS, PHASES, REDUCE_OPS, op_name
 from commprof.units import ns_to_ms
@@ -115,13 +116,10 @@ def collective_rows(
     if measured_steps is not None and len(measured_steps) == 0:
         return ()
     calls = calls_of(matching, traces, tables, measured_steps, clocks_shared)
-    kinds = np.stack(
-        [calls.op, calls.group, calls.dtype, calls.reduce_op * _reduces(calls.op)], axis=1
-    )
-    keys = np.column_stack([kinds, _size_classes(kinds, calls.size_bytes)])
-    _, member = np.unique(keys, axis=0, return_inverse=True)
-    order = np.argsort(member.reshape(-1), kind="stable")
-    bounds = np.flatnonzero(np.diff(member.reshape(-1)[order])) + 1
+    kinds = calls.op, calls.group, calls.dtype, calls.reduce_op * _reduces(calls.op)
+    member, _ = distinct_rows(*kinds, _size_classes(kinds, calls.size_bytes))
+    order = np.argsort(member, kind="stable")
+    bounds = np.flatnonzero(np.diff(member[order])) + 1
     parts = np.split(order, bounds) if len(order) else []
     by_rank = {trace.rank: trace for trace in traces}
     rows = []
@@ -175,17 +173,17 @@ def _reduces(op: Ints) -> Ints:
     return np.isin(op, codes).astype(np.int64)
 
 
-def _size_classes(kinds: Ints, size: Ints) -> Ints:
+def _size_classes(kinds: Sequence[Ints], size: Ints) -> Ints:
     """Returns each call's size, or a class of sizes if calls of its kind have many sizes.
 
     If a kind has more than ``_FEW_SIZES`` sizes, its sizes with 2^(e-1) <= size < 2^e are one
-    class, returned as the negative number -e; size 0 stays 0. ``kinds`` has one row per call.
+    class, returned as the negative number -e; size 0 stays 0. ``kinds`` are columns, with one row
+    per call.
     """
     classes = size.copy()
-    _, kind = np.unique(kinds, axis=0, return_inverse=True)
-    kind = kind.reshape(-1)
-    distinct = np.unique(np.stack([kind, size]), axis=1)[0]
-    many = np.bincount(distinct, minlength=int(kind.max(initial=-1)) + 1)[kind] > _FEW_SIZES
+    kind, _ = distinct_rows(*kinds)
+    _, of_size = distinct_rows(kind, size)
+    many = np.bincount(kind[of_size])[kind] > _FEW_SIZES
     classes[many] = -np.frexp(size[many].astype(np.float64))[1]
     return classes
 
@@ -219,11 +217,12 @@ def _row(
         failed=int(calls.failed.sum()),
         calls_per_step=len(calls) / (rank_steps / len(traces) * callers),
         total_bytes=int(calls.size_bytes.sum()),
-        phases=_counted(_named(PHASES, code) for code in calls.phase.tolist()),
+        phases=_counted((calls.phase,), lambda code: _named(PHASES, code)),
         callers=_counted(
-            caller(traces[rank].stacks[stack])
-            for rank, stack in zip(calls.rank.tolist(), calls.stack.tolist(), strict=True)
-            if stack in traces[rank].stacks
+            (calls.rank, calls.stack),
+            lambda rank, stack: (
+                caller(traces[rank].stacks[stack]) if stack in traces[rank].stacks else None
+            ),
         ),
         duration=_spread(calls.duration_ns),
         queue=_spread(calls.queue_ns),
@@ -246,8 +245,18 @@ def _named(names: Sequence[str], code: int) -> str:
     return names[code] if code < len(names) else ""
 
 
-def _counted(values: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    return tuple(Counter(values).most_common())
+def _counted(
+    columns: tuple[Ints, ...], name: Callable[..., str | None]
+) -> tuple[tuple[str, int], ...]:
+    """Counts the calls by the name of their values in the columns, most frequent first."""
+    number, first = distinct_rows(*columns)
+    order = np.argsort(first)  # equally frequent names are in the order of their first calls
+    found: Counter[str] = Counter()
+    for row, count in zip(first[order].tolist(), np.bincount(number)[order].tolist(), strict=True):
+        named = name(*(int(column[row]) for column in columns))
+        if named is not None:
+            found[named] += count
+    return tuple(found.most_common())
 
 
 def _spread(values_ns: Floats) -> Spread:

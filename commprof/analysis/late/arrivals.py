@@ -10,6 +10,7 @@ import numpy as np
 from commprof.analysis.align.matching import Matching, last_awaited, matched
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Finalizations, Ints
+from commprof.trace.lookup import distinct_rows
 from commprof.trace.reader import Trace
 
 
@@ -134,8 +135,8 @@ def _bucket_keys(trace: Trace, table: Buckets, names: dict[str, int]) -> tuple[I
         .T
     )
     keys = np.stack([group, table.seq, table.index, table.signature.view(np.int64)], axis=1)
-    _, like, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-    like = like.reshape(-1)
+    like, _ = distinct_rows(*keys.T)
+    count = np.bincount(like)
     order = np.argsort(like, kind="stable")
     turn = np.empty(len(table), dtype=np.int64)
     turn[order] = np.arange(len(table)) - np.repeat(np.cumsum(count) - count, count)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -60,24 +60,17 @@ def exposures(
     measured total.
     """
     mine = _rows(waits, waits.thread == thread)
-    rows = [
-        _Row(collective, -1, begin, end, float(end - begin))
-        for collective, begin, end in zip(
-            row_of(mine.key, table.op_id).tolist(),
-            mine.begin_ns.tolist(),
-            mine.end_ns.tolist(),
-            strict=True,
-        )
-    ]
-    rows.extend(_in_finalizations(table, mine, finalizations, thread))
-    rows.sort(key=lambda row: row.begin_ns)
-    return Exposures(
-        collective=np.array([row.collective for row in rows], dtype=np.int64),
-        graph_task=np.array([row.graph_task for row in rows], dtype=np.int64),
-        begin_ns=np.array([row.begin_ns for row in rows], dtype=np.int64),
-        end_ns=np.array([row.end_ns for row in rows], dtype=np.int64),
-        waited_ns=np.array([row.waited_ns for row in rows], dtype=np.float64),
+    declared = Exposures(
+        row_of(mine.key, table.op_id),
+        np.full(len(mine), -1, dtype=np.int64),
+        mine.begin_ns,
+        mine.end_ns,
+        (mine.end_ns - mine.begin_ns).astype(np.float64),
     )
+    parts = [declared, *_in_finalizations(table, mine, finalizations, thread)]
+    joined = [np.concatenate(columns) for columns in zip(*map(_columns, parts), strict=True)]
+    order = np.argsort(joined[2], kind="stable")
+    return Exposures(*(column[order] for column in joined))
 
 
 @columns.once_per_trace
@@ -97,14 +90,8 @@ def training_thread(trace: Trace) -> int:
     return int(np.bincount(marks).argmax()) if len(marks) else 0
 
 
-class _Row(NamedTuple):
-    """One row of ``Exposures``."""
-
-    collective: int
-    graph_task: int
-    begin_ns: int
-    end_ns: int
-    waited_ns: float
+def _columns(part: Exposures) -> tuple[Ints, Ints, Ints, Ints, Floats]:
+    return part.collective, part.graph_task, part.begin_ns, part.end_ns, part.waited_ns
 
 
 def _rows(spans: Spans, chosen: npt.NDArray[np.bool_]) -> Spans:
@@ -115,7 +102,7 @@ def _rows(spans: Spans, chosen: npt.NDArray[np.bool_]) -> Spans:
 
 def _in_finalizations(
     table: Collectives, waits: Spans, finalizations: Finalizations, thread: int
-) -> Iterator[_Row]:
+) -> Iterator[Exposures]:
     """Yields how long DDP waited for each bucket in its finalisations.
 
     A finalisation is the end of a backward pass, where DDP waits for the buckets. Waiting that is
@@ -133,10 +120,13 @@ def _in_finalizations(
     wait_last = np.searchsorted(waits.end_ns, span.end_ns, side="right")
     counted = waited[np.maximum(wait_first, wait_last)] - waited[wait_first]
     blocked = np.maximum(0, finalizations.blocked_ns - counted)
-    for i in np.flatnonzero((span.thread == thread) & (blocked > 0)).tolist():
-        window = int(span.begin_ns[i]), int(span.end_ns[i])
-        part = buckets[first[i] : last[i]]
-        yield from _share(table, part, int(span.key[i]), window, int(blocked[i]))
+    rows = np.flatnonzero((span.thread == thread) & (blocked > 0))
+    count = (last - first)[rows]
+    # Passes with equally many buckets are handled together: ``[pass, bucket]``.
+    for buckets_each in np.unique(count).tolist():
+        some = rows[count == buckets_each]
+        part = buckets[first[some][:, np.newaxis] + np.arange(buckets_each)]
+        yield _shared(table, part, _rows(span, some), blocked[some])
 
 
 def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
@@ -165,51 +155,62 @@ def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
     return task
 
 
-def _share(
-    table: Collectives, buckets: Ints, graph_task: int, window: tuple[int, int], blocked_ns: int
-) -> Iterator[_Row]:
-    """Divides ``blocked_ns`` of one finalisation among its buckets; yields a row per bucket's wait.
+def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) -> Exposures:
+    """Divides the waiting of finalisations among their buckets; a row per bucket waited for.
 
     DDP's loop waits until a bucket is complete, copies the bucket and goes on to the next bucket.
     A bucket completes ``end`` ns after the finalisation begins. The earlier buckets have ``copied``
     bytes. ``speed`` is the time in ns to copy one byte. The loop's total waiting up to a bucket is
     the largest ``end - speed * copied`` of the buckets so far.
+
+    Args:
+        table: the collectives.
+        buckets: rows of the collectives that each finalisation waits for, ``[pass, bucket]``.
+        span: the finalisations.
+        blocked_ns: waiting in each finalisation.
     """
-    begin_ns, end_ns = window
     # The bucket is copied, but not what a hook sends for it in a callback.
     own = table.graph_task[buckets] >= 0
     size = np.where(own, table.bytes_in[buckets], 0).astype(np.float64)
-    copied = np.cumsum(size) - size
-    end = np.minimum(table.end_ns[buckets], end_ns) - begin_ns
-    speed = _copy_ns_per_byte(end, copied, blocked_ns, (end_ns - begin_ns) / max(1.0, size.sum()))
-    reached = np.maximum.accumulate(np.concatenate(([0.0], end - speed * copied)))
-    stretch = np.diff(reached)
+    copied = np.cumsum(size, axis=1) - size
+    begin_ns = span.begin_ns[:, np.newaxis]
+    end = np.minimum(table.end_ns[buckets], span.end_ns[:, np.newaxis]) - begin_ns
+    slowest = (span.end_ns - span.begin_ns) / np.maximum(1.0, size.sum(axis=1))
+    speed = _copy_ns_per_byte(end, copied, blocked_ns, slowest)[:, np.newaxis]
+    none = np.zeros((len(span), 1))
+    reached = np.maximum.accumulate(np.concatenate((none, end - speed * copied), axis=1), axis=1)
+    stretch, total = np.diff(reached, axis=1), reached[:, -1]
     # If no copy speed explains so little waiting, the thread was busy with something else.
-    scale = min(1.0, blocked_ns / reached[-1]) if reached[-1] > 0 else 1.0
-    for i in np.flatnonzero(stretch > 0).tolist():
-        until = begin_ns + int(end[i])
-        length = float(stretch[i])
-        yield _Row(int(buckets[i]), graph_task, int(until - length), until, length * scale)
+    scale = np.minimum(1.0, np.divide(blocked_ns, total, out=np.ones(len(span)), where=total > 0))
+    at = np.nonzero(stretch > 0)
+    until, length = (begin_ns + end)[at], stretch[at]
     # The rest is not waiting for a bucket: the thread stopped for a core, or for memory.
-    rest = blocked_ns - float(reached[-1]) * scale
-    if rest > 0.5:
-        yield _Row(-1, graph_task, begin_ns + int(reached[-1]), end_ns, rest)
+    rest = blocked_ns - total * scale
+    late = np.flatnonzero(rest > 0.5)
+    return Exposures(
+        np.concatenate((buckets[at], np.full(len(late), -1))),
+        np.concatenate((span.key[at[0]], span.key[late])),
+        np.concatenate(
+            ((until - length).astype(np.int64), span.begin_ns[late] + total[late].astype(np.int64))
+        ),
+        np.concatenate((until, span.end_ns[late])),
+        np.concatenate((length * scale[at[0]], rest[late])),
+    )
 
 
-def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: int, slowest: float) -> float:
+def _copy_ns_per_byte(end_ns: Ints, copied: Floats, blocked_ns: Ints, slowest: Floats) -> Floats:
     """Returns the copy time in ns per byte at which DDP's loop waits ``blocked_ns`` in total.
 
     The loop's total waiting is the largest ``end_ns - time_per_byte * copied`` of all buckets, see
-    :func:`_share`. The result is between 0 and ``slowest``, the time per byte if copying took the
-    whole finalisation.
+    :func:`_shared`, whose arrays these are. The result is between 0 and ``slowest``, the time per
+    byte if copying took the whole finalisation.
     """
-    early = end_ns - blocked_ns
-    limits = [
-        ns / size if size > 0 else slowest
-        for ns, size in zip(early.tolist(), copied.tolist(), strict=True)
-        if ns > 0
-    ]
-    return min(slowest, max(limits, default=0.0))
+    early = end_ns - blocked_ns[:, np.newaxis]
+    limits = np.broadcast_to(slowest[:, np.newaxis], end_ns.shape).copy()
+    np.divide(early, copied, out=limits, where=copied > 0)
+    limits[early <= 0] = 0.0
+    limit: Floats = np.minimum(slowest, limits.max(axis=1, initial=0.0))
+    return limit
 
 
 #: The process was stopped or frozen, or its machine was paused.

@@ -41,31 +41,34 @@ class Waiting:
 
 def split(exposed: Exposures, table: Collectives, arrivals: Arrivals) -> Waiting:
     """Splits every exposure of one rank into waiting and transfer."""
-    decided = {
-        **_decided(_of_collectives(table, arrivals)),
-        **_decided(_of_buckets(arrivals.buckets)),
-    }
+    by_collective = exposed.collective >= 0
     arrived_ns, culprit, number = (
-        np.array(
-            [
-                decided.get(task, _UNKNOWN)
-                if task >= 0
-                else _arrival(arrivals, collective)
-                if collective >= 0
-                else _UNKNOWN
-                for collective, task in zip(
-                    exposed.collective.tolist(), exposed.graph_task.tolist(), strict=True
-                )
-            ],
-            dtype=np.int64,
+        np.where(by_collective, np.append(column, unknown)[exposed.collective], unknown)
+        for column, unknown in zip(
+            (arrivals.last_arrival_ns, arrivals.late_rank, arrivals.collective),
+            _UNKNOWN,
+            strict=True,
         )
-        .reshape(-1, 3)
-        .T
     )
+    of_pass = exposed.graph_task >= 0
+    for column, unknown in zip((arrived_ns, culprit, number), _UNKNOWN, strict=True):
+        column[of_pass] = unknown
+    for exchanged in (_of_collectives(table, arrivals), _of_buckets(arrivals.buckets)):
+        passes, row, is_known = _decided(exchanged)
+        at = np.searchsorted(passes, exposed.graph_task)
+        rows = np.flatnonzero(of_pass & (at < len(passes)))
+        rows = rows[passes[at[rows]] == exposed.graph_task[rows]]
+        for column, values, unknown in zip(
+            (arrived_ns, culprit, number),
+            (exchanged.last_arrival_ns, exchanged.late_rank, exchanged.number),
+            _UNKNOWN,
+            strict=True,
+        ):
+            column[rows] = np.where(is_known, values[row], unknown)[at[rows]]
     length = np.maximum(1, exposed.end_ns - exposed.begin_ns)
     before = np.clip(arrived_ns - exposed.begin_ns, 0, length) / length * exposed.waited_ns
-    unknown = (culprit < 0) & (exposed.waited_ns > 0)
-    return Waiting(wait_ns=np.where(unknown, np.nan, before), culprit=culprit, number=number)
+    unsure = (culprit < 0) & (exposed.waited_ns > 0)
+    return Waiting(wait_ns=np.where(unsure, np.nan, before), culprit=culprit, number=number)
 
 
 def not_split(exposed: Exposures) -> Waiting:
@@ -75,16 +78,7 @@ def not_split(exposed: Exposures) -> Waiting:
 
 
 #: Time of the last arrival, rank that arrived last, number of the collective or bucket.
-_Arrival = tuple[int, int, int]
-_UNKNOWN: _Arrival = (0, -1, -1)
-
-
-def _arrival(arrivals: Arrivals, row: int) -> _Arrival:
-    return (
-        int(arrivals.last_arrival_ns[row]),
-        int(arrivals.late_rank[row]),
-        int(arrivals.collective[row]),
-    )
+_UNKNOWN = (0, -1, -1)
 
 
 class _Exchanged(NamedTuple):
@@ -124,26 +118,27 @@ def _of_buckets(buckets: BucketArrivals) -> _Exchanged:
     )
 
 
-def _decided(exchanged: _Exchanged) -> dict[int, _Arrival]:
-    """Returns the arrival that ended the waiting, per backward pass.
+def _decided(exchanged: _Exchanged) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    """Returns the backward passes, and of each the row whose arrival ended the waiting.
 
-    A pass has ``_UNKNOWN`` if any collective or bucket of the pass has an unknown last arrival.
+    Also returns a mask of the passes in which it is known: a pass in which the last arrival at any
+    collective or bucket is unknown has none.
     """
     order = np.argsort(exchanged.graph_task, kind="stable")
     tasks = exchanged.graph_task[order]
-    found: dict[int, _Arrival] = {}
-    for part in np.split(order, np.flatnonzero(np.diff(tasks)) + 1) if len(order) else []:
-        task = int(exchanged.graph_task[part[0]])
+    first = np.flatnonzero(np.diff(tasks, prepend=-1))
+    count = np.diff(np.append(first, len(order)))
+    row = np.zeros(len(first), dtype=np.int64)
+    is_known = np.zeros(len(first), dtype=np.bool_)
+    # Passes with equally many collectives are handled together: ``[pass, collective]``.
+    for length in np.unique(count).tolist():
+        some = np.flatnonzero(count == length)
+        part = order[first[some][:, np.newaxis] + np.arange(length)]
         arrived_ns = exchanged.last_arrival_ns[part]
-        if (arrived_ns == 0).any():
-            found[task] = _UNKNOWN
-            continue
-        busy_until = np.maximum.accumulate(exchanged.end_ns[part])
-        wire_busy_until = np.concatenate(([0], busy_until[:-1]))
-        row = part[np.flatnonzero(arrived_ns >= wire_busy_until)[-1]]
-        found[task] = (
-            int(exchanged.last_arrival_ns[row]),
-            int(exchanged.late_rank[row]),
-            int(exchanged.number[row]),
-        )
-    return found
+        busy_until = np.maximum.accumulate(exchanged.end_ns[part], axis=1)
+        wire_busy_until = np.zeros_like(busy_until)
+        wire_busy_until[:, 1:] = busy_until[:, :-1]
+        last = length - 1 - np.argmax((arrived_ns >= wire_busy_until)[:, ::-1], axis=1)
+        row[some] = part[np.arange(len(some)), last]
+        is_known[some] = (arrived_ns != 0).all(axis=1)
+    return tasks[first], row, is_known
