@@ -51,6 +51,7 @@ from commprof.analysis.rank_summary import (
 from commprof.analysis.replay.gains import Gains, gains
 from commprof.analysis.step.breakdown import Breakdown, caused_in_all
 from commprof.analysis.step.devices import kernel_times
+from commprof.analysis.step.exposure import NO_CORE
 from commprof.analysis.step.mean_step import stalled
 from commprof.analysis.step.overhead import Overhead, overhead
 from commprof.trace import columns, schema
@@ -356,7 +357,7 @@ def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
     caused = caused_in_all(seen.measured, ~hung)
     by_waiting = np.zeros((result.world_size, result.world_size))
     for rank, part in zip(seen.ranks, seen.measured, strict=True):
-        by_waiting[rank] = of_ranks(part.caused_ns[~hung]).sum(axis=0)
+        by_waiting[rank] = part.caused[np.flatnonzero(~hung)].by_rank_ns(without=NO_CORE)
     if result.foreign and few_steps(waited_for := of_ranks(caused), by_waiting):
         late = late_rank_of_few_steps(waited_for, step_ns, error_ns, by_waiting)
     else:

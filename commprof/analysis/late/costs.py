@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.late.stragglers import beyond_the_others
-from commprof.analysis.step.breakdown import Breakdown
+from commprof.analysis.step.breakdown import Breakdown, caused_in_all
 from commprof.analysis.step.exposure import CAUSES
 from commprof.trace import columns
 from commprof.trace.schema import PHASES
@@ -70,7 +70,8 @@ class LongerPhase:
 
 def wait_costs(parts: Sequence[Breakdown]) -> tuple[WaitCost, ...]:
     """Splits all waiting in these steps by causing rank and cause, the largest part first."""
-    caused = np.sum([part.caused_ns.sum(axis=0) for part in parts], axis=0)
+    every = np.ones(len(parts[0].step), dtype=np.bool_)
+    caused = caused_in_all(parts, every).sum(axis=0)
     steps, total = len(parts[0].step), float(caused.sum())
     cells = np.argwhere(caused > 0)
     order = np.argsort(-caused[caused > 0], kind="stable")

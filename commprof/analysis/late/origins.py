@@ -93,29 +93,25 @@ def origins(
     ranks = [trace.rank for trace in traces]
     times = [RankTime(*each) for each in zip(traces, exposed, waits, strict=True)]
     found = _waits(ranks, times, shared)
-    parts = _carried_back(found, times)
-    numbers = np.array(ranks, dtype=np.int64)
-    result = []
-    for place in range(len(ranks)):
-        mine = np.flatnonzero(found.place == place).tolist()
-        cells = [np.array(list(parts[i]), dtype=np.int64).reshape(-1, 2) for i in mine]
-        cell = np.concatenate([np.empty((0, 2), dtype=np.int64), *cells])
-        lengths = [len(parts[i]) for i in mine]
-        share = np.array([part for i in mine for part in parts[i].values()])
-        result.append(
-            Origins(
-                np.repeat(found.row[mine], lengths),
-                numbers[cell[:, 0]],
-                cell[:, 1],
-                np.repeat(found.wait_ns[mine], lengths) * share,
-            )
-        )
-    return result
+    wait, late, cause, share = _parts(found, times)
+    order = np.argsort(found.place[wait], kind="stable")
+    wait, late, cause, share = (column[order] for column in (wait, late, cause, share))
+    columns = (
+        found.row[wait],
+        np.array(ranks, dtype=np.int64)[late],
+        cause,
+        found.wait_ns[wait] * share,
+    )
+    first = np.searchsorted(found.place[wait], np.arange(1, len(ranks)))
+    return [
+        Origins(*of_rank) for of_rank in zip(*(np.split(x, first) for x in columns), strict=True)
+    ]
 
 
 def _waits(ranks: Sequence[int], times: Sequence[RankTime], shared: SharedCalls) -> _Waits:
     """Returns all waits, each with the activities on which the late rank spent more time."""
-    places = {rank: place for place, rank in enumerate(ranks)}
+    places = np.zeros(max(ranks) + 1, dtype=np.int64)
+    places[list(ranks)] = np.arange(len(ranks))
     place, row, late, number, end_ns, stood_ns, wait_ns = (
         np.concatenate(parts)
         for parts in zip(
@@ -152,7 +148,7 @@ def _waits(ranks: Sequence[int], times: Sequence[RankTime], shared: SharedCalls)
     )
 
 
-def _of_rank(place: int, time: RankTime, places: dict[int, int]) -> tuple[Ints | Floats, ...]:
+def _of_rank(place: int, time: RankTime, places: Ints) -> tuple[Ints | Floats, ...]:
     """Returns columns of a rank's waits: place, row, late, number, end_ns, stood_ns, wait_ns.
 
     ``place``, ``row``, ``late`` and ``wait_ns`` are as in ``_Waits``. ``number`` is the number of
@@ -160,11 +156,10 @@ def _of_rank(place: int, time: RankTime, places: dict[int, int]) -> tuple[Ints |
     the time at which the training thread began to wait.
     """
     rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
-    late = [places[rank] for rank in time.waiting.culprit[rows].tolist()]
     return (
         np.full(len(rows), place),
         rows,
-        np.array(late, dtype=np.int64),
+        places[time.waiting.culprit[rows]],
         time.waiting.number[rows],
         time.end_ns[rows],
         time.stood_ns[rows],
@@ -183,37 +178,70 @@ def _spent(time: RankTime, stretch: Stretch) -> Floats:
     return spent
 
 
+def _parts(waits: _Waits, times: Sequence[RankTime]) -> tuple[Ints, Ints, Ints, Floats]:
+    """Returns all parts of all waits: the wait, index of the rank, cause, and fraction."""
+    carried = _carried_back(waits, times)
+    others = np.ones(len(waits.row), dtype=np.bool_)
+    others[list(carried)] = False
+    row, cause = np.nonzero(waits.own)
+    kept = others[row]
+    row, cause = row[kept], cause[kept]
+    cells = [
+        (wait, rank, why, share)
+        for wait, parts in carried.items()
+        for (rank, why), share in parts.items()
+    ]
+    whole = np.array([cell[:3] for cell in cells], dtype=np.int64).reshape(-1, 3)
+    return (
+        np.concatenate((row, whole[:, 0])),
+        np.concatenate((waits.late[row], whole[:, 1])),
+        np.concatenate((cause, whole[:, 2])),
+        np.concatenate((waits.own[row, cause], [cell[3] for cell in cells])),
+    )
+
+
 #: Fractions of a wait by the rank's index and the cause; they add up to 1.
-_Parts = dict[tuple[int, int], float]
+_Cells = dict[tuple[int, int], float]
 
 
-def _carried_back(waits: _Waits, times: Sequence[RankTime]) -> list[_Parts]:
-    """Returns the parts of every wait by origin; waits are processed in order of their ends."""
-    at = {
-        pair: i for i, pair in enumerate(zip(waits.place.tolist(), waits.row.tolist(), strict=True))
-    }
-    found: list[_Parts] = []
-    late_time = waits.explained_by
-    stretches = np.stack(
-        (late_time.begin_ns, late_time.stood_ns, late_time.left_ns, late_time.end_ns), axis=1
+def _carried_back(waits: _Waits, times: Sequence[RankTime]) -> dict[int, _Cells]:
+    """Returns the parts of every wait that began on third ranks, in order of the waits' ends.
+
+    The other waits, which are most, began on the late rank: ``waits.own`` has their parts.
+    """
+    through = np.flatnonzero(waits.through > 0)
+    if len(through) == 0:
+        return {}
+    first = np.cumsum([0, *(len(time.begin_ns) for time in times)])
+    at = np.full(first[-1], -1, dtype=np.int64)
+    at[first[waits.place] + waits.row] = np.arange(len(waits.row))
+    stretch = waits.explained_by.of(through)
+    windows = np.stack(
+        (stretch.begin_ns, stretch.stood_ns, stretch.left_ns, stretch.end_ns), axis=1
     ).reshape(-1, 2, 2)
-    row_of, cause = np.nonzero(waits.own)
-    own = list(zip(cause.tolist(), waits.own[row_of, cause].tolist(), strict=True))
-    first = np.searchsorted(row_of, np.arange(len(waits.late) + 1)).tolist()
-    for i, (late, through) in enumerate(
-        zip(waits.late.tolist(), waits.through.tolist(), strict=True)
-    ):
+    found: dict[int, _Cells] = {}
+
+    def parts_of(wait: int) -> _Cells:
+        if wait in found:
+            return found[wait]
+        late, own = int(waits.late[wait]), waits.own[wait]
+        return {(late, cause): float(own[cause]) for cause in np.flatnonzero(own).tolist()}
+
+    for i, both in zip(through.tolist(), windows.tolist(), strict=True):
+        late = int(waits.late[i])
         earlier = [
-            (at[late, row], part)
-            for begin, end in (stretches[i].tolist() if through > 0 else ())
+            (number, part)
+            for begin, end in both
             for row, part in zip(*times[late].waits_in(begin, end), strict=True)
-            if at.get((late, row), i) < i
+            if 0 <= (number := int(at[first[late] + row])) < i
         ]
-        through = through if earlier else 0.0
-        parts = {(late, c): (1 - through) * share for c, share in own[first[i] : first[i + 1]]}
+        if not earlier:
+            continue
+        share = float(waits.through[i])
+        parts = {cell: (1 - share) * part for cell, part in parts_of(i).items()}
         total = sum(part for _, part in earlier)
-        for row, part in earlier:
-            for cell, share in found[row].items():
-                parts[cell] = parts.get(cell, 0.0) + through * part / total * share
-        found.append(parts)
+        for number, part in earlier:
+            for cell, fraction in parts_of(number).items():
+                parts[cell] = parts.get(cell, 0.0) + share * part / total * fraction
+        found[i] = parts
     return found

@@ -36,12 +36,63 @@ from commprof.analysis.step.exposure import (
 from commprof.analysis.step.waiting import not_split, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
-from commprof.trace.lookup import row_containing
+from commprof.trace.lookup import distinct_rows, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, Phase
 from commprof.trace.stretches import Stretches, covered, outside, stretches, within
 
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Caused:
+    """Waiting of one rank by step, root cause and activity; only the parts that are not 0.
+
+    A table of all ranks for each rank would need memory in proportion to the square of the ranks.
+    """
+
+    #: Row of the step.
+    step: npt.NDArray[np.int32]
+    #: Global rank that is the root cause of the wait, not the rank that waited.
+    rank: npt.NDArray[np.int32]
+    #: Activity of this rank that caused the wait, in the order of ``exposure.CAUSES``.
+    cause: npt.NDArray[np.int8]
+    wait_ns: Floats
+    steps: int
+    world_size: int
+
+    def __getitem__(self, rows: slice | Ints) -> Caused:
+        """Returns only some steps, whose rows are in ascending order."""
+        chosen = np.arange(self.steps)[rows]
+        row = np.full(self.steps, -1, dtype=np.int32)
+        row[chosen] = np.arange(len(chosen))
+        kept = row[self.step] >= 0
+        return Caused(
+            row[self.step[kept]],
+            self.rank[kept],
+            self.cause[kept],
+            self.wait_ns[kept],
+            len(chosen),
+            self.world_size,
+        )
+
+    def add_to(self, total_ns: Floats) -> None:
+        """Adds all parts to an array ``[step, rank, cause]``."""
+        np.add.at(total_ns, (self.step, self.rank, self.cause), self.wait_ns)
+
+    def by_rank_ns(self, without: str | None = None) -> Floats:
+        """Returns the waiting by root cause, summed over the steps, without that of one cause."""
+        kept = slice(None) if without is None else self.cause != CAUSES.index(without)
+        return np.bincount(
+            self.rank[kept], weights=self.wait_ns[kept], minlength=self.world_size
+        ).astype(np.float64)
+
+    def of_cause_ns(self, cause: str) -> Floats:
+        """Returns the waiting of one cause by step."""
+        kept = self.cause == CAUSES.index(cause)
+        return np.bincount(
+            self.step[kept], weights=self.wait_ns[kept], minlength=self.steps
+        ).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -82,10 +133,16 @@ class Breakdown:
     #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
     #: kernel for the training thread in each phase.
     host_counts: Floats
-    #: ``[step, rank, cause]``: waiting of this rank. ``rank`` is the root cause of the wait, and
-    #: ``cause`` the activity of ``rank`` that caused the wait, in the order of ``exposure.CAUSES``;
-    #: see :mod:`analysis.late.origins`. All 0 if arrivals are unknown.
-    caused_ns: Floats
+    #: Waiting of this rank by its root causes, see :mod:`analysis.late.origins`; none if arrivals
+    #: are unknown.
+    caused: Caused
+
+    @property
+    def caused_ns(self) -> Floats:
+        """All of ``caused`` as a table ``[step, rank, cause]``."""
+        total = np.zeros((len(self.step), self.caused.world_size, len(CAUSES)))
+        self.caused.add_to(total)
+        return total
 
     @property
     def waited_for_ns(self) -> Floats:
@@ -96,7 +153,7 @@ class Breakdown:
     @property
     def with_cores_ns(self) -> Floats:
         """Step time less the run delay of this rank and of the ranks that it waited for."""
-        waited = self.caused_ns[:, :, CAUSES.index(NO_CORE)].sum(axis=1)
+        waited = self.caused.of_cause_ns(NO_CORE)
         left: Floats = self.wall_ns - self.run_delay_ns.sum(axis=1) - waited
         return left
 
@@ -124,14 +181,11 @@ class Breakdown:
 
 
 def caused_in_all(parts: Sequence[Breakdown], chosen: npt.NDArray[np.bool_]) -> Floats:
-    """Returns ``Breakdown.caused_ns`` of the chosen steps, summed over the ranks that waited.
-
-    The ranks' tables are added one by one: a copy of all tables at once would need memory in
-    proportion to the square of the ranks.
-    """
-    total = parts[0].caused_ns[chosen]
-    for part in parts[1:]:
-        total += part.caused_ns[chosen]
+    """Returns ``Breakdown.caused_ns`` of the chosen steps, summed over the ranks that waited."""
+    rows = np.flatnonzero(chosen)
+    total = np.zeros((len(rows), parts[0].caused.world_size, len(CAUSES)))
+    for part in parts:
+        part.caused[rows].add_to(total)
     return total
 
 
@@ -159,7 +213,7 @@ def breakdown(
         trace: the rank's trace.
         table: the rank's collectives.
         arrivals: arrivals of these collectives; None if the ranks' clocks cannot be compared.
-        world_size: number of ranks, the width of ``caused_ns``.
+        world_size: number of ranks.
         origins: root causes of the rank's waits; None attributes each wait to the rank waited for.
     """
     steps = columns.steps(trace)
@@ -212,7 +266,7 @@ def breakdown(
             axis=2,
         ),
         hidden_ns=np.maximum(0.0, _running_ns(trace, steps, table) - exposed_ns),
-        caused_ns=_by_origin(steps, exposed_step, origins, world_size),
+        caused=_by_origin(steps, exposed_step, origins, world_size),
     )
 
 
@@ -329,18 +383,19 @@ def _by_phase(steps: Steps, phases: Spans, counted: Spread, thread: int) -> Floa
     return times
 
 
-def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: int) -> Floats:
-    """Returns the waiting of one rank by root cause, as ``[step, rank, cause]``.
-
-    The axis ``rank`` is the root cause of a wait, not the rank that waited. The axis ``cause`` is
-    the activity of the root cause, in the order of ``CAUSES``.
-    """
-    caused = np.zeros((len(steps), world_size, len(CAUSES)))
+def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: int) -> Caused:
+    """Returns the waiting of one rank by root cause."""
     step = exposed_step[origins.exposure]
     named = (step >= 0) & (origins.rank >= 0) & (origins.rank < world_size)
-    at = step[named], origins.rank[named], origins.cause[named]
-    np.add.at(caused, at, origins.wait_ns[named])
-    return caused
+    cell, first = distinct_rows(step[named], origins.rank[named], origins.cause[named])
+    return Caused(
+        step[named][first].astype(np.int32),
+        origins.rank[named][first].astype(np.int32),
+        origins.cause[named][first].astype(np.int8),
+        np.bincount(cell, weights=origins.wait_ns[named]).astype(np.float64),
+        len(steps),
+        world_size,
+    )
 
 
 def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:

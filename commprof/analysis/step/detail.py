@@ -76,7 +76,7 @@ def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
         name: np.stack([_part(part, name) for part in seen.measured]) / NS_PER_MS for name in PARTS
     }
     steps = seen.measured[0].step
-    waited = np.stack([part.waited_for_ns.sum(axis=0) for part in seen.measured])
+    waited = np.stack([part.caused.by_rank_ns() for part in seen.measured])
     return WorldDetail(
         world_size=run.world_size,
         ranks=tuple(seen.ranks),

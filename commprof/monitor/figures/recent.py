@@ -16,8 +16,9 @@ from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.calls import Calls, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
-from commprof.analysis.late.stragglers import LateRank, late_rank, of_ranks
-from commprof.analysis.step.breakdown import mean_of_known
+from commprof.analysis.late.stragglers import LateRank, late_rank
+from commprof.analysis.step.breakdown import caused_in_all, mean_of_known
+from commprof.analysis.step.exposure import NO_CORE
 from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.forecast.fit.machine_profile import LinkProfile
 from commprof.forecast.replay.algorithms import canonical
@@ -66,7 +67,7 @@ class RecentSteps:
             self._total = np.zeros((len(new.ranks), len(_PARTS)))
         parts = np.stack([[getattr(part, name) for name in _PARTS] for part in new.parts])
         work = np.stack([part.by_origin_ns for part in new.parts])
-        caused: Floats = np.sum([part.caused_ns for part in new.parts], axis=0)
+        caused = caused_in_all(new.parts, np.ones(len(new.numbers), dtype=np.bool_))
         self._steps += len(new.numbers)
         self._total += np.nan_to_num(parts).sum(axis=2)
         self._waited_for += caused.sum(axis=(0, 2))
@@ -118,7 +119,7 @@ class RecentSteps:
         """Returns one step's entry of ``self._pairs``."""
         waited = np.zeros((self._world_size, self._world_size))
         for rank, part in zip(new.ranks, new.parts, strict=True):
-            waited[rank] = of_ranks(part.caused_ns[row : row + 1])[0]
+            waited[rank] = part.caused[row : row + 1].by_rank_ns(without=NO_CORE)
         pair = np.flatnonzero(waited)
         return pair, waited.ravel()[pair]
 
