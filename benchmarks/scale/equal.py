@@ -5,8 +5,8 @@
     PYTHONPATH=. python benchmarks/scale/equal.py dump new.pickle
     python benchmarks/scale/equal.py compare old.pickle new.pickle
 
-``dump`` analyses exact schedules of all shapes (``tests/support/builders/exact``), random runs, jobs
-with parts removed (``tests/support/builders/removals.py``) and, with ``--folder``, runs and
+``dump`` analyses exact schedules of all shapes (``tests/support/builders/exact``), random runs,
+jobs with parts removed (``tests/support/builders/removals.py``) and, with ``--folder``, runs and
 recordings in files; each random input is drawn from its number. It writes all figures that a report
 has: those of the result and those per step. Figures agree if they differ by less than 1e-9 of
 themselves. The exit code is 1 if any figure differs, or is in one file only.
