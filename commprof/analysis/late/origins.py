@@ -95,7 +95,7 @@ def origins(
     found = _waits(ranks, times, shared)
     wait, late, cause, share = _parts(found, times)
     order = np.argsort(found.place[wait], kind="stable")
-    wait, late, cause, share = (column[order] for column in (wait, late, cause, share))
+    wait, late, cause, share = wait[order], late[order], cause[order], share[order]
     columns = (
         found.row[wait],
         np.array(ranks, dtype=np.int64)[late],
