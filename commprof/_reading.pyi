@@ -156,3 +156,24 @@ def inspector_take_unsplit(
 def inspector_unsplit(
     members: collections.abc.Sequence[InspectorMember], kind: str
 ) -> InspectorWaits: ...
+def replay(
+    first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    kind: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    row: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    own: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    extra: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    begin: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    chained: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    after: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    lag: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    needed_first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    needed: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    opens_first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    opens: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    before: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    issue: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    end: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
+    transfer: typing.Annotated[numpy.typing.ArrayLike, numpy.float64],
+    outside: typing.Annotated[numpy.typing.ArrayLike, numpy.bool],
+    marks: typing.SupportsInt | typing.SupportsIndex,
+) -> numpy.typing.NDArray[numpy.float64] | None: ...

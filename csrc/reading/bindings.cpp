@@ -11,6 +11,7 @@
 #include "inspector/log_file.h"
 #include "inspector/waits.h"
 #include "reading/bind_events.h"
+#include "reading/bind_replay.h"
 
 namespace py = pybind11;
 
@@ -266,4 +267,5 @@ PYBIND11_MODULE(_reading, m) {
   commprof::bindWaits(m);
   commprof::bindFollowing(m);
   commprof::bindEvents(m);
+  commprof::bindReplay(m);
 }

@@ -19,7 +19,7 @@ completion with this model.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,12 @@ from commprof.analysis.align.matching import POINT_TO_POINT, held_up_by
 from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.replay.program import ISSUE, MARK, STAND, Program
 from commprof.trace.columns import Ints
+from commprof.trace.lookup import distinct_rows
+
+try:
+    from commprof._reading import replay as native_replay
+except ImportError:  # the module was not built, or is an older one: the same in Python
+    native_replay = None  # type: ignore[assignment]
 
 
 class Line:
@@ -86,13 +92,63 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class Lists:
+    """Lists of rows: list k holds ``rows`` from ``first[k]`` to ``first[k + 1]``; none is empty."""
+
+    first: Ints
+    rows: Ints
+
+    @classmethod
+    def of(cls, rows: Ints, lengths: Ints) -> Lists:
+        """Cuts rows into lists of these lengths."""
+        return cls(np.concatenate(([0], np.cumsum(lengths))).astype(np.int64), rows)
+
+    def __len__(self) -> int:
+        """Number of lists."""
+        return len(self.first) - 1
+
+    @property
+    def lengths(self) -> Ints:
+        """Number of rows in each list."""
+        return np.diff(self.first)
+
+    def chosen(self, lists: Mask) -> Lists:
+        """Returns only some of the lists."""
+        return Lists.of(self.rows[np.repeat(lists, self.lengths)], self.lengths[lists])
+
+
+class Conditions(Sequence[Condition]):
+    """Many conditions, in two tables."""
+
+    def __init__(self, needed: Lists, opens: Lists) -> None:
+        self.needed, self.opens = needed, opens
+
+    def __len__(self) -> int:
+        return len(self.needed)
+
+    def __getitem__(self, number: Any) -> Any:
+        needed, opens = (
+            each.rows[each.first[number] : each.first[number + 1]].tolist()
+            for each in (self.needed, self.opens)
+        )
+        return Condition(tuple(needed), tuple(opens))
+
+    def opening(self, outside: Mask) -> Conditions:
+        """Returns the conditions whose ``opens`` holds at least one row that is not ``outside``."""
+        if len(self) == 0:
+            return self
+        chosen = np.logical_or.reduceat(~outside[self.opens.rows], self.opens.first[:-1])
+        return Conditions(self.needed.chosen(chosen), self.opens.chosen(chosen))
+
+
+@dataclass(frozen=True)
 class Calls:
     """Every collective of every rank, with the data that a replay needs."""
 
     #: Conditions whose ``opens`` holds a row of the replayed steps.
-    conditions: list[Condition]
+    conditions: Sequence[Condition]
     #: Previous row in the group on the same rank, which must be complete; -1 for none.
-    before: list[int]
+    before: Ints
     issue_ns: Ints
     #: Time to completion, from when the condition holds and the previous row is complete.
     transfer_ns: Floats
@@ -118,19 +174,19 @@ def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[C
         for name in ("issue_ns", "end_ns", "op")
     )
     end = np.maximum(end, issue)
-    conditions = list(_conditions(seen, issue))
+    conditions = _conditions(seen, issue)
     begins = issue.astype(np.float64)
-    for each in conditions:
-        begins[list(each.opens)] = issue[list(each.needed)].max()
+    if len(conditions):
+        issued = np.maximum.reduceat(issue[conditions.needed.rows], conditions.needed.first[:-1])
+        begins[conditions.opens.rows] = np.repeat(issued, conditions.opens.lengths)
     end = _completed(seen, end, begins)
     before = _before(seen, op, end)
     queued = np.where(before >= 0, end[before], 0) if len(end) else end
     transfer = (end - np.maximum(begins, queued)).astype(np.float64)
-    earlier = before.tolist()
     outside = [_outside(seen, issue, ranks) for ranks in stretches]
-    conditions = _opening(conditions, np.logical_and.reduce(outside))
+    conditions = conditions.opening(np.logical_and.reduce(outside))
     return [
-        Calls(_opening(conditions, mask), earlier, issue, transfer, end, mask, seen.matching.group)
+        Calls(conditions.opening(mask), before, issue, transfer, end, mask, seen.matching.group)
         for mask in outside
     ]
 
@@ -161,28 +217,30 @@ def _outside(seen: MeasuredWorld, issue: Ints, ranks: Sequence[Program]) -> Mask
     return mask
 
 
-def _opening(conditions: Sequence[Condition], outside: Mask) -> list[Condition]:
-    """Returns the conditions whose ``opens`` holds at least one row that is not ``outside``."""
-    return [each for each in conditions if not outside[list(each.opens)].all()]
-
-
-def _conditions(seen: MeasuredWorld, issue: Ints) -> Iterator[Condition]:
+def _conditions(seen: MeasuredWorld, issue: Ints) -> Conditions:
     matching = seen.matching
     left = np.ones(len(issue), dtype=bool)
+    needed, needs, opens, opened = [], [], [], []
     for grid, held_up in held_up_by(matching, seen.traces, seen.tables, issue):
         left[grid] = False
-        for rows, needs in zip(grid, held_up, strict=True):
-            for row, needed in zip(rows.tolist(), needs, strict=True):
-                yield Condition(tuple(rows[needed].tolist()), (row,))
+        call, _, other = np.nonzero(held_up)
+        needed.append(grid[call, other])
+        needs.append(held_up.sum(axis=2).ravel())
+        opens.append(grid.ravel())
+        opened.append(np.ones(grid.size, dtype=np.int64))
     rows = np.flatnonzero(left)
-    order = rows[np.argsort(matching.member[rows], kind="stable")]
-    borders = np.flatnonzero(np.diff(matching.member[order])) + 1
-    for rows in np.split(order, borders) if len(order) else ():
-        together = tuple(rows.tolist())
-        if matching.complete[matching.member[rows[0]]]:
-            yield Condition(together, together)
-        else:
-            yield from (Condition((row,), (row,)) for row in together)
+    member = matching.member[rows]
+    # All ranks of a complete collective begin together, each of another on its own.
+    number, _ = distinct_rows(
+        member, np.where(matching.complete[member], 0, 1 + np.arange(len(rows)))
+    )
+    rows, count = rows[np.argsort(number, kind="stable")], np.bincount(number)
+    joined = (
+        np.concatenate([*some, last]).astype(np.int64)
+        for some, last in ((needed, rows), (needs, count), (opens, rows), (opened, count))
+    )
+    needed_rows, needed_count, opens_rows, opens_count = joined
+    return Conditions(Lists.of(needed_rows, needed_count), Lists.of(opens_rows, opens_count))
 
 
 def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
@@ -220,12 +278,69 @@ def replay(
             no row is free.
     """
     steps = ranks[0].steps
+    if native_replay is not None and known.latency_ns is None:
+        return _replayed(native_replay, ranks, known, steps, own_ns, free)
     run = _Run(ranks, known, steps, own_ns or [each.own_ns for each in ranks], free)
     run.go()
     if any(at < len(rank.kind) for at, rank in zip(run.at, ranks, strict=True)):
         return None
     marks: Floats = np.array(run.marks).reshape(len(ranks), steps, 2)
     result: Floats = (marks[:, :, 1] - marks[:, :, 0]).mean(axis=0)
+    return result
+
+
+def _replayed(
+    native: Callable[..., Floats | None],
+    ranks: Sequence[Program],
+    known: Calls,
+    steps: int,
+    own_ns: Sequence[Floats] | None,
+    free: Mask | None,
+) -> Floats | None:
+    """Does what :func:`replay` does, in C++, for which 12,000 events take about a millisecond."""
+    kind, row, extra, chained, after, lag = (
+        np.concatenate([getattr(rank, name) for rank in ranks])
+        for name in ("kind", "row", "extra_ns", "chained", "after", "lag_ns")
+    )
+    transfer = known.transfer_ns
+    if free is not None:
+        transfer = np.where(free, 0.0, transfer)
+        extra = _extra(kind, row, extra, free)
+    conditions = known.conditions
+    if not isinstance(conditions, Conditions):
+        needed, opens = (
+            Lists.of(
+                np.array([row for rows in lists for row in rows], dtype=np.int64),
+                np.array(list(map(len, lists)), dtype=np.int64),
+            )
+            for lists in ([c.needed for c in conditions], [c.opens for c in conditions])
+        )
+        conditions = Conditions(needed, opens)
+    marks = native(
+        first=np.cumsum([0, *(len(rank.kind) for rank in ranks)]),
+        kind=kind,
+        row=row,
+        own=np.concatenate(own_ns or [rank.own_ns for rank in ranks]),
+        extra=extra,
+        begin=np.array([float(rank.begin_ns) for rank in ranks]),
+        chained=chained,
+        after=after,
+        lag=lag,
+        needed_first=conditions.needed.first,
+        needed=conditions.needed.rows,
+        opens_first=conditions.opens.first,
+        opens=conditions.opens.rows,
+        before=known.before,
+        issue=known.issue_ns,
+        end=known.end_ns,
+        transfer=transfer,
+        outside=known.outside,
+        marks=2 * steps,
+    )
+    if marks is None:
+        return None
+    times = marks.reshape(len(ranks), steps, 2)
+    result: Floats = (times[:, :, 1] - times[:, :, 0]).mean(axis=0)
     return result
 
 
@@ -279,10 +394,19 @@ class _Run:
         """
         self._later: Callable[[Time, Time], Time] = np.maximum if drawn else max
         self._known = known
+        self._before = known.before.tolist()
         self._events = [
             list(zip(rank.kind.tolist(), rank.row.tolist(), _each(own), extra, strict=True))
             for rank, own, extra in (
-                (rank, own, _each(rank.extra_ns) if free is None else _extra(rank, free))
+                (
+                    rank,
+                    own,
+                    _each(
+                        rank.extra_ns
+                        if free is None
+                        else _extra(rank.kind, rank.row, rank.extra_ns, free)
+                    ),
+                )
                 for rank, own in zip(ranks, own_ns, strict=True)
             )
         ]
@@ -365,7 +489,7 @@ class _Run:
     def _begin(self, row: int, now: Time) -> None:
         if self._end[row] is not None:
             return  # as it was recorded
-        before = self._known.before[row]
+        before = self._before[row]
         queued = self._end[before] if before >= 0 else 0.0
         if queued is None:
             self._begins[row] = now
@@ -416,19 +540,19 @@ def _each(values: Floats) -> list[Time]:
 def _lines(known: Calls, drawn: int) -> list[Line]:
     """Returns the queue of each row; a row joins its predecessor's queue, or gets a new one."""
     found: list[Line] = []
-    for before in known.before:
+    for before in known.before.tolist():
         found.append(found[before] if before >= 0 else Line(drawn, known.workers))
     return found
 
 
-def _extra(rank: Program, free: Mask) -> list[float]:
-    """Returns ``rank.extra_ns``, with positive delays set to 0 after ``free`` collectives.
+def _extra(kind: Ints, row: Ints, extra_ns: Floats, free: Mask) -> Floats:
+    """Returns ``Program.extra_ns``, with positive delays set to 0 after ``free`` collectives.
 
     ``free`` is a mask over the collectives of all ranks, True for collectives whose transfer takes
     no time.
     """
-    waits = (rank.row >= 0) & (rank.kind != MARK)
-    without = np.zeros(len(rank.row), dtype=bool)
-    without[waits] = free[rank.row[waits]]
-    changed: list[float] = np.where(without, np.minimum(rank.extra_ns, 0), rank.extra_ns).tolist()
+    waits = (row >= 0) & (kind != MARK)
+    without = np.zeros(len(row), dtype=bool)
+    without[waits] = free[row[waits]]
+    changed: Floats = np.where(without, np.minimum(extra_ns, 0), extra_ns)
     return changed

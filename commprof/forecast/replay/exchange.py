@@ -78,7 +78,7 @@ def _calls(wire_s: Floats, latency_s: Floats, workers: int) -> Calls:
     nothing = np.zeros(buckets, dtype=np.int64)
     return Calls(
         conditions=[Condition((row,), (row,)) for row in range(buckets)],
-        before=list(range(-1, buckets - 1)),
+        before=np.arange(-1, buckets - 1),
         issue_ns=nothing,
         transfer_ns=1e9 * wire_s,
         end_ns=nothing,

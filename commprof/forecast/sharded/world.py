@@ -138,7 +138,7 @@ class World:
             last[each.call.among] = call
         return Calls(
             conditions=list(self._conditions()),
-            before=before.reshape(-1).tolist(),
+            before=before.reshape(-1),
             issue_ns=nothing,
             transfer_ns=transfer_ns,
             end_ns=nothing,

@@ -1,0 +1,55 @@
+// Replays the recorded programs of all ranks, which wait for each other in
+// collectives: the model of commprof/analysis/replay/engine.py, which has the
+// rules, for one number per time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+namespace commprof::replay {
+
+// Kinds of events, as in commprof/analysis/replay/program.py.
+enum class Event : int64_t { Issue = 0, Wait = 1, Stand = 2, Mark = 3 };
+
+// The events of all ranks, one rank after the other; times in ns.
+struct Programs {
+  // Where each rank's events begin, and the number of all events.
+  std::span<const int64_t> first;
+  std::span<const int64_t> kind;
+  std::span<const int64_t> row;
+  std::span<const double> own;
+  std::span<const double> extra;
+  std::span<const double> begin; // by rank
+  // Rows that follow the completion of the row `after` by `lag`.
+  std::span<const int64_t> chained;
+  std::span<const int64_t> after;
+  std::span<const double> lag;
+};
+
+// Lists of rows: list k has the rows from first[k] to first[k + 1].
+struct Lists {
+  std::span<const int64_t> first;
+  std::span<const int64_t> rows;
+};
+
+// The collectives of all ranks, one row per rank's call.
+struct Calls {
+  Lists needed; // the rows that must be issued before ...
+  Lists opens; // ... these can begin
+  std::span<const int64_t> before; // must be complete first; -1: none
+  std::span<const int64_t> issue;
+  std::span<const int64_t> end; // as recorded
+  std::span<const double> transfer;
+  std::span<const bool> outside; // its times are as recorded
+};
+
+// Returns the times of each rank's marks, `marks` of each rank; nothing if the
+// ranks wait for each other forever.
+std::optional<std::vector<double>> replay(
+    const Programs& programs,
+    const Calls& calls,
+    size_t marks);
+
+} // namespace commprof::replay
