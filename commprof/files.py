@@ -11,7 +11,7 @@ import os
 import socket
 import stat
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import (
@@ -220,14 +220,25 @@ def _items(value: object, shape: Any, where: str) -> Any:
     kind, inner = get_origin(shape), get_args(shape)
     if issubclass(kind, Mapping):
         items = _of_type(value, dict, where).items()
+        if _all_plain([item for _, item in items], inner[1]):
+            return dict(items)
         return {key: checked(item, inner[1], f"{where}.{key}") for key, item in items}
     items = list(value) if isinstance(value, tuple) else _of_type(value, list, where)
     each = inner if kind is tuple and inner[-1] is not ... else inner[:1] * len(items)
     if len(items) != len(each):
         raise ValueError(f"{where} has {len(items)} items, not {len(each)}")
+    if len(inner) != len(each) and _all_plain(items, inner[0]):
+        return items if kind is list else tuple(items)
     pairs = enumerate(zip(items, each, strict=True))
     found = [checked(item, one, f"{where}[{n}]") for n, (item, one) in pairs]
     return found if kind is list else tuple(found)
+
+
+def _all_plain(items: Sequence[Any], wanted: Any) -> bool:
+    """True if all items certainly are of one plain type; only a check one by one says so else."""
+    if wanted not in (str, int) or set(map(type, items)) != {wanted}:
+        return False
+    return wanted is str or 0 <= min(items) <= max(items) < 2**63
 
 
 def _of_type(value: object, wanted: Any, where: str) -> Any:

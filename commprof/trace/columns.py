@@ -20,6 +20,7 @@ Ints = npt.NDArray[np.int64]
 
 Table = TypeVar("Table")
 
+_NO_RECORDS = np.empty(0, dtype=schema.RECORD_DTYPE)
 #: A shorter wait did not block: its operation had already completed.
 BLOCKED_NS = 1000
 
@@ -162,7 +163,7 @@ def collectives(trace: Trace) -> Collectives:
     op_id = ints(issues["op_id"])
     ends = of_kind(trace.records, Kind.END)
     waits = of_kind(trace.records, Kind.WAIT)
-    waits = waits[(waits["flags"] & schema.FLAG_IN_ISSUE) == 0]  # they show no completion
+    waits = waits.compress((waits["flags"] & schema.FLAG_IN_ISSUE) == 0)  # they show no completion
     end_ns = look_up(op_id, ints(ends["op_id"]), ints(ends["timestamp_ns"]))
     waited_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]))
     on_host = issues["flags"] & schema.FLAG_DEVICE_ASYNC == 0
@@ -287,9 +288,8 @@ def finalizations(trace: Trace) -> Finalizations:
     A pass that the script finalises itself, by ``finalize_backward()``, has this finalisation only:
     DDP waits for nothing at the end of the pass.
     """
-    mask = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
-    records = trace.records[mask]
-    records = records[np.argsort(records["thread"], kind="stable")]
+    records = trace.records.compress(one_of(trace.records, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
+    records = records.take(np.argsort(records["thread"], kind="stable"))
     first, second = records[:-1], records[1:]
     paired = np.flatnonzero(
         (first["kind"] == Kind.FINALIZE_BEGIN)
@@ -298,7 +298,7 @@ def finalizations(trace: Trace) -> Finalizations:
         & (first["thread"] == second["thread"])
     )
     paired = paired[finalises(first["op_id"][paired], first["flags"][paired])]
-    begin, end = first[paired], second[paired]
+    begin, end = first.take(paired), second.take(paired)
     wall = ints(end["timestamp_ns"]) - ints(begin["timestamp_ns"])
     cpu = ints(end["value"]) - ints(begin["value"])
     run_delay = ints(end["bytes_in"]) - ints(begin["bytes_in"])
@@ -329,8 +329,11 @@ def buckets(trace: Trace) -> Buckets:
     Without a DDP hook, a bucket's operation id and end are those of the bucket's all-reduce.
     """
     records = of_kind(trace.records, Kind.BUCKET)
-    ends = trace.records[np.isin(trace.records["kind"], (Kind.BUCKET_END, Kind.END))]
-    ends = ends[(ends["flags"] & schema.FLAG_DEVICE_TIME) == 0]
+    ends = _NO_RECORDS
+    if len(records):
+        of_host = trace.records["flags"] & schema.FLAG_DEVICE_TIME == 0
+        is_end = one_of(trace.records, Kind.BUCKET_END, Kind.END)
+        ends = trace.records.compress(is_end & of_host)
     return Buckets(
         op_id=ints(records["op_id"]),
         group=ints(records["group"]),
@@ -354,7 +357,19 @@ def stacks(trace: Trace, op_id: Ints) -> Ints:
 
 def of_kind(records: Records, kind: schema.Kind) -> Records:
     """Returns the records of one kind."""
-    return records[records["kind"] == kind]
+    return records.compress(records["kind"] == kind)
+
+
+def one_of(records: Records, *kinds: schema.Kind) -> npt.NDArray[np.bool_]:
+    """Returns a mask of the records of some kinds."""
+    return _table(kinds)[records["kind"]]
+
+
+@functools.cache
+def _table(kinds: tuple[schema.Kind, ...]) -> npt.NDArray[np.bool_]:
+    table = np.zeros(256, dtype=np.bool_)  # a kind is a byte
+    table[list(kinds)] = True
+    return table
 
 
 def ints(values: npt.NDArray[np.generic]) -> Ints:

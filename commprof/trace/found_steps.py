@@ -35,12 +35,12 @@ def step_marks(records: Records) -> StepMarks:
     If the script declared any, those found at updates are ignored. If the whole trace has neither,
     each backward pass that issued a collective ends a step.
     """
-    marks = records[records["kind"] == Kind.STEP]
+    marks = records.compress(records["kind"] == Kind.STEP)
     ends = marks["aux"] == 1
     declared = marks["seq"] == schema.STEP_DECLARED
     source = DECLARED
     if (ends & declared).any():
-        marks = marks[declared]
+        marks = marks.compress(declared)
     elif ends.any():
         source = UPDATE
     elif len(marks):
@@ -66,17 +66,17 @@ def first_issues(records: Records, thread: int) -> tuple[Ints, Records]:
 
     Returns the end time of each pass in ns, and the record of its first collective.
     """
-    phases = records[
+    phases = records.compress(
         (records["kind"] == Kind.PHASE)
         & (records["aux"] == Phase.BACKWARD)
         & (records["thread"] == thread)
-    ]
-    issues = records[(records["kind"] == Kind.ISSUE) & (records["value"] > 0)]
+    )
+    issues = records.compress((records["kind"] == Kind.ISSUE) & (records["value"] > 0))
     issued = issues["timestamp_ns"]  # in order of time, as all records are
     first = np.searchsorted(issued, phases["timestamp_ns"], side="left")
     last = np.searchsorted(issued, phases["value"], side="right")
     found = last > first
-    return phases["value"][found].astype(np.int64), issues[first[found]]
+    return phases["value"][found].astype(np.int64), issues.take(first[found])
 
 
 def _at_backwards(marks: Records, passes_ns: Ints) -> StepMarks:

@@ -30,8 +30,8 @@ from commprof.trace.summary import Summary, read_summary
 TORCH_PROFILER = "torch.profiler"
 #: The same of a trace that the plugin of NCCL wrote (``csrc/nccl_plugin``).
 NCCL_PLUGIN = "nccl"
-#: Enough for the first block, unless `profile()` was given much metadata.
-_METADATA_MOSTLY_WITHIN_BYTES = 4 << 20
+#: Enough for the first block: mostly, and unless `profile()` was given much metadata.
+_METADATA_MOSTLY_WITHIN_BYTES = (32 << 10, 4 << 20)
 
 
 @dataclass(frozen=True)
@@ -197,12 +197,12 @@ def read_first_metadata(path: Path) -> dict[str, Any]:
         TraceError: the file is not a trace, or its metadata cannot be used.
         OSError: the file cannot be opened.
     """
-    for whole in (False, True):
-        if whole:
+    for most_bytes in (*_METADATA_MOSTLY_WITHIN_BYTES, None):
+        if most_bytes is None:
             data = read_bytes(path)
         else:
             with open_regular(path) as file:
-                data = file.read(_METADATA_MOSTLY_WITHIN_BYTES)
+                data = file.read(most_bytes)
         found = read_blocks(path, data)
         for block in found.blocks:
             if block.type == BlockType.METADATA:
@@ -262,9 +262,13 @@ def _merge(batches: list[Records], deduplicate: bool) -> Records:
     """
     if not batches:
         return np.empty(0, dtype=schema.RECORD_DTYPE)
-    records = np.concatenate(batches)
-    records = records[records["kind"] != Kind.NONE]
-    records = records[np.argsort(records["timestamp_ns"], kind="stable")]
+    # numpy joins and chooses records field by field, unless it is told to copy them whole.
+    records = np.concatenate([batch.view(np.uint8) for batch in batches]).view(schema.RECORD_DTYPE)
+    if not records["kind"].all():
+        records = records.compress(records["kind"] != Kind.NONE)
+    time_ns = records["timestamp_ns"]
+    if (time_ns[1:] < time_ns[:-1]).any():
+        records = records.take(np.argsort(time_ns, kind="stable"))
     return _without_twins(records) if deduplicate else records
 
 
@@ -272,12 +276,12 @@ def _without_twins(records: Records) -> Records:
     """Drops duplicates from records sorted by time, in which only neighbours can be equal."""
     same_time = records["timestamp_ns"][1:] == records["timestamp_ns"][:-1]
     suspects = np.flatnonzero(np.append(same_time, False) | np.append(False, same_time))
-    raw = np.ascontiguousarray(records[suspects]).view(f"V{schema.RECORD_DTYPE.itemsize}")
+    raw = records.take(suspects).view(f"V{schema.RECORD_DTYPE.itemsize}")
     _, first = np.unique(raw, return_index=True)
     keep = np.ones(len(records), dtype=np.bool_)
     keep[suspects] = False
     keep[suspects[first]] = True
-    return records[keep]
+    return records.compress(keep)
 
 
 def salvage(path: Path) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.late.arrivals import clocks_are_shared
-from commprof.trace.columns import Ints
+from commprof.trace.columns import Ints, of_kind, one_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import TIME_IN_VALUE, Kind, Records
 from commprof.units import ns_to_us
@@ -220,9 +220,7 @@ def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
 
     Uses all comparisons with rank 0's clock in ``traces``; None if there are no comparisons.
     """
-    records = np.concatenate(
-        [trace.records[trace.records["kind"] == Kind.CLOCK] for trace in traces]
-    )
+    records = np.concatenate([of_kind(trace.records, Kind.CLOCK) for trace in traces])
     if len(records) == 0:
         return None
     # The offset is signed; the record holds its two's complement.
@@ -246,7 +244,7 @@ def _moved(records: Records, clock: ClockMap) -> Records:
     moved = records.copy()
     for field, rows in (
         ("timestamp_ns", records["kind"] != Kind.CLOCK),
-        ("value", np.isin(records["kind"], TIME_IN_VALUE) & (records["value"] > 0)),
+        ("value", one_of(records, *TIME_IN_VALUE) & (records["value"] > 0)),
     ):
         moved[field][rows] = clock.to_common(records[field][rows].astype(np.int64))
     return moved

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import columns, schema
+from commprof.trace.columns import of_kind, one_of
 from commprof.trace.found_steps import step_marks
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
@@ -35,8 +36,7 @@ def on_device_timeline(trace: Trace) -> Trace:
     - steps and phases whose events were lost
     """
     records = trace.records
-    timed = np.isin(records["kind"], (Kind.DEVICE_READY, Kind.DEVICE_WAIT))
-    if not timed.any():
+    if not one_of(records, Kind.DEVICE_READY, Kind.DEVICE_WAIT).any():
         return trace
     stream = _computing_stream(records)
     issues = _issues(records)
@@ -50,7 +50,7 @@ def on_device_timeline(trace: Trace) -> Trace:
         _finalizations(records, stream),
     ]
     moved = np.concatenate(parts)
-    return replace(trace, records=moved[np.argsort(moved["timestamp_ns"], kind="stable")])
+    return replace(trace, records=moved.take(np.argsort(moved["timestamp_ns"], kind="stable")))
 
 
 def timed_collectives(trace: Trace) -> int:
@@ -58,7 +58,9 @@ def timed_collectives(trace: Trace) -> int:
     records = trace.records
     ends = (records["kind"] == Kind.END) & (records["flags"] & schema.FLAG_DEVICE_TIME != 0)
     with_time = ends | (records["kind"] == Kind.DEVICE_WAIT)
-    issues = _of_kind(records, Kind.ISSUE)  # a full ring may have dropped some
+    if not with_time.any():
+        return 0
+    issues = of_kind(records, Kind.ISSUE)  # a full ring may have dropped some
     on_device = issues["op_id"][(issues["flags"] & schema.FLAG_DEVICE_ASYNC) != 0]
     return int(np.isin(on_device, records["op_id"][with_time]).sum())
 
@@ -71,7 +73,7 @@ def clock_error_ns(trace: Trace) -> float:
     since the previous anchor. If no anchor holds such a bound of converted times (older traces, or
     a single anchor), the result is the largest bound of a comparison, which may be far too large.
     """
-    anchors = _of_kind(trace.records, Kind.DEVICE_CLOCK)
+    anchors = of_kind(trace.records, Kind.DEVICE_CLOCK)
     if len(anchors) == 0:
         return float("nan")
     used = anchors["bytes_out"].max()
@@ -95,11 +97,7 @@ _REWRITTEN = (
 
 
 def _other_kinds(records: Records) -> Records:
-    return records[~np.isin(records["kind"], (*_REWRITTEN, Kind.RUN_DELAY))]
-
-
-def _of_kind(records: Records, kind: Kind) -> Records:
-    return records[records["kind"] == kind]
+    return records.compress(~one_of(records, *_REWRITTEN, Kind.RUN_DELAY))
 
 
 class _Stream(NamedTuple):
@@ -111,13 +109,13 @@ class _Stream(NamedTuple):
     def of(self, records: Records) -> Records:
         """Returns the records that belong to this stream."""
         on_it = (records["seq"] == self.device) & (records["bytes_out"] == self.stream)
-        return records[on_it]
+        return records.compress(on_it)
 
 
 def _computing_stream(records: Records) -> _Stream:
     """Returns the stream with the most phases, or if there are no phases, with the most waits."""
     for kind in (Kind.DEVICE_PHASE, Kind.DEVICE_WAIT):
-        stretches = _of_kind(records, kind)
+        stretches = of_kind(records, kind)
         streams, times = np.unique(stretches[["seq", "bytes_out"]], return_counts=True)
         if len(streams):
             return _Stream(*streams[np.argmax(times)].tolist())
@@ -138,9 +136,9 @@ def _issues(records: Records) -> Records:
     wait begins. Operations that autograd's thread issues in backward are attributed to the training
     thread, because both threads feed one stream.
     """
-    issues = _of_kind(records, Kind.ISSUE).copy()
-    ready = _of_kind(records, Kind.DEVICE_READY)
-    waits = _of_kind(records, Kind.DEVICE_WAIT)
+    issues = of_kind(records, Kind.ISSUE).copy()
+    ready = of_kind(records, Kind.DEVICE_READY)
+    waits = of_kind(records, Kind.DEVICE_WAIT)
     time_of: dict[tuple[int, int], int] = {}
     for op_id, at, time_ns in _numbers(waits, "op_id", "bytes_in", "timestamp_ns"):
         time_of[op_id, at] = time_ns
@@ -164,8 +162,8 @@ def _buckets(records: Records, issued: Records) -> Records:
         records: as they were recorded.
         issued: result of :func:`_issues`.
     """
-    found = _of_kind(records, Kind.BUCKET).copy()
-    host = _of_kind(records, Kind.ISSUE)
+    found = of_kind(records, Kind.BUCKET).copy()
+    host = of_kind(records, Kind.ISSUE)
     on_device = (host["flags"] & schema.FLAG_DEVICE_ASYNC) != 0
     for thread in np.unique(found["thread"]).tolist():
         rows = np.flatnonzero(found["thread"] == thread)
@@ -187,16 +185,16 @@ def _boundaries(records: Records) -> Records:
     A boundary that ends a step is left out if its event was lost. A boundary that only begins a
     step keeps the host's time if it has no event, because it may lie before the first event.
     """
-    steps = _of_kind(records, Kind.STEP).copy()
-    marks = _of_kind(records, Kind.DEVICE_STEP)
+    steps = of_kind(records, Kind.STEP).copy()
+    marks = of_kind(records, Kind.DEVICE_STEP)
     row = _same_moment(marks, steps)
     steps["timestamp_ns"][row >= 0] = marks["timestamp_ns"][row[row >= 0]]
     return steps[(row >= 0) | (steps["aux"] == 0)]
 
 
 def _phases(records: Records) -> Records:
-    phases = _of_kind(records, Kind.PHASE).copy()
-    marks = _of_kind(records, Kind.DEVICE_PHASE)
+    phases = of_kind(records, Kind.PHASE).copy()
+    marks = of_kind(records, Kind.DEVICE_PHASE)
     row = _same_moment(marks, phases)
     known = row >= 0
     begun = phases["timestamp_ns"].copy()
@@ -208,7 +206,7 @@ def _phases(records: Records) -> Records:
 
 def _waits(records: Records, stream: _Stream) -> Records:
     """Returns the waits of the compute stream, whichever thread enqueued them."""
-    found = stream.of(_of_kind(records, Kind.DEVICE_WAIT)).copy()
+    found = stream.of(of_kind(records, Kind.DEVICE_WAIT)).copy()
     found["kind"] = Kind.WAIT
     found["thread"] = _training_thread(records)
     return found
@@ -220,16 +218,16 @@ def _finalizations(records: Records, stream: _Stream) -> Records:
     A record of a finalisation's end holds, in place of CPU time, the time in which the stream
     copied buckets, in ns.
     """
-    found = stream.of(_of_kind(records, Kind.DEVICE_FINALIZE))
+    found = stream.of(of_kind(records, Kind.DEVICE_FINALIZE))
     found = found[columns.finalises(found["op_id"], found["flags"])]
-    issues = _of_kind(records, Kind.ISSUE)
+    issues = of_kind(records, Kind.ISSUE)
     issues = issues[np.argsort(issues["value"], kind="stable")]
     number = issues["value"].astype(np.int64)
     wanted = found["op_id"].astype(np.int64) + 1
     first, last = (np.searchsorted(number, wanted, side) for side in ("left", "right"))
     end_of = {
         op_id: end_ns
-        for op_id, end_ns in _numbers(_of_kind(records, Kind.END), "op_id", "timestamp_ns")
+        for op_id, end_ns in _numbers(of_kind(records, Kind.END), "op_id", "timestamp_ns")
     }
     rows = np.zeros(2 * len(found), dtype=schema.RECORD_DTYPE)
     begins, ends = rows[::2], rows[1::2]

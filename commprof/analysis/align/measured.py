@@ -43,11 +43,11 @@ def samples_read(trace: Trace, step: Ints) -> float:
         return math.nan
     begin, end = steps.begin_ns[chosen], steps.end_ns[chosen]
     records = trace.records
-    reads = records[
+    reads = records.compress(
         (records["kind"] == Kind.PHASE)
         & (records["thread"] == steps.thread[0])
         & (records["seq"] > 0)
-    ]
+    )
     at = reads["timestamp_ns"].astype(np.int64)
     inside = row_containing(begin, end, at) >= 0
     samples = reads["seq"][inside].astype(np.int64)
@@ -268,11 +268,11 @@ def merged_steps(trace: Trace, steps: Steps) -> Ints:
         return none
     thread = int(steps.thread[0])
     records = trace.records
-    updates = records[
+    updates = records["value"][
         (records["kind"] == Kind.PHASE)
         & (records["aux"] == Phase.OPTIMIZER)
         & (records["thread"] == thread)
-    ]["value"].astype(np.int64)
+    ].astype(np.int64)
     passes = _within(steps, communicating_backwards(records, thread))
     updated = _within(steps, updates)
     usual_passes, usual_updates = _usual(passes), _usual(updated)

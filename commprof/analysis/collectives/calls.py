@@ -107,6 +107,8 @@ def _on_timed_device(trace: Trace, table: Collectives) -> npt.NDArray[np.bool_]:
     """True for device collectives of groups in which a device event timed a completion."""
     records = trace.records
     ends = (records["kind"] == Kind.END) & (records["flags"] & FLAG_DEVICE_TIME != 0)
+    if not ends.any():
+        return np.zeros(len(table), dtype=np.bool_)
     timed = np.isin(table.op_id, records["op_id"][ends].astype(np.int64))
     issued = columns.of_kind(records, Kind.ISSUE)
     flagged = issued["op_id"][issued["flags"] & FLAG_DEVICE_ASYNC != 0].astype(np.int64)

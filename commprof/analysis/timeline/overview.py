@@ -129,7 +129,7 @@ def overview(sources: Mapping[int, Path | Trace], steps: tuple[int, int] | None)
         tables.append(columns.collectives(trace))
         windows.append(_window(trace, steps))
         metadata.append(trace.metadata)
-        kept = trace.records[np.isin(trace.records["kind"], _KEPT)]
+        kept = trace.records.compress(columns.one_of(trace.records, *_KEPT))
         traces.append(replace(trace, records=kept, stacks={}))
     problems = clauses(left_out)
     if not readable:

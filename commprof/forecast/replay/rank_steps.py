@@ -177,6 +177,6 @@ def cpu_times(trace: Trace) -> dict[int, int]:
     There is an entry for the begin and for the end of each finalisation.
     """
     ends = np.isin(trace.records["kind"], (Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
-    records = trace.records[ends]
+    records = trace.records.compress(ends)
     times, values = records["timestamp_ns"].tolist(), records["value"].tolist()
     return dict(zip(times, values, strict=True))
