@@ -33,6 +33,8 @@ _DDP_KEYS = (
     *("broadcast_buffers", "has_sync_bn", "find_unused_parameters", "unused_parameter_size"),
     *("static_graph", "num_parameter_tensors", "bucket_cap_bytes", "gradient_as_bucket_view"),
 )
+#: Bytes of the parameters that a pass did not use, and the largest value that was read.
+_UNUSED, _MOST_UNUSED = "unused_parameter_size", "most_unused_parameter_size"
 #: DDP updates its log in its first ten iterations, and then in one of every hundred. Reading it
 #: takes longer than recording a step. So it is read in a model's first forward pass, then after as
 #: many further passes as these numbers say, the last of which repeats.
@@ -67,10 +69,14 @@ class _Called:
 
     def read(self, model: DistributedDataParallel) -> None:
         """Reads DDP's log of the model; the parts that do not change are read only once."""
-        if self.log is None:
+        before = self.log
+        if before is None:
             self.log = ddp_log(model)
         elif (now := _log_now(model)) is not None:
-            self.log = {**self.log, **now}
+            self.log = {**before, **now}
+        if self.log is not None and _UNUSED in self.log:
+            most = 0 if before is None else before.get(_MOST_UNUSED, 0)
+            self.log[_MOST_UNUSED] = max(most, self.log[_UNUSED])
 
 
 class CrossCheckSources:

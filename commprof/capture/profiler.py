@@ -20,6 +20,7 @@ from commprof.capture.auto_phases import FSDP2, AutoPhases
 from commprof.capture.cross_check_sources import CrossCheckSources
 from commprof.capture.device_telemetry import DeviceTelemetry
 from commprof.capture.ending import error_line, unhandled
+from commprof.capture.garbage import GarbageCollections
 from commprof.capture.gradient_norms import GradientNorms
 from commprof.capture.job.direct_groups import DirectGroups, say_if_without_group
 from commprof.capture.job.job_directory import (
@@ -114,6 +115,7 @@ class Profiler:
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}
         self._gradient_norms = GradientNorms(settings.gradient_norms_every)
+        self._garbage = GarbageCollections(self._recorder)
         self._telemetry = DeviceTelemetry()
         #: What looks at the end of each step for a connection or a device until it has found it.
         self._connecting: list[StoreLink | DeviceTelemetry] = []
@@ -197,6 +199,7 @@ class Profiler:
         self._auto_phases.install()
         self._gradient_norms.install(path.with_suffix(".gradients"))
         self._trained.install(path)
+        self._garbage.install()
         self._had_group = dist.is_available() and dist.is_initialized()
         self._step = 0
         self._clock = clock
@@ -258,6 +261,7 @@ class Profiler:
             waits.remove()
         self._gradient_norms.remove()
         self._trained.remove()
+        self._garbage.remove()
         self._note_gloo_threads()
         self._note_ending(error)
         self._cross_check_sources.stop(self._recorder)

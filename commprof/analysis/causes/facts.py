@@ -74,6 +74,16 @@ class RankCalls:
         return mask
 
     @property
+    def of_script(self) -> Mask:
+        """True for the calls that no forward and no backward pass issued.
+
+        Those of a pass belong to the model: FSDP2's units, statistics of SyncBatchNorm and
+        activations of tensor parallelism cannot be joined.
+        """
+        mask: Mask = ~self.in_backward & (self.phase != Phase.FORWARD)
+        return mask
+
+    @property
     def is_blocking(self) -> Mask:
         """True for the calls that the training thread waited for before its next call."""
         follows = np.append(self.table.issue_ns[1:], _NO_TIME)

@@ -7,12 +7,25 @@ from typing import Any, Final
 
 from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.causes import (
+    barrier_each_step,
     ddp_buffers,
     ddp_every_pass,
+    ddp_small_buckets,
+    ddp_unused_parameters,
     ddp_wrong_pass,
+    fsdp_every_pass,
+    fsdp_gathers_twice,
     fsdp_one_unit,
+    fsdp_small_units,
+    garbage_in_turns,
+    late_embedding,
+    late_loading,
     pickled_objects,
+    rank_alone,
     scalars_one_by_one,
+    tensors_one_by_one,
+    too_many_threads,
+    trained_apart,
 )
 from commprof.analysis.causes.catalogue_cause import CatalogueCause
 from commprof.analysis.causes.facts import Facts
@@ -22,12 +35,25 @@ from commprof.analysis.world import WorldResult
 
 #: All causes, in the order of docs/causes.md.
 CAUSES: Final[tuple[CatalogueCause, ...]] = (
-    ddp_buffers.CAUSE,
-    ddp_every_pass.CAUSE,
+    trained_apart.CAUSE,
     ddp_wrong_pass.CAUSE,
+    ddp_every_pass.CAUSE,
+    ddp_buffers.CAUSE,
+    ddp_unused_parameters.CAUSE,
+    ddp_small_buckets.CAUSE,
     fsdp_one_unit.CAUSE,
+    fsdp_small_units.CAUSE,
+    fsdp_every_pass.CAUSE,
+    fsdp_gathers_twice.CAUSE,
     scalars_one_by_one.CAUSE,
+    tensors_one_by_one.CAUSE,
     pickled_objects.CAUSE,
+    barrier_each_step.CAUSE,
+    rank_alone.CAUSE,
+    garbage_in_turns.CAUSE,
+    late_loading.CAUSE,
+    late_embedding.CAUSE,
+    too_many_threads.CAUSE,
 )
 
 

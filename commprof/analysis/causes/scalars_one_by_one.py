@@ -21,10 +21,10 @@ _OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tens
 
 
 def small(calls: RankCalls) -> Mask:
-    """Small calls outside of backward passes that are no pickled objects."""
+    """Small calls of the script itself that are no pickled objects."""
     mask: Mask = (
         calls.chosen(_OPS)
-        & ~calls.in_backward
+        & calls.of_script
         & (calls.size_bytes <= _SCALAR_BYTES)
         & ~of_objects(calls)
     )
@@ -69,8 +69,8 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"In a typical step at least {_LEAST} calls of one operation and group, of at most "
-        f"{_SCALAR_BYTES} bytes each, follow one another outside of backward, the training thread "
-        "waits for each, and no phase lies between them. From the end of the first to the end of "
+        f"{_SCALAR_BYTES} bytes each, follow one another outside of forward and backward, the "
+        "training thread waits for each, and no phase lies between them. From the end of the first to the end of "
         f"the last takes at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(

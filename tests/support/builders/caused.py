@@ -7,7 +7,10 @@ so that what a fix wins can be worked out by hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from commprof.analysis.align.measured import measured_world
@@ -29,11 +32,27 @@ LOG = {
 }
 
 
+class Meeting:
+    """Where the ranks' scripts, a thread each, learn when the last of them has come."""
+
+    def __init__(self, ranks: int) -> None:
+        self._times = [0.0] * ranks
+        self._barrier = threading.Barrier(ranks, timeout=30)
+
+    def latest(self, rank: int, now_ms: float) -> float:
+        """Returns the time of the last rank; each rank calls it equally often."""
+        self._times[rank] = now_ms
+        self._barrier.wait()
+        last = max(self._times)
+        self._barrier.wait()
+        return last
+
+
 class Script:
     """One rank's script: each method moves the clock, which counts in ms."""
 
-    def __init__(self, rank: Rank) -> None:
-        self.rank, self.now_ms = rank, 0.0
+    def __init__(self, rank: Rank, meeting: Meeting) -> None:
+        self.rank, self.now_ms, self._meeting = rank, 0.0, meeting
         self.passes = self._seq = 0
 
     @property
@@ -64,6 +83,14 @@ class Script:
         )
         self.rank.wait(op_id, begin, self._now)
 
+    def meet(self, ms: float, size: int = 4_000_000) -> None:
+        """An exchange of ``ms`` that begins when the last rank has come."""
+        self._seq += 1
+        begin = self._now
+        self.now_ms = self._meeting.latest(self.rank.rank, self.now_ms) + ms
+        op_id = self.rank.collective(self._seq, begin, self._now, size, dtype=1)
+        self.rank.wait(op_id, begin, self._now)
+
     def forward(self, ms: float, *calls: Callable[[], None]) -> None:
         """A forward pass that begins with some calls."""
         begin = self._now
@@ -72,19 +99,59 @@ class Script:
         self.now_ms += ms
         self.rank.phase(Phase.FORWARD, begin, self._now)
 
-    def backward(self, ms: float, buckets: dict[int, float] | None = None) -> None:
-        """A backward pass that exchanges buckets at its end; ``buckets``: ms by bytes."""
+    def backward(
+        self,
+        ms: float,
+        buckets: dict[int, float] | None = None,
+        marks: dict[int, float] | None = None,
+    ) -> None:
+        """A backward pass that exchanges buckets at its end; ``buckets``: ms by bytes.
+
+        ``marks``: the same for exchanges of the parameters that were used.
+        """
         begin, task = self._now, self.passes
         self.passes += 1
         self.now_ms += ms
         if buckets:
             final, end = self._now, self.now_ms
-            for size, wire in buckets.items():
+            sent = [(*bucket, "Float") for bucket in buckets.items()]
+            for size, wire, dtype in [*sent, *((*mark, "Int") for mark in (marks or {}).items())]:
                 self._seq += 1
                 end += wire
-                self.rank.collective(self._seq, final, round(end * MS), size, task, dtype=1)
+                self.rank.collective(
+                    self._seq, final, round(end * MS), size, task, dtype=DTYPES.index(dtype)
+                )
             self.now_ms = end
             self.rank.finalize(final, self._now, 0, graph_task=task)
+        self.rank.phase(Phase.BACKWARD, begin, self._now)
+
+    def sharded(
+        self, units: Sequence[int], ms: float = 5.0, again: bool = True, reduce: bool = True
+    ) -> None:
+        """A pass of FSDP2 over units of these bytes, in which each collective takes 1 ms.
+
+        A unit computes for ``ms`` in forward and twice of it in backward, which gathers it
+        ``again`` and may ``reduce`` its gradients.
+        """
+        ranks, begin, task = self.rank.world_size, self._now, self.passes
+        self.passes += 1
+
+        def gathered(size: int, graph_task: int = -1) -> None:
+            sizes = {"bytes_in": size // ranks, "bytes_out": size, "graph_task": graph_task}
+            self.call("all_gather_into_tensor", size, **sizes)
+
+        for size in units:
+            gathered(size)
+            self.now_ms += ms
+        self.rank.phase(Phase.FORWARD, begin, self._now)
+        begin = self._now
+        for size in reversed(units):
+            if again:
+                gathered(size, task)
+            self.now_ms += 2 * ms
+            if reduce:
+                sizes = {"bytes_in": size, "bytes_out": size // ranks, "graph_task": task}
+                self.call("reduce_scatter_tensor", size, **sizes)
         self.rank.phase(Phase.BACKWARD, begin, self._now)
 
     def step(self, body: Callable[[], None]) -> None:
@@ -117,14 +184,19 @@ def causes_of(
         metadata: further metadata of every rank's trace.
     """
     logs = [{**LOG, **(log or {})}] * models
-    scripts = []
+    meeting = Meeting(ranks)
+    scripts: list[Script] = []
     for number in range(ranks):
         sources = {"ddp_logs": logs, "ddp_models": models}
         rank = Rank(number, ranks, dtypes=DTYPES, cross_check_sources=sources, **metadata)
-        script = Script(rank)
+        scripts.append(Script(rank, meeting))
+
+    def train(script: Script) -> None:
         for step in range(steps):
-            script.step(lambda script=script, step=step: body(script, step))  # type: ignore[misc]
-        scripts.append(script)
+            script.step(partial(body, script, step))
+
+    with ThreadPoolExecutor(ranks) as pool:
+        list(pool.map(train, scripts))
     run = world_run([script.rank for script in scripts])
     seen = measured_world(run)
     assert seen is not None

@@ -178,3 +178,196 @@ def test_bytes_without_sizes_are_no_objects() -> None:
 
 def test_objects_gathered_now_and_then_are_not_named() -> None:
     assert causes_of(lambda s, step: objects(s, step) if step % 5 == 4 else trained(s)) == {}
+
+
+def test_barriers_in_the_loop_are_named() -> None:
+    def body(script: Script, step: int) -> None:
+        trained(script)
+        script.call("barrier", 0, 3.0)
+
+    found = causes_of(body)
+    assert list(found) == ["barrier-each-step"]
+    assert "1 barriers per step, for 3 ms" in found["barrier-each-step"].sentence
+    assert saved(found["barrier-each-step"]) == pytest.approx(3 / 36, abs=1e-3)
+
+
+def test_a_barrier_now_and_then_is_usual() -> None:
+    def body(script: Script, step: int) -> None:
+        trained(script)
+        if step % 4 == 3:
+            script.call("barrier", 0, 20.0)
+
+    assert "barrier-each-step" not in causes_of(body)
+
+
+def gradients(count: int, size: int):  # type: ignore[no-untyped-def]
+    def body(script: Script, step: int) -> None:
+        script.forward(10.0)
+        script.backward(20.0)
+        for place in range(count):
+            script.call(size=size + 4 * place, ms=1.0)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    return body
+
+
+def parameters(size: int) -> dict[str, object]:
+    none = {"sharded": False, "ddp_bytes": 0, "ignored_bytes": 0, "other_libraries": []}
+    return {"parameter_bytes": size, **none}
+
+
+def test_gradients_that_are_averaged_one_by_one_are_named() -> None:
+    found = causes_of(gradients(10, 40_000), trained=parameters(400_000), models=0)
+    assert list(found) == ["tensors-one-by-one"]
+    cause = found["tensors-one-by-one"]
+    assert cause.sentence.startswith("The gradients are averaged one by one: 10 all_reduce calls")
+    # What joining them wins is not known, because the transfer stays: at most nine calls.
+    assert cause.saving is None
+    assert cause.share == pytest.approx(9 / 41, abs=1e-3)
+
+
+def test_large_tensors_are_no_small_ones() -> None:
+    assert "tensors-one-by-one" not in causes_of(gradients(10, 4 * MB), models=0)
+
+
+SEARCHED = {
+    "find_unused_parameters": 1,
+    "most_unused_parameter_size": 0,
+    "num_parameter_tensors": 100,
+}
+
+
+def searched(script: Script, step: int) -> None:
+    """The exchange of 4 MB, and 1 ms for the marks of 100 parameters."""
+    script.forward(10.0)
+    script.backward(20.0, {4 * MB: 2.0}, marks={400: 1.0})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_a_search_for_unused_parameters_without_any_is_named() -> None:
+    found = causes_of(searched, log=SEARCHED)
+    assert list(found) == ["ddp-unused-parameters"]
+    assert saved(found["ddp-unused-parameters"]) == pytest.approx(1 / 34, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        {"most_unused_parameter_size": 400},
+        {"find_unused_parameters": 0},
+        {"static_graph": 1},
+        {"most_unused_parameter_size": None},
+    ],
+)
+def test_a_search_that_finds_something_is_right(log: dict[str, int | None]) -> None:
+    assert causes_of(searched, log={**SEARCHED, **log}) == {}
+
+
+def small_buckets(script: Script, step: int) -> None:
+    script.forward(10.0)
+    script.backward(20.0, {100_000 + 4 * place: 1.0 for place in range(12)})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_small_buckets_are_named_if_the_cap_is_set() -> None:
+    found = causes_of(small_buckets, log={"bucket_cap_bytes": 131_072})
+    assert list(found) == ["ddp-small-buckets"]
+    assert "12 buckets per step" in found["ddp-small-buckets"].sentence
+    assert "(bucket_cap_mb=0.125)" in found["ddp-small-buckets"].sentence
+    assert "would make 2 buckets" in found["ddp-small-buckets"].sentence
+
+
+@pytest.mark.parametrize("cap", [26_214_400, None])
+def test_buckets_of_the_default_cap_are_usual(cap: int | None) -> None:
+    assert causes_of(small_buckets, log={"bucket_cap_bytes": cap}) == {}
+
+
+def embedded(script: Script, step: int) -> None:
+    """A small bucket, then 8 ms for that of the embedding, which is ready last."""
+    script.forward(10.0)
+    script.backward(20.0, {MB: 0.5, 60 * MB: 8.0})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_a_huge_embedding_that_is_ready_last_is_named() -> None:
+    sizes = {"parameter_bytes": [60 * MB, 500_000, 500_000], "sparse_modules": 0}
+    found = causes_of(embedded, log=sizes)
+    assert list(found) == ["late-embedding"]
+    assert found["late-embedding"].share == pytest.approx(8 / 39.5, abs=0.02)
+    assert causes_of(embedded, log={**sizes, "parameter_bytes": [20 * MB] * 3}) == {}
+
+
+def alone(ms: float, every: int, forwards: int = 0):  # type: ignore[no-untyped-def]
+    """Rank 0 works alone for ``ms`` in some steps, perhaps in forward passes."""
+
+    def body(script: Script, step: int) -> None:
+        if script.rank.rank == 0 and step % every == every - 1:
+            for _ in range(forwards):
+                script.forward(ms / forwards)
+            if not forwards:
+                script.work(ms)
+        script.forward(10.0)
+        script.backward(20.0)
+        script.meet(2.0)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    return body
+
+
+def test_a_rank_that_works_alone_now_and_then_is_named() -> None:
+    found = causes_of(alone(60.0, 5), steps=31, models=0)
+    assert list(found) == ["rank-alone"]
+    cause = found["rank-alone"]
+    assert cause.sentence.startswith("Rank 0 works alone")
+    assert "every 5 steps" in cause.sentence
+    # Six of 30 steps of 33 ms are 60 ms longer.
+    assert saved(cause) == pytest.approx(6 * 60 / (30 * 33 + 6 * 60), abs=5e-3)
+
+
+def test_a_rank_that_evaluates_alone_is_told_by_its_forward_passes() -> None:
+    cause = causes_of(alone(60.0, 5, forwards=6), steps=31, models=0)["rank-alone"]
+    assert "Rank 0 evaluates alone (6 more forward passes)" in cause.sentence
+    assert "DistributedSampler" in cause.fix
+
+
+def test_a_slow_rank_is_not_called_alone() -> None:
+    assert "rank-alone" not in causes_of(alone(20.0, 1), steps=31, models=0)
+
+
+def test_garbage_that_ranks_collect_in_turns_is_named() -> None:
+    spans: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
+
+    def body(script: Script, step: int) -> None:
+        if step % 6 == 3 * script.rank.rank + 2:
+            begin = script.now_ms
+            script.work(20.0)
+            spans[script.rank.rank].append((int(begin * 1e6), int(script.now_ms * 1e6)))
+        script.forward(10.0)
+        script.backward(20.0)
+        script.meet(2.0)
+        script.work(1.0, Phase.OPTIMIZER)
+        script.rank.metadata["garbage"] = {"total_ns": 0, "spans_ns": spans[script.rank.rank]}
+
+    found = causes_of(body, steps=31, models=0)
+    assert list(found) == ["garbage-in-turns"]
+    assert "10 times in 30 steps, for 20 ms on average" in found["garbage-in-turns"].sentence
+    assert saved(found["garbage-in-turns"]) == pytest.approx(200 / (30 * 33 + 200), abs=0.01)
+
+
+def test_collections_that_cost_little_are_not_named() -> None:
+    def body(script: Script, step: int) -> None:
+        script.rank.metadata["garbage"] = {"total_ns": 0, "spans_ns": [(100_000_000, 102_000_000)]}
+        trained(script)
+
+    assert causes_of(body) == {}
+
+
+def test_small_calls_of_layers_cannot_be_joined() -> None:
+    """SyncBatchNorm gathers the statistics of each layer in forward."""
+
+    def body(script: Script, step: int) -> None:
+        script.forward(10.0, *[lambda: script.call("all_gather_into_tensor", 200, 1.0)] * 12)
+        script.backward(20.0, {4 * MB: 2.0})
+        script.work(1.0, Phase.OPTIMIZER)
+
+    assert causes_of(body) == {}

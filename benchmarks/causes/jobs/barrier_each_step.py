@@ -1,0 +1,19 @@
+"""Two barriers around each step, left over from timing."""
+
+import common
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+common.begin()
+ddp = DistributedDataParallel(common.computing(6, 192))
+optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+for _ in common.steps():
+    if not common.FIXED:
+        dist.barrier()
+    ddp(torch.randn(32, 192)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if not common.FIXED:
+        dist.barrier()
+common.end()

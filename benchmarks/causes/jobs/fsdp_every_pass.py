@@ -1,0 +1,20 @@
+"""FSDP2 with four micro batches per update, each followed by reduce-scatters."""
+
+import common
+import torch
+from torch.distributed.fsdp import fully_shard
+
+common.begin()
+model = common.sleeping(4, 512, 2)
+for block in model:
+    fully_shard(block)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in common.steps():
+    for micro in range(4):
+        if common.FIXED:
+            model.set_requires_gradient_sync(micro == 3)
+        model(torch.randn(8, 512)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+common.end()

@@ -1,0 +1,20 @@
+"""fully_shard on every linear layer of a small model; the twin shards blocks of eight."""
+
+import common
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+common.begin()
+layers = [nn.Sequential(nn.Linear(96, 96), nn.ReLU()) for _ in range(24)]
+blocks = [nn.Sequential(*layers[first : first + 8]) for first in range(0, 24, 8)]
+model = nn.Sequential(*blocks)
+for unit in blocks if common.FIXED else layers:
+    fully_shard(unit)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in common.steps():
+    model(torch.randn(32, 96)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+common.end()

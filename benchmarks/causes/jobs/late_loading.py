@@ -1,0 +1,37 @@
+"""Rank 1 reads its batches from a slow disk; the twin loads them in a worker."""
+
+import time
+
+import common
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+rank = common.begin()
+
+
+class Samples(Dataset):
+    """Samples that take rank 1 longer."""
+
+    def __len__(self) -> int:
+        return 8 * common.STEPS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(0.002 if rank == 1 else 0.0002)
+        return torch.randn(64)
+
+
+def main() -> None:
+    """Trains one epoch."""
+    ddp = DistributedDataParallel(common.sleeping(3, 64, 3))
+    optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+    workers = {"num_workers": 1, "prefetch_factor": 4} if common.FIXED else {}
+    for batch in DataLoader(Samples(), 8, **workers):
+        ddp(batch).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    common.end()
+
+
+if __name__ == "__main__":
+    main()

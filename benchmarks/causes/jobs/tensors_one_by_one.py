@@ -1,0 +1,21 @@
+"""Gradients are averaged in a loop over the parameters; the twin leaves it to DDP."""
+
+import common
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+common.begin()
+model = common.computing(24, 96)
+if common.FIXED:
+    model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in common.steps():
+    model(torch.randn(32, 96)).pow(2).mean().backward()
+    if not common.FIXED:
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+    optimizer.step()
+    optimizer.zero_grad()
+common.end()

@@ -1,0 +1,59 @@
+"""A barrier stands in the training loop."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.evidence import Figure
+from commprof.text import in_ms
+from commprof.units import ns_to_ms
+
+#: Fewest barriers per step, as a mean: fewer belong to an evaluation or a checkpoint now and then.
+_PER_STEP = 0.5
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    masks = [calls.chosen(["barrier", "monitored_barrier"]) for calls in facts.ranks]
+    number = min(int(mask.sum()) for mask in masks) / max(1, facts.steps)
+    if number < _PER_STEP:
+        return None
+    blocked = [calls.blocked_ns(mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
+    share = facts.share(blocked)
+    if share < WORTH_NAMING:
+        return None
+    removed = [Removed.whole(calls, mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
+    line = facts.first.line(masks[0])
+    where = f" at {line}" if line else ""
+    ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    return Sighting(
+        f"The ranks meet at {number:.3g} barriers per step{where}, for {in_ms(ms)}. Training "
+        "needs none: every exchange of gradients keeps the ranks together.",
+        share,
+        saving_without(facts, removed),
+        line,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="barrier-each-step",
+    title="A barrier stands in the training loop",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        f"At least {_PER_STEP:g} barriers per step, at which the ranks stand for at least "
+        f"{WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "A barrier makes every rank wait for the slowest one, and for a round trip over the "
+        "network. In a training loop it is mostly left over from timing, or stands around what "
+        "one rank writes, such as a checkpoint or a log in every step: then all ranks wait for "
+        "the disk. Ranks that a barrier held together would have met in the next exchange anyway, "
+        "so the report does not count this waiting as won."
+    ),
+    fix=(
+        "if step % 1000 == 0:  # only where all ranks must be at the same point\n"
+        "    torch.distributed.barrier()"
+    ),
+    source="https://github.com/hpcaitech/Open-Sora/issues/527",
+)

@@ -1,0 +1,76 @@
+"""DDP's buckets are so small that latency rules."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.ddp_every_pass import exchanging_ns
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_bytes
+from commprof.trace import columns
+
+#: DDP's default of ``bucket_cap_mb``, in bytes.
+_DEFAULT_BYTES = 25 * 2**20
+#: Fewest buckets of a pass, and largest mean size.
+_LEAST, _MEAN_BYTES = 8, 2**18
+#: The training thread waits for the buckets for at least this fraction of the step.
+_EXPOSED = 0.1
+
+
+def _buckets(calls: RankCalls) -> Mask:
+    of_ddp = np.isin(calls.table.graph_task, columns.finalizations(calls.trace).span.key)
+    mask: Mask = of_ddp & (calls.step >= 0)
+    return mask
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    caps = facts.logged("bucket_cap_bytes")
+    if not caps or min(caps) >= _DEFAULT_BYTES:
+        return None
+    mask, first = _buckets(facts.first), facts.first
+    passes = facts.passes([exchanging_ns(calls) for calls in facts.ranks])
+    if not mask.any() or passes is None or not passes.exchanged:
+        return None
+    number = int(mask.sum()) / facts.steps
+    mean = float(first.size_bytes[mask].mean())
+    if number / passes.exchanged < _LEAST or mean > _MEAN_BYTES:
+        return None
+    exposed = [float(calls.exposed_ns[_buckets(calls)].sum()) for calls in facts.ranks]
+    share = facts.share(exposed)
+    if share < _EXPOSED:
+        return None
+    usual = counted(_by_default(mean, number), "bucket")
+    return Sighting(
+        f"DDP cuts the gradients into {counted(round(number), 'bucket')} per step of "
+        f"{in_bytes(mean)} on average (bucket_cap_mb={min(caps) / 2**20:.3g}): each pays the latency "
+        f"of a call. The default of 25 MiB would make {usual}.",
+        share,
+    )
+
+
+def _by_default(mean: float, number: float) -> int:
+    """Number of buckets with the default cap, the first of which is of 1 MiB."""
+    return 1 + int(np.ceil(max(0.0, mean * number - 2**20) / _DEFAULT_BYTES))
+
+
+CAUSE = CatalogueCause(
+    id="ddp-small-buckets",
+    title="DDP's buckets are so small that latency rules",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "`bucket_cap_mb` is below its default, a pass has at least "
+        f"{_LEAST} buckets of at most {_MEAN_BYTES // 2**10} KiB on average, and the training "
+        f"thread waits for them for at least {_EXPOSED:.0%} of the step."
+    ),
+    why=(
+        "Every bucket is one all-reduce, and an all-reduce takes its latency however small it is. "
+        "Small buckets begin earlier, which pays only as long as each still takes longer to "
+        "transfer than to start. The default of 25 MiB, with a first bucket of 1 MiB, suits most "
+        "models."
+    ),
+    fix="model = DistributedDataParallel(model, bucket_cap_mb=25)",
+    source="https://github.com/pytorch/pytorch/issues/48880",
+)

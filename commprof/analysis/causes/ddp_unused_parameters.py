@@ -1,0 +1,75 @@
+"""DDP searches for unused parameters in every pass, and there are none."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.evidence import Figure
+from commprof.text import in_ms
+from commprof.units import ns_to_ms
+
+#: The all-reduce of the used parameters is worth a word from this fraction of the step on; the
+#: search itself, which costs more, is not recorded.
+_WORTH = 0.01
+#: Bytes of one parameter's mark in that all-reduce.
+_MARK_BYTES = 4
+
+
+def _marks(calls: RankCalls, parameters: set[int]) -> Mask:
+    """All-reduces of a 32-bit mark per parameter, which DDP issues at the end of backward."""
+    names = list(calls.trace.metadata.get("dtypes", ()))
+    whole = [number * _MARK_BYTES for number in parameters]
+    mask: Mask = calls.chosen(["all_reduce"]) & (calls.table.graph_task >= 0)
+    mask = mask & (calls.table.dtype == (names.index("Int") if "Int" in names else -1))
+    return mask & sum((calls.size_bytes == size for size in whole), start=mask & False)
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    searched = facts.logged("find_unused_parameters")
+    unused = facts.logged("most_unused_parameter_size")
+    if not searched or not all(searched) or not unused or any(unused):
+        return None
+    if any(facts.logged("static_graph")):
+        return None
+    masks = [_marks(calls, set(facts.logged("num_parameter_tensors"))) for calls in facts.ranks]
+    number = facts.first.per_step(masks[0])
+    if number < 1:
+        return None
+    exposed = [
+        float(calls.exposed_ns[mask].sum()) for calls, mask in zip(facts.ranks, masks, strict=True)
+    ]
+    share = facts.share(exposed)
+    if share < _WORTH:
+        return None
+    removed = [Removed.whole(calls, mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
+    ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
+    return Sighting(
+        "DDP searches the autograd graph for unused parameters in every pass "
+        "(find_unused_parameters=True) and has found none. The ranks' agreement on them alone, an "
+        f"all-reduce after backward, takes {in_ms(ms)} per step; the search comes on top.",
+        share,
+        saving_without(facts, removed),
+    )
+
+
+CAUSE = CatalogueCause(
+    id="ddp-unused-parameters",
+    title="DDP searches for unused parameters, and there are none",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "All DDP models were made with `find_unused_parameters=True`, DDP's log counts no unused "
+        "parameter in any of the passes that it sampled, and the all-reduce of one mark per "
+        f"parameter delays the step by at least {_WORTH:.0%}."
+    ),
+    why=(
+        "With `find_unused_parameters=True` DDP walks through the autograd graph after each "
+        "forward pass, and after backward all ranks agree by one more all-reduce on the parameters "
+        "that somebody used. Buckets are not put into the order in which gradients become ready. "
+        "None of this is needed if every parameter gets a gradient. If the same parameters are "
+        "unused in every pass, use `static_graph=True`."
+    ),
+    fix="model = DistributedDataParallel(model, find_unused_parameters=False)",
+    source="https://github.com/m2lines/Samudra/issues/630",
+)

@@ -1,0 +1,93 @@
+"""FSDP2 reduces the gradients of every micro batch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.evidence import Figure
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.schema import OPS, Phase
+
+_SCATTER = OPS.index("reduce_scatter_tensor")
+#: The passes before an update must be alike before this fraction of the updates.
+_USUAL = 0.9
+
+
+def _scatters(calls: RankCalls) -> Mask:
+    mask: Mask = (calls.table.op == _SCATTER) & (calls.table.graph_task >= 0)
+    return mask
+
+
+def _reducing_ns(calls: RankCalls) -> Ints:
+    return calls.table.issue_ns[_scatters(calls)]
+
+
+def _needless(calls: RankCalls) -> Mask:
+    """Reductions of the passes that are not the last before an update."""
+    phases, table = columns.phases(calls.trace), calls.table
+    rows = np.flatnonzero(_scatters(calls))
+    update = np.sort(phases.begin_ns[phases.key == Phase.OPTIMIZER])
+    before = np.searchsorted(update, table.issue_ns[rows])
+    # The last backward pass before each update, by the number that autograd gave it.
+    last = np.zeros(int(before.max(initial=0)) + 1, dtype=np.int64)
+    np.maximum.at(last, before, table.graph_task[rows])
+    mask = np.zeros(len(table), dtype=bool)
+    mask[rows[table.graph_task[rows] != last[before]]] = True
+    return mask & (calls.step >= 0)
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if facts.world.sharding is None:
+        return None
+    passes = facts.passes([_reducing_ns(calls) for calls in facts.ranks])
+    if passes is None or passes.exchanged < 2 or passes.usual_share < _USUAL:
+        return None
+    if passes.last_share < _USUAL:
+        return None
+    masks = [_needless(calls) for calls in facts.ranks]
+    exposed = [
+        float(calls.exposed_ns[mask].sum()) for calls, mask in zip(facts.ranks, masks, strict=True)
+    ]
+    share = facts.share(exposed)
+    if share < WORTH_NAMING:
+        return None
+    none = np.zeros(0, dtype=np.int64)
+    size = float(facts.first.size_bytes[masks[0]].sum()) / facts.steps / 1e6
+    return Sighting(
+        f"FSDP2 reduce-scatters the gradients in {passes.exchanged} of the {passes.backward} "
+        f"backward passes before an update: {passes.exchanged - 1} of {passes.exchanged} "
+        f"reductions, {size:.3g} MB per step, are needless if there is memory for the gradients of "
+        "the whole model.",
+        share,
+        saving_without(facts, [Removed(mask, none, none) for mask in masks]),
+    )
+
+
+CAUSE = CatalogueCause(
+    id="fsdp-every-pass",
+    title="FSDP2 reduces the gradients of every micro batch",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "In nine of ten updates, the same number of backward passes, at least two, the last "
+        "among them, issues reduce-scatters, and the training thread waits in the needless ones "
+        f"for at least {WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "With gradient accumulation only the sum of the micro batches' gradients is used, but "
+        "FSDP2 reduces them after each backward pass unless it is told not to. Without the "
+        "reductions each rank keeps unsharded gradients until the last pass, which takes the "
+        "memory of the whole model's gradients. `no_sync()`, which DDP and FSDP1 have, does "
+        "nothing here."
+    ),
+    fix=(
+        "for i, batch in enumerate(micro_batches):\n"
+        "    model.set_requires_gradient_sync(i == len(micro_batches) - 1)\n"
+        "    loss_of(model(batch)).backward()"
+    ),
+    source="https://github.com/NVIDIA/cosmos-framework/issues/161",
+)

@@ -1,0 +1,81 @@
+"""The gradient of a huge embedding is ready last, and nothing is left to hide its exchange."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.evidence import Figure
+from commprof.text import in_bytes, in_ms
+from commprof.trace import columns
+from commprof.units import ns_to_ms
+
+#: Fraction of all gradients that one parameter holds.
+_HALF = 0.5
+#: The training thread waits for its bucket for at least this fraction of the step.
+_EXPOSED = 0.1
+
+
+def _last(calls: RankCalls) -> Mask:
+    """The last bucket of each backward pass in measured steps."""
+    table = calls.table
+    rows = np.flatnonzero(
+        np.isin(table.graph_task, columns.finalizations(calls.trace).span.key) & (calls.step >= 0)
+    )
+    mask = np.zeros(len(table), dtype=bool)
+    if len(rows):
+        _, first = np.unique(table.graph_task[rows][::-1], return_index=True)
+        mask[rows[::-1][first]] = True
+    return mask
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if facts.ddp_models != 1 or not facts.ddp_logs:
+        return None
+    sizes = [int(size) for size in facts.ddp_logs[0].get("parameter_bytes", ())]
+    sparse = facts.ddp_logs[0].get("sparse_modules")
+    if len(sizes) < 2 or sparse or max(sizes) < _HALF * sum(sizes):
+        return None
+    masks = [_last(calls) for calls in facts.ranks]
+    if not all(mask.any() for mask in masks):
+        return None
+    if float(np.median(facts.first.size_bytes[masks[0]])) < max(sizes):
+        return None
+    exposed = [
+        float(calls.exposed_ns[mask].sum()) for calls, mask in zip(facts.ranks, masks, strict=True)
+    ]
+    share = facts.share(exposed)
+    if share < _EXPOSED:
+        return None
+    ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
+    return Sighting(
+        f"One parameter of {in_bytes(max(sizes))} holds {max(sizes) / sum(sizes):.0%} of the "
+        "gradients, and its gradient is ready last, as that of an embedding at the model's input: "
+        f"no compute is left to hide its exchange, which delays the step by {in_ms(ms)}.",
+        share,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="late-embedding",
+    title="The gradient of a huge embedding is exchanged last, with nothing to hide it",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        f"One parameter holds at least {_HALF:.0%} of the bytes that DDP reduces, the last bucket "
+        "of the backward passes holds it, and the training thread waits for this bucket for at "
+        f"least {_EXPOSED:.0%} of the step."
+    ),
+    why=(
+        "Backward computes the gradient of the input's embedding last, so its exchange can only "
+        "begin when backward is over. A batch touches few of its rows: with `sparse=True` only "
+        "these are sent, and torch.optim.SparseAdam updates only these. A table that is too large "
+        "for this can be divided over the ranks."
+    ),
+    fix=(
+        "embedding = torch.nn.Embedding(rows, width, sparse=True)\n"
+        "sparse = torch.optim.SparseAdam(embedding.parameters())"
+    ),
+    source="https://github.com/pytorch/pytorch/pull/22037",
+)

@@ -1,0 +1,57 @@
+"""Loading data makes one rank late."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.named_cause import Saving
+from commprof.analysis.evidence import Figure
+from commprof.analysis.late.stragglers import who_waits
+from commprof.text import in_ms
+from commprof.units import ns_to_ms
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    late = facts.world.late_rank
+    if late is None or late.phase != "data":
+        return None
+    share = late.wait_ns / facts.step_ns
+    if share < WORTH_NAMING:
+        return None
+    who, several = who_waits(late.waiting_ranks, facts.world.world_size)
+    return Sighting(
+        f"Rank {late.rank} loads its batches more slowly than the others: {who} "
+        f"{'wait' if several else 'waits'} {in_ms(ns_to_ms(late.wait_ns))} per step for it.",
+        share,
+        _saving(facts, late.rank),
+    )
+
+
+def _saving(facts: Facts, rank: int) -> Saving | None:
+    """The replay with this rank as fast as the others; None if there is none."""
+    gains = facts.world.gains
+    rows = [row for row in gains.gains if row.rank == rank] if gains is not None else []
+    rows = [row for row in rows if row.phase == "data"] or [r for r in rows if r.change == "rank"]
+    return Saving(rows[0].saved, "replayed") if rows else None
+
+
+CAUSE = CatalogueCause(
+    id="late-loading",
+    title="Loading data makes one rank late",
+    needs=(Figure.LATE,),
+    rule=_rule,
+    looks_like=(
+        "One rank is late by the test of the reports, it falls behind while it loads data, and "
+        f"the others wait for it for at least {WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "If one rank reads from a slower disk, has fewer cores for its loaders or gets larger "
+        "samples, every rank waits for it in every step. Workers load batches while the last one "
+        "trains; a look at the rank's disk and at the length of its samples tells the rest."
+    ),
+    fix=(
+        'workers = {"num_workers": 4, "persistent_workers": True, "prefetch_factor": 4}\n'
+        "loader = torch.utils.data.DataLoader(dataset, batch_size, **workers)"
+    ),
+    source="https://github.com/pytorch/pytorch/issues/31590",
+)

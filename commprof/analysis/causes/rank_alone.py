@@ -1,0 +1,115 @@
+"""One rank evaluates, saves or logs by itself, while the others wait for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.named_cause import Saving
+from commprof.analysis.causes.turns import LongSteps, long_steps
+from commprof.analysis.evidence import Figure
+from commprof.analysis.replay.gains import saved_by
+from commprof.text import in_ms
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.schema import PHASES, Phase
+from commprof.units import ns_to_ms
+
+#: Share of the waiting in long steps that one rank causes.
+_MOSTLY = 0.8
+#: Fewest long steps of that rank, and largest fraction of all steps: a rank that is late in more
+#: is a slow rank.
+_LEAST, _MOST_SHARE = 2, 0.5
+#: Fraction of the unusual work that lies outside of backward, loading and updates.
+_OUTSIDE = 0.7
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    steps = long_steps(facts)
+    if steps is None or steps.share(facts.step_ns) < WORTH_NAMING:
+        return None
+    by_rank = steps.cost_ns.sum(axis=1)
+    place = int(np.argmax(by_rank))
+    number = int(steps.is_long[place].sum())
+    if by_rank[place] < _MOSTLY * by_rank.sum() or not number >= _LEAST:
+        return None
+    if number > _MOST_SHARE * facts.steps or not _is_outside(steps, place):
+        return None
+    rank = facts.seen.ranks[place]
+    passes = _more_forwards(facts, place, np.flatnonzero(steps.is_long[place]))
+    ms = ns_to_ms(float(by_rank[place]) / number)
+    what = "works alone (a checkpoint, a log, an evaluation)"
+    if passes > 0:
+        what = f"evaluates alone ({passes:.0f} more forward passes)"
+    return Sighting(
+        f"Rank {rank} {what} in {_how_often(steps, place)}, and the other ranks wait for it, "
+        f"{in_ms(ms)} each time.",
+        steps.share(facts.step_ns),
+        _saving(facts, steps, place),
+        fix=_FIX if passes > 0 else _ASYNCHRONOUS,
+    )
+
+
+def _is_outside(steps: LongSteps, place: int) -> bool:
+    extra = np.maximum(steps.extra_ns[place][steps.is_long[place]], 0.0).sum(axis=0)
+    outside = extra[PHASES.index("other")] + extra[PHASES.index("forward")]
+    return bool(outside >= _OUTSIDE * extra.sum())
+
+
+def _how_often(steps: LongSteps, place: int) -> str:
+    rows = np.flatnonzero(steps.is_long[place])
+    gaps = np.diff(rows)
+    if len(gaps) >= 2 and (gaps == gaps[0]).all():
+        return f"every {int(gaps[0])} steps"
+    return f"{len(rows)} of {steps.is_long.shape[1]} steps"
+
+
+def _more_forwards(facts: Facts, place: int, rows: Ints) -> float:
+    """Median number of forward passes in the long steps beyond that of the others; else 0."""
+    calls = facts.ranks[place]
+    phases = columns.phases(calls.trace)
+    begun = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
+    count = np.searchsorted(begun, calls.end_ns) - np.searchsorted(begun, calls.begin_ns)
+    usual = np.delete(count, rows)
+    return float(np.median(count[rows]) - np.median(usual)) if len(usual) else 0.0
+
+
+def _saving(facts: Facts, steps: LongSteps, place: int) -> Saving:
+    """What is won if the other ranks need not wait in the long steps of one rank."""
+    wall = np.mean([part.wall_ns for part in facts.seen.measured], axis=0)
+    return Saving(saved_by(wall, np.maximum(wall - steps.cost_ns[place], 0.0)), "measured")
+
+
+_FIX = (
+    "sampler = torch.utils.data.distributed.DistributedSampler(validation_set)\n"
+    "loader = torch.utils.data.DataLoader(validation_set, sampler=sampler)\n"
+    "total = evaluate(model.module, loader)  # on every rank, its own part\n"
+    "torch.distributed.all_reduce(total)"
+)
+_ASYNCHRONOUS = (
+    "import torch.distributed.checkpoint as checkpoint\n\n"
+    'saving = checkpoint.async_save(state, checkpoint_id="DIR")  # on every rank\n'
+    "# training goes on; before the next one:\n"
+    "saving.result()"
+)
+
+CAUSE = CatalogueCause(
+    id="rank-alone",
+    title="One rank evaluates, saves or logs while the others wait",
+    needs=(Figure.SPLIT,),
+    rule=_rule,
+    looks_like=(
+        f"In at least {_LEAST} steps and at most half of them, one rank works far longer than it "
+        "usually does, outside of backward, loading and updates, and the waiting of the others "
+        f"for it takes at least {WORTH_NAMING:.0%} of all time."
+    ),
+    why=(
+        "What only rank 0 does keeps all others waiting at the next exchange: they compute "
+        "nothing meanwhile, and a long evaluation can run into a time-out. An evaluation can be "
+        "divided over the ranks, a checkpoint be written in the background or by all ranks, and a "
+        "log be written less often."
+    ),
+    fix=_FIX,
+    source="https://github.com/pytorch/pytorch/issues/54059",
+)

@@ -1,0 +1,83 @@
+"""Many small tensors, such as gradients, are exchanged one by one."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.bursts import bursts
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.pickled_objects import of_objects
+from commprof.analysis.causes.scalars_one_by_one import small
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_bytes
+from commprof.trace.exchanged import trained_by
+from commprof.trace.schema import OPS
+
+#: Fewest calls in a row.
+_LEAST = 4
+#: Larger calls on average spend most of their time on the transfer, which joining does not spare.
+_MEAN_BYTES = 2**20
+#: Bytes of a burst, as a fraction of those of the trained parameters, that make it gradients.
+_GRADIENTS = 0.5
+_OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
+
+
+def _tensors(calls: RankCalls) -> Mask:
+    mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls)
+    return mask
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    rows = [bursts(calls, _tensors(calls), _LEAST) for calls in facts.ranks]
+    first = rows[0]
+    if min(each.calls.per_step(each.all_calls) for each in rows) < _LEAST:
+        return None
+    size = first.calls.size_bytes[first.row]
+    if small(first.calls)[first.row].all() or size.mean() > _MEAN_BYTES:
+        return None
+    spans = [each.removed() for each in rows]
+    share = facts.share([float((one.end_ns - one.begin_ns).sum()) for one in spans])
+    if share < WORTH_NAMING:
+        return None
+    trained = trained_by(first.calls.trace.metadata)
+    per_step = float(size.sum()) / facts.steps
+    gradients = trained is not None and per_step >= _GRADIENTS * trained.parameter_bytes > 0
+    op = OPS[int(first.calls.table.op[first.row[0]])]
+    line = first.calls.line(first.all_calls)
+    where = f" at {line}" if line else ""
+    number = counted(round(first.calls.per_step(first.all_calls)), f"{op} call")
+    what = "The gradients are averaged" if gradients else "Tensors are exchanged"
+    return Sighting(
+        f"{what} one by one{where}: {number} per step of {in_bytes(float(size.mean()))} on "
+        f"average, {in_bytes(per_step)} in all, each waited for before the next one begins.",
+        share,
+        None,
+        line,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="tensors-one-by-one",
+    title="Many small tensors are exchanged one by one",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        f"In a typical step at least {_LEAST} calls of one operation and group follow one another "
+        "outside of forward and backward, each waited for, of "
+        f"{_MEAN_BYTES // 2**20} MiB on average at most, and from the end of the first to the end "
+        f"of the last takes at least {WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "Each call pays the latency of the network and wakes the threads of all ranks, whatever "
+        "its size, and nothing overlaps it. A loop over `model.parameters()` that reduces each "
+        "gradient is the usual case: DistributedDataParallel joins them into buckets and sends "
+        "these while backward still computes. Other tensors can be copied into one buffer."
+    ),
+    fix=(
+        "grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
+        "flat = torch.cat([grad.reshape(-1) for grad in grads])\n"
+        "torch.distributed.all_reduce(flat)\n"
+        "for grad, part in zip(grads, flat.split([g.numel() for g in grads])):\n"
+        "    grad.copy_(part.view_as(grad))"
+    ),
+    source="https://github.com/Denys88/rl_games/pull/369",
+)

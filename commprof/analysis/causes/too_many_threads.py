@@ -1,0 +1,47 @@
+"""The ranks of a host run more threads than it has cores."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.step.cores import crowded, lacked_cores, usable_cores
+from commprof.text import counted
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    threads = int(facts.context.get("threads_per_rank") or 0)
+    world = facts.world
+    if threads < 2 or not crowded(facts.context, world) or not lacked_cores(world):
+        return None
+    share = world.parts.no_core_ms / world.parts.step_ms
+    if not share >= WORTH_NAMING:
+        return None
+    cores = usable_cores(facts.context["machine"])
+    return Sighting(
+        f"{counted(world.world_size, 'rank')} run {counted(threads, 'thread')} each on "
+        f"{counted(cores, 'usable core')}: for {share:.0%} of the step a rank was ready to run "
+        "and had no core.",
+        share,
+        fix=f"torch.set_num_threads({max(1, cores // world.world_size)})",
+    )
+
+
+CAUSE = CatalogueCause(
+    id="too-many-threads",
+    title="The ranks run more threads than there are cores",
+    needs=(),
+    rule=_rule,
+    looks_like=(
+        "Ranks with several threads each have more threads than their host has usable cores, and "
+        f"the kernel counts at least {WORTH_NAMING:.0%} of the step in which a rank was ready to "
+        "run and had no core."
+    ),
+    why=(
+        "Each rank starts as many threads as the host has cores unless it is told not to, so that "
+        "several ranks compete: threads wait for cores, caches are cold, and the ranks arrive at "
+        "their exchanges at different times. `torchrun` sets OMP_NUM_THREADS=1; other launchers "
+        "do not."
+    ),
+    fix="torch.set_num_threads(1)",
+    source="https://github.com/pytorch/pytorch/issues/22260",
+)

@@ -1,0 +1,35 @@
+"""Ranks train models of their own."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    apart = facts.world.apart
+    return Sighting(apart.sentence) if apart is not None and apart.advice else None
+
+
+CAUSE = CatalogueCause(
+    id="trained-apart",
+    title="The ranks do not train together",
+    needs=(),
+    rule=_rule,
+    looks_like=(
+        "Ranks compute gradients and update parameters, and no collective, message or backward "
+        "pass exchanges gradients between them, or those of some parameters are not exchanged."
+    ),
+    why=(
+        "If the model is not wrapped, if the script calls the inner model in place of the wrapper, "
+        "or if a launcher's settings take no effect on this hardware, every rank trains a model of "
+        "its own on its part of the data. The job is fast, the loss falls, and all but one of the "
+        "models are thrown away."
+    ),
+    fix=(
+        "model = torch.nn.parallel.DistributedDataParallel(model)\n"
+        "output = model(batch)  # the wrapper, not model.module"
+    ),
+    source="https://github.com/jingyaogong/minimind/issues/853",
+    is_wrong=True,
+)

@@ -1,0 +1,59 @@
+"""Steps in which one rank works far longer than it usually does, and the others wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from commprof.analysis.causes.facts import Facts, Floats, Mask
+from commprof.analysis.late.stragglers import of_ranks
+from commprof.stats.intervals import robust_deviation
+from commprof.trace.schema import PHASES
+
+#: Own work is an outlier this many robust deviations and this fraction of the median step above
+#: the rank's median.
+_DEVIATIONS, _OF_STEP = 6.0, 0.2
+#: Fewest measured steps.
+_STEPS = 8
+
+
+@dataclass(frozen=True)
+class LongSteps:
+    """The steps in which a rank kept the others waiting by unusual work, as ``[rank, step]``."""
+
+    #: True where the rank of this row worked far longer than it usually does.
+    is_long: Mask
+    #: Mean waiting of the other ranks for this rank, where ``is_long``, else 0.
+    cost_ns: Floats
+    #: Work beyond the rank's median, as ``[rank, step, phase]`` in the order of ``PHASES``.
+    extra_ns: Floats
+
+    def share(self, step_ns: float) -> float:
+        """Fraction of all measured time for which ranks wait in these steps."""
+        return float(self.cost_ns.sum()) / (self.cost_ns.shape[1] * step_ns)
+
+    def phase(self, rank: int) -> str:
+        """Phase in which most of the unusual work of a row's rank lies."""
+        extra = self.extra_ns[rank][self.is_long[rank]].sum(axis=0)
+        return PHASES[int(np.argmax(extra))]
+
+
+def long_steps(facts: Facts) -> LongSteps | None:
+    """Finds the long steps of each rank; None with too few ranks or steps."""
+    measured, ranks = facts.seen.measured, facts.seen.ranks
+    if len(ranks) < 2 or facts.steps < _STEPS:
+        return None
+    work = np.stack([part.work_ns.T for part in measured])  # [rank, step, phase]
+    extra = work - np.median(work, axis=1, keepdims=True)
+    own = work.sum(axis=2)
+    beyond = own - np.median(own, axis=1, keepdims=True)
+    limit = np.array([_DEVIATIONS * robust_deviation(row) for row in own])
+    typical = float(np.median([part.wall_ns for part in measured]))
+    is_long = beyond > np.maximum(limit, _OF_STEP * typical)[:, np.newaxis]
+    waited = np.stack([of_ranks(part.caused_ns) for part in measured])  # [rank, step, origin]
+    cost = np.zeros(is_long.shape)
+    for place, rank in enumerate(ranks):
+        others = np.delete(waited[:, :, rank], place, axis=0)
+        cost[place] = others.mean(axis=0) * is_long[place]
+    return LongSteps(is_long, cost, extra)

@@ -1,0 +1,83 @@
+"""The causes that concern FSDP2, on passes whose collectives take 1 ms each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from commprof.trace.schema import Phase
+from tests.support.builders.caused import Script, causes_of, saved
+
+MB = 1_000_000
+
+Body = Callable[[Script, int], None]
+
+
+def passes(*sizes: int, ms: float = 5.0, again: bool = True, reduced: tuple[bool, ...]) -> Body:
+    """Steps of one pass per entry of ``reduced``, and an update of 1 ms."""
+
+    def body(script: Script, step: int) -> None:
+        for is_reduced in reduced:
+            script.sharded(sizes, ms, again, is_reduced)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    return body
+
+
+def shards(size: int) -> dict[str, object]:
+    none = {"ddp_bytes": 0, "ignored_bytes": 0, "other_libraries": []}
+    return {"parameter_bytes": size, "sharded": True, **none}
+
+
+def test_units_whose_calls_are_short_beside_compute_are_usual() -> None:
+    body = passes(8 * MB, 8 * MB, 8 * MB, ms=20.0, reduced=(True,))
+    assert causes_of(body, models=0, trained=shards(12 * MB)) == {}
+
+
+def test_one_unit_for_the_whole_model_is_named() -> None:
+    found = causes_of(passes(24 * MB, again=False, reduced=(True,)), models=0)
+    assert list(found) == ["fsdp-one-unit"]
+    cause = found["fsdp-one-unit"]
+    assert "all 24 MB are gathered in one call" in cause.sentence
+    # Two calls of 1 ms beside 15 ms of compute and the update.
+    assert cause.share == pytest.approx(2 / 18, abs=1e-3)
+
+
+def test_one_unit_of_a_tiny_model_is_usual() -> None:
+    assert causes_of(passes(50_000, again=False, reduced=(True,)), models=0) == {}
+
+
+def test_units_of_a_few_kilobytes_are_named() -> None:
+    found = causes_of(passes(*[40_000] * 12, ms=1.0, reduced=(True,)), models=0)
+    assert list(found) == ["fsdp-small-units"]
+    assert "12 units of 40 kB on average: 36 collectives" in found["fsdp-small-units"].sentence
+
+
+def test_a_reduction_of_every_micro_batch_is_named() -> None:
+    body = passes(8 * MB, 8 * MB, again=False, ms=4.0, reduced=(True, True, True))
+    found = causes_of(body, models=0)
+    assert list(found) == ["fsdp-every-pass"]
+    cause = found["fsdp-every-pass"]
+    assert "in 3 of the 3 backward passes" in cause.sentence
+    # Of three passes of 2 + 24 + 2 ms and an update, four reductions go.
+    assert saved(cause) == pytest.approx(4 / 85, abs=1e-3)
+
+
+def test_a_reduction_of_the_last_micro_batch_is_right() -> None:
+    body = passes(8 * MB, 8 * MB, again=False, ms=4.0, reduced=(False, False, True))
+    assert causes_of(body, models=0) == {}
+
+
+@pytest.mark.parametrize(("again", "size", "named"), [(True, MB, True), (False, MB, False)])
+def test_gathering_twice_is_named_if_the_model_is_small(
+    again: bool, size: int, named: bool
+) -> None:
+    body = passes(*[size] * 3, ms=0.5, again=again, reduced=(True,))
+    found = causes_of(body, models=0, trained=shards(3 * size // 2))
+    assert ("fsdp-gathers-twice" in found) is named
+
+
+def test_a_model_that_fills_the_memory_must_gather_twice() -> None:
+    body = passes(*[MB] * 3, ms=0.5, reduced=(True,))
+    assert "fsdp-gathers-twice" not in causes_of(body, models=0, trained=shards(2**32))
