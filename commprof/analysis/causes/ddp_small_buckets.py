@@ -42,10 +42,10 @@ def _rule(facts: Facts) -> Sighting | None:
     if share < _EXPOSED:
         return None
     usual = counted(_by_default(mean, number), "bucket")
+    cap = f"bucket_cap_mb={min(caps) / 2**20:.3g}"
     return Sighting(
         f"DDP cuts the gradients into {counted(round(number), 'bucket')} per step of "
-        f"{in_bytes(mean)} on average (bucket_cap_mb={min(caps) / 2**20:.3g}): each pays the latency "
-        f"of a call. The default of 25 MiB would make {usual}.",
+        f"{in_bytes(mean)} on average ({cap}): each pays the latency of a call. The default of 25 MiB would make {usual}.",
         share,
     )
 

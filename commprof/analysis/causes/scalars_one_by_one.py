@@ -70,8 +70,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"In a typical step at least {_LEAST} calls of one operation and group, of at most "
         f"{_SCALAR_BYTES} bytes each, follow one another outside of forward and backward, the "
-        "training thread waits for each, and no phase lies between them. From the end of the first to the end of "
-        f"the last takes at least {WORTH_NAMING:.0%} of the step."
+        "training thread waits for each, and no phase lies between them. From the end of the first "
+        f"to the end of the last takes at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A collective of 4 bytes takes as long as one of 4 kB: the time goes into waking threads "
