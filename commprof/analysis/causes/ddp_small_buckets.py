@@ -45,7 +45,8 @@ def _rule(facts: Facts) -> Sighting | None:
     cap = f"bucket_cap_mb={min(caps) / 2**20:.3g}"
     return Sighting(
         f"DDP cuts the gradients into {counted(round(number), 'bucket')} per step of "
-        f"{in_bytes(mean)} on average ({cap}): each pays the latency of a call. The default of 25 MiB would make {usual}.",
+        f"{in_bytes(mean)} on average ({cap}): each pays the latency of a call. "
+        f"The default of 25 MiB would make {usual}.",
         share,
     )
 

@@ -43,7 +43,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if passes > 0:
         what = f"evaluates alone ({passes:.0f} more forward passes)"
     return Sighting(
-        f"Rank {rank} {what} in {_how_often(steps, place)}, and the other ranks wait for it, "
+        f"Rank {rank} {what} {_how_often(steps, place)}, and the other ranks wait for it, "
         f"{in_ms(ms)} each time.",
         steps.share(facts.step_ns),
         _saving(facts, steps, place),
@@ -62,7 +62,7 @@ def _how_often(steps: LongSteps, place: int) -> str:
     gaps = np.diff(rows)
     if len(gaps) >= 2 and (gaps == gaps[0]).all():
         return f"every {int(gaps[0])} steps"
-    return f"{len(rows)} of {steps.is_long.shape[1]} steps"
+    return f"in {len(rows)} of {steps.is_long.shape[1]} steps"
 
 
 def _more_forwards(facts: Facts, place: int, rows: Ints) -> float:
@@ -88,10 +88,11 @@ _FIX = (
     "torch.distributed.all_reduce(total)"
 )
 _ASYNCHRONOUS = (
-    "import torch.distributed.checkpoint as checkpoint\n\n"
-    'saving = checkpoint.async_save(state, checkpoint_id="DIR")  # on every rank\n'
-    "# training goes on; before the next one:\n"
-    "saving.result()"
+    "# a checkpoint: every rank writes its part, in the background\n"
+    "from torch.distributed.checkpoint import async_save\n\n"
+    'saving = async_save({"model": model.state_dict()}, checkpoint_id="DIR")\n'
+    "# an evaluation: every rank reads its part, then all_reduce the sums\n"
+    "sampler = torch.utils.data.distributed.DistributedSampler(validation_set)"
 )
 
 CAUSE = CatalogueCause(

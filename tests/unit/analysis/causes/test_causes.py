@@ -319,7 +319,7 @@ def test_a_rank_that_works_alone_now_and_then_is_named() -> None:
     assert list(found) == ["rank-alone"]
     cause = found["rank-alone"]
     assert cause.sentence.startswith("Rank 0 works alone")
-    assert "every 5 steps" in cause.sentence
+    assert "an evaluation) every 5 steps" in cause.sentence
     # Six of 30 steps of 33 ms are 60 ms longer.
     assert saved(cause) == pytest.approx(6 * 60 / (30 * 33 + 6 * 60), abs=5e-3)
 
