@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -28,9 +28,11 @@ import numpy as np
 
 from commprof.analysis.align.matching import NO_BUCKET
 from commprof.analysis.collectives.in_flight import CallKind
+from commprof.analysis.evidence import Figure
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.detail import OF_OTHER, PARTS, WorldDetail
 from commprof.analysis.timeline.drawn_timeline import Timeline
+from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Floats, Interval, ratio_of_medians
 from commprof.stats.rank_tests import (
     SIGNIFICANCE,
@@ -126,6 +128,19 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class NotCompared:
+    """Figures that one run's recordings do not support, so that they are not compared."""
+
+    #: "A" or "B".
+    run: str
+    world_size: int
+    #: The figures, as the subject of a sentence.
+    figures: str
+    #: What the recordings lack, as a clause.
+    lacking: str
+
+
+@dataclass(frozen=True)
 class RunComparison:
     """Comparison of run A with run B, for each world size that both have."""
 
@@ -138,6 +153,8 @@ class RunComparison:
     settings: tuple[Setting, ...]
     #: "A" or "B" if that run has only summaries of always-on mode, which hold no single step.
     summarised: tuple[str, ...] = ()
+    #: Per run and world size at most one entry for each kind of figures.
+    not_compared: tuple[NotCompared, ...] = ()
 
     def slower_by_more_than(self, share: float) -> tuple[WorldComparison, ...]:
         """Returns the world sizes whose step is significantly longer in B than in A.
@@ -172,7 +189,28 @@ def compare_runs(
         summarised=tuple(
             name for name, run in (("A", a), ("B", b)) if run[0].summaries and not run[1]
         ),
+        not_compared=tuple(
+            each
+            for name, run in (("A", a), ("B", b))
+            for world in run[0].worlds
+            if world.world_size in both
+            for each in _not_compared(name, world)
+        ),
     )
+
+
+def _not_compared(run: str, world: WorldResult) -> Iterator[NotCompared]:
+    """Yields the figures of a world size that its recordings do not support."""
+    of, size = world.evidence, world.world_size
+    if lacking := of.lacking(Figure.PARTS):
+        yield NotCompared(run, size, "the parts of the step", lacking)
+    elif lacking := of.lacking(Figure.EXPOSED):
+        yield NotCompared(run, size, "exposed times", lacking)
+    if not of.steps_marked:
+        repeats = "no step is marked, and what repeats counts as a step"
+        yield NotCompared(run, size, "begin and end of the steps", repeats)
+    if lacking := of.lacking(Figure.CALLS):
+        yield NotCompared(run, size, "times of collectives", lacking)
 
 
 def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:

@@ -78,6 +78,11 @@ def _verdict(result: RunComparison, fail_above: float | None) -> Iterator[str]:
     yield from only_summarised(result)
     if not result.worlds:
         yield "No world size has figures in both runs: nothing can be compared."
+    for each in result.not_compared:
+        yield (
+            f"At {counted(each.world_size, 'rank')} {each.figures} of {each.run} are not known: "
+            f"{each.lacking}."
+        )
     for world in result.worlds:
         yield f"{counted(world.world_size, 'rank')}: {_about_step(world)}{_about_load(world)}"
     if fail_above is None:
@@ -180,7 +185,9 @@ def render_json(result: RunComparison, fail_above: float | None) -> str:
     ``only_a`` and ``only_b`` are the world sizes with figures in one run only, ``settings`` are the
     settings that differ between the runs, ``fail_above`` is the argument (null for None), and
     ``slower`` lists the world sizes whose step is significantly longer in B by more than
-    ``fail_above``. Each of ``worlds`` has ``num_processes``, ``steps`` (measured in A and in B),
+    ``fail_above``; ``not_compared`` lists figures that the recordings of a run do not support, with
+    ``run`` ("A" or "B"), ``world_size``, ``figures`` and ``lacking``. Each of ``worlds`` has
+    ``num_processes``, ``steps`` (measured in A and in B),
     ``effective_steps`` (how many independent steps these are worth), and ``no_core_share`` (for A
     and for B: run delay as a fraction of the ranks' time outside of waiting; run delay is time in
     which a rank could run but had no core). Each world also has the changes ``with_cores`` (of the
@@ -199,6 +206,7 @@ def render_json(result: RunComparison, fail_above: float | None) -> str:
         "settings": [dataclasses.asdict(setting) for setting in result.settings],
         "fail_above": fail_above,
         "slower": [world.world_size for world in slower],
+        "not_compared": [dataclasses.asdict(each) for each in result.not_compared],
     }
     return json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
 

@@ -12,6 +12,7 @@ import pytest
 
 from commprof.analysis import compare
 from commprof.analysis.compare import RunComparison, compare_runs
+from commprof.analysis.evidence import Figure
 from commprof.analysis.run import analyse_in_detail
 from commprof.commands import main
 from commprof.report.comparison import table as comparison_table
@@ -329,12 +330,33 @@ def test_compare_refuses_missing_directories_and_invalid_shares(
 CHANGE = {"name", "a_ms", "b_ms", "ratio", "p_value", "significant"}
 
 
+def test_figures_that_a_recording_does_not_support_are_named_with_the_reason() -> None:
+    """A recording of the host alone beside one of a whole run, and one without marked steps."""
+    untimed = world(2, foreign=True, times=False)
+    unmarked = world(2, foreign=True, steps_marked=False)
+    details = [detail(2, backward=50, wire=30)]
+    found = compare_runs(
+        ("a", "b"), (run_result(untimed), details), (run_result(unmarked), details)
+    )
+    text = " ".join(comparison_table.render(found, None, 100).split())
+    why = untimed.evidence.lacking(Figure.PARTS)
+    assert why
+    assert f"At 2 ranks the parts of the step of A are not known: {why}." in text
+    assert "times of collectives of A are not known" in text
+    assert "begin and end of the steps of B are not known: no step is marked" in text
+    assert "of B are not known: no kernel" not in text
+    entries = json.loads(comparison_table.render_json(found, None))["not_compared"]
+    assert [entry["run"] for entry in entries] == ["A", "A", "B"]
+    known = compare_runs(("a", "b"), *[(run_result(world(2)), details)] * 2)
+    assert known.not_compared == ()
+
+
 def test_the_comparison_json_has_the_documented_keys() -> None:
     steps = 100.0 + np.arange(10)
     document = json.loads(comparison_table.render_json(of(steps, steps), None))
     assert document.keys() == {
         *("schema_version", "a", "b", "worlds", "only_a", "only_b", "settings"),
-        *("fail_above", "slower"),
+        *("fail_above", "slower", "not_compared"),
     }
     (only,) = document["worlds"]
     about_runs = {"num_processes", "steps", "effective_steps", "no_core_share"}
