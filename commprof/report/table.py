@@ -175,8 +175,9 @@ def notes(result: RunResult) -> list[str]:
         f"{size} {'rank' if size == 1 else 'ranks'}: {reason}" for size, reason in result.failures
     ]
     shown = {world.world_size for world in result.worlds}
+    told = shown | {size for size, _ in result.failures}  # whose reasons end with the problems
     ended = incidents_table.ended_changes(result.incidents)
-    return [*found, *summary_table.notes(result.summaries, shown), *result.remarks, *ended]
+    return [*found, *summary_table.notes(result.summaries, shown, told), *result.remarks, *ended]
 
 
 def setup(result: RunResult) -> str:

@@ -70,24 +70,27 @@ def blocks(
     return [*parts, about, *check_blocks(_CHECKS_HEADING, checks, width)]
 
 
-def notes(summaries: Sequence[SummaryResult], named_elsewhere: Collection[int]) -> list[str]:
+def notes(
+    summaries: Sequence[SummaryResult], shown: Collection[int], told: Collection[int]
+) -> list[str]:
     """Returns the caveats of summaries, in sentences.
 
     Args:
         summaries: summaries of the run.
-        named_elsewhere: world sizes whose unreadable traces are named elsewhere in the report.
+        shown: world sizes with figures of steps, whose remarks are elsewhere in the report.
+        told: world sizes whose unreadable traces are named elsewhere in the report.
     """
     found = []
     for summary in summaries:
         where = f"Always-on, {_ranks(summary.world_size)}: "
-        if summary.apart is not None and summary.world_size not in named_elsewhere:
+        if summary.apart is not None and summary.world_size not in shown:
             found.append(where + summary.apart.sentence)
         missing = [rank for rank in range(summary.world_size) if rank not in summary.ranks]
         if missing:
             found.append(
                 f"{where}no summary from {named_ranks(missing)}; figures are of the other ranks."
             )
-        if summary.world_size not in named_elsewhere:
+        if summary.world_size not in told:
             found += [where + problem for problem in summary.problems]
         found += [where + sentence for sentence in _about_waiting(summary)]
         if summary.operations and not summary.steps:

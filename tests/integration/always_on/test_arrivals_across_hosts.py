@@ -88,6 +88,6 @@ def test_a_late_rank_is_named_from_summaries_alone(
     assert (found.late_rank.rank, found.late_rank.phase) == (3, "forward")
     assert found.late_rank.wait_ms == pytest.approx(30, abs=5)
     assert found.last[0].rank == 3
-    text = " ".join(summary_table.notes([found], ()))
+    text = " ".join(summary_table.notes([found], (), ()))
     assert "rank 3 is late" in text
     assert "arrivals on other hosts are known to within" in text

@@ -434,3 +434,14 @@ def test_tabulated_does_not_change_the_padding_of_other_tables() -> None:
 
 if __name__ == "__main__":
     print(rendered(), end="")
+
+
+def test_a_problem_of_a_trace_is_told_once_in_always_on_mode_too() -> None:
+    problem = "rank 1: the trace cannot be read"
+    damaged = summary(2, problems=(problem,))
+    for failures, told in (
+        ((), f"Always-on, 2 ranks: {problem}"),
+        (((2, f"a rank was killed. {problem}"),), f"2 ranks: a rank was killed. {problem}"),
+    ):
+        found = table.notes(run_result(summaries=(damaged,), failures=failures))
+        assert [note for note in found if problem in note] == [told]
