@@ -20,92 +20,75 @@ FOUNDATION = {
     *("errors", "units", "text", "interrupts", "address", "files", "invocation", "launched"),
     *("variables", "_native", "_version", "_C", "_reading", "ddp_parameters"),
 }
-ENTRY_POINTS = {"__init__", "__main__", "run", "wrap", "microbench", "backend"}
+ENTRY_POINTS = {"__main__", "run", "wrap", "microbench", "backend"}
 
 MAY_IMPORT = {
     "foundation": set(),
+    "satellites": {"foundation"},
     "stats": set(),
     # trace.run opens recordings of others, which are made of the columns that a trace has.
     "trace": {"foundation", "recordings"},
     "recordings": {"foundation", "trace"},
-    "tune": set(),
-    "tune.backend": {"foundation"},
-    "tune.compressors": {"foundation", "tune.backend"},
-    "capture": {"foundation", "trace", "tune.compressors", "monitor"},
-    "capture.boot": {
-        *("foundation", "capture", "tune.compressors", "tune.trials", "tune.trials.live"),
-        *("monitor", "monitor.watchdog"),
-    },
+    "capture": {"foundation", "satellites", "trace", "monitor"},
+    "capture.boot": {*("foundation", "satellites", "capture"), *("monitor", "monitor.watchdog")},
     "capture.integrations": {"foundation", "capture"},
     "analysis": {"foundation", "stats", "trace", "recordings"},
-    "audit": {"foundation"},
-    "forecast": {"foundation", "stats", "trace", "recordings", "analysis"},
-    "tune.trials": {"foundation", "stats", "trace", "analysis", "tune.compressors"},
-    "tune.trials.live": {"foundation", "tune.compressors", "capture", "tune.trials"},
     "workloads": {"foundation"},
     "checks": {"foundation", "analysis"},
-    "monitor": {"foundation", "trace", "analysis", "forecast"},
+    "monitor": {"foundation", "satellites", "trace", "analysis"},
     "monitor.watchdog": {"foundation", "stats", "trace", "analysis", "monitor"},
-    "report": {"foundation", "stats", "analysis", "audit", "forecast", "tune.trials", "monitor"},
+    "report": {"foundation", "satellites", "stats", "analysis", "monitor"},
     "launch": {
-        *(
-            "foundation",
-            "trace",
-            "capture",
-            "tune.compressors",
-            "tune.trials.live",
-            "workloads",
-            "tune.backend",
-        ),
-        "monitor.watchdog",
-    },
-    "forecast.microbench": {
-        "foundation",
-        "stats",
-        "analysis",
-        "tune.backend",
-        "capture",
-        "tune.compressors",
-        "launch",
+        *("foundation", "satellites", "trace", "capture", "workloads", "monitor.watchdog"),
     },
     "commands": {
-        *(
-            "foundation",
-            "stats",
-            "trace",
-            "capture",
-            "capture.boot",
-            "tune.compressors",
-            "analysis",
-            "audit",
-        ),
-        *(
-            "forecast",
-            "workloads",
-            "report",
-            "launch",
-            "tune.trials",
-            "forecast.microbench",
-            "checks",
-        ),
-        "recordings",
+        *("foundation", "satellites", "stats", "trace", "capture", "capture.boot", "analysis"),
+        *("workloads", "report", "launch", "checks", "recordings"),
         *("monitor", "monitor.watchdog"),
     },
     "entry points": {
+        *("foundation", "capture", "capture.boot", "commands", "monitor", "monitor.watchdog"),
+    },
+    # What `import commprof` offers, of the satellites too: imported when it is first used, and
+    # named for type checkers.
+    "public names": {
+        *("foundation", "capture", "commands", "tune.compressors", "tune.trials.live"),
+    },
+    "audit": {"foundation"},
+    "forecast": {
+        *("foundation", "satellites", "stats", "trace", "recordings", "analysis", "report"),
+    },
+    "forecast.commands": {
         *(
             "foundation",
+            "satellites",
+            "stats",
+            "trace",
+            "recordings",
+            "analysis",
+            "report",
             "capture",
-            "capture.boot",
-            "tune.compressors",
-            "commands",
-            "tune.trials.live",
         ),
-        *("monitor", "monitor.watchdog"),
+        *("commands", "launch", "forecast", "forecast.microbench"),
     },
+    "forecast.microbench": {
+        *("foundation", "satellites", "stats", "analysis", "capture", "launch"),
+    },
+    "tune": {
+        *("foundation", "satellites", "stats", "analysis", "trace", "report"),
+        *("tune.backend", "tune.compressors", "tune.trials", "tune.trials.live"),
+    },
+    "tune.backend": {"foundation"},
+    "tune.compressors": {"foundation", "capture", "tune.backend"},
+    "tune.trials": {"foundation", "stats", "trace", "analysis", "tune.compressors"},
+    "tune.trials.live": {"foundation", "tune.compressors", "capture", "tune.trials"},
 }
 """Layer -> the other layers it may import; its own modules always, but for the foundation.
 
 A subpackage with a line of its own is a layer of its own."""
+
+SATELLITES = {"audit", "forecast", "tune"}
+"""Packages that the profiler works without; it reaches them through their seams alone."""
 
 TORCH_FREE = {
     *("trace", "recordings", "analysis", "audit", "forecast", "report"),
@@ -122,6 +105,8 @@ def layer_of(parts: Sequence[str]) -> str | None:
         return "foundation"
     if parts[0] in ENTRY_POINTS:
         return "entry points"
+    if parts[0] == "__init__":
+        return "public names"
     names = (".".join(parts[:count]) for count in (3, 2, 1))
     return next((name for name in names if name in MAY_IMPORT), None)
 
@@ -187,6 +172,16 @@ def torch_includes(csrc: Path) -> list[str]:
 
 def test_imports_follow_the_layers() -> None:
     assert violations(ROOT / "commprof") == []
+
+
+def test_the_profiler_imports_no_satellite_and_they_not_each_other() -> None:
+    reached = {
+        layer.partition(".")[0]: {name.partition(".")[0] for name in allowed_layers} & SATELLITES
+        for layer, allowed_layers in MAY_IMPORT.items()
+        if layer != "public names"
+    }
+    assert {name: found for name, found in reached.items() if found - {name}} == {}
+    assert (ROOT / "commprof/satellites.py").read_text().count("import_module") == 1
 
 
 def test_torch_headers_stay_in_csrc_torch() -> None:

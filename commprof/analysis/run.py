@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,12 +27,15 @@ from commprof.trace.run.run_directory import WorldRun, other_jobs, read_context,
 _MARK_STEPS = "Call commprof.step() at the end of each training iteration to see step times"
 
 
-def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
+def analyse_in_detail(
+    directory: Path, read: Callable[[Path, int], WorldRun] = read_world
+) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     """Analyses every world size that left traces, and names those that failed.
 
     Args:
         directory: run directory of ``commprof run``, or the directory into which
             ``commprof.profile()`` wrote its traces.
+        read: reads one world size of the run.
 
     Returns:
         The result, and step-by-step figures of each of its ``worlds``.
@@ -46,7 +50,7 @@ def analyse_in_detail(directory: Path) -> tuple[RunResult, tuple[WorldDetail, ..
     shared = False
     backends: set[str] = set()
     for world_size in context["world_sizes"]:
-        run = read_world(directory, world_size)
+        run = read(directory, world_size)
         backends |= {
             group.backend for trace in run.traces.values() for group in trace.groups.values()
         }

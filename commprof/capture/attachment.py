@@ -20,14 +20,12 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof import _native
+from commprof.capture.hook_engine import HookEngine, RunningEngine
 from commprof.capture.python_hook import PythonBucketHook
 from commprof.capture.recorder import recorder
 from commprof.capture.settings import RankSettings, check_kernels
 from commprof.ddp_parameters import hookless
 from commprof.errors import CommprofError
-from commprof.tune.compressors import Compressor
-from commprof.tune.compressors.groups import Groups
-from commprof.tune.compressors.running import Running, require_agreement
 
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
 Hook = Callable[[Any, Any], Any]
@@ -55,11 +53,12 @@ class Attachment:
         if self._is_hooked:
             self._buckets = bucket_hook_of(ddp)
         self._names: list[str] = []
-        self._compressor: Compressor | None = None
-        self._running: Running | None = None
+        self._compressor: HookEngine | None = None
+        self._running: RunningEngine | None = None
         self._mean = True  # DDP's own mean all-reduce runs inside
         self._divisor = 0  # number of ranks that the mean divides by; 0: all
-        self._groups = Groups(ddp)  # shared by this model's compressors, one after the other
+        #: What this model's engines share, one after the other; None before the first.
+        self._shared: Any = None
         _hooks.append(self._names)
         # A hook that the user registers later runs inside ours.
         ddp.__dict__[_HELD] = _Held(self)
@@ -67,7 +66,7 @@ class Attachment:
         _follow_joins()
 
     @property
-    def compressor(self) -> Compressor | None:
+    def compressor(self) -> HookEngine | None:
         """The compressor that commprof's hook runs; None if there is none."""
         return self._compressor
 
@@ -75,11 +74,6 @@ class Attachment:
     def ddp(self) -> DistributedDataParallel:
         """The DDP model."""
         return self._ddp
-
-    @property
-    def is_native(self) -> bool:
-        """True if the native module runs this model's compressors, False if torch operations do."""
-        return self._groups.native
 
     @property
     def bucket_hook(self) -> Any:
@@ -98,19 +92,11 @@ class Attachment:
         """True if the script registered its own hook, which commprof's hook calls."""
         return bool(self._ddp._comm_hooks)
 
-    def disagreement(self, compressor: Compressor) -> str:
-        """Says why the ranks cannot use a compressor in this model together; empty if they can.
-
-        All ranks of the model call this together, and get the same answer or one naming themselves.
-        It checks what native compressors need; for others nothing is compared.
-        """
-        if not self.is_native:
-            return ""
-        try:
-            require_agreement(self._groups.all, compressor, self._ddp)
-        except CommprofError as error:
-            return str(error)
-        return ""
+    def shared(self, engine: HookEngine) -> Any:
+        """Returns what engines of this model share, which the first of them makes."""
+        if self._shared is None:
+            self._shared = engine.shared_of(self._ddp)
+        return self._shared
 
     def use_bucket_hook(self, bucket_hook: Any) -> None:
         """Sets :attr:`bucket_hook` after the model's DDP reducer was replaced.
@@ -123,7 +109,7 @@ class Attachment:
         bucket_hook.recording = self.bucket_hook.recording
         self._buckets = bucket_hook
 
-    def set_hook(self, hook: Hook | Compressor | None, state: Any = None) -> None:
+    def set_hook(self, hook: Hook | HookEngine | None, state: Any = None) -> None:
         """Replaces the inner hook that commprof's hook calls; None is DDP's own mean all-reduce.
 
         Call it between steps and on every rank at the same step. A compressor that is replaced
@@ -137,7 +123,7 @@ class Attachment:
                 case, and if the compressor cannot connect to the other ranks,
                 :attr:`compressor` is None afterwards.
         """
-        if isinstance(hook, Compressor):
+        if isinstance(hook, HookEngine):
             self._compress(hook)
         elif hook is not None or self._is_hooked:
             self.bucket_hook.set_hook(hook, state)
@@ -145,15 +131,15 @@ class Attachment:
         self._mean, self._divisor = hook is None, 0
         self._note(hook)
 
-    def _compress(self, compressor: Compressor) -> None:
+    def _compress(self, compressor: HookEngine) -> None:
         """Makes commprof's hook run this compressor; all ranks call this method together."""
         if compressor is self._compressor:
             return
         compressor.require_free()
         replaced = self._running
-        running: Running | None = None
+        running: RunningEngine | None = None
         try:
-            running = Running(self._ddp, compressor, self._groups, replaced)
+            running = compressor.start(self._ddp, self.shared(compressor), replaced)
             compressor.bind(running)
         except Exception:
             if running is not None:
@@ -176,7 +162,7 @@ class Attachment:
             self._running.stop()
         self._compressor = self._running = None
 
-    def _note(self, hook: Hook | Compressor | None) -> None:
+    def _note(self, hook: Hook | HookEngine | None) -> None:
         """Adds the hook's name to the trace's metadata when this model first uses the hook."""
         name = _name(hook)
         if name not in self._names:
@@ -297,7 +283,7 @@ def _warn_of_join() -> None:
 
 
 def attach(
-    ddp: DistributedDataParallel, hook: Hook | Compressor | None = None, state: Any = None
+    ddp: DistributedDataParallel, hook: Hook | HookEngine | None = None, state: Any = None
 ) -> Attachment:
     """Records when each gradient bucket of ``ddp`` is ready, launched and completed.
 
@@ -383,10 +369,10 @@ def bucket_hook_of(ddp: DistributedDataParallel) -> Any:
     return PythonBucketHook.attach(ddp, recorder(), None, None)
 
 
-def _name(hook: Hook | Compressor | None) -> str:
+def _name(hook: Hook | HookEngine | None) -> str:
     if hook is None:
         return "mean all-reduce"
-    if isinstance(hook, Compressor):
+    if isinstance(hook, HookEngine):
         return hook.label
     named = hook if hasattr(hook, "__qualname__") else type(hook)
     return f"{named.__module__}.{named.__qualname__}"

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from commprof import invocation
+from commprof import invocation, satellites
 from commprof._version import __version__
 from commprof.commands.options.parser import Parser
 from commprof.errors import CommprofError, UsageError
 from commprof.launched import script_first
-from commprof.text import printable
+from commprof.text import listed, printable
 
 _DESCRIPTION = """\
 Measures what a PyTorch job's communication really costs.
@@ -30,12 +30,6 @@ Measures what a PyTorch job's communication really costs.
   commprof report RUN         show a recorded run again: tables, JSON, or a page with pictures
   commprof trace RUN          write a recorded run as a timeline for Perfetto or chrome://tracing
   commprof compare A B        show what changed between two runs, and if it is more than noise
-  commprof audit FILE         check if the figures of a scaling report agree with each other
-
-  commprof microbench OP      measure collectives alone, by message size
-  commprof fit SOURCE...      fit the cost of this machine's collectives, for predictions
-  commprof predict RUN        predict the step on other links, world sizes, buckets and hooks
-  commprof chakra RUN --output DIR   write Chakra execution traces, for network simulators
 """
 
 
@@ -52,9 +46,9 @@ class Command(Protocol):
         """Runs the command; returns the exit code."""
 
 
-#: Help line of each command, by the command's name as typed. A name such as ``launch-files`` stands
-#: for the class ``LaunchFilesCommand`` in the file ``launch_files.py``.
-COMMANDS = {
+#: Help line of each command of the profiler itself, by the command's name as typed. A name such as
+#: ``launch-files`` stands for the class ``LaunchFilesCommand`` in the file ``launch_files.py``.
+_OWN_COMMANDS = {
     "run": "train at several world sizes and report each",
     "env": "record a job that something else launches",
     "wrap": "record one rank's script, under torchrun or another launcher",
@@ -64,18 +58,30 @@ COMMANDS = {
     "report": "show a recorded run again",
     "trace": "write a recorded run as a timeline for Perfetto",
     "compare": "compare two recorded runs, or two microbenchmark results",
-    "audit": "check if the figures of a scaling report agree with each other",
-    "microbench": "measure collectives alone, by message size",
-    "fit": "fit the cost of this machine's collectives, for predictions",
-    "predict": "predict a recorded run's step in other settings",
-    "chakra": "write a recorded run as Chakra execution traces",
 }
 
 
+def homes() -> dict[str, tuple[str, str]]:
+    """Returns each command's help line and ``module:class``, by the command's name as typed."""
+    result = {}
+    for name, help_line in _OWN_COMMANDS.items():
+        module = f"commprof.commands.{name.replace('-', '_')}"
+        result[name] = help_line, f"{module}:{name.title().replace('-', '')}Command"
+    for seam in satellites.all_commands():
+        result |= seam.COMMANDS
+    return result
+
+
 def load(name: str) -> Command:
-    """Imports one command, and only the packages that it needs: a report needs no torch."""
-    module = importlib.import_module(f"commprof.commands.{name.replace('-', '_')}")
-    command: Command = getattr(module, f"{name.title().replace('-', '')}Command")()
+    """Imports one command, and only the packages that it needs: a report needs no torch.
+
+    Raises:
+        UsageError: the command belongs to a satellite that is not installed.
+    """
+    if name not in (known := homes()):
+        raise UsageError(f"this installation of commprof has no {name} (it has {listed(known)})")
+    module, _, class_name = known[name][1].partition(":")
+    command: Command = getattr(importlib.import_module(module), class_name)()
     return command
 
 
@@ -120,18 +126,22 @@ def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands; it stores the chosen command as ``command``."""
     parser = Parser(
         prog="commprof",
-        description=invocation.examples(_DESCRIPTION),
+        description=invocation.examples(_overview()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"commprof {__version__}")
     parser.set_defaults(command=None)
     subparsers = parser.add_subparsers(metavar="COMMAND", parser_class=_CommandParser)
-    for name, help_line in COMMANDS.items():
+    for name, (help_line, _) in homes().items():
         sub = subparsers.add_parser(
             name, help=help_line, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         sub.command_name = name
     return parser
+
+
+def _overview() -> str:
+    return "\n".join([_DESCRIPTION, *(seam.OVERVIEW for seam in satellites.all_commands())])
 
 
 def main_of(command_name: str) -> int:

@@ -12,7 +12,8 @@ from commprof.commands.options.output_file import writable_output, write_output
 from commprof.commands.options.reading_progress import reading_progress
 from commprof.commands.options.terminal import colours, prose_width, table_width
 from commprof.commands.showing import report_formats
-from commprof.commands.showing.rendered_report import other_job_lines, read_report, with_tables
+from commprof.commands.showing.opened_run import OpenedRun
+from commprof.commands.showing.rendered_report import other_job_lines, shown, with_tables
 from commprof.errors import UsageError
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.inspector import is_inspector
@@ -86,11 +87,12 @@ Works on runs that were cut short: whatever was recorded is shown.
         if of_other_tool is not None:
             text = of_other_tool(args)
         elif args.format == "json":
-            text = read_report(args.run).json(report_formats.cost_of(args))
+            run = OpenedRun(args.run)
+            text = shown(run).json(report_formats.cost_of(run, args))
         elif args.format == "table":
             text = _tables(args)
         else:
-            text = report_formats.rendered(args)
+            text = report_formats.rendered(OpenedRun(args.run), args)
         if output is not None:
             write_output(output, text)
             print(f"Written: {invocation.quoted(output)}")
@@ -189,10 +191,11 @@ def _output(args: argparse.Namespace) -> Path | None:
 def _tables(args: argparse.Namespace) -> str:
     """Returns the report for the terminal."""
     width, tables = prose_width(), table_width()
-    report = read_report(args.run)
+    run = OpenedRun(args.run)
+    report = shown(run)
     said = report.card(colours() and args.output is None)
     text = with_tables(report, said, width, tables) if args.all or not said else said
-    cost = report_formats.cost_of(args)
+    cost = report_formats.cost_of(run, args)
     if cost is not None:
         from commprof.report.sections import cost as cost_table
 

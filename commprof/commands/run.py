@@ -14,9 +14,9 @@ from commprof.commands.options.output_file import writable_file
 from commprof.commands.options.parser import Parser
 from commprof.commands.options.run_arguments import (
     COMMON,
-    DESCRIPTION,
     SHORT_DESCRIPTION,
     add_arguments,
+    description,
 )
 from commprof.commands.options.terminal import prose_width
 from commprof.commands.running.dry_run import dry_run_text
@@ -51,7 +51,10 @@ from commprof.workloads.options import check_ranks
 class RunCommand:
     """The command ``commprof run``."""
 
-    description = DESCRIPTION
+    @property
+    def description(self) -> str:
+        """Text of the command's own --help-all."""
+        return description()
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Adds the arguments."""

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commprof import satellites
 from commprof.analysis.inspector.live import LiveLogs, logs_in
 from commprof.errors import UsageError
-from commprof.forecast.fit.machine_profile import load_profile
 from commprof.invocation import quoted
 from commprof.monitor.observer import PATIENCE_S, Observer
 from commprof.report.inspector_frame import inspector_frame, inspector_waiting_frame
@@ -82,9 +82,9 @@ whenever something has changed, until the job has ended. See docs/monitoring.md.
                 "--profile is not for logs of NCCL Inspector, whose transfers the view shows by "
                 "size; leave it out"
             )
-        profile = load_profile(args.profile) if args.profile else None
+        expected_s = satellites.forecast().expected_times(args.profile) if args.profile else None
         patience_s = 0.0 if args.once else PATIENCE_S
-        observer = Observer(args.run, profile, patience_s=patience_s)
+        observer = Observer(args.run, expected_s, patience_s=patience_s)
         watched = _Watched(observer, args.run, logs)
         try:
             if args.once:

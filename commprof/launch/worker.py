@@ -28,13 +28,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from commprof import interrupts, invocation
+from commprof import interrupts, invocation, satellites
 from commprof.errors import CommprofError, UsageError
 from commprof.launch.job import Job, Plan, write_json
 from commprof.launch.pinning import pin_this_process
 from commprof.launch.progress import ProgressFile
 from commprof.monitor.watchdog.start import allow_tracer
-from commprof.tune.compressors import parse
 from commprof.workloads.loop import LoopResult, StepRecorder, train
 from commprof.workloads.spec import Shard, Trainee
 from commprof.workloads.training import Training
@@ -98,7 +97,7 @@ def _run(job: Job, cpu_sets: str) -> None:
     plan = job.plan()
     device = _device(job.backend, rank)
     if job.backend == "commprof":
-        import commprof.tune.backend  # noqa: F401  registers it
+        satellites.tune().register_backend()
     dist.init_process_group("cpu:gloo,cuda:nccl" if job.cpu_offload else job.backend)
     shard = Shard(rank, job.world_size, plan.per_rank_batch, plan.steps, job.seed, device)
     memory = PeakMemory(device)
@@ -111,17 +110,13 @@ def _run(job: Job, cpu_sets: str) -> None:
     memory.start()
     with profile(job.directory, metadata={"job": setup}) as recorder:
         if job.compressor:
-            attach(training.model, parse(job.compressor))
+            attach(training.model, satellites.tune().parse_hook(job.compressor))
         elif job.trial:
-            from commprof.tune.trials.live import trial
-
-            trial(training.model, job.trial)
+            satellites.tune().try_model(training.model, job.trial)
         elif job.hook and plan.strategy.replicated:
             attach(training.model)
         if settings.fsdp:
-            from commprof.tune.trials.live.sharded import set_every_model
-
-            set_every_model(settings.fsdp, recorder)
+            satellites.tune().set_every_model(settings.fsdp, recorder)
         check_models(recorder, settings.check_sync_every, [training.model])
         result = _train(job, plan, training, recorder)
         memory_use = memory.use()

@@ -21,10 +21,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from commprof import satellites
 from commprof.analysis.inspector.live import LiveLogs, logs_in
 from commprof.errors import CommprofError, UsageError
 from commprof.files import replace_file
-from commprof.forecast.fit.machine_profile import load_profile
 from commprof.monitor.metrics.endpoint import PATH, Endpoint, listen, parse_address
 from commprof.monitor.metrics.inspector import inspector_samples
 from commprof.monitor.metrics.outputs import (
@@ -81,8 +81,10 @@ class Monitor:
         self._address = b""
         #: True if a rank of this host ran at the last look.
         self._a_rank_runs = False
-        profile = load_profile(settings.profile) if settings.profile else None
-        self._observer = Observer(run, profile, nested=nested)
+        expected_s = (
+            satellites.forecast().expected_times(settings.profile) if settings.profile else None
+        )
+        self._observer = Observer(run, expected_s, nested=nested)
         #: Logs of NCCL Inspector; None if the directory holds none so far.
         self._logs: LiveLogs | None = None
         self._follow_logs()

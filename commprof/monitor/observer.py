@@ -8,7 +8,6 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,6 @@ import numpy as np
 
 from commprof.analysis.collectives.compression import compression_rows
 from commprof.files import checked, open_regular
-from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.monitor.figures.recent import RecentOperations, RecentSteps
 from commprof.monitor.figures.steps import SETTLED_NS, NewSteps, StepFollower
 from commprof.monitor.figures.summarised import Summaries, late_by_summaries
@@ -30,6 +28,7 @@ from commprof.monitor.state import (
     ProcessState,
     RankState,
 )
+from commprof.satellites import ExpectedTime
 from commprof.text import with_ranks
 from commprof.trace.reader import Trace
 from commprof.trace.run.processes import PROC, TICKS_PER_S, Here, State, stat_of, text_of
@@ -120,7 +119,7 @@ class Observer:
     def __init__(
         self,
         run: Path,
-        profile: MachineProfile | None = None,
+        expected_s: ExpectedTime | None = None,
         *,
         nested: bool = True,
         patience_s: float = PATIENCE_S,
@@ -131,7 +130,8 @@ class Observer:
 
         Args:
             run: the run directory.
-            profile: the machine profile that bandwidth is compared with; None if there is none.
+            expected_s: what calls take by the machine profile that bandwidth is compared with;
+                None if there is none.
             nested: True to look for jobs in the subdirectories of ``run`` too.
             patience_s: how long to wait for ranks whose traces do not exist yet.
             only_rank: the one rank to follow; None to follow all.
@@ -139,7 +139,7 @@ class Observer:
                 are assumed to have arrived.
         """
         self._run = run
-        self._links = profile.links if profile is not None else {}
+        self._expected_s = expected_s
         self._nested = nested
         self._patience_s = patience_s
         self._only_rank = only_rank
@@ -198,7 +198,7 @@ class Observer:
 
     def _followed(self, tails: dict[int, TraceTail]) -> FollowedTraces:
         """Begins to count the steps of these ranks."""
-        return FollowedTraces(tails, self._links, self._patience_s, self._settled_ns)
+        return FollowedTraces(tails, self._expected_s, self._patience_s, self._settled_ns)
 
     def _problems_of(self, tails: dict[int, TraceTail]) -> list[str]:
         """Returns the problems of these tails, and of the tails whose metadata cannot be read."""
@@ -361,14 +361,14 @@ class FollowedTraces:
     def __init__(
         self,
         tails: dict[int, TraceTail],
-        links: Mapping[str, LinkProfile],
+        expected_s: ExpectedTime | None,
         patience_s: float,
         settled_ns: int = SETTLED_NS,
     ) -> None:
         self.world_size = int(metadata_of(tails[min(tails)])["world_size"])
         self.steps = StepFollower(self.world_size, settled_ns)
         self.recent = RecentSteps(self.world_size)
-        self.operations = RecentOperations(links)
+        self.operations = RecentOperations(expected_s)
         self.summaries = {rank: Summaries() for rank in tails}
         #: By rank: bytes that an fp32 ring all-reduce would have sent, and bytes that were sent.
         self.compressed: dict[int, tuple[float, float]] = {}

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from commprof import satellites
 from commprof.errors import UsageError
-from commprof.forecast.fit.machine_profile import load_profile
 from commprof.monitor.metrics.endpoint import listen, parse_address
 from commprof.monitor.one_per_host import is_chosen, start_beside
 from commprof.monitor.settings import Settings, settings_of_variable
@@ -31,7 +31,7 @@ def check_settings(settings: Settings) -> None:
     if settings.address:
         listen(parse_address(settings.address)).close()
     if settings.profile:
-        load_profile(settings.profile)
+        satellites.forecast().expected_times(settings.profile)
 
 
 def start_in_rank(job: Path, asked: str) -> str:

@@ -11,7 +11,6 @@ from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.overhead import MOST_REACH, OwnCost
 from commprof.analysis.verdict import Binding, Verdict
 from commprof.analysis.world import WorldResult
-from commprof.report import trial as trial_table
 from commprof.report.card import facts
 from commprof.report.full_report import FullReport
 from commprof.report.sections import collectives as collectives_table
@@ -40,8 +39,8 @@ from commprof.report.sections.waiting import (
 from commprof.report.sections.waiting import LEGEND as WAITING_LEGEND
 from commprof.report.table import SCALING_LEGEND, notes, parts_grid, parts_legend, scaling_grid
 from commprof.report.tabulated import Grid, tabulated, three_digits
+from commprof.satellites import AddedReport
 from commprof.text import counted, printable
-from commprof.tune.trials.result import TrialResult
 
 #: Largest number of rows of a table on a page; the JSON result has all.
 _MOST_ROWS = 24
@@ -75,15 +74,15 @@ class Section:
     stands_alone: bool = True
 
 
-def sections(report: FullReport, trial: TrialResult | None = None) -> Iterator[Section]:
+def sections(report: FullReport, added: AddedReport | None = None) -> Iterator[Section]:
     """Yields all sections for which this run has content.
 
-    A trial's run shows no means and no quartiles: its steps alternate between candidates, so
-    figures over all steps would describe no candidate.
+    With ``added``, such as a trial's report, no means and no quartiles are shown: the steps
+    alternate between candidates, so figures over all steps would describe no candidate.
     """
     result = report.result
-    if trial is not None:
-        yield _trial(trial)
+    if added is not None:
+        yield added.section()
         yield from incidents(result)
         yield from _notes(result)
         if result.worlds:
@@ -129,28 +128,6 @@ def _verdict(verdict: Verdict, card: Card | None) -> Section:
         facts=() if card is None else tuple(facts(card)),
         paragraphs=(*verdict.sentences, *([advice.advice] if advice.advice else [])),
         preformatted=(printable(advice.command),) if advice.command else (),
-    )
-
-
-def _trial(trial: TrialResult) -> Section:
-    grids, legend = [], ""
-    if trial.rounds:
-        caption = trial_table.setup(trial).removesuffix(".")
-        grids = [(caption, trial_table.candidates_grid(trial))]
-        legend = trial_table.LEGEND
-        if overhead := trial_table.overhead_grid(trial):
-            grids.append(("Each technique alone and combined", overhead))
-            legend += "\n" + trial_table.OVERHEAD_LEGEND
-    lead, *more = trial.verdict.sentences
-    apply = f"To apply it: {trial.verdict.apply}"
-    return Section(
-        "trial",
-        "Trial",
-        lead,
-        paragraphs=(*more, *([apply] if trial.verdict.apply else [])),
-        grids=tuple(grids),
-        bullets=tuple(trial_table.notes(trial)),
-        legend=legend,
     )
 
 

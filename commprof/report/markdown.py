@@ -11,8 +11,8 @@ from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.sections.setup import setup_text
 from commprof.report.strategies import strategy_sections
 from commprof.report.tabulated import Grid, one_line
+from commprof.satellites import AddedReport
 from commprof.text import printable
-from commprof.tune.trials.result import TrialResult
 
 #: Characters that Markdown or HTML would interpret as markup.
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://|www\.")
@@ -20,9 +20,9 @@ _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://|www\.")
 _LINKS = {"://": ":&#47;&#47;", "www.": "www&#46;"}
 
 
-def render(report: FullReport, trial: TrialResult | None = None) -> str:
+def render(report: FullReport, added: AddedReport | None = None) -> str:
     """Renders the whole report as Markdown."""
-    return _page(report.result.context, sections(report, trial))
+    return _page(report.result.context, sections(report, added))
 
 
 def render_strategies(compared: ComparedStrategies) -> str:

@@ -240,19 +240,17 @@ def _patch(c10d: ModuleType, directory: str) -> None:
 
 def _refuse_nonsense(settings: RankSettings) -> None:
     """Checks the settings before anything is recorded; raises UsageError if one is not valid."""
+    from commprof import satellites
+
     if settings.hook:
-        from commprof.tune.compressors import parse
-
-        parse(settings.hook)
+        satellites.tune().parse_hook(settings.hook)
     if settings.fsdp:
-        from commprof.tune.trials.sharding import parse_sharding
-
-        parse_sharding(settings.fsdp)
+        satellites.tune().sharding().parse_sharding(settings.fsdp)
     if settings.trial:
         from commprof.capture.settings import check_sync_fits_trial
-        from commprof.tune.trials.plan import parse_trial
 
-        check_sync_fits_trial(settings.check_sync_every, parse_trial(settings.trial).headroom)
+        plan = satellites.tune().parse_trial(settings.trial)
+        check_sync_fits_trial(settings.check_sync_every, plan.headroom)
     if settings.metrics:
         from commprof.monitor.settings import settings_of_variable
 
@@ -279,6 +277,7 @@ def _start(directory: str, group: Any = None) -> None:
 
     _make_importable()
     try:
+        from commprof import satellites
         from commprof.capture.ending import watch_exits
         from commprof.capture.job.direct_groups import note_group
         from commprof.capture.job.job_directory import agree
@@ -317,17 +316,13 @@ def _start(directory: str, group: Any = None) -> None:
 
             cap_every_model(settings.bucket_cap_mb)
         if settings.fsdp:
-            from commprof.tune.trials.live.sharded import set_every_model
-
-            set_every_model(settings.fsdp, profiler)
+            satellites.tune().set_every_model(settings.fsdp, profiler)
         if settings.hook:
             from commprof.capture.patches.every_model import attach_every_model
 
             attach_every_model(settings.hook)
         if settings.trial:
-            from commprof.tune.trials.live.controller import try_every_model
-
-            try_every_model(settings.trial, profiler)
+            satellites.tune().try_every_model(settings.trial, profiler)
         if settings.check_sync_every:
             from commprof.capture.sync_check import check_models
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from commprof import satellites
 from commprof.capture.attachment import attach
-from commprof.tune.compressors import parse
 
 _CAP = "bucket_cap_mb"
 #: Argument with a cap for each bucket, in versions of torch that have it.
@@ -31,6 +31,7 @@ def attach_every_model(compressor: str) -> None:
     Raises:
         UsageError: the text is not a valid compressor.
     """
+    parse = satellites.tune().parse_hook
     parse(compressor)
     original = DistributedDataParallel.__init__
 

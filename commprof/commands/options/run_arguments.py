@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from commprof import satellites
 from commprof.commands.running.price import add_price_arguments
 from commprof.launch.pinning import PIN_MODES
 from commprof.monitor import settings
 from commprof.trace.schema import MODES
-from commprof.tune.compressors.compressor import help_text, parse
-from commprof.tune.trials import candidates
 from commprof.workloads.options import PRECISIONS
 
 #: Options that ``--help`` shows, by argument name.
@@ -30,8 +29,7 @@ records every collective in every rank, and reports throughput, scaling, and whe
 Workloads: transformer, resnet50, lora, mlp, timed (sleeps of known length).
 Strategies: ddp, zero1, fsdp, hsdp. --help-all lists their options, and the compressors for --hook.
 """
-DESCRIPTION = (
-    """\
+_DESCRIPTION = """\
 Trains a workload at several world sizes, under DistributedDataParallel or another strategy,
 records every collective in every rank, and reports throughput, scaling, and where each step went.
 
@@ -73,28 +71,7 @@ Strategies, as --strategy NAME; several, as in ddp,fsdp, are run one by one and 
   commprof run --nproc 2 --accumulate 4 --precision bf16 --clip-norm 1
 See docs/launching.md.
 
-Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
-"""
-    + help_text()
-    + """
-  commprof run --nproc 2 --hook int8                the transformer, int8 gradients
-  commprof run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
-All compressors take measure_every=N. All but "none" and "hierarchical" also take feedback=0|1,
-start_step=N, checksum=0|1, hierarchical=0|1. See docs/compressors.md.
-
-Trials of settings, as --trial CANDIDATE,CANDIDATE: candidates take turns on the steps of the
-workload or script. The trial reports what to change, if anything. Candidates are compressors, as
-above, and
-"""
-    + candidates.help_text()
-    + """
-alone or joined by "+". Settings of the trial itself: rounds=8,block=6,warmup=2,shuffle=SEED. More
-rounds narrow the intervals.
-  commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
-  commprof run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
-  commprof run --nproc 2 --trial reshard-after-forward=false,prefetch=2 train_fsdp2.py
-See docs/trials.md.
-
+{tuning}
 A file for --config holds one `option: value` per line, such as `nproc: 4`, `strategy: [ddp, fsdp]`,
 `script: train.py` or `script-args: [--lr, "0.1"]`. Each run directory has one, config.yaml. See
 docs/launching.md.
@@ -103,7 +80,12 @@ To watch the job while it runs: commprof top RUN, or metrics for Prometheus, Ten
   commprof run --nproc 2 --metrics --metrics-jsonl metrics.jsonl train.py
 See docs/monitoring.md.
 """
-)
+
+
+def description() -> str:
+    """Returns the long help of ``commprof run``, with that of compressors and trials if there."""
+    seam = satellites.tune_if_there()
+    return _DESCRIPTION.replace("{tuning}", "" if seam is None else seam.run_help())
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -170,7 +152,7 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
     )
     parser.add_argument(
         "--hook",
-        type=lambda text: parse(text).label,
+        type=lambda text: satellites.tune().parse_hook(text).label,
         metavar="NAME[:OPTION=VALUE,...]",
         help="compress DDP's gradients, see above (default: DDP's own mean all-reduce)",
     )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import textwrap
-from pathlib import Path
 
-from commprof.analysis.cost import UNITS, Cost, Price, cost
-from commprof.analysis.run import analyse_in_detail
-from commprof.analysis.verdict import Verdict, verdict
+from commprof.analysis.cost import UNITS, Cost, Price
+from commprof.analysis.verdict import Verdict
 from commprof.commands.options.terminal import table_width
+from commprof.commands.showing.opened_run import OpenedRun
 from commprof.errors import UsageError
 
 
@@ -42,18 +41,16 @@ def price_of(args: argparse.Namespace) -> Price | None:
     return Price(args.price_per_hour, args.price_per or "node")
 
 
-def priced(run: Path, price: Price, width: int) -> tuple[Cost, str]:
+def priced(run: OpenedRun, price: Price, width: int) -> tuple[Cost, str]:
     """Returns a run's cost at each world size, and a text of that cost and the run's verdict.
 
     ``width``: number of characters at which the text's sentences are wrapped.
     """
     from commprof.report.sections import cost as cost_table
 
-    result, details = analyse_in_detail(run)
-    paid = cost(result.worlds, details, price)
-    found = verdict(result, details)
+    paid = run.cost(price)
     return paid, "\n\n".join(
-        [cost_table.section(paid, width, table_width()), *_sentences(found, width)]
+        [cost_table.section(paid, width, table_width()), *_sentences(run.verdict, width)]
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from commprof import invocation
+from commprof import invocation, satellites
 from commprof.analysis.predicted import BestPrediction, read_best
 from commprof.capture.settings import RankSettings, check_sync_fits_trial
 from commprof.commands.running.price import price_of
@@ -18,8 +18,6 @@ from commprof.launch.topology import this_host
 from commprof.monitor.watchdog.py_spy import find_py_spy
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold
 from commprof.trace.run.run_directory import PREDICTIONS_FILE
-from commprof.tune.trials.plan import Plan, parse_trial
-from commprof.tune.trials.sharding import parse_sharding
 from commprof.workloads.strategies import listed_strategies, parse_strategy
 
 #: Strategies of built-in workloads whose model FSDP2 shards.
@@ -97,7 +95,7 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
     """Brings ``args.trial`` into standard form; raises UsageError if the trial cannot be run."""
     if args.trial is None:
         return
-    plan = parse_trial(args.trial)
+    plan = satellites.tune().parse_trial(args.trial)
     args.trial = plan.text
     if args.hook is not None:
         raise UsageError("--hook and --trial exclude each other; name the hook in --trial")
@@ -116,7 +114,7 @@ def _check_trial(args: argparse.Namespace, world_sizes: list[int]) -> None:
     check_sync_fits_trial(args.settings.check_sync_every, plan.headroom)
 
 
-def _check_trial_of(plan: Plan, strategy: str) -> None:
+def _check_trial_of(plan: Any, strategy: str) -> None:
     """Refuses a trial whose candidates do not fit the strategy of a built-in workload."""
     takes = {"ddp": False, **dict.fromkeys(SHARDED_STRATEGIES, True)}
     name = strategy.partition(":")[0]
@@ -137,7 +135,7 @@ def _check_trial_of(plan: Plan, strategy: str) -> None:
 def _check_fsdp(args: argparse.Namespace) -> None:
     if args.fsdp is None:
         return
-    args.fsdp = parse_sharding(args.fsdp).label
+    args.fsdp = satellites.tune().sharding().parse_sharding(args.fsdp).label
     if args.trial is not None:
         raise UsageError(f"--fsdp and --trial exclude each other; name {args.fsdp} in --trial")
     if not args.script and (args.strategy or "ddp").partition(":")[0] not in SHARDED_STRATEGIES:

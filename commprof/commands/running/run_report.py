@@ -6,16 +6,16 @@ import argparse
 import sys
 from pathlib import Path
 
-from commprof import invocation
+from commprof import invocation, satellites
 from commprof.commands.options.output_file import keep_text
 from commprof.commands.options.terminal import colours, table_width
 from commprof.commands.running.price import price_of, priced
-from commprof.commands.showing.rendered_report import other_job_lines, read_report, with_tables
+from commprof.commands.showing.opened_run import OpenedRun
+from commprof.commands.showing.rendered_report import other_job_lines, shown, with_tables
 from commprof.errors import CommprofError
 from commprof.report.sections.reproduce import repeating_command
 from commprof.text import printable
-from commprof.trace.run.run_directory import CONFIG_FILE, strategy_directories
-from commprof.tune.trials.found import no_trial
+from commprof.trace.run.run_directory import CONFIG_FILE
 
 
 def show_run(
@@ -23,24 +23,25 @@ def show_run(
 ) -> None:
     """Prints the report and writes ``result.json``, also for a run that failed."""
     try:
-        report = read_report(directory)
+        run = OpenedRun(directory)
+        report = shown(run)
+        said = report.card(colours())
     except CommprofError as error:
         if not args.script and not failed:
             raise
         # The exit code stays that of the script, which succeeded, or of the ranks, which failed.
         print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
         return
-    said = report.card(colours())
     # A failed run shows every remark.
     everything = args.all or failed or not said
     text = with_tables(report, said, width, table_width()) if everything else said
     price, paid = price_of(args), None
     if price is not None:
-        strategies = strategy_directories(directory)
-        for place in strategies or [directory]:
-            cost, section = priced(place, price, width)
-            text += f"\n{f'{place.name}: ' if strategies else ''}{section}\n"
-            paid = None if strategies else cost
+        for priced_run in run.strategies or [run]:
+            cost, section = priced(priced_run, price, width)
+            name = f"{priced_run.directory.name}: " if run.strategies else ""
+            text += f"\n{name}{section}\n"
+            paid = None if run.strategies else cost
     keep_text(directory / "result.json", report.json(paid))
     print(text)
     if json_file is not None:
@@ -56,4 +57,7 @@ def show_run(
         print(f"Profile your own script, for example train.py: {own}")
     print(f"See everything: {invocation.command(*words, '--all')}")
     if args.trial and not report.has_trial and not failed:
-        print(f"commprof: no trial took place: {no_trial(directory)}", file=sys.stderr)
+        print(
+            f"commprof: no trial took place: {satellites.tune().no_trial(directory)}",
+            file=sys.stderr,
+        )

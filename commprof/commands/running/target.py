@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from commprof import invocation, variables
+from commprof import invocation, satellites, variables
 from commprof.errors import RankFailedError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.launch.rendezvous import Rendezvous
@@ -184,9 +184,8 @@ class WorkloadTarget:
         steps: int | None = self._args.steps
         if not self._args.trial or steps is not None or self._args.epochs is not None:
             return steps
-        from commprof.tune.trials.plan import parse_trial
-
-        return parse_trial(self._args.trial).steps
+        planned: int = satellites.tune().parse_trial(self._args.trial).steps
+        return planned
 
 
 class ScriptTarget:

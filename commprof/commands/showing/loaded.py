@@ -8,17 +8,13 @@ from typing import Any
 import numpy as np
 
 from commprof import invocation
-from commprof.analysis.card import card
-from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.verdict import verdict
+from commprof.commands.showing.opened_run import OpenedRun
 from commprof.errors import UsageError
 from commprof.report import card as screen
 from commprof.report.export.rows import rows, table_names
-from commprof.report.full_report import FullReport
 from commprof.text import listed
 from commprof.trace.run.run_directory import strategy_directories
-from commprof.tune.trials.found import analyse_trial
 
 
 class LoadedRun:
@@ -26,11 +22,8 @@ class LoadedRun:
 
     def __init__(self, directory: Path) -> None:
         """Analyses the run in a directory; see ``load``."""
-        result, details = analyse_in_detail(directory)
-        judged = verdict(result, details)
-        said = card(result, details, judged, directory)
-        self._report = FullReport(result, details, judged, None, card=said)
-        self._trial = analyse_trial(directory)
+        run = OpenedRun(directory)
+        self._report, self._added = run.report(), run.added
 
     @property
     def result(self) -> RunResult:
@@ -40,7 +33,7 @@ class LoadedRun:
     @property
     def tables(self) -> list[str]:
         """Names that ``table`` and ``frame`` accept."""
-        return table_names(self._trial)
+        return table_names(self._added)
 
     def table(self, name: str) -> dict[str, np.ndarray]:
         """Returns a table as columns by name; names carry the units, and NaN means not known.
@@ -69,7 +62,7 @@ class LoadedRun:
     def _rows(self, name: str) -> list[dict[str, Any]]:
         if name not in self.tables:
             raise UsageError(f"unknown table {name!r} (allowed: {listed(self.tables)})")
-        return rows(self._report, name, self._trial)
+        return rows(self._report, name, self._added)
 
     def __repr__(self) -> str:
         """Returns the report's first screen as text, or a short description if it has none."""

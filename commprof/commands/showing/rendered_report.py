@@ -6,22 +6,19 @@ A renderer is imported where it is used, so that no other one is loaded.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from commprof import invocation
-from commprof.analysis.card import Card, card
 from commprof.analysis.cost import Cost
-from commprof.analysis.run import analyse_in_detail
-from commprof.analysis.scaling import RunResult
-from commprof.analysis.verdict import Verdict, verdict
+from commprof.commands.showing.opened_run import OpenedRun
 from commprof.errors import UsageError
-from commprof.trace.run.run_directory import other_jobs, strategy_directories
-from commprof.tune.trials.found import analyse_trial
+from commprof.trace.run.run_directory import other_jobs
 
 if TYPE_CHECKING:
     from commprof.analysis.strategies import StrategyRow
-    from commprof.tune.trials.result import TrialResult
+    from commprof.analysis.verdict import Verdict
 
 
 class RenderedReport(Protocol):
@@ -49,29 +46,14 @@ class RenderedReport(Protocol):
         """True if the run holds a trial."""
 
 
-def read_report(directory: Path) -> RenderedReport:
-    """Analyses a run directory; returns its report.
+def shown(run: OpenedRun) -> RenderedReport:
+    """Returns the report of an opened run.
 
     Raises:
-        CommprofError: the directory is not a run directory.
+        CommprofError: the run's directory is not a run directory.
     """
-    places = strategy_directories(directory)
-    look = invocation.command("report", invocation.quoted(directory), "--all")
-    if not places:
-        result, details = analyse_in_detail(directory)
-        judged = verdict(result, details)
-        said = card(result, details, judged, directory)
-        return _Run(result, judged, analyse_trial(directory), said, look)
-    from commprof.analysis.strategies import strategy_rows
-
-    found = {place: analyse_in_detail(place) for place in places}
-    results = {place: result for place, (result, _) in found.items()}
-    verdicts = tuple(verdict(*each) for each in found.values())
-    cards = tuple(
-        card(*each, judged, place)
-        for (place, each), judged in zip(found.items(), verdicts, strict=True)
-    )
-    return _Comparison(results, strategy_rows(list(results.values())), verdicts, cards, look)
+    look = invocation.command("report", invocation.quoted(run.directory), "--all")
+    return _Comparison(run.strategies, look) if run.strategies else _Run(run, look)
 
 
 def with_tables(report: RenderedReport, card: str, width: int, tables: int | None) -> str:
@@ -82,66 +64,72 @@ def with_tables(report: RenderedReport, card: str, width: int, tables: int | Non
 
 @dataclass(frozen=True)
 class _Run:
-    result: RunResult
-    verdict: Verdict | None
-    trial: TrialResult | None
-    said: Card | None
+    run: OpenedRun
     #: Command that shows the whole report.
     all_command: str
 
     def card(self, colour: bool = False) -> str:
-        if self.trial is not None:
+        result = self.run.result
+        if self.run.added is not None:
             from commprof.report import table
-            from commprof.report.trial import render_screen
 
-            about, found = self.result.context["description"], len(table.notes(self.result))
-            return render_screen(self.trial, about, self.all_command, found)
-        if self.said is None:
+            caveats = len(table.notes(result))
+            return self.run.added.screen(result.context["description"], self.all_command, caveats)
+        if self.run.card is None:
             return ""
         from commprof.report import card
 
-        return card.render(self.said, colour)
+        return card.render(self.run.card, colour)
 
     def text(self, width: int, tables: int | None = None) -> str:
         from commprof.report import table
 
-        if self.trial is None:
-            return table.render(self.result, width, self.verdict, tables)
-        from commprof.report import trial as trial_table
-
+        result = self.run.result
+        if self.run.added is None:
+            return table.render(result, width, self.run.verdict, tables)
         # Means over the steps of all candidates would describe none of them.
-        about, found = self.result.context["description"], table.notes(self.result)
-        text = trial_table.render(self.trial, about, width, found, tables)
-        return "\n\n".join([text.rstrip("\n"), *table.incidents_block(self.result, width)]) + "\n"
+        description, caveats = result.context["description"], table.notes(result)
+        text = self.run.added.text(description, width, caveats, tables)
+        return "\n\n".join([text.rstrip("\n"), *table.incidents_block(result, width)]) + "\n"
 
     def json(self, cost: Cost | None = None) -> str:
         from commprof.report.export import as_json
 
-        return as_json.render(self.result, cost, self.trial, self.verdict, self.said)
+        run = self.run
+        return as_json.render(run.result, cost, run.added, run.verdict, run.card)
 
     @property
     def has_trial(self) -> bool:
-        return self.trial is not None
+        return self.run.added is not None
 
 
 @dataclass(frozen=True)
 class _Comparison:
-    results: dict[Path, RunResult]
-    rows: tuple[StrategyRow, ...]
-    verdicts: tuple[Verdict | None, ...]
-    cards: tuple[Card | None, ...]
+    runs: tuple[OpenedRun, ...]
     #: Command that shows the whole report.
     all_command: str
+
+    @cached_property
+    def rows(self) -> tuple[StrategyRow, ...]:
+        from commprof.analysis.strategies import strategy_rows
+
+        return strategy_rows([run.result for run in self.runs])
+
+    @property
+    def verdicts(self) -> tuple[Verdict | None, ...]:
+        return tuple(run.verdict for run in self.runs)
 
     def card(self, colour: bool = False) -> str:
         from commprof.report.strategies import render_screen
 
-        return render_screen([*self.results.values()], self.rows, self.verdicts, self.all_command)
+        results = [run.result for run in self.runs]
+        return render_screen(results, self.rows, self.verdicts, self.all_command)
 
     def text(self, width: int, tables: int | None = None) -> str:
         from commprof.report import strategies as strategies_table
 
-        return strategies_table.render(self.results, self.rows, width, self.verdicts, tables)
+        results = {run.directory: run.result for run in self.runs}
+        return strategies_table.render(results, self.rows, width, self.verdicts, tables)
 
     def json(self, cost: Cost | None = None) -> str:
         if cost is not None:
@@ -151,9 +139,8 @@ class _Comparison:
             )
         from commprof.report.export import as_json
 
-        return as_json.render_strategies(
-            list(self.results.values()), self.rows, self.verdicts, self.cards
-        )
+        results, cards = [run.result for run in self.runs], tuple(run.card for run in self.runs)
+        return as_json.render_strategies(results, self.rows, self.verdicts, cards)
 
     @property
     def has_trial(self) -> bool:

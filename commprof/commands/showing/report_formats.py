@@ -9,25 +9,19 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commprof.analysis.card import card
-from commprof.analysis.cost import Cost, cost
-from commprof.analysis.run import analyse_in_detail
-from commprof.analysis.verdict import verdict
 from commprof.commands.running.price import add_price_arguments, price_of
+from commprof.commands.showing.opened_run import OpenedRun
 from commprof.errors import CommprofError, UsageError
-from commprof.invocation import quoted
 from commprof.report.export.rows import CANDIDATES, TABLES, as_csv, as_parquet
 from commprof.text import printable
-from commprof.trace.run.run_directory import PREDICTIONS_FILE, strategy_directories
-from commprof.tune.trials.found import analyse_trial
+from commprof.trace.run.run_directory import PREDICTIONS_FILE
 
 if TYPE_CHECKING:
+    from commprof.analysis.cost import Cost
     from commprof.analysis.predicted import Predictions
-    from commprof.report.full_report import FullReport
 
 
 #: Formats that hold rows.
@@ -84,59 +78,46 @@ def check(args: argparse.Namespace) -> None:
         )
 
 
-def cost_of(args: argparse.Namespace) -> Cost | None:
-    """Returns the cost of the run; None if no price was given."""
-    return None if args.price_per_hour is None else _full(args.run, args).cost
+def cost_of(run: OpenedRun, args: argparse.Namespace) -> Cost | None:
+    """Returns the cost of the run; None if no price was given.
+
+    Raises:
+        UsageError: the price is out of range, or the run holds a trial.
+    """
+    price = price_of(args)
+    if price is None:
+        return None
+    return run.cost(price, math.nan if args.epoch_samples is None else float(args.epoch_samples))
 
 
-def rendered(args: argparse.Namespace) -> str | bytes:
+def rendered(run: OpenedRun, args: argparse.Namespace) -> str | bytes:
     """Returns the report as Markdown, HTML, CSV or Parquet."""
-    if places := strategy_directories(args.run):
-        return _strategies(places, args)
-    report = replace(_full(args.run, args), predictions=_predictions(args))
-    trial = analyse_trial(args.run)
+    if run.strategies:
+        return _strategies(run.strategies, args)
+    report = run.report(cost_of(run, args), _predictions(args))
     if args.format == "markdown":
         from commprof.report import markdown
 
-        return markdown.render(report, trial)
+        return markdown.render(report, run.added)
     if args.format == "html":
         from commprof.report.html import page
 
-        return page.render(report, trial)
+        return page.render(report, run.added)
     render = as_csv if args.format == "csv" else as_parquet
-    return render(report, args.rows or "", trial)
+    return render(report, args.rows or "", run.added)
 
 
-def _strategies(places: Sequence[Path], args: argparse.Namespace) -> str:
+def _strategies(runs: Sequence[OpenedRun], args: argparse.Namespace) -> str:
     from commprof.analysis.strategies import strategy_rows
     from commprof.report.full_report import ComparedStrategies
 
-    reports = tuple(_full(place, args) for place in places)
+    reports = tuple(run.report(cost_of(run, args)) for run in runs)
     rows = strategy_rows([report.result for report in reports])
     if args.format == "html":
         from commprof.report.html.page import render_strategies
     else:
         from commprof.report.markdown import render_strategies
     return render_strategies(ComparedStrategies(reports, rows))
-
-
-def _full(run: Path, args: argparse.Namespace) -> FullReport:
-    from commprof.report.full_report import FullReport
-
-    result, details = analyse_in_detail(run)
-    paid = None
-    price = price_of(args)
-    if price is not None:
-        if analyse_trial(run) is not None:
-            raise UsageError(
-                f"{quoted(run)} holds a trial: its candidates share the steps, so none has a cost "
-                "of its own; leave --price-per-hour out"
-            )
-        samples = math.nan if args.epoch_samples is None else float(args.epoch_samples)
-        paid = cost(result.worlds, details, price, samples)
-    judged = verdict(result, details)
-    said = card(result, details, judged, run)
-    return FullReport(result, details, judged, paid, card=said)
 
 
 def _predictions(args: argparse.Namespace) -> Predictions | None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from commprof.errors import CommprofError
 from commprof.files import checked, plain, read_json, replace_file
-from commprof.forecast.fit.cost_model import LINKS, CostCurve
+from commprof.forecast.fit.cost_model import LINKS, OTHER_HOST, SAME_HOST, CostCurve
 from commprof.forecast.fit.hook_costs import HookCost
+from commprof.forecast.replay.algorithms import canonical
 from commprof.invocation import quoted
 
 SCHEMA_VERSION = 1
@@ -42,6 +43,12 @@ class MachineProfile:
     sources: Sequence[str] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
     created: str = ""
+
+    def expected_s(self, op: str, size_bytes: int, ranks: int, same_host: bool) -> float:
+        """Returns the time of a call; NaN if its operation has no curve on this link."""
+        link = self.links.get(SAME_HOST if same_host else OTHER_HOST)
+        curve = None if link is None else link.curves.get(canonical(op))
+        return math.nan if curve is None else curve.time_s(size_bytes, ranks)
 
 
 def default_path() -> Path:

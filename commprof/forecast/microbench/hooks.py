@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from commprof import satellites
 from commprof.capture.attachment import attach
 from commprof.forecast.microbench.measure import TimedCall
-from commprof.tune.compressors import parse
 
 Tensor = Any  # torch is not followed by the type checker
 
@@ -107,7 +107,7 @@ def make_hook_bench(hook: str, group: Any, count: int, rank: int, device: str) -
         ddp = DistributedDataParallel(
             model, process_group=group, bucket_cap_mb=_BUCKET_CAP_MB, gradient_as_bucket_view=True
         )
-    attachment = attach(ddp, hook=parse(hook))
+    attachment = attach(ddp, hook=satellites.tune().parse_hook(hook))
     generator = torch.Generator().manual_seed(rank)
     gradients = tuple(
         (torch.randn(count, generator=generator) * _scales(count)).view_as(model.weight).to(device)
@@ -140,5 +140,5 @@ def _lossless(like: Tensor, ratio: float) -> Tensor:
 
 def _ratio(hook: str) -> float:
     """Returns the share of values that topk sends; 1 for other schemes."""
-    compressor = parse(hook)
+    compressor = satellites.tune().parse_hook(hook)
     return compressor.options.get("ratio", 0.01) if compressor.scheme == "topk" else 1.0

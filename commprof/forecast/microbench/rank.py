@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from commprof import satellites
 from commprof.capture.job.metadata import clock_identity, host_identity
 from commprof.forecast.microbench.buffers import Buffers
 from commprof.forecast.microbench.calls import Call, Side, no_meeting
@@ -41,7 +42,7 @@ def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
     """
     torch.set_num_threads(1)
     if plan.backend == "commprof":
-        import commprof.tune.backend  # noqa: F401  (registers the backend)
+        satellites.tune().register_backend()
     dist.init_process_group("gloo")
     places: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(places, (tuple(clock_identity()), tuple(host_identity())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,11 +19,9 @@ from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.late.stragglers import LateRank, late_rank
 from commprof.analysis.step.breakdown import caused_in_all, mean_of_known
 from commprof.analysis.step.exposure import NO_CORE
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
-from commprof.forecast.fit.machine_profile import LinkProfile
-from commprof.forecast.replay.algorithms import canonical
 from commprof.monitor.figures.steps import NewSteps, wall_ns
 from commprof.monitor.state import RECENT_STEPS, Bandwidth, Late, OperationState, StepTimes
+from commprof.satellites import ExpectedTime
 from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS
 from commprof.units import NS_PER_S, ns_to_s, us_to_ns
@@ -164,9 +162,9 @@ class _Operation:
 class RecentOperations:
     """Recent calls of all followed ranks, by operation."""
 
-    def __init__(self, links: Mapping[str, LinkProfile]) -> None:
-        """Starts empty; ``links`` are those of a machine profile, or none."""
-        self._links = links
+    def __init__(self, expected_s: ExpectedTime | None) -> None:
+        """Starts empty; ``expected_s`` is that of a machine profile, or None."""
+        self._expected_s = expected_s
         self._found: dict[tuple[int, str], _Operation] = {}
         #: Bytes on the bus, transfer time and the profile's time (ns) per call, by operation.
         self._transfers: dict[str, deque[tuple[float, float, float]]] = {}
@@ -181,7 +179,7 @@ class RecentOperations:
             new.numbers,
             world.clocks_shared,
         )
-        inside = _groups_on_one_host(world) if self._links else set()
+        inside = _groups_on_one_host(world) if self._expected_s is not None else set()
         for op in np.unique(calls.op).tolist():
             name = OPS[op] if op < len(OPS) else OPS[0]
             of_op = calls.rows(calls.op == op)
@@ -231,17 +229,17 @@ class RecentOperations:
         )
         for group, size, ranks, took_ns in rows:
             factor = bus_factor(op, ranks)
-            link = SAME_HOST if group in inside else OTHER_HOST
             if not math.isnan(factor):
-                kept.append((size * factor, took_ns, self._expected_ns(op, size, ranks, link)))
+                expected_ns = self._expected_ns(op, size, ranks, group in inside)
+                kept.append((size * factor, took_ns, expected_ns))
         if not kept:
             del self._transfers[op]
 
-    def _expected_ns(self, op: str, size_bytes: int, ranks: int, link: str) -> float:
-        """Time predicted by the profile; NaN if it has no curve for the operation on this link."""
-        found = self._links.get(link)
-        curve = None if found is None else found.curves.get(canonical(op))
-        return math.nan if curve is None else curve.time_s(size_bytes, ranks) * NS_PER_S
+    def _expected_ns(self, op: str, size_bytes: int, ranks: int, same_host: bool) -> float:
+        """Time predicted by the profile; NaN without one, and for what it was not fitted to."""
+        if self._expected_s is None:
+            return math.nan
+        return self._expected_s(op, size_bytes, ranks, same_host) * NS_PER_S
 
 
 def _groups_on_one_host(world: MeasuredWorld) -> set[int]:

@@ -25,8 +25,7 @@ from commprof.analysis.strategies import StrategyRow
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
 from commprof.files import plain
-from commprof.report.trial import trial_dict
-from commprof.tune.trials.result import TrialResult
+from commprof.satellites import AddedReport
 
 #: Incremented when a field changes its meaning or goes away, not when one is added. Since 2,
 #: ``idle_ms`` of a rank's ``kernels`` leaves out the copies within and to the device.
@@ -38,19 +37,19 @@ SCHEMA_FILE: Final = Path(__file__).with_name("run.schema.json")
 def render(
     result: RunResult,
     cost: Cost | None = None,
-    trial: TrialResult | None = None,
+    added: AddedReport | None = None,
     verdict: Verdict | None = None,
     card: Card | None = None,
 ) -> str:
     """Renders a run as indented JSON; figures that do not exist are null."""
-    value = as_dict(result, cost, trial, verdict, card)
+    value = as_dict(result, cost, added, verdict, card)
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def as_dict(
     result: RunResult,
     cost: Cost | None = None,
-    trial: TrialResult | None = None,
+    added: AddedReport | None = None,
     verdict: Verdict | None = None,
     card: Card | None = None,
 ) -> dict[str, Any]:
@@ -78,8 +77,8 @@ def as_dict(
             "cost": cost and _cost(cost),
             **(
                 {"verdict": _verdict(verdict), "card": card and asdict(card)}
-                if trial is None
-                else {"trial": trial_dict(trial)}
+                if added is None
+                else {added.key: added.plain()}
             ),
             "loss_agreement": _loss_agreement(result.loss_agreement),
             "attempts": [asdict(attempt) for attempt in result.attempts],

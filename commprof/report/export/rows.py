@@ -25,47 +25,44 @@ from commprof.text import printable
 
 if TYPE_CHECKING:
     from commprof.report.full_report import FullReport
-    from commprof.tune.trials.result import TrialResult
+    from commprof.satellites import AddedReport
 
 
 Row = dict[str, Any]
 
 
-def rows(report: FullReport, table: str, trial: TrialResult | None = None) -> list[Row]:
+def rows(report: FullReport, table: str, added: AddedReport | None = None) -> list[Row]:
     """Returns the rows of a table (see ``table_names``); all rows have the same columns.
 
     Args:
         report: report of the run.
-        table: name of the table. An empty name means ``worlds``, or ``candidates`` if ``trial`` is
-            given.
-        trial: the run's trial, if there was one.
+        table: name of the table. An empty name means ``worlds``, or the table of ``added``.
+        added: report of the run's trial, if there was one.
 
     Raises:
         UsageError: a trial has no such table, or the run has no trial.
     """
-    table = table or ("worlds" if trial is None else CANDIDATES)
-    if trial is None and table == CANDIDATES:
+    table = table or ("worlds" if added is None else added.table_name)
+    if added is None and table == CANDIDATES:
         raise UsageError(
             f"--rows {CANDIDATES} needs a run with a trial, but this run has none (allowed: "
             f"{', '.join(TABLES)})"
         )
-    if trial is not None and table in _MEANS:
+    if added is not None and table in _MEANS:
         raise UsageError(
             f"--rows {table} holds means over steps, but candidates of a trial alternated in the "
-            f"steps of this run (allowed: {', '.join(table_names(trial))})"
+            f"steps of this run (allowed: {', '.join(table_names(added))})"
         )
-    if trial is not None and table == CANDIDATES:
-        from commprof.report.trial import candidate_rows
-
-        return list(candidate_rows(trial))
+    if added is not None and table == added.table_name:
+        return list(added.rows())
     return list(TABLES[table](report))
 
 
-def table_names(trial: TrialResult | None) -> list[str]:
+def table_names(added: AddedReport | None) -> list[str]:
     """Returns the names of the tables that ``rows`` can make of a run."""
-    if trial is None:
+    if added is None:
         return list(TABLES)
-    return [CANDIDATES, *(name for name in TABLES if name not in _MEANS)]
+    return [added.table_name, *(name for name in TABLES if name not in _MEANS)]
 
 
 def _worlds(report: FullReport) -> Iterator[Row]:
@@ -190,7 +187,7 @@ TABLES: dict[str, Callable[[FullReport], Iterator[Row]]] = {
 _FORMULA = ("=", "+", "-", "@")
 
 
-def as_csv(report: FullReport, table: str, trial: TrialResult | None = None) -> str:
+def as_csv(report: FullReport, table: str, added: AddedReport | None = None) -> str:
     """Renders rows as CSV (RFC 4180, but with newlines as line ends), with a line of column names.
 
     Figures that do not exist are empty. The text is empty if there are no rows.
@@ -198,7 +195,7 @@ def as_csv(report: FullReport, table: str, trial: TrialResult | None = None) -> 
     Raises:
         UsageError: as for ``rows``.
     """
-    return csv_of(rows(report, table, trial))
+    return csv_of(rows(report, table, added))
 
 
 def csv_of(found: Sequence[Row]) -> str:
@@ -220,13 +217,13 @@ def _csv_cell(value: Any) -> Any:
     return value
 
 
-def as_parquet(report: FullReport, table: str, trial: TrialResult | None = None) -> bytes:
+def as_parquet(report: FullReport, table: str, added: AddedReport | None = None) -> bytes:
     """Renders rows as a Parquet file, using pyarrow; figures that do not exist are null.
 
     Raises:
         UsageError: pyarrow is not installed; or as for ``rows``.
     """
-    return parquet_of(lambda: rows(report, table, trial))
+    return parquet_of(lambda: rows(report, table, added))
 
 
 def parquet_of(make_rows: Callable[[], Sequence[Row]]) -> bytes:

@@ -24,9 +24,9 @@ from commprof.analysis.world import WorldResult
 from commprof.files import plain
 from commprof.report.full_report import FullReport
 from commprof.report.sections.predicted import setting_text
+from commprof.satellites import AddedReport
 from commprof.stats.intervals import mean_interval
 from commprof.text import printable
-from commprof.tune.trials.result import TrialResult
 
 #: Largest size of a page with all of its contents: 1 MB.
 MOST_BYTES = 1_000_000
@@ -40,23 +40,23 @@ Ints = npt.NDArray[np.int64]
 
 
 def page_data(
-    reports: Sequence[FullReport], trial: TrialResult | None = None, most_bytes: int = MOST_BYTES
+    reports: Sequence[FullReport], added: AddedReport | None = None, most_bytes: int = MOST_BYTES
 ) -> str:
     """Renders the page's data as text that can be placed in a script element.
 
     The text contains nothing that could end the element or begin another.
     """
-    return _text(as_dict(reports, trial, most_bytes))
+    return _text(as_dict(reports, added, most_bytes))
 
 
 def as_dict(
-    reports: Sequence[FullReport], trial: TrialResult | None = None, most_bytes: int = MOST_BYTES
+    reports: Sequence[FullReport], added: AddedReport | None = None, most_bytes: int = MOST_BYTES
 ) -> dict[str, Any]:
     """Returns the page's data; ``tests/unit/report/test_pages.py`` holds its schema.
 
     Args:
         reports: report of one run, or of one run for each strategy.
-        trial: the run's trial, if there was one.
+        added: report of the run's trial, if there was one.
         most_bytes: limit in bytes on the data as text. The timelines are cut to meet this
             limit, but keep at least a span of each kind and rank.
     """
@@ -68,7 +68,7 @@ def as_dict(
     ]
     predicted = [curve for report in reports for curve in _predicted(report.predictions)]
     shown = {"worlds": worlds, "predicted": predicted}
-    shown |= {"trial": _trial(trial), "baseline": _baseline(trial)}
+    shown |= {"trial": [], "baseline": []} if added is None else added.pictures()
     room = most_bytes - len(_text(shown)) - len(',"timeline":') * len(worlds)
     fitted = _fitted([detail.timeline for detail in details], room)
     for world, timeline in zip(worlds, fitted, strict=True):
@@ -86,14 +86,14 @@ def _world(name: str, detail: WorldDetail, world: WorldResult, scale: Scaling) -
     """Returns the data of one world size without its timeline."""
     low, high = world.step_quartiles_ms
     return {
-        "name": printable(name)[:_LONGEST_NAME],
+        "name": page_label(name),
         "ranks": world.world_size,
         "samples_per_s": world.samples_per_s,
         "samples_per_s_range": _samples_per_s_range(detail, world),
         "efficiency": scale.efficiency,
         "quartiles_ms": [low, world.step_median_ms, high],
-        "parts": [_parts(r.rank, asdict(r.parts)) for r in world.ranks],
-        "mean": _parts(-1, asdict(world.parts)),
+        "parts": [page_parts(r.rank, asdict(r.parts)) for r in world.ranks],
+        "mean": page_parts(-1, asdict(world.parts)),
         "steps": _steps(detail),
     }
 
@@ -103,39 +103,7 @@ def _samples_per_s_range(detail: WorldDetail, world: WorldResult) -> list[float]
     if len(detail.slowest_ms) == 0:
         return [math.nan, math.nan]
     step = mean_interval(detail.slowest_ms)
-    return [_rounded(world.samples_per_s * step.value / end) for end in (step.high, step.low)]
-
-
-def _trial(trial: TrialResult | None) -> list[dict[str, Any]]:
-    """Returns a row per candidate that was compared with the baseline."""
-    candidates = () if trial is None else trial.candidates
-    return [
-        {
-            "label": printable(one.label)[:_LONGEST_NAME],
-            "role": one.role,
-            "step_ms": _rounded(one.step_ms),
-            **{name: _rounded(x) for name, x in asdict(one.ratio).items()},
-        }
-        for one in candidates
-        if one.ratio is not None
-    ]
-
-
-def _baseline(trial: TrialResult | None) -> list[dict[str, Any]]:
-    """Returns a list with one dictionary: the baseline's label, and its step's parts in ms.
-
-    The keys of the parts are those of ``_parts``. "rank" is -1, "step" is the sum of the times in
-    ``trial.parts``, and the time of a part that the trial lacks is 0. The list is empty without a
-    trial, or if ``trial.parts`` is empty.
-    """
-    if trial is None or not trial.parts:
-        return []
-    baseline = trial.of_role("baseline")
-    known = {f"{share.part}_ms": share.ms for share in trial.parts}
-    whole = {"step_ms": sum(known.values()), "hidden_ms": baseline.hidden_ms}
-    parts = dict.fromkeys((f"{name}_ms" for name in (*PARTS, "unsplit")), 0.0)
-    label = printable(baseline.label)[:_LONGEST_NAME]
-    return [{"label": label, **_parts(-1, parts | known | whole)}]
+    return [page_number(world.samples_per_s * step.value / end) for end in (step.high, step.low)]
 
 
 def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
@@ -155,7 +123,7 @@ def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
             "points": [
                 {
                     "ranks": point.world_size,
-                    **{name: _rounded(x) for name, x in asdict(point.samples_per_s).items()},
+                    **{name: page_number(x) for name, x in asdict(point.samples_per_s).items()},
                     "outside": bool(point.outside),
                 }
                 for point in curve
@@ -165,9 +133,11 @@ def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:
     ]
 
 
-def _parts(rank: int, parts: dict[str, float]) -> dict[str, Any]:
+def page_parts(rank: int, parts: dict[str, float]) -> dict[str, Any]:
     """Returns the parts of a rank's mean step in ms; rank -1 is the mean over all ranks."""
-    rounded: dict[str, Any] = {name: _rounded(parts[f"{name}_ms"]) for name in (*PARTS, "unsplit")}
+    rounded: dict[str, Any] = {
+        name: page_number(parts[f"{name}_ms"]) for name in (*PARTS, "unsplit")
+    }
     if math.isnan(rounded["unphased_compute"]):
         rounded |= dict.fromkeys(OF_OTHER)
     return {"rank": rank, **rounded}
@@ -181,7 +151,7 @@ def _steps(detail: WorldDetail) -> dict[str, Any]:
     return {
         "every": every,
         "step": detail.steps[slowest].tolist(),
-        "slowest_ms": list(map(_rounded, detail.slowest_ms[slowest].tolist())),
+        "slowest_ms": list(map(page_number, detail.slowest_ms[slowest].tolist())),
     }
 
 
@@ -253,7 +223,7 @@ def _timeline(drawn: Timeline) -> dict[str, Any]:
         "clocks_shared": drawn.clocks_shared,
         "phases": list(drawn.phases),
         "kinds": [
-            [kind.op, printable(kind.group)[:_LONGEST_NAME], kind.dtype, kind.size_bytes]
+            [kind.op, page_label(kind.group), kind.dtype, kind.size_bytes]
             for kind in (drawn.kinds[i] for i in kinds.tolist())
         ],
         "ranks": [_rank(rank, origin_ns, numbers, kinds) for rank in drawn.ranks],
@@ -307,6 +277,11 @@ def _differences(values: Ints) -> list[int]:
     return differences
 
 
-def _rounded(value: float) -> float:
+def page_label(text: str) -> str:
+    """Returns a name as it stands beside a picture."""
+    return printable(text)[:_LONGEST_NAME]
+
+
+def page_number(value: float) -> float:
     """Rounds to four significant digits, which are enough for a picture."""
     return float(f"{value:.4g}")

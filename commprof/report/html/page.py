@@ -24,8 +24,8 @@ from commprof.report.html.data import MOST_BYTES, page_data
 from commprof.report.sections.setup import setup_text
 from commprof.report.strategies import strategy_sections
 from commprof.report.tabulated import one_line
+from commprof.satellites import AddedReport
 from commprof.text import printable
-from commprof.tune.trials.result import TrialResult
 
 
 def rendered(template: str, **values: Any) -> str:
@@ -72,10 +72,10 @@ _LEAST_DATA_BYTES = MOST_BYTES // 4
 _DATA = "\0figures\0"
 
 
-def render(report: FullReport, trial: TrialResult | None = None) -> str:
+def render(report: FullReport, added: AddedReport | None = None) -> str:
     """Returns the HTML of the page of one run, to be written as UTF-8."""
-    parts = list(sections(report, trial))
-    return _page(report.result.context, parts, partial(page_data, [report], trial))
+    parts = list(sections(report, added))
+    return _page(report.result.context, parts, partial(page_data, [report], added))
 
 
 def render_strategies(compared: ComparedStrategies) -> str:

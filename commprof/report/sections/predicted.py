@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from commprof.analysis.predicted import PredictedPoint, Predictions
-from commprof.report.prediction.cells import bracketed, change_words
+from commprof.report.predicted_words import bracketed, change_words
 from commprof.report.tabulated import Grid, three_digits
 from commprof.text import printable
 

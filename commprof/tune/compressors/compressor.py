@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from commprof.capture.hook_engine import HookEngine
 from commprof.errors import CommprofError, UsageError
 from commprof.text import named_ranks
 from commprof.tune.compressors import scheme_table
 
 if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from commprof.tune.compressors.groups import Groups
     from commprof.tune.compressors.running import Running, StateItems
 
 
@@ -97,7 +101,7 @@ def _number(scheme: str, option: Option, value: object) -> float:
     return float(value)
 
 
-class Compressor:
+class Compressor(HookEngine):
     """Replacement for DDP's mean all-reduce in one model.
 
     Made by functions such as ``commprof.compressors.topk(0.01)``; takes effect with
@@ -151,6 +155,18 @@ class Compressor:
 
     def __repr__(self) -> str:
         return f"<commprof compressor {self.label}>"
+
+    def shared_of(self, ddp: DistributedDataParallel) -> Groups:
+        """Makes the process groups and connections of a model's compressors."""
+        from commprof.tune.compressors.groups import Groups
+
+        return Groups(ddp)
+
+    def start(self, ddp: DistributedDataParallel, shared: Any, replaced: Any) -> Running:
+        """Starts the engine that compresses and exchanges the model's gradients."""
+        from commprof.tune.compressors.running import Running
+
+        return Running(ddp, self, shared, replaced)
 
     def require_free(self) -> None:
         """Raises CommprofError if the compressor already works in a model."""

@@ -121,6 +121,12 @@ class Exchange:
     all-reduces use ``group``. None if all exchanges use ``group``."""
 
 
+def compresses_natively(ddp: DistributedDataParallel) -> bool:
+    """True if the native module compresses; False if parameters are on a GPU, or it is missing."""
+    on_cpu = all(parameter.device.type == "cpu" for _, parameter in reduced(ddp))
+    return _native.native is not None and on_cpu
+
+
 class Groups:
     """Process groups of one model, made by all its ranks together when first needed."""
 
@@ -131,10 +137,8 @@ class Groups:
         self._groups: dict[str, dist.ProcessGroup] = {}
         self._connections: dict[dist.ProcessGroup, Connections] = {}
         self._between: Exchange | None = None
-        on_cpu = all(parameter.device.type == "cpu" for _, parameter in reduced(ddp))
-        #: False if only torch operations can compress: reduced parameters on a GPU, or no native
-        #: module.
-        self.native = _native.native is not None and on_cpu
+        #: False if only torch operations can compress.
+        self.native = compresses_natively(ddp)
 
     @property
     def all(self) -> dist.ProcessGroup:

@@ -149,6 +149,21 @@ def _made_by_all(group: dist.ProcessGroup, make: Callable[[], Any]) -> Any:
     return engine
 
 
+def disagreement(groups: Groups, compressor: Compressor, ddp: DistributedDataParallel) -> str:
+    """Says why the ranks cannot use a compressor in a model together; empty if they can.
+
+    All ranks of the model call this together, and get the same answer or one naming themselves. It
+    checks what native compressors need; for others nothing is compared.
+    """
+    if not groups.native:
+        return ""
+    try:
+        require_agreement(groups.all, compressor, ddp)
+    except CommprofError as error:
+        return str(error)
+    return ""
+
+
 def require_agreement(
     group: dist.ProcessGroup, compressor: Compressor, ddp: DistributedDataParallel
 ) -> None:

@@ -14,6 +14,7 @@ from commprof.commands import main
 from commprof.report.html import data
 from commprof.report.html.page import render
 from commprof.stats.intervals import Interval
+from commprof.tune.report import TrialReport
 from tests.support.builders.run_directories import (
     HOSTILE,
     answer,
@@ -23,7 +24,7 @@ from tests.support.builders.run_directories import (
     write_strategies,
 )
 from tests.support.machines.programs.browser import Page, browser, chromium
-from tests.unit.report.test_trial import REPORT, sample
+from tests.unit.tune.trials.test_trial_report import REPORT, sample
 
 pytestmark = pytest.mark.slow
 
@@ -358,7 +359,7 @@ def test_a_world_size_without_a_waiting_table_shows_the_reason(page: Page, tmp_p
 
 def test_a_trial_page_draws_its_candidates_with_tooltips(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "trial.html"
-    file.write_text(render(REPORT, sample()))
+    file.write_text(render(REPORT, TrialReport(sample())))
     page.open(file)
     points = "document.querySelectorAll('#trial-picture .point').length"
     assert page.value(points) == len(sample().candidates) - 1  # all except the baseline
@@ -379,7 +380,7 @@ def test_candidates_of_nearly_the_same_step_have_distinct_ticks(page: Page, tmp_
     ratio = Interval(1.0, 0.999, 1.002)
     near = tuple(dataclasses.replace(one, ratio=one.ratio and ratio) for one in sample().candidates)
     file = tmp_path / "trial.html"
-    file.write_text(render(REPORT, dataclasses.replace(sample(), candidates=near)))
+    file.write_text(render(REPORT, TrialReport(dataclasses.replace(sample(), candidates=near))))
     page.open(file)
     assert "1.001" in distinct(page, "#trial-picture .tick")
 

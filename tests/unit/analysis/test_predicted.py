@@ -12,8 +12,8 @@ from commprof.analysis.predicted import read_predictions
 from commprof.errors import CommprofError
 from commprof.forecast.fit.held_out import ModelError
 from commprof.forecast.replay.scenario import Estimate, Prediction, Scenario, Waiting
+from commprof.forecast.report import as_json as prediction_json
 from commprof.forecast.what_if.answers import Answer, Answers
-from commprof.report.prediction import as_json as prediction_json
 from commprof.report.sections import predicted as predicted_table
 from tests.support.builders.run_directories import answer, write_predictions
 

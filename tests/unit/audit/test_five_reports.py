@@ -9,7 +9,7 @@ import pytest
 
 from commprof.audit.audit import audit
 from commprof.audit.checks import Finding
-from commprof.report.audit_text import render
+from commprof.audit.findings_text import render
 
 DATA = Path(__file__).parents[2] / "data" / "audit"
 READING = Path(__file__).parents[3] / "docs" / "reading.md"

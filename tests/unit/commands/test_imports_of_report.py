@@ -23,14 +23,10 @@ raise SystemExit(code)
 #: Modules that belong to training, to live views, to pages, or to other commands.
 OTHERS = (
     *("torch", "rich", "jinja2", "http", "asyncio", "multiprocessing", "prometheus_client"),
-    *("commprof._C", "commprof.capture", "commprof.tune.compressors", "commprof.launch"),
+    *("commprof._C", "commprof.capture", "commprof.launch"),
     *("commprof.monitor", "commprof.forecast", "commprof.report.html"),
-    *("commprof.report.markdown", "commprof.report.prediction", "commprof.report.trial"),
-    *(
-        "commprof.report.export.as_json",
-        "commprof.tune.trials.analyse",
-        "commprof.tune.trials.result",
-    ),
+    *("commprof.report.markdown", "commprof.forecast.report", "commprof.tune"),
+    "commprof.report.export.as_json",
     "commprof.recordings.profiler",
 )
 
@@ -44,10 +40,10 @@ def loaded(*words: str) -> set[str]:
 
 
 def others(modules: set[str]) -> set[str]:
-    """Returns those of the modules that are in one of ``OTHERS``."""
-    return {name for name in modules if name.startswith(tuple(f"{one}." for one in OTHERS))} | (
-        modules & set(OTHERS)
-    )
+    """Returns those of the modules that are in one of ``OTHERS``, but for seams of satellites."""
+    inside = {name for name in modules if name.startswith(tuple(f"{one}." for one in OTHERS))}
+    seams = {name for name in inside if name.endswith(".seam")}
+    return (inside | modules & set(OTHERS)) - seams - {name[: -len(".seam")] for name in seams}
 
 
 def test_the_report_tables_load_no_unneeded_module(tmp_path: Path) -> None:

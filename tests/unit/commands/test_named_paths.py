@@ -11,7 +11,6 @@ import pytest
 
 from commprof.analysis.sweeps.sweep_file import write_sweep
 from commprof.commands import main
-from commprof.commands.microbench import show_measured
 from commprof.commands.options.output_file import (
     keep_text,
     writable_file,
@@ -19,6 +18,7 @@ from commprof.commands.options.output_file import (
     write_output,
 )
 from commprof.errors import CommprofError
+from commprof.forecast.commands.microbench import show_measured
 from commprof.forecast.fit.machine_profile import MachineProfile, load_profile, save_profile
 from commprof.forecast.microbench.plan import Plan
 from commprof.forecast.what_if.chakra import export

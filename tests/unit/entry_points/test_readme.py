@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from commprof.audit.audit import RULES
-from commprof.commands import COMMANDS, load, main, make_parser
+from commprof.commands import homes, load, main, make_parser
 from commprof.commands.options.parser import Parser
 from commprof.workloads.spec import parse_spec
 
@@ -55,7 +55,7 @@ def commands() -> Iterator[str]:
         for page in PAGES
         for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     ]
-    texts += [make_parser().description or "", *(load(name).description for name in COMMANDS)]
+    texts += [make_parser().description or "", *(load(name).description for name in homes())]
     for text in texts:
         for line in re.sub(r"\\\n\s*", "", text).splitlines():
             match = re.match(rf"\s*(?:\$ )?({_COMMAND} .*)", line)
@@ -95,7 +95,7 @@ _OTHERS = {
 
 def test_commands_and_options_named_in_the_docs_exist() -> None:
     flags = {}
-    for name in COMMANDS:
+    for name in homes():
         parser = Parser(prog=name)
         load(name).prepare_parser(parser)
         flags[name] = {flag for action in parser._actions for flag in action.option_strings}

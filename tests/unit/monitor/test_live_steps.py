@@ -350,7 +350,7 @@ def test_bandwidth_of_each_group_is_compared_with_that_of_its_link(
     run = GrowingRun(tmp_path / "world_4", ranks)
     run.begin()
     run.end()
-    state = Observer(tmp_path, measured).poll()
+    state = Observer(tmp_path, measured.expected_s).poll()
     assert state is not None
     found = state.bandwidth["all_reduce"]
     assert found.busbw_bytes_per_s == pytest.approx(8e9 / (inside_ms + between_ms))

@@ -20,7 +20,8 @@ from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
 from commprof.analysis.verdict import verdict
 from commprof.commands import main
-from commprof.commands.showing.rendered_report import read_report
+from commprof.commands.showing.opened_run import OpenedRun
+from commprof.commands.showing.rendered_report import shown as shown_report
 from commprof.report.card import render
 from tests.support.builders.results import (
     collective,
@@ -339,7 +340,7 @@ def test_report_shows_the_card_of_a_recorded_run(
 
 
 def test_each_strategy_has_a_card_in_json_and_all_share_one_screen(tmp_path: Path) -> None:
-    shown = read_report(write_strategies(tmp_path / "r"))
+    shown = shown_report(OpenedRun(write_strategies(tmp_path / "r")))
     text = shown.card()
     fits(text)
     assert "ddp: At 2 ranks" in text

@@ -26,6 +26,7 @@ from commprof.report.html import data, page
 from commprof.report.html.data import as_dict, page_data
 from commprof.report.html.page import digest
 from commprof.trace.schema import Phase
+from commprof.tune.report import TrialReport
 from tests.support.builders.run_directories import (
     HOSTILE,
     answer,
@@ -34,7 +35,7 @@ from tests.support.builders.run_directories import (
     write_run,
 )
 from tests.support.builders.traces import MS, Rank
-from tests.unit.report.test_trial import sample as trial_sample
+from tests.unit.tune.trials.test_trial_report import sample as trial_sample
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "run_markdown.md"
 
@@ -247,7 +248,7 @@ def check(value: Any, schema: Any, where: str) -> None:
 def test_the_page_s_data_match_their_schema(plain: FullReport, tmp_path: Path) -> None:
     file = write_predictions(tmp_path / "p.json", answer(8, 700.0), answer(4, 400.0))
     predicted = dataclasses.replace(plain, predictions=read_predictions(file))
-    tried = trial_sample()
+    tried = TrialReport(trial_sample())
     text = page.render(predicted, tried).split('id="data">')[1].split("</script>")[0]
     document = json.loads(text)
     check(document, SCHEMA, "data")

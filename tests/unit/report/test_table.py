@@ -24,7 +24,6 @@ from commprof.analysis.verdict import verdict
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.report import markdown, table
 from commprof.report import strategies as strategies_table
-from commprof.report import trial as trial_table
 from commprof.report.full_report import FullReport
 from commprof.report.sections import summary as summary_table
 from commprof.report.sections.collectives import collectives_grid, collectives_section
@@ -32,6 +31,7 @@ from commprof.report.table import render
 from commprof.report.tabulated import tabulated, three_digits
 from commprof.stats.intervals import Interval
 from commprof.text import printable, rank_list
+from commprof.tune import report as trial_table
 from tests.support.analysed import analyse_run
 from tests.support.builders.results import (
     OVERHEAD,
@@ -46,7 +46,8 @@ from tests.support.builders.results import (
 )
 from tests.unit.analysis import test_strategies
 from tests.unit.analysis.align import test_summaries
-from tests.unit.report import test_table, test_trial
+from tests.unit.report import test_table
+from tests.unit.tune.trials import test_trial_report
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "run_table.txt"
 
@@ -322,7 +323,7 @@ def checked_text(width: int) -> str:
 
 
 def trial_text(width: int) -> str:
-    return trial_table.render(test_trial.sample(), "timed: sleeps.", width, tables=width)
+    return trial_table.render(test_trial_report.sample(), "timed: sleeps.", width, tables=width)
 
 
 def strategies_text(width: int) -> str:
@@ -349,7 +350,7 @@ def test_the_report_of_summaries_is_no_wider_than_the_terminal(tmp_path: Path) -
 
 
 GRIDS = {
-    "trial": trial_table.candidates_grid(test_trial.sample()),
+    "trial": trial_table.candidates_grid(test_trial_report.sample()),
     "scaling": table.scaling_grid(test_table.golden_run()),
     "collectives": collectives_grid(test_table.golden_run().worlds[-1], 12),
 }

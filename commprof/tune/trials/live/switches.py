@@ -24,6 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof.capture.attachment import Attachment, bucket_hook_of
 from commprof.ddp_parameters import reduced
 from commprof.tune.compressors import Compressor, parse
+from commprof.tune.compressors.groups import compresses_natively
+from commprof.tune.compressors.running import disagreement
 from commprof.tune.compressors.torch_ops import lacks
 from commprof.tune.trials.candidates import HEADROOM, HOOKS, OWN_BUCKETS, Buckets, Candidate
 
@@ -224,9 +226,9 @@ class ReplicatedModel:
             return "it is a setting of FSDP2, but the model uses DDP"
         if candidate.compressor:
             compressor = parse(candidate.compressor)
-            if not self.attachment.is_native:
+            if not compresses_natively(self._ddp):
                 return lacks(compressor)
-            if why := self.attachment.disagreement(compressor):
+            if why := disagreement(self.attachment.shared(compressor), compressor, self._ddp):
                 return why
         if candidate.buckets.label and (why := obstacle(self._ddp)):
             return f"DDP's buckets cannot be rebuilt: {why}"
@@ -250,7 +252,7 @@ class ReplicatedModel:
         """Applies a candidate; ``length`` is the number of steps of its block."""
         self._bucketings.use(candidate.buckets)
         if candidate.compressor:
-            measured = length if self.attachment.is_native else 0
+            measured = length if compresses_natively(self._ddp) else 0
             self.attachment.set_hook(_compressor(candidate.compressor, measured))
         elif candidate.hook:
             self.attachment.set_hook(make(candidate.hook, self._ddp))

@@ -14,8 +14,13 @@ from typing import Any
 import pytest
 
 from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
-from commprof.commands.microbench import MicrobenchCommand, add_arguments, make_plan, show_measured
 from commprof.errors import RankFailedError, UsageError
+from commprof.forecast.commands.microbench import (
+    MicrobenchCommand,
+    add_arguments,
+    make_plan,
+    show_measured,
+)
 from commprof.forecast.microbench.context import context, interfaces
 from commprof.forecast.microbench.measure import samples_per_round, warmup_calls
 from commprof.forecast.microbench.operations import OPERATIONS, dtype_name, operation

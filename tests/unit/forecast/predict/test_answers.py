@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from commprof.commands.options.quantities import duration, listed, rate, whole
-from commprof.commands.predict import _hook_words
 from commprof.errors import CommprofError, UsageError
+from commprof.forecast.commands.predict import _hook_words
 from commprof.forecast.fit.cost_model import HeldOut
 from commprof.forecast.fit.held_out import Check, model_error
 from commprof.forecast.fit.machine_profile import load_profile, save_profile
@@ -21,11 +21,11 @@ from commprof.forecast.replay.recorded import Recorded, base_of, compute_by_batc
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Scenario
 from commprof.forecast.replay.schedule import Batch, Placement
+from commprof.forecast.report import as_json as prediction_json
+from commprof.forecast.report import profile_table
+from commprof.forecast.report import table as prediction_table
+from commprof.forecast.report.cells import scenario_cells
 from commprof.forecast.what_if.answers import Answers, answer, fit_amdahl
-from commprof.report.prediction import as_json as prediction_json
-from commprof.report.prediction import profile_table
-from commprof.report.prediction import table as prediction_table
-from commprof.report.prediction.cells import scenario_cells
 from tests.support.builders.schedules import hook, profile, schedule
 
 

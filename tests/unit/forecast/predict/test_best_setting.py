@@ -15,16 +15,16 @@ from commprof.analysis.verdict import verdict
 from commprof.commands import main
 from commprof.commands.options.parser import Parser
 from commprof.commands.options.run_arguments import add_arguments
-from commprof.commands.options.tried_setting import tried
 from commprof.commands.running.run_checks import checked_targets
 from commprof.commands.running.run_context import save_config
 from commprof.errors import CommprofError
+from commprof.forecast.commands.tried_setting import tried
 from commprof.forecast.replay.recorded import Recorded
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.report import as_json, best
 from commprof.forecast.what_if.answers import Answers, answer
 from commprof.launch.pinning import place_ranks
-from commprof.report.prediction import as_json, best
 from commprof.trace.run.run_directory import CONFIG_FILE, PREDICTIONS_FILE
 from tests.support.builders.results import context, detail, run_result, world
 from tests.support.builders.schedules import hook, profile, schedule

@@ -23,9 +23,9 @@ from commprof.forecast.replay.recorded import Recorded, compute_by_batch
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Scenario
 from commprof.forecast.replay.schedule import Batch, Schedule
+from commprof.forecast.report import as_json as prediction_json
+from commprof.forecast.report import table as prediction_table
 from commprof.forecast.what_if.answers import answer
-from commprof.report.prediction import as_json as prediction_json
-from commprof.report.prediction import table as prediction_table
 from tests.support.builders.schedules import hook, profile, schedule
 
 ALPHA, BETA, GAMMA = 20e-6, 1e-9, 0.4e-9

@@ -17,7 +17,7 @@ from commprof.forecast.fit.hook_fit import fit_hook
 from commprof.forecast.fit.machine_profile import load_profile, save_profile
 from commprof.forecast.replay.exchange import exchange
 from commprof.forecast.replay.schedule import Schedule
-from commprof.report.prediction import profile_table
+from commprof.forecast.report import profile_table
 from tests.support.builders.results import compression
 from tests.support.builders.schedules import MB, curve, hook, profile, schedule
 

@@ -14,10 +14,10 @@ from commprof.forecast.fit.hook_costs import HookCost
 from commprof.forecast.replay.recorded import Recorded
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Prediction, Scenario
+from commprof.forecast.report import as_json as prediction_json
+from commprof.forecast.report import table as prediction_table
 from commprof.forecast.what_if.answers import Answers, answer
 from commprof.forecast.what_if.optimize import CAPS_BYTES, optimize
-from commprof.report.prediction import as_json as prediction_json
-from commprof.report.prediction import table as prediction_table
 from tests.support.builders.schedules import hook, profile, schedule
 
 

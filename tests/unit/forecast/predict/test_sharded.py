@@ -17,6 +17,7 @@ from commprof.forecast.fit.build import build_profile
 from commprof.forecast.fit.held_out import check, checks, model_error
 from commprof.forecast.replay.recorded import Recorded
 from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.report import as_json, table
 from commprof.forecast.sharded.costs import fit_sharded
 from commprof.forecast.sharded.cycles import RankCycle
 from commprof.forecast.sharded.replay import ShardedReplay
@@ -30,7 +31,6 @@ from commprof.forecast.sharded.steps import (
 )
 from commprof.forecast.sharded.wrapping import wrapped
 from commprof.forecast.what_if.answers import answer
-from commprof.report.prediction import as_json, table
 from tests.support.builders.schedules import profile, schedule
 from tests.support.builders.sharded_job import FLOAT, MB, RATE, fsdp_ranks, fsdp_steps, replay
 from tests.support.builders.traces import MS, Rank, world_run

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commprof.capture.attachment import Attachment, attach
+from commprof.capture.attachment import attach
 from commprof.capture.recorder import recorder
 from commprof.errors import CommprofError, UsageError
 from commprof.tune.trials import live
@@ -242,7 +242,7 @@ def test_a_hook_registered_during_a_trial_ends_it_and_is_kept(
 def test_a_compressor_that_needs_the_native_module_takes_no_part_without_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Attachment, "is_native", False)
+    monkeypatch.setattr(switches, "compresses_natively", lambda _: False)
     steps, plan = Steps(), parse_trial("fp16,powersgd:rank=2+bucket-cap=1,rounds=3,block=1")
     trial = Trial(plan, steps)  # type: ignore[arg-type]
     attachment = attach(model())
@@ -263,7 +263,7 @@ def test_a_compressor_that_needs_the_native_module_takes_no_part_without_it(
 def test_a_compressor_option_that_needs_the_native_module_is_refused_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Attachment, "is_native", False)
+    monkeypatch.setattr(switches, "compresses_natively", lambda _: False)
     replicated = ReplicatedModel(attach(model()))
     assert replicated.impossible(parse_candidate("int8")) == ""
     replicated.enter(parse_candidate("int8"), 8)  # whose error is not measured

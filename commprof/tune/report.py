@@ -1,4 +1,4 @@
-"""Rendering of a trial: text for the terminal, one screen, flat rows, and JSON.
+"""Report of a trial: text for the terminal, one screen, a section, flat rows, pictures, and JSON.
 
 The text begins with the verdict, followed by its evidence; ``docs/trials.md`` describes the JSON.
 """
@@ -10,6 +10,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from commprof.analysis.step.detail import PARTS
+from commprof.report.document import Section
+from commprof.report.export.rows import CANDIDATES
+from commprof.report.html.data import page_label, page_number, page_parts
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, table_lines
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.stats.intervals import Interval
@@ -221,6 +225,83 @@ def trial_dict(trial: TrialResult) -> dict[str, Any]:
         ],
         "left_out": [{"candidate": label, "reason": why} for label, why in trial.left_out],
     }
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialReport:
+    """A trial as a part of a run's report; see ``commprof.satellites.AddedReport``."""
+
+    trial: TrialResult
+    key: str = "trial"
+    table_name: str = CANDIDATES
+
+    def plain(self) -> dict[str, Any]:
+        """Returns the trial's fields, with each candidate's gain."""
+        return trial_dict(self.trial)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yields a row per candidate."""
+        return candidate_rows(self.trial)
+
+    def screen(self, description: str, all_command: str, caveats: int) -> str:
+        """Renders at most 24 lines of 80 columns."""
+        return render_screen(self.trial, description, all_command, caveats)
+
+    def text(self, description: str, width: int, caveats: list[str], tables: int | None) -> str:
+        """Renders verdict, tables and caveats for the terminal."""
+        return render(self.trial, description, width, caveats, tables)
+
+    def section(self) -> Section:
+        """Returns the section of Markdown and of the page."""
+        trial, grids, legend = self.trial, [], ""
+        if trial.rounds:
+            grids = [(setup(trial).removesuffix("."), candidates_grid(trial))]
+            legend = LEGEND
+            if overhead := overhead_grid(trial):
+                grids.append(("Each technique alone and combined", overhead))
+                legend += "\n" + OVERHEAD_LEGEND
+        lead, *more = trial.verdict.sentences
+        apply = f"To apply it: {trial.verdict.apply}"
+        return Section(
+            "trial",
+            "Trial",
+            lead,
+            paragraphs=(*more, *([apply] if trial.verdict.apply else [])),
+            grids=tuple(grids),
+            bullets=tuple(notes(trial)),
+            legend=legend,
+        )
+
+    def pictures(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns a row per compared candidate, and the parts of the baseline's step.
+
+        ``baseline`` holds one dictionary: the label, and the step's parts in ms under the keys of
+        ``page_parts``. "rank" is -1, "step" is the sum of the times in ``trial.parts``, and the
+        time of a part that the trial lacks is 0. The list is empty if ``trial.parts`` is empty.
+        """
+        compared = [
+            {
+                "label": page_label(candidate.label),
+                "role": candidate.role,
+                "step_ms": page_number(candidate.step_ms),
+                **{
+                    name: page_number(bound)
+                    for name, bound in dataclasses.asdict(candidate.ratio).items()
+                },
+            }
+            for candidate in self.trial.candidates
+            if candidate.ratio is not None
+        ]
+        return {"trial": compared, "baseline": self._baseline()}
+
+    def _baseline(self) -> list[dict[str, Any]]:
+        if not self.trial.parts:
+            return []
+        baseline = self.trial.of_role("baseline")
+        recorded = {f"{share.part}_ms": share.ms for share in self.trial.parts}
+        whole = {"step_ms": sum(recorded.values()), "hidden_ms": baseline.hidden_ms}
+        parts = dict.fromkeys((f"{name}_ms" for name in (*PARTS, "unsplit")), 0.0)
+        return [{"label": page_label(baseline.label), **page_parts(-1, parts | recorded | whole)}]
 
 
 _PLAIN = (

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from commprof.forecast.fit.held_out import Check, ModelError
 from commprof.forecast.replay.scenario import STRONG, Prediction
-from commprof.forecast.what_if.answers import Answer, Answers
-from commprof.report.prediction import search as prediction_search
-from commprof.report.prediction.cells import (
-    bracketed,
+from commprof.forecast.report import search as prediction_search
+from commprof.forecast.report.cells import (
     ms,
     optional,
     scenario_cells,
@@ -19,6 +17,8 @@ from commprof.report.prediction.cells import (
     within,
     within_if_wide,
 )
+from commprof.forecast.what_if.answers import Answer, Answers
+from commprof.report.predicted_words import bracketed
 from commprof.report.tabulated import tabulated, three_digits
 from commprof.text import plain_digits, printable
 

@@ -44,9 +44,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from commprof.forecast.fit.held_out import ModelError
+from commprof.forecast.report.best import setting_words
 from commprof.forecast.what_if.answers import AmdahlFit, Answer, Answers
 from commprof.forecast.what_if.optimize import Candidate
-from commprof.report.prediction.best import setting_words
 
 SCHEMA_VERSION = 1
 

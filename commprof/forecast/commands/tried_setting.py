@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from commprof import invocation
+from commprof import invocation, satellites
 from commprof.analysis.run_command import taken_apart
 from commprof.forecast.replay.scenario import Scenario
-from commprof.tune.trials.sharding import DTYPES, NO_SHARDING, parse_sharding
 
 _MIB = float(1 << 20)
 #: DDP bucket caps: one that gives each gradient its own bucket, and one that makes a single bucket.
@@ -79,7 +78,8 @@ def _settings(scenario: Scenario, strategy: str, recorded: str) -> tuple[dict[st
         options["bucket_cap_mb"] = f"{min(max(cap_mib, _NO_BUCKET_MIB), _ONE_BUCKET_MIB):g}"
     reshard, dtype = scenario.reshard_after_forward, scenario.reduce_dtype
     if reshard is not None or dtype:
-        live = parse_sharding(recorded) if recorded else NO_SHARDING
+        sharding = satellites.tune().sharding()
+        live = sharding.parse_sharding(recorded) if recorded else sharding.NO_SHARDING
         live = live if reshard is None else dataclasses.replace(live, reshard=reshard)
         live = dataclasses.replace(live, reduce_dtype=dtype) if dtype else live
         options["fsdp"] = live.label
@@ -120,7 +120,8 @@ def _wrapping(scenario: Scenario) -> list[str]:
     if passes is not None and passes > 1:
         found.append(f"{passes} backward passes per optimizer step")
     if scenario.gather_dtype:
-        policy = f"param_dtype=torch.{DTYPES[scenario.gather_dtype]}, reduce_dtype=..."
+        named = satellites.tune().sharding().DTYPES[scenario.gather_dtype]
+        policy = f"param_dtype=torch.{named}, reduce_dtype=..."
         found.append(f"fully_shard(..., mp_policy=MixedPrecisionPolicy({policy}))")
         if not scenario.reduce_dtype:
             found.append("set reduce_dtype to the type in which the recorded run reduces gradients")

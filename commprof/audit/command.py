@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from commprof.audit.audit import audit
+from commprof.audit.findings_text import render
 from commprof.errors import UsageError
 from commprof.files import open_regular
 from commprof.invocation import quoted
-from commprof.report.audit_text import render
 
 #: Size limit of a report; a larger file is refused.
 _MOST_BYTES = 4_000_000

@@ -10,8 +10,9 @@ from commprof import invocation
 from commprof.forecast.fit.held_out import ModelError
 from commprof.forecast.fit.hook_costs import recording
 from commprof.forecast.replay.scenario import Prediction
+from commprof.forecast.report.cells import ms
 from commprof.forecast.what_if.optimize import Candidate, Search
-from commprof.report.prediction.cells import bracketed, cap_mib, hook_words, ms
+from commprof.report.predicted_words import bracketed, cap_mib, hook_words
 from commprof.report.tabulated import tabulated
 from commprof.text import printable
 

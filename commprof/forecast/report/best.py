@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from commprof.forecast.fit.held_out import ModelError
 from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.report.cells import ms
 from commprof.forecast.what_if.answers import Best
-from commprof.report.prediction.cells import bracketed, change_words, ms
+from commprof.report.predicted_words import bracketed, change_words
 from commprof.text import printable
 
 _WIDTH = 100

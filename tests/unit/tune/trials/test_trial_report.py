@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from commprof.report import markdown
-from commprof.report import trial as trial_table
 from commprof.report.document import sections
 from commprof.report.export import as_json
 from commprof.report.full_report import FullReport
 from commprof.report.html import page
-from commprof.report.trial import render_screen
 from commprof.stats.intervals import Interval
+from commprof.tune import report as trial_table
+from commprof.tune.report import TrialReport, render_screen
 from commprof.tune.trials.result import BreakEven, TrialResult
 from tests.support.builders.results import detail, run_result, world
 from tests.support.builders.trial_results import trial
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "trial_table.txt"
+GOLDEN = Path(__file__).parents[3] / "golden" / "trial_table.txt"
 QUIET = 0.005
 
 
@@ -51,7 +51,7 @@ def sample() -> TrialResult:
 
 
 def test_the_trial_report_equals_the_golden_file() -> None:
-    # To update the file: python -m tests.unit.report.test_trial > tests/golden/trial_table.txt
+    # To update: python -m tests.unit.tune.trials.test_trial_report > tests/golden/trial_table.txt
     assert trial_table.render(sample(), "timed: sleeps.", 100) == GOLDEN.read_text()
 
 
@@ -102,7 +102,7 @@ def test_a_missing_break_even_has_its_reason_in_table_and_json() -> None:
         "no-overlap is never recommended: no-overlap exists in trials only, for comparison, and "
         "no option applies it."
     ) in notes
-    value = json.loads(as_json.render(run_result(world(1)), trial=made))["trial"]
+    value = json.loads(as_json.render(run_result(world(1)), added=TrialReport(made)))["trial"]
     told = {one["label"]: one["no_break_even"] for one in value["candidates"]}
     assert told["none"] is told["none again"] is told["noop"] is None
     assert told["bucket-cap=1"] == {
@@ -114,7 +114,7 @@ def test_a_missing_break_even_has_its_reason_in_table_and_json() -> None:
 
 
 def test_the_trial_s_json_has_its_figures_without_nan() -> None:
-    value = json.loads(as_json.render(run_result(world(1)), trial=sample()))["trial"]
+    value = json.loads(as_json.render(run_result(world(1)), added=TrialReport(sample())))["trial"]
     assert value["verdict"]["choice"] == "int8"
     assert value["left_out"] == [{"candidate": "bucket-cap=1", "reason": "its graph is static"}]
     int8 = value["candidates"][3]
@@ -167,7 +167,7 @@ REPORT = FullReport(run_result(world(2)), (detail(2),), None, None)
 
 
 def test_the_trial_s_section_comes_first_and_sections_of_means_are_left_out() -> None:
-    found = {section.id: section for section in sections(REPORT, sample())}
+    found = {section.id: section for section in sections(REPORT, TrialReport(sample()))}
     assert next(iter(found)) == "trial"
     assert not {"verdict", "step", "scaling", "collectives", "waiting"} & found.keys()
     assert "steps" not in found  # quartiles over all candidates' steps describe none
@@ -177,12 +177,15 @@ def test_the_trial_s_section_comes_first_and_sections_of_means_are_left_out() ->
 
 def test_a_trial_that_ended_before_its_first_step_has_no_picture_without_figures() -> None:
     ended = FullReport(run_result(), (), None, None)
-    assert [section.id for section in sections(ended, sample())] == ["trial"]
-    assert "-picture" in page.render(ended, sample())  # of the trial itself
+    assert [section.id for section in sections(ended, TrialReport(sample()))] == ["trial"]
+    assert "-picture" in page.render(ended, TrialReport(sample()))  # of the trial itself
 
 
 def test_html_and_markdown_have_the_trial_s_tables_and_the_command_to_apply_it() -> None:
-    for text in (page.render(REPORT, sample()), markdown.render(REPORT, sample())):
+    for text in (
+        page.render(REPORT, TrialReport(sample())),
+        markdown.render(REPORT, TrialReport(sample())),
+    ):
         assert "int8" in text
         assert "To apply it: commprof run" in text
         assert "pays below" in text

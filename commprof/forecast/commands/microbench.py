@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from commprof import satellites
 from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
 from commprof.commands.options.output_file import writable_file
 from commprof.errors import CommprofError, UsageError
@@ -29,7 +30,6 @@ from commprof.launch.topology import this_host
 from commprof.launch.under_launcher import adopt_rank, rank_and_world_size
 from commprof.report.comparison import sweep_table
 from commprof.text import printable
-from commprof.tune.compressors import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,7 +184,7 @@ def make_plan(args: argparse.Namespace, launched_ranks: int | None) -> Plan:
     sizes = ladder(
         parse_size(args.minbytes, "-b"), parse_size(args.maxbytes, "-e"), args.stepfactor, step
     )
-    hooks = (HOOK_PREFIX + parse(hook).label for hook in args.hook)
+    hooks = (HOOK_PREFIX + satellites.tune().parse_hook(hook).label for hook in args.hook)
     ops = tuple(dict.fromkeys([*args.ops, *hooks]))
     if not ops:
         raise UsageError("nothing to measure; name an operation such as all_reduce, or a --hook")

@@ -15,8 +15,8 @@ from commprof import invocation
 from commprof.commands.options.output_file import keep_text
 from commprof.commands.options.quantities import duration, listed, number, rate, whole
 from commprof.commands.options.terminal import prose_width, table_width
-from commprof.commands.options.tried_setting import Tried, tried
 from commprof.errors import CommprofError, UsageError
+from commprof.forecast.commands.tried_setting import Tried, tried
 from commprof.forecast.fit.build import build_profile
 from commprof.forecast.fit.machine_profile import MachineProfile, default_path, load_profile
 from commprof.forecast.replay.model import Model
@@ -37,13 +37,13 @@ from commprof.forecast.replay.scenario import (
     Scenario,
 )
 from commprof.forecast.replay.schedule import Schedule
+from commprof.forecast.report import as_json as prediction_json
+from commprof.forecast.report import best as prediction_best
+from commprof.forecast.report import table as prediction_table
 from commprof.forecast.sharded.replay import ShardedReplay
 from commprof.forecast.sharded.steps import ShardedSteps
 from commprof.forecast.what_if.answers import Answers, answer
 from commprof.forecast.what_if.optimize import CHOICES
-from commprof.report.prediction import as_json as prediction_json
-from commprof.report.prediction import best as prediction_best
-from commprof.report.prediction import table as prediction_table
 from commprof.text import printable
 from commprof.trace.run.run_directory import PREDICTIONS_FILE, read_context
 

@@ -17,9 +17,9 @@ from commprof.forecast.fit.machine_profile import default_path, save_profile
 from commprof.forecast.fit.points import Measurement, read_points
 from commprof.forecast.fit.recorded_calls import read_calls
 from commprof.forecast.replay.recorded import Recorded, read_recorded
+from commprof.forecast.report import profile_table
 from commprof.invocation import quoted
 from commprof.recordings.inspector import is_inspector
-from commprof.report.prediction import profile_table
 from commprof.text import printable
 
 #: A negligible latency, which needs no unit.

@@ -1,0 +1,13 @@
+"""What the audit gives the profiler: see ``commprof.satellites``."""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "audit": (
+        "check if the figures of a scaling report agree with each other",
+        "commprof.audit.command:AuditCommand",
+    ),
+}
+OVERVIEW = """\
+  commprof audit FILE         check if the figures of a scaling report agree with each other
+"""

@@ -1,0 +1,59 @@
+"""What may run inside commprof's DDP hook in place of the mean all-reduce, besides plain hooks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+
+class RunningEngine(Protocol):
+    """An engine at work in one model."""
+
+    #: What commprof's hook calls: a native engine, or a function of a state and a bucket.
+    engine: Any
+    #: True if ``engine`` is native.
+    is_native: bool
+    #: True after :meth:`stop`, also if another engine's start stopped this one.
+    is_stopped: bool
+
+    def stop(self) -> None:
+        """Ends the engine's thread."""
+
+
+class HookEngine(ABC):
+    """Replacement for DDP's mean all-reduce that needs more of a model than a hook gets."""
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """Its name and options, for the trace's metadata."""
+
+    @abstractmethod
+    def shared_of(self, ddp: DistributedDataParallel) -> Any:
+        """Makes what all engines of a model share, one after the other, such as connections."""
+
+    @abstractmethod
+    def start(
+        self, ddp: DistributedDataParallel, shared: Any, replaced: RunningEngine | None
+    ) -> RunningEngine:
+        """Starts in a model, in place of the engine ``replaced``; all its ranks call it together.
+
+        Raises:
+            CommprofError: the ranks differ, or the engine cannot start; ``replaced`` may be stopped
+                then.
+        """
+
+    @abstractmethod
+    def require_free(self) -> None:
+        """Raises CommprofError if it works in a model already."""
+
+    @abstractmethod
+    def bind(self, running: Any) -> None:
+        """Notes the model's engine, which :meth:`start` returned."""
+
+    @abstractmethod
+    def unbind(self) -> None:
+        """Forgets the engine; called when another hook takes over."""

@@ -1,0 +1,110 @@
+"""A run that is opened once: what several commands and options need is read and made once."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commprof import satellites
+from commprof.analysis.align.measured import in_turns
+from commprof.analysis.card import Card, card
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.scaling import RunResult
+from commprof.analysis.step.detail import WorldDetail
+from commprof.analysis.verdict import Verdict, verdict
+from commprof.errors import UsageError
+from commprof.invocation import quoted
+from commprof.report.full_report import FullReport
+from commprof.trace.run.run_directory import WorldRun, read_world, strategy_directories
+
+if TYPE_CHECKING:
+    from commprof.analysis.cost import Cost, Price
+    from commprof.analysis.predicted import Predictions
+    from commprof.satellites import AddedReport
+
+
+class OpenedRun:
+    """A run directory or a recording; each trace is read once, each result made once and lazily."""
+
+    def __init__(self, directory: Path) -> None:
+        """Reads nothing yet."""
+        self.directory = directory
+        #: World in whose steps candidates of a trial took turns, which the trial's report needs.
+        self._in_turns: WorldRun | None = None
+
+    @cached_property
+    def strategies(self) -> tuple[OpenedRun, ...]:
+        """The runs of several strategies that the directory holds; empty for a single run."""
+        return tuple(map(OpenedRun, strategy_directories(self.directory)))
+
+    @cached_property
+    def _analysed(self) -> tuple[RunResult, tuple[WorldDetail, ...]]:
+        return analyse_in_detail(self.directory, self._read_world)
+
+    def _read_world(self, directory: Path, world_size: int) -> WorldRun:
+        world = read_world(directory, world_size)
+        if self._in_turns is None and in_turns(world):
+            self._in_turns = world
+        return world
+
+    @property
+    def result(self) -> RunResult:
+        """Every figure of the run, by world size.
+
+        Raises:
+            CommprofError: the directory is neither a run directory nor a recording.
+        """
+        return self._analysed[0]
+
+    @property
+    def details(self) -> tuple[WorldDetail, ...]:
+        """Step-by-step figures of each of ``result.worlds``."""
+        return self._analysed[1]
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """What bounds the step; None if the run has no figures."""
+        return verdict(self.result, self.details)
+
+    @cached_property
+    def card(self) -> Card | None:
+        """The first screen; None if the run has no figures, or holds a trial."""
+        return card(self.result, self.details, self.verdict, self.directory)
+
+    @cached_property
+    def added(self) -> AddedReport | None:
+        """Report of the run's trial, which takes the place of means over all steps; else None.
+
+        Raises:
+            UsageError: the run holds a trial, and the package that reads trials is not installed.
+        """
+        if not self.result.in_turns or self._in_turns is None:
+            return None
+        return satellites.tune().recorded_trial(self._in_turns, self.result.context)
+
+    def cost(self, price: Price, epoch_samples: float = math.nan) -> Cost:
+        """Returns what training costs at each world size.
+
+        Args:
+            price: price of a node or rank per hour.
+            epoch_samples: samples of all ranks in an epoch; NaN: as the built-in loop counted.
+
+        Raises:
+            UsageError: the run holds a trial.
+        """
+        from commprof.analysis.cost import cost
+
+        if self.added is not None:
+            raise UsageError(
+                f"{quoted(self.directory)} holds a trial: its candidates share the steps, so none "
+                "has a cost of its own; leave --price-per-hour out"
+            )
+        return cost(self.result.worlds, self.details, price, epoch_samples)
+
+    def report(
+        self, cost: Cost | None = None, predictions: Predictions | None = None
+    ) -> FullReport:
+        """Returns the contents of the report, with the cost and predictions that are given."""
+        return FullReport(self.result, self.details, self.verdict, cost, predictions, self.card)

@@ -1,0 +1,1 @@
+"""The commands that predict, and those that measure what predictions need."""

@@ -1,0 +1,50 @@
+"""What predictions give the profiler: see ``commprof.satellites``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+_COMMANDS = "commprof.forecast.commands"
+COMMANDS = {
+    "microbench": (
+        "measure collectives alone, by message size",
+        f"{_COMMANDS}.microbench:MicrobenchCommand",
+    ),
+    "fit": (
+        "fit the cost of this machine's collectives, for predictions",
+        f"{_COMMANDS}.fit:FitCommand",
+    ),
+    "predict": (
+        "predict a recorded run's step in other settings",
+        f"{_COMMANDS}.predict:PredictCommand",
+    ),
+    "chakra": (
+        "write a recorded run as Chakra execution traces",
+        f"{_COMMANDS}.chakra:ChakraCommand",
+    ),
+}
+OVERVIEW = """\
+  commprof microbench OP      measure collectives alone, by message size
+  commprof fit SOURCE...      fit the cost of this machine's collectives, for predictions
+  commprof predict RUN        predict the step on other links, world sizes, buckets and hooks
+  commprof chakra RUN --output DIR   write Chakra execution traces, for network simulators
+"""
+
+
+def expected_times(path: Path) -> Callable[[str, int, int, bool], float]:
+    """Returns what a call takes by a machine profile.
+
+    Args:
+        path: the profile's file.
+
+    Returns:
+        Function of an operation's name, bytes, ranks, and whether all ranks are on one host; its
+        result is in seconds, and NaN if the profile has no curve for it.
+
+    Raises:
+        CommprofError: the file is not a machine profile.
+    """
+    from commprof.forecast.fit.machine_profile import load_profile
+
+    return load_profile(path).expected_s

@@ -1,0 +1,170 @@
+"""The tools around the profiler, and what each of them gives it.
+
+The profiler works without them: each is a package of its own, which can be left out. It has a
+module ``seam``, with the functions of a protocol below, its commands, and nothing that takes long
+to import. No other module of the profiler may import a satellite.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+from commprof.errors import UsageError
+
+#: Time in seconds of a call of an operation, by name, bytes, ranks, and whether all ranks are on
+#: one host; NaN if it was not measured.
+ExpectedTime = Callable[[str, int, int, bool], float]
+
+#: Each satellite's package, and what it is for, as the end of a sentence.
+NAMES = {
+    "audit": "which audits scaling reports",
+    "forecast": "which predicts and measures collectives alone",
+    "tune": "which holds compressors, trials and the backend commprof",
+}
+
+
+class AddedReport(Protocol):
+    """What a satellite found in a run, in place of the means over all of the run's steps."""
+
+    @property
+    def key(self) -> str:
+        """Key of its figures in the JSON result."""
+
+    @property
+    def table_name(self) -> str:
+        """Name of its table among the tables of rows."""
+
+    def plain(self) -> dict[str, Any]:
+        """Returns its figures for the JSON result."""
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yields the rows of its table; all have the same columns."""
+
+    def section(self) -> Any:
+        """Returns its ``commprof.report.document.Section``."""
+
+    def pictures(self) -> dict[str, list[dict[str, Any]]]:
+        """Returns the data of its pictures, by the names that the page's scripts use."""
+
+    def screen(self, description: str, all_command: str, caveats: int) -> str:
+        """Renders at most 24 lines of 80 columns.
+
+        Args:
+            description: what was run.
+            all_command: command that prints the full report.
+            caveats: number of caveats on the run in the full report.
+        """
+
+    def text(self, description: str, width: int, caveats: list[str], tables: int | None) -> str:
+        """Renders all of it for the terminal.
+
+        Args:
+            description: what was run.
+            width: number of characters to wrap prose at.
+            caveats: sentences about the run.
+            tables: number of characters at which tables are split; None: never.
+        """
+
+
+class Commands(Protocol):
+    """The part of a seam that every satellite has."""
+
+    #: Help line of each command, and ``module:class`` that runs it, by the command's name as typed.
+    COMMANDS: Mapping[str, tuple[str, str]]
+    #: The commands in the overview of ``commprof --help``, a line for each.
+    OVERVIEW: str
+
+
+class Forecast(Commands, Protocol):
+    """What predictions give the profiler."""
+
+    def expected_times(self, path: Path) -> ExpectedTime:
+        """Returns what a call takes by a machine profile; raises CommprofError if it is none."""
+
+
+class Tune(Commands, Protocol):
+    """What compressors and trials give the profiler."""
+
+    def sharding(self) -> ModuleType:
+        """Returns the module that reads settings of FSDP2 as text."""
+
+    def parse_hook(self, text: str) -> Any:
+        """Returns the compressor that a text such as ``topk:ratio=0.01`` names.
+
+        Raises:
+            UsageError: there is no such compressor, or an option is out of range.
+        """
+
+    def run_help(self) -> str:
+        """Returns the part of ``commprof run``'s help on compressors and trials."""
+
+    def parse_trial(self, text: str) -> Any:
+        """Returns the plan of a trial; raises UsageError for a text that is none."""
+
+    def set_every_model(self, sharding: str, profiler: Any) -> None:
+        """Sets FSDP2's sharding in each model of this process that is made later."""
+
+    def try_every_model(self, trial: str, profiler: Any) -> None:
+        """Starts a trial in the first model of this process that can have one."""
+
+    def try_model(self, model: Any, trial: str) -> None:
+        """Starts a trial in a model."""
+
+    def register_backend(self) -> None:
+        """Registers the backend ``commprof`` with torch."""
+
+    def recorded_trial(self, run: Any, context: Mapping[str, Any]) -> AddedReport | None:
+        """Returns the report of the trial in a world's steps.
+
+        ``run`` is the ``WorldRun``, ``context`` the content of the run's ``run.json``.
+        """
+
+    def no_trial(self, directory: Path) -> str:
+        """Returns why no trial began in a run that was asked for one, as a sentence's end."""
+
+
+def forecast() -> Forecast:
+    """Returns the seam of predictions; raises UsageError if they are not installed."""
+    return cast(Forecast, _needed("forecast"))
+
+
+def tune() -> Tune:
+    """Returns the seam of compressors and trials; raises UsageError if they are not installed."""
+    return cast(Tune, _needed("tune"))
+
+
+def tune_if_there() -> Tune | None:
+    """Returns the seam of compressors and trials; None if they are not installed."""
+    return cast(Tune | None, _seam("tune"))
+
+
+def all_commands() -> Iterator[Commands]:
+    """Yields the seams of the satellites that are installed, for their commands."""
+    for name in NAMES:
+        if (seam := _seam(name)) is not None:
+            yield cast(Commands, seam)
+
+
+def _needed(name: str) -> ModuleType:
+    seam = _seam(name)
+    if seam is None:
+        raise UsageError(
+            f"this needs the package commprof.{name}, {NAMES[name]}, which this installation of "
+            "commprof leaves out; install commprof whole"
+        )
+    return seam
+
+
+@cache
+def _seam(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(f"commprof.{name}.seam")
+    except ModuleNotFoundError as error:
+        if error.name not in (f"commprof.{name}", f"commprof.{name}.seam"):
+            raise
+        return None

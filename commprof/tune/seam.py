@@ -1,0 +1,117 @@
+"""What compressors and trials give the profiler: see ``commprof.satellites``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from commprof.satellites import AddedReport
+    from commprof.trace.run.run_directory import WorldRun
+    from commprof.tune.compressors import Compressor
+    from commprof.tune.trials.plan import Plan
+
+COMMANDS: Mapping[str, tuple[str, str]] = {}
+OVERVIEW = ""
+_RUN_HELP = """\
+Gradient compressors, as --hook NAME or --hook NAME:option=value,option=value:
+{compressors}
+  commprof run --nproc 2 --hook int8                the transformer, int8 gradients
+  commprof run --nproc 2 --hook topk:ratio=0.001 train.py      the same for a script
+All compressors take measure_every=N. All but "none" and "hierarchical" also take feedback=0|1,
+start_step=N, checksum=0|1, hierarchical=0|1. See docs/compressors.md.
+
+Trials of settings, as --trial CANDIDATE,CANDIDATE: candidates take turns on the steps of the
+workload or script. The trial reports what to change, if anything. Candidates are compressors, as
+above, and
+{candidates}
+alone or joined by "+". Settings of the trial itself: rounds=8,block=6,warmup=2,shuffle=SEED. More
+rounds narrow the intervals.
+  commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01,bucket-cap=5 train.py
+  commprof run --nproc 2 --trial int8,bucket-cap=5,int8+bucket-cap=5,rounds=12
+  commprof run --nproc 2 --trial reshard-after-forward=false,prefetch=2 train_fsdp2.py
+See docs/trials.md.
+
+"""
+
+
+def sharding() -> ModuleType:
+    """Returns the module that reads settings of FSDP2: ``commprof.tune.trials.sharding``."""
+    from commprof.tune.trials import sharding as settings
+
+    return settings
+
+
+def parse_hook(text: str) -> Compressor:
+    """Returns the compressor that a text such as ``topk:ratio=0.01`` names.
+
+    Raises:
+        UsageError: there is no such compressor, or an option is out of range.
+    """
+    from commprof.tune.compressors import parse
+
+    return parse(text)
+
+
+def run_help() -> str:
+    """Returns the part of ``commprof run``'s help on compressors and trials."""
+    from commprof.tune.compressors.compressor import help_text as compressors
+    from commprof.tune.trials.candidates import help_text as candidates
+
+    return _RUN_HELP.format(compressors=compressors(), candidates=candidates())
+
+
+def parse_trial(text: str) -> Plan:
+    """Returns the plan of a trial.
+
+    Raises:
+        UsageError: the text cannot be read as a list of candidates and options.
+    """
+    from commprof.tune.trials import plan
+
+    return plan.parse_trial(text)
+
+
+def set_every_model(setting: str, profiler: Any) -> None:
+    """Sets FSDP2's sharding in each model of this process that is made later."""
+    from commprof.tune.trials.live import sharded
+
+    sharded.set_every_model(setting, profiler)
+
+
+def try_every_model(trial: str, profiler: Any) -> None:
+    """Starts a trial in the models of this process that are made later."""
+    from commprof.tune.trials.live import controller
+
+    controller.try_every_model(trial, profiler)
+
+
+def try_model(model: Any, trial: str) -> None:
+    """Starts a trial in a model, see ``commprof.trial``."""
+    from commprof.tune.trials import live
+
+    live.trial(model, trial)
+
+
+def register_backend() -> None:
+    """Registers the backend ``commprof`` with torch."""
+    from commprof.tune import backend
+
+    backend.register()
+
+
+def recorded_trial(run: WorldRun, context: Mapping[str, Any]) -> AddedReport | None:
+    """Returns the report of the trial that took place in a run's steps."""
+    from commprof.tune.report import TrialReport
+    from commprof.tune.trials.analyse import analyse_world_trial
+
+    return TrialReport(analyse_world_trial(run, context))
+
+
+def no_trial(directory: Path) -> str:
+    """Returns why no trial began in a run that was asked for one, as a sentence's end."""
+    from commprof.tune.trials import found
+
+    return found.no_trial(directory)
