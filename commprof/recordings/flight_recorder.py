@@ -105,6 +105,10 @@ class Dump:
     #: True if the recorder of a communication library such as NCCL wrote the dump, which learns of
     #: completions; False if it may come from the hook of another backend.
     of_library: bool = True
+    #: Time of the first entry, if the rank's buffer has dropped earlier ones; else 0.
+    since_ns: int = 0
+    #: Numbers of the process groups that the entries do not name; each rank counts on its own.
+    unnamed: frozenset[int] = frozenset()
 
 
 def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
@@ -134,6 +138,15 @@ def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
             problems[0] if problems else f"{quoted(path)} holds no Flight Recorder dump"
         )
     dumps = _with_distinct_groups([found[rank] for rank in sorted(found)])
+    unnamed = frozenset[int]().union(*(dump.unnamed for dump in dumps))
+    if len(unnamed) > 1 and len(dumps) > 1:
+        raise TraceError(
+            f"the dumps in {quoted(path)} number {len(unnamed)} process groups without naming "
+            "them, and each rank counts on its own: which groups are the same is not known. A "
+            "newer torch names them; the dump of one rank alone can be read"
+        )
+    if not any(entry.state == "completed" for dump in dumps for entry in dump.entries):
+        dumps = [replace(dump, since_ns=0) for dump in dumps]  # active entries only: none dropped
     dumps = _from_zero(_with_retired(dumps))
     if not any(dump.entries for dump in dumps):
         dumps = [_with_pending_by_status(dump) for dump in dumps]
@@ -290,7 +303,19 @@ def _dump(rank: int, value: Any) -> Dump:
         last_completed=_in_status("last_completed_collective", status, ids, list(named)),
         unknown_pending=len(enqueued) < sum(_is_behind(one) for one in status.values()),
         of_library=of_library,
+        since_ns=_since_ns(value.get("entries", []), entries),
+        unnamed=frozenset(
+            pg_id
+            for (_, pg_id), one in zip(found, value.get("entries", []), strict=True)
+            if "process_group" not in one
+        ),
     )
+
+
+def _since_ns(listed: Sequence[Mapping[str, Any]], entries: Sequence[Entry]) -> int:
+    """Returns the time of the first entry, if its number says that there were earlier ones."""
+    first = min((_integer(one.get("record_id", 0), "record_id") for one in listed), default=0)
+    return min((entry.created_ns for entry in entries), default=0) if first > 0 else 0
 
 
 def _is_of_library(value: Mapping[str, Any], version: str) -> bool:

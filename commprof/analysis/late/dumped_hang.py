@@ -201,7 +201,8 @@ def diagnosis(path: Path) -> Diagnosis:
     seen = {dump.rank for dump in dumps}
     missing = tuple(sorted({r for ranks in members.values() for r in ranks} - seen))
     everybody = [*states, *(_undumped(r, members, states[0].world_size) for r in missing)]
-    waits = waits_of(everybody)
+    every_wait = waits_of(everybody)
+    waits = _supported(every_wait, {dump.rank: dump.since_ns for dump in dumps})
     mismatches = _mismatches(dumps)
     cause = find_cause(everybody, waits, mismatches)
     words = _Words(dumps, members)
@@ -209,6 +210,8 @@ def diagnosis(path: Path) -> Diagnosis:
     untold = {e.backend for dump in dumps for e in dump.entries if e.state == UNTOLD}
     if kind == "none" and untold:
         kind = "unknown"
+    if kind == "arrived" and waits != every_wait:
+        kind = "unmatched"
     ranks = [one.rank for one in culprits]
     return Diagnosis(
         kind=kind,
@@ -230,6 +233,28 @@ def diagnosis(path: Path) -> Diagnosis:
         untold=tuple(sorted(untold)),
         mismatch=cause.mismatch,
     )
+
+
+def _supported(waits: Mapping[int, Waits], since_ns: Mapping[int, int]) -> Mapping[int, Waits]:
+    """Leaves out waits for a message that the other rank's buffer may have dropped.
+
+    Messages have no numbers that ranks share. If a rank's first entry is later than the message for
+    which another rank waits, the rank may have issued its part before.
+    """
+    return {
+        rank: [
+            (operation, known)
+            for operation, absent in found
+            if (
+                known := tuple(
+                    other
+                    for other in absent
+                    if operation.peer < 0 or since_ns.get(other, 0) <= operation.issue_ns
+                )
+            )
+        ]
+        for rank, found in waits.items()
+    }
 
 
 def _oldest_of_all(states: Sequence[DumpedRank], words: _Words) -> tuple[str, ...]:
