@@ -124,6 +124,7 @@ wheel: $(BUILT) ## build dist/*.whl, which installs without a compiler beside th
 
 stubs: $(BUILT) $(DEV) ## regenerate the type stubs of the built modules
 	$(BIN)/python tools/make_stubs.py commprof/_C.pyi
+	$(BIN)/python tools/make_stubs.py commprof/_tune.pyi
 	$(BIN)/python tools/make_stubs.py commprof/_reading.pyi
 
 tables: $(DEV) ## regenerate the Python tables that stand in C++ headers

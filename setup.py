@@ -42,7 +42,7 @@ class BuildNative(build_ext):
                 raise NativeBuildError(
                     "no torch is installed to build for, and the build is not isolated"
                 )
-            modules = [build_module(torch), build_reading(torch), native_build.PLUGIN]
+            modules = [*build_modules(torch), build_reading(torch), native_build.PLUGIN]
         except NativeBuildError as error:
             if REQUIRE_NATIVE:
                 raise SystemExit(f"commprof: {error.args[0]}") from None
@@ -62,8 +62,8 @@ class BuildNative(build_ext):
 PYTHON = f"py{sys.version_info[0]}{sys.version_info[1]}"
 
 
-def build_module(torch: InstalledTorch) -> Path:
-    """Builds the core, then the module that links it with this torch."""
+def build_modules(torch: InstalledTorch) -> list[Path]:
+    """Builds the core, then the modules that link it, and compressors, with this torch."""
     tree = native_build.TREES / f"{PYTHON}-torch{torch.version}"
     defines = {
         "Python_EXECUTABLE": sys.executable,
@@ -71,11 +71,18 @@ def build_module(torch: InstalledTorch) -> Path:
         "COMMPROF_TORCH_DIR": str(torch.directory),
         "COMMPROF_TORCH_VERSION": torch.version,
         "COMMPROF_MODULE": torch.module_name,
+        "COMMPROF_TUNE_MODULE": torch.tune_module_name,
     }
-    module = native_build.steps(ROOT / "csrc" / "torch", tree, defines)
-    for command in [*native_build.core_steps(), *module]:
+    modules = native_build.steps(ROOT / "csrc" / "torch", tree, defines)
+    for command in [*native_build.core_steps(), *modules]:
         _run(command)
-    return next(tree.glob(f"{torch.module_name}.*.so"))
+    return [next(tree.glob(f"{name}.*.so")) for name in names_with(torch)]
+
+
+def names_with(torch: InstalledTorch) -> list[str]:
+    """Names the modules that are built with torch; compressors may be left out of the sources."""
+    has_tune = (ROOT / "csrc" / "tune").is_dir()
+    return [torch.module_name, *([torch.tune_module_name] if has_tune else [])]
 
 
 def build_reading(torch: InstalledTorch) -> Path:
@@ -126,7 +133,7 @@ setup(
     # No sources: CMake has them. The extension makes the wheel a platform wheel.
     ext_modules=[
         Extension(f"commprof.{name}", [])
-        for name in (built_for.module_name if built_for else "_torch", "_reading")
+        for name in (*(names_with(built_for) if built_for else ["_torch"]), "_reading")
     ],
     cmdclass={"build_ext": BuildNative},
 )

@@ -41,8 +41,8 @@ class Figures:
 
 def simd_level() -> str:
     """Returns the name of the instruction set in use."""
-    assert _native.native is not None
-    return _native.native.simd_level()
+    assert _native.tune_error is None
+    return _native.tune.simd_level()
 
 
 def gradient(numel: int, seed: int = 0) -> torch.Tensor:

@@ -1,13 +1,17 @@
-"""Loads the C++ module that was built for the running torch, or stores why it is not loaded.
+"""Loads the C++ modules that were built for the running torch, or stores why they are not loaded.
+
+`native` is the profiler's own module. `tune` has compressors, shared memory and the
+microbenchmark's loop; it is loaded when it is first read, so that a training process that only
+records does not map it.
 
 torch keeps its C++ ABI within a minor version only. A module built for another
 minor version loads without complaint and then calls the wrong virtual functions.
-So each module carries its torch's minor version in its name, `_torch213`, and no file
+So each module carries its torch's minor version in its name, `_torch213` or `_tune213`, and no file
 with another name is ever opened. Modules for several torches can lie side by side.
 
 Importing this module prints nothing, and imports torch unless COMMPROF_NATIVE=0 is set.
-To test whether the module is loaded, use `native_error is None`: the type checker takes
-`native` for a module, and so skips code under `native is None`.
+To test whether a module is loaded, use `native_error is None` or `tune_error is None`: the type
+checker takes `native` for a module, and so skips code under `native is None`.
 """
 
 from __future__ import annotations
@@ -29,16 +33,16 @@ from commprof import variables
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["native", "native_error"]
+__all__ = ["native", "native_error", "tune", "tune_error"]
 
 _PACKAGE = Path(__file__).parent
 _FALLBACK = "Using the Python capture (fewer facts, more overhead)."
 
 
-def module_name(torch_version: str) -> str:
-    """Returns the module's name for a torch version: `_torch213` for torch 2.13.0+cpu."""
+def module_name(torch_version: str, stem: str = "_torch") -> str:
+    """Returns a module's name for a torch version: `_torch213` for torch 2.13.0+cpu."""
     major, minor = torch_version.split(".")[:2]
-    return f"_torch{major}{minor}"
+    return f"{stem}{major}{minor}"
 
 
 def built_for(file_names: Iterable[str]) -> list[str]:
@@ -130,10 +134,37 @@ def _load() -> tuple[ModuleType | None, str | None]:
         )
 
 
+def _load_tune() -> tuple[ModuleType | None, str | None]:
+    if native_error is not None:
+        return None, native_error
+    import torch
+
+    name = module_name(torch.__version__, "_tune")
+    command = install_command(_PACKAGE, _direct_url())
+    try:
+        return importlib.import_module(f"commprof.{name}"), None
+    except ModuleNotFoundError:
+        why = f"{_PACKAGE} has no {name}, which is built from csrc/tune"
+    except ImportError as error:
+        why = f"{name} does not load under torch {torch.__version__}: {error}"
+    return None, f"no C++ module of compressors and shared memory: {why}. To build it: {command}"
+
+
 native_error: str | None
 """Why there is no C++ module, to be printed once after `commprof: `; None if it is loaded."""
 
+tune_error: str | None
+"""Why there is no C++ module of compressors and shared memory; None if it is loaded."""
+
 if TYPE_CHECKING:
     from commprof import _C as native
+    from commprof import _tune as tune
 else:
     native, native_error = _load()
+
+    def __getattr__(name: str) -> ModuleType | str | None:
+        if name not in ("tune", "tune_error"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        loaded = _load_tune()
+        globals().update(zip(("tune", "tune_error"), loaded, strict=True))
+        return globals()[name]

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 TOOLS = ROOT / "tools"
 
 
-@pytest.mark.parametrize("name", ["_C.pyi", "_reading.pyi"])
+@pytest.mark.parametrize("name", ["_C.pyi", "_tune.pyi", "_reading.pyi"])
 def test_stub_is_what_the_built_module_generates(tmp_path: Path, name: str) -> None:
     if _native.native_error is not None and os.environ.get("COMMPROF_REQUIRE_NATIVE") != "1":
         pytest.skip(_native.native_error)

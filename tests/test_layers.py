@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
     *("errors", "units", "text", "interrupts", "address", "files", "invocation", "launched"),
-    *("variables", "_native", "_version", "_C", "_reading", "ddp_parameters"),
+    *("variables", "_native", "_version", "_C", "_tune", "_reading", "ddp_parameters"),
 }
 ENTRY_POINTS = {"__main__", "run", "wrap", "microbench", "backend"}
 
@@ -97,6 +97,13 @@ TORCH_FREE = {
 """Reading a trace must not cost a torch import, nor need one; nor may a script's start."""
 
 TORCH_HEADER = re.compile(r'\s*#\s*include\s*[<"]((?:torch/|ATen/|c10/|pybind11/|Python\.h)[^>"]*)')
+OWN_HEADER = re.compile(r'\s*#\s*include\s*"([^"]+)"')
+#: What csrc/tune may include of the profiler, besides csrc/base.
+TUNE_MAY_INCLUDE = (
+    "core/record.h",
+    "torch/core_functions.h",
+    "torch/capture/ddp/mean_all_reduce.h",
+)
 
 
 def layer_of(parts: Sequence[str]) -> str | None:
@@ -153,7 +160,7 @@ def allowed(own_name: str, own: str, target: Sequence[str]) -> bool:
     if target[0] == "_native" and own in TORCH_FREE:
         return False  # it imports torch
     if own_name == "_native":
-        return target[0] in ("_C", "variables")  # _C is a type stub, nothing at run time
+        return target[0] in ("_C", "_tune", "variables")  # _C and _tune are type stubs
     layer = layer_of(target)
     return layer in MAY_IMPORT[own] or (layer == own and own != "foundation")
 
@@ -167,6 +174,20 @@ def torch_includes(csrc: Path) -> list[str]:
         and not {"torch", "reading"}.intersection(file.relative_to(csrc).parts[:2])
         for line in file.read_text().splitlines()
         if (match := TORCH_HEADER.match(line))
+    ]
+
+
+def satellite_includes(csrc: Path) -> list[str]:
+    """One line per include across the border of csrc/tune that its interface does not allow."""
+    return [
+        f"{file.relative_to(csrc)} includes {match[1]}"
+        for file in sorted(csrc.rglob("*"))
+        if file.suffix in (".h", ".cpp")
+        for line in file.read_text().splitlines()
+        if (match := OWN_HEADER.match(line))
+        and match[1] not in TUNE_MAY_INCLUDE
+        and match[1].split("/")[0] not in ("base", file.relative_to(csrc).parts[0])
+        and "tune" in (match[1].split("/")[0], file.relative_to(csrc).parts[0])
     ]
 
 
@@ -186,6 +207,12 @@ def test_the_profiler_imports_no_satellite_and_they_not_each_other() -> None:
 
 def test_torch_headers_stay_in_csrc_torch() -> None:
     assert torch_includes(ROOT / "csrc") == []
+
+
+def test_the_profiler_includes_nothing_of_tune_and_tune_only_what_is_given_to_it() -> None:
+    assert satellite_includes(ROOT / "csrc") == []
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert [header for header in TUNE_MAY_INCLUDE if f"`csrc/{header}`" not in page] == []
 
 
 def test_the_native_code_uses_no_streams() -> None:
@@ -246,6 +273,20 @@ def test_a_planted_include_is_found(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.h").write_text('#include "core/b.h"\n#  include <ATen/ATen.h>\n')
     assert torch_includes(tmp_path) == ["core/a.h includes ATen/ATen.h"]
+
+
+def test_a_planted_include_across_the_border_of_tune_is_found(tmp_path: Path) -> None:
+    allowed_anywhere = '#include "base/b.h"\n#include "torch/core_functions.h"\n'
+    for name in ("core", "tune", "torch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.h").write_text(
+            f'{allowed_anywhere}#include "tune/b.h"\n#include "core/recorder.h"\n'
+        )
+    assert satellite_includes(tmp_path) == [
+        "core/a.h includes tune/b.h",
+        "torch/a.h includes tune/b.h",
+        "tune/a.h includes core/recorder.h",
+    ]
 
 
 def folders(root: Path) -> list[str]:

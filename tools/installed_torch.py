@@ -45,6 +45,11 @@ class InstalledTorch:
         """Name of commprof's C++ module for this torch, such as `_torch213`."""
         return "_torch{}{}".format(*self.minor)
 
+    @property
+    def tune_module_name(self) -> str:
+        """Name of the module of compressors and shared memory, such as `_tune213`."""
+        return "_tune{}{}".format(*self.minor)
+
 
 def in_target() -> InstalledTorch | None:
     """Returns the torch of the environment that commprof is being installed into.

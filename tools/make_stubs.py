@@ -1,8 +1,8 @@
 """Writes the type stub of a C++ module: `python tools/make_stubs.py commprof/_C.pyi`.
 
-The stub of the module with torch is named `_C` for every torch that the module is built for, so
-that the package is type-checked against one interface. `commprof/_reading.pyi` is that of the other
-module.
+The stubs of the modules with torch are named `_C` and `_tune` for every torch that the modules are
+built for, so that the package is type-checked against one interface. `commprof/_reading.pyi` is
+that of the module without torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from make_tables import formatted
 from pybind11_stubgen import main as stubgen
 
-from commprof._native import native, native_error
+from commprof import _native
 
 
 def header() -> str:
@@ -33,15 +33,18 @@ def header() -> str:
 
 
 def generate(stub: str) -> str:
-    """Returns the stub of the module for the running torch, or of the module `_reading`."""
-    if native_error is not None:
-        raise SystemExit(native_error)
-    module = native if stub == "_C" else importlib.import_module(f"commprof.{stub}")
+    """Returns the stub of a module for the running torch, or of the module `_reading`."""
+    for error in (_native.native_error, _native.tune_error):
+        if error is not None:
+            raise SystemExit(error)
+    with_torch = {"_C": _native.native, "_tune": _native.tune}
+    module = with_torch.get(stub) or importlib.import_module(f"commprof.{stub}")
     name = module.__name__
     with tempfile.TemporaryDirectory() as out:
         stubgen([name, "-o", out, "--exit-code"])
         text = Path(out, *name.split(".")).with_suffix(".pyi").read_text()
-    text = text.replace(name, f"commprof.{stub}")
+    for other, loaded in with_torch.items():
+        text = text.replace(loaded.__name__, f"commprof.{other}")
     # Values of constants, such as torch's version, are not part of the interface.
     text = re.sub(r"^(\w+: (?:str|int)) = .*$", r"\1", text, flags=re.M)
     text = re.sub(r"^(\w+): tuple = .*$", r"\1: tuple[str, ...]", text, flags=re.M)

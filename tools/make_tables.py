@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RECORD, TRACE_FORMAT = "csrc/core/record.h", "csrc/core/trace_format.h"
-MODE, BUCKET = "csrc/core/modes/mode.h", "csrc/tune/compress/bucket.h"
+MODE = "csrc/core/modes/mode.h"
 SCHEMES = "csrc/tune/compress/scheme_table.h"
 #: Types in numpy of a record's fields, by their type in C++.
 _TYPES = {"uint64_t": "<u8", "uint32_t": "<u4", "uint8_t": "u1", "Kind": "u1", "Op": "u1"}
@@ -42,7 +42,7 @@ def codes(root: Path = ROOT) -> str:
     magic = re.findall(r"kTraceMagic\[8\] = \{(.*?)\};", trace_format)[0]
     steps = dict(re.findall(r"k(Step\w+) = (\d+),", record))
     parts = [
-        _doc("Codes and layout of the trace format.", (RECORD, TRACE_FORMAT, MODE, BUCKET)),
+        _doc("Codes and layout of the trace format.", (RECORD, TRACE_FORMAT, MODE)),
         "from __future__ import annotations\n",
         "from enum import IntEnum\nfrom typing import Final\n",
         f"TRACE_MAGIC: Final = b{''.join(re.findall(r'[A-Z]', magic))!r}",
@@ -69,7 +69,7 @@ def codes(root: Path = ROOT) -> str:
         "#: Modes of capture, by code.",
         _tuple("MODES", (row[1] for row in rows((root / MODE).read_text(), "COMMPROF_MODES"))),
         "#: Stages of a compressed bucket, by the code in ``aux`` of a span.",
-        _tuple("STAGES", enumerators((root / BUCKET).read_text(), "Stage")),
+        _tuple("STAGES", enumerators(record, "Stage")),
         "#: Operations as c10d names them, by code.",
         _tuple("OPS", (row[1] for row in rows(record, "COMMPROF_OPS"))),
         "#: Name and type of a record's fields, in order.",

@@ -1,4 +1,4 @@
-"""Prints the compiler flags for the module's sources: torch's and Python's headers, and defines.
+"""Prints the compiler flags for the modules' sources: torch's and Python's headers, and defines.
 
 The same flags as in csrc/torch/CMakeLists.txt, for `make compilers`.
 """
@@ -21,6 +21,8 @@ def flags() -> list[str]:
         *(f"-isystem{path}" for path in headers),
         f'-DTORCH_VERSION_STR="{torch.version}"',
         f"-DCOMMPROF_MODULE={torch.module_name}",
+        f"-DCOMMPROF_TUNE_MODULE={torch.tune_module_name}",
+        '-DCOMMPROF_CORE_HASH="none"',
     ]
 
 

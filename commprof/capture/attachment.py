@@ -149,7 +149,7 @@ class Attachment:
                 self.set_hook(None)
             raise
         if running.is_native:
-            self.bucket_hook.set_compressor(running.engine)
+            self.bucket_hook.set_inner(running.engine)
         else:
             self.bucket_hook.set_hook(running.engine, None)
         self._release()

@@ -122,11 +122,13 @@ def check_kernels() -> None:
     Raises:
         UsageError: one of these variables has a value that is not valid.
     """
+    if not any(os.environ.get(name) for name in (variables.SIMD, variables.KERNEL_THREADS)):
+        return
     from commprof import _native  # imports torch
 
-    if _native.native is None:
+    if _native.tune_error is not None:
         return
-    for read in (_native.native.simd_level, _native.native.kernel_threads):
+    for read in (_native.tune.simd_level, _native.tune.kernel_threads):
         try:
             read()
         except ValueError as error:

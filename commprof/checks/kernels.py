@@ -14,8 +14,8 @@ NAME = "kernels"
 
 def measure(ranks: Ranks) -> tuple[str, str]:
     """Returns the host, and the kernels' instruction set and CPU type ("" without C++ module)."""
-    native = _native.native
-    level = "" if native is None else f"{native.simd_level()} on {platform.machine()}"
+    lacks = _native.tune_error is not None
+    level = "" if lacks else f"{_native.tune.simd_level()} on {platform.machine()}"
     return ranks.host, level
 
 

@@ -87,8 +87,7 @@ def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) ->
         ranks: global rank of each rank of the group, for messages.
         timeout: time after which a rank that does not join counts as missing.
     """
-    native = _native.native
-    assert native is not None
+    native = _native.tune
     own = hosts.groups[hosts.number]
     key = f"commprof/shm/{hosts.number}"
     place = {"rank": hosts.local_rank, "slot_bytes": SLOT_BYTES}
@@ -132,11 +131,11 @@ def _create(options: Any, _: Any) -> Any:
     Returns plain gloo if no two ranks are on one host, or, with a warning, if ranks of one host
     cannot share memory. All ranks decide alike.
     """
-    native = _native.native
-    if native is None:
+    if _native.tune_error is not None:
         raise CommprofError(
-            f"the backend 'commprof' needs the native module: {_native.native_error}; use 'gloo'"
+            f"the backend 'commprof' needs the native module: {_native.tune_error}; use 'gloo'"
         )
+    native = _native.tune
     store, rank, size = options.store, options.group_rank, options.group_size
     gloo = _gloo(store, rank, size, options.timeout)
     gloo._set_sequence_number_for_group()

@@ -97,6 +97,9 @@ enum class Phase : uint8_t {
 #undef X
 };
 
+// Stages of a compressed bucket, in Record::aux of a Span.
+enum class Stage : uint8_t { kEncode, kExchange, kReduce, kDecode };
+
 // Bits of Record::flags.
 inline constexpr uint32_t kFailed = 1; // End: completed with an error
 inline constexpr uint32_t kDeviceAsync =

@@ -44,7 +44,4 @@ struct BlockHeader {
 };
 static_assert(sizeof(BlockHeader) == 24);
 
-// CRC-32 (IEEE 802.3, reflected), the same as zlib.crc32 in Python.
-uint32_t crc32(const void* data, size_t bytes) noexcept;
-
 } // namespace commprof

@@ -30,9 +30,8 @@ foreach(level ${SIMD_LEVELS})
     -Wall -Wextra -Wno-unused-function -ffp-contract=off ${SIMD_FLAGS_${level}})
   target_sources(commprof_kernels PRIVATE $<TARGET_OBJECTS:commprof_kernels_${level}>)
 endforeach()
-target_include_directories(commprof_kernels PUBLIC csrc)
 target_compile_options(commprof_kernels PRIVATE -Wall -Wextra -ffp-contract=off)
-target_link_libraries(commprof_kernels PUBLIC Threads::Threads)
+target_link_libraries(commprof_kernels PUBLIC commprof_base)
 
 # Compressors over these kernels: schemes and exchanges, for any transport.
 file(GLOB COMPRESS_SOURCES CONFIGURE_DEPENDS csrc/tune/compress/*.cpp csrc/tune/compress/codecs/*.cpp
@@ -41,7 +40,7 @@ file(GLOB COMPRESS_SOURCES CONFIGURE_DEPENDS csrc/tune/compress/*.cpp csrc/tune/
 add_library(commprof_compress STATIC ${COMPRESS_SOURCES})
 commprof_unity(commprof_compress)
 target_compile_options(commprof_compress PRIVATE -Wall -Wextra ${FAST} -ffp-contract=off)
-target_link_libraries(commprof_compress PUBLIC commprof_shm commprof_core)
+target_link_libraries(commprof_compress PUBLIC commprof_shm)
 
 # Collectives through memory that the ranks of one host share.
 file(GLOB SHM_SOURCES CONFIGURE_DEPENDS csrc/tune/shm/*.cpp)

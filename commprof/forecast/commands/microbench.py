@@ -229,8 +229,8 @@ def _check_backend(backend: str, local_ranks: int) -> None:
 
     if backend != "commprof":
         check_backend(backend, local_ranks)
-    elif _native.native is None:
-        raise UsageError(f"backend 'commprof' needs the native module: {_native.native_error}")
+    elif _native.tune_error is not None:
+        raise UsageError(f"backend 'commprof' needs the native module: {_native.tune_error}")
 
 
 def _launch(plan: Plan, directory: Path) -> None:

@@ -72,14 +72,14 @@ def warmup_calls(call_ns: float, asked: int | None) -> int:
 
 def loop_language(on_cpu: bool) -> str:
     """Language of the loop that takes samples, for the result's context."""
-    return "C++" if on_cpu and _native.native is not None else "Python"
+    return "C++" if on_cpu and _native.tune_error is None else "Python"
 
 
 def make_sampled_call(op: str, side: Side, buffers: Buffers, redop: str) -> Call:
     """Makes a call as `calls.make_call` does, in C++ if possible."""
-    native = _native.native
-    if native is None or side.device != "cpu":
+    if side.device != "cpu" or _native.tune_error is not None:
         return make_call(op, side, buffers, redop)
+    native = _native.tune
     call: Call = native.CollectiveCall(side.group, op, buffers.source, buffers.target, redop, ROOT)
     return call
 
@@ -94,8 +94,7 @@ def sample_in_cpp(call: Call, meet: Call, iterations: int) -> Times | None:
 
 
 def _is_native(call: Any) -> bool:
-    native = _native.native
-    return native is not None and isinstance(call, native.CollectiveCall)
+    return _native.tune_error is None and isinstance(call, _native.tune.CollectiveCall)
 
 
 @dataclass(frozen=True)

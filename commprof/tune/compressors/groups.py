@@ -57,7 +57,7 @@ class Connections:
         listener, endpoint, problem = None, "", ""
         try:
             if variables.SOCKETS.value() == "on":
-                listener = _native.native.Listener(own_address(self._store()))
+                listener = _native.tune.Listener(own_address(self._store()))
                 endpoint = listener.endpoint
         except (OSError, RuntimeError, ValueError) as error:
             problem = str(error)
@@ -124,7 +124,7 @@ class Exchange:
 def compresses_natively(ddp: DistributedDataParallel) -> bool:
     """True if the native module compresses; False if parameters are on a GPU, or it is missing."""
     on_cpu = all(parameter.device.type == "cpu" for _, parameter in reduced(ddp))
-    return _native.native is not None and on_cpu
+    return on_cpu and _native.tune_error is None
 
 
 class Groups:

@@ -19,9 +19,9 @@ Tensor: TypeAlias = Any  # torch.Tensor; torch is not followed by the type check
 
 
 def _module() -> Any:
-    if _native.native is None:
-        raise CommprofError(f"commprof.compressors.kernels: {_native.native_error}")
-    return _native.native
+    if _native.tune_error is not None:
+        raise CommprofError(f"commprof.compressors.kernels: {_native.tune_error}")
+    return _native.tune
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

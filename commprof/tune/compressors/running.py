@@ -105,11 +105,9 @@ class Running:
             self.compresses = way.compresses
             if not self.compresses:
                 scheme, options = "hierarchical", {}
-            native = _native.native
-            assert native is not None
 
             def make() -> Any:
-                return native.CompressingHook(
+                return _native.tune.CompressingHook(
                     model_group,
                     way.group,
                     parameters,

@@ -110,7 +110,7 @@ def add_topk(payload: tuple[Tensor, ...], total: Tensor) -> None:
 def lacks(compressor: Compressor) -> str:
     """Says why a compressor cannot run as torch operations; empty if it can."""
     needs = "needs the native module and gradients on the CPU"
-    why = _native.native_error or "gradients on a GPU"
+    why = _native.tune_error or "gradients on a GPU"
     if compressor.scheme not in _SCHEMES:
         return (
             f"the compressor {compressor.scheme!r} {needs}; use one of "

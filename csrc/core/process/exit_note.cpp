@@ -1,4 +1,5 @@
 #include "core/process/exit_note.h"
+#include "base/crc32.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -23,8 +23,8 @@
 #include "torch/capture/observer.h"
 #include "torch/capture/process_groups.h"
 #include "torch/capture/stacks.h"
+#include "torch/core_functions.h"
 #include "torch/device/device_events.h"
-#include "tune/torch/compress/compressing_hook.h"
 
 namespace py = pybind11;
 using namespace commprof;
@@ -367,12 +367,11 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   bindHosts(m);
   bindFutures(m);
   bindDevices(m);
-  bindShm(m);
-  bindConnections(m);
-  bindCompression(m);
-  bindKernels(m);
-  bindMicrobench(m);
 
+  m.attr(kCoreFunctionsAttribute) =
+      py::capsule(&coreFunctions(), kCoreFunctionsName);
+  py::class_<InnerHook, std::shared_ptr<InnerHook>>(
+      m, "InnerHook", "A communication hook that a satellite made in C++.");
   py::class_<BucketHook, std::shared_ptr<BucketHook>>(
       m, "BucketHook", "The DDP communication hook of one model.")
       .def_static(
@@ -399,11 +398,11 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
           py::arg("hook"),
           py::arg("state"))
       .def(
-          "set_compressor",
-          [](BucketHook& self, std::shared_ptr<CompressingHook> hook) {
+          "set_inner",
+          [](BucketHook& self, std::shared_ptr<InnerHook> hook) {
             self.setInner(std::move(hook));
           },
-          "Puts a compressor inside, from the next bucket on.",
+          "Puts a satellite's hook inside, from the next bucket on.",
           py::arg("hook"))
       .def_property(
           "recording", &BucketHook::recording, &BucketHook::setRecording);

@@ -3,42 +3,10 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include <memory>
-#include <optional>
-#include <utility>
-
 namespace commprof {
-
-// Deletes an object that may hold the last reference to a process group. The
-// group's destructor joins gloo's threads, which may need the GIL to release a
-// tensor: a thread that kept it would wait for ever. Objects of C++ may be
-// deleted by a thread without the GIL, or after Python has ended.
-struct DeleteWithoutGil {
-  template <class T>
-  void operator()(T* object) const {
-    std::optional<pybind11::gil_scoped_release> release;
-    if (Py_IsInitialized() && PyGILState_Check()) {
-      release.emplace();
-    }
-    delete object;
-  }
-};
-
-// Returns an owner that releases its share in the object as DeleteWithoutGil.
-template <class T>
-std::shared_ptr<T> releasedWithoutGil(std::shared_ptr<T> object) {
-  T* const place = object.get();
-  auto* share = new std::shared_ptr<T>(std::move(object));
-  return {place, [share](T*) { DeleteWithoutGil()(share); }};
-}
 
 void bindHosts(pybind11::module_& m); // clocks and arrivals of several ranks
 void bindFutures(pybind11::module_& m); // waits for futures
 void bindDevices(pybind11::module_& m); // streams and coalesced calls
-void bindShm(pybind11::module_& m); // collectives in shared memory
-void bindConnections(pybind11::module_& m); // sockets between ranks
-void bindCompression(pybind11::module_& m); // compressors as hooks
-void bindKernels(pybind11::module_& m); // compression kernels on plain tensors
-void bindMicrobench(pybind11::module_& m); // the microbenchmark's loop
 
 } // namespace commprof

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/record.h"
+
 namespace commprof::compress {
 
 // The position of one parameter in a bucket. DDP rebuilds buckets and reuses
@@ -35,8 +37,6 @@ uint64_t signatureOf(std::span<const Slot> slots);
 // Throws std::invalid_argument if slots overlap or exceed the bucket, if a
 // matrix does not fit its slot, or if the bucket has 2^31 values or more.
 void checkBucket(const Bucket& bucket);
-
-enum class Stage : uint8_t { kEncode, kExchange, kReduce, kDecode };
 
 struct Span {
   Stage stage = Stage::kEncode;

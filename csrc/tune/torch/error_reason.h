@@ -6,7 +6,7 @@
 #include <exception>
 #include <string>
 
-namespace commprof {
+namespace commprof::tune {
 
 // Returns an error's message, without the C++ stack that torch's errors carry.
 inline std::string reasonOf(const std::exception& error) {
@@ -14,4 +14,4 @@ inline std::string reasonOf(const std::exception& error) {
   return torch_error ? torch_error->what_without_backtrace() : error.what();
 }
 
-} // namespace commprof
+} // namespace commprof::tune

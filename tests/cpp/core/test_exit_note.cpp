@@ -1,4 +1,5 @@
 // Tests the note that a process adds to its closed trace when it exits.
+#include "base/crc32.h"
 #include "core/process/exit_note.h"
 
 #include <sys/wait.h>

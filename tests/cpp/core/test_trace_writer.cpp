@@ -1,4 +1,5 @@
 // Tests the bytes that the trace writer writes, and a full disk.
+#include "base/crc32.h"
 #include "core/trace_writer.h"
 
 #include <sys/stat.h>

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/crc32.h"
 #include "core/recorder.h"
 
 namespace trace_file {

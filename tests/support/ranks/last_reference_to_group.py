@@ -36,8 +36,8 @@ def _issue_late(group: Any) -> None:
 store, nothing = dist.HashStore(), torch.empty(0)
 with ThreadPoolExecutor(2) as pool:
     groups = list(pool.map(lambda rank: _group(store, rank), (0, 1)))
-assert _native.native is not None
-call = _native.native.CollectiveCall(groups[0], "barrier", nothing, nothing, "sum", 0)
+assert _native.tune_error is None
+call = _native.tune.CollectiveCall(groups[0], "barrier", nothing, nothing, "sum", 0)
 groups[0].allreduce([torch.ones(4)])
 other = threading.Thread(target=_issue_late, args=(groups.pop(1),))
 groups.clear()

@@ -21,6 +21,13 @@ SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 COMMAND = "pip install something"
 
 SHOW = "import commprof._native as n; print(n.native); print(n.native_error)"
+SHOW_TUNE = """
+import sys
+import commprof._native as n
+print([name for name in sys.modules if "_tune" in name])
+print(n.tune)
+print(n.tune_error)
+"""
 
 
 @pytest.mark.parametrize(
@@ -111,10 +118,10 @@ def fake_install(tmp_path: Path) -> Path:
     return package
 
 
-def run_gate(package: Path, **env: str) -> list[str]:
+def run_gate(package: Path, show: str = SHOW, **env: str) -> list[str]:
     """Returns `native` and `native_error` as printed by a process that imports the gate."""
     result = subprocess.run(
-        [sys.executable, "-c", SHOW],
+        [sys.executable, "-c", show],
         cwd=package.parent,
         env={"PYTHONPATH": str(package.parent), **env},
         capture_output=True,
@@ -152,6 +159,39 @@ def test_gate_loads_the_matching_module(fake_install: Path) -> None:
     assert error == "None"
 
 
+def test_gate_loads_compressors_when_they_are_first_read(fake_install: Path) -> None:
+    for name in ("_torch299", "_tune299"):
+        (fake_install / f"{name}.py").touch()
+    before, tune, error = run_gate(fake_install, SHOW_TUNE)
+    assert before == "[]"
+    assert tune.startswith("<module 'commprof._tune299'")
+    assert error == "None"
+
+
+def test_gate_says_that_compressors_were_not_built(fake_install: Path) -> None:
+    (fake_install / "_torch299.py").touch()
+    (fake_install / f"_tune213{SUFFIX}").write_text("not a shared object")
+    _, tune, error = run_gate(fake_install, SHOW_TUNE)
+    assert tune == "None"
+    assert f"{fake_install} has no _tune299, which is built from csrc/tune. To build" in error
+    assert "-m pip install " in error
+
+
+def test_gate_reports_compressors_that_do_not_load(fake_install: Path) -> None:
+    (fake_install / "_torch299.py").touch()
+    (fake_install / "_tune299.py").write_text("raise ImportError('built with another version')\n")
+    _, tune, error = run_gate(fake_install, SHOW_TUNE)
+    assert tune == "None"
+    assert "_tune299 does not load under torch 2.99.0: built with another version. " in error
+
+
+def test_without_the_core_module_there_are_no_compressors_either(fake_install: Path) -> None:
+    (fake_install / "_tune299.py").touch()
+    _, tune, error = run_gate(fake_install, SHOW_TUNE)
+    assert (tune, error) == tuple(run_gate(fake_install))
+    assert tune == "None"
+
+
 def test_gate_can_be_switched_off_without_importing_torch(fake_install: Path) -> None:
     (fake_install.parent / "torch.py").write_text("raise AssertionError\n")
     native, error = run_gate(fake_install, COMMPROF_NATIVE="0")
@@ -160,10 +200,14 @@ def test_gate_can_be_switched_off_without_importing_torch(fake_install: Path) ->
 
 
 @pytest.mark.skipif(_native.native is None, reason="needs the C++ module")
-def test_the_native_module_needs_only_libraries_of_torch_for_the_cpu() -> None:
-    """The module also works with torch for CUDA, which has these libraries and interfaces too."""
-    assert _native.native is not None
-    read = ["readelf", "--dynamic", "--wide", str(_native.native.__file__)]
+@pytest.mark.parametrize("stem", ["_torch", "_tune"])
+def test_the_native_modules_need_only_libraries_of_torch_for_the_cpu(stem: str) -> None:
+    """The modules also work with torch for CUDA, which has these libraries and interfaces too."""
+    core = Path(_native.native.__file__)
+    module = core.with_name(core.name.replace("_torch", stem, 1))
+    if not module.exists():
+        pytest.skip("built without csrc/tune")
+    read = ["readelf", "--dynamic", "--wide", str(module)]
     needed = re.findall(r"NEEDED.*\[(.+)\]", subprocess.check_output(read, text=True))
     of_torch = {name for name in needed if name.startswith(("libtorch", "libc10"))}
     assert of_torch == {"libtorch_python.so", "libtorch_cpu.so", "libc10.so"}

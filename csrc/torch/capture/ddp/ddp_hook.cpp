@@ -6,6 +6,7 @@
 #include "core/recorder.h"
 #include "core/wait_returns.h"
 #include "torch/capture/ddp/finalize.h"
+#include "torch/capture/ddp/mean_all_reduce.h"
 #include "torch/capture/ddp/observed_buckets.h"
 #include "torch/capture/process_groups.h"
 #include "torch/capture/tensor_bytes.h"

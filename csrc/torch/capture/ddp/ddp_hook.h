@@ -17,29 +17,6 @@ class Reducer;
 
 namespace commprof {
 
-// DDP's own mean all-reduce, except that the division cannot be fused with the
-// copy into the bucket. Multiplies by the reciprocal, as DDP does: dividing
-// would differ in the last bit if the world size is not a power of two.
-class MeanAllReduce final : public c10d::CommHookInterface {
- public:
-  explicit MeanAllReduce(c10::intrusive_ptr<c10d::ProcessGroup> group)
-      : group_(std::move(group)) {}
-
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(
-      c10d::GradBucket& bucket) override {
-    at::Tensor& buffer = bucket.getBufferRef();
-    buffer.mul_(1.0 / group_->getSize());
-    std::vector<at::Tensor> tensors{buffer};
-    return group_->allreduce(tensors)->getFuture();
-  }
-  at::Tensor parseHookResult(const c10::IValue& result) override {
-    return c10d::detail::parseCppCommHookResult(result);
-  }
-
- private:
-  const c10::intrusive_ptr<c10d::ProcessGroup> group_;
-};
-
 // Shared by the reducer, which owns the hook as long as the model lives, and by
 // the user's handle. A reducer accepts one hook and never releases it, so only
 // the hook inside this one can be changed.

@@ -194,11 +194,8 @@ void awaitInPass(
   }
 }
 
-WorksFor::WorksFor(int graph_task) noexcept {
+void worksFor(int graph_task) noexcept {
   works_for = graph_task;
-}
-WorksFor::~WorksFor() {
-  works_for = -1;
 }
 
 } // namespace commprof

@@ -31,15 +31,9 @@ void awaitInPass(
     const c10::intrusive_ptr<c10::ivalue::Future>& future,
     uint64_t op_id);
 
-// During its lifetime, operations that its thread issues outside of a backward
-// pass count as issued by `graph_task`: a compressor's thread works for the
-// pass that its bucket belongs to. Graph task -1: no pass.
-class WorksFor {
- public:
-  explicit WorksFor(int graph_task) noexcept;
-  ~WorksFor();
-  WorksFor(const WorksFor&) = delete;
-  WorksFor& operator=(const WorksFor&) = delete;
-};
+// From now on, operations that this thread issues outside of a backward pass
+// count as issued by `graph_task`: a compressor's thread works for the pass
+// that its bucket belongs to. Graph task -1: no pass.
+void worksFor(int graph_task) noexcept;
 
 } // namespace commprof

@@ -3,7 +3,7 @@
 //
 // GIL: released wherever the hook's thread may have to finish a bucket first,
 // and during waits for other ranks.
-#include "torch/bindings/bindings.h"
+#include "tune/torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -16,7 +16,7 @@
 
 namespace py = pybind11;
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace {
 
@@ -94,7 +94,7 @@ compress::Options optionsOf(
 
 void bindCompression(py::module_& m) {
   using NoGil = py::call_guard<py::gil_scoped_release>;
-  py::class_<CompressingHook, std::shared_ptr<CompressingHook>>(
+  py::class_<CompressingHook, InnerHook, std::shared_ptr<CompressingHook>>(
       m, "CompressingHook", "Compresses one model's gradient buckets.")
       .def(
           py::init([](c10::intrusive_ptr<c10d::ProcessGroup> model_group,
@@ -220,4 +220,4 @@ void bindConnections(py::module_& m) {
           py::call_guard<py::gil_scoped_release>());
 }
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -15,16 +15,16 @@
 #include <tuple>
 #include <vector>
 
-#include "torch/bindings/bindings.h"
 #include "tune/kernels/blocks/block_quant.h"
 #include "tune/kernels/blocks/cast.h"
 #include "tune/kernels/level.h"
 #include "tune/kernels/parallel.h"
 #include "tune/kernels/topk/topk.h"
+#include "tune/torch/bindings/bindings.h"
 
 namespace py = pybind11;
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace {
 
@@ -210,4 +210,4 @@ void bindKernels(py::module_& m) {
       NoGil());
 }
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -1,13 +1,13 @@
 // Python bindings of the microbenchmark's loop: no logic here.
 //
 // GIL: released while calls are made.
-#include "torch/bindings/bindings.h"
+#include "tune/torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>
 
 #include "tune/torch/microbench/collective_call.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace py = pybind11;
 
@@ -53,4 +53,4 @@ void bindMicrobench(py::module_& m) {
           NoGil());
 }
 
-} // namespace commprof
+} // namespace commprof::tune

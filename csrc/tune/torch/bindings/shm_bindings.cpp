@@ -1,4 +1,4 @@
-#include "torch/bindings/bindings.h"
+#include "tune/torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -6,7 +6,7 @@
 #include "tune/torch/shm/hierarchical_backend.h"
 #include "tune/torch/shm/shm_backend.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace py = pybind11;
 
@@ -86,4 +86,4 @@ void bindShm(py::module_& m) {
       py::arg("owners"));
 }
 
-} // namespace commprof
+} // namespace commprof::tune

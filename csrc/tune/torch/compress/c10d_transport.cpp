@@ -8,7 +8,7 @@
 
 #include "tune/torch/error_reason.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace {
 
@@ -203,4 +203,4 @@ std::unique_ptr<Transfer> C10dTransport::allReduceSum(std::span<float> data) {
   return std::make_unique<AllReduce>(*group_, data);
 }
 
-} // namespace commprof
+} // namespace commprof::tune

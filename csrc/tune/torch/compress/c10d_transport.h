@@ -14,7 +14,7 @@ namespace c10d {
 class ProcessGroup;
 }
 
-namespace commprof {
+namespace commprof::tune {
 
 // Messages are c10d's send and recv: gloo's all-gather and reduce-scatter copy
 // their data once more, and its all-to-all uses two threads that all peers
@@ -47,4 +47,4 @@ class C10dTransport final : public compress::Transport {
   uint32_t exchanges_ = 0; // number of exchanges, the same on all ranks
 };
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -12,13 +12,13 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "core/recorder.h"
-#include "torch/capture/ddp/finalize.h"
+#include "core/record.h"
 #include "tune/compress/sockets/mesh.h"
 #include "tune/torch/compress/c10d_transport.h"
 #include "tune/torch/compress/recorded_transport.h"
+#include "tune/torch/core.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace {
 
@@ -82,19 +82,18 @@ void recordReport(
     const std::string& scheme,
     uint32_t index,
     uint64_t op_id) {
-  Recorder& recorder = Recorder::instance();
-  if (op_id == 0 || !recorder.enabled()) {
+  if (op_id == 0 || !core().recording()) {
     return;
   }
   Record record;
   record.op_id = op_id;
-  record.thread = Recorder::threadId();
+  record.thread = core().thread_id();
   for (const compress::Span& span : report.spans) {
     record.kind = Kind::kSpan;
     record.aux = uint32_t(span.stage);
     record.timestamp_ns = span.begin_ns;
     record.value = span.end_ns;
-    recorder.push(record);
+    core().push(record);
   }
   record.kind = Kind::kCompression;
   record.timestamp_ns = nowNs();
@@ -103,7 +102,7 @@ void recordReport(
   record.bytes_out = report.wire_bytes;
   record.value = nameBits(scheme);
   record.flags = report.nonfinite ? kNonFinite : 0;
-  recorder.push(record);
+  core().push(record);
   if (report.has_quality) {
     record.kind = Kind::kQuality;
     record.aux = counted(report.saturated);
@@ -112,9 +111,22 @@ void recordReport(
     record.bytes_out = std::bit_cast<uint64_t>(report.cosine);
     record.value = std::bit_cast<uint64_t>(report.residual_ratio);
     record.flags = 0;
-    recorder.push(record);
+    core().push(record);
   }
 }
+
+// During its lifetime, what this thread issues counts for a backward pass.
+class WorksFor {
+ public:
+  explicit WorksFor(int graph_task) noexcept {
+    core().works_for(graph_task);
+  }
+  ~WorksFor() {
+    core().works_for(-1);
+  }
+  WorksFor(const WorksFor&) = delete;
+  WorksFor& operator=(const WorksFor&) = delete;
+};
 
 } // namespace
 
@@ -353,8 +365,8 @@ c10::intrusive_ptr<c10::ivalue::Future> CompressingHook::submit(
   task.bucket.step = step;
   task.bucket.index = index;
   task.keeps_slots = composition;
-  task.op_id = currentBucket();
-  task.graph_task = task.op_id ? bracketFinalize() : -1;
+  task.op_id = core().current_bucket();
+  task.graph_task = task.op_id ? core().bracket_finalize() : -1;
   task.future =
       c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
   auto future = task.future;
@@ -366,4 +378,4 @@ at::Tensor CompressingHook::parseHookResult(const c10::IValue& result) {
   return c10d::detail::parseCppCommHookResult(result);
 }
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -17,13 +17,14 @@
 #include <vector>
 
 #include "base/threads.h"
-#include "torch/capture/ddp/ddp_hook.h"
+#include "torch/capture/ddp/mean_all_reduce.h"
+#include "torch/core_functions.h"
 #include "tune/compress/compressor.h"
 #include "tune/compress/exchange/host_stage.h"
 #include "tune/compress/exchange/transport.h"
 #include "tune/compress/sockets/mesh.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 // One bucket to be exchanged.
 struct BucketTask {
@@ -98,7 +99,7 @@ class Executor {
 // Parameters are recognised by their TensorImpl and identified by their number
 // in the model, because DDP reuses indices and memory of buckets when it
 // regroups them.
-class CompressingHook final : public c10d::CommHookInterface {
+class CompressingHook final : public InnerHook {
  public:
   struct Groups {
     c10::intrusive_ptr<c10d::ProcessGroup> model; // DDP's group
@@ -158,4 +159,4 @@ class CompressingHook final : public c10d::CommHookInterface {
   bool warned_ = false;
 };
 
-} // namespace commprof
+} // namespace commprof::tune

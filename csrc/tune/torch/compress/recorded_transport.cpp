@@ -8,12 +8,10 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "core/recorder.h"
-#include "torch/capture/completion.h"
-#include "torch/capture/ddp/finalize.h"
-#include "torch/capture/process_groups.h"
+#include "core/record.h"
+#include "tune/torch/core.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace {
 
@@ -30,40 +28,38 @@ void recordIssue(
     int peer,
     uint64_t bytes,
     std::vector<Issued>& issued) {
-  const uint32_t seq = info.nextMessage(op, peer);
-  Recorder& recorder = Recorder::instance();
-  if (!recorder.enabled()) {
+  const uint32_t seq = core().next_message(info, op, peer);
+  if (!core().recording()) {
     return;
   }
   Record issue;
   issue.kind = Kind::kIssue;
   issue.op = op;
-  issue.op_id = recorder.nextOpId();
+  issue.op_id = core().next_op_id();
   issue.dtype = uint8_t(at::kByte);
-  issue.group = info.id;
-  issue.thread = Recorder::threadId();
+  issue.group = core().group_id(info);
+  issue.thread = core().thread_id();
   issue.aux = uint32_t(peer);
   (op == Op::kSend ? issue.bytes_in : issue.bytes_out) = bytes;
   issue.seq = seq;
-  issue.value = uint64_t(bracketFinalize() + 1);
+  issue.value = uint64_t(core().bracket_finalize() + 1);
   issue.timestamp_ns = nowNs();
-  recorder.push(issue);
+  core().push(issue);
   issued.push_back({issue.op_id, op});
 }
 
 void recordWait(uint64_t op_id, Op op, uint64_t begin_ns, uint64_t end_ns) {
-  Recorder& recorder = Recorder::instance();
-  if (!recorder.enabled()) {
+  if (!core().recording()) {
     return;
   }
   Record wait;
   wait.kind = Kind::kWait;
   wait.op = op;
   wait.op_id = op_id;
-  wait.thread = Recorder::threadId();
+  wait.thread = core().thread_id();
   wait.timestamp_ns = begin_ns;
   wait.value = end_ns;
-  recorder.push(wait);
+  core().push(wait);
 }
 
 // A message's end is recorded as the end of its wait. If several messages are
@@ -109,7 +105,7 @@ class RecordedMessages final : public compress::Transfer {
 RecordedTransport::RecordedTransport(
     const c10::intrusive_ptr<c10d::ProcessGroup>& group,
     std::unique_ptr<compress::Transport> inner)
-    : info_(groupInfo(*group)), inner_(std::move(inner)) {}
+    : info_(core().group(*group)), inner_(std::move(inner)) {}
 
 std::unique_ptr<compress::Transfer> RecordedTransport::exchange(
     std::span<const std::span<const std::byte>> send,
@@ -132,10 +128,10 @@ std::unique_ptr<compress::Transfer> RecordedTransport::exchange(
         std::move(issued), std::move(transfer));
   } catch (...) {
     for (const auto& [op_id, op] : issued) {
-      recordEnd(op_id, op, true);
+      core().record_end(op_id, op, true);
     }
     throw;
   }
 }
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -14,8 +14,10 @@ class ProcessGroup;
 }
 
 namespace commprof {
-
 struct GroupInfo;
+}
+
+namespace commprof::tune {
 
 // Lets reports, the watchdog and predictions see senders, receivers and waits
 // with any transport. All-reduces are left to the inner transport: those of
@@ -55,4 +57,4 @@ class RecordedTransport final : public compress::Transport {
   const std::unique_ptr<compress::Transport> inner_;
 };
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace {
 
@@ -196,4 +196,4 @@ CallTimes CollectiveCall::sample(int64_t iterations, const CollectiveCall* meet)
   return times;
 }
 
-} // namespace commprof
+} // namespace commprof::tune

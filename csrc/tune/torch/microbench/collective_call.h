@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace commprof {
+namespace commprof::tune {
 
 // A collective to call, named as in commprof/forecast/microbench/operations.py.
 struct CollectiveSpec {
@@ -49,4 +49,4 @@ class CollectiveCall {
   std::function<void()> run_;
 };
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -1,6 +1,6 @@
 #include "tune/torch/shm/dense.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 std::optional<kernels::Element> elementOf(const at::Tensor& tensor) {
   if (!isPlain(tensor)) {
@@ -39,4 +39,4 @@ std::optional<kernels::Reduction> reductionOf(const c10d::ReduceOp& op) {
   }
 }
 
-} // namespace commprof
+} // namespace commprof::tune

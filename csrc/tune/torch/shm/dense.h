@@ -9,7 +9,7 @@
 
 #include "tune/kernels/linear/combine.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 // Return nullopt for types, devices, layouts and reductions that the kernels do
 // not support.
@@ -47,4 +47,4 @@ class InOrder {
   const at::Tensor dense_;
 };
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -18,7 +18,7 @@
 #include "tune/torch/shm/peers.h"
 #include "tune/torch/shm/threaded_backend.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace {
 
@@ -297,4 +297,4 @@ c10::intrusive_ptr<c10d::Backend> makeHierarchicalBackend(
       std::move(wrapped), std::move(hierarchy));
 }
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -14,7 +14,7 @@
 
 #include "tune/shm/team.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 struct Hierarchy {
   std::shared_ptr<shm::Team> team; // the ranks of this host
@@ -27,4 +27,4 @@ c10::intrusive_ptr<c10d::Backend> makeHierarchicalBackend(
     c10::intrusive_ptr<c10d::Backend> wrapped,
     Hierarchy hierarchy);
 
-} // namespace commprof
+} // namespace commprof::tune

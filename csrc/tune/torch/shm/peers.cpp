@@ -15,7 +15,7 @@
 #include "tune/shm/team.h"
 #include "tune/torch/shm/dense.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace {
 
@@ -170,4 +170,4 @@ std::vector<const std::byte*> Peers::Messages::payloads() const {
   return payloads;
 }
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -20,7 +20,7 @@
 
 #include "tune/shm/team.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 // Used by one thread at a time. No other code may send messages over `across`;
 // its collectives may be used by any code.
@@ -90,4 +90,4 @@ class Peers {
   uint32_t exchanges_ = 0;
 };
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -6,7 +6,7 @@
 #include "tune/torch/shm/dense.h"
 #include "tune/torch/shm/threaded_backend.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace {
 
@@ -161,4 +161,4 @@ c10::intrusive_ptr<c10d::Backend> makeShmBackend(
   return c10::make_intrusive<ShmBackend>(std::move(wrapped), std::move(team));
 }
 
-} // namespace commprof
+} // namespace commprof::tune

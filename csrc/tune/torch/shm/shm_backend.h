@@ -9,7 +9,7 @@
 
 #include "tune/shm/team.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 // `team` has all ranks of the group. Whether a call uses shared memory depends
 // only on its operation, reduction, element type and device, so that all ranks
@@ -18,4 +18,4 @@ c10::intrusive_ptr<c10d::Backend> makeShmBackend(
     c10::intrusive_ptr<c10d::Backend> wrapped,
     std::shared_ptr<shm::Team> team);
 
-} // namespace commprof
+} // namespace commprof::tune

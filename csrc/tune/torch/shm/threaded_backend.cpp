@@ -9,7 +9,7 @@
 
 #include "tune/torch/error_reason.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 namespace {
 
@@ -138,4 +138,4 @@ WorkPtr ThreadedBackend::startBarrier(
       });
 }
 
-} // namespace commprof
+} // namespace commprof::tune

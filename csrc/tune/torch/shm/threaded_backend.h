@@ -10,7 +10,7 @@
 #include "tune/shm/team.h"
 #include "tune/torch/shm/wrapping_backend.h"
 
-namespace commprof {
+namespace commprof::tune {
 
 class ThreadedBackend : public WrappingBackend {
  public:
@@ -58,4 +58,4 @@ class ThreadedBackend : public WrappingBackend {
   TaskThread thread_{"commprof-shm"};
 };
 
-} // namespace commprof
+} // namespace commprof::tune

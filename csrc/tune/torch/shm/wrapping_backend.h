@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace commprof {
+namespace commprof::tune {
 
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -225,4 +225,4 @@ class WrappingBackend : public c10d::Backend {
   std::vector<c10::weak_intrusive_ptr<c10d::Work>> started_;
 };
 
-} // namespace commprof
+} // namespace commprof::tune

@@ -1,5 +1,6 @@
 // Tests compressors with non-finite gradients, ranks that disagree, damaged
 // messages and a failing transport.
+#include "base/crc32.h"
 #include "check.h"
 #include "compress_world.h"
 #include "core/trace_format.h"

@@ -111,7 +111,7 @@ def no_way_to_one_rank(directory: Path) -> None:
             # An address of another host; one of this host, without a listener.
             groups.own_address = lambda _, address=address: address
             if address == "127.0.0.77":
-                groups._native.native.Listener.endpoint = property(
+                groups._native.tune.Listener.endpoint = property(
                     lambda _: "127.0.0.77 9 " + "0" * 32
                 )
         with warnings.catch_warnings(record=True) as caught:

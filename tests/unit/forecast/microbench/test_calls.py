@@ -205,9 +205,9 @@ def test_every_operation_gives_the_expected_result(
         call()
         return call, pattern.wrong(buffers.target, pattern.expected(rank, COUNT))
 
-    assert _native.native is not None
+    assert _native.tune_error is None
     for call, count in on_both(wrong):
-        assert isinstance(call, _native.native.CollectiveCall)
+        assert isinstance(call, _native.tune.CollectiveCall)
         assert count == 0
 
 
@@ -252,20 +252,20 @@ def test_python_takes_the_samples_of_calls_that_are_not_native(
     prepared = TimedCall(lambda: None, prepare=lambda: calls.append(2))
     assert len(take_samples(prepared, no_meeting, 2).end_ns) == 2
     assert calls == [1, 1, 1, 2, 2]
-    monkeypatch.setattr(_native, "native", None)
+    monkeypatch.setattr(_native, "tune_error", "none")
     assert type(make_sampled_call("barrier", sides[0], NOTHING, "sum")) is not type(barrier)
     assert (loop_language(on_cpu=True), loop_language(on_cpu=False)) == ("Python", "Python")
 
 
 def test_unknown_operations_reduce_ops_and_devices_are_refused(sides: list[Side]) -> None:
-    assert _native.native is not None
+    assert _native.tune_error is None
     one, group = torch.ones(1), sides[0].group
     with pytest.raises(ValueError, match=re.escape("unknown operation 'gossip' (allowed: all_g")):
-        _native.native.CollectiveCall(group, "gossip", one, one, "sum", 0)
+        _native.tune.CollectiveCall(group, "gossip", one, one, "sum", 0)
     with pytest.raises(ValueError, match="unknown reduce op 'median'"):
-        _native.native.CollectiveCall(group, "all_reduce", one, one, "median", 0)
+        _native.tune.CollectiveCall(group, "all_reduce", one, one, "median", 0)
     with pytest.raises(ValueError, match="a tensor is on meta"):
-        _native.native.CollectiveCall(group, "reduce", one, one.to("meta"), "sum", 0)
+        _native.tune.CollectiveCall(group, "reduce", one, one.to("meta"), "sum", 0)
 
 
 def test_deleting_a_call_with_the_last_reference_to_its_group_releases_the_gil() -> None:

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "core/trace_format.h"
+#include "base/crc32.h"
 #include "tune/compress/compressor.h"
 
 namespace commprof::compress {

@@ -3,8 +3,8 @@
 #include <bit>
 #include <cstring>
 
+#include "base/crc32.h"
 #include "base/text.h"
-#include "core/trace_format.h"
 #include "tune/compress/codecs/half_scale.h"
 #include "tune/compress/compressor.h"
 

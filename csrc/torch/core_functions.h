@@ -1,0 +1,58 @@
+// What the profiler gives to C++ modules of its satellites, such as csrc/tune:
+// all that they may use of it besides csrc/base, core/record.h and
+// torch/capture/ddp/mean_all_reduce.h.
+//
+// A module is not linked with the core, which has the only recorder of the
+// process: it gets this table of functions from the loaded core, as a capsule,
+// whatever the two files are called and however they were loaded.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <cstdint>
+
+#include "core/record.h"
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace commprof {
+
+struct GroupInfo;
+
+// All functions may be called by any thread, without the GIL.
+struct CoreFunctions {
+  // Recorder (core/recorder.h): enabled(), nextOpId(), threadId(), push().
+  bool (*recording)() noexcept;
+  uint64_t (*next_op_id)() noexcept;
+  uint32_t (*thread_id)() noexcept;
+  void (*push)(const Record& record) noexcept;
+  // Completion (torch/capture/completion.h): recordEnd().
+  void (*record_end)(uint64_t op_id, Op op, bool failed);
+  // Groups (torch/capture/process_groups.h): groupInfo(), its id, and
+  // nextMessage(), which counts also while nothing is recorded.
+  GroupInfo& (*group)(c10d::ProcessGroup& group);
+  uint32_t (*group_id)(const GroupInfo& group) noexcept;
+  uint32_t (*next_message)(GroupInfo& group, Op op, int64_t peer);
+  // Bucket hook (torch/capture/ddp/ddp_hook.h): currentBucket().
+  uint64_t (*current_bucket)() noexcept;
+  // Finalisation (torch/capture/ddp/finalize.h): bracketFinalize(), worksFor().
+  int (*bracket_finalize)();
+  void (*works_for)(int graph_task) noexcept;
+};
+
+// A communication hook made by a satellite; BucketHook runs it inside.
+class InnerHook : public c10d::CommHookInterface {};
+
+// The attribute of the core's Python module that holds the capsule, and the
+// capsule's name. The name has a hash of this header and of core/record.h, so
+// that a module refuses a core of another build.
+inline constexpr const char* kCoreFunctionsAttribute = "CORE_FUNCTIONS";
+inline constexpr const char* kCoreFunctionsName =
+    "commprof core functions " COMMPROF_CORE_HASH;
+
+// Only in the core.
+const CoreFunctions& coreFunctions() noexcept;
+
+} // namespace commprof
