@@ -38,7 +38,8 @@ class GarbageCollections:
         if self._note not in gc.callbacks:
             return
         gc.callbacks.remove(self._note)
-        noted = {"total_ns": self._total_ns, "spans_ns": self._spans}
+        begin, end = zip(*self._spans, strict=True) if self._spans else ((), ())
+        noted = {"total_ns": self._total_ns, "begin_ns": begin, "end_ns": end}
         self._recorder.add_metadata(json.dumps({"garbage": noted}))
 
     def _note(self, phase: str, _: dict[str, Any]) -> None:

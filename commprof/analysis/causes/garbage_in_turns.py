@@ -20,7 +20,8 @@ def _collections(facts: Facts, calls: RankCalls, place: int) -> tuple[Ints, Ints
     Empty where they were not recorded.
     """
     noted = calls.trace.metadata.get("garbage") or {}
-    spans = np.array(noted.get("spans_ns") or [], dtype=np.int64).reshape(-1, 2)
+    pairs = zip(noted.get("begin_ns", ()), noted.get("end_ns", ()), strict=False)
+    spans = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
     # The metadata has the rank's own clock; its steps tell the difference.
     recorded, aligned = facts.seen.recorded[place], facts.seen.traces[place]
     if len(recorded.records) and len(recorded.records) == len(aligned.records):

@@ -334,6 +334,11 @@ def test_a_slow_rank_is_not_called_alone() -> None:
     assert "rank-alone" not in causes_of(alone(20.0, 1), steps=31, models=0)
 
 
+def garbage(spans: list[tuple[int, int]]) -> dict[str, object]:
+    begin, end = ([span[edge] for span in spans] for edge in (0, 1))
+    return {"total_ns": sum(end) - sum(begin), "begin_ns": begin, "end_ns": end}
+
+
 def test_garbage_that_ranks_collect_in_turns_is_named() -> None:
     spans: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
 
@@ -346,7 +351,7 @@ def test_garbage_that_ranks_collect_in_turns_is_named() -> None:
         script.backward(20.0)
         script.meet(2.0)
         script.work(1.0, Phase.OPTIMIZER)
-        script.rank.metadata["garbage"] = {"total_ns": 0, "spans_ns": spans[script.rank.rank]}
+        script.rank.metadata["garbage"] = garbage(spans[script.rank.rank])
 
     found = causes_of(body, steps=31, models=0)
     assert list(found) == ["garbage-in-turns"]
@@ -356,7 +361,7 @@ def test_garbage_that_ranks_collect_in_turns_is_named() -> None:
 
 def test_collections_that_cost_little_are_not_named() -> None:
     def body(script: Script, step: int) -> None:
-        script.rank.metadata["garbage"] = {"total_ns": 0, "spans_ns": [(100_000_000, 102_000_000)]}
+        script.rank.metadata["garbage"] = garbage([(100_000_000, 102_000_000)])
         trained(script)
 
     assert causes_of(body) == {}

@@ -1,0 +1,65 @@
+"""Checks that long garbage collections are noted, and short ones are not."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from typing import Any
+
+from commprof.capture.garbage import GarbageCollections
+from commprof.files import checked
+from commprof.trace.documents import MORE_METADATA
+
+
+class Recorder:
+    """Keeps the metadata that would go into the trace."""
+
+    def __init__(self) -> None:
+        self.metadata: dict[str, Any] = {}
+
+    def add_metadata(self, text: str) -> None:
+        self.metadata |= json.loads(text)
+
+
+class Slow:
+    """Takes its time when it is collected."""
+
+    def __init__(self, seconds: float) -> None:
+        self.itself, self._seconds = self, seconds
+
+    def __del__(self) -> None:
+        time.sleep(self._seconds)
+
+
+def noted(seconds: float) -> dict[str, Any]:
+    recorder = Recorder()
+    collections = GarbageCollections(recorder)  # type: ignore[arg-type]
+    gc.collect()
+    gc.disable()
+    try:
+        collections.install()
+        Slow(seconds)
+        gc.collect(0)
+    finally:
+        collections.remove()
+        gc.enable()
+    assert collections._note not in gc.callbacks
+    found: dict[str, Any] = recorder.metadata["garbage"]
+    checked(found, MORE_METADATA["garbage"], "garbage")
+    return found
+
+
+def test_a_long_collection_is_noted_with_its_time() -> None:
+    before = time.monotonic_ns()
+    found = noted(0.02)
+    assert len(found["begin_ns"]) == len(found["end_ns"]) == 1
+    assert before <= found["begin_ns"][0]
+    assert found["end_ns"][0] - found["begin_ns"][0] == found["total_ns"] >= 20_000_000
+
+
+def test_after_the_end_nothing_is_noted() -> None:
+    recorder = Recorder()
+    collections = GarbageCollections(recorder)  # type: ignore[arg-type]
+    collections.remove()
+    assert recorder.metadata == {}
