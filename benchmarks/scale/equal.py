@@ -30,7 +30,7 @@ import numpy as np
 TOLERANCE = 1e-9
 _SHOWN = 20
 #: Fields that name what the run's directory is, and not what happened in it.
-_NAMES = ("directory", "path")
+_NAMES = ("directory", "path", "timeline", "drawn", "clocks_shared")
 
 Figures = dict[str, object]
 
@@ -113,7 +113,8 @@ def _of_world(run: Any) -> Figures:
         result = world_result(run, seen)
     except Exception as error:  # a run without measured steps: both versions must refuse it
         return {"refused": type(error).__name__}
-    return flat({"result": result, "detail": world_detail(run, seen)})
+    detail = world_detail(run, seen)
+    return flat({"result": result, "detail": detail, "drawn timeline": detail.timeline})
 
 
 def _of_schedule(seed: int, most_ranks: int) -> Figures:
@@ -146,7 +147,9 @@ def _of_folder(folder: Path) -> Figures:
     from commprof.errors import CommprofError
 
     try:
-        return flat(dict(zip(("result", "details"), analyse_in_detail(folder), strict=True)))
+        result, details = analyse_in_detail(folder)
+        timelines = [detail.timeline for detail in details]
+        return flat({"result": result, "details": details, "drawn timelines": timelines})
     except CommprofError as error:
         return {"refused": str(error).replace(str(folder), "")}
 

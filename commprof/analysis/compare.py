@@ -43,6 +43,7 @@ from commprof.stats.rank_tests import (
 )
 from commprof.text import plain_digits
 from commprof.trace.columns import Ints
+from commprof.trace.lookup import distinct_rows
 from commprof.units import NS_PER_MS
 
 #: A kind of call, and its bucket's number or ``NO_BUCKET``.
@@ -344,11 +345,14 @@ class _InFlight:
             np.concatenate([getattr(each, name) for each in intervals])
             for name in ("kind", "bucket", "step", "duration_ns")
         )
-        keys = np.stack([kind, bucket if numbered else np.full_like(bucket, NO_BUCKET)], axis=1)
-        distinct, row = np.unique(keys, axis=0, return_inverse=True)
-        kinds = [(timeline.kinds[kind], bucket) for kind, bucket in distinct.tolist()]
-        number = {kind: place for place, kind in enumerate(kinds)}
-        return cls(number, row.reshape(-1), step, time_ns)
+        if not numbered:
+            bucket = np.full_like(bucket, NO_BUCKET)
+        row, first = distinct_rows(kind, bucket)
+        kinds = zip(kind[first].tolist(), bucket[first].tolist(), strict=True)
+        number = {
+            (timeline.kinds[kind], bucket): place for place, (kind, bucket) in enumerate(kinds)
+        }
+        return cls(number, row, step, time_ns)
 
     def longest(self) -> list[_Kind]:
         total = np.bincount(self.kind, weights=self.time_ns, minlength=len(self.number))

@@ -21,6 +21,8 @@ Ints = npt.NDArray[np.int64]
 Table = TypeVar("Table")
 
 _NO_RECORDS = np.empty(0, dtype=schema.RECORD_DTYPE)
+#: Longer columns are kept as one value if all of theirs are equal.
+_LONG = 64
 #: A shorter wait did not block: its operation had already completed.
 BLOCKED_NS = 1000
 
@@ -148,8 +150,12 @@ def once_per_trace(make: Callable[[Trace], Table]) -> Callable[[Trace], Table]:
 
 
 def _read_only(table: Table) -> Table:
-    for column in vars(table).values():
+    for name, column in vars(table).items():
         if isinstance(column, np.ndarray):
+            if column.ndim == 1 and len(column) > _LONG and (column == column[0]).all():
+                # Of an operation, a size or a thread that never changes, one value is kept.
+                column = np.broadcast_to(column[:1].copy(), len(column))
+                object.__setattr__(table, name, column)
             column.flags.writeable = False
         elif isinstance(column, Spans):
             _read_only(column)

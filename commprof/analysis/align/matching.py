@@ -139,7 +139,7 @@ def matched(
     _, of_rank = distinct_rows(member, rank)
     distinct = np.bincount(member[of_rank], minlength=len(issued))
     complete = (issued == expected[first]) & (distinct == issued)
-    return Matching(member, complete, keys[:, 0], rank, lengths, groups)
+    return Matching(member, complete, keys[:, 0].copy(), rank, lengths, groups)
 
 
 def rank_in_group(trace: Trace, table: Collectives) -> Ints:

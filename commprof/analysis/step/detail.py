@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,22 @@ PARTS = (
 )
 
 
+class Later:
+    """A timeline that is made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], Timeline]) -> None:
+        """``make`` is called once at most, and is then forgotten with all that it holds."""
+        self._make: Callable[[], Timeline] | None = make
+        self._made: Timeline | None = None
+
+    def timeline(self) -> Timeline:
+        """Returns the timeline."""
+        if self._made is None:
+            assert self._make is not None
+            self._made, self._make = self._make(), None
+        return self._made
+
+
 @dataclass(frozen=True)
 class WorldDetail:
     """Figures of each measured step of one world size."""
@@ -44,12 +60,20 @@ class WorldDetail:
     with_cores_ms: Floats
     #: ``[rank, culprit]``: mean waiting per step of each of ``ranks`` for each global rank.
     waited_for_ms: Floats
-    timeline: Timeline
+    #: Makes :attr:`timeline`, which takes long and is not part of each report.
+    drawn: Later
+    #: True if times of different ranks can be compared.
+    clocks_shared: bool
     #: Samples of all ranks in one epoch; NaN if no whole epoch was trained or counted.
     epoch_samples: float
     #: Fraction of the ranks' time outside of waiting in which they could run and had no core; 0
     #: if the kernel does not count it, NaN on GPUs and for recordings of other profilers.
     no_core_share: float = 0.0
+
+    @property
+    def timeline(self) -> Timeline:
+        """Steps, phases, waiting and collectives of all ranks; made when first asked for."""
+        return self.drawn.timeline()
 
     def unseen(self) -> WorldDetail:
         """Returns a copy whose communication times are NaN, see ``StepParts.unseen``."""
@@ -85,7 +109,8 @@ def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
         slowest_ms=slowest_ns(seen.measured) / NS_PER_MS,
         with_cores_ms=np.mean([part.with_cores_ns for part in seen.measured], axis=0) / NS_PER_MS,
         waited_for_ms=waited / max(1, len(steps)) / NS_PER_MS,
-        timeline=timeline(seen),
+        drawn=Later(lambda: timeline(seen)),
+        clocks_shared=seen.clocks_shared,
         epoch_samples=_epoch_samples(run),
         no_core_share=_no_core_share(seen),
     )

@@ -24,7 +24,7 @@ or are waited for most."""
 def waiting_grid(detail: WorldDetail) -> Grid | None:
     """Makes a table: a row per waiting rank, a column per late rank; None if not known."""
     waited = detail.waited_for_ms
-    if detail.world_size < 2 or not detail.timeline.clocks_shared:
+    if detail.world_size < 2 or not detail.clocks_shared:
         return None
     involved = waited.sum(axis=0)  # waiting for each rank; its own waiting is added below
     for row, rank in enumerate(detail.ranks):

@@ -24,7 +24,7 @@ from commprof.analysis.rank_summary import RankSummary, StepParts
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step import detail as step_detail
 from commprof.analysis.step.anomalies import COMPUTE, Anomaly
-from commprof.analysis.step.detail import WorldDetail
+from commprof.analysis.step.detail import Later, WorldDetail
 from commprof.analysis.step.mean_step import WORTH_A_LOOK
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.timeline.drawn_timeline import Timeline
@@ -347,7 +347,8 @@ def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail
         slowest_ms=values["step"],
         with_cores_ms=values["step"] if with_cores is None else np.asarray(with_cores, float),
         waited_for_ms=np.zeros((world_size, world_size)),
-        timeline=Timeline(np.arange(steps), steps, (), (), clocks_shared=True),
+        drawn=Later(lambda: Timeline(np.arange(steps), steps, (), (), clocks_shared=True)),
+        clocks_shared=True,
         epoch_samples=epoch_samples,
         no_core_share=no_core_share,
     )
