@@ -7,6 +7,7 @@ import math
 from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -193,7 +194,7 @@ def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list
         if clock.is_same_clock
         else dataclasses.replace(
             trace,
-            records=_moved(trace.records, clock),
+            records=cast("Records", _MovedRecords(trace.records, clock)),
             device_activity=trace.device_activity and trace.device_activity.moved(clock.to_common),
         )
         for trace, clock in zip(traces, clocks, strict=True)
@@ -240,11 +241,55 @@ def _clock(trace: Trace) -> _Clock:
     return key if any(key) else trace.rank
 
 
+class _MovedRecords:
+    """Records with their times on another clock, in place of an array of them.
+
+    Times are converted as records or columns are chosen: a copy of all records of all ranks would
+    take as much memory as the traces do.
+    """
+
+    def __init__(self, records: Records, clock: ClockMap) -> None:
+        self._records, self._clock = records, clock
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, field: str) -> npt.NDArray[Any]:
+        """Returns a column."""
+        if field not in ("timestamp_ns", "value"):
+            return self._records[field]
+        return _moved(self._records, self._clock)[field]
+
+    def view(self) -> _MovedRecords:
+        """Returns itself, which nothing can change."""
+        return self
+
+    @property
+    def flags(self) -> Any:
+        """Flags of the array, of which ``writeable`` is False."""
+        return self._records.flags
+
+    def compress(self, chosen: npt.NDArray[np.bool_]) -> Records:
+        """Returns the records under a mask."""
+        return _moved(self._records.compress(chosen), self._clock)
+
+    def take(self, rows: Ints) -> Records:
+        """Returns some records."""
+        return _moved(self._records.take(rows), self._clock)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Records:
+        """Returns all records."""
+        return _moved(self._records, self._clock)
+
+
 def _moved(records: Records, clock: ClockMap) -> Records:
     moved = records.copy()
+    if len(moved) == 0:
+        return moved
     for field, rows in (
         ("timestamp_ns", records["kind"] != Kind.CLOCK),
         ("value", one_of(records, *TIME_IN_VALUE) & (records["value"] > 0)),
     ):
-        moved[field][rows] = clock.to_common(records[field][rows].astype(np.int64))
+        if rows.any():
+            moved[field][rows] = clock.to_common(records[field][rows].astype(np.int64))
     return moved
