@@ -34,8 +34,8 @@ _FROM_OUTPUT = ("all_gather", "recv")
 def sizes_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> Ints:
     """Size of each call; ``group_size`` is the number of ranks of its group."""
     size = np.maximum(bytes_in, bytes_out)
-    for code, name in enumerate(OPS):
-        rows = op == code
+    for code in np.flatnonzero(np.bincount(op)[: len(OPS)]).tolist():
+        name, rows = OPS[code], op == code
         if name.startswith(_FROM_INPUT):
             size[rows] = bytes_in[rows]
         elif name.startswith(_FROM_OUTPUT):
@@ -101,13 +101,15 @@ def sent_bytes(trace: Trace, table: Collectives) -> Floats:
     sends 2 (n - 1) / n S in a ring all-reduce of S bytes. NaN for an unknown operation and for a
     group that is not in the trace.
     """
-    sizes = {group.id: group.size for group in trace.groups.values()}
-    n = np.array([sizes.get(group, 0) for group in table.group.tolist()], dtype=np.float64)
+    n = np.zeros(len(table))
+    for group in trace.groups.values():
+        n[table.group == group.id] = group.size
     result = np.full(len(table), np.nan)
+    issued = {op_name(op) for op in np.unique(table.op).tolist()}
     for factors, size in ((_OF_INPUT, table.bytes_in), (_OF_OUTPUT, table.bytes_out)):
-        for name, factor in factors.items():
+        for name in factors.keys() & issued:
             rows = (table.op == OPS.index(name)) & (n > 0)
-            result[rows] = factor(n[rows]) * size[rows]
+            result[rows] = factors[name](n[rows]) * size[rows]
     return result
 
 
@@ -189,6 +191,8 @@ def sent_to_other_hosts(trace: Trace, table: Collectives, hosts: Sequence[object
     factor = _Factors(me, away)
     whole = [g.id for g in trace.groups.values() if g.size == count and g.rank == me]
     result = np.full(len(table), np.nan)
+    issued = {op_name(op) for op in np.unique(table.op).tolist()}
+    in_whole = np.isin(table.group, whole)
     for names, size, of in (
         ((*_RING_REDUCE, *_REDUCE_SCATTER), table.bytes_in, factor.ring_reduce),
         (_GATHER_ALL, table.bytes_in, factor.ring_gather),
@@ -199,16 +203,20 @@ def sent_to_other_hosts(trace: Trace, table: Collectives, hosts: Sequence[object
         (_TO_ALL, table.bytes_in, factor.to_all),
         (_NOTHING, table.bytes_in, lambda peer: 0.0),
     ):
-        codes = [OPS.index(name) for name in names]
-        rows = np.isin(table.op, codes) & np.isin(table.group, whole)
+        codes = [OPS.index(name) for name in issued.intersection(names)]
+        if not codes:
+            continue
+        rows = np.isin(table.op, codes) & in_whole
         result[rows] = _each(of, table.peer[rows]) * size[rows]
     return result
 
 
 def _each(of: Callable[[int], float], peers: npt.NDArray[np.int64]) -> Floats:
     """Returns ``of(peer)`` for the peer of every row, computed once per distinct peer."""
-    known = {peer: of(peer) for peer in np.unique(peers).tolist()}
-    return np.array([known[peer] for peer in peers.tolist()], dtype=np.float64)
+    distinct, row = np.unique(peers, return_inverse=True)
+    values = np.array([of(peer) for peer in distinct.tolist()], dtype=np.float64)
+    each: Floats = values[row.reshape(-1)]
+    return each
 
 
 class _Factors:

@@ -101,7 +101,9 @@ class RankTime:
         for phase in range(len(Phase)):
             mine, waits = self._phase == phase, in_phase == phase
             own = covered(first[mine], last[mine], None, begin_ns, end_ns)
-            paused = within(self._paused, stretches(first[mine], last[mine]))
+            paused = self._paused
+            if len(paused):
+                paused = within(paused, stretches(first[mine], last[mine]))
             stood = covered(
                 exposed.begin_ns[waits],
                 exposed.end_ns[waits],
@@ -112,7 +114,9 @@ class RankTime:
             spent[:, phase] = own - stood - _length(paused, begin_ns, end_ns)
             spent[:, phase] -= self._delays[phase].amount_in(begin_ns, end_ns)
         undeclared = (end_ns - begin_ns) - covered(first, last, None, begin_ns, end_ns)
-        outside_all = outside(self._paused, stretches(first, last))
+        outside_all = self._paused
+        if len(outside_all):
+            outside_all = outside(outside_all, stretches(first, last))
         spent[:, Phase.OTHER] += undeclared - _length(outside_all, begin_ns, end_ns)
         whole = self._run_delay.amount_in(begin_ns, end_ns)
         spent[:, Phase.OTHER] -= whole - sum(

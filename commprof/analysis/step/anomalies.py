@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -55,6 +55,8 @@ LIMIT = 15.0
 SMALLEST_CHANGE = 0.1
 #: Smallest spread, as a fraction of the level: timers and schedulers have a limited resolution.
 _SMALLEST_SPREAD = 0.01
+#: Sums that are rounded otherwise differ by less.
+_ROUNDED = 1e-6
 #: Largest number of values in a row for which a sum may stay above 0 without a change.
 _LONGEST = 4 * REFERENCE
 
@@ -222,7 +224,9 @@ class Anomaly:
 class AnomalyFinder:
     """Finds anomalies in a job's steps, which are added in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, watched: Set[tuple[str, int]] | None = None) -> None:
+        """``watched``: the series that can have changed, by kind and rank; None for all."""
+        self._watched = watched
         self._detectors: dict[tuple[str, int], ChangeDetector] = {}
         #: Per series: the steps of its newest values.
         self._steps: dict[tuple[str, int], deque[StepFigures]] = {}
@@ -232,7 +236,8 @@ class AnomalyFinder:
         """Adds the next step; returns the anomalies that became certain with it."""
         found: list[Anomaly] = []
         for key, value in _values(figures).items():
-            found += self._follow(key, value, figures)
+            if self._watched is None or key in self._watched:
+                found += self._follow(key, value, figures)
         return found
 
     def _follow(
@@ -251,8 +256,9 @@ class AnomalyFinder:
 
 def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
     """Finds anomalies in a finished run; a change and the return from it count as one anomaly."""
-    finder, figures = AnomalyFinder(), list(_figures(seen))
+    figures = list(_figures(seen))
     series = _series(figures)
+    finder = AnomalyFinder(may_change(series))
     by_kind: dict[tuple[str, int], list[Anomaly]] = {}
     for found in (one for each in figures for one in finder.add(each)):
         changes = by_kind.setdefault((found.what, found.rank), [])
@@ -274,6 +280,39 @@ def _series(figures: Sequence[StepFigures]) -> dict[tuple[str, int], tuple[Ints,
         key: (np.array([step for step, _ in row]), np.array([value for _, value in row]))
         for key, row in rows.items()
     }
+
+
+def may_change(
+    series: Mapping[tuple[str, int], tuple[Ints, Floats]],
+) -> set[tuple[str, int]]:
+    """Returns the series in which a :class:`ChangeDetector` may find a change, or learn anew.
+
+    The sums of all series of equal length are followed together, from the first level that each
+    learns: most never exceed the limit. The others need a detector of their own.
+    """
+    found: set[tuple[str, int]] = set()
+    by_length: dict[int, list[tuple[str, int]]] = {}
+    for key, (_, values) in series.items():
+        by_length.setdefault(len(values), []).append(key)
+    for length, keys in by_length.items():
+        if length <= REFERENCE:
+            continue
+        values = np.stack([series[key][1] for key in keys])
+        level = np.median(values[:, :REFERENCE], axis=1)
+        spread = np.array([robust_deviation(each[:REFERENCE]) for each in values])
+        spread = np.maximum(spread, _SMALLEST_SPREAD * np.abs(level))
+        spread[spread == 0] = 1.0
+        cut = (values[:, REFERENCE:].T - level) / spread
+        cut = np.clip(cut, -CUT, CUT)
+        changed = np.zeros(len(keys), dtype=np.bool_)
+        for sign in (1.0, -1.0):
+            total, since = np.zeros(len(keys)), np.zeros(len(keys))
+            for row in sign * cut - SLACK:
+                total = np.maximum(0.0, total + row)
+                since = np.where(total > 0, since + 1, 0)
+                changed |= (total > LIMIT - _ROUNDED) | (since >= _LONGEST)
+        found |= {keys[place] for place in np.flatnonzero(changed).tolist()}
+    return found
 
 
 def _with_end(found: Anomaly, steps: Ints, values: Floats) -> Anomaly:

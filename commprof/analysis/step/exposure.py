@@ -257,6 +257,8 @@ class Spread:
 
     def amount_in(self, begin_ns: Ints, end_ns: Ints) -> Floats:
         """Count within each window; each count is spread evenly over its interval."""
+        if not self.amount.any():  # as most counts of most ranks
+            return np.zeros(len(begin_ns))
         return covered(self.at.begin_ns, self.at.end_ns, self.amount, begin_ns, end_ns)
 
 

@@ -24,6 +24,7 @@ from commprof.analysis.step.anomalies import (
     ChangeDetector,
     StepFigures,
     find_anomalies,
+    may_change,
 )
 from commprof.monitor.figures.step_meter import RankMeter, StepMeter
 from commprof.trace.schema import Phase
@@ -336,3 +337,19 @@ def test_own_work_of_the_live_meter_equals_the_report_s_if_a_wait_outlasts_its_p
     assert seen is not None
     assert list(found.work_ns) == seen.parts[0].work_ns[:, 0].tolist()
     assert found.work_ns == (50 * MS, 0, 15 * MS, 0, 0)
+
+
+def test_series_without_a_detector_of_their_own_have_no_change() -> None:
+    random = np.random.default_rng(5)
+    series = {}
+    for rank in range(200):
+        values = 10 * (1 + 0.03 * random.standard_normal(random.integers(20, 400)))
+        if rank % 4 == 0:
+            values[len(values) // 2 :] *= random.uniform(0.7, 1.4)
+        series[COMPUTE, rank] = np.arange(len(values)), values
+    watched = may_change(series)
+    for key, (_, values) in series.items():
+        detector = ChangeDetector()
+        changes = [change for value in values.tolist() if (change := detector.add(value))]
+        assert not changes or key in watched
+    assert 10 < len(watched) < 150
