@@ -256,8 +256,8 @@ def test_the_page_s_data_match_their_schema(plain: FullReport, tmp_path: Path) -
     assert {row["role"] for row in document["trial"]} == {"control", "headroom", "candidate"}
     (baseline,) = document["baseline"]
     assert baseline["label"] == "none"
-    assert baseline["step"] == pytest.approx(sum(share.ms for share in tried.parts))
-    assert baseline["exposed"] == {share.part: share.ms for share in tried.parts}["exposed"]
+    assert baseline["step"] == pytest.approx(sum(share.ms for share in tried.trial.parts))
+    assert baseline["exposed"] == {share.part: share.ms for share in tried.trial.parts}["exposed"]
     (curve,) = document["predicted"]
     assert curve["setting"] == "as recorded"
     assert predicted.predictions is not None
