@@ -36,7 +36,7 @@ from benchmarks.judging.results_file import Lines, read_rows
 from benchmarks.ranks import forked_ranks
 from commprof.errors import CommprofError
 from commprof.forecast.fit.build import build_profile
-from commprof.forecast.replay.recorded import Recorded, read_recorded
+from commprof.forecast.replay.recorded import RecordedJob, read_recorded
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Scenario
 from commprof.launch.job import Job
@@ -123,7 +123,7 @@ def points(seed: int = 0) -> list[Point]:
     return found
 
 
-def record(point: Point, directory: Path, scale: float = 1.0) -> tuple[list[Recorded], int]:
+def record(point: Point, directory: Path, scale: float = 1.0) -> tuple[list[RecordedJob], int]:
     """Runs a point's setting, again if a rank fails; returns the recording and packets lost."""
     name = f"{point.ranks}_{point.rate_mbit}_{point.cap_mib:g}_{point.hook or 'none'}_{scale:g}"
     workload = point.workload(scale)
@@ -140,7 +140,7 @@ def record(point: Point, directory: Path, scale: float = 1.0) -> tuple[list[Reco
     raise SystemExit(f"{name} failed twice")
 
 
-def _read(world: Path) -> list[Recorded]:
+def _read(world: Path) -> list[RecordedJob]:
     found, refused = read_recorded(world)
     if refused:
         raise CommprofError("; ".join(refused))
@@ -152,7 +152,7 @@ def fitted(directory: Path) -> Replay:
 
     Small buckets are recorded because others hide the latency.
     """
-    base: list[Recorded] = []
+    base: list[RecordedJob] = []
     for hook, cap in itertools.product(HOOKS, (FINEST, ONE)):
         base += _undisturbed(Point(FITTED_RANKS, FITTED_MBIT, cap, hook), directory)[0]
     small, *_ = _undisturbed(Point(FITTED_RANKS, FITTED_MBIT, 0.001, ""), directory, SMALL)
@@ -171,7 +171,7 @@ def transformer(directory: Path, rounds: int) -> Iterator[dict[str, Any]]:
     asked = list(itertools.product(TRANSFORMER_CAPS_MIB, HOOKS))
     replayed = (1.0, "")
     fitted_to = list(itertools.product((1.0,), HOOKS))
-    taken: dict[tuple[float, str], list[list[Recorded]]] = {}
+    taken: dict[tuple[float, str], list[list[RecordedJob]]] = {}
     for number in range(rounds):
         settings = [*fitted_to, *asked, replayed]
         for turn, (cap, hook) in enumerate(random.Random(number).sample(settings, len(settings))):
@@ -202,7 +202,7 @@ def _row(
     setting: dict[str, Any],
     replay: Replay,
     scenario: Scenario,
-    measured: Sequence[Recorded],
+    measured: Sequence[RecordedJob],
     step_s: float,
 ) -> dict[str, Any]:
     """Returns a row; ``measured`` are runs of the setting, ``step_s`` is its measured step."""
@@ -224,12 +224,12 @@ def _row(
     }
 
 
-def _mean_step_s(runs: Sequence[Recorded]) -> float:
+def _mean_step_s(runs: Sequence[RecordedJob]) -> float:
     """Returns the mean of the runs' median steps."""
     return float(np.mean([_step_s(each) for each in runs]))
 
 
-def _step_s(run: Recorded) -> float:
+def _step_s(run: RecordedJob) -> float:
     """Returns the median step of a run."""
     return float(np.median(run.schedule.period_s))
 
@@ -313,7 +313,7 @@ def _study(
 
 def _undisturbed(
     point: Point, directory: Path, scale: float = 1.0
-) -> tuple[list[Recorded], int, float]:
+) -> tuple[list[RecordedJob], int, float]:
     """Repeats `record` while the hypervisor takes too much; also returns its share of the last."""
     for attempt in range(_TRIES):
         stolen = Stolen()

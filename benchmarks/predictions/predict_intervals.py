@@ -31,7 +31,7 @@ from benchmarks.judging.demands import Demand, judged
 from benchmarks.judging.results_file import Lines, read_rows
 from benchmarks.ranks import forked_ranks
 from commprof.forecast.fit.build import build_profile
-from commprof.forecast.replay.recorded import Recorded, read_recorded
+from commprof.forecast.replay.recorded import RecordedJob, read_recorded
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Scenario
 from commprof.forecast.what_if.answers import answer
@@ -59,7 +59,7 @@ def job(number: int) -> tuple[dict[str, Any], float, float, int]:
     return options, first, second, chosen.choice(SIZES)
 
 
-def measured(directory: Path, options: dict[str, Any], ranks: int, cap: float) -> Recorded:
+def measured(directory: Path, options: dict[str, Any], ranks: int, cap: float) -> RecordedJob:
     """Runs a setting, and returns its recording."""
     words = {**options, "bucket_cap_mb": f"{cap:g}"}
     workload = "timed:" + ",".join(f"{key}={value}" for key, value in words.items())
@@ -83,7 +83,7 @@ def predictions(number: int, directory: Path) -> Iterator[dict[str, Any]]:
 
 
 def _row(
-    number: int, given: Sequence[Recorded], scenario: Scenario, run: Recorded
+    number: int, given: Sequence[RecordedJob], scenario: Scenario, run: RecordedJob
 ) -> dict[str, Any]:
     """Returns a row; the model is made from ``given``, and replays the one with most ranks."""
     *others, base = given

@@ -41,7 +41,7 @@ from benchmarks.predictions.predict_error import BURST_KIB, CONGESTION, QUEUE
 from benchmarks.ranks import forked_ranks
 from commprof.errors import CommprofError
 from commprof.forecast.fit.build import build_profile
-from commprof.forecast.replay.recorded import Recorded, read_recorded
+from commprof.forecast.replay.recorded import RecordedJob, read_recorded
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Scenario
 from commprof.forecast.replay.schedule import Schedule
@@ -187,7 +187,7 @@ def _shuffled(
     return found
 
 
-def record(point: Point, directory: Path) -> Recorded:
+def record(point: Point, directory: Path) -> RecordedJob:
     """Runs a setting, again if a rank fails, and returns its recording."""
     workload = TIMED if point.workload == "timed" else TRANSFORMER
     batch = None if point.workload == "timed" else 4
@@ -217,7 +217,7 @@ def record(point: Point, directory: Path) -> Recorded:
     raise SystemExit(f"{point} failed twice")
 
 
-def fitted(recorded: Recorded, rate_mbit: int) -> Replay | ShardedReplay:
+def fitted(recorded: RecordedJob, rate_mbit: int) -> Replay | ShardedReplay:
     """Returns a model of the recorded setting, with the costs of its own collectives."""
     profile, _ = build_profile([], [recorded], ["the run"], rate_mbit * 1e6 / 8, 0.0)
     if isinstance(recorded.schedule, ShardedSteps):
@@ -226,7 +226,7 @@ def fitted(recorded: Recorded, rate_mbit: int) -> Replay | ShardedReplay:
     return Replay(recorded.schedule, profile)
 
 
-def step_s(recorded: Recorded) -> float:
+def step_s(recorded: RecordedJob) -> float:
     """Returns the median step."""
     return float(np.median(recorded.schedule.period_s))
 
@@ -253,7 +253,7 @@ def row_of(point: Point, replay: Replay | ShardedReplay, measured_s: float) -> d
     }
 
 
-def least_disturbed(point: Point, directory: Path, runs: int) -> Recorded:
+def least_disturbed(point: Point, directory: Path, runs: int) -> RecordedJob:
     """Returns the run with the shortest median step."""
     return min((record(point, directory) for _ in range(runs)), key=step_s)
 

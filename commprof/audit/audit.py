@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from commprof.audit import scaling_rules, throughput_rules
-from commprof.audit.checks import Audit, Check, Finding
+from commprof.audit.checks import Audit, AuditCheck, Finding
 from commprof.audit.document import Document
 from commprof.audit.read import read_document
 
@@ -17,7 +17,7 @@ class Rule(NamedTuple):
     name: str
     #: Meaning of a violation, as printed with a finding.
     meaning: str
-    checks: Callable[[Document], Iterator[Check]]
+    checks: Callable[[Document], Iterator[AuditCheck]]
 
 
 RULES: tuple[Rule, ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from commprof.audit.document import Row
-from commprof.audit.figure import Figure, Span
+from commprof.audit.figure import Span, StatedFigure
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Quote:
 
 
 @dataclass(frozen=True)
-class Check:
+class AuditCheck:
     """Comparison of a figure of the report with the value that its other figures imply."""
 
     #: The row of the report, such as "4 ranks".
@@ -60,17 +60,17 @@ class Audit:
     findings: tuple[Finding, ...]
 
 
-def check(row: Row, name: str, text: str, implied: Span, unit: str = "") -> Check:
+def check(row: Row, name: str, text: str, implied: Span, unit: str = "") -> AuditCheck:
     """Compares the row's figure ``name`` with ``implied``, the value of the formula ``text``."""
-    return Check(row.name, quote(name, row.figures[name]), Quote(f"{text} =", implied, unit))
+    return AuditCheck(row.name, quote(name, row.figures[name]), Quote(f"{text} =", implied, unit))
 
 
-def quote(name: str, figure: Figure) -> Quote:
+def quote(name: str, figure: StatedFigure) -> Quote:
     """Quotes a figure with its name and its place in the report."""
     return Quote(f"{words(name)} {cited(figure)}", figure.span)
 
 
-def cited(figure: Figure) -> str:
+def cited(figure: StatedFigure) -> str:
     """Returns a figure's text with its place in the report."""
     return f"{figure.text} ({figure.where})" if figure.where else figure.text
 
@@ -89,7 +89,7 @@ def words(name: str) -> str:
     }.get(name, name)
 
 
-def best_reading(readings: Iterable[list[Check]]) -> list[Check]:
+def best_reading(readings: Iterable[list[AuditCheck]]) -> list[AuditCheck]:
     """Chooses the interpretation of an ambiguous header that is consistent with most rows.
 
     The first one wins a tie.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from commprof.audit.figure import Figure
+from commprof.audit.figure import StatedFigure
 from commprof.audit.quantities import Quantity
 from commprof.text import counted
 
@@ -20,16 +20,16 @@ class Row:
 
     ranks: int
     #: Figures by the name of the quantity, see ``quantities.py``.
-    figures: Mapping[str, Figure]
+    figures: Mapping[str, StatedFigure]
     #: Meanings of the columns' headers, by the same names.
     quantities: Mapping[str, Quantity] = field(default_factory=dict)
     #: Times of the epochs, in order.
-    epoch_times: tuple[Figure, ...] = ()
+    epoch_times: tuple[StatedFigure, ...] = ()
     #: Time and samples of each rank.
-    rank_times: tuple[Figure, ...] = ()
-    rank_samples: tuple[Figure, ...] = ()
+    rank_times: tuple[StatedFigure, ...] = ()
+    rank_samples: tuple[StatedFigure, ...] = ()
     #: Parts of the step by name, and the step itself, as commprof writes them.
-    parts: Mapping[str, Figure] = field(default_factory=dict)
+    parts: Mapping[str, StatedFigure] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -68,7 +68,7 @@ class Statement:
     base_ranks: int
     ranks: int
     #: "speedup" or "efficiency", or both.
-    figures: Mapping[str, Figure]
+    figures: Mapping[str, StatedFigure]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Technique:
     """One optimisation and the speed-up that is claimed for it."""
 
     name: str
-    speedup: Figure
+    speedup: StatedFigure
 
 
 @dataclass(frozen=True)
@@ -85,16 +85,16 @@ class Document:
 
     series: tuple[Series, ...] = ()
     #: Figures without a world size: batch, epochs, price, overhead, parallel share.
-    facts: Mapping[str, tuple[Figure, ...]] = field(default_factory=dict)
+    facts: Mapping[str, tuple[StatedFigure, ...]] = field(default_factory=dict)
     #: True if the price is stated per rank.
     price_is_per_rank: bool = False
     statements: tuple[Statement, ...] = ()
     #: Numbers of ranks, each with the speed-up stated for it by Amdahl's law.
-    amdahl: tuple[tuple[int, Figure], ...] = ()
+    amdahl: tuple[tuple[int, StatedFigure], ...] = ()
     #: Tables of optimisations.
     techniques: tuple[tuple[Technique, ...], ...] = ()
 
-    def fact(self, *names: str) -> Figure | None:
+    def fact(self, *names: str) -> StatedFigure | None:
         """Returns the first fact under one of these names; None if there is none."""
         return next((self.facts[name][0] for name in names if self.facts.get(name)), None)
 

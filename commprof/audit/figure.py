@@ -84,7 +84,7 @@ def exact(value: float) -> Span:
 
 
 @dataclass(frozen=True)
-class Figure:
+class StatedFigure:
     """A number that a report states."""
 
     #: Text in the report.
@@ -97,7 +97,9 @@ class Figure:
     unit: str = ""
 
 
-def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False) -> Figure | None:
+def parse_figure(
+    text: str, where: str = "", unit: str = "", count: bool = False
+) -> StatedFigure | None:
     """Reads the number that a cell begins with; None if it does not begin with one.
 
     A figure stands for all values that become this figure when rounded or truncated. ``~`` allows
@@ -129,10 +131,10 @@ def parse_figure(text: str, where: str = "", unit: str = "", count: bool = False
     span = _span(match, count and not match["thousand"])
     if span is None or not math.isfinite(span.value * scale):
         return None
-    return Figure(_shown(cell, match, written, unit), span * exact(scale), where, written)
+    return StatedFigure(_shown(cell, match, written, unit), span * exact(scale), where, written)
 
 
-def _time_in_parts(cell: str, where: str) -> Figure | None:
+def _time_in_parts(cell: str, where: str) -> StatedFigure | None:
     """Reads a time in several units, the longest first; None for any other text.
 
     The last part is rounded, the parts before it are exact. It may lack its unit.
@@ -159,10 +161,10 @@ def _time_in_parts(cell: str, where: str) -> Figure | None:
         span = span + exact(float(text.replace(",", "")) * each_s)
     if not math.isfinite(span.value):
         return None
-    return Figure(cell[:end], _opened(replace(span, low=max(0.0, span.low)), mark), where)
+    return StatedFigure(cell[:end], _opened(replace(span, low=max(0.0, span.low)), mark), where)
 
 
-def as_share(figure: Figure) -> Figure:
+def as_share(figure: StatedFigure) -> StatedFigure:
     """Converts a number in percent to a share of 1, unless a percent sign follows the number.
 
     With a percent sign, ``parse_figure`` has converted the number already.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from commprof.audit.document import Row
-from commprof.audit.figure import Figure, parse_figure
+from commprof.audit.figure import StatedFigure, parse_figure
 from commprof.audit.quantities import COUNTS, Quantity, bare, classify, ranks_column
 from commprof.audit.tables import with_shares
 
@@ -118,12 +118,14 @@ def _row(value: Mapping[str, Any], path: str) -> Row | None:
     )
 
 
-def _figures(value: Mapping[str, Any], path: str) -> tuple[dict[str, Figure], dict[str, Quantity]]:
+def _figures(
+    value: Mapping[str, Any], path: str
+) -> tuple[dict[str, StatedFigure], dict[str, Quantity]]:
     """Returns an object's figures and what they measure, both by the name of the quantity.
 
     Includes figures of inner objects such as ``metrics``. The object's own figures come first.
     """
-    figures: dict[str, Figure] = {}
+    figures: dict[str, StatedFigure] = {}
     quantities: dict[str, Quantity] = {}
     inner = []
     for key, item in value.items():
@@ -157,19 +159,19 @@ def _listed(value: Mapping[str, Any], path: str, kind: str) -> list[tuple[Mappin
     return found
 
 
-def _one(value: Mapping[str, Any], path: str, *names: str) -> Figure | None:
+def _one(value: Mapping[str, Any], path: str, *names: str) -> StatedFigure | None:
     figures, _ = _figures(value, path)
     return next((figures[name] for name in names if name in figures), None)
 
 
-def _of_all(ranks: list[tuple[Mapping[str, Any], str]], name: str) -> tuple[Figure, ...]:
+def _of_all(ranks: list[tuple[Mapping[str, Any], str]], name: str) -> tuple[StatedFigure, ...]:
     """Returns a figure of every rank; empty unless all ranks have it."""
     found = [_one(each, where, name) for each, where in ranks]
     known = [figure for figure in found if figure is not None]
     return tuple(known) if len(known) == len(found) else ()
 
 
-def _parts(value: Mapping[str, Any], path: str) -> dict[str, Figure]:
+def _parts(value: Mapping[str, Any], path: str) -> dict[str, StatedFigure]:
     """Returns the mean step and its parts from a result of commprof; empty for other JSON."""
     metrics = value.get("aggregated_metrics")
     parts = metrics.get("parts") if isinstance(metrics, dict) else None

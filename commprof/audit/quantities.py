@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from commprof.audit.figure import UNIT_S, Figure, parse_figure
+from commprof.audit.figure import UNIT_S, StatedFigure, parse_figure
 
 #: Quantities that count things, and so are not rounded.
 COUNTS = frozenset(
@@ -160,7 +160,7 @@ def _count(digits: str) -> int:
     return int(digits.replace(",", ""))
 
 
-def hourly_price(text: str, where: str) -> tuple[Figure, bool] | None:
+def hourly_price(text: str, where: str) -> tuple[StatedFigure, bool] | None:
     """Returns a price such as ``$3/GPU-hr`` and whether it is per rank; None if there is none."""
     match = _PRICE.search(text)
     figure = parse_figure("$" + match[1], where) if match else None

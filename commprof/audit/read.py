@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from commprof.audit.document import Document, Row, Statement, join
-from commprof.audit.figure import Figure, parse_figure
+from commprof.audit.figure import StatedFigure, parse_figure
 from commprof.audit.json_rows import json_facts, json_rows, load
 from commprof.audit.quantities import COUNTS, classify, hourly_price, parse_ranks
 from commprof.audit.tables import (
@@ -68,7 +68,7 @@ def statements(lines: Sequence[str]) -> list[Statement]:
     return found
 
 
-def amdahl_speedups(lines: Sequence[str]) -> list[tuple[int, Figure]]:
+def amdahl_speedups(lines: Sequence[str]) -> list[tuple[int, StatedFigure]]:
     """Returns N and the speed-up of each line such as ``N=8: Speedup = 5.93x``."""
     found = []
     for number, line in enumerate(lines, start=1):
@@ -79,7 +79,7 @@ def amdahl_speedups(lines: Sequence[str]) -> list[tuple[int, Figure]]:
     return found
 
 
-def facts(lines: Sequence[str]) -> list[tuple[str, Figure]]:
+def facts(lines: Sequence[str]) -> list[tuple[str, StatedFigure]]:
     """Finds the figures that the text states for all world sizes together; skips tables.
 
     Returns each figure with the name of its quantity, one of ``_FACTS``: for example the batch,
@@ -98,7 +98,7 @@ def facts(lines: Sequence[str]) -> list[tuple[str, Figure]]:
     return found
 
 
-def stated_price(lines: Sequence[str]) -> tuple[Figure, bool] | None:
+def stated_price(lines: Sequence[str]) -> tuple[StatedFigure, bool] | None:
     """Returns the first price per hour, and whether it is per rank; None if there is none."""
     for number, line in enumerate(lines, start=1):
         found = hourly_price(line, f"line {number}")
@@ -107,7 +107,7 @@ def stated_price(lines: Sequence[str]) -> tuple[Figure, bool] | None:
     return None
 
 
-def _facts_of_line(line: str, where: str) -> list[tuple[str, Figure]]:
+def _facts_of_line(line: str, where: str) -> list[tuple[str, StatedFigure]]:
     listed = _LISTED.fullmatch(line)
     if listed:
         quantity = classify(listed[1])
@@ -196,9 +196,9 @@ def _of_text(lines: Sequence[str]) -> Document:
 def _document(
     tables: Sequence[list[Row]],
     named: Sequence[Row | None],
-    listed: Sequence[tuple[str, Figure]] = (),
+    listed: Sequence[tuple[str, StatedFigure]] = (),
 ) -> Document:
-    facts: dict[str, tuple[Figure, ...]] = {}
+    facts: dict[str, tuple[StatedFigure, ...]] = {}
     alone = [row for row in named if row is not None]
     pairs = [(name, figure) for row in alone for name, figure in row.figures.items()]
     for name, figure in [*pairs, *listed]:

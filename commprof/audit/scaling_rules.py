@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from commprof.audit.checks import Check, Quote, best_reading, check, cited, quote, words
+from commprof.audit.checks import AuditCheck, Quote, best_reading, check, cited, quote, words
 from commprof.audit.document import Document, Row, Series, Technique
-from commprof.audit.figure import Figure, Span, exact
+from commprof.audit.figure import Span, StatedFigure, exact
 from commprof.audit.throughput_rules import has, works_of
 from commprof.text import counted
 
@@ -16,7 +16,7 @@ from commprof.text import counted
 NOISE = 0.05
 
 
-def speedup_from_rates(document: Document) -> Iterator[Check]:
+def speedup_from_rates(document: Document) -> Iterator[AuditCheck]:
     """Checks that speed-up is throughput divided by the base's throughput."""
     for series in document.series:
         base = series.base("speedup", 1.0)
@@ -27,7 +27,7 @@ def speedup_from_rates(document: Document) -> Iterator[Check]:
                 yield check(row, "speedup", text, above.span / below.span, "x")
 
 
-def speedup_from_times(document: Document) -> Iterator[Check]:
+def speedup_from_times(document: Document) -> Iterator[AuditCheck]:
     """Checks that speed-up is the base's time divided by the row's, for equal amounts of work."""
     for series in document.series:
         base = series.base("speedup", 1.0)
@@ -40,7 +40,7 @@ def speedup_from_times(document: Document) -> Iterator[Check]:
                 yield check(row, "speedup", text, above.span / below.span, "x")
 
 
-def speedup_from_work(document: Document) -> Iterator[Check]:
+def speedup_from_work(document: Document) -> Iterator[AuditCheck]:
     """Checks that speed-up is samples per time divided by the base's, if samples are stated."""
     for series in document.series:
         base, works = series.base("speedup", 1.0), works_of(series, document)
@@ -56,7 +56,7 @@ def speedup_from_work(document: Document) -> Iterator[Check]:
             yield check(row, "speedup", text, rates[0] / rates[1], "x")
 
 
-def efficiency(document: Document) -> Iterator[Check]:
+def efficiency(document: Document) -> Iterator[AuditCheck]:
     """Checks that efficiency is speed-up divided by the growth in ranks."""
     for series in document.series:
         for row in series.rows:
@@ -80,23 +80,23 @@ def efficiency(document: Document) -> Iterator[Check]:
             yield check(row, "efficiency", text, span, "%")
 
 
-def super_linear(document: Document) -> Iterator[Check]:
+def super_linear(document: Document) -> Iterator[AuditCheck]:
     """Checks that speed-up is at most the growth in ranks, and efficiency at most 100 %."""
     for series in document.series:
         for row in series.rows:
             if row.ranks and has(row, "efficiency"):
                 most = Quote("at most", Span(0.0, 1.0, 1.0 + NOISE), "%")
-                yield Check(row.name, quote("efficiency", row.figures["efficiency"]), most)
+                yield AuditCheck(row.name, quote("efficiency", row.figures["efficiency"]), most)
             elif row.ranks and (found := _speedup(series, row)):
                 base, stated = found
                 growth = row.ranks / base.ranks
                 bound = Span(0.0, growth, growth * (1.0 + NOISE))
-                yield Check(
+                yield AuditCheck(
                     row.name, stated, Quote(f"{growth:g} times the ranks give at most", bound, "x")
                 )
 
 
-def amdahl(document: Document) -> Iterator[Check]:
+def amdahl(document: Document) -> Iterator[AuditCheck]:
     """Checks that speed-up by Amdahl's law is 1 / ((1 - P) + P / N) for the parallel share P.
 
     Amdahl, "Validity of the single processor approach to achieving large scale computing
@@ -134,7 +134,7 @@ def _same_work(row: Row, base: Row, name: str) -> bool:
     return len(work) == 2 and work[0] == work[1] != (0.0, 0.0)
 
 
-def _efficiency_of_rates(series: Series, row: Row) -> Iterator[Check]:
+def _efficiency_of_rates(series: Series, row: Row) -> Iterator[AuditCheck]:
     base = series.base("efficiency", 1.0)
     if base is None or base is row or not (has(base, "throughput") and has(row, "throughput")):
         return
@@ -178,7 +178,7 @@ _SECONDS_PER_HOUR = 3600.0
 _MACHINES = (2, 4, 8, 16)
 
 
-def cost_total(document: Document) -> Iterator[Check]:
+def cost_total(document: Document) -> Iterator[AuditCheck]:
     """Checks that cost is ranks x hours x price, or machines x hours x price."""
     for series in document.series:
         rows = [row for row in series.rows if row.ranks and has(row, "cost", "duration")]
@@ -191,7 +191,7 @@ def cost_total(document: Document) -> Iterator[Check]:
         )
 
 
-def cost_per_unit(document: Document) -> Iterator[Check]:
+def cost_per_unit(document: Document) -> Iterator[AuditCheck]:
     """Checks that cost per sample or epoch is the cost divided by the samples or epochs."""
     for series in document.series:
         for row in series.rows:
@@ -209,7 +209,7 @@ def cost_per_unit(document: Document) -> Iterator[Check]:
                 yield check(row, "unit_cost", text, cost.span * exact(size / work), "$")
 
 
-def cost_efficiency(document: Document) -> Iterator[Check]:
+def cost_efficiency(document: Document) -> Iterator[AuditCheck]:
     """Checks that cost efficiency is the base's cost divided by the row's cost."""
     for series in document.series:
         base = series.base("cost_efficiency", 1.0)
@@ -222,7 +222,7 @@ def cost_efficiency(document: Document) -> Iterator[Check]:
                 yield check(row, "cost_efficiency", text, above.span / below.span, "x")
 
 
-def _total(row: Row, document: Document, per_machine: float) -> Check | None:
+def _total(row: Row, document: Document, per_machine: float) -> AuditCheck | None:
     """Compares cost with machines x hours x price; None if the price is not stated.
 
     ``per_machine`` is the number of ranks per machine; if infinite, one machine has all ranks.
@@ -242,25 +242,25 @@ def _total(row: Row, document: Document, per_machine: float) -> Check | None:
 _NOISE = 0.03
 
 
-def repeated_overhead(document: Document) -> Iterator[Check]:
+def repeated_overhead(document: Document) -> Iterator[AuditCheck]:
     """Checks that all statements of the report's communication overhead are equal."""
     stated = document.facts.get("overhead", ())
     for later in stated[1:]:
         implied = Quote(f"overhead {cited(stated[0])}", stated[0].span)
-        yield Check("the report", quote("overhead", later), implied)
+        yield AuditCheck("the report", quote("overhead", later), implied)
 
 
-def repeated_scaling(document: Document) -> Iterator[Check]:
+def repeated_scaling(document: Document) -> Iterator[AuditCheck]:
     """Checks that sentences state the same speed-up or efficiency as the report's tables."""
     for stated in document.statements:
         for name, figure in stated.figures.items():
             found = _in_tables(document, stated.ranks, name)
             if stated.base_ranks == 1 and len(found) == 1:
                 row = f"{stated.ranks} ranks"
-                yield Check(row, quote(name, figure), quote(name, found[0]))
+                yield AuditCheck(row, quote(name, figure), quote(name, found[0]))
 
 
-def overhead_against_efficiency(document: Document) -> Iterator[Check]:
+def overhead_against_efficiency(document: Document) -> Iterator[AuditCheck]:
     """Checks that an overhead stated for all rows is at least 1 minus each row's efficiency."""
     stated = document.facts.get("overhead", ())
     if len(stated) != 1:
@@ -273,10 +273,10 @@ def overhead_against_efficiency(document: Document) -> Iterator[Check]:
             lost = Span(1.0 - figure.span.high, 1.0 - figure.span.value, 1.0 - figure.span.low)
             bound = Span(max(0.0, lost.low - _NOISE), max(0.0, lost.value), float("inf"))
             text = f"efficiency {cited(figure)} loses"
-            yield Check(row.name, quote("overhead", stated[0]), Quote(text, bound, "%"))
+            yield AuditCheck(row.name, quote("overhead", stated[0]), Quote(text, bound, "%"))
 
 
-def combined_techniques(document: Document) -> Iterator[Check]:
+def combined_techniques(document: Document) -> Iterator[AuditCheck]:
     """Checks that all techniques together gain no less than the best single technique."""
     for table in document.techniques:
         together = [t for t in table if _is_combination(t)]
@@ -288,14 +288,14 @@ def combined_techniques(document: Document) -> Iterator[Check]:
             bound = Span(best.speedup.span.low, best.speedup.span.value, float("inf"))
             text = f"{best.name} alone {cited(best.speedup)}, so at least"
             stated = Quote(f"{words('speedup')} {cited(whole.speedup)}", whole.speedup.span)
-            yield Check(whole.name, stated, Quote(text, bound, "x"))
+            yield AuditCheck(whole.name, stated, Quote(text, bound, "x"))
 
 
 def _is_combination(technique: Technique) -> bool:
     return any(word in technique.name.split() for word in ("combined", "together", "all"))
 
 
-def _in_tables(document: Document, ranks: int, name: str) -> list[Figure]:
+def _in_tables(document: Document, ranks: int, name: str) -> list[StatedFigure]:
     return [
         row.figures[name]
         for series in document.series

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from commprof.audit.document import Row, Technique
-from commprof.audit.figure import UNIT_S, Figure, as_share, parse_figure
+from commprof.audit.figure import UNIT_S, StatedFigure, as_share, parse_figure
 from commprof.audit.quantities import (
     COUNTS,
     Quantity,
@@ -29,7 +29,7 @@ _PERCENT_FROM = 20.0
 
 
 @dataclass(frozen=True)
-class Table:
+class AuditedTable:
     """A table of text cells."""
 
     headers: tuple[str, ...]
@@ -40,7 +40,7 @@ class Table:
     heading: str = ""
 
 
-def markdown_tables(lines: Sequence[str]) -> Iterator[Table]:
+def markdown_tables(lines: Sequence[str]) -> Iterator[AuditedTable]:
     """Finds every table of a Markdown text, with or without ``|`` at the ends of its lines."""
     heading, at = "", 0
     while at < len(lines):
@@ -55,11 +55,11 @@ def markdown_tables(lines: Sequence[str]) -> Iterator[Table]:
         while end < len(lines) and len(_cells(lines[end])) >= 2:
             end += 1
         rows = [_padded(_cells(line), len(headers)) for line in lines[at + 2 : end]]
-        yield Table(tuple(headers), tuple(rows), tuple(range(at + 3, end + 1)), heading)
+        yield AuditedTable(tuple(headers), tuple(rows), tuple(range(at + 3, end + 1)), heading)
         at = end
 
 
-def csv_table(text: str) -> Table | None:
+def csv_table(text: str) -> AuditedTable | None:
     """Reads a text as a table separated by commas, semicolons or tabs; None if it is no table."""
     numbered = [
         (number, line)
@@ -85,10 +85,10 @@ def csv_table(text: str) -> Table | None:
         return None
     cells = [_padded(row, width) for row in rows[1:]]
     where = [numbers[begin] for begin in begins[1 : len(rows)]]
-    return Table(tuple(rows[0]), tuple(cells), tuple(where))
+    return AuditedTable(tuple(rows[0]), tuple(cells), tuple(where))
 
 
-def rows_of(table: Table) -> list[Row]:
+def rows_of(table: AuditedTable) -> list[Row]:
     """Returns the rows of a table whose rows or columns name world sizes; empty if none do."""
     column = ranks_column(table.headers)
     if column is not None:
@@ -109,13 +109,13 @@ def rows_of(table: Table) -> list[Row]:
     return with_shares(_rows_of_columns(table))
 
 
-def facts_of(table: Table) -> Row | None:
+def facts_of(table: AuditedTable) -> Row | None:
     """Reads a table of names and values, as a row without a world size; None for other tables."""
     if len(table.headers) != 2 or ranks_column(table.headers) is not None:
         return None
     quantities = [classify(cells[0]) for cells in table.rows]
     values = [cells[1] for cells in table.rows]
-    figures: dict[str, Figure] = {}
+    figures: dict[str, StatedFigure] = {}
     for quantity, value, line in zip(quantities, values, table.lines, strict=True):
         if quantity is not None:
             figures = {**_figures(quantity, value, f"line {line}"), **figures}
@@ -123,7 +123,7 @@ def facts_of(table: Table) -> Row | None:
     return Row(0, figures, described) if figures else None
 
 
-def techniques_of(table: Table) -> tuple[Technique, ...]:
+def techniques_of(table: AuditedTable) -> tuple[Technique, ...]:
     """Reads a table of optimisations and their speed-ups; empty for other tables."""
     names = r"technique|optimi[sz]ation|method|compress(or|ion)"
     speedup = [i for i, h in enumerate(table.headers) if re.search(r"speed[ -]?up", plain(h))]
@@ -139,7 +139,7 @@ def techniques_of(table: Table) -> tuple[Technique, ...]:
 def _row(
     ranks: int, quantities: Sequence[Quantity | None], cells: Sequence[str], where: str
 ) -> Row:
-    figures: dict[str, Figure] = {}
+    figures: dict[str, StatedFigure] = {}
     described: dict[str, Quantity] = {}
     for quantity, cell in zip(quantities, cells, strict=True):
         if quantity is None:
@@ -166,14 +166,14 @@ def _epochs(names: Sequence[str]) -> list[tuple[int, str]]:
     return [found[number] for number in sorted(found)] if whole else []
 
 
-def _epoch_times(cells: Sequence[tuple[str, str, str]]) -> tuple[Figure, ...]:
+def _epoch_times(cells: Sequence[tuple[str, str, str]]) -> tuple[StatedFigure, ...]:
     """Reads the times of epochs; ``cells``: text, place and unit. Empty if a cell has no figure."""
     found = [parse_figure(*cell) for cell in cells]
     known = tuple(figure for figure in found if figure is not None)
     return known if len(known) == len(found) else ()
 
 
-def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, Figure]:
+def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, StatedFigure]:
     """Reads the figure of a cell, and an efficiency or a speed-up in brackets after it."""
     figure = parse_figure(cell, where, quantity.unit, count=quantity.name in COUNTS)
     if figure is None:
@@ -192,7 +192,7 @@ def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, Figure]:
     return found
 
 
-def _rows_of_columns(table: Table) -> list[Row]:
+def _rows_of_columns(table: AuditedTable) -> list[Row]:
     """Reads a table with a world size above each column and a quantity before each row."""
     named = [parse_ranks(header) for header in table.headers[1:]]
     if len(named) < 2 or not all(named) or all(header.isdigit() for header in table.headers[1:]):
@@ -201,7 +201,7 @@ def _rows_of_columns(table: Table) -> list[Row]:
     epochs = _epochs([cells[0] for cells in table.rows])
     found = []
     for column, ranks in enumerate(named, start=1):
-        figures: dict[str, Figure] = {}
+        figures: dict[str, StatedFigure] = {}
         for quantity, cells, line in zip(quantities, table.rows, table.lines, strict=True):
             if quantity is not None:
                 figures = {**_figures(quantity, cells[column], f"line {line}"), **figures}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from commprof.audit.checks import Check, Quote, best_reading, check, cited, quote
+from commprof.audit.checks import AuditCheck, Quote, best_reading, check, cited, quote
 from commprof.audit.document import Document, Row, Series
-from commprof.audit.figure import Figure, Span, exact
+from commprof.audit.figure import Span, StatedFigure, exact
 
 #: A description of an amount of work, and its number of samples.
 Work = tuple[str, Span]
 
 
-def from_latency(document: Document) -> Iterator[Check]:
+def from_latency(document: Document) -> Iterator[AuditCheck]:
     """Checks that throughput is global batch divided by time per iteration."""
     for series in document.series:
         rows = [row for row in series.rows if row.ranks and has(row, "throughput", "latency")]
@@ -25,7 +25,7 @@ def from_latency(document: Document) -> Iterator[Check]:
         )
 
 
-def from_work(document: Document) -> Iterator[Check]:
+def from_work(document: Document) -> Iterator[AuditCheck]:
     """Checks that throughput is the number of processed samples divided by the duration."""
     for series in document.series:
         works = works_of(series, document)
@@ -67,7 +67,7 @@ def global_batch(row: Row, document: Document, per_rank: bool) -> Work | None:
 
     per_rank: True if a batch is one rank's where the document does not say whether it is global.
     """
-    found: Figure | None
+    found: StatedFigure | None
     for found in (row.figures.get("rank_batch"), document.fact("rank_batch")):
         if found is not None and not has(row, "global_batch"):
             return f"batch {cited(found)} x {row.name}", found.span * exact(row.ranks)
@@ -92,7 +92,9 @@ def _agreeing(rows: Sequence[Row], works: dict[int, Work]) -> int:
     )
 
 
-def _from_latency(row: Row, document: Document, per_rank: bool, accumulated: bool) -> Check | None:
+def _from_latency(
+    row: Row, document: Document, per_rank: bool, accumulated: bool
+) -> AuditCheck | None:
     """Compares throughput with latency; ``accumulated``: an iteration has several batches."""
     batch = global_batch(row, document, per_rank)
     times = row.figures.get("accumulation") or document.fact("accumulation")
@@ -143,7 +145,7 @@ _WARMUP = 1.25
 _PARTS = ("data_ms", "forward_ms", "backward_ms", "exposed_ms", "optimizer_ms", "other_ms")
 
 
-def warmup_inside(document: Document) -> Iterator[Check]:
+def warmup_inside(document: Document) -> Iterator[AuditCheck]:
     """Checks that a first epoch with warm-up is part of neither the total nor the mean."""
     for row in _rows(document):
         times = row.epoch_times
@@ -156,10 +158,10 @@ def warmup_inside(document: Document) -> Iterator[Check]:
         text = f"the mean of the later epochs ({', '.join(cited(t) for t in times[1:])}), about"
         bound = Span(0.0, later.value, later.high * _WARMUP)
         stated = Quote(f"first epoch {cited(times[0])}, inside {inside}", times[0].span)
-        yield Check(row.name, stated, Quote(text, bound, "s"))
+        yield AuditCheck(row.name, stated, Quote(text, bound, "s"))
 
 
-def ranks_in_turn(document: Document) -> Iterator[Check]:
+def ranks_in_turn(document: Document) -> Iterator[AuditCheck]:
     """Checks that the elapsed time is not the sum over the ranks, as if they had run in turn."""
     for row in _rows(document):
         if len(row.rank_times) < 2 or not has(row, "elapsed"):
@@ -168,20 +170,22 @@ def ranks_in_turn(document: Document) -> Iterator[Check]:
         if elapsed.span.meets(_sum(row.rank_times)):
             shown = " + ".join(figure.text for figure in row.rank_times)
             text = f"the sum of the ranks' times, {shown}, while the slowest alone took"
-            yield Check(row.name, quote("elapsed", elapsed), Quote(text, exact(slowest), "s"))
+            yield AuditCheck(row.name, quote("elapsed", elapsed), Quote(text, exact(slowest), "s"))
 
 
-def slowest_rank(document: Document) -> Iterator[Check]:
+def slowest_rank(document: Document) -> Iterator[AuditCheck]:
     """Checks that the duration stated for the whole run is at least the slowest rank's time."""
     for row in _rows(document):
         if row.rank_times and has(row, "duration"):
             slowest = max((f for f in row.rank_times), key=lambda figure: figure.span.value)
             bound = Span(slowest.span.low, slowest.span.value, float("inf"))
             text = f"at least the slowest rank's {cited(slowest)}"
-            yield Check(row.name, quote("duration", row.figures["duration"]), Quote(text, bound))
+            yield AuditCheck(
+                row.name, quote("duration", row.figures["duration"]), Quote(text, bound)
+            )
 
 
-def epochs_of_total(document: Document) -> Iterator[Check]:
+def epochs_of_total(document: Document) -> Iterator[AuditCheck]:
     """Checks that the total time is the number of epochs times the time per epoch."""
     for row in _rows(document):
         if not has(row, "duration", "epoch_s"):
@@ -196,7 +200,7 @@ def epochs_of_total(document: Document) -> Iterator[Check]:
             yield check(row, "duration", text, count * one.span, "s")
 
 
-def changing_work(document: Document) -> Iterator[Check]:
+def changing_work(document: Document) -> Iterator[AuditCheck]:
     """Checks that the batch per rank or the global batch is the same in all rows of a series.
 
     Applies to series that state a speed-up or an efficiency.
@@ -215,17 +219,17 @@ def changing_work(document: Document) -> Iterator[Check]:
             name = _batch_of(row)
             kept = first.figures[_batch_of(first)]
             implied = Quote(f"batch {cited(kept)} at {first.name}", kept.span)
-            yield Check(row.name, quote(name, row.figures[name]), implied)
+            yield AuditCheck(row.name, quote(name, row.figures[name]), implied)
 
 
-def parts_of_step(document: Document) -> Iterator[Check]:
+def parts_of_step(document: Document) -> Iterator[AuditCheck]:
     """Checks that the parts of the mean step add up to the step."""
     for row in _rows(document):
         if not {*_PARTS, "step_ms"} <= row.parts.keys():
             continue
         whole = row.parts["step_ms"]
         stated = Quote(f"step {cited(whole)}", whole.span)
-        yield Check(row.name, stated, Quote("the sum of its parts =", _sum_of(row), "s"))
+        yield AuditCheck(row.name, stated, Quote("the sum of its parts =", _sum_of(row), "s"))
 
 
 def _first_is_in(row: Row, later: Span) -> str:
@@ -256,7 +260,7 @@ def _sum_of(row: Row) -> Span:
     return _sum(tuple(row.parts[name] for name in _PARTS))
 
 
-def _sum(figures: tuple[Figure, ...]) -> Span:
+def _sum(figures: tuple[StatedFigure, ...]) -> Span:
     total = figures[0].span
     for figure in figures[1:]:
         total = total + figure.span

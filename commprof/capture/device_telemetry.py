@@ -33,7 +33,7 @@ LIMITS = {
 }
 
 
-class DeviceTelemetry:
+class TelemetrySampler:
     """Samples one GPU from the first step that has used CUDA until ``stop``."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class DeviceTelemetry:
             device = nvml.nvmlDeviceGetHandleByUUID(uuid)
         except nvml.NVMLError:
             return
-        samples = Samples(uuid, _questions(nvml, device))
+        samples = TelemetrySamples(uuid, _questions(nvml, device))
         begin = {"begin_monotonic_ns": time.monotonic_ns()}
         ended, next_count = False, _LEAST_MORE
         while not ended:
@@ -112,7 +112,7 @@ def next_after(count: int) -> int:
     return count + max(_LEAST_MORE, int(count * _FRACTION_MORE))
 
 
-class Samples:
+class TelemetrySamples:
     """Running statistics of the samples, in memory that does not grow with their number."""
 
     def __init__(self, uuid: str, questions: dict[str, Callable[[], float]]) -> None:

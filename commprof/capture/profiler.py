@@ -18,7 +18,7 @@ import torch.distributed as dist
 from commprof import _native, invocation
 from commprof.capture.auto_phases import FSDP2, AutoPhases
 from commprof.capture.cross_check_sources import CrossCheckSources
-from commprof.capture.device_telemetry import DeviceTelemetry
+from commprof.capture.device_telemetry import TelemetrySampler
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.garbage import GarbageCollections
 from commprof.capture.gradient_norms import GradientNorms
@@ -116,9 +116,9 @@ class Profiler:
         self._gloo_threads: dict[str, int] = {}
         self._gradient_norms = GradientNorms(settings.gradient_norms_every)
         self._garbage = GarbageCollections(self._recorder)
-        self._telemetry = DeviceTelemetry()
+        self._telemetry = TelemetrySampler()
         #: What looks at the end of each step for a connection or a device until it has found it.
-        self._connecting: list[StoreLink | DeviceTelemetry] = []
+        self._connecting: list[StoreLink | TelemetrySampler] = []
         self._seen = OwnTrace()
         self._step = 0
         self._path: Path | None = None

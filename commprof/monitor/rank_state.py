@@ -38,7 +38,7 @@ _MOST_PENDING = 1024
 
 
 @dataclass
-class RankState:
+class FollowedRank:
     """Current state of one rank, from its records; times in ns of its host's CLOCK_MONOTONIC."""
 
     rank: int

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from commprof.satellites import AddedReport
     from commprof.trace.run.run_directory import WorldRun
     from commprof.tune.compressors import Compressor
-    from commprof.tune.trials.plan import Plan
+    from commprof.tune.trials.plan import TrialPlan
 
 COMMANDS: Mapping[str, tuple[str, str]] = {}
 OVERVIEW = ""
@@ -63,7 +63,7 @@ def run_help() -> str:
     return _RUN_HELP.format(compressors=compressors(), candidates=candidates())
 
 
-def parse_trial(text: str) -> Plan:
+def parse_trial(text: str) -> TrialPlan:
     """Returns the plan of a trial.
 
     Raises:

@@ -21,7 +21,7 @@ MIN_DEFAULT_STEPS = 12
 """Smallest default number of steps: fewer steps would leave none after warm-up."""
 
 
-class Trained(Protocol):
+class TrainedSteps(Protocol):
     """Interface of a model in training, as the loop uses it; `Training` implements it."""
 
     def batches(self, epoch: int) -> Iterator[Sequence[Batch]]:
@@ -133,7 +133,7 @@ def overhead_states(steps: int, lot: str) -> list[str]:
 
 
 def train(
-    training: Trained,
+    training: TrainedSteps,
     recorder: StepRecorder,
     steps: int,
     *,
@@ -176,7 +176,7 @@ def train(
 class _Steps:
     """Runs single steps and keeps their losses and sample counts."""
 
-    def __init__(self, training: Trained, recorder: StepRecorder) -> None:
+    def __init__(self, training: TrainedSteps, recorder: StepRecorder) -> None:
         self.losses: list[float] = []
         self.step_samples: list[int] = []
         self._training = training
@@ -216,6 +216,6 @@ def _samples(batches: Sequence[Batch]) -> int:
     return sum(batch.samples for batch in batches)
 
 
-def _endless(training: Trained) -> Iterator[Sequence[Batch]]:
+def _endless(training: TrainedSteps) -> Iterator[Sequence[Batch]]:
     for epoch in itertools.count():
         yield from training.batches(epoch)

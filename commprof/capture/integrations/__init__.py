@@ -19,7 +19,7 @@ from commprof.errors import CommprofError
 DIRECTORY = "commprof-trace"
 
 
-class Recording:
+class FrameworkRecording:
     """The capture of one training run, from its first step to its last.
 
     A capture that already runs, such as that of ``commprof env``, stays unchanged: it keeps its

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof import invocation
-from commprof.capture.integrations import DIRECTORY, Recording
+from commprof.capture.integrations import DIRECTORY, FrameworkRecording
 from commprof.errors import CommprofError
 
 _NAMES = ("lightning.pytorch", "pytorch_lightning")
@@ -42,7 +42,7 @@ class CommprofCallback(_Callback):
 
     def __init__(self, directory: str | Path = DIRECTORY) -> None:
         """``directory``: directory of all ranks' traces; a second job writes to ``job_2`` in it."""
-        self._recording = Recording(directory)
+        self._recording = FrameworkRecording(directory)
         self._updates = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from commprof import invocation
-from commprof.capture.integrations import DIRECTORY, Recording
+from commprof.capture.integrations import DIRECTORY, FrameworkRecording
 from commprof.errors import CommprofError
 
 try:
@@ -35,7 +35,7 @@ class CommprofCallback(TrainerCallback):
         traces go to its subdirectory ``job_2``, and so on.
         """
         self._trainer = trainer
-        self._recording = Recording(directory)
+        self._recording = FrameworkRecording(directory)
         self._logging = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -16,7 +16,7 @@ from commprof.forecast.fit.inspector_points import read_inspector_points
 from commprof.forecast.fit.machine_profile import default_path, save_profile
 from commprof.forecast.fit.points import Measurement, read_points
 from commprof.forecast.fit.recorded_calls import read_calls
-from commprof.forecast.replay.recorded import Recorded, read_recorded
+from commprof.forecast.replay.recorded import RecordedJob, read_recorded
 from commprof.forecast.report import profile_table
 from commprof.invocation import quoted
 from commprof.recordings.inspector import is_inspector
@@ -100,9 +100,9 @@ def _stated(option: str, text: str | None) -> float:
     return math.nan if text is None else rate(option, text)
 
 
-def _read(sources: list[Path]) -> tuple[list[Measurement], list[Recorded], list[str]]:
+def _read(sources: list[Path]) -> tuple[list[Measurement], list[RecordedJob], list[str]]:
     measurements: list[Measurement] = []
-    recorded: list[Recorded] = []
+    recorded: list[RecordedJob] = []
     refused: list[str] = []
     for source in sources:
         if is_inspector(source):

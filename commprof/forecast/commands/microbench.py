@@ -23,7 +23,7 @@ from commprof.forecast.microbench.operations import (
     REDOPS,
     dtype_name,
 )
-from commprof.forecast.microbench.plan import SYNCS, Plan, check_memory, ladder, parse_size
+from commprof.forecast.microbench.plan import SYNCS, BenchPlan, check_memory, ladder, parse_size
 from commprof.interrupts import ends_at_once
 from commprof.invocation import quoted
 from commprof.launch.topology import this_host
@@ -173,7 +173,7 @@ class MicrobenchCommand:
         return code
 
 
-def make_plan(args: argparse.Namespace, launched_ranks: int | None) -> Plan:
+def make_plan(args: argparse.Namespace, launched_ranks: int | None) -> BenchPlan:
     """Returns the plan that the arguments describe, without a result path.
 
     launched_ranks: number of ranks, if another launcher started them.
@@ -188,7 +188,7 @@ def make_plan(args: argparse.Namespace, launched_ranks: int | None) -> Plan:
     ops = tuple(dict.fromkeys([*args.ops, *hooks]))
     if not ops:
         raise UsageError("nothing to measure; name an operation such as all_reduce, or a --hook")
-    return Plan(
+    return BenchPlan(
         ops=ops,
         world_sizes=_world_sizes(args.nproc, launched_ranks),
         sizes_bytes=sizes,
@@ -233,7 +233,7 @@ def _check_backend(backend: str, local_ranks: int) -> None:
         raise UsageError(f"backend 'commprof' needs the native module: {_native.tune_error}")
 
 
-def _launch(plan: Plan, directory: Path) -> None:
+def _launch(plan: BenchPlan, directory: Path) -> None:
     with ends_at_once():
         from commprof.forecast.microbench.rank import run_bench_rank
         from commprof.launch.elastic import TRAINING_IMPORTS, launch_function, stop_fork_server
@@ -284,7 +284,7 @@ def _run_as_rank(args: argparse.Namespace, rank: int, world_size: int) -> int:
 
 
 def show_measured(
-    measure: Callable[[], None], plan: Plan, json_file: Path | None, shows: bool = True
+    measure: Callable[[], None], plan: BenchPlan, json_file: Path | None, shows: bool = True
 ) -> int:
     """Measures, prints the finished rows, writes them to ``json_file``; returns the exit code.
 

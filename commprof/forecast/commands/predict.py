@@ -21,7 +21,7 @@ from commprof.forecast.fit.build import build_profile
 from commprof.forecast.fit.machine_profile import MachineProfile, default_path, load_profile
 from commprof.forecast.replay.model import Model
 from commprof.forecast.replay.recorded import (
-    Recorded,
+    RecordedJob,
     base_of,
     batches,
     compute_by_batch,
@@ -146,7 +146,7 @@ Every combination of the values in comma-separated lists is predicted. See docs/
         return 0
 
 
-def _model(base: Recorded, profile: MachineProfile, recorded: list[Recorded]) -> Model:
+def _model(base: RecordedJob, profile: MachineProfile, recorded: list[RecordedJob]) -> Model:
     """Returns the model that replays the recorded steps: for FSDP2 and HSDP, or for DDP."""
     steps = base.schedule
     if isinstance(steps, ShardedSteps):
@@ -301,7 +301,7 @@ def _hook(word: str) -> str:
     return "" if word.strip() == "none" else word.strip().rstrip(":")
 
 
-def _profile(args: argparse.Namespace, recorded: list[Recorded]) -> tuple[MachineProfile, str]:
+def _profile(args: argparse.Namespace, recorded: list[RecordedJob]) -> tuple[MachineProfile, str]:
     path = args.profile or default_path()
     if args.profile is not None or path.exists():
         profile = load_profile(path)

@@ -16,7 +16,7 @@ from commprof.forecast.fit.hook_costs import HookCost
 from commprof.forecast.fit.hook_fit import fit_hook
 from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.forecast.fit.points import Measurement
-from commprof.forecast.replay.recorded import Recorded
+from commprof.forecast.replay.recorded import RecordedJob
 from commprof.forecast.replay.schedule import RecordedSteps, Schedule
 from commprof.forecast.sharded.costs import fit_sharded
 from commprof.forecast.sharded.steps import ShardedSteps
@@ -40,7 +40,7 @@ def curves_of(
 
 def build_profile(
     measurements: Sequence[Measurement],
-    recorded: Sequence[Recorded],
+    recorded: Sequence[RecordedJob],
     sources: Sequence[str],
     bandwidth_bytes_per_s: float = math.nan,
     latency_s: float = math.nan,
@@ -86,7 +86,7 @@ def build_profile(
 
 
 def _curves(
-    measurements: Sequence[Measurement], recorded: Sequence[Recorded], left_out: list[str]
+    measurements: Sequence[Measurement], recorded: Sequence[RecordedJob], left_out: list[str]
 ) -> dict[str, dict[str, CostCurve]]:
     """Fits the curves of each link class; appends what was not used to ``left_out``, in words."""
     points = [point for each in measurements for point in each.points]
@@ -103,7 +103,7 @@ def _curves(
 def _of_one_backend(
     link: str,
     fitted: Sequence[CostCurve],
-    recorded: Sequence[Recorded],
+    recorded: Sequence[RecordedJob],
     left_out: list[str],
 ) -> dict[str, CostCurve]:
     """Chooses one fitted curve per operation, by its backend.
@@ -128,12 +128,12 @@ def _of_one_backend(
 
 
 def _hooks(
-    recorded: Sequence[Recorded],
+    recorded: Sequence[RecordedJob],
     curves: Mapping[str, Mapping[str, CostCurve]],
     left_out: list[str],
 ) -> dict[str, HookCost]:
     """Fits each compressor to its runs with the most ranks; names failures in ``left_out``."""
-    hooks: dict[str, list[tuple[Recorded, Schedule]]] = {}
+    hooks: dict[str, list[tuple[RecordedJob, Schedule]]] = {}
     plain = []
     for each in recorded:
         if not isinstance(each.schedule, Schedule):

@@ -14,7 +14,7 @@ from commprof.errors import CommprofError
 from commprof.forecast.fit.build import curves_of
 from commprof.forecast.fit.machine_profile import MachineProfile
 from commprof.forecast.replay.model import Model
-from commprof.forecast.replay.recorded import Recorded, compute_by_batch
+from commprof.forecast.replay.recorded import RecordedJob, compute_by_batch
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Scenario
 from commprof.forecast.replay.schedule import RecordedSteps, Schedule
@@ -26,14 +26,14 @@ from commprof.text import counted
 #: Root mean square error of predictions of random jobs, and as how many errors ``margin_of`` counts
 #: it; from benchmarks/results/predictions/predict_intervals.jsonl.
 _TYPICAL, _WEIGHT = 0.04, 2
-#: Fields of ``Check`` with answers that need no model.
+#: Fields of ``HeldOutCheck`` with answers that need no model.
 TRIVIAL = ("as_is_s", "perfect_overlap_s")
 #: A model is clearly better if its mean error is at most this share of the trivial answer's.
 _SKILLED = 0.5
 
 
 @dataclass(frozen=True)
-class Check:
+class HeldOutCheck:
     """A recorded setting, compared with the model's prediction of it."""
 
     #: Name of the recorded setting, for the reader.
@@ -79,7 +79,9 @@ class ModelError:
         return self.mean <= _SKILLED * self.trivial_mean
 
 
-def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = False) -> Check:
+def check(
+    replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = False
+) -> HeldOutCheck:
     """Predicts a recorded setting, and compares the prediction with the measured steps.
 
     The prediction keeps the link and the bucket cap of the run that ``replay`` was made from.
@@ -104,7 +106,7 @@ def check(replay: Model, recorded: RecordedSteps, name: str, is_fitted: bool = F
     if isinstance(recorded, ShardedSteps):
         scenario = as_recorded(scenario, recorded)
     found = replay.predict(scenario)
-    return Check(
+    return HeldOutCheck(
         name=name,
         world_size=recorded.world_size,
         measured_s=float(np.median(recorded.period_s)),
@@ -143,8 +145,8 @@ def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
 
 
 def checks(
-    replay: Model, others: Sequence[Recorded], recorded: Sequence[Recorded] = ()
-) -> tuple[list[Check], list[str]]:
+    replay: Model, others: Sequence[RecordedJob], recorded: Sequence[RecordedJob] = ()
+) -> tuple[list[HeldOutCheck], list[str]]:
     """Checks the replay on its own run, then on each of the other settings.
 
     Returns the checks, and a line for each setting that cannot be predicted, with the reason. Steps
@@ -163,7 +165,7 @@ def checks(
     given = [each for each in others if each.source and Path(each.source).resolve() in sources]
     alone = _fitted_alone(replay) if given else replay.profile
     found, refused = [], []
-    own = Recorded("the run itself", replay.schedule, ())
+    own = RecordedJob("the run itself", replay.schedule, ())
     for each in _once((own, *others)):
         schedule, tried, is_fitted = each.schedule, replay, False
         if each is not own:
@@ -178,9 +180,9 @@ def checks(
     return found, refused
 
 
-def _once(recorded: Sequence[Recorded]) -> list[Recorded]:
+def _once(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
     """Leaves out steps that are given again, such as those of the run itself with ``--check``."""
-    found: list[Recorded] = []
+    found: list[RecordedJob] = []
     for each in recorded:
         if not any(_is_same(each.schedule, before.schedule) for before in found):
             found.append(each)
@@ -234,7 +236,7 @@ def _is_fitted(profile: MachineProfile, alone: MachineProfile, schedule: Recorde
     return _from_runs(profile, schedule) and alone.links[schedule.link] is link
 
 
-def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[Recorded]) -> Model:
+def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[RecordedJob]) -> Model:
     """Returns the replay with compute time over batch size fitted anew, without the checked run.
 
     Returns the given replay if it has no fit over batch size, or the fit did not use this run.
@@ -247,7 +249,7 @@ def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[Recorded]
     return dataclasses.replace(replay, compute_by_batch=compute_by_batch(rest, replay.schedule))
 
 
-def model_error(found: Sequence[Check]) -> ModelError | None:
+def model_error(found: Sequence[HeldOutCheck]) -> ModelError | None:
     """Computes the errors in the held-out checks; None if there are none."""
     held_out = [each for each in found if each.held_out]
     errors = [abs(each.error) for each in held_out]

@@ -19,7 +19,12 @@ from typing import Any
 
 import torch
 
-from commprof.forecast.microbench.operations import IN_PLACE, Operation, operation, pattern_modulus
+from commprof.forecast.microbench.operations import (
+    IN_PLACE,
+    BenchOperation,
+    operation,
+    pattern_modulus,
+)
 
 Tensor = Any  # torch is not followed by the type checker
 
@@ -54,7 +59,7 @@ class Pattern:
     def expected(self, rank: int, count: int) -> Tensor | None:
         """Returns the output that a rank must get; None for reduce on other ranks than the root.
 
-        ``count`` is the number of elements as in ``Operation.elements``.
+        ``count`` is the number of elements as in ``BenchOperation.elements``.
         """
         ranks = range(self._world_size)
         if self._op == "all_reduce":
@@ -134,7 +139,7 @@ class Buffers:
 
 
 def make_buffers(
-    operation: Operation,
+    operation: BenchOperation,
     placement: str,
     count: int,
     rank: int,
@@ -144,7 +149,7 @@ def make_buffers(
 ) -> Buffers:
     """Makes a rank's buffers, whose pages are already in memory.
 
-    ``count`` is the number of elements as in ``Operation.elements``, and ``placement`` one of
+    ``count`` is the number of elements as in ``BenchOperation.elements``, and ``placement`` one of
     ``operation.placements``.
     """
     given, result = operation.elements(count, world_size)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from commprof.forecast.microbench.buffers import Buffers, Pattern
-from commprof.forecast.microbench.plan import Plan
+from commprof.forecast.microbench.plan import BenchPlan
 
 Call = Callable[[], None]
 ROOT = 0
@@ -168,7 +168,9 @@ _STARTS: dict[str, Callable[[Side, Buffers, Any, bool], Any]] = {
 }
 
 
-def count_wrong(plan: Plan, op: str, count: int, side: Side, buffers: Buffers, call: Call) -> int:
+def count_wrong(
+    plan: BenchPlan, op: str, count: int, side: Side, buffers: Buffers, call: Call
+) -> int:
     """Runs `call` `plan.check` times, counts this rank's wrong elements, clears the buffers."""
     pattern = Pattern(op, plan.redop, plan.dtype, side.world_size)
     expected = pattern.expected(side.rank, count)

@@ -38,7 +38,7 @@ from commprof.forecast.microbench.measure import (
     warmup_calls,
 )
 from commprof.forecast.microbench.operations import DTYPES, HOOK_PREFIX, operation
-from commprof.forecast.microbench.plan import Plan, Sweep
+from commprof.forecast.microbench.plan import BenchPlan, Sweep
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Cell:
 class SweepRun:
     """One rank's part in a sweep; its first round sets how many calls each row gets per round."""
 
-    plan: Plan
+    plan: BenchPlan
     sweep: Sweep
     control: Any
     """Gloo group of the same ranks, to agree on numbers of calls."""
@@ -150,7 +150,7 @@ class _Rounds:
 class Collector:
     """Collects all ranks' rounds and rewrites the result file often, so a failure loses little."""
 
-    def __init__(self, plan: Plan, context: dict[str, Any]) -> None:
+    def __init__(self, plan: BenchPlan, context: dict[str, Any]) -> None:
         """Starts without rows; `context` is that of `SweepResult`."""
         self._plan = plan
         self._context = context

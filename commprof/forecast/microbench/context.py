@@ -16,7 +16,7 @@ from commprof._version import __version__
 from commprof.capture.job.metadata import machine
 from commprof.forecast.microbench.measure import WARMUP_RULE, loop_language
 from commprof.forecast.microbench.operations import HOOK_PREFIX
-from commprof.forecast.microbench.plan import Plan
+from commprof.forecast.microbench.plan import BenchPlan
 
 _START = {
     "barrier": "each sample after a barrier of the measured group; the barrier is not timed",
@@ -30,7 +30,9 @@ def _arguments() -> list[str]:
     return words[1:] if words[:1] == ["microbench"] else words
 
 
-def context(plan: Plan, clocks: Sequence[Hashable], hosts: Sequence[Hashable]) -> dict[str, Any]:
+def context(
+    plan: BenchPlan, clocks: Sequence[Hashable], hosts: Sequence[Hashable]
+) -> dict[str, Any]:
     """Describes machine, versions and method.
 
     `clocks` names the CLOCK_MONOTONIC clock that each rank reads, and `hosts` each rank's host.
@@ -60,14 +62,14 @@ def context(plan: Plan, clocks: Sequence[Hashable], hosts: Sequence[Hashable]) -
     }
 
 
-def _loops(plan: Plan) -> str:
+def _loops(plan: BenchPlan) -> str:
     """Returns the language, or languages, of the loops; hooks and overlap are sampled in Python."""
     may_be_native = plan.backend != "nccl" and not plan.overlap
     hooks = {op.startswith(HOOK_PREFIX) for op in plan.ops}
     return " and ".join(sorted({loop_language(may_be_native and not each) for each in hooks}))
 
 
-def _time(plan: Plan, *, one_clock: bool) -> str:
+def _time(plan: BenchPlan, *, one_clock: bool) -> str:
     if plan.overlap:
         return (
             "for each sample, times of the rank with the largest t_ovrl (from issue, through the "

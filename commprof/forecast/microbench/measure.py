@@ -36,7 +36,7 @@ from commprof.forecast.microbench.calls import (
     no_meeting,
 )
 from commprof.forecast.microbench.operations import operation
-from commprof.forecast.microbench.plan import Plan
+from commprof.forecast.microbench.plan import BenchPlan
 from commprof.units import NS_PER_MS
 
 _BUDGET_NS = 200 * NS_PER_MS  # per row, over all rounds
@@ -200,7 +200,7 @@ class Compute:
 
 
 def measure_overlap(
-    plan: Plan, op: str, count: int, side: Side, meet: Call, control: object
+    plan: BenchPlan, op: str, count: int, side: Side, meet: Call, control: object
 ) -> OverlapCell:
     """Samples one size; each sample times the collective alone, the compute alone, and both.
 

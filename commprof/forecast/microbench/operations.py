@@ -48,7 +48,7 @@ _BOTH = (OUT_OF_PLACE, IN_PLACE)
 
 
 @dataclass(frozen=True)
-class Operation:
+class BenchOperation:
     """One collective that a sweep can measure."""
 
     name: str
@@ -83,29 +83,29 @@ class Operation:
 
 
 _ALL = (
-    Operation("all_reduce", "all_reduce", reduces=True),
-    Operation("all_gather", "all_gather", output_parts=True),
-    Operation("reduce_scatter", "reduce_scatter", input_parts=True, reduces=True),
-    Operation("broadcast", "broadcast", rooted=True),
-    Operation("reduce", "reduce", reduces=True, rooted=True),
-    Operation(
+    BenchOperation("all_reduce", "all_reduce", reduces=True),
+    BenchOperation("all_gather", "all_gather", output_parts=True),
+    BenchOperation("reduce_scatter", "reduce_scatter", input_parts=True, reduces=True),
+    BenchOperation("broadcast", "broadcast", rooted=True),
+    BenchOperation("reduce", "reduce", reduces=True, rooted=True),
+    BenchOperation(
         "all_to_all",
         "all_to_all",
         input_parts=True,
         output_parts=True,
         placements=(OUT_OF_PLACE,),
     ),
-    Operation("send_recv", "send", placements=(OUT_OF_PLACE,), least_ranks=2),
-    Operation("barrier", "barrier", placements=(OUT_OF_PLACE,), sized=False),
+    BenchOperation("send_recv", "send", placements=(OUT_OF_PLACE,), least_ranks=2),
+    BenchOperation("barrier", "barrier", placements=(OUT_OF_PLACE,), sized=False),
 )
 OPERATIONS = {operation.name: operation for operation in _ALL}
 
 #: Prefix of an `op` that is a DDP bucket through a communication hook; the hook's name follows.
 HOOK_PREFIX = "hook:"
-HOOK = Operation("hook", "all_reduce", placements=(IN_PLACE,))
+HOOK = BenchOperation("hook", "all_reduce", placements=(IN_PLACE,))
 
 
-def operation(name: str) -> Operation:
+def operation(name: str) -> BenchOperation:
     """Returns the operation that the `op` of a result row names.
 
     Returns HOOK if the `op` begins with HOOK_PREFIX. Raises UsageError if the `op` is unknown.

@@ -81,7 +81,7 @@ _PROCESS_BYTES = 150_000_000
 
 
 def check_memory(
-    plan: Plan, meminfo: Path = Path("/proc/meminfo"), launched_here: int | None = None
+    plan: BenchPlan, meminfo: Path = Path("/proc/meminfo"), launched_here: int | None = None
 ) -> None:
     """Raises UsageError if this host's ranks do not fit into its memory.
 
@@ -121,7 +121,7 @@ Mann-Whitney test of 10 rounds against 10 rounds can reach p = 1.1e-5."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """All sweeps of one command. Raises UsageError for an impossible plan."""
 
     ops: tuple[str, ...]
@@ -225,9 +225,9 @@ class Plan:
         replace_file(path, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Plan:
+    def load(cls, path: Path) -> BenchPlan:
         """Reads a plan that `save` wrote."""
-        plan: Plan = checked(read_json(path), cls)
+        plan: BenchPlan = checked(read_json(path), cls)
         return plan
 
 

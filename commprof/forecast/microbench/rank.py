@@ -23,7 +23,7 @@ from commprof.forecast.microbench.collector import Cell, Collector, SweepRun
 from commprof.forecast.microbench.context import context
 from commprof.forecast.microbench.measure import make_sampled_call, measure_overlap
 from commprof.forecast.microbench.operations import HOOK_PREFIX
-from commprof.forecast.microbench.plan import Plan, Sweep
+from commprof.forecast.microbench.plan import BenchPlan, Sweep
 from commprof.launch.progress import ProgressFile
 from commprof.launch.worker import guarded
 
@@ -31,10 +31,10 @@ from commprof.launch.worker import guarded
 def run_bench_rank(plan_path: str) -> None:
     """Runs this rank's part of the plan in file ``plan_path``; the launcher calls this."""
     path = Path(plan_path)
-    guarded(lambda: run_plan(Plan.load(path), path.parent))
+    guarded(lambda: run_plan(BenchPlan.load(path), path.parent))
 
 
-def run_plan(plan: Plan, progress_directory: Path | None = None) -> None:
+def run_plan(plan: BenchPlan, progress_directory: Path | None = None) -> None:
     """Runs this rank's part of all sweeps; the job may have more ranks than the sweeps need.
 
     The environment gives rank and world size. Rank 0 writes its progress to
@@ -60,7 +60,7 @@ class _Runner:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: BenchPlan,
         clocks: list[Any],
         hosts: list[Any],
         progress_directory: Path | None,

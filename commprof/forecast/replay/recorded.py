@@ -1,4 +1,4 @@
-"""Reads a run directory's recorded steps for a prediction, one ``Recorded`` per world size."""
+"""Reads a run directory's recorded steps for a prediction, one ``RecordedJob`` per world size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FILLED = 0.85
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedJob:
     """One recorded world size that can be replayed."""
 
     name: str
@@ -39,7 +39,7 @@ class Recorded:
     source: str = ""
 
 
-def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
+def read_recorded(directory: Path) -> tuple[list[RecordedJob], list[str]]:
     """Reads all world sizes that can be replayed; also returns why the others cannot.
 
     Raises:
@@ -58,7 +58,9 @@ def read_recorded(directory: Path) -> tuple[list[Recorded], list[str]]:
             continue
         traces = [run.traces[rank] for rank in sorted(run.traces)]
         rows = compression_rows(traces, measured_steps(traces), world_size)
-        found.append(Recorded(f"{directory}, {world_size} ranks", schedule, rows, str(directory)))
+        found.append(
+            RecordedJob(f"{directory}, {world_size} ranks", schedule, rows, str(directory))
+        )
     return with_free_share(found), refused
 
 
@@ -73,7 +75,7 @@ def _read_steps(run: WorldRun) -> RecordedSteps:
     return read_sharded(run)
 
 
-def with_free_share(recorded: Sequence[Recorded]) -> list[Recorded]:
+def with_free_share(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
     """Replaces the CPU use of ranks that share cores by that of the least crowded world size.
 
     Ranks that share cores get less CPU time than they need, so their own CPU use shows how many
@@ -98,14 +100,14 @@ def _got_less(steps: RecordedSteps) -> bool:
     return steps.placement.threads_per_core > 1 and not is_wanted
 
 
-def _with_share(recorded: Recorded, busy: float) -> Recorded:
+def _with_share(recorded: RecordedJob, busy: float) -> RecordedJob:
     placement = replace(recorded.schedule.placement, busy=busy)
     return replace(recorded, schedule=replace(recorded.schedule, placement=placement))
 
 
 def base_of(
-    recorded: Sequence[Recorded], world_size: int | None = None, refused: Sequence[str] = ()
-) -> Recorded:
+    recorded: Sequence[RecordedJob], world_size: int | None = None, refused: Sequence[str] = ()
+) -> RecordedJob:
     """Chooses the world size to replay: the given one, else the largest with cores for all ranks.
 
     If all world sizes of 2 ranks or more lack cores, the smallest of them is chosen.
@@ -133,7 +135,7 @@ def base_of(
     )
 
 
-def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line | None:
+def compute_by_batch(recorded: Sequence[RecordedJob], base: RecordedSteps) -> Line | None:
     """Fits a line to a rank's own work per step, in s, as a function of its samples per step.
 
     Uses the world sizes whose load on the cores (``Placement.crowding``) equals that of ``base``.
@@ -147,13 +149,13 @@ def compute_by_batch(recorded: Sequence[Recorded], base: RecordedSteps) -> Line 
     return robust_line(batch, own)
 
 
-def batches(recorded: Sequence[Recorded], base: RecordedSteps) -> tuple[float, float]:
+def batches(recorded: Sequence[RecordedJob], base: RecordedSteps) -> tuple[float, float]:
     """Returns least and most samples per rank in ``compute_by_batch``'s fit; 0, inf if unknown."""
     found = [each.batch.per_rank for each in _alike(recorded, base)]
     return (min(found), max(found)) if found else (0.0, math.inf)
 
 
-def _alike(recorded: Sequence[Recorded], base: RecordedSteps) -> list[Schedule]:
+def _alike(recorded: Sequence[RecordedJob], base: RecordedSteps) -> list[Schedule]:
     """Returns the schedules with a known batch size and the same load on the cores as ``base``."""
     return [
         each.schedule

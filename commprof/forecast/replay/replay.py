@@ -13,16 +13,16 @@ from commprof.errors import CommprofError
 from commprof.forecast.fit.regression import Line
 from commprof.forecast.replay.exchange import replay_ddp
 from commprof.forecast.replay.model import REPLICATES, SEED, STEPS, Medians, Model, estimates
-from commprof.forecast.replay.scenario import STRONG, Prediction, Scenario, Waiting
+from commprof.forecast.replay.scenario import STRONG, PredictedWaiting, Prediction, Scenario
 from commprof.forecast.replay.schedule import Schedule
-from commprof.forecast.replay.setting import Setting, make_setting
+from commprof.forecast.replay.setting import PredictedSetting, make_setting
 
 #: Number of values drawn at a time, to limit memory.
 _MOST_VALUES = 4_000_000
 
 
 @dataclass(frozen=True)
-class DrawnSteps:
+class DrawnReplay:
     """Steps of all ranks together, sampled from recorded steps by ``draw_steps``.
 
     Times are in seconds since the ranks last synchronised.
@@ -41,7 +41,7 @@ def draw_steps(
     ranks: int,
     steps: int,
     random: np.random.Generator,
-) -> DrawnSteps:
+) -> DrawnReplay:
     """Samples steps of any number of ranks from the recorded steps, with replacement.
 
     A collective starts when all ranks are ready, so only the latest time of all ranks counts. A
@@ -72,7 +72,7 @@ def draw_steps(
         latest.append(drawn.max(axis=1))
         mean.append(drawn[:, :, -1].mean(axis=1))
     last = np.concatenate(latest)
-    return DrawnSteps(last[:, :-1], last[:, -1], np.concatenate(mean))
+    return DrawnReplay(last[:, :-1], last[:, -1], np.concatenate(mean))
 
 
 Floats = npt.NDArray[np.float64]
@@ -115,7 +115,7 @@ class Replay(Model):
 
     def _run(
         self,
-        setting: Setting,
+        setting: PredictedSetting,
         steps: int,
         random: np.random.Generator,
         rows: npt.NDArray[np.int64] | None = None,
@@ -168,7 +168,7 @@ def _medians(run: _Run) -> Medians:
 
 
 def _prediction(
-    replay: Replay, setting: Setting, run: _Run, replicates: Sequence[Medians]
+    replay: Replay, setting: PredictedSetting, run: _Run, replicates: Sequence[Medians]
 ) -> Prediction:
     schedule, scenario = replay.schedule, setting.scenario
     ranks = scenario.world_size
@@ -187,7 +187,7 @@ def _prediction(
         wait_s=wait.value,
         wire_s=wire.value,
         hidden_s=hidden.value,
-        waiting=Waiting(wait, wire, exposed, hidden),
+        waiting=PredictedWaiting(wait, wire, exposed, hidden),
         compute_s=max(0.0, step.value - exposed.value),
         no_overlap_s=bare + busy,
         perfect_overlap_s=max(bare, busy),
@@ -202,7 +202,7 @@ def _prediction(
     )
 
 
-def _sent_bytes(setting: Setting) -> float:
+def _sent_bytes(setting: PredictedSetting) -> float:
     ranks = setting.scenario.world_size
     if setting.hook is not None:
         hook, per_host = setting.hook, setting.link.ranks_per_host
@@ -212,7 +212,7 @@ def _sent_bytes(setting: Setting) -> float:
     return sum(setting.link.sent_bytes(float(s), ranks) for s in setting.bucket_bytes)
 
 
-def _hiding(setting: Setting, sent: float) -> float:
+def _hiding(setting: PredictedSetting, sent: float) -> float:
     """Returns the bandwidth, in bytes/s, that is needed to hide all buckets but the last.
 
     NaN for one bucket, or if all buckets become ready at the same time. ``sent``: the bytes that

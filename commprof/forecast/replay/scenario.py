@@ -85,7 +85,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class PredictedWaiting:
     """Communication times of the median step, in seconds; the fields are as in ``Prediction``."""
 
     wait_s: Estimate
@@ -107,7 +107,7 @@ class Prediction:
     hidden_s: float
     #: Wait, wire, hidden and exposed (wait plus wire), with intervals due to sampling and the fit.
     #: They do not include the model's held-out error, which is known for the step time only.
-    waiting: Waiting
+    waiting: PredictedWaiting
     #: Step minus all waiting: a rank's own work.
     compute_s: float
     #: Step without overlap and with perfect overlap: bounds that any model must beat.

@@ -104,7 +104,7 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     """Samples per step and rank, steps per epoch, and "weak" or "strong" scaling.
 
     Numbers that were not recorded are 0; a ``scaling`` that was not recorded is empty.
@@ -128,7 +128,7 @@ class RecordedSteps:
     backend: str
     #: Compressor, as given to ``--hook``; empty for DDP's own mean.
     hook: str
-    batch: Batch
+    batch: StepBatch
 
 
 @dataclass(frozen=True)
@@ -388,7 +388,7 @@ def hook_label(trace: Trace) -> str:
     return "" if last in ("", _PLAIN_HOOK) else last
 
 
-def batch_of(traces: Sequence[Trace], measured: Ints) -> Batch:
+def batch_of(traces: Sequence[Trace], measured: Ints) -> StepBatch:
     """Returns the job's batch.
 
     The samples per rank and step are those that the job stated. If it stated none, they are the
@@ -401,4 +401,4 @@ def batch_of(traces: Sequence[Trace], measured: Ints) -> Batch:
     if not per_rank:
         read = [samples_read(trace, measured) / len(measured) for trace in traces]
         per_rank = 0.0 if math.isnan(sum(read)) else sum(read) / len(read)
-    return Batch(per_rank, int(job.get("steps_per_epoch", 0)), str(job.get("scaling", "")))
+    return StepBatch(per_rank, int(job.get("steps_per_epoch", 0)), str(job.get("scaling", "")))

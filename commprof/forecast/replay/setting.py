@@ -113,7 +113,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Setting:
+class PredictedSetting:
     """A scenario, with the recorded run's figures converted to it."""
 
     scenario: Scenario
@@ -134,7 +134,7 @@ class Setting:
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
 
-    def replicate(self, number: int) -> Setting:
+    def replicate(self, number: int) -> PredictedSetting:
         """Returns the setting with all fitted costs from bootstrap replicate ``number``, from 0."""
         return dataclasses.replace(
             self,
@@ -178,7 +178,7 @@ def make_setting(
     compute_by_batch: Line | None,
     scenario: Scenario,
     batches: tuple[float, float] = (0.0, math.inf),
-) -> Setting:
+) -> PredictedSetting:
     """Computes everything that a scenario changes in the recorded run.
 
     Args:
@@ -220,7 +220,7 @@ def make_setting(
             f"costs of collectives were measured on {link.slowest.backend}, but the run used "
             f"{schedule.backend}"
         )
-    return Setting(
+    return PredictedSetting(
         scenario=scenario,
         link=link,
         hook=hook,
@@ -364,7 +364,7 @@ def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: S
 def _others(
     schedule: Schedule, scenario: Scenario, remarks: list[str]
 ) -> tuple[tuple[str, float, float], ...]:
-    """Returns ``Setting.others`` of a scenario that moves them, and adds its assumptions.
+    """Returns ``PredictedSetting.others`` of a scenario that moves them, and adds its assumptions.
 
     The recorded size of an all-gather or gather is that of all ranks' parts. Each rank's part stays
     as recorded, so the size is in proportion to the ranks.

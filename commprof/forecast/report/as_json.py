@@ -46,7 +46,7 @@ from typing import Any
 from commprof.forecast.fit.held_out import ModelError
 from commprof.forecast.report.best import setting_words
 from commprof.forecast.what_if.answers import AmdahlFit, Answer, Answers
-from commprof.forecast.what_if.optimize import Candidate
+from commprof.forecast.what_if.optimize import PredictedCandidate
 
 SCHEMA_VERSION = 1
 
@@ -101,7 +101,7 @@ def _answer(found: Answer) -> dict[str, Any]:
     return {**document, "candidates": [_candidate(each) for each in found.candidates]}
 
 
-def _candidate(found: Candidate) -> dict[str, Any]:
+def _candidate(found: PredictedCandidate) -> dict[str, Any]:
     document = dataclasses.asdict(found)
     document["prediction"]["exposed_s"] = found.prediction.exposed_s
     return document

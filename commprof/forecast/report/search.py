@@ -11,7 +11,7 @@ from commprof.forecast.fit.held_out import ModelError
 from commprof.forecast.fit.hook_costs import recording
 from commprof.forecast.replay.scenario import Prediction
 from commprof.forecast.report.cells import ms
-from commprof.forecast.what_if.optimize import Candidate, Search
+from commprof.forecast.what_if.optimize import PredictedCandidate, Search
 from commprof.report.predicted_words import bracketed, cap_mib, hook_words
 from commprof.report.tabulated import tabulated
 from commprof.text import printable
@@ -57,7 +57,7 @@ def _filled(text: str, width: int) -> str:
     )
 
 
-def _row(found: Candidate) -> tuple[str, ...]:
+def _row(found: PredictedCandidate) -> tuple[str, ...]:
     scenario, beyond = found.prediction.scenario, found.certainty_beyond_error
     return (
         cap_mib(scenario.bucket_cap_bytes),
@@ -69,7 +69,7 @@ def _row(found: Candidate) -> tuple[str, ...]:
     )
 
 
-def _verdict(candidates: Sequence[Candidate], error: ModelError | None) -> str:
+def _verdict(candidates: Sequence[PredictedCandidate], error: ModelError | None) -> str:
     """Returns the sentence on the best setting; only savings beyond the model's error are gains."""
     if len(candidates) == 1:
         return "No other setting was compared with the recorded one."
@@ -104,11 +104,11 @@ def _setting(prediction: Prediction) -> str:
     return f"bucket cap {_caps([scenario.bucket_cap_bytes])}, hook {hook_words(scenario.hook)}"
 
 
-def _gain(found: Candidate) -> str:
+def _gain(found: PredictedCandidate) -> str:
     return f"{found.gain:.1%} of the step {_range(found, '{:.1%}')}"
 
 
-def _range(found: Candidate, text: str) -> str:
+def _range(found: PredictedCandidate, text: str) -> str:
     """Formats the gain's range, which covers sampling and fit but not the model's own error."""
     return bracketed(text.format(found.gain_low), text.format(found.gain_high), False)
 

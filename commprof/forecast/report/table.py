@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from commprof.forecast.fit.held_out import Check, ModelError
+from commprof.forecast.fit.held_out import HeldOutCheck, ModelError
 from commprof.forecast.replay.scenario import STRONG, Prediction
 from commprof.forecast.report import search as prediction_search
 from commprof.forecast.report.cells import (
@@ -182,7 +182,7 @@ def _skill(error: ModelError) -> str:
     )
 
 
-def _check(found: Check) -> tuple[str, ...]:
+def _check(found: HeldOutCheck) -> tuple[str, ...]:
     bounds = (found.no_overlap_s, found.perfect_overlap_s, found.as_is_s)
     return (
         printable(found.name) if found.held_out else f"{printable(found.name)} (not held out)",

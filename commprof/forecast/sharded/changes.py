@@ -12,7 +12,7 @@ from commprof.forecast.sharded.steps import (
     ALONE,
     REPLICATE,
     SHARD,
-    Call,
+    ShardedCall,
     ShardedSteps,
     ranks_among,
 )
@@ -56,16 +56,16 @@ class Placed:
 
 @dataclass(frozen=True)
 class ChangedCall:
-    """One collective of the changed step, see ``Change``."""
+    """One collective of the changed step, see ``ShardedChange``."""
 
-    call: Call
+    call: ShardedCall
     ranks: int
     #: Number of the recorded collective whose transfer is scaled.
     recorded: int
 
 
 @dataclass(frozen=True)
-class Change:
+class ShardedChange:
     """The recorded step after a scenario's changes: events and collectives, in order."""
 
     calls: tuple[ChangedCall, ...]
@@ -76,7 +76,7 @@ class Change:
     passes: int = 1
 
 
-def change(steps: ShardedSteps, scenario: Scenario) -> Change:
+def change(steps: ShardedSteps, scenario: Scenario) -> ShardedChange:
     """Changes the recorded step as a scenario asks.
 
     Raises:
@@ -109,7 +109,7 @@ def change(steps: ShardedSteps, scenario: Scenario) -> Change:
             "fitted cost of the all-reduce over that of the reduce-scatter"
         )
     events = _events(steps, numbers, units.issued_at)
-    changed = Change(tuple(calls), events, shard, tuple(remarks))
+    changed = ShardedChange(tuple(calls), events, shard, tuple(remarks))
     return _accumulated(steps, changed, scenario.accumulate)
 
 
@@ -129,7 +129,7 @@ def _require_only_sharding(steps: ShardedSteps) -> None:
         )
 
 
-def _accumulated(steps: ShardedSteps, once: Change, passes: int | None) -> Change:
+def _accumulated(steps: ShardedSteps, once: ShardedChange, passes: int | None) -> ShardedChange:
     """Repeats forward and backward ``passes`` times; None keeps the recorded number of passes.
 
     All-gathers are in every pass, other collectives only in the last.
@@ -202,7 +202,7 @@ def _events(
 
 
 def _changed(
-    steps: ShardedSteps, scenario: Scenario, number: int, call: Call, shard: int
+    steps: ShardedSteps, scenario: Scenario, number: int, call: ShardedCall, shard: int
 ) -> list[ChangedCall]:
     """Returns a list with the changed collective; an empty list if only one rank takes part.
 

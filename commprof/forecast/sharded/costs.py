@@ -32,8 +32,8 @@ from commprof.forecast.fit.regression import Line, relative_residuals, robust_li
 from commprof.forecast.replay.algorithms import OPERATIONS, work
 from commprof.forecast.replay.scenario import FLAT, Scenario
 from commprof.forecast.replay.schedule import Placement
-from commprof.forecast.sharded.changes import Change, ChangedCall
-from commprof.forecast.sharded.steps import ALL, SHARD, Call, ShardedSteps, ranks_among
+from commprof.forecast.sharded.changes import ChangedCall, ShardedChange
+from commprof.forecast.sharded.steps import ALL, SHARD, ShardedCall, ShardedSteps, ranks_among
 from commprof.stats.intervals import percentile_interval
 
 Floats = npt.NDArray[np.float64]
@@ -57,7 +57,7 @@ class _Cost:
 class Factors:
     """Two fitted costs of each collective: in the scenario, and in the recorded run.
 
-    ``Costs.of`` converts a recorded time with these two costs.
+    ``ShardedCosts.of`` converts a recorded time with these two costs.
     """
 
     #: Cost in the scenario, and as recorded; None if nothing changes.
@@ -65,17 +65,17 @@ class Factors:
     outside: tuple[str, ...]
     remarks: tuple[str, ...]
 
-    def costs(self, number: int | None = None) -> Costs:
+    def costs(self, number: int | None = None) -> ShardedCosts:
         """Returns the costs in ns; if ``number`` is given, of that bootstrap replicate."""
         found = [None if pair is None else [c.time_s(number) for c in pair] for pair in self.pairs]
         there, here = np.array([[0.0, 0.0] if each is None else each for each in found]).T * 1e9
         known = np.array([each is not None for each in found]) & (here > 0)
         other = [pair is not None and pair[0].op != pair[1].op for pair in self.pairs]
-        return Costs(there, here, known, np.array(other))
+        return ShardedCosts(there, here, known, np.array(other))
 
 
 @dataclass(frozen=True)
-class Costs:
+class ShardedCosts:
     """Costs in ns of each collective of the step after the scenario's changes."""
 
     #: Cost in the scenario, and as recorded.
@@ -106,7 +106,7 @@ def factors(
     profile: MachineProfile,
     scenario: Scenario,
     placement: Placement,
-    changed: Change,
+    changed: ShardedChange,
 ) -> Factors:
     """Computes each collective's cost in the scenario, and the cost of its recorded counterpart.
 
@@ -151,7 +151,7 @@ def factors(
     return Factors(tuple(pairs), tuple(dict.fromkeys(outside)), tuple(dict.fromkeys(remarks)))
 
 
-def ranks_of(steps: ShardedSteps, call: Call) -> int:
+def ranks_of(steps: ShardedSteps, call: ShardedCall) -> int:
     """Number of ranks that take part in a recorded collective."""
     return ranks_among(call.among, steps.world_size, steps.shard_ranks)
 

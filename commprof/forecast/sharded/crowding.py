@@ -20,7 +20,7 @@ import numpy as np
 
 from commprof.forecast.replay.algorithms import OPERATIONS, work
 from commprof.forecast.replay.schedule import Placement
-from commprof.forecast.sharded.changes import Change, ChangedCall
+from commprof.forecast.sharded.changes import ChangedCall, ShardedChange
 from commprof.forecast.sharded.costs import ranks_of
 from commprof.forecast.sharded.steps import ShardedSteps
 
@@ -36,7 +36,7 @@ class Crowding:
 
 
 def crowding(
-    steps: ShardedSteps, changed: Change, placement: Placement, step_ns: float, own_ns: float
+    steps: ShardedSteps, changed: ShardedChange, placement: Placement, step_ns: float, own_ns: float
 ) -> Crowding:
     """Returns how the scenario's number of ranks per core changes a step's times.
 
@@ -98,7 +98,7 @@ def stretch(sharing: float, wanted: float, elsewhere: float) -> float:
     return float(np.interp(sharing, range(len(found)), found))
 
 
-def _exchange_ns(steps: ShardedSteps, changed: Change) -> float:
+def _exchange_ns(steps: ShardedSteps, changed: ShardedChange) -> float:
     """Returns the helper threads' processor time for the exchanges of the changed step."""
     recorded = sum(
         _weight(steps, ChangedCall(call, ranks_of(steps, call), number))

@@ -14,13 +14,13 @@ from commprof.forecast.replay.model import REPLICATES, SEED, STEPS, Medians, Mod
 from commprof.forecast.replay.scenario import (
     FLAT,
     WEAK,
+    PredictedWaiting,
     Prediction,
     Scenario,
-    Waiting,
 )
 from commprof.forecast.replay.schedule import Placement
-from commprof.forecast.sharded.changes import Change, change
-from commprof.forecast.sharded.costs import Costs, Factors, factors
+from commprof.forecast.sharded.changes import ShardedChange, change
+from commprof.forecast.sharded.costs import Factors, ShardedCosts, factors
 from commprof.forecast.sharded.crowding import costed, crowding
 from commprof.forecast.sharded.steps import ShardedSteps
 from commprof.forecast.sharded.world import World
@@ -60,8 +60,8 @@ class ShardedReplay(Model):
         self,
         scenario: Scenario,
         placement: Placement,
-        changed: Change,
-        costs: Costs,
+        changed: ShardedChange,
+        costs: ShardedCosts,
         random: np.random.Generator,
     ) -> tuple[World, list[str], Ints]:
         """Returns the scenario's world, caveats, and the recorded steps drawn at random.
@@ -113,7 +113,7 @@ def _refuse(steps: ShardedSteps, scenario: Scenario) -> None:
             )
 
 
-def _medians(world: World, drawn: Ints, costs: Costs) -> Medians:
+def _medians(world: World, drawn: Ints, costs: ShardedCosts) -> Medians:
     done, free = world.replay(drawn, costs), world.replay(drawn, None)
     step = float(np.median(done.end_ns.max(axis=0)))
     exposed = float(np.median(done.stood_ns.mean(axis=0)))
@@ -143,7 +143,7 @@ def _prediction(
         wait_s=wait.value,
         wire_s=wire.value,
         hidden_s=hidden.value,
-        waiting=Waiting(wait, wire, exposed, hidden),
+        waiting=PredictedWaiting(wait, wire, exposed, hidden),
         compute_s=max(0.0, step.value - exposed.value),
         no_overlap_s=bare + busy,
         perfect_overlap_s=max(bare, busy + world.crowding.longer_ns / 1e9),

@@ -131,7 +131,7 @@ _SHARDING = tuple(map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tens
 
 
 @dataclass(frozen=True)
-class Call:
+class ShardedCall:
     """One collective of a step."""
 
     #: Name as in ``algorithms.OPERATIONS``, or another operation's own name.
@@ -150,7 +150,7 @@ class Call:
 class ShardedSteps(RecordedSteps):
     """Recorded sharded steps; times in ns, from when the last rank begins the step."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[ShardedCall, ...]
     #: Issues and waits, in the order that all ranks have in common.
     events: tuple[Event, ...]
     #: [steps, ranks, events]: own time since the rank continued, and the optimizer's part of it.
@@ -385,7 +385,7 @@ def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -
     return found
 
 
-def _calls(seen: MeasuredWorld, row: Sequence[RankCycle]) -> tuple[Call, ...]:
+def _calls(seen: MeasuredWorld, row: Sequence[RankCycle]) -> tuple[ShardedCall, ...]:
     first = list(row[0].rows)
     op, dtype, task, bytes_in, bytes_out = (
         _column(seen, name)[first]
@@ -395,7 +395,7 @@ def _calls(seen: MeasuredWorld, row: Sequence[RankCycle]) -> tuple[Call, ...]:
     members = [_members(seen, row, number) for number in range(len(first))]
     size = sizes_bytes(op, bytes_in, bytes_out, np.array([len(each[0]) for each in members]))
     return tuple(
-        Call(
+        ShardedCall(
             canonical(op_name(int(op[n]))),
             float(size[n]),
             _among(members[n]),
@@ -437,7 +437,7 @@ def _among(groups: Sequence[Sequence[int]]) -> str:
 
 
 def _shard_ranks(
-    world_size: int, seen: MeasuredWorld, row: Sequence[RankCycle], found: Sequence[Call]
+    world_size: int, seen: MeasuredWorld, row: Sequence[RankCycle], found: Sequence[ShardedCall]
 ) -> int:
     """Returns the size of the groups that gather parameters; without groups, the world size."""
     sharded = [n for n, call in enumerate(found) if call.among == SHARD]

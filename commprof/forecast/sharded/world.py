@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from commprof.analysis.replay.engine import Calls, Condition, DrawnSteps, replay_drawn
 from commprof.analysis.replay.program import MARK, Program
-from commprof.forecast.sharded.changes import Change
-from commprof.forecast.sharded.costs import Costs
+from commprof.forecast.sharded.changes import ShardedChange
+from commprof.forecast.sharded.costs import ShardedCosts
 from commprof.forecast.sharded.crowding import Crowding
 from commprof.forecast.sharded.steps import ALL, SHARD, ShardedSteps
 
@@ -27,7 +27,7 @@ class World:
     """
 
     steps: ShardedSteps
-    change: Change
+    change: ShardedChange
     world_size: int
     #: Factor of the optimizer's time without waiting.
     update: float
@@ -43,7 +43,7 @@ class World:
         blocks = -(-self.world_size // self.steps.world_size)
         return known[random.integers(0, len(known), (count, blocks))]
 
-    def replay(self, drawn: Ints, costs: Costs | None) -> DrawnSteps:
+    def replay(self, drawn: Ints, costs: ShardedCosts | None) -> DrawnSteps:
         """Replays the drawn steps at these costs; if ``costs`` is None, transfers take no time."""
         ranks = range(self.world_size)
         made = [self._program(rank, self._of(rank, drawn)) for rank in ranks]
@@ -51,7 +51,7 @@ class World:
         transfer = [0.0 * each if costs is None else costs.of(each) for each in recorded]
         return replay_drawn(made, self._calls(np.concatenate(transfer)), len(drawn))
 
-    def busy_ns(self, drawn: Ints, costs: Costs) -> float:
+    def busy_ns(self, drawn: Ints, costs: ShardedCosts) -> float:
         """Returns a step's total transfer time: mean over ranks, then median over drawn steps."""
         ranks = range(min(self.world_size, self.steps.world_size))
         each = [costs.of(self._transfers(self._of(rank, drawn))).sum(axis=0) for rank in ranks]

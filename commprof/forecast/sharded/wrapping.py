@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from commprof.analysis.replay.program import ISSUE
 from commprof.errors import CommprofError
-from commprof.forecast.sharded.steps import REPLICATE, Call, ShardedSteps
+from commprof.forecast.sharded.steps import REPLICATE, ShardedCall, ShardedSteps
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Wrapped:
     #: Collectives that disappear, because another one carries their whole unit.
     dropped: set[int] = field(default_factory=set)
     #: Collectives that carry a whole unit.
-    calls: dict[int, Call] = field(default_factory=dict)
+    calls: dict[int, ShardedCall] = field(default_factory=dict)
     #: Event index at which an all-gather is issued, if it is issued earlier than recorded.
     issued_at: dict[int, int] = field(default_factory=dict)
 

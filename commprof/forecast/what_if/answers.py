@@ -11,13 +11,13 @@ import numpy as np
 from commprof import invocation
 from commprof.errors import CommprofError
 from commprof.forecast.fit.cost_model import link_words
-from commprof.forecast.fit.held_out import Check, ModelError, checks, model_error
+from commprof.forecast.fit.held_out import HeldOutCheck, ModelError, checks, model_error
 from commprof.forecast.replay.model import Model
-from commprof.forecast.replay.recorded import Recorded
+from commprof.forecast.replay.recorded import RecordedJob
 from commprof.forecast.replay.scenario import Estimate, Prediction, Scenario
 from commprof.forecast.replay.schedule import RecordedSteps
 from commprof.forecast.sharded.steps import ShardedSteps
-from commprof.forecast.what_if.optimize import Candidate, Search, optimize, shortest
+from commprof.forecast.what_if.optimize import PredictedCandidate, Search, optimize, shortest
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,14 @@ class Answer:
     #: The step's interval, widened by the margin of held-out errors if there are any.
     interval_s: Estimate
     #: None without a price, or if the run does not record the samples of a step.
-    cost: Cost | None
+    cost: PredictedCost | None
     #: Bytes that one rank sends per epoch; NaN if the run does not record an epoch's samples.
     epoch_sent_bytes: float
     #: Search for the best setting; None unless asked for.
     search: Search | None
 
     @property
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[PredictedCandidate, ...]:
         """Candidate settings, the best first; empty unless asked for."""
         return () if self.search is None else self.search.candidates
 
@@ -117,7 +117,7 @@ class Answer:
 class Best:
     """The setting with the shortest predicted step; users can run it to check the prediction."""
 
-    candidate: Candidate
+    candidate: PredictedCandidate
     #: Interval of its step, as in ``Answer``.
     interval_s: Estimate
 
@@ -127,7 +127,7 @@ class Answers:
     """Answers for all scenarios of one run."""
 
     answers: tuple[Answer, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[HeldOutCheck, ...]
     #: None if there is no held-out check.
     error: ModelError | None
     amdahl: AmdahlFit | None
@@ -143,8 +143,8 @@ class Answers:
 def answer(
     replay: Model,
     scenarios: Sequence[Scenario],
-    recorded: Sequence[Recorded],
-    others: Sequence[Recorded],
+    recorded: Sequence[RecordedJob],
+    others: Sequence[RecordedJob],
     over: Sequence[str] | None,
     price_per_host_hour: float,
 ) -> Answers:
@@ -238,7 +238,7 @@ def _widened(step: Estimate, error: ModelError | None) -> Estimate:
     return Estimate(step.value, step.low / (1 + margin), step.high * (1 + margin))
 
 
-def _throughput(recorded: Sequence[Recorded]) -> dict[int, float]:
+def _throughput(recorded: Sequence[RecordedJob]) -> dict[int, float]:
     """Samples per second by world size, of runs without a compressor."""
     plain = [each.schedule for each in recorded if not each.schedule.hook]
     return {
@@ -252,7 +252,7 @@ _S_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
-class Cost:
+class PredictedCost:
     """Cost of a scenario, in the currency of the price."""
 
     per_1000_samples: float
@@ -266,14 +266,14 @@ def cost(
     schedule: RecordedSteps,
     ranks_per_host: float,
     price_per_host_hour: float,
-) -> Cost | None:
+) -> PredictedCost | None:
     """Computes the cost of a scenario; None if the run does not record a step's samples."""
     if math.isnan(prediction.samples_per_s):
         return None
     # Rounded, because 15 / (15 / 13) is slightly above 13.
     hosts = math.ceil(round(prediction.scenario.world_size / ranks_per_host, 6))
     per_sample = hosts * price_per_host_hour / _S_PER_HOUR / prediction.samples_per_s
-    return Cost(1000 * per_sample, per_sample * samples_per_epoch(schedule), hosts)
+    return PredictedCost(1000 * per_sample, per_sample * samples_per_epoch(schedule), hosts)
 
 
 def samples_per_epoch(schedule: RecordedSteps) -> float:

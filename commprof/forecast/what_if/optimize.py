@@ -28,7 +28,7 @@ CAPS_BYTES = (*(float(n << 20) for n in (1, 2, 5, 10, 25, 50, 100)), math.inf)
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PredictedCandidate:
     """A setting compared with the unchanged scenario."""
 
     prediction: Prediction
@@ -61,7 +61,7 @@ class Search:
     """All settings that were compared."""
 
     #: The fastest first; includes the unchanged scenario, with gain 0.
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[PredictedCandidate, ...]
     refused: tuple[Refused, ...]
     #: Caps and compressors that were combined, as in a scenario; the scenario's own come first.
     bucket_caps_bytes: tuple[float, ...]
@@ -127,7 +127,7 @@ def optimize(
 
 def shortest(
     replay: Model, scenarios: Sequence[Scenario], worst_error: float = math.nan
-) -> Candidate | None:
+) -> PredictedCandidate | None:
     """Finds the scenario with the shortest step among those that change a setting.
 
     Compares the time per backward pass if scenarios have several backward passes per step: every
@@ -165,11 +165,11 @@ def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
 
 def _candidate(
     prediction: Prediction, gain: npt.NDArray[np.float64], worst_error: float
-) -> Candidate:
+) -> PredictedCandidate:
     """Makes a candidate from its gain in each replicate."""
     low, high = (float(bound) for bound in percentile_interval(gain))
     is_known = not math.isnan(worst_error)
-    return Candidate(
+    return PredictedCandidate(
         prediction,
         float(np.median(gain)),
         low,

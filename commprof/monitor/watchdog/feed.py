@@ -10,8 +10,8 @@ import numpy as np
 
 from commprof.files import descriptor_of_regular
 from commprof.monitor.follow import TraceTail
-from commprof.monitor.rank_state import RankState, common_names
-from commprof.monitor.watchdog.hang import DEAD, Process
+from commprof.monitor.rank_state import FollowedRank, common_names
+from commprof.monitor.watchdog.hang import DEAD, HungProcess
 from commprof.trace import schema
 from commprof.trace.ring import RingTail
 from commprof.trace.run.processes import PROC, Here, State, stat_of, text_of
@@ -46,7 +46,7 @@ class ProcessWatch:
         self._started = None if gone else _stat(pid)[1]
         self._asleep = 0
 
-    def poll(self) -> Process:
+    def poll(self) -> HungProcess:
         """Returns the process's state now."""
         code, started = _stat(self.pid)
         if not code or started != self._started:
@@ -56,7 +56,7 @@ class ProcessWatch:
         if state == "uninterruptible" and self._asleep < _LOOKS:
             state = "running"
         sentence = _SENTENCES.get(state, "")
-        return Process(
+        return HungProcess(
             self.pid,
             state,
             sentence.format(pid=self.pid, tracer=_tracer(self.pid), where=_kernel_place(self.pid)),
@@ -97,11 +97,11 @@ class RankFeed:
         """Follows the trace at ``path``, which may still be empty."""
         self.path = path
         #: State of the rank; None until the trace has its first block.
-        self.state: RankState | None = None
+        self.state: FollowedRank | None = None
         #: Records that the last look found, ordered by time.
         self.records: Records = _NONE
         #: State of the process; None if it runs on another host or in another container.
-        self.process: Process | None = None
+        self.process: HungProcess | None = None
         self._tail = TraceTail(path, _RECENT_BYTES)
         self._rings: RingTail | None = None
         self._watch: ProcessWatch | None = None
@@ -165,7 +165,7 @@ class RankFeed:
         if self._watch is not None:
             self.process = self._watch.poll()
 
-    def _forget_unrecorded(self, state: RankState) -> None:
+    def _forget_unrecorded(self, state: FollowedRank) -> None:
         """Forgets what was under way when recording was switched off.
 
         What begins once recording goes on can be in the ring files before the trace tells of it.
@@ -210,7 +210,7 @@ class RankFeed:
 
     def _begin(self) -> None:
         metadata = self.metadata
-        self.state = RankState(metadata["rank"], metadata["world_size"])
+        self.state = FollowedRank(metadata["rank"], metadata["world_size"])
         here = Here()
         if not (here.shares_pids(metadata) and here.shares_clock(metadata)):
             return

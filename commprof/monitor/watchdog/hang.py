@@ -22,7 +22,7 @@ from commprof.analysis.late.standstill import (
     reasons,
     waits_of,
 )
-from commprof.monitor.rank_state import RankState
+from commprof.monitor.rank_state import FollowedRank
 from commprof.text import named_ranks
 
 _NS_PER_S = 1e9
@@ -31,7 +31,7 @@ DEAD = "dead"
 
 
 @dataclass(frozen=True)
-class Process:
+class HungProcess:
     """State of a rank's process, as the kernel reports it."""
 
     pid: int
@@ -122,8 +122,8 @@ class Hang:
 
 
 def find_hang(
-    states: Sequence[RankState],
-    processes: Mapping[int, Process],
+    states: Sequence[FollowedRank],
+    processes: Mapping[int, HungProcess],
     limit_ns: int,
     now_ns: int,
     unseen: Sequence[int] = (),
@@ -173,7 +173,7 @@ def find_hang(
     return replace(found, unseen=tuple(unseen), waited_s=waited_s)
 
 
-def _known_to_pend(state: RankState, edges: Mapping[int, Waits]) -> list[Operation]:
+def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[Operation]:
     """Returns a rank's operations that are certainly pending.
 
     Operations whose completion is not recorded are known to pend only while a rank is absent.
@@ -182,7 +182,7 @@ def _known_to_pend(state: RankState, edges: Mapping[int, Waits]) -> list[Operati
     return loud + [operation for operation, _ in edges[state.rank]]
 
 
-def _age_ns(state: RankState, operations: Iterable[Operation], now_ns: int) -> int:
+def _age_ns(state: FollowedRank, operations: Iterable[Operation], now_ns: int) -> int:
     """Returns the largest age among a rank's step and these operations; 0 if there are none."""
     if state.closed:
         return 0
@@ -194,8 +194,8 @@ def _age_ns(state: RankState, operations: Iterable[Operation], now_ns: int) -> i
 
 
 def _accuse(
-    states: Sequence[RankState],
-    overdue: Sequence[RankState],
+    states: Sequence[FollowedRank],
+    overdue: Sequence[FollowedRank],
     edges: Mapping[int, Waits],
     cause: Cause,
 ) -> tuple[str, tuple[Accused, ...]]:
@@ -221,7 +221,7 @@ def _behind(rank: int, operation: Operation) -> Accused:
     return Accused(rank, f"has {what}", f"have {what}", behind=True)
 
 
-def _absent(state: RankState) -> Accused:
+def _absent(state: FollowedRank) -> Accused:
     step = f"in step {state.step}, {state.phase}" if state.step >= 0 else state.phase
     if state.closed:
         return Accused(
@@ -237,7 +237,7 @@ def _absent(state: RankState) -> Accused:
 def _described(
     kind: str,
     accused: tuple[Accused, ...],
-    states: Sequence[RankState],
+    states: Sequence[FollowedRank],
     edges: Mapping[int, Waits],
     here: Collection[int],
     now_ns: int,

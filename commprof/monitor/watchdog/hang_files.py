@@ -20,7 +20,7 @@ from commprof.analysis.collectives.mismatches import Mismatch
 from commprof.analysis.late.incidents import HANG_SCHEMA_VERSION
 from commprof.analysis.late.standstill import Operation, reasons
 from commprof.files import replace_file
-from commprof.monitor.rank_state import RankState
+from commprof.monitor.rank_state import FollowedRank
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.hang import Hang
 from commprof.text import printable
@@ -149,7 +149,7 @@ def _mismatch(mismatch: Mismatch | None) -> dict[str, Any] | None:
     return {"group": mismatch.group, "seq": mismatch.seq, "issued": issued}
 
 
-def _pending(state: RankState, now_ns: int) -> list[dict[str, Any]]:
+def _pending(state: FollowedRank, now_ns: int) -> list[dict[str, Any]]:
     oldest = sorted(state.pending.values(), key=lambda one: one.issue_ns)[:_MOST_PENDING]
     return [_operation(one, now_ns) for one in oldest]
 

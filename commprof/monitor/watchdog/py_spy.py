@@ -29,7 +29,7 @@ MISSING = (
 
 
 @dataclass(frozen=True)
-class Dump:
+class StackDump:
     """Python stacks of all threads of a process, or the reason why there are none."""
 
     #: Stacks as py-spy prints them; empty without any.
@@ -44,14 +44,14 @@ def find_py_spy() -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
-def dump(pid: int) -> Dump:
+def dump(pid: int) -> StackDump:
     """Reads the current Python stacks of a process.
 
     This also works if the process is stopped: py-spy only reads its memory and does not stop it.
     """
     program = find_py_spy()
     if program is None:
-        return Dump("", MISSING)
+        return StackDump("", MISSING)
     try:
         done = subprocess.run(
             [program, "dump", "--pid", str(pid), "--nonblocking"],
@@ -63,12 +63,12 @@ def dump(pid: int) -> Dump:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Dump("", f"py-spy gave no answer within {_TIMEOUT_S:g} s")
+        return StackDump("", f"py-spy gave no answer within {_TIMEOUT_S:g} s")
     except OSError as error:
-        return Dump("", f"{program} cannot be run: {error.strerror}")
+        return StackDump("", f"{program} cannot be run: {error.strerror}")
     if done.returncode == 0 and done.stdout.strip():
-        return Dump(done.stdout, "")
-    return Dump("", explained(done.stderr, pid))
+        return StackDump(done.stdout, "")
+    return StackDump("", explained(done.stderr, pid))
 
 
 #: A frame of py-spy's main thread: "    all_gather (torch/distributed/distributed_c10d.py:3853)".
@@ -82,7 +82,8 @@ _OF_LIBRARY = re.compile(
 def script_line(stacks: str) -> str:
     """Returns the innermost line of the main thread that is not in torch, Python or commprof.
 
-    stacks: text of a ``Dump``. The result is such as "train.py:7"; empty if there is no such line.
+    stacks: text of a ``StackDump``. The result is such as "train.py:7"; empty if there is no such
+    line.
     """
     _, _, main = stacks.partition("MainThread")
     for line in main.splitlines()[1:]:
@@ -113,20 +114,20 @@ class NativeDump:
             stderr=self._errors,
         )
 
-    def poll(self) -> Dump | None:
+    def poll(self) -> StackDump | None:
         """Returns the stacks, or the reason for having none; None while py-spy runs."""
         if self._process.poll() is None:
             if time.monotonic() < self._end:
                 return None
             self.close()
-            return Dump("", f"py-spy gave no native stacks within {_NATIVE_TIMEOUT_S:g} s")
+            return StackDump("", f"py-spy gave no native stacks within {_NATIVE_TIMEOUT_S:g} s")
         self._output.seek(0)
         self._errors.seek(0)
         text = self._output.read().decode(errors="replace")
         error = self._errors.read().decode(errors="replace")
         good = self._process.returncode == 0 and bool(text.strip())
         self.close()
-        return Dump(text, "") if good else Dump("", explained(error, self._pid))
+        return StackDump(text, "") if good else StackDump("", explained(error, self._pid))
 
     def close(self) -> None:
         """Ends py-spy; the process whose stacks it reads goes on."""

@@ -33,7 +33,7 @@ _PATIENCE_S = 600.0
 _GRACE_S = 0.6
 
 
-class Job:
+class WatchedJob:
     """The ranks whose traces are in one directory."""
 
     def __init__(self, directory: Path, tasks: Callable[[Path], list[WatchTask]]) -> None:
@@ -127,7 +127,7 @@ def watch(
         telling = differing, hangs, AnomalyTask(log)
         return [*(telling if tells else ()), *([SampleTask(place, log)] if samples else [])]
 
-    jobs: dict[Path, Job] = {}
+    jobs: dict[Path, WatchedJob] = {}
     last_alive = time.monotonic()
     turn = 0
     try:
@@ -173,11 +173,11 @@ class _Launcher:
 
 
 def _search(
-    directory: Path, jobs: dict[Path, Job], tasks: Callable[[Path], list[WatchTask]]
+    directory: Path, jobs: dict[Path, WatchedJob], tasks: Callable[[Path], list[WatchTask]]
 ) -> None:
     """Adds ``directory`` and its ``job_N`` to ``jobs`` if they hold traces; opens new traces."""
     for place in (directory, *sorted(directory.glob("job_*"))):
         if place not in jobs and any(place.glob("rank_*.trace")):
-            jobs[place] = Job(place, tasks)
+            jobs[place] = WatchedJob(place, tasks)
     for job in jobs.values():
         job.search()

@@ -99,7 +99,7 @@ class Connections:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeWay:
     """The group, shared memory and connections through which one compressor exchanges gradients."""
 
     group: dist.ProcessGroup | None
@@ -136,7 +136,7 @@ class Groups:
         self._ranks = dist.get_process_group_ranks(self._model_group)
         self._groups: dict[str, dist.ProcessGroup] = {}
         self._connections: dict[dist.ProcessGroup, Connections] = {}
-        self._between: Exchange | None = None
+        self._between: ExchangeWay | None = None
         #: False if only torch operations can compress.
         self.native = compresses_natively(ddp)
 
@@ -145,16 +145,16 @@ class Groups:
         """The gloo group of all ranks of the model."""
         return self._group("gloo")
 
-    def way(self, compressor: Compressor) -> Exchange:
+    def way(self, compressor: Compressor) -> ExchangeWay:
         """Chooses how a compressor exchanges gradients; all ranks must call this together."""
         if compressor.scheme == "hierarchical":
-            return Exchange(self._group("commprof"))
+            return ExchangeWay(self._group("commprof"))
         if compressor.options.get("hierarchical"):
             if self._between is None:
                 self._between = self._way_between_hosts()
             way = self._between
         else:
-            way = Exchange(self.all)
+            way = ExchangeWay(self.all)
         if way.group is None or way.group.size() == 1 or not way.compresses:
             return way
         return dataclasses.replace(way, mesh=self._mesh(way.group))
@@ -190,7 +190,7 @@ class Groups:
             group_desc="commprof_compressor",
         )
 
-    def _way_between_hosts(self) -> Exchange:
+    def _way_between_hosts(self) -> ExchangeWay:
         """Chooses how a hierarchical compressor exchanges; all ranks must call this together.
 
         Ranks at the same position on different hosts exchange; on a single host all ranks add up
@@ -203,14 +203,14 @@ class Groups:
         )
         hosts = backend.find_hosts(store, self._model_group.rank(), len(self._ranks))
         if hosts.all_alone:
-            return Exchange(self.all)
+            return ExchangeWay(self.all)
         if len(hosts.groups) == 1:
-            return Exchange(self._group("commprof"), compresses=False)
+            return ExchangeWay(self._group("commprof"), compresses=False)
         team = backend.make_team(store, hosts, self._ranks, self._timeout)
         if team is None:
-            return Exchange(self.all)
+            return ExchangeWay(self.all)
         group = None
         if hosts.local_rank < hosts.owners:
             peers = [self._ranks[ranks[hosts.local_rank]] for ranks in hosts.groups]
             group = self._new_group(peers, "gloo")
-        return Exchange(group, team, hosts.owners, len(hosts.groups), hosts.local_rank)
+        return ExchangeWay(group, team, hosts.owners, len(hosts.groups), hosts.local_rank)

@@ -34,11 +34,11 @@ from commprof.trace.lookup import look_up, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import OPS, STAGES
-from commprof.tune.trials.break_even import Costs, break_even, no_break_even
+from commprof.tune.trials.break_even import BreakEvenCosts, break_even, no_break_even
 from commprof.tune.trials.candidates import BASELINE, CONTROL, HEADROOM, Candidate
-from commprof.tune.trials.plan import Plan, Schedule, parse_trial
+from commprof.tune.trials.plan import TrialPlan, TrialSchedule, parse_trial
 from commprof.tune.trials.result import BreakEven, CandidateResult, StepShare, TrialResult
-from commprof.tune.trials.verdict import Setting, incomplete, judge
+from commprof.tune.trials.verdict import TrialSetting, incomplete, judge
 from commprof.units import NS_PER_MS, ns_to_ms
 
 Floats = npt.NDArray[np.float64]
@@ -79,7 +79,7 @@ class Figures:
 
 
 def figures(
-    traces: list[Trace], schedule: Schedule, first_step: int, is_sharded: bool = False
+    traces: list[Trace], schedule: TrialSchedule, first_step: int, is_sharded: bool = False
 ) -> Figures:
     """Computes the figures from every rank's steps.
 
@@ -129,7 +129,7 @@ def _of_slowest(medians_ns: Floats) -> Floats:
     return np.take_along_axis(medians_ns, slowest[:, None, None], axis=2)[:, :, 0]
 
 
-def no_figures(schedule: Schedule) -> Figures:
+def no_figures(schedule: TrialSchedule) -> Figures:
     """Returns empty figures, for a trial without a complete round."""
     none = np.zeros((schedule.candidates, 0))
     return Figures(none, none, dict.fromkeys(_COLUMNS, none))
@@ -231,7 +231,7 @@ def _sums(count: int, row: Ints, values: Floats) -> Floats:
     return np.bincount(row, weights=values, minlength=count).astype(np.float64)
 
 
-#: Index of ``noop`` in ``Plan.everyone``.
+#: Index of ``noop`` in ``TrialPlan.everyone``.
 _HEADROOM_PLACE = 2
 _ROLES = {BASELINE: "baseline", CONTROL: "control", HEADROOM: "headroom"}
 #: Bits per byte; bits per ns equal Gbit/s.
@@ -264,7 +264,7 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
         for place, one in enumerate(plan.everyone)
     )
     baseline = {name: values[0] for name, values in found.columns.items()}
-    setting = Setting(
+    setting = TrialSetting(
         command=str(context["command"]),
         is_run="script" in context or "workload" in context,
         script=tuple(map(str, context.get("script", ()))),
@@ -286,7 +286,7 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
 
 
 def _candidate(
-    one: Candidate, place: int, found: Figures, plan: Plan, world_size: int, held_bytes: float
+    one: Candidate, place: int, found: Figures, plan: TrialPlan, world_size: int, held_bytes: float
 ) -> CandidateResult:
     role = _ROLES.get(one.label, "candidate")
     own = {name: values[place] for name, values in found.columns.items()}
@@ -352,7 +352,7 @@ def _break_even(
 ) -> BreakEven | None:
     work = own["wall"] - own["exposed"]
     return break_even(
-        Costs(
+        BreakEvenCosts(
             plain_bytes=baseline["plain_ring"],
             wire_bytes=wire,
             coding_ns=own["encode"] + own["reduce"] + own["decode"],

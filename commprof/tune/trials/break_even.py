@@ -18,7 +18,7 @@ _BITS = 8.0
 
 
 @dataclass(frozen=True)
-class Costs:
+class BreakEvenCosts:
     """A candidate's costs, one value per round: times in ns per step, bytes per step and rank."""
 
     #: Bytes sent with the baseline, and with the candidate.
@@ -32,7 +32,7 @@ class Costs:
     hidden_ns: Floats
 
 
-def break_even(costs: Costs) -> BreakEven | None:
+def break_even(costs: BreakEvenCosts) -> BreakEven | None:
     """Computes the break-even bandwidth; None if rounds or measurements are missing."""
     rows = np.stack(
         [
@@ -105,12 +105,11 @@ def bandwidth(
 ) -> Floats:
     """Returns the break-even bandwidth in Gbit/s (bits per ns): the smaller of two bounds.
 
-    The arguments are the fields of ``Costs``; ``saved`` is ``plain - wire``. Above either bound,
-    the candidate costs more time than it saves. Above ``8 saved / (coding + slowdown)``, sending
-    the saved bytes takes less time than coding and slowdown add. Above
-    ``8 plain / (hidden + slowdown)``, the slowdown exceeds the part of the baseline's communication
-    that is not hidden. The result is 0 if the candidate never makes a step shorter, and infinite if
-    it always does.
+    The arguments are the fields of ``BreakEvenCosts``; ``saved`` is ``plain - wire``. Above either
+    bound, the candidate costs more time than it saves. Above ``8 saved / (coding + slowdown)``,
+    sending the saved bytes takes less time than coding and slowdown add. Above ``8 plain / (hidden
+    + slowdown)``, the slowdown exceeds the part of the baseline's communication that is not hidden.
+    The result is 0 if the candidate never makes a step shorter, and infinite if it always does.
     """
     slow = np.maximum(slowdown_ns, 0.0)
     saved = _BITS * np.maximum(plain_bytes - wire_bytes, 0.0)

@@ -11,7 +11,7 @@ from commprof.tune.compressors.compressor import SCHEMES
 from commprof.tune.trials.sharding import (
     NO_SHARDING,
     TECHNIQUES,
-    Sharding,
+    ShardingSetting,
     is_sharding,
     truth,
     with_word,
@@ -66,7 +66,7 @@ HOOKS: Mapping[str, NamedHook] = {hook.name: hook for hook in _HOOKS}
 
 
 @dataclass(frozen=True)
-class Buckets:
+class BucketSetting:
     """Bucket settings of a candidate for DDP models; None keeps the model's own."""
 
     #: DDP's ``bucket_cap_mb``.
@@ -104,7 +104,7 @@ class Buckets:
         return f"DistributedDataParallel(model, {', '.join(words)})" if words else ""
 
 
-OWN_BUCKETS = Buckets()
+OWN_BUCKETS = BucketSetting()
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ class Candidate:
     compressor: str = ""
     #: One of HOOKS, or empty.
     hook: str = ""
-    buckets: Buckets = OWN_BUCKETS
+    buckets: BucketSetting = OWN_BUCKETS
     #: Settings of FSDP2 models; empty for candidates of DDP models.
-    sharding: Sharding = NO_SHARDING
+    sharding: ShardingSetting = NO_SHARDING
 
     def exact(self, world_size: int) -> bool:
         """True if training with this candidate gives the same bits as training without it.

@@ -20,11 +20,11 @@ from commprof.tune.trials.candidates import (
 
 
 @dataclass(frozen=True)
-class Block:
+class TrialBlock:
     """Consecutive steps with one candidate; steps count from 0 at the trial's start."""
 
     round: int
-    #: Index of the candidate in ``Plan.everyone``.
+    #: Index of the candidate in ``TrialPlan.everyone``.
     candidate: int
     #: First step of the block; the block begins with warm-up steps.
     begin: int
@@ -34,7 +34,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrialSchedule:
     """Rounds with one block per candidate, in an order drawn separately for each round."""
 
     candidates: int
@@ -49,16 +49,16 @@ class Schedule:
         return self.rounds * self.candidates * (self.warmup_steps + self.block_steps)
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[TrialBlock, ...]:
         """All blocks in chronological order."""
         length = self.warmup_steps + self.block_steps
         turns = [(turn, who) for turn in range(self.rounds) for who in self._order(turn)]
         return tuple(
-            Block(turn, who, i * length, i * length + self.warmup_steps, (i + 1) * length)
+            TrialBlock(turn, who, i * length, i * length + self.warmup_steps, (i + 1) * length)
             for i, (turn, who) in enumerate(turns)
         )
 
-    def block_at(self, step: int) -> Block | None:
+    def block_at(self, step: int) -> TrialBlock | None:
         """Returns the block that begins with this step of the trial; None if none does."""
         place, rest = divmod(step, self.warmup_steps + self.block_steps)
         return self.blocks[place] if rest == 0 and 0 <= place < len(self.blocks) else None
@@ -74,7 +74,7 @@ SETTLE_STEPS = 3
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrialPlan:
     """A trial's candidates, rounds and block lengths, as ``parse_trial`` reads them."""
 
     #: Candidates that the user named, without ``none``, ``none again`` and ``noop``.
@@ -96,16 +96,16 @@ class Plan:
         roles = ROLES if self.headroom else ROLES[:-1]
         return (*roles, *self.candidates)
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> TrialSchedule:
         """Returns the order of the blocks in all rounds."""
-        return Schedule(len(self.everyone), self.rounds, self.block, self.warmup, self.shuffle)
+        return TrialSchedule(len(self.everyone), self.rounds, self.block, self.warmup, self.shuffle)
 
     @property
     def steps(self) -> int:
         """Number of steps that a training run needs for the whole trial."""
         return SETTLE_STEPS + self.schedule().steps
 
-    def without(self, labels: set[str]) -> Plan:
+    def without(self, labels: set[str]) -> TrialPlan:
         """Returns the plan without the candidates with these labels."""
         kept = tuple(one for one in self.candidates if one.label not in labels)
         return dataclasses.replace(self, candidates=kept)
@@ -128,7 +128,7 @@ SETTINGS = {
 }
 
 
-def parse_trial(text: str) -> Plan:
+def parse_trial(text: str) -> TrialPlan:
     """Reads a plan such as ``fp16,topk:ratio=0.01,bucket-cap=5,int8+bucket-cap=5,rounds=8``.
 
     Commas separate candidates; a candidate's options may follow after commas too, as in
@@ -159,7 +159,7 @@ def parse_trial(text: str) -> Plan:
         )
     if HEADROOM in items and settings.get("headroom") == 0:
         raise UsageError(f"trial: {HEADROOM} and headroom=0 exclude each other; keep one of them")
-    return Plan(candidates, **settings)
+    return TrialPlan(candidates, **settings)
 
 
 def _setting(name: str, value: str) -> int:

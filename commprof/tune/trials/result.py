@@ -112,7 +112,7 @@ class StepShare:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialVerdict:
     """Recommendation after a trial."""
 
     #: "none": change nothing; "not-the-bottleneck": faster communication could win too little;
@@ -154,7 +154,7 @@ class TrialResult:
     link_gbit_per_s: float
     #: Candidates that could not take part, with the reason.
     left_out: tuple[tuple[str, str], ...]
-    verdict: Verdict
+    verdict: TrialVerdict
 
     def of_role(self, role: str) -> CandidateResult:
         """Returns the result of the one candidate with this role: baseline, control or headroom."""

@@ -34,7 +34,7 @@ _FIXED = {
 
 
 @dataclass(frozen=True)
-class Sharding:
+class ShardingSetting:
     """Settings to apply to FSDP2 models; a field that is None or empty changes nothing."""
 
     #: True if parameters are freed after forward and gathered again in backward.
@@ -79,7 +79,7 @@ class Sharding:
         return "; and ".join(found)
 
 
-NO_SHARDING = Sharding()
+NO_SHARDING = ShardingSetting()
 
 
 def is_sharding(word: str) -> bool:
@@ -87,7 +87,7 @@ def is_sharding(word: str) -> bool:
     return word.partition("=")[0] in (RESHARD, PREFETCH, REDUCE_DTYPE, *_FIXED)
 
 
-def with_word(setting: Sharding, word: str, text: str) -> Sharding:
+def with_word(setting: ShardingSetting, word: str, text: str) -> ShardingSetting:
     """Returns a copy of ``setting`` to which a word such as ``prefetch=2`` is added.
 
     Error messages quote ``text``, the whole text that contains the word.
@@ -117,7 +117,7 @@ def with_word(setting: Sharding, word: str, text: str) -> Sharding:
     return replace(setting, prefetch=number)
 
 
-def parse_sharding(text: str) -> Sharding:
+def parse_sharding(text: str) -> ShardingSetting:
     """Reads a setting such as ``reshard-after-forward=false+prefetch=2``.
 
     Raises:

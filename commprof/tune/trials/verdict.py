@@ -16,8 +16,8 @@ from commprof.analysis.step.mean_step import WORTH_A_LOOK
 from commprof.stats.intervals import MIN_ROUNDS, Interval, ratio_of_rounds
 from commprof.text import named_ranks
 from commprof.tune.trials.candidates import Candidate, all_digits
-from commprof.tune.trials.result import CandidateResult, StepShare, Verdict, less
-from commprof.tune.trials.sharding import Sharding
+from commprof.tune.trials.result import CandidateResult, StepShare, TrialVerdict, less
+from commprof.tune.trials.sharding import ShardingSetting
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,7 +29,7 @@ _TOO_NOISY = (
 
 
 @dataclass(frozen=True)
-class Setting:
+class TrialSetting:
     """How the trial was started: its command line, and what is known about that command."""
 
     command: str
@@ -44,8 +44,8 @@ def judge(
     results: Sequence[CandidateResult],
     step_ns: Floats,
     parts: Sequence[StepShare],
-    setting: Setting,
-) -> Verdict:
+    setting: TrialSetting,
+) -> TrialVerdict:
     """Reaches the verdict on a trial.
 
     Args:
@@ -67,21 +67,21 @@ def judge(
         sentences.insert(0, _ceiling(won))
         if won.value < WORTH_A_LOOK and won.high >= 2 * WORTH_A_LOOK:
             sentences.append(_TOO_NOISY)
-            return Verdict("unknown", "", won, tuple(sentences), "")
+            return TrialVerdict("unknown", "", won, tuple(sentences), "")
         if won.value < WORTH_A_LOOK:
             sentences.append(_not_the_bottleneck(parts))
-            return Verdict("not-the-bottleneck", "", won, tuple(sentences), "")
+            return TrialVerdict("not-the-bottleneck", "", won, tuple(sentences), "")
     chance = _chance(results)
     winners = [one for one in results if _wins(one, chance) and not one.barred]
     if not winners:
         sentences += [_nothing_wins(results, chance), *_barred(results, chance)]
-        return Verdict("none", "", None, tuple(sentences), "")
+        return TrialVerdict("none", "", None, tuple(sentences), "")
     best = min(winners, key=lambda one: one.step_ms)
     equals = [one for one in winners if one is best or _tied(one, best, results, step_ns)]
     choice = min(equals, key=lambda one: (_damage(one), one.step_ms))
     sentences += [*_recommend(choice, equals, rounds), *_barred(results, chance)]
     candidate = next(one for one in candidates if one.label == choice.label)
-    return Verdict(
+    return TrialVerdict(
         "use",
         choice.label,
         choice.gain,
@@ -92,7 +92,7 @@ def judge(
     )
 
 
-def incomplete(missing: Sequence[int]) -> Verdict:
+def incomplete(missing: Sequence[int]) -> TrialVerdict:
     """Returns the verdict on a trial for which the traces of these ranks are missing."""
     ranks = named_ranks(missing)
     said = (
@@ -100,10 +100,10 @@ def incomplete(missing: Sequence[int]) -> Verdict:
         "how long a step takes, so the traces of all ranks are needed. Find out why the trace is "
         "missing, and run the trial again."
     )
-    return Verdict("unknown", "", None, (said,), "")
+    return TrialVerdict("unknown", "", None, (said,), "")
 
 
-def apply(candidate: Candidate, setting: Setting) -> str:
+def apply(candidate: Candidate, setting: TrialSetting) -> str:
     """Returns the command or code that applies a candidate; empty if nothing applies it.
 
     If the job was not started by ``commprof run``, the text gives a command for a trial begun by
@@ -130,7 +130,7 @@ def _in_script(candidate: Candidate) -> str:
     return "; and ".join(filter(None, (f"in the script: {candidate.buckets.code}", hook)))
 
 
-def _applied_sharding(sharding: Sharding, setting: Setting) -> str:
+def _applied_sharding(sharding: ShardingSetting, setting: TrialSetting) -> str:
     """Returns the command or code that applies a setting of FSDP2."""
     if setting.is_run:
         return _run_with(setting, ["--fsdp", sharding.label])
@@ -159,7 +159,7 @@ def _in_code(coded: str, cap_mb: str) -> str:
     return "; and ".join(found)
 
 
-def _run_with(setting: Setting, options: Sequence[str]) -> str:
+def _run_with(setting: TrialSetting, options: Sequence[str]) -> str:
     """Returns the run's command with these options in place of ``--trial``.
 
     If the file of ``--config`` asks for the trial, the options are added to the command: each of
@@ -172,12 +172,12 @@ def _run_with(setting: Setting, options: Sequence[str]) -> str:
     return command.without(("--output", "--json")).with_in_place("--trial", options).text
 
 
-def _too_short(rounds: int) -> Verdict:
+def _too_short(rounds: int) -> TrialVerdict:
     said = (
         f"Too short for a verdict: {rounds} rounds are complete, and {MIN_ROUNDS} are needed. "
         "Train more steps, or ask for shorter blocks (block=, warmup=) or fewer candidates."
     )
-    return Verdict("unknown", "", None, (said,), "")
+    return TrialVerdict("unknown", "", None, (said,), "")
 
 
 def _ceiling(won: Interval) -> str:

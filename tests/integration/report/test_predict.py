@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from commprof.commands import main
-from commprof.forecast.replay.recorded import Recorded, read_recorded
+from commprof.forecast.replay.recorded import RecordedJob, read_recorded
 from commprof.forecast.replay.setting import parameters_of
 from commprof.launch.elastic import stop_fork_server
 from commprof.trace.run.run_directory import world_directory
@@ -41,13 +41,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def recorded(run: Path) -> Recorded:
+def recorded(run: Path) -> RecordedJob:
     (found,), refused = read_recorded(run)
     assert refused == []
     return found
 
 
-def test_the_recorded_schedule_matches_the_workload(recorded: Recorded) -> None:
+def test_the_recorded_schedule_matches_the_workload(recorded: RecordedJob) -> None:
     schedule = recorded.schedule
     assert schedule.bucket_bytes.tolist() == [400_000, 800_000, 200_000]
     # Data and three layers' forward come first; a gradient is ready at the end of its layer.
@@ -60,7 +60,7 @@ def test_the_recorded_schedule_matches_the_workload(recorded: Recorded) -> None:
 
 
 def test_a_step_predicted_from_a_fitted_profile_matches_the_recorded_step(
-    run: Path, recorded: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, recorded: RecordedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     profile = tmp_path / "profile.json"
     assert main(["fit", str(run), "--output", str(profile)]) == 0

@@ -12,7 +12,7 @@ from commprof.forecast.fit.calibrate import ring_pieces
 from commprof.forecast.fit.cost_model import OTHER_HOST, CostCurve, Piece
 from commprof.forecast.fit.hook_costs import HookCost
 from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
-from commprof.forecast.replay.schedule import Batch, Placement, Schedule
+from commprof.forecast.replay.schedule import Placement, Schedule, StepBatch
 
 MB = 1_000_000
 #: Seconds per byte of a link that needs 10 ms for 1 MB.
@@ -46,7 +46,7 @@ def schedule(
         backend="gloo",
         workers=2,
         hook="",
-        batch=Batch(8.0, 10, "weak"),
+        batch=StepBatch(8.0, 10, "weak"),
         ddp_log={},
     )
     return dataclasses.replace(made, **values)

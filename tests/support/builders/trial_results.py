@@ -13,10 +13,10 @@ from commprof.stats.intervals import ratio_of_rounds, typical_of_rounds
 from commprof.tune.trials.break_even import no_break_even
 from commprof.tune.trials.candidates import ROLES, parse_candidate
 from commprof.tune.trials.result import CandidateResult, StepShare, TrialResult
-from commprof.tune.trials.verdict import Setting, judge
+from commprof.tune.trials.verdict import TrialSetting, judge
 
 PARTS = (StepShare("exposed", 60.0), StepShare("backward", 30.0), StepShare("data", 10.0))
-RUN = Setting("python -m commprof.run --nproc 2 --trial fp16,int8 train.py", True)
+RUN = TrialSetting("python -m commprof.run --nproc 2 --trial fp16,int8 train.py", True)
 ROUNDS = 8
 _ROLE_NAMES = ("baseline", "control", "headroom")
 

@@ -11,7 +11,7 @@ import pytest
 from commprof.analysis.predicted import read_predictions
 from commprof.errors import CommprofError
 from commprof.forecast.fit.held_out import ModelError
-from commprof.forecast.replay.scenario import Estimate, Prediction, Scenario, Waiting
+from commprof.forecast.replay.scenario import Estimate, PredictedWaiting, Prediction, Scenario
 from commprof.forecast.report import as_json as prediction_json
 from commprof.forecast.what_if.answers import Answer, Answers
 from commprof.report.sections import predicted as predicted_table
@@ -45,7 +45,7 @@ def test_the_predict_command_s_json_is_read(tmp_path: Path) -> None:
         setting,
         Estimate(0.1, 0.09, 0.11),
         **figures,
-        waiting=Waiting(*[Estimate(0.01, 0.01, 0.01)] * 4),
+        waiting=PredictedWaiting(*[Estimate(0.01, 0.01, 0.01)] * 4),
         buckets=2,
         sent_bytes=1e6,
         samples_per_s=800.0,

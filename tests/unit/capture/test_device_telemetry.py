@@ -15,7 +15,7 @@ import torch.distributed as dist
 import commprof
 from commprof.analysis.step.devices import device_telemetry
 from commprof.capture import device_telemetry as capture
-from commprof.capture.device_telemetry import Samples
+from commprof.capture.device_telemetry import TelemetrySamples
 from commprof.report.sections.devices import grid
 from commprof.trace.reader import read_trace
 from tests.support.builders.results import world
@@ -129,7 +129,7 @@ def test_the_gpu_given_to_the_process_group_is_sampled_rather_than_the_current_o
 
 def test_gpu_samples_are_summarised_as_mean_minimum_and_maximum() -> None:
     values = iter([10.0, 20.0, 60.0])
-    samples = Samples("GPU-x", {"power_w": lambda: next(values)})
+    samples = TelemetrySamples("GPU-x", {"power_w": lambda: next(values)})
     for _ in range(3):
         samples.ask(NVMLError)
     assert samples.summary()["power_w"] == {"mean": 30, "least": 10, "most": 60}

@@ -20,7 +20,7 @@ from commprof.commands.options.output_file import (
 from commprof.errors import CommprofError
 from commprof.forecast.commands.microbench import show_measured
 from commprof.forecast.fit.machine_profile import MachineProfile, load_profile, save_profile
-from commprof.forecast.microbench.plan import Plan
+from commprof.forecast.microbench.plan import BenchPlan
 from commprof.forecast.what_if.chakra import export
 from commprof.invocation import quoted
 from tests.support.builders.run_directories import ranks_of, write_run
@@ -80,7 +80,7 @@ def test_a_line_of_output_quotes_the_path_for_a_shell(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept, fitted = tmp_path / name, tmp_path / f"{name}.fitted"
-    plan = Plan(("all_reduce",), (2,), (8,), str(kept))
+    plan = BenchPlan(("all_reduce",), (2,), (8,), str(kept))
     show_measured(lambda: write_sweep(kept, sweep_result(row())), plan, kept)
     assert capsys.readouterr().out.splitlines()[-1] == f"# JSON: {quoted(kept)}"
     run = write_run(tmp_path / "run", ranks_of(2, 9))

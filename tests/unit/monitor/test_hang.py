@@ -13,9 +13,9 @@ import pytest
 
 from commprof.analysis.late.standstill import reasons
 from commprof.errors import UsageError
-from commprof.monitor.rank_state import RankState, common_names
+from commprof.monitor.rank_state import FollowedRank, common_names
 from commprof.monitor.watchdog import hang as hangs
-from commprof.monitor.watchdog.hang import DEAD, Hang, Process, find_hang
+from commprof.monitor.watchdog.hang import DEAD, Hang, HungProcess, find_hang
 from commprof.monitor.watchdog.tasks import HangTask, Log
 from commprof.monitor.watchdog.thresholds import FLOOR_S, START_S, Threshold, parse_threshold
 from commprof.trace.documents import Group
@@ -31,9 +31,9 @@ def group(number: int, name: str, rank: int, size: int) -> Group:
     return Group(number, name, "", "gloo", rank, size)
 
 
-def state(rank: Rank, *groups: Group) -> RankState:
+def state(rank: Rank, *groups: Group) -> FollowedRank:
     """Returns the state of one rank, with the group of all ranks if no other is given."""
-    result = RankState(rank.rank, rank.world_size)
+    result = FollowedRank(rank.rank, rank.world_size)
     result.take(rank.records(), groups or (group(1, "0", rank.rank, rank.world_size),))
     return result
 
@@ -50,11 +50,11 @@ def rank_in_backward(rank: int, buckets: int, ended: int = 0) -> Rank:
 
 
 def found(
-    *states: RankState, now_s: float = 10, limit_s: float = 5, **processes: str
+    *states: FollowedRank, now_s: float = 10, limit_s: float = 5, **processes: str
 ) -> Hang | None:
     """Returns the hang; ``processes`` are states of ranks such as "rank_1"; the others run."""
     watched = {
-        one.rank: Process(1000 + one.rank, processes.get(f"rank_{one.rank}", "running"))
+        one.rank: HungProcess(1000 + one.rank, processes.get(f"rank_{one.rank}", "running"))
         for one in states
     }
     return find_hang(states, watched, int(limit_s * SECOND), int(now_s * SECOND))
@@ -132,7 +132,7 @@ def test_only_ranks_that_the_waiting_ranks_need_are_accused(
 def test_sequence_numbers_of_operations_wrap_at_32_bits() -> None:
     largest = 2**32 - 1
 
-    def issued(rank: int, *numbers: int) -> RankState:
+    def issued(rank: int, *numbers: int) -> FollowedRank:
         made = Rank(rank, 2)
         made.step(0, 100 * MS)
         for place, seq in enumerate(numbers):
@@ -152,7 +152,7 @@ def test_sequence_numbers_of_operations_wrap_at_32_bits() -> None:
 
 def test_a_rank_that_never_recorded_anything_is_accused() -> None:
     states = [state(rank_in_backward(rank, 1)) for rank in (0, 1)]
-    hang = found(*states, RankState(2, WORLD))
+    hang = found(*states, FollowedRank(2, WORLD))
     assert hang is not None
     assert [one.why for one in hang.accused] == ["rank 2 has recorded nothing"]
 
@@ -164,7 +164,7 @@ def test_many_accused_ranks_are_named_by_ranges() -> None:
     waits.collective(0, 120 * MS, 0)
     for each in late:
         each.step(0, 100 * MS)
-    states = [*map(state, (waits, *late)), *(RankState(rank, 300) for rank in range(129, 300))]
+    states = [*map(state, (waits, *late)), *(FollowedRank(rank, 300) for rank in range(129, 300))]
     hang = found(*states)
     assert hang is not None
     assert hang.sentence == (
@@ -258,7 +258,7 @@ def test_chains_of_waiting_ranks_are_followed_to_the_one_that_does_not_wait() ->
 
 
 def test_ranks_that_wait_for_each_other_are_reported_as_a_circle() -> None:
-    def one(rank: int, first: int) -> RankState:
+    def one(rank: int, first: int) -> FollowedRank:
         made = Rank(rank, 2)
         made.collective(0, 10 * MS, 0, group=first)
         return state(made, group(1, "a", rank, 2), group(2, "b", rank, 2))
@@ -274,7 +274,7 @@ def test_a_hang_in_which_all_ranks_arrived_is_a_stuck_transfer() -> None:
     hang = found(*states)
     assert hang is not None
     assert (hang.kind, hang.accused, hang.waiting) == ("transfer", (), (0, 1, 2))
-    watched = {0: Process(1, "running")}
+    watched = {0: HungProcess(1, "running")}
     partly = find_hang(states[:1], watched, 5 * SECOND, 10 * SECOND, unseen=(1, 2))
     assert partly is not None
     assert partly.kind == "unseen"
@@ -286,7 +286,7 @@ def test_times_of_other_hosts_are_not_compared_with_this_host_s_clock() -> None:
     here.step(0, 100 * MS)
     here.collective(0, 4 * SECOND, 0, bytes=4_000_000, graph_task=5)
     there = state(rank_in_backward(1, 1))  # its issue at 120 ms is on another clock
-    running = {rank: Process(1000 + rank, "running") for rank in (0, 2)}
+    running = {rank: HungProcess(1000 + rank, "running") for rank in (0, 2)}
     hang = find_hang([state(here), there, late], running, 5 * SECOND, 10 * SECOND)
     assert hang is not None
     assert (hang.kind, hang.waiting, hang.pending_s) == ("absent", (0, 1), 6.0)
@@ -328,7 +328,7 @@ def test_a_receive_waits_for_its_sender() -> None:
 
 
 def test_an_operation_without_reported_completion_is_no_hang_by_itself() -> None:
-    def scattering(rank: int) -> RankState:
+    def scattering(rank: int) -> FollowedRank:
         made = Rank(rank, 2)
         made.collective(0, 10 * MS, 0, op="reduce_scatter")
         return state(made)

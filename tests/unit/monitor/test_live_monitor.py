@@ -33,7 +33,7 @@ from commprof.monitor.watchdog import watchdog as watchdogs
 from commprof.monitor.watchdog.start import watched
 from commprof.monitor.watchdog.tasks import AnomalyTask, HangTask, Log, MismatchTask, WatchTask
 from commprof.monitor.watchdog.thresholds import Threshold
-from commprof.monitor.watchdog.watchdog import Job
+from commprof.monitor.watchdog.watchdog import WatchedJob
 from commprof.report.live_frame import frame
 from commprof.trace.run.processes import Here, State, identity
 from tests.support.builders.hostile import damage, little_memory, sound_run
@@ -363,7 +363,7 @@ def guard(world: Path) -> None:
         log = Log(place, quiet=True)
         return [HangTask(place, Threshold(5.0), log), MismatchTask(log), AnomalyTask(log)]
 
-    job = Job(world, tasks)
+    job = WatchedJob(world, tasks)
     job.search()
     for _ in range(8):
         job.poll(time.monotonic_ns())

@@ -11,7 +11,7 @@ import pytest
 
 from commprof.analysis.late import standstill
 from commprof.monitor.watchdog import py_spy, tasks
-from commprof.monitor.watchdog.hang import DEAD, Hang, Process, find_hang
+from commprof.monitor.watchdog.hang import DEAD, Hang, HungProcess, find_hang
 from commprof.monitor.watchdog.tasks import HangTask, Log, MismatchTask
 from commprof.monitor.watchdog.thresholds import Threshold
 from tests.support.builders.traces import MS, Rank
@@ -52,7 +52,7 @@ def feeds(made: Sequence[Rank]) -> list[Any]:
             state=state(rank),
             records=rank.records(),
             is_seen=True,
-            process=Process(1000 + rank.rank, "running"),
+            process=HungProcess(1000 + rank.rank, "running"),
             metadata={"dtypes": DTYPES, "machine": {"hostname": "a"}, "pid": 1000 + rank.rank},
             group_sizes={1: ("0", len(made))},
         )
@@ -66,7 +66,7 @@ def hang_of(made: Sequence[Rank], **processes: str) -> Hang:
     differing = MismatchTask(Log(Path("/nonexistent"), quiet=True))
     differing.poll(seen, 0)
     watched = {
-        rank: Process(1000 + rank, processes.get(f"rank_{rank}", "running"))
+        rank: HungProcess(1000 + rank, processes.get(f"rank_{rank}", "running"))
         for rank in range(len(made))
     }
     states = [feed.state for feed in seen]
@@ -154,7 +154,7 @@ def test_a_receive_from_any_rank_that_no_rank_sends_blames_neither_rank_nor_netw
     idle.step(0, 100 * MS)
     hang = find_hang(
         [state(idle), state(waits)],
-        {rank: Process(1000 + rank, "running") for rank in (0, 1)},
+        {rank: HungProcess(1000 + rank, "running") for rank in (0, 1)},
         5 * SECOND,
         10 * SECOND,
     )
@@ -198,7 +198,7 @@ def test_the_report_of_a_mismatch_says_at_which_lines_the_ranks_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     read = {1000: STACK, 1001: STACK.replace("train.py:8", "train.py:10"), 1002: ""}
-    monkeypatch.setattr(tasks.py_spy, "dump", lambda pid: py_spy.Dump(read[pid], "no stacks"))
+    monkeypatch.setattr(tasks.py_spy, "dump", lambda pid: py_spy.StackDump(read[pid], "no stacks"))
     monkeypatch.setattr(tasks.py_spy, "find_py_spy", lambda: None)
     log = Log(tmp_path)
     differing = MismatchTask(log)
@@ -228,7 +228,7 @@ def test_dead_ranks_have_no_stacks_in_the_report_of_a_mismatch(
     log = Log(tmp_path, quiet=True)
     differing = MismatchTask(log)
     seen = feeds(job([EVEN, ODD]))
-    seen[0].process = seen[1].process = Process(1000, DEAD)
+    seen[0].process = seen[1].process = HungProcess(1000, DEAD)
     hangs = HangTask(tmp_path, Threshold(5.0), log, differing.known)
     for task in (differing, hangs):
         task.poll(seen, 10 * SECOND)

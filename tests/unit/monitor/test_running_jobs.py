@@ -14,7 +14,7 @@ from commprof.monitor.observer import Observer, rank_process
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.tasks import HangTask, Log
 from commprof.monitor.watchdog.thresholds import Threshold
-from commprof.monitor.watchdog.watchdog import Job
+from commprof.monitor.watchdog.watchdog import WatchedJob
 from commprof.trace.run.processes import Here
 from tests.support.builders.run_directories import ranks_of
 from tests.support.builders.trace_bytes import metadata
@@ -101,7 +101,9 @@ def test_a_job_that_died_before_the_watchdog_started_is_no_hang(
     monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
     began_ns = 1 if reused else time.monotonic_ns()
     write_job(tmp_path, 1, 0, **of_this_host(os.getpid(), began_ns))
-    job = Job(tmp_path, lambda place: [HangTask(place, Threshold(5.0), Log(place, quiet=True))])
+    job = WatchedJob(
+        tmp_path, lambda place: [HangTask(place, Threshold(5.0), Log(place, quiet=True))]
+    )
     job.search()
     job.poll(time.monotonic_ns())
     job.end()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from commprof.monitor.watchdog import py_spy
-from commprof.monitor.watchdog.hang import DEAD, Process
+from commprof.monitor.watchdog.hang import DEAD, HungProcess
 from commprof.monitor.watchdog.tasks import Log, SampleTask
 
 WRITES = 'trap "" INT\nfor last; do :; done\necho "$@" > "$last"\n'
@@ -17,7 +17,7 @@ IS_REFUSED = 'trap "" INT\necho "Error: Permission Denied: try sudo" >&2\nexit 1
 
 
 def feed(rank: int, step: int = 3, state: str = "running", attempt: int = 0) -> Any:
-    process = Process(100 + rank, state, "")
+    process = HungProcess(100 + rank, state, "")
     return SimpleNamespace(
         state=SimpleNamespace(rank=rank, step=step), process=process, attempt=attempt
     )

@@ -27,7 +27,7 @@ from commprof.tune.trials.candidates import Candidate
 from commprof.tune.trials.live.sharded import GatherOrder, ShardedModel, may_be_sharded
 from commprof.tune.trials.live.state import Snapshot, Trainables
 from commprof.tune.trials.live.switches import ReplicatedModel
-from commprof.tune.trials.plan import SETTLE_STEPS, Plan, Schedule, parse_trial
+from commprof.tune.trials.plan import SETTLE_STEPS, TrialPlan, TrialSchedule, parse_trial
 
 Model = ReplicatedModel | ShardedModel
 
@@ -38,7 +38,7 @@ class Trial:
     All ranks count the same steps, so they switch candidates together without communication.
     """
 
-    def __init__(self, plan: Plan, profiler: Profiler, state: Sequence[Any] = ()) -> None:
+    def __init__(self, plan: TrialPlan, profiler: Profiler, state: Sequence[Any] = ()) -> None:
         """Prepares a trial without models; ``add`` adds them.
 
         ``state``: further objects with ``state_dict`` and ``load_state_dict`` that steps change.
@@ -62,7 +62,7 @@ class Trial:
         self._models: list[Model] = []
         self._finds_sharded = False
         self._order = GatherOrder()
-        self._schedule: Schedule | None = None
+        self._schedule: TrialSchedule | None = None
         self._trainables: Trainables | None = None
         self._snapshot: Snapshot | None = None
         self._losses = Losses()

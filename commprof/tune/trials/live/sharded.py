@@ -25,7 +25,7 @@ from commprof.tune.trials.sharding import (
     DTYPES,
     REDUCE_DTYPE,
     RESHARD,
-    Sharding,
+    ShardingSetting,
     parse_sharding,
 )
 
@@ -125,7 +125,7 @@ class ShardedModel:
             return f"the model has {REDUCE_DTYPE}={setting.reduce_dtype} already"
         return ""
 
-    def held_bytes(self, setting: Sharding) -> float:
+    def held_bytes(self, setting: ShardingSetting) -> float:
         """Returns the most bytes of gathered parameters that ``setting`` adds on a rank."""
         found = 0.0
         if setting.reshard is False:
@@ -142,7 +142,7 @@ class ShardedModel:
         else:
             self.use(candidate.sharding)
 
-    def use(self, setting: Sharding) -> None:
+    def use(self, setting: ShardingSetting) -> None:
         """Applies a setting. Call it between steps, on all ranks at the same step."""
         for group in self._groups:
             if setting.reshard is not None:
@@ -216,7 +216,7 @@ def _reshards(group: Any) -> bool | None:
     return after is group.mesh_info if after in (None, group.mesh_info) else None
 
 
-def _dtype(setting: Sharding) -> torch.dtype:
+def _dtype(setting: ShardingSetting) -> torch.dtype:
     found: torch.dtype = getattr(torch, DTYPES[setting.reduce_dtype])
     return found
 

@@ -27,7 +27,7 @@ from commprof.tune.compressors import Compressor, parse
 from commprof.tune.compressors.groups import compresses_natively
 from commprof.tune.compressors.running import disagreement
 from commprof.tune.compressors.torch_ops import lacks
-from commprof.tune.trials.candidates import HEADROOM, HOOKS, OWN_BUCKETS, Buckets, Candidate
+from commprof.tune.trials.candidates import HEADROOM, HOOKS, OWN_BUCKETS, BucketSetting, Candidate
 
 Hook = Callable[[Any, Any], Any]
 
@@ -119,10 +119,10 @@ class Bucketings:
         self._attachment = attachment
         self._ddp = attachment.ddp
         own = _Bucketing(self._ddp.reducer, self._ddp.logger, attachment.bucket_hook)
-        self._made: dict[Buckets, _Bucketing] = {OWN_BUCKETS: own}
+        self._made: dict[BucketSetting, _Bucketing] = {OWN_BUCKETS: own}
         self._now = OWN_BUCKETS
 
-    def use(self, buckets: Buckets) -> None:
+    def use(self, buckets: BucketSetting) -> None:
         """Switches to these buckets.
 
         Call it between steps, on all ranks at the same step, while the model's exchange is the
@@ -153,7 +153,7 @@ class Bucketings:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.detach().clone()
 
-    def _make(self, buckets: Buckets) -> _Bucketing:
+    def _make(self, buckets: BucketSetting) -> _Bucketing:
         ddp = self._ddp
         before = {name: getattr(ddp, name) for name in _SETTINGS if hasattr(ddp, name)}
         if buckets.as_view is not None:
@@ -234,7 +234,7 @@ class ReplicatedModel:
             return f"DDP's buckets cannot be rebuilt: {why}"
         if candidate.buckets.first_mb is not None and not hasattr(self._ddp, _CONFIG):
             return "this version of torch cannot change the cap of the first bucket"
-        if candidate.label == Buckets(as_view=self._ddp.gradient_as_bucket_view).label:
+        if candidate.label == BucketSetting(as_view=self._ddp.gradient_as_bucket_view).label:
             return f"the model has {candidate.label} already"
         return ""
 

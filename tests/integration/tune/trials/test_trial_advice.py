@@ -14,7 +14,7 @@ from commprof.trace import columns
 from commprof.trace.columns import compressions
 from commprof.trace.reader import read_trace
 from commprof.tune.trials.candidates import parse_candidate
-from commprof.tune.trials.verdict import Setting, apply
+from commprof.tune.trials.verdict import TrialSetting, apply
 from tests.support.ranks.plain_script import plain_script
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
@@ -24,7 +24,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 def test_the_suggested_command_sets_compressor_and_bucket_cap_under_env(tmp_path: Path) -> None:
     script, out = tmp_path / "train.py", tmp_path / "out"
     script.write_text(plain_script(layers=4))
-    setting = Setting("train.py", is_run=False)
+    setting = TrialSetting("train.py", is_run=False)
     command = apply(parse_candidate("int8+bucket-cap=0.1"), setting).partition("; or, ")[0]
     python = shlex.quote(sys.executable)
     started = shlex.join([sys.executable, *TORCHRUN, str(script)])

@@ -17,7 +17,7 @@ from commprof.analysis.late.incidents import StackFile, find_incidents, read_eve
 from commprof.analysis.late.standstill import Accused, Operation
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import ProcessWatch, RankFeed
-from commprof.monitor.watchdog.hang import Hang, Process
+from commprof.monitor.watchdog.hang import Hang, HungProcess
 from commprof.monitor.watchdog.hang_files import HangFile
 from commprof.monitor.watchdog.tasks import Log
 from commprof.report import table
@@ -47,7 +47,7 @@ def test_a_hang_is_written_and_read_again(tmp_path: Path) -> None:
     rank.write(tmp_path / "rank_0.trace")
     feed = RankFeed(tmp_path / "rank_0.trace")
     feed.poll()
-    feed.process = Process(os.getpid(), "running")
+    feed.process = HungProcess(os.getpid(), "running")
     file = HangFile(tmp_path, HANG, [feed], 10 * SECOND)
     file.set_threshold("5 s, as asked for")
     # Written at once, as the watchdog may be killed before there is a stack.
@@ -175,7 +175,7 @@ def test_a_level_change_that_ended_is_a_note_and_no_incident() -> None:
 
 def test_a_process_with_a_reused_id_is_reported_dead() -> None:
     watch = ProcessWatch(os.getpid())
-    assert watch.poll() == Process(os.getpid(), "running")
+    assert watch.poll() == HungProcess(os.getpid(), "running")
     watch._started += 1
     gone = watch.poll()
     assert (gone.state, gone.held_up) == ("dead", True)

@@ -15,7 +15,7 @@ from commprof.analysis.sweeps.sweep_file import read_sweep, write_sweep
 from commprof.forecast.microbench import measure
 from commprof.forecast.microbench.buffers import Pattern
 from commprof.forecast.microbench.collector import Collector, _overlap_row
-from commprof.forecast.microbench.plan import Plan
+from commprof.forecast.microbench.plan import BenchPlan
 from commprof.forecast.microbench.rank import run_plan
 from tests.support.builders.sweeps import key, sweep_result
 from tests.support.machines.ranks import free_port
@@ -34,9 +34,9 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def plan(directory: Path, **changes: Any) -> Plan:
+def plan(directory: Path, **changes: Any) -> BenchPlan:
     values = {"iterations": 2, "check": 1, **changes}
-    return Plan(("all_reduce",), (1,), SIZES, str(directory / "result.json"), **values)
+    return BenchPlan(("all_reduce",), (1,), SIZES, str(directory / "result.json"), **values)
 
 
 def test_the_first_round_hands_over_rows_one_by_one(

@@ -24,20 +24,20 @@ from commprof.forecast.commands.microbench import (
 from commprof.forecast.microbench.context import context, interfaces
 from commprof.forecast.microbench.measure import samples_per_round, warmup_calls
 from commprof.forecast.microbench.operations import OPERATIONS, dtype_name, operation
-from commprof.forecast.microbench.plan import Plan, check_memory, ladder, parse_size
+from commprof.forecast.microbench.plan import BenchPlan, check_memory, ladder, parse_size
 from tests.support.builders.sweeps import row, sweep_result
 
 MS = 1_000_000
 
 
-def plan(**changes: Any) -> Plan:
+def plan(**changes: Any) -> BenchPlan:
     values: dict[str, Any] = {
         "ops": ("all_reduce",),
         "world_sizes": (2,),
         "sizes_bytes": (8, 16),
         "result_path": "result.json",
     }
-    return Plan(**{**values, **changes})
+    return BenchPlan(**{**values, **changes})
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_plan_is_unchanged_by_saving_and_loading(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     given = plan(ops=("all_reduce", "hook:topk:ratio=0.01"), world_sizes=(2, 4), iterations=3)
     given.save(path)
-    assert Plan.load(path) == given
+    assert BenchPlan.load(path) == given
     assert given.rounds == 3
     assert given.total_rounds() == 2 * 2 * 3
     assert dataclasses.replace(given, iterations=None).rounds == 10
@@ -210,7 +210,7 @@ def measuring(path: Path, wrong: int = 0, error: BaseException | None = None) ->
 
 
 def run(tmp_path: Path, measure: Callable[[], None]) -> tuple[int, Path]:
-    plan = Plan(("all_reduce",), (2,), (8,), str(tmp_path / "result.json"))
+    plan = BenchPlan(("all_reduce",), (2,), (8,), str(tmp_path / "result.json"))
     json_file = tmp_path / "kept.json"
     return show_measured(measure, plan, json_file), json_file
 

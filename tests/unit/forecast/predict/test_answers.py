@@ -15,12 +15,17 @@ from commprof.commands.options.quantities import duration, listed, rate, whole
 from commprof.errors import CommprofError, UsageError
 from commprof.forecast.commands.predict import _hook_words
 from commprof.forecast.fit.cost_model import HeldOut
-from commprof.forecast.fit.held_out import Check, model_error
+from commprof.forecast.fit.held_out import HeldOutCheck, model_error
 from commprof.forecast.fit.machine_profile import load_profile, save_profile
-from commprof.forecast.replay.recorded import Recorded, base_of, compute_by_batch, with_free_share
+from commprof.forecast.replay.recorded import (
+    RecordedJob,
+    base_of,
+    compute_by_batch,
+    with_free_share,
+)
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Scenario
-from commprof.forecast.replay.schedule import Batch, Placement
+from commprof.forecast.replay.schedule import Placement, StepBatch
 from commprof.forecast.report import as_json as prediction_json
 from commprof.forecast.report import profile_table
 from commprof.forecast.report import table as prediction_table
@@ -31,8 +36,8 @@ from tests.support.builders.schedules import hook, profile, schedule
 
 def answers(price: float = math.nan, over: list[str] | None = None) -> Answers:
     made = Replay(schedule(), profile(hooks=(hook(),)))
-    other = Recorded("RUN, 4 ranks", schedule(ranks=4, period_s=np.full(5, 0.050)), ())
-    base = Recorded("RUN, 2 ranks", made.schedule, ())
+    other = RecordedJob("RUN, 4 ranks", schedule(ranks=4, period_s=np.full(5, 0.050)), ())
+    base = RecordedJob("RUN, 2 ranks", made.schedule, ())
     return answer(made, [Scenario(2), Scenario(128)], [base, other], [other], over, price)
 
 
@@ -59,7 +64,7 @@ def test_cost_and_bytes_of_an_epoch() -> None:
     assert found.cost.per_1000_samples == pytest.approx(2 * 3.6 / 3600 / 400 * 1000)
     assert found.cost.per_epoch == pytest.approx(2 * 3.6 / 3600 / 400 * 160)
     assert found.epoch_sent_bytes == pytest.approx(10 * 3e6)
-    made = Replay(schedule(batch=Batch(0, 0, "")), profile())
+    made = Replay(schedule(batch=StepBatch(0, 0, "")), profile())
     unknown = answer(made, [Scenario(2)], [], [], None, 1.0)
     assert unknown.answers[0].cost is None
     assert any("the number of samples per step" in note for note in unknown.notes)
@@ -91,7 +96,7 @@ def test_the_error_margin_is_wider_with_few_held_out_errors() -> None:
         ((0.04, -0.04), 2.776 * 0.04),
         ((0.03, 0.0, -0.01, 0.01), 2.447 * math.sqrt((0.0032 + 0.0011) / 6)),
     ):
-        checked = [Check("a", 2, 1.0, 1 + error, True, 2.0, 0.5) for error in errors]
+        checked = [HeldOutCheck("a", 2, 1.0, 1 + error, True, 2.0, 0.5) for error in errors]
         error = model_error(checked)
         assert error is not None
         assert error.margin == pytest.approx(expected, rel=1e-3)
@@ -144,7 +149,7 @@ def test_files_that_are_no_machine_profile_are_refused(
 
 def test_the_base_run_is_the_largest_with_cores_for_all_ranks_unless_named() -> None:
     crowded = schedule(ranks=8, placement=Placement(8, 4.0, 1, 1.0))
-    runs = [Recorded(str(s.world_size), s, ()) for s in (schedule(ranks=1), schedule(), crowded)]
+    runs = [RecordedJob(str(s.world_size), s, ()) for s in (schedule(ranks=1), schedule(), crowded)]
     assert base_of(runs).name == "2"
     assert base_of(runs, 8).name == "8"
     with pytest.raises(CommprofError, match="recorded: 1, 2, 8"):
@@ -156,9 +161,9 @@ def test_the_base_run_is_the_largest_with_cores_for_all_ranks_unless_named() -> 
 def test_the_processor_share_of_crowded_ranks_is_taken_from_uncrowded_runs() -> None:
     """8 ranks on 2 cores used a quarter each, which only reflects the number of cores."""
 
-    def recorded(*ranks_and_busy: tuple[int, float]) -> list[Recorded]:
+    def recorded(*ranks_and_busy: tuple[int, float]) -> list[RecordedJob]:
         found = [
-            Recorded(str(n), schedule(ranks=n, placement=Placement(n, 2.0, 1, busy)), ())
+            RecordedJob(str(n), schedule(ranks=n, placement=Placement(n, 2.0, 1, busy)), ())
             for n, busy in ranks_and_busy
         ]
         return with_free_share(found)
@@ -176,8 +181,8 @@ def test_the_processor_share_of_crowded_ranks_is_taken_from_uncrowded_runs() -> 
 
 def test_compute_time_is_split_into_fixed_and_per_sample_parts() -> None:
     # 20 ms at 8 samples and 12 at 4: 4 ms and 2 per sample.
-    small = schedule(backward_end_ms=12, batch=Batch(4.0, 10, "strong"))
-    runs = [Recorded("", each, ()) for each in (schedule(), small)]
+    small = schedule(backward_end_ms=12, batch=StepBatch(4.0, 10, "strong"))
+    runs = [RecordedJob("", each, ()) for each in (schedule(), small)]
     assert compute_by_batch(runs, schedule()) == pytest.approx((0.004, 0.002))
     assert compute_by_batch(runs[:1], schedule()) is None
 
@@ -292,9 +297,9 @@ def test_prediction_json_has_null_instead_of_nan() -> None:
 
 
 def test_prediction_json_has_amdahl_s_residuals_and_limit() -> None:
-    def known(ranks: int, period_ms: float) -> Recorded:
+    def known(ranks: int, period_ms: float) -> RecordedJob:
         made = schedule(ranks=ranks, period_s=np.full(5, period_ms / 1e3))
-        return Recorded(f"{ranks}", made, ())
+        return RecordedJob(f"{ranks}", made, ())
 
     # Samples per step are proportional to ranks: speed-ups of 1, 1.6 and 2.
     runs = [known(1, 40), known(2, 50), known(4, 80)]

@@ -19,7 +19,7 @@ from commprof.commands.running.run_checks import checked_targets
 from commprof.commands.running.run_context import save_config
 from commprof.errors import CommprofError
 from commprof.forecast.commands.tried_setting import tried
-from commprof.forecast.replay.recorded import Recorded
+from commprof.forecast.replay.recorded import RecordedJob
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Scenario
 from commprof.forecast.report import as_json, best
@@ -39,7 +39,7 @@ def predicted(*scenarios: Scenario, held_out_ms: float | None = None) -> Answers
     others = []
     if held_out_ms is not None:
         period_s = np.full(5, held_out_ms / 1e3)
-        others = [Recorded("RUN, 4 ranks", schedule(ranks=4, period_s=period_s), ())]
+        others = [RecordedJob("RUN, 4 ranks", schedule(ranks=4, period_s=period_s), ())]
     made = Replay(schedule(), profile(hooks=(hook(),)))
     return answer(made, scenarios, [], others, None, math.nan)
 

@@ -19,10 +19,10 @@ from commprof.forecast.fit.fit import fit_curves
 from commprof.forecast.fit.held_out import checks, model_error
 from commprof.forecast.fit.points import Point, read_points
 from commprof.forecast.replay.algorithms import OPERATIONS, work
-from commprof.forecast.replay.recorded import Recorded, compute_by_batch
+from commprof.forecast.replay.recorded import RecordedJob, compute_by_batch
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Scenario
-from commprof.forecast.replay.schedule import Batch, Schedule
+from commprof.forecast.replay.schedule import Schedule, StepBatch
 from commprof.forecast.report import as_json as prediction_json
 from commprof.forecast.report import table as prediction_table
 from commprof.forecast.what_if.answers import answer
@@ -365,11 +365,11 @@ def at_rate(ranks: int, beta_s_per_byte: float, **values: object) -> Schedule:
     return dataclasses.replace(made, period_s=made.end_s[:, 1].copy())
 
 
-def runs(source: str = "RUN") -> list[Recorded]:
+def runs(source: str = "RUN") -> list[RecordedJob]:
     """Runs whose link is three times as slow at 4 ranks as at 2, so that no rate fits both."""
     return [
-        Recorded(f"{source}, 2 ranks", at_rate(2, FAST), (), source),
-        Recorded(f"{source}, 4 ranks", at_rate(4, SLOW), (), source),
+        RecordedJob(f"{source}, 2 ranks", at_rate(2, FAST), (), source),
+        RecordedJob(f"{source}, 4 ranks", at_rate(4, SLOW), (), source),
     ]
 
 
@@ -389,8 +389,8 @@ def test_a_checked_run_is_left_out_of_the_profile_s_cost() -> None:
 
 def test_checks_that_cannot_be_held_out_are_marked_and_not_counted() -> None:
     base, other = runs()
-    hooked = Recorded("RUN, hooked", at_rate(2, FAST, hook="fp16"), (), "RUN")
-    inside = Recorded("RUN, one host", at_rate(2, FAST, link=SAME_HOST), (), "RUN")
+    hooked = RecordedJob("RUN, hooked", at_rate(2, FAST, hook="fp16"), (), "RUN")
+    inside = RecordedJob("RUN, one host", at_rate(2, FAST, link=SAME_HOST), (), "RUN")
     both = profile(hooks=(hook(),), source="run").links | profile(SAME_HOST, source="run").links
     made = dataclasses.replace(profile(hooks=(hook(),)), links=both, sources=("RUN",))
     found, refused = checks(Replay(base.schedule, made), [hooked, inside], [base])
@@ -406,7 +406,7 @@ def test_a_run_with_other_buckets_cannot_check_the_prediction() -> None:
     base, other = runs()
     cut = schedule(ready_ms=(10, 15, 20), bytes_=(10**6,) * 3, period_s=np.full(5, 0.045))
     made = Replay(base.schedule, profile())
-    found, (reason,) = checks(made, [Recorded("CUT", cut, ()), other])
+    found, (reason,) = checks(made, [RecordedJob("CUT", cut, ()), other])
     assert [each.name for each in found] == ["the run itself", "RUN, 4 ranks"]
     assert reason.startswith("CUT: a step of this run reduces gradients in 3 buckets, a step of")
 
@@ -414,7 +414,7 @@ def test_a_run_with_other_buckets_cannot_check_the_prediction() -> None:
 def test_steps_that_are_given_again_are_not_checked_again() -> None:
     base, other = runs()
     again = [
-        Recorded(f"again {each.name}", dataclasses.replace(each.schedule), (), "AGAIN")
+        RecordedJob(f"again {each.name}", dataclasses.replace(each.schedule), (), "AGAIN")
         for each in (base, other)
     ]
     found, refused = checks(Replay(base.schedule, profile()), [other, *again], [base, other])
@@ -426,15 +426,15 @@ def test_steps_that_are_given_again_are_not_checked_again() -> None:
 
 
 def test_the_checked_run_s_batch_is_left_out_of_the_compute_fit() -> None:
-    def strong(ranks: int, batch: float, own_ms: float) -> Recorded:
+    def strong(ranks: int, batch: float, own_ms: float) -> RecordedJob:
         made = schedule(
             ranks=ranks,
             bytes_=(1, 1),
             ready_ms=(1, 2),
             backward_end_ms=own_ms,
-            batch=Batch(batch, 10, "strong"),
+            batch=StepBatch(batch, 10, "strong"),
         )
-        return Recorded(f"{ranks}", made, (), "RUN")
+        return RecordedJob(f"{ranks}", made, (), "RUN")
 
     # 4 ms and 2 per sample; the last one takes 30 ms instead of 8.
     recorded = [strong(1, 16, 36), strong(2, 8, 20), strong(8, 2, 30)]
@@ -446,7 +446,7 @@ def test_the_checked_run_s_batch_is_left_out_of_the_compute_fit() -> None:
 
 def test_reports_say_which_checks_are_held_out() -> None:
     base, _ = runs()
-    hooked = Recorded("RUN, hooked", at_rate(2, FAST, hook="fp16"), (), "RUN")
+    hooked = RecordedJob("RUN, hooked", at_rate(2, FAST, hook="fp16"), (), "RUN")
     made = dataclasses.replace(profile(hooks=(hook(),)), sources=(str(Path("RUN").resolve()),))
     found = answer(Replay(base.schedule, made), [Scenario(2)], [base], [hooked], None, math.nan)
     text = prediction_table.render(found, "RUN", "by hand", [], 100)

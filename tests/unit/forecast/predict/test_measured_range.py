@@ -14,10 +14,10 @@ from commprof.forecast.fit.build import build_profile
 from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.forecast.fit.points import Measurement, Point
-from commprof.forecast.replay.recorded import Recorded, batches
+from commprof.forecast.replay.recorded import RecordedJob, batches
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Scenario
-from commprof.forecast.replay.schedule import Batch, Placement
+from commprof.forecast.replay.schedule import Placement, StepBatch
 from tests.support.builders.schedules import MB, curve, hook, profile, schedule
 from tests.support.builders.sharded_job import fsdp_steps
 
@@ -104,9 +104,9 @@ def test_predicting_more_threads_per_core_needs_measured_processor_time() -> Non
 
 
 def test_the_range_of_batch_sizes_leaves_out_crowded_runs() -> None:
-    small = schedule(batch=Batch(4.0, 10, "strong"))
-    crowded = schedule(batch=Batch(1.0, 10, "strong"), placement=Placement(8.0, 4.0, 1, 1.0))
-    runs = [Recorded("", each, ()) for each in (schedule(), small, crowded)]
+    small = schedule(batch=StepBatch(4.0, 10, "strong"))
+    crowded = schedule(batch=StepBatch(1.0, 10, "strong"), placement=Placement(8.0, 4.0, 1, 1.0))
+    runs = [RecordedJob("", each, ()) for each in (schedule(), small, crowded)]
     assert batches(runs, schedule()) == (4.0, 8.0)
     assert batches([], schedule()) == (0.0, math.inf)
 
@@ -132,7 +132,7 @@ def test_a_profile_has_one_backend_s_costs_and_names_those_left_out() -> None:
     made, left_out = build_profile([measured_on("gloo", "nccl")], [], ["bench"])
     assert made.links[OTHER_HOST].curves["all_reduce"].backend == "gloo"
     assert [reason[:20] for reason in left_out] == ["all_reduce on nccl ("]
-    ran = [Recorded("", schedule(backend="nccl"), ())]
+    ran = [RecordedJob("", schedule(backend="nccl"), ())]
     made, left_out = build_profile([measured_on("gloo", "nccl")], ran, ["bench"])
     assert made.links[OTHER_HOST].curves["all_reduce"].backend == "nccl"
     assert [reason[:20] for reason in left_out] == ["all_reduce on gloo ("]
@@ -159,7 +159,7 @@ def measured_at(sizes: int, op: str, link: str = OTHER_HOST) -> Measurement:
 def test_a_profile_takes_costs_from_a_run_if_no_file_has_them(
     measured: Measurement, operations: dict[str, str]
 ) -> None:
-    made, _ = build_profile([measured], [Recorded("", schedule(), ())], ["bench", "RUN"])
+    made, _ = build_profile([measured], [RecordedJob("", schedule(), ())], ["bench", "RUN"])
     curves = made.links[OTHER_HOST].curves
     assert {op: curve.source for op, curve in curves.items()} == operations
 
@@ -167,13 +167,13 @@ def test_a_profile_takes_costs_from_a_run_if_no_file_has_them(
 def test_a_run_is_not_calibrated_if_a_file_has_its_operation() -> None:
     broken = schedule(bucket_bytes=np.zeros(0, dtype=np.int64))
     file = measured_at(5, "all_reduce")
-    made, _ = build_profile([file], [Recorded("", broken, ())], ["bench", "RUN"])
+    made, _ = build_profile([file], [RecordedJob("", broken, ())], ["bench", "RUN"])
     assert made.links[OTHER_HOST].curves["all_reduce"].source == "microbench"
 
 
 def test_a_profile_takes_costs_from_sharded_steps_if_no_file_has_them() -> None:
     file = measured_at(5, "all_gather")
-    made, _ = build_profile([file], [Recorded("", fsdp_steps(), ())], ["bench", "RUN"])
+    made, _ = build_profile([file], [RecordedJob("", fsdp_steps(), ())], ["bench", "RUN"])
     curves = made.links[OTHER_HOST].curves
     found = {op: curve.source for op, curve in curves.items()}
     assert found == {"all_gather": "microbench", "reduce_scatter": "calls"}
@@ -181,7 +181,7 @@ def test_a_profile_takes_costs_from_sharded_steps_if_no_file_has_them() -> None:
 
 def test_a_link_without_costs_is_not_in_the_profile() -> None:
     few = measured_at(2, "all_reduce", SAME_HOST)
-    made, left_out = build_profile([few], [Recorded("", schedule(), ())], ["bench", "RUN"])
+    made, left_out = build_profile([few], [RecordedJob("", schedule(), ())], ["bench", "RUN"])
     assert list(made.links) == [OTHER_HOST]
     (reason,) = left_out
     wanted = "all_reduce on gloo (same host) was measured at 1e+06, 2e+06 bytes only; "

@@ -11,7 +11,7 @@ import pytest
 
 from commprof.errors import CommprofError, UsageError
 from commprof.forecast.fit.hook_costs import HookCost
-from commprof.forecast.replay.recorded import Recorded
+from commprof.forecast.replay.recorded import RecordedJob
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Prediction, Scenario
 from commprof.forecast.report import as_json as prediction_json
@@ -31,7 +31,7 @@ def answers(over: list[str] | None, measured_ms: float | None = None) -> Answers
     others = []
     if measured_ms is not None:
         period_s = np.full(5, measured_ms / 1e3)
-        others = [Recorded("RUN, 4 ranks", schedule(ranks=4, period_s=period_s), ())]
+        others = [RecordedJob("RUN, 4 ranks", schedule(ranks=4, period_s=period_s), ())]
     return answer(made, [Scenario(2)], [], others, over, math.nan)
 
 

@@ -16,10 +16,10 @@ from commprof.forecast.fit.hook_costs import HookFigures
 from commprof.forecast.fit.links import scenario_link
 from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.forecast.replay.rank_steps import OtherCall
-from commprof.forecast.replay.recorded import Recorded
+from commprof.forecast.replay.recorded import RecordedJob
 from commprof.forecast.replay.replay import Replay
 from commprof.forecast.replay.scenario import Prediction, Scenario
-from commprof.forecast.replay.schedule import Batch, Placement
+from commprof.forecast.replay.schedule import Placement, StepBatch
 from tests.support.builders.schedules import MB, curve, hook, profile, schedule
 
 MIB = 1 << 20
@@ -362,8 +362,8 @@ def test_the_model_error_counts_held_out_checks_only() -> None:
     own = check(made, made.schedule, "own")
     assert not own.held_out
     assert own.error == pytest.approx(0.0)
-    hooked = Recorded("hooked", schedule(hook="int8"), ())
-    found, refused = checks(made, [Recorded("four", other, ()), hooked])
+    hooked = RecordedJob("hooked", schedule(hook="int8"), ())
+    found, refused = checks(made, [RecordedJob("four", other, ()), hooked])
     assert [each.held_out for each in found] == [False, True]
     assert found[1].error == pytest.approx(0.10)  # 55 ms predicted
     error = model_error(found)
@@ -378,7 +378,7 @@ def test_the_model_error_counts_held_out_checks_only() -> None:
 
 
 def test_throughput_is_nan_if_the_batch_size_is_unknown() -> None:
-    found = replay(batch=Batch(0.0, 0, "")).predict(Scenario(2))
+    found = replay(batch=StepBatch(0.0, 0, "")).predict(Scenario(2))
     assert math.isnan(found.samples_per_s)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from commprof.errors import CommprofError
 from commprof.forecast.replay.rank_steps import cycles, other_calls
-from commprof.forecast.replay.schedule import Batch, Schedule, machine_cpus, read_schedule
+from commprof.forecast.replay.schedule import Schedule, StepBatch, machine_cpus, read_schedule
 from commprof.forecast.replay.setting import Parameters, assign, parameters_of, rebucketed
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, Phase
 from commprof.trace.summary import read_summary
@@ -124,7 +124,7 @@ def test_a_script_s_batch_size_is_the_mean_of_its_loaders_samples() -> None:
             rank.phase(Phase.DATA, begin, begin + MS, samples=samples)
     assert read(*ranks).batch.per_rank == 7
     own = rank_of(0, job={"per_rank_batch": 16, "steps_per_epoch": 3, "scaling": "strong"})
-    assert read(own, rank_of(1)).batch == Batch(16, 3, "strong")
+    assert read(own, rank_of(1)).batch == StepBatch(16, 3, "strong")
     passes = rank_of(0, job={"per_rank_batch": 16, "training": {"accumulate": 4}})
     assert read(passes, rank_of(1)).batch.per_rank == 64
 

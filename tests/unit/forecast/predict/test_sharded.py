@@ -15,14 +15,14 @@ from commprof.analysis.replay.program import ISSUE, WAIT
 from commprof.errors import CommprofError
 from commprof.forecast.fit.build import build_profile
 from commprof.forecast.fit.held_out import check, checks, model_error
-from commprof.forecast.replay.recorded import Recorded
+from commprof.forecast.replay.recorded import RecordedJob
 from commprof.forecast.replay.scenario import Scenario
 from commprof.forecast.report import as_json, table
 from commprof.forecast.sharded.costs import fit_sharded
 from commprof.forecast.sharded.cycles import RankCycle
 from commprof.forecast.sharded.replay import ShardedReplay
 from commprof.forecast.sharded.steps import (
-    Call,
+    ShardedCall,
     ShardedSteps,
     filled,
     in_usual_order,
@@ -165,7 +165,7 @@ def test_wrapping_two_blocks_in_one_unit_joins_their_collectives() -> None:
 
 def test_wrapped_units_are_prefetched_when_the_previous_unit_begins() -> None:
     """A root of 2 MB, and five blocks of 1 MB, prefetched in backward."""
-    whole = Call("all_gather", MB, "all", 4, False)
+    whole = ShardedCall("all_gather", MB, "all", 4, False)
     again = dataclasses.replace(whole, in_backward=True)
     reduced = dataclasses.replace(again, op="reduce_scatter")
     calls = [dataclasses.replace(whole, size_bytes=2 * MB), *[whole] * 5]
@@ -298,7 +298,7 @@ def test_settings_that_a_sharded_run_cannot_predict_are_refused(
         step_ms(**setting)
 
 
-def changed(**fields: Any) -> tuple[Call, ...]:
+def changed(**fields: Any) -> tuple[ShardedCall, ...]:
     return tuple(dataclasses.replace(call, **fields) for call in fsdp_steps().calls)
 
 
@@ -372,7 +372,7 @@ def test_there_is_no_best_setting_if_the_recorded_one_cannot_be_predicted_there(
 
 def test_the_prediction_table_of_a_sharded_run_shows_sharding_settings() -> None:
     measured = dataclasses.replace(fsdp_steps(4), period_s=np.full(6, 0.1035))
-    others = [Recorded("4 ranks", measured, ())]
+    others = [RecordedJob("4 ranks", measured, ())]
     asked = Scenario(4, shard_ranks=2, reshard_after_forward=True, gather_dtype="fp32")
     found = answer(replay(), [asked], [], others, None, math.nan)
     text = table.render(found, "RUN, 2 ranks", "by hand", [], 100)
@@ -430,7 +430,7 @@ def test_one_call_that_others_hide_leaves_its_operation_a_cost() -> None:
 
 def test_costs_from_a_checked_run_are_left_out_of_the_model() -> None:
     base, other = fsdp_steps(), dataclasses.replace(fsdp_steps(4), period_s=np.full(6, 0.111))
-    recorded = [Recorded("2", base, (), "A"), Recorded("4", other, (), "A")]
+    recorded = [RecordedJob("2", base, (), "A"), RecordedJob("4", other, (), "A")]
     made, _ = build_profile([], recorded, [str(Path("A").resolve())])
     done, refused = checks(ShardedReplay(base, made), [recorded[1]])
     assert refused == []
@@ -440,7 +440,7 @@ def test_costs_from_a_checked_run_are_left_out_of_the_model() -> None:
 
 def test_a_model_no_better_than_the_present_step_is_not_skilled() -> None:
     measured = dataclasses.replace(fsdp_steps(4), period_s=np.full(6, 0.1035))
-    done, _ = checks(replay(), [Recorded("4 ranks", measured, ())])
+    done, _ = checks(replay(), [RecordedJob("4 ranks", measured, ())])
     error = model_error(done)
     assert error is not None
     assert not error.is_skilled

@@ -16,7 +16,7 @@ from commprof.capture.attachment import attach
 from commprof.capture.recorder import recorder
 from commprof.errors import CommprofError, UsageError
 from commprof.tune.trials import live
-from commprof.tune.trials.candidates import OWN_BUCKETS, Buckets, parse_candidate
+from commprof.tune.trials.candidates import OWN_BUCKETS, BucketSetting, parse_candidate
 from commprof.tune.trials.live import switches
 from commprof.tune.trials.live.controller import Trial
 from commprof.tune.trials.live.switches import Bucketings, ReplicatedModel, obstacle
@@ -104,7 +104,7 @@ def test_a_trial_s_bucket_cap_gives_the_buckets_of_ddp_with_that_cap() -> None:
             attachment.set_hook(None)
             train(ddp)
             train(ddp)
-            Bucketings(attachment).use(Buckets(cap_mb=0.001))
+            Bucketings(attachment).use(BucketSetting(cap_mb=0.001))
             attachment.set_hook(lambda _, bucket, s=sizes: _noted(bucket, s))
         for _ in range(3):
             train(ddp)

@@ -8,7 +8,7 @@ import pytest
 
 from commprof.errors import UsageError
 from commprof.tune.trials.candidates import Candidate, help_text, parse_candidate, technique_names
-from commprof.tune.trials.plan import SETTINGS, SETTLE_STEPS, Schedule, parse_trial
+from commprof.tune.trials.plan import SETTINGS, SETTLE_STEPS, TrialSchedule, parse_trial
 
 
 def labels(text: str) -> list[str]:
@@ -149,7 +149,7 @@ def test_help_lists_techniques_that_are_no_compressors() -> None:
 
 
 def test_every_candidate_has_one_block_in_each_round() -> None:
-    schedule = Schedule(candidates=5, rounds=20, block_steps=6, warmup_steps=2, seed=0)
+    schedule = TrialSchedule(candidates=5, rounds=20, block_steps=6, warmup_steps=2, seed=0)
     assert schedule.steps == 20 * 5 * 8
     assert schedule.blocks[-1].end == schedule.steps
     for turn in range(20):
@@ -163,7 +163,8 @@ def test_every_candidate_has_one_block_in_each_round() -> None:
 
 def test_the_order_of_candidates_is_shuffled_and_reproducible_from_the_seed() -> None:
     orders = {
-        seed: [block.candidate for block in Schedule(4, 8, 1, 2, seed).blocks] for seed in (0, 1)
+        seed: [block.candidate for block in TrialSchedule(4, 8, 1, 2, seed).blocks]
+        for seed in (0, 1)
     }
     assert orders[0] != orders[1]
     assert len({tuple(orders[0][i : i + 4]) for i in range(0, 32, 4)}) > 3
@@ -175,7 +176,7 @@ ORDER_OF_SEED_0 = [3, 0, 1, 2, 3, 0, 1, 2]
 
 
 def test_blocks_are_found_at_their_first_step_only() -> None:
-    schedule = Schedule(2, 3, 4, 2, 0)
+    schedule = TrialSchedule(2, 3, 4, 2, 0)
     assert schedule.block_at(0) == schedule.blocks[0]
     assert schedule.block_at(1) is None
     assert schedule.block_at(6) == schedule.blocks[1]

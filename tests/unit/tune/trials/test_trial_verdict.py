@@ -10,10 +10,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from commprof.tune.trials.break_even import Costs, break_even, no_break_even
+from commprof.tune.trials.break_even import BreakEvenCosts, break_even, no_break_even
 from commprof.tune.trials.candidates import ROLES, parse_candidate
 from commprof.tune.trials.verdict import (
-    Setting,
+    TrialSetting,
     apply,
     judge,
 )
@@ -28,7 +28,7 @@ def found(
     """Returns the break-even of 8 rounds with these means in MB, MB, ms, ms and ms."""
     noise = 1 + spread * np.array([1, -1, 1, -1, 1, -1, 1, -1])
     return break_even(
-        Costs(
+        BreakEvenCosts(
             plain * MB * noise,
             wire * MB * noise,
             coding * MS * noise,
@@ -78,7 +78,9 @@ def test_a_candidate_that_costs_no_time_always_pays() -> None:
 def test_the_break_even_s_interval_comes_from_the_rounds() -> None:
     draw = np.random.default_rng(3).normal(1, 0.1, size=8)
     ones = np.ones(8)
-    result = break_even(Costs(4 * MB * ones, MB * ones, 6 * MS * draw, 0 * ones, 0.1 * MS * ones))
+    result = break_even(
+        BreakEvenCosts(4 * MB * ones, MB * ones, 6 * MS * draw, 0 * ones, 0.1 * MS * ones)
+    )
     assert result is not None
     assert result.gbit_per_s is not None
     assert result.gbit_per_s.low < result.gbit_per_s.value < result.gbit_per_s.high
@@ -87,8 +89,8 @@ def test_the_break_even_s_interval_comes_from_the_rounds() -> None:
 
 def test_break_even_is_none_with_unmeasured_bytes_or_too_few_rounds() -> None:
     ones = np.ones(8)
-    assert break_even(Costs(ones, np.full(8, np.nan), ones, ones, ones)) is None
-    assert break_even(Costs(*[np.ones(2)] * 5)) is None
+    assert break_even(BreakEvenCosts(ones, np.full(8, np.nan), ones, ones, ones)) is None
+    assert break_even(BreakEvenCosts(*[np.ones(2)] * 5)) is None
 
 
 @pytest.mark.parametrize(
@@ -284,17 +286,19 @@ def test_with_too_few_rounds_the_verdict_is_unknown() -> None:
         ),
         (
             "int8",
-            Setting("commprof run --config job.yaml --nproc 2", True, ("train.py", "--lr", "1")),
+            TrialSetting(
+                "commprof run --config job.yaml --nproc 2", True, ("train.py", "--lr", "1")
+            ),
             "commprof run --hook int8 --config job.yaml --nproc 2",
         ),
         (
             "int8",
-            Setting("python -m commprof run --output=x --trial int8 --json y --seed 3", True),
+            TrialSetting("python -m commprof run --output=x --trial int8 --json y --seed 3", True),
             "commprof run --hook int8 --seed 3",
         ),
         (
             "int8",
-            Setting(
+            TrialSetting(
                 "commprof run --trial int8 train.py --trial 3 --output 'a b'",
                 True,
                 ("train.py", "--trial", "3", "--output", "a b"),
@@ -303,12 +307,12 @@ def test_with_too_few_rounds_the_verdict_is_unknown() -> None:
         ),
         (
             "int8",
-            Setting("my-launcher --trial int8", True),
+            TrialSetting("my-launcher --trial int8", True),
             "the same run with --hook int8 in place of --trial",
         ),
         (
             "int8",
-            Setting("train.py", False),
+            TrialSetting("train.py", False),
             "COMMPROF_HOOK=int8 COMMPROF_TRIAL= commprof env --output DIR -- COMMAND; "
             "or, if the script itself began the trial: "
             'commprof.attach(ddp, hook=commprof.compressors.parse("int8"))',
@@ -317,7 +321,7 @@ def test_with_too_few_rounds_the_verdict_is_unknown() -> None:
         ("prefetch=2", RUN, "commprof run --nproc 2 --fsdp prefetch=2 train.py"),
         (
             "prefetch=2+reduce-dtype=bf16",
-            Setting("train.py", False),
+            TrialSetting("train.py", False),
             "COMMPROF_FSDP=prefetch=2+reduce-dtype=bf16 COMMPROF_TRIAL= commprof env --output DIR "
             "-- COMMAND; or in the script: call set_modules_to_forward_prefetch and "
             "set_modules_to_backward_prefetch on every sharded module, with a list of the modules "
@@ -344,24 +348,24 @@ def test_with_too_few_rounds_the_verdict_is_unknown() -> None:
         ),
         (
             "bucket-cap=5",
-            Setting("train.py", False),
+            TrialSetting("train.py", False),
             "COMMPROF_BUCKET_CAP_MB=5 COMMPROF_TRIAL= commprof env --output DIR -- "
             "COMMAND; or, if the script itself began the trial: "
             "DistributedDataParallel(model, bucket_cap_mb=5)",
         ),
         (
             "topk:ratio=0.01+bucket-cap=2.5",
-            Setting("train.py", False),
+            TrialSetting("train.py", False),
             "COMMPROF_HOOK=topk:ratio=0.01 COMMPROF_BUCKET_CAP_MB=2.5 COMMPROF_TRIAL= "
             "commprof env --output DIR -- COMMAND; or, if the script itself began the trial: "
             'commprof.attach(ddp, hook=commprof.compressors.parse("topk:ratio=0.01")); and '
             "DistributedDataParallel(model, bucket_cap_mb=2.5)",
         ),
         ("no-overlap", RUN, ""),
-        ("no-overlap+bucket-cap=5", Setting("train.py", False), ""),
+        ("no-overlap+bucket-cap=5", TrialSetting("train.py", False), ""),
     ],
 )
 def test_the_verdict_s_command_or_code_applies_the_candidate(
-    candidate: str, setting: Setting, what: str
+    candidate: str, setting: TrialSetting, what: str
 ) -> None:
     assert apply(parse_candidate(candidate), setting) == what
