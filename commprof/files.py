@@ -171,6 +171,8 @@ def checked(value: object, shape: Shape, where: str = "") -> Any:
     Raises:
         ValueError: a key is missing or a value is wrong; the message gives its dotted name.
     """
+    if shape is str and type(value) is str:
+        return value
     if isinstance(shape, dict):
         given: Mapping[str, Any] = _of_type(value, dict, where)
         return {**given, **dict(_members(given, shape, where))}
@@ -193,6 +195,11 @@ def checked(value: object, shape: Shape, where: str = "") -> Any:
 
 
 def _may_be_null(shape: Shape) -> bool:
+    return not isinstance(shape, dict) and _is_union(shape)
+
+
+@functools.cache
+def _is_union(shape: Any) -> bool:
     return get_origin(shape) in (Union, types.UnionType)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from commprof.trace import schema
 from commprof.trace.found_steps import DECLARED, step_marks
-from commprof.trace.lookup import look_up, row_of
+from commprof.trace.lookup import among, look_up, row_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
@@ -368,14 +368,7 @@ def of_kind(records: Records, kind: schema.Kind) -> Records:
 
 def one_of(records: Records, *kinds: schema.Kind) -> npt.NDArray[np.bool_]:
     """Returns a mask of the records of some kinds."""
-    return _table(kinds)[records["kind"]]
-
-
-@functools.cache
-def _table(kinds: tuple[schema.Kind, ...]) -> npt.NDArray[np.bool_]:
-    table = np.zeros(256, dtype=np.bool_)  # a kind is a byte
-    table[list(kinds)] = True
-    return table
+    return among(records["kind"], *kinds)
 
 
 def ints(values: npt.NDArray[np.generic]) -> Ints:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +14,21 @@ Ints = npt.NDArray[np.int64]
 _MOST_KEYS = 2**62
 #: Keys are counted in a table, not sorted, if there are at most so many times as many as rows.
 _DENSE = 4
+
+
+def among(codes: npt.NDArray[np.integer[Any]], *chosen: int) -> npt.NDArray[np.bool_]:
+    """Returns a mask of the codes that are chosen; a code, such as an operation's, is one byte.
+
+    This is ``np.isin``, which takes ten times as long for the columns of one rank.
+    """
+    return _mask(chosen)[codes]
+
+
+@functools.cache
+def _mask(chosen: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    mask = np.zeros(256, dtype=np.bool_)
+    mask[list(chosen)] = True
+    return mask
 
 
 def row_of(op_id: Ints, keys: Ints) -> Ints:

@@ -33,7 +33,7 @@ from commprof.analysis.align.interfaces import ddp_logs, logged_bucket_sizes, tr
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.documents import Group
-from commprof.trace.lookup import distinct_rows, look_up
+from commprof.trace.lookup import among, distinct_rows, look_up
 from commprof.trace.reader import Trace
 from commprof.trace.schema import NO_SEQ, OPS, Kind
 
@@ -170,7 +170,7 @@ def _keys(
         turns[described.name] += 1
         group[rows] = groups.setdefault(key, (len(groups), described))[0]
         expected[rows] = described.size
-    sent, message = table.op == SEND, np.isin(table.op, POINT_TO_POINT)
+    sent, message = table.op == SEND, among(table.op, *POINT_TO_POINT)
     expected[message & (group >= 0)] = 2
     # commprof's own numbers of collectives wrap around, and may have this value.
     unnumbered = (message | (table.op == _OTHER) | trace.is_foreign) & (table.seq == NO_SEQ)

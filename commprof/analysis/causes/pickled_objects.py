@@ -10,6 +10,7 @@ from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.trace.columns import Ints
+from commprof.trace.lookup import among
 from commprof.trace.schema import OPS
 from commprof.units import ns_to_ms
 
@@ -39,8 +40,8 @@ def _contents(calls: RankCalls) -> Ints:
     c10d exchanges an object as two collectives: its pickle's size, and the bytes.
     """
     table = calls.table
-    content = (table.dtype == _dtype(calls, "Byte")) & np.isin(table.op, _CONTENT)
-    size = (table.dtype == _dtype(calls, "Long")) & np.isin(table.op, _SIZES)
+    content = (table.dtype == _dtype(calls, "Byte")) & among(table.op, *_CONTENT)
+    size = (table.dtype == _dtype(calls, "Long")) & among(table.op, *_SIZES)
     rows = np.flatnonzero(content[1:] & size[:-1] & (table.group[1:] == table.group[:-1])) + 1
     return rows.astype(np.int64)
 

@@ -30,7 +30,7 @@ from commprof.analysis.step.exposure import exposures_of, training_thread
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
-from commprof.trace.lookup import row_containing
+from commprof.trace.lookup import among, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, FLAG_DEVICE_TIME, OPS, Kind, Phase
 
@@ -58,7 +58,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
     if trace.device_activity is not None:
         return table.issue_ns  # a kernel's own begin
     start = np.zeros(len(table), dtype=np.int64)
-    unqueued = np.isin(table.op, _UNQUEUED)
+    unqueued = among(table.op, *_UNQUEUED)
     on_device = _on_timed_device(trace, table)
     for group in trace.groups.values():
         in_group = table.group == group.id

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.text import listed, named_ranks
 from commprof.trace.columns import Collectives, Ints
+from commprof.trace.lookup import among
 from commprof.trace.reader import Trace
 from commprof.trace.schema import (
     FLAG_SPARSE,
@@ -390,22 +391,22 @@ def _keys(trace: Trace, table: Collectives, names: dict[tuple[str, int], int]) -
         key = described.name, turns[described.name]
         turns[described.name] += 1
         group[table.group == described.id] = names.setdefault(key, len(names))
-    numbered = (table.seq != NO_SEQ) & ~np.isin(table.op, POINT_TO_POINT)
+    numbered = (table.seq != NO_SEQ) & ~among(table.op, *POINT_TO_POINT)
     recorded = trace.recorded
     if recorded is not None:
         numbered &= (recorded.number & recorded.group)[table.op_id - 1]
     rows = np.flatnonzero((group >= 0) & numbered)
     op = table.op[rows]
     size = np.where(table.bytes_in[rows] > 0, table.bytes_in[rows], table.bytes_out[rows])
-    size = np.where(np.isin(op, [*_GATHERING]), table.bytes_out[rows], size)
-    free = np.isin(op, [*(_UNEVEN | _BARRIERS)]) | table.sparse[rows]
+    size = np.where(among(op, *_GATHERING), table.bytes_out[rows], size)
+    free = among(op, *_UNEVEN, *_BARRIERS) | table.sparse[rows]
     size = np.where(free, -1, size)
     values = [
         op,
-        np.where(np.isin(op, [*_BARRIERS]), -1, table.dtype[rows]),
-        np.where(np.isin(op, [*_REDUCING]), table.reduce_op[rows], -1),
+        np.where(among(op, *_BARRIERS), -1, table.dtype[rows]),
+        np.where(among(op, *_REDUCING), table.reduce_op[rows], -1),
         size,
-        np.where(np.isin(op, [*_ROOTED]), table.peer[rows], -1),
+        np.where(among(op, *_ROOTED), table.peer[rows], -1),
     ]
     place = (group[rows] << 32) + table.seq[rows]
     if recorded is not None:

@@ -34,6 +34,7 @@ from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.step.exposure import Exposures, training_thread
 from commprof.trace import columns
 from commprof.trace.columns import BLOCKED_NS, Collectives, Ints
+from commprof.trace.lookup import among
 from commprof.trace.reader import Trace
 
 Mask = npt.NDArray[np.bool_]
@@ -385,7 +386,7 @@ def _passes(trace: Trace, table: Collectives, arrivals: Arrivals) -> tuple[Ints,
     task, number, call_ns = (
         np.concatenate(parts)
         for parts in (
-            (np.where(np.isin(table.op, SOME_WAIT), -1, table.graph_task), buckets.graph_task),
+            (np.where(among(table.op, *SOME_WAIT), -1, table.graph_task), buckets.graph_task),
             (arrivals.collective, buckets.number),
             (call_ns, buckets.end_ns),
         )

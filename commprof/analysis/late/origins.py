@@ -34,7 +34,7 @@ from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.late.meetings import SharedCalls, Stretch, Wait
 from commprof.analysis.late.spent import WAITING, RankTime
 from commprof.analysis.step.exposure import CAUSES, TRANSFER, UNKNOWN, exposures_of
-from commprof.analysis.step.waiting import split
+from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
 
@@ -58,6 +58,8 @@ class Origins:
     #: Activity of this rank at the time, as an index into ``CAUSES``.
     cause: Ints
     wait_ns: Floats
+    #: Split of all exposures into waiting and transfer.
+    waiting: Waiting
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,8 @@ def origins(
     )
     first = np.searchsorted(found.place[wait], np.arange(1, len(ranks)))
     return [
-        Origins(*of_rank) for of_rank in zip(*(np.split(x, first) for x in columns), strict=True)
+        Origins(*of_rank)
+        for of_rank in zip(*(np.split(x, first) for x in columns), waits, strict=True)
     ]
 
 

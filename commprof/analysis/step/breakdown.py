@@ -227,13 +227,17 @@ def breakdown(
         steps, phases, exposed, exposed_step, thread
     )
     exposed_ns = _sum_by_step(steps, exposed_step, exposed.waited_ns)
-    waiting = not_split(exposed) if arrivals is None else split(exposed, table, arrivals)
+    if origins is not None:
+        waiting = origins.waiting
+    else:
+        waiting = not_split(exposed) if arrivals is None else split(exposed, table, arrivals)
     unsplit = _sum_by_step(
         steps, exposed_step, np.where(np.isnan(waiting.wait_ns), exposed.waited_ns, 0.0)
     )
     if origins is None:
         unknown = np.full(len(exposed), CAUSES.index(UNKNOWN))
-        origins = Origins(np.arange(len(exposed)), waiting.culprit, unknown, waiting.wait_ns)
+        rows = np.arange(len(exposed))
+        origins = Origins(rows, waiting.culprit, unknown, waiting.wait_ns, waiting)
     known_wait = np.nan_to_num(waiting.wait_ns, nan=0.0)
     wait = _sum_by_step(steps, exposed_step, known_wait)
     nothing_known = (exposed_ns > 0) & (unsplit >= exposed_ns)

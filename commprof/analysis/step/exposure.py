@@ -8,7 +8,7 @@ communication counts only as waiting. During all other pauses the thread would h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -288,13 +288,16 @@ def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Spre
     The increase between two readings is spread evenly over the time in which the training thread
     neither waited for communication nor was paused.
     """
-    found = {}
-    for name, counted in columns.host_counts(trace).items():
-        row, amount, at = _outside_of_waiting(trace, exposed, thread, counted)
-        length = at.length_ns.astype(np.float64)
-        whole = np.bincount(row, weights=length, minlength=len(amount))
-        found[name] = Spread(at, (amount / np.maximum(whole, 1.0))[row] * length)
-    return found
+    counts = columns.host_counts(trace)
+    readings = next(iter(counts.values()))  # of the same intervals for all counts
+    readings = replace(readings, key=np.arange(len(readings)))
+    row, reading, at = _outside_of_waiting(trace, exposed, thread, readings)
+    length = at.length_ns.astype(np.float64)
+    whole = np.maximum(np.bincount(row, weights=length, minlength=len(reading)), 1.0)
+    return {
+        name: Spread(at, (counted.key[reading] / whole)[row] * length)
+        for name, counted in counts.items()
+    }
 
 
 def _outside_of_waiting(
@@ -311,12 +314,16 @@ def _outside_of_waiting(
         reading; the remaining intervals.
     """
     mine = found.thread == thread
+    if not mine.any():
+        none = np.zeros(0, dtype=np.int64)
+        return none, none, Stretches(none, none)
     order = np.argsort(found.begin_ns[mine], kind="stable")
     begin, end, key = (part[mine][order] for part in (found.begin_ns, found.end_ns, found.key))
     paused = columns.pauses(trace)
-    stood = stretches(
-        np.concatenate((exposed.begin_ns, paused.begin_ns)),
-        np.concatenate((exposed.end_ns, paused.end_ns)),
-    )
+    begin_ns, end_ns = exposed.begin_ns, exposed.end_ns
+    if len(paused):
+        begin_ns = np.concatenate((begin_ns, paused.begin_ns))
+        end_ns = np.concatenate((end_ns, paused.end_ns))
+    stood = stretches(begin_ns, end_ns)
     row, at = rows_within(Stretches(begin, end), gaps(stood))
     return row, key, at

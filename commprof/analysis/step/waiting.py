@@ -25,6 +25,7 @@ from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.late.arrivals import Arrivals, BucketArrivals
 from commprof.analysis.step.exposure import Exposures
 from commprof.trace.columns import Collectives, Ints
+from commprof.trace.lookup import among
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class _Exchanged(NamedTuple):
 
 
 def _of_collectives(table: Collectives, arrivals: Arrivals) -> _Exchanged:
-    is_message = np.isin(table.op, POINT_TO_POINT)  # DDP does not wait for messages
+    is_message = among(table.op, *POINT_TO_POINT)  # DDP does not wait for messages
     rows = np.flatnonzero((table.graph_task >= 0) & (table.end_ns > 0) & ~is_message)
     return _Exchanged(
         table.graph_task[rows],

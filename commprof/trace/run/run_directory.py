@@ -367,12 +367,19 @@ def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:
     first: TraceError | OSError | None = None
     for path in paths:
         try:
-            found[path] = read_first_metadata(path)
+            status = path.stat()
+            found[path] = _first_metadata(path.absolute(), status.st_mtime_ns, status.st_size)
         except (TraceError, OSError) as error:
             first = first or error
     if first is not None and not found:
         raise first
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _first_metadata(path: Path, _stamp: int, _size: int) -> dict[str, Any]:
+    """Reads a trace's first metadata, which nobody may change: a command asks several times."""
+    return read_first_metadata(path)
 
 
 def _date(realtime_ns: int) -> str:
