@@ -368,7 +368,9 @@ def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:
     for path in paths:
         try:
             status = path.stat()
-            found[path] = _first_metadata(path.absolute(), status.st_mtime_ns, status.st_size)
+            found[path] = _first_metadata(
+                path, os.path.abspath(path), status.st_mtime_ns, status.st_size
+            )
         except (TraceError, OSError) as error:
             first = first or error
     if first is not None and not found:
@@ -377,8 +379,11 @@ def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _first_metadata(path: Path, _stamp: int, _size: int) -> dict[str, Any]:
-    """Reads a trace's first metadata, which nobody may change: a command asks several times."""
+def _first_metadata(path: Path, _place: str, _stamp: int, _size: int) -> dict[str, Any]:
+    """Reads a trace's first metadata, which nobody may change: a command asks several times.
+
+    All but ``path`` are only keys of the cache, as for :func:`_read_once`.
+    """
     return read_first_metadata(path)
 
 
