@@ -60,8 +60,6 @@ class Belief:
     """False if ``ask`` makes the default process group itself."""
     only_from: tuple[int, int]
     """First minor version of torch that has what is asked about."""
-    led_to: str
-    """What a wrong guess changed in commprof, in Markdown; empty if nothing."""
 
     @property
     def line(self) -> str:
@@ -81,7 +79,6 @@ def belief(
     ranks: int = 2,
     starts_group: bool = True,
     only_from: tuple[int, int] = (2, 0),
-    led_to: str = "",
     **environment: str,
 ) -> Callable[[Callable[[], str]], Callable[[], str]]:
     """Makes a belief of a function that asks torch; see :class:`Belief` for the arguments."""
@@ -91,7 +88,7 @@ def belief(
         assert name not in _beliefs, name
         _beliefs[name] = Belief(
             *(name, topic, guess, expected, where, ask, ranks),
-            *(environment, starts_group, only_from, led_to),
+            *(environment, starts_group, only_from),
         )
         return ask
 
@@ -143,6 +140,7 @@ def outcome(call: Callable[[], Any]) -> str:
 def _named(error: BaseException) -> str:
     lines = str(error).splitlines() or [""]
     text = lines[0].rpartition("] ")[2] if lines[0].startswith("[") else lines[0]
+    text = text.partition(' at "/')[0].partition(" with [/")[0]  # where torch was built
     return f"{type(error).__name__}: {text[:80]}".rstrip(" :")
 
 

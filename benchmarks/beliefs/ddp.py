@@ -223,7 +223,7 @@ def ddp_views_change_bits() -> str:
 @belief(
     "bucket_cap_mb changes no bit of the gradients",
     "same bits",
-    "commprof/trials/live/switches.py",
+    "commprof/tune/trials/live/switches.py",
     ranks=3,
 )
 def ddp_caps_change_bits() -> str:
@@ -400,30 +400,6 @@ def ddp_unused_averages() -> str:
 def ddp_sync_batch_norm() -> str:
     model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.BatchNorm1d(8)))
     return outcome(lambda: DistributedDataParallel(model)(torch.randn(4, 8)).sum().backward())
-
-
-@belief(
-    "with mixed_precision(param_dtype=bf16) the buckets that are reduced are bf16",
-    "torch.bfloat16",
-    BUCKETS,
-)
-def ddp_mixed_precision() -> str:
-    from torch.nn.parallel.distributed import _MixedPrecision
-
-    types: list[Any] = []
-    precision = _MixedPrecision(param_dtype=torch.bfloat16)
-    model = DistributedDataParallel(_layers(), mixed_precision=precision)
-    model.register_comm_hook(None, _hook(lambda bucket: types.append(bucket.buffer().dtype)))
-    _pass(model)
-    return str(types[0])
-
-
-@belief("mixed_precision works on CPUs without a hook", "works")
-def ddp_mixed_precision_on_cpu() -> str:
-    from torch.nn.parallel.distributed import _MixedPrecision
-
-    precision = _MixedPrecision(param_dtype=torch.bfloat16)
-    return outcome(lambda: _pass(DistributedDataParallel(_layers(), mixed_precision=precision)))
 
 
 @belief("after a pass with bucket views, each gradient shares memory with a bucket", "shares")

@@ -15,6 +15,43 @@ _TITLES = {
     "recorders": "Flight Recorder and torch.profiler",
 }
 
+_BITS = "`test_the_hook_gives_the_bits_of_ddp_except_for_views_that_are_kept`; [trials](trials.md)"
+_THEORY = "`theory.broadcast_buffers` says when, and asks DDP's options; a test"
+_FINDING = "`findings/{}.sh`"
+#: What a wrong guess changed here, by the belief's name.
+_LED_TO = {
+    "ddp_multiplies_kept_views": _BITS,
+    "ddp_views_change_bits": _BITS + "; " + _FINDING.format("ddp_bucket_views_change_bits"),
+    "ddp_caps_change_bits": "trials undo other buckets from 3 ranks on (`Candidate.exact`)",
+    "gloo_sums_by_position": "trials undo other buckets from 3 ranks on (`Candidate.exact`)",
+    "ddp_buffers_in_no_sync": _THEORY,
+    "ddp_broadcast_buffers_warns": _THEORY,
+    "ddp_no_sync_after_forward": "a trial's first step after such a forward exchanges twice, with "
+    "the same gradients; " + _FINDING.format("ddp_forward_without_backward_undoes_no_sync"),
+    "ddp_two_backwards": _FINDING.format("ddp_second_backward_is_local"),
+    "ddp_second_backward": _FINDING.format("ddp_second_backward_is_local"),
+    "ddp_unused": _FINDING.format("ddp_unused_parameter_leaves_gradients_local"),
+    "ddp_unused_averages": _FINDING.format("ddp_unused_parameter_leaves_gradients_local"),
+    "ddp_hook_annotated": _FINDING.format("ddp_hook_refused_under_future_annotations"),
+    "ddp_compiled_small_cap": "`--bucket-cap-mb` says so; "
+    + _FINDING.format("compile_refuses_small_ddp_buckets"),
+    "ddp_around_compiled_small_cap": "`--bucket-cap-mb` says so; "
+    + _FINDING.format("compile_refuses_small_ddp_buckets"),
+    "default_backend": "the Python capture names the backend in use; a test",
+    "recorder_reduce_scatter": "dumps of gloo name it from the stack; a test; "
+    + _FINDING.format("flight_recorder_gloo_misses_messages"),
+    "recorder_messages": _FINDING.format("flight_recorder_gloo_misses_messages"),
+    "recorder_monitored_barrier": _FINDING.format("flight_recorder_gloo_misses_messages"),
+    "recorder_json_keys": "[recordings](recordings.md#dumps-of-a-job-with-gloo) says so",
+    "reduce_scatter_completes_unwaited": "capture takes the end of `wait()`; "
+    + _FINDING.format("gloo_reduce_scatter_ends_in_wait"),
+    "reduce_scatter_has_future": "capture takes the end of `wait()`; "
+    + _FINDING.format("gloo_reduce_scatter_ends_in_wait"),
+    "functional_is_dropped": _FINDING.format("functional_result_unused_is_kept"),
+    "random_tensor": _FINDING.format("dtensor_randn_asserts_on_cpu"),
+    "load_of_missing_key": _FINDING.format("checkpoint_errors_are_no_exceptions"),
+}
+
 _HEAD = """\
 # What PyTorch really does
 
@@ -35,7 +72,7 @@ def page(answers: Mapping[str, Mapping[str, str]]) -> str:
     every, versions = beliefs(), sorted(answers, key=_order)
     asked = [one for one in every.values() if any(one.name in answers[v] for v in versions)]
     wrong = [one for one in asked if _is_wrong(one, answers, versions)]
-    led = sum(bool(one.led_to) for one in wrong)
+    led = sum(one.name in _LED_TO for one in wrong)
     counts = (
         f"Of {len(asked)} statements, {len(wrong)} do not hold in at least one of these versions: "
         f"{', '.join(version.partition('+')[0] for version in versions)}. The last column says "
@@ -76,7 +113,7 @@ def _wrong_table(
     for one in rows:
         ranks = "" if one.ranks == 2 else f", {one.ranks} rank{'s' if one.ranks > 1 else ''}"
         cells = " | ".join(_cell(one, answers[version].get(one.name, "-")) for version in versions)
-        follows = one.led_to or (f"`{one.where}`" if one.where else "")
+        follows = _LED_TO.get(one.name) or (f"`{one.where}`" if one.where else "")
         lines.append(f"| {one.guess} (`{one.name}`{ranks}) | {cells} | {follows} |\n")
     return lines
 

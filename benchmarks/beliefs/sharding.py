@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks.beliefs.asking import belief, operators
 
-SHARDED = "commprof/predict/sharded"
+SHARDED = "commprof/forecast/sharded"
 THEORY = "commprof/workloads/strategies/theory.py"
 SEEN = "csrc/torch/capture/observer.cpp"
 

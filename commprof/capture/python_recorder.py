@@ -98,6 +98,12 @@ class PythonStats:
     write_errno: int = 0
 
 
+def _backend_of(group: dist.ProcessGroup) -> str:
+    """Name of a group's backend; torch calls it "undefined" if the script named none."""
+    name = str(dist.get_backend(group))
+    return str(group.name()) if name == "undefined" else name
+
+
 class PythonRecorder:
     """Implementation of ``Recorder`` in Python, used if there is no native module."""
 
@@ -312,7 +318,7 @@ class PythonRecorder:
                 "id": number,
                 "name": name,
                 "description": group.group_desc,
-                "backend": dist.get_backend(group),
+                "backend": _backend_of(group),
                 "rank": group.rank(),
                 "size": group.size(),
             }

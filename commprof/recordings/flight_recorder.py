@@ -40,6 +40,12 @@ _OF_LIBRARY = re.compile(
 )
 #: Most frames of a stack that are searched.
 _MOST_FRAMES = 200
+#: Functions of torch.distributed that gloo runs as an all-reduce, which is what it records.
+_RUN_AS_ALL_REDUCE = {
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter_tensor",
+    "reduce_scatter_single": "reduce_scatter_tensor",
+}
 #: State of an operation whose recorder never learns whether it has completed.
 UNTOLD = "untold"
 #: The state of a retired entry without a completion, until it is known what it means.
@@ -427,6 +433,11 @@ def _entry(value: Any) -> tuple[Entry, int]:
     if message and message[3] == "?":
         op = f"{op}_any_source"
     number = "p2p_seq_id" if is_message else "collective_seq_id"
+    bytes_out = _bytes(value.get("output_sizes"), value.get("output_dtypes"))
+    if (backend, op) == ("gloo", "all_reduce"):
+        op = _called(value.get("frames"))
+        if op != "all_reduce":
+            bytes_out = -1  # recorded is the all-reduce's
     entry = Entry(
         group=group[0],
         backend=backend[:80],
@@ -436,7 +447,7 @@ def _entry(value: Any) -> tuple[Entry, int]:
         peer=int(message[3]) if message and message[3] != "?" else -1,
         state=state,
         bytes_in=_bytes(value.get("input_sizes"), value.get("input_dtypes")),
-        bytes_out=_bytes(value.get("output_sizes"), value.get("output_dtypes")),
+        bytes_out=bytes_out,
         dtype=_dtype(value.get("input_dtypes")) or _dtype(value.get("output_dtypes")),
         created_ns=_integer(
             value.get("time_created_ns", value.get("record_id")), "time_created_ns"
@@ -464,6 +475,19 @@ def _line_of(frames: Any) -> str:
         if file and not _OF_LIBRARY.search(file):
             return f"{file.rpartition('/')[2][:80]}:{str(frame.get('line', '?'))[:10]}"
     return ""
+
+
+def _called(frames: Any) -> str:
+    """Returns what a script called that gloo recorded as an all-reduce, from the call's stack.
+
+    Without a stack, as in JSON, this is "all_reduce".
+    """
+    for frame in frames[:_MOST_FRAMES] if isinstance(frames, list) else ():
+        if not isinstance(frame, dict) or "/torch/distributed/" not in str(frame.get("filename")):
+            break
+        if op := _RUN_AS_ALL_REDUCE.get(str(frame.get("name"))):
+            return op
+    return "all_reduce"
 
 
 def _dtype(dtypes: Any) -> str:

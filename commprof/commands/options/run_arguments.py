@@ -161,7 +161,7 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
         type=float,
         metavar="MIB",
         help="bucket_cap_mb of every DDP model that is created without one (default: DDP's); "
-        "use this option if a trial recommends bucket-cap=MB",
+        "use this option if a trial recommends bucket-cap=MB; torch.compile refuses less than 1",
     )
     parser.add_argument(
         "--check-prediction",

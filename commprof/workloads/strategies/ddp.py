@@ -70,4 +70,6 @@ class Ddp:
     ) -> tuple[theory.Expected, ...]:
         """Returns a step's expected all-reduces of gradients and broadcasts of buffers, if any."""
         rows = [theory.all_reduced_gradients(trainee.model)]
-        return theory.together([*rows, *theory.broadcast_buffers(trainee.model)])
+        return theory.together(
+            [*rows, *theory.broadcast_buffers(trainee.model, trainee.ddp_options())]
+        )

@@ -7,9 +7,9 @@ an all-gather or a reduce-scatter, it is the sum over all ranks' parts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,9 +32,19 @@ def all_reduced_gradients(model: nn.Module) -> Expected:
     return Expected("all_reduce", _bytes(trained(model)), "trained parameters")
 
 
-def broadcast_buffers(model: nn.Module) -> tuple[Expected, ...]:
-    """DDP's broadcasts: rank 0's buffers, before the first forward of each step."""
-    size = _bytes(model.buffers())
+def broadcast_buffers(model: nn.Module, ddp_options: Mapping[str, Any]) -> tuple[Expected, ...]:
+    """DDP's broadcasts: rank 0's buffers, before the first forward of each step.
+
+    A forward pass broadcasts if the pass before it exchanged gradients. So the first of several
+    accumulated passes does, though it is inside ``no_sync``; and a pass under ``no_grad`` between
+    two steps does, in place of the next step's first. The built-in loop has no such passes.
+
+    ddp_options: keyword arguments of DistributedDataParallel.
+    """
+    chosen = ddp_options.get("forward_sync_buffers")
+    if chosen is None:
+        chosen = ddp_options.get("broadcast_buffers")
+    size = 0 if chosen is False else _bytes(model.buffers())
     return (Expected("broadcast", size, "buffers"),) if size else ()
 
 

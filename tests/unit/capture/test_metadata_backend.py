@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from commprof.capture.job.metadata import gloo_threads, trace_metadata
+from commprof.capture.python_recorder import _backend_of
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,15 @@ def test_a_group_without_a_cpu_backend_does_not_hide_the_threads_of_other_groups
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=groups))
     assert gloo_threads() == {"control": 5}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [("gloo", "gloo"), ("undefined", "chosen"), ("cpu:gloo", "cpu:gloo")]
+)
+def test_the_python_capture_names_the_backend_that_torch_chose(
+    said: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`init_process_group()` without a backend leaves `get_backend()` "undefined"."""
+    monkeypatch.setattr(dist, "get_backend", lambda *_: said)
+    group: Any = SimpleNamespace(name=lambda: "chosen")
+    assert _backend_of(group) == expected

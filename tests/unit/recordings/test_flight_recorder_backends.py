@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from commprof.analysis.late.dumped_hang import Diagnosis, diagnosis
+from commprof.recordings.flight_recorder import read_dumps
 from commprof.report.hang_diagnosis import render
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
 
@@ -147,6 +148,28 @@ def framed(value: Value, line: int) -> Value:
     frames = [("all_gather", library, 3853), ("exchange", "/home/me/train.py", line)]
     named = [{"name": name, "filename": file, "line": at} for name, file, at in frames]
     return value | {"frames": [*named, {"name": "<module>", "filename": "main.py", "line": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("functions", "op"),
+    [
+        (["reduce_scatter_single", "wrapper", "reduce_scatter_tensor"], "reduce_scatter_tensor"),
+        (["reduce_scatter"], "reduce_scatter"),
+        (["all_reduce"], "all_reduce"),
+        ([], "all_reduce"),  # JSON has no stacks
+    ],
+)
+def test_gloo_records_a_reduce_scatter_as_an_all_reduce_and_the_stack_tells(
+    tmp_path: Path, functions: list[str], op: str
+) -> None:
+    library = "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py"
+    frames = [{"name": name, "filename": library, "line": 1} for name in functions]
+    frames.append({"name": "reduce_scatter", "filename": "/home/me/train.py", "line": 7})
+    waits = entry("0", 0, backend="gloo", count=1000) | {"frames": frames if functions else []}
+    dumps, _ = read_dumps(write_dumps(tmp_path, dump(PAIR, waits), dump(PAIR)))
+    (read,) = dumps[0].entries
+    assert (read.op, read.bytes_in) == (op, 4000)
+    assert read.bytes_out == (4000 if op == "all_reduce" else -1)
 
 
 def test_a_mismatch_of_two_ranks_names_both_calls_and_their_lines(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from commprof.workloads.options import TrainingOptions
 from commprof.workloads.spec import Shard, Trainee
 from commprof.workloads.strategies import STRATEGY_NAMES, listed_strategies, parse_strategy
 from commprof.workloads.strategies.fsdp import Fsdp
-from commprof.workloads.strategies.theory import padded_count
+from commprof.workloads.strategies.theory import broadcast_buffers, padded_count
 
 OPTIONS = MlpOptions(inputs=6, width=10, layers=2, classes=3, samples=4)
 # Parameters: two blocks, 10 x 6 + 10 and 10 x 10 + 10, and the last layer, 3 x 10 + 3.
@@ -31,6 +31,23 @@ def expected(
     rows = parse_strategy(strategy).expected(built or trainee(), training, world_size)
     assert len({row.op for row in rows}) == len(rows)
     return {row.op: row.size_bytes for row in rows}
+
+
+@pytest.mark.parametrize(
+    ("options", "is_sent"),
+    [
+        ({}, True),
+        ({"broadcast_buffers": None}, True),
+        ({"broadcast_buffers": False}, False),
+        ({"forward_sync_buffers": False}, False),
+        ({"forward_sync_buffers": True, "broadcast_buffers": False}, True),
+    ],
+)
+def test_buffers_are_expected_only_if_ddp_broadcasts_them(
+    options: dict[str, object], is_sent: bool
+) -> None:
+    model = torch.nn.BatchNorm1d(4)  # two buffers of 4 floats, and a count of 8 bytes
+    assert sum(row.size_bytes for row in broadcast_buffers(model, options)) == 40 * is_sent
 
 
 def test_ddp_reduces_every_gradient_once() -> None:
