@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
-from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.facts import Facts, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
@@ -24,11 +24,10 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     removed = [Removed.whole(calls, mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
     line = facts.first.line(masks[0])
-    where = f" at {line}" if line else ""
     ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
     return Sighting(
-        f"The ranks meet at {number:.3g} barriers per step{where}, for {in_ms(ms)}. Training "
-        "needs none: every exchange of gradients keeps the ranks together.",
+        f"The ranks meet at {number:.3g} barriers per step{at_line(line)}, for {in_ms(ms)}. "
+        "Training needs none: every exchange of gradients keeps the ranks together.",
         share,
         saving_without(facts, removed),
         line,

@@ -10,15 +10,20 @@ from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.trace import columns
 from commprof.trace.columns import Ints
-from commprof.trace.schema import Phase
+from commprof.trace.schema import OPS, Phase
 
+_SCATTER = OPS.index("reduce_scatter_tensor")
 #: The passes before an update must be alike before this fraction of the updates.
 _USUAL = 0.9
 
 
 def exchanging_ns(calls: RankCalls) -> Ints:
-    """When DDP began to wait for its buckets, at the end of each pass that exchanged them."""
-    return columns.finalizations(calls.trace).span.begin_ns
+    """When DDP began to wait for its buckets, at the end of each pass that exchanged them.
+
+    FSDP2 ends a pass alike, but reduce-scatters its gradients.
+    """
+    span, table = columns.finalizations(calls.trace).span, calls.table
+    return span.begin_ns[~np.isin(span.key, table.graph_task[table.op == _SCATTER])]
 
 
 def _needless(calls: RankCalls) -> tuple[Mask, Ints, Ints]:
@@ -48,7 +53,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     if passes.last_share < _USUAL or not all(map(_same_buckets, facts.ranks)):
         return None
-    if 0 < passes.exchanged <= facts.ddp_models:
+    if not facts.ddp_models or passes.exchanged <= facts.ddp_models:
         return None  # a pass per model
     parts = [_needless(calls) for calls in facts.ranks]
     blocked = [

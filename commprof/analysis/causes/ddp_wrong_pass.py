@@ -17,7 +17,7 @@ def _rule(facts: Facts) -> Sighting | None:
     passes = facts.passes([exchanging_ns(calls) for calls in facts.ranks])
     if passes is None or not 0 < passes.exchanged < passes.backward:
         return None
-    if passes.updates < _UPDATES or passes.last_share > 1 - _MOSTLY or facts.ddp_models > 1:
+    if passes.updates < _UPDATES or passes.last_share > 1 - _MOSTLY or facts.ddp_models != 1:
         return None
     return Sighting(
         f"The ranks' weights drift apart: DDP exchanges gradients in {passes.exchanged} of the "

@@ -120,6 +120,13 @@ class RankCalls:
         return ""
 
 
+def at_line(line: str) -> str:
+    """Returns " at FILE:LINE" without folders, and the function if there is one; "" for no line."""
+    place, _, function = line.partition(" ")
+    name = place.replace("\\", "/").rpartition("/")[2]
+    return f" at {name}" * bool(name) + f" in {function}" * (function not in ("", "<module>"))
+
+
 @dataclass(frozen=True)
 class Passes:
     """Backward passes between two updates of one rank, as medians over the measured updates."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
-from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
@@ -76,10 +76,9 @@ def _rule(facts: Facts) -> Sighting | None:
     rows = rows[first.step[rows] >= 0]
     name = _FUNCTIONS[OPS[int(first.table.op[rows[-1]])]]
     line = first.line(masks[0])
-    where = f" at {line}" if line else ""
     ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
     return Sighting(
-        f"Python objects are pickled and exchanged in every step ({name}){where}: "
+        f"Python objects are pickled and exchanged in every step ({name}){at_line(line)}: "
         f"{in_bytes(float(first.size_bytes[rows].mean()))} on average in two collectives each, "
         f"{in_ms(ms)} per step, pickling not included.",
         share,

@@ -22,6 +22,7 @@ from commprof.analysis.causes import (
     late_loading,
     pickled_objects,
     rank_alone,
+    ranks_in_turns,
     scalars_one_by_one,
     tensors_one_by_one,
     too_many_threads,
@@ -51,6 +52,7 @@ CAUSES: Final[tuple[CatalogueCause, ...]] = (
     barrier_each_step.CAUSE,
     rank_alone.CAUSE,
     garbage_in_turns.CAUSE,
+    ranks_in_turns.CAUSE,
     late_loading.CAUSE,
     late_embedding.CAUSE,
     too_many_threads.CAUSE,
@@ -84,7 +86,16 @@ def named_causes(
         if all(map(world.evidence.supports, (*_ALWAYS, *cause.needs)))
         and (sighting := cause.rule(facts)) is not None
     ]
+    ids = {cause.id for cause in causes}
+    causes = [cause for cause in causes if not _EXPLAINED_BY.get(cause.id, set()) & ids]
     return tuple(sorted(causes, key=lambda cause: (not cause.is_wrong, -cause.weight)))
 
 
+#: What all rules need.
 _ALWAYS = (Figure.EXPOSED,)
+#: Causes that are left out if another one tells the reason.
+_EXPLAINED_BY = {
+    ranks_in_turns.CAUSE.id: {garbage_in_turns.CAUSE.id},
+    rank_alone.CAUSE.id: {garbage_in_turns.CAUSE.id},
+    tensors_one_by_one.CAUSE.id: {scalars_one_by_one.CAUSE.id},
+}

@@ -6,7 +6,7 @@ import numpy as np
 
 from commprof.analysis.causes.bursts import Bursts, bursts
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
-from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import saving_without
 from commprof.analysis.causes.pickled_objects import of_objects
 from commprof.analysis.evidence import Figure
@@ -50,11 +50,10 @@ def sighting(facts: Facts, rows: list[Bursts], least: float, what: str) -> Sight
     op = OPS[int(ops[np.argmax(count)])]
     number, mean = first.calls.per_step(mask), float(first.calls.size_bytes[mask].mean())
     line = first.calls.line(mask)
-    where = f" at {line}" if line else ""
     remain = int(first.remains.sum()) / max(1, len(np.unique(first.burst)))
     return Sighting(
         f"{counted(round(number), f'{op} call')} per step of {in_bytes(mean)} on average follow "
-        f"one another{where}: these {what} could be joined into "
+        f"one another{at_line(line)}: these {what} could be joined into "
         f"{counted(round(remain), 'call')}, or be exchanged in fewer steps.",
         share,
         saving_without(facts, removed),

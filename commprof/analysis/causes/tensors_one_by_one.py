@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commprof.analysis.causes.bursts import bursts
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
-from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.pickled_objects import of_objects
 from commprof.analysis.causes.scalars_one_by_one import small
 from commprof.analysis.evidence import Figure
@@ -43,11 +43,10 @@ def _rule(facts: Facts) -> Sighting | None:
     gradients = trained is not None and per_step >= _GRADIENTS * trained.parameter_bytes > 0
     op = OPS[int(first.calls.table.op[first.row[0]])]
     line = first.calls.line(first.all_calls)
-    where = f" at {line}" if line else ""
     number = counted(round(first.calls.per_step(first.all_calls)), f"{op} call")
     what = "The gradients are averaged" if gradients else "Tensors are exchanged"
     return Sighting(
-        f"{what} one by one{where}: {number} per step of {in_bytes(float(size.mean()))} on "
+        f"{what} one by one{at_line(line)}: {number} per step of {in_bytes(float(size.mean()))} on "
         f"average, {in_bytes(per_step)} in all, each waited for before the next one begins.",
         share,
         None,

@@ -44,7 +44,8 @@ def long_steps(facts: Facts) -> LongSteps | None:
     measured, ranks = facts.seen.measured, facts.seen.ranks
     if len(ranks) < 2 or facts.steps < _STEPS:
         return None
-    work = np.stack([part.work_ns.T for part in measured])  # [rank, step, phase]
+    # [rank, step, phase]; a rank without a core is held up by the machine, and works no longer.
+    work = np.stack([np.maximum(p.work_ns.T - p.run_delay_ns, 0.0) for p in measured])
     extra = work - np.median(work, axis=1, keepdims=True)
     own = work.sum(axis=2)
     beyond = own - np.median(own, axis=1, keepdims=True)

@@ -152,6 +152,7 @@ class Script:
             if reduce:
                 sizes = {"bytes_in": size, "bytes_out": size // ranks, "graph_task": task}
                 self.call("reduce_scatter_tensor", size, **sizes)
+        self.rank.finalize(self._now, self._now + 1, 0, graph_task=task)
         self.rank.phase(Phase.BACKWARD, begin, self._now)
 
     def step(self, body: Callable[[], None]) -> None:

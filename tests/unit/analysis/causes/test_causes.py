@@ -130,7 +130,7 @@ def test_the_line_of_the_calls_is_named_if_stacks_of_some_were_recorded() -> Non
 
     cause = causes_of(body)["scalars-one-by-one"]
     assert cause.line == "/job/train.py:40 log"
-    assert "at /job/train.py:40 log" in cause.sentence
+    assert "at train.py:40 in log" in cause.sentence
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -332,6 +332,30 @@ def test_a_rank_that_evaluates_alone_is_told_by_its_forward_passes() -> None:
 
 def test_a_slow_rank_is_not_called_alone() -> None:
     assert "rank-alone" not in causes_of(alone(20.0, 1), steps=31, models=0)
+
+
+def in_turns(ms: float, every: int):  # type: ignore[no-untyped-def]
+    def body(script: Script, step: int) -> None:
+        if step % (2 * every) == every * script.rank.rank + 2:
+            script.work(ms)
+        script.forward(10.0)
+        script.backward(20.0)
+        script.meet(2.0)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    return body
+
+
+def test_ranks_that_take_turns_at_being_late_are_named() -> None:
+    found = causes_of(in_turns(20.0, 3), steps=31, models=0)
+    assert list(found) == ["ranks-in-turns"]
+    cause = found["ranks-in-turns"]
+    assert cause.sentence.startswith("Ranks 0, 1 take turns at being late: in 10 of 30 steps")
+    assert saved(cause) == pytest.approx(200 / (30 * 33 + 200), abs=0.01)
+
+
+def test_a_little_noise_in_turns_is_usual() -> None:
+    assert causes_of(in_turns(2.0, 3), steps=31, models=0) == {}
 
 
 def garbage(spans: list[tuple[int, int]]) -> dict[str, object]:

@@ -1,0 +1,79 @@
+"""The ranks take turns at a long piece of work of their own, and the others wait each time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.named_cause import Saving
+from commprof.analysis.causes.turns import long_steps
+from commprof.analysis.evidence import Figure
+from commprof.analysis.replay.gains import saved_by
+from commprof.text import in_ms, named_ranks
+from commprof.trace.schema import PHASES
+from commprof.units import ns_to_ms
+
+#: Waiting in the long steps, as a fraction of all time.
+_SHARE = 0.05
+#: Fewest long steps of a rank that takes turns, and largest share of the waiting by one rank.
+_LEAST, _ONE_RANK = 2, 0.8
+#: Fraction of the long steps in which one rank alone is long, and of the unusual work that lies
+#: outside of forward, backward and updates: slow compute of several ranks has other reasons.
+_ALONE, _OUTSIDE = 0.9, 0.8
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    steps = long_steps(facts)
+    if steps is None or steps.share(facts.step_ns) < _SHARE:
+        return None
+    by_rank, count = steps.cost_ns.sum(axis=1), steps.is_long.sum(axis=1)
+    turns = np.flatnonzero((count >= _LEAST) & (by_rank > 0))
+    if len(turns) < 2 or by_rank.max() > _ONE_RANK * by_rank.sum():
+        return None
+    together = steps.is_long.sum(axis=0)
+    if (together == 1).sum() < _ALONE * (together > 0).sum():
+        return None
+    extra = np.maximum(steps.extra_ns[steps.is_long], 0.0).sum(axis=0)
+    if extra[PHASES.index("other")] < _OUTSIDE * extra.sum():
+        return None
+    number = int((together > 0).sum())
+    longer = ns_to_ms(float(np.median(steps.extra_ns[steps.is_long].sum(axis=1))))
+    ranks = [facts.seen.ranks[place] for place in turns.tolist()]
+    wall = np.mean([part.wall_ns for part in facts.seen.measured], axis=0)
+    cost = steps.cost_ns.sum(axis=0)
+    return Sighting(
+        f"{named_ranks(ranks).capitalize()} take turns at being late: in {number} of "
+        f"{facts.steps} steps one of them works {in_ms(longer)} longer than it usually does, "
+        "outside of forward, backward and updates, and the others wait. Each rank's garbage "
+        "collection, log, cache or checkpoint at a time of its own looks like this.",
+        steps.share(facts.step_ns),
+        Saving(saved_by(wall, np.maximum(wall - cost, 0.0)), "measured"),
+    )
+
+
+CAUSE = CatalogueCause(
+    id="ranks-in-turns",
+    title="The ranks take turns at long work of their own",
+    needs=(Figure.SPLIT,),
+    rule=_rule,
+    looks_like=(
+        "Several ranks work far longer than they usually do, each in at least "
+        f"{_LEAST} steps of its own, outside of forward, backward and updates, and the waiting of "
+        f"the others takes at least {_SHARE:.0%} of all time. If the garbage collector explains "
+        "it, `garbage-in-turns` is named instead."
+    ),
+    why=(
+        "Work that every rank does now and then, such as collecting garbage, clearing a cache, "
+        "writing a log or its part of a checkpoint, costs its time once if all ranks do it in the "
+        "same step, and once per rank if each does it in another, because all wait for each. Tie "
+        "such work to the step's number."
+    ),
+    fix=(
+        "import gc\n\n"
+        "gc.disable()  # before training\n"
+        "if step % 500 == 0:  # the same steps on every rank\n"
+        "    gc.collect()  # and logs, caches, checkpoints"
+    ),
+    source="https://github.com/pytorch/torchtitan/issues/696",
+)
