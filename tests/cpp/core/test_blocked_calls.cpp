@@ -33,6 +33,14 @@ uint64_t blockedNs(Function function, bool expected = false) {
   return call.blockedNs(begin_ns);
 }
 
+// Else a long call could be taken for a short one.
+void ticksAreNoSlowerThanTheirLowestRate() {
+  const uint64_t begin = ticks();
+  sleepCall();
+  CHECK(ticks() - begin >= leastTicks(kCallNs));
+  CHECK(leastTicks(kLongCallNs) > 0);
+}
+
 // Runs `check` on a thread of its own, whose first calls are measured.
 template <class Function>
 void onNewThread(Function check) {
@@ -101,6 +109,7 @@ void aWaitInsideOrAroundACallIsCountedOnce() {
 } // namespace
 
 int main() {
+  ticksAreNoSlowerThanTheirLowestRate();
   aSleepingCallIsBlockedForItsWholeTime();
   onlyTheSleepOfACallCounts();
   aWorkingCallIsNotBlocked();

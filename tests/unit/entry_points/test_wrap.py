@@ -34,7 +34,7 @@ def test_local_rank_of_a_launcher_goes_to_the_script(words: list[str], expected:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        # deepspeed --no_python and torch.distributed.launch --no-python: before the command.
+        # deepspeed --no_python puts it before the command.
         (["--local_rank=1", "wrap", "train.py", "7"], ["train.py", "--local_rank=1", "7"]),
         (["wrap", "--local-rank", "1", "train.py"], ["train.py", "--local-rank", "1"]),
         (["wrap", "--local_rank=1", "-m", "a.b"], ["-m", "a.b", "--local_rank=1"]),
