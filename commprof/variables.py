@@ -1,8 +1,8 @@
 """Every environment variable of commprof, with its meaning, allowed values and default.
 
 ``docs/your_job.md`` has the same table. An empty value counts as unset everywhere. The C++ code
-reads ``DEVICE_EVENTS``, ``SIMD`` and ``KERNEL_THREADS`` itself; setup.py's own variables are in
-setup.py.
+reads ``DEVICE_EVENTS``, ``NCCL``, ``SIMD`` and ``KERNEL_THREADS`` itself; setup.py's own variables
+are in setup.py.
 """
 
 from __future__ import annotations
@@ -170,6 +170,12 @@ DEVICE_EVENTS = _choice(
     "events are used only if the device's backend tells when a stream is captured into a graph",
     *("on", "off"),
     default="",
+)
+NCCL = _choice(
+    "COMMPROF_NCCL",
+    "what NCCL's profiler plugin records: nothing, NCCL's operations, their times on the GPU too, "
+    "or also what the network does; auto: kernels, but operations from NCCL 2.31 on",
+    *("auto", "off", "operations", "kernels", "network"),
 )
 SIMD = Variable(
     "COMMPROF_SIMD",

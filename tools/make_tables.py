@@ -72,6 +72,9 @@ def codes(root: Path = ROOT) -> str:
         _tuple("STAGES", enumerators(record, "Stage")),
         "#: Operations as c10d names them, by code.",
         _tuple("OPS", (row[1] for row in rows(record, "COMMPROF_OPS"))),
+        "#: NCCL's algorithms and protocols, by code; the first is not known.",
+        _tuple("NCCL_ALGORITHMS", (row[1] for row in rows(record, "COMMPROF_NCCL_ALGORITHMS"))),
+        _tuple("NCCL_PROTOCOLS", (row[1] for row in rows(record, "COMMPROF_NCCL_PROTOCOLS"))),
         "#: Name and type of a record's fields, in order.",
         _tuple("RECORD_FIELDS", fields(record)),
     ]

@@ -90,7 +90,7 @@ def one_pair(
         arguments = ["through", str(library), str(plugin), address, str(newest)]
         done = subprocess.run(
             [str(tree / "test_nccl_plugin"), *arguments],
-            env={**os.environ, **PLACE, "COMMPROF_OUT": out},
+            env={**os.environ, **PLACE, "COMMPROF_OUT": out, "COMMPROF_NCCL": "kernels"},
             capture_output=True,
             text=True,
             check=False,

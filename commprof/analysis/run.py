@@ -11,6 +11,7 @@ from commprof.analysis.align.summaries import analyse_summaries
 from commprof.analysis.causes.registry import named_causes
 from commprof.analysis.checks.losses import loss_agreement
 from commprof.analysis.collectives.kinds import SteplessCollectives, stepless_collectives
+from commprof.analysis.collectives.nccl import NcclWorld, nccl_world
 from commprof.analysis.evidence import Figure
 from commprof.analysis.late.attempts import Attempt, attempts_of, attempts_remarks
 from commprof.analysis.late.incidents import find_incidents
@@ -46,6 +47,7 @@ def analyse_in_detail(
     context = read_context(directory)
     worlds, details, failures, summaries, incidents = [], [], [], [], []
     stepless: list[SteplessCollectives] = []
+    nccl: list[NcclWorld] = []
     attempts: list[Attempt] = []
     shared = False
     backends: set[str] = set()
@@ -68,6 +70,7 @@ def analyse_in_detail(
         world = None if seen is None else world_result(run, seen)
         without = _stepless(run, seen)
         stepless += [without] if without is not None else []
+        nccl += _of_nccl(run, seen)
         if seen is not None and world is not None and not _without_figures(world, run):
             if not shared:  # the steps of a trial are those of several settings
                 world = replace(world, named_causes=named_causes(context, world, seen))
@@ -106,6 +109,7 @@ def analyse_in_detail(
         incidents=tuple(filter(None, incidents)),
         in_turns=shared,
         stepless=tuple(stepless),
+        nccl=tuple(nccl),
     )
     return result, tuple(details)
 
@@ -122,6 +126,13 @@ def _stepless(run: WorldRun, seen: MeasuredWorld | None) -> SteplessCollectives 
         return None
     found = seen.matching, seen.traces, seen.tables, seen.clocks_shared
     return stepless_collectives(run.world_size, *found)
+
+
+def _of_nccl(run: WorldRun, seen: MeasuredWorld | None) -> list[NcclWorld]:
+    if seen is None:
+        return []
+    found = nccl_world(run.world_size, seen.recorded, seen.traces, seen.clocks_shared)
+    return [] if found is None else [found]
 
 
 def _without_figures(world: WorldResult | None, run: WorldRun) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from commprof.analysis.align.summaries import SummaryResult
 from commprof.analysis.checks.losses import LossAgreement
 from commprof.analysis.collectives.kinds import SteplessCollectives
+from commprof.analysis.collectives.nccl import NcclWorld
 from commprof.analysis.late.attempts import Attempt
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.step.overhead import Overhead, pooled_overhead
@@ -53,6 +54,8 @@ class RunResult:
     in_turns: bool = False
     #: World sizes in which collectives were recorded, but no step.
     stepless: tuple[SteplessCollectives, ...] = ()
+    #: World sizes of which NCCL's profiler plugin recorded operations.
+    nccl: tuple[NcclWorld, ...] = ()
 
 
 def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from commprof import _native, invocation
 from commprof.capture.auto_phases import FSDP2, AutoPhases
+from commprof.capture.boot import nccl
 from commprof.capture.cross_check_sources import CrossCheckSources
 from commprof.capture.device_telemetry import TelemetrySampler
 from commprof.capture.ending import error_line, unhandled
@@ -184,6 +185,8 @@ class Profiler:
             raise CommprofError(f"cannot record to {path}: {error}") from error
         self._path = path
         self._running = True
+        if (not_recorded := nccl.set_up()) and rank == 0:
+            print(f"commprof: {not_recorded}", file=sys.stderr)
         self._ring_prefix = prefix
         own_rings(prefix, path, session, metadata)
         global _any_started

@@ -15,7 +15,7 @@ from commprof.trace.schema import MODES
 from commprof.variables import Variable
 
 #: Variables that the recorder or the package itself reads: this module only checks them.
-_READ_ELSEWHERE = (variables.DEVICE_EVENTS, variables.NATIVE)
+_READ_ELSEWHERE = (variables.DEVICE_EVENTS, variables.NATIVE, variables.NCCL)
 
 
 def _of(variable: Variable) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from commprof.analysis.card import Card
 from commprof.analysis.collectives.kinds import SteplessCollectives
+from commprof.analysis.collectives.nccl import NcclWorld
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.step.overhead import MOST_REACH, OwnCost
 from commprof.analysis.verdict import Binding, Verdict
@@ -21,6 +22,7 @@ from commprof.report.sections import host_links as host_links_table
 from commprof.report.sections import incidents as incidents_table
 from commprof.report.sections import memory as memory_table
 from commprof.report.sections import named_causes
+from commprof.report.sections import nccl as nccl_table
 from commprof.report.sections import predicted as predicted_table
 from commprof.report.sections import summary as summary_table
 from commprof.report.sections.attempts import LEGEND as ATTEMPTS_LEGEND
@@ -113,6 +115,8 @@ def sections(report: FullReport, added: AddedReport | None = None) -> Iterator[S
         )
     for found in result.stepless:
         yield _collectives(f"collectives-{found.world_size}", found)
+    for inside in result.nccl:
+        yield from _nccl(inside)
     yield from own_cost(report)
     blocks = summary_table.blocks(result.summaries, tabulated, three_digits)
     if blocks:
@@ -232,6 +236,25 @@ def _collectives(anchor: str, world: WorldResult | SteplessCollectives) -> Secti
         bullets=tuple(collectives_table.notes(world, _MOST_ROWS)),
         legend=collectives_table.LEGEND,
     )
+
+
+def _nccl(found: NcclWorld) -> Iterator[Section]:
+    caption = f"Operations of {counted(found.world_size, 'rank')}"
+    yield Section(
+        f"nccl-{found.world_size}",
+        nccl_table.TITLE,
+        grids=((caption, nccl_table.operations(found)),),
+        bullets=tuple(nccl_table.notes(found)),
+        legend=nccl_table.LEGEND,
+    )
+    if found.links:
+        yield Section(
+            f"nccl-links-{found.world_size}",
+            "Links of NCCL",
+            grids=(("Sends by NCCL's proxy", nccl_table.links(found)),),
+            bullets=tuple(nccl_table.link_notes(found)),
+            legend=nccl_table.SPLIT_LEGEND,
+        )
 
 
 def _of_last_world(world: WorldResult) -> Iterator[Section]:

@@ -16,6 +16,7 @@ from commprof.report.sections import host_links as host_links_table
 from commprof.report.sections import incidents as incidents_table
 from commprof.report.sections import memory as memory_table
 from commprof.report.sections import named_causes
+from commprof.report.sections import nccl as nccl_table
 from commprof.report.sections import summary as summary_table
 from commprof.report.sections.attempts import LEGEND as ATTEMPTS_LEGEND
 from commprof.report.sections.attempts import attempts_grid
@@ -124,6 +125,8 @@ def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
         yield _table(*attempts_grid(result.attempts), width=width), ATTEMPTS_LEGEND
     for found in result.stepless:
         yield collectives_section(found, tables=width), LEGEND
+    for inside in result.nccl:
+        yield from nccl_table.section(inside, width)
     if not result.worlds:
         return
     last = result.worlds[-1]

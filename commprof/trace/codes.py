@@ -27,6 +27,7 @@ class BlockType(IntEnum):
     STACK = 6
     SUMMARY = 7
     SPARE = 8
+    COMMUNICATOR = 9
 
 
 class Kind(IntEnum):
@@ -56,6 +57,9 @@ class Kind(IntEnum):
     PAUSE = 21
     RUN_DELAY = 22
     HOST_COUNTS = 23
+    NCCL_OP = 24
+    NCCL_SEND = 25
+    NCCL_RECV = 26
 
 
 class Phase(IntEnum):
@@ -126,6 +130,25 @@ OPS: Final = (
     "send",
     "recv",
     "recv_any_source",
+)
+
+#: NCCL's algorithms and protocols, by code; the first is not known.
+NCCL_ALGORITHMS: Final = (
+    "",
+    "TREE",
+    "RING",
+    "COLLNET_DIRECT",
+    "COLLNET_CHAIN",
+    "NVLS",
+    "NVLS_TREE",
+    "PAT",
+)
+
+NCCL_PROTOCOLS: Final = (
+    "",
+    "LL",
+    "LL128",
+    "SIMPLE",
 )
 
 #: Name and type of a record's fields, in order.

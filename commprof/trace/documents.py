@@ -133,6 +133,27 @@ END: Final[dict[str, Shape]] = {"records": int, "dropped": int, "end_monotonic_n
 SALVAGED: Final[dict[str, Shape]] = {"records": int, "dropped": int}
 
 
+@dataclass(frozen=True)
+class Communicator:
+    """One communicator of NCCL."""
+
+    #: Number from 1 in this process.
+    id: int
+    #: NCCL's hash in hexadecimal digits, equal on all ranks.
+    hash: str
+    #: The user's name; empty if there is none.
+    name: str
+    #: This process's rank.
+    rank: int
+    #: Number of ranks; 0 if not known.
+    size: int
+
+    @property
+    def label(self) -> str:
+        """Name of the communicator in reports."""
+        return self.name or self.hash
+
+
 #: Characters of a group's token that reports show.
 _SHOWN_OF_TOKEN: Final = 4
 
@@ -217,6 +238,12 @@ def read_group(payload: memoryview) -> Group:
     """Reads the description of one process group; ValueError if malformed."""
     group: Group = _read(payload, Group)
     return group if group.name else replace(group, name=group.token)
+
+
+def read_communicator(payload: memoryview) -> Communicator:
+    """Reads the description of a communicator of NCCL; ValueError if malformed."""
+    communicator: Communicator = _read(payload, Communicator)
+    return communicator
 
 
 def read_stack(payload: memoryview) -> tuple[int, tuple[str, ...]]:

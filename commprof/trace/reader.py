@@ -19,7 +19,7 @@ from commprof.files import open_regular, read_bytes
 from commprof.trace import documents, schema
 from commprof.trace.blocks import Block, pack_block, read_blocks
 from commprof.trace.device_activity import DeviceActivity
-from commprof.trace.documents import Group
+from commprof.trace.documents import Communicator, Group
 from commprof.trace.recorded import Recorded
 from commprof.trace.ring import RingContent, has_rings, read_rings, remove_rings
 from commprof.trace.run.processes import State, state_of
@@ -55,6 +55,8 @@ class Trace:
     summary: Summary | None = None
     #: Frames of each stack by its number, innermost first, as "file:line function".
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    #: Communicators of NCCL by their number, if its plugin recorded.
+    communicators: dict[int, Communicator] = field(default_factory=dict)
     #: What the device ran; None if no kernels and copies of a device were recorded.
     device_activity: DeviceActivity | None = None
     #: DDP's buckets and finalisations that the recording of another profiler implies, as records of
@@ -106,6 +108,7 @@ class TraceContent:
     problems: list[str] = field(default_factory=list)
     summary: Summary | None = None
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    communicators: dict[int, Communicator] = field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
@@ -152,6 +155,7 @@ def read_trace(path: Path) -> Trace:
         problems=tuple(content.problems),
         summary=content.summary,
         stacks=content.stacks,
+        communicators=content.communicators,
     )
 
 
@@ -228,6 +232,9 @@ def take_block(path: Path, block: Block, content: TraceContent) -> None:
         elif block.type == BlockType.GROUP:
             group = documents.read_group(block.payload)
             content.groups[group.id] = group
+        elif block.type == BlockType.COMMUNICATOR:
+            communicator = documents.read_communicator(block.payload)
+            content.communicators[communicator.id] = communicator
         elif block.type == BlockType.STACK:
             number, frames = documents.read_stack(block.payload)
             content.stacks[number] = frames

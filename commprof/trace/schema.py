@@ -73,6 +73,23 @@ began), ``kind`` and ``thread``; the other fields are 0:
                      was throttled since this was last read; ``bytes_out``, if it had major faults,
                      ns for which tasks of the host were stalled for memory
 
+    nccl_op          NCCL carried out ``op_id`` in a kernel of its own, or a part of it: ``op`` in
+                     NCCL's words, ``value`` end, the same as the begin if the times are not known;
+                     ``group`` number of the communicator, ``seq`` number in it, of calls and of
+                     replays apart; ``aux`` number of the CUDA graph's replay from 1, 0 for a call,
+                     NO_REPLAY if not known; ``thread`` root or peer rank; ``dtype`` channels;
+                     ``reduce_op`` 16 * algorithm + protocol (NCCL_*); ``bytes_in`` size as in
+                     NCCL's call; ``bytes_out`` between the first and the last channel's begin in
+                     the upper 32 bits, end in the lower ones; ``flags`` device_time if the times
+                     are the GPU's and not those at which NCCL saw them
+    nccl_send        one channel of an operation was sent to a rank by NCCL's proxy: ``op_id``, 0 if
+                     it belongs to another process; ``group`` communicator, ``aux`` the rank,
+                     ``dtype`` channel, ``value`` end; ``bytes_in`` ns in which it waited for the
+                     GPU, and ``bytes_out`` for the peer to offer a buffer; in the rest the network
+                     was sending; ``seq`` * 2**32 + ``thread`` size in bytes
+    nccl_recv        the same of a receive; ``bytes_out`` ns in which data were flushed to the GPU's
+                     memory; in the rest data had not arrived
+
 Times in records of the kinds that begin with ``device_``, and in an end with the flag device_time,
 are times of a device, converted to ``CLOCK_MONOTONIC``, unless stated otherwise. Any thread may
 write such a record after the device has passed the event; ``thread`` is the one that put the event
@@ -127,6 +144,9 @@ TIME_IN_VALUE: Final = (
     Kind.PAUSE,
     Kind.RUN_DELAY,
     Kind.HOST_COUNTS,
+    Kind.NCCL_OP,
+    Kind.NCCL_SEND,
+    Kind.NCCL_RECV,
 )
 
 
@@ -142,6 +162,8 @@ REDUCE_OPS: Final = (
     *("sum", "avg", "product", "min", "max"),
     *("band", "bor", "bxor", "premul_sum"),
 )
+#: Number of a replay that is not known.
+NO_REPLAY: Final = 0xFFFFFFFF
 #: ``reduce_op`` of collectives in recordings that do not say which reduction it was.
 UNKNOWN_REDUCE_OP: Final = 255
 

@@ -34,7 +34,10 @@ namespace commprof {
   X(Pause, "pause") /* no thread of the process ran until value */         \
   X(RunDelay, "run_delay") /* bytes_in ns without a core until value, */   \
   /* bytes_out ns of CPU time of the process's other threads */            \
-  X(HostCounts, "host_counts") /* the kernel's counts until value */
+  X(HostCounts, "host_counts") /* the kernel's counts until value */       \
+  X(NcclOp, "nccl_op") /* NCCL carried out op_id on a GPU until value */   \
+  X(NcclSend, "nccl_send") /* one channel's sends to peer aux, ... */      \
+  X(NcclRecv, "nccl_recv") /* ... and receives from it, by NCCL's proxy */
 
 enum class Kind : uint8_t {
 #define X(name, text) k##name,
@@ -75,6 +78,23 @@ enum class Op : uint8_t {
   COMMPROF_OPS(X)
 #undef X
 };
+
+// NCCL's algorithms and protocols, in its own words; see kNcclOp.
+#define COMMPROF_NCCL_ALGORITHMS(X)  \
+  X(Unknown, "")                     \
+  X(Tree, "TREE")                    \
+  X(Ring, "RING")                    \
+  X(CollnetDirect, "COLLNET_DIRECT") \
+  X(CollnetChain, "COLLNET_CHAIN")   \
+  X(Nvls, "NVLS")                    \
+  X(NvlsTree, "NVLS_TREE")           \
+  X(Pat, "PAT")                      \
+  X(CopyEngine, "COPY_ENGINE")
+#define COMMPROF_NCCL_PROTOCOLS(X) \
+  X(Unknown, "")                   \
+  X(Ll, "LL")                      \
+  X(Ll128, "LL128")                \
+  X(Simple, "SIMPLE")
 
 // True for messages: they are numbered per peer. gloo's have no future, so
 // their end is the end of the wait for them.

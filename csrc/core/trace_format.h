@@ -33,6 +33,7 @@ enum class BlockType : uint32_t {
   kStack = 6, // JSON object: the Python frames that issued operations
   kSummary = 7, // JSON object, then spaces; the highest `sequence` counts
   kSpare = 8, // room for a summary, or a summary that is being written
+  kCommunicator = 9, // JSON object: one communicator of NCCL
 };
 
 struct BlockHeader {

@@ -16,12 +16,14 @@ struct Entry {
   std::atomic<uint64_t> begin_ns{0};
   std::atomic<uint32_t> thread{0};
   std::atomic<uint8_t> datatype{0};
+  std::atomic<uint64_t> op_id{0};
 
   void write(const ApiCall& call, uint32_t new_use) noexcept {
     use.store(2 * new_use - 1, std::memory_order_seq_cst);
     begin_ns.store(call.begin_ns, std::memory_order_release);
     thread.store(call.thread, std::memory_order_release);
     datatype.store(call.datatype, std::memory_order_release);
+    op_id.store(call.op_id, std::memory_order_release);
     use.store(2 * new_use, std::memory_order_release);
   }
 
@@ -30,13 +32,26 @@ struct Entry {
     call.begin_ns = begin_ns.load(std::memory_order_acquire);
     call.thread = thread.load(std::memory_order_acquire);
     call.datatype = datatype.load(std::memory_order_acquire);
+    call.op_id = op_id.load(std::memory_order_acquire);
     const uint32_t after = use.load(std::memory_order_acquire);
     return before == after && before == 2 * wanted_use;
   }
 };
 
+struct CapturedEntry : Entry {
+  std::atomic<uint32_t> first_part{0}; // 0: never replayed
+  std::atomic<uint32_t> replays{0};
+
+  uint32_t replayOf(uint32_t part) noexcept {
+    uint32_t first = 0;
+    return first_part.compare_exchange_strong(first, part) || first == part
+        ? replays.fetch_add(1, std::memory_order_relaxed) + 1
+        : replays.load(std::memory_order_relaxed);
+  }
+};
+
 constinit std::array<Entry, kRecent> g_recent{};
-constinit std::array<Entry, kMaxCaptured> g_captured{};
+constinit std::array<CapturedEntry, kMaxCaptured> g_captured{};
 std::atomic<uint64_t> g_calls{0};
 std::atomic<uint32_t> g_captures{0};
 
@@ -63,12 +78,14 @@ Handle rememberCapturedCall(const ApiCall& call) noexcept {
   return {Tag::kCapturedCall, 0, kNoSlot, 1};
 }
 
-Caller callerOf(Handle handle) noexcept {
+Caller callerOf(Handle handle, uint32_t part) noexcept {
   Caller caller;
   if (handle.tag == Tag::kCapturedCall) {
     caller.origin = Origin::kReplay;
     caller.known = handle.slot < kMaxCaptured &&
         g_captured[handle.slot].read(caller.call, handle.use);
+    caller.replay =
+        caller.known ? g_captured[handle.slot].replayOf(part) : kReplayUnknown;
   } else if (handle.tag == Tag::kCall) {
     caller.known = handle.slot < kRecent &&
         g_recent[handle.slot].read(caller.call, handle.use);

@@ -17,18 +17,24 @@ struct ApiCall {
   uint64_t begin_ns = 0; // of the call; of a captured one, at its capture
   uint32_t thread = 0; // kernel thread id of the caller
   uint8_t datatype = 0; // as in kDatatypes; kernels may use bytes instead
+  uint64_t op_id = 0; // of the operation that capture recorded; 0: of none
 };
+
+inline constexpr uint32_t kReplayUnknown = UINT32_MAX;
 
 // What an operation knows of its call.
 struct Caller {
   bool known = false;
   Origin origin = Origin::kCall;
+  uint32_t replay = 0; // from 1; kReplayUnknown
   ApiCall call;
 };
 
 Handle rememberCall(const ApiCall& call) noexcept;
 // If there is no more room, the handle says only that the call was captured.
 Handle rememberCapturedCall(const ApiCall& call) noexcept;
-Caller callerOf(Handle handle) noexcept;
+// `part` tells apart the operations of which NCCL makes one call, such as the
+// messages of an all-to-all; it is not 0. A replay begins with the first.
+Caller callerOf(Handle handle, uint32_t part) noexcept;
 
 } // namespace commprof::nccl

@@ -7,6 +7,7 @@
 
 #include "base/json_string.h"
 #include "core/recorder.h"
+#include "nccl_plugin/run.h"
 
 namespace commprof::nccl {
 
@@ -20,6 +21,7 @@ struct Registry {
   std::vector<Communicator*> opened;
   std::deque<Communicator*> closed; // in order
   uint32_t groups = 0; // numbered so far
+  uint32_t communicators = 0; // numbered so far
 };
 
 // Never destroyed: NCCL may finalise after static objects are gone.
@@ -96,7 +98,19 @@ void Communicator::begin(
   open.store(true);
 }
 
+void Communicator::describeSelf() const {
+  Recorder::instance().addDocument(
+      BlockType::kCommunicator,
+      "{\"id\": " + std::to_string(number) + ", \"hash\": " +
+          jsonString(hexadecimal(id_)) + ", \"name\": " + jsonString(name_) +
+          ", \"rank\": " + std::to_string(rank.load()) +
+          ", \"size\": " + std::to_string(std::max(ranks, 0)) + "}");
+}
+
 void Communicator::describe(Origin origin) {
+  if (isJoined()) {
+    return; // process groups are those of capture
+  }
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
   std::atomic<uint32_t>& group = groups[size_t(origin)];
@@ -134,6 +148,7 @@ Communicator* takeLocked(Registry& all) {
     taken = new Communicator();
   }
   all.opened.push_back(taken);
+  taken->number = ++all.communicators;
   return taken;
 }
 
@@ -159,6 +174,7 @@ Communicator* openCommunicator(
     }
   }
   if (opened != nullptr) {
+    opened->describeSelf();
     opened->describe(Origin::kCall);
   }
   return opened;
@@ -195,6 +211,7 @@ void nameCommunicator(
     communicator.name_ = name == nullptr ? "" : name;
     communicator.rank.store(rank);
   }
+  communicator.describeSelf();
   communicator.describe(Origin::kCall);
 }
 

@@ -1,4 +1,5 @@
-// Communicators of this process, as process groups of the trace.
+// Communicators of this process. In a trace of the plugin's own they are
+// process groups too.
 #pragma once
 
 #include <atomic>
@@ -24,6 +25,7 @@ struct Communicator {
   std::atomic<bool> open{false};
   std::atomic<int> rank{kUnknown};
   int ranks = kUnknown;
+  uint32_t number = 0; // in the trace, from 1; never used again
   // Numbers in the trace's table of groups, by Origin; 0: not described yet.
   std::atomic<uint32_t> groups[2]{};
 
@@ -37,7 +39,8 @@ struct Communicator {
   void sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept;
   // Converts a time of the GPU. Some time was seen before.
   uint64_t gpuToHost(uint64_t gpu_ns) noexcept;
-  // Adds the process group to the trace unless it is there. Allocates.
+  // Adds the process group to the plugin's own trace unless it is there.
+  // Allocates.
   void describe(Origin origin);
 
   // True if it is the communicator with this id.
@@ -46,6 +49,7 @@ struct Communicator {
   }
   // For the functions below.
   void begin(uint64_t id, const char* name, int rank, int ranks);
+  void describeSelf() const;
 
  private:
   friend void nameCommunicator(Communicator&, uint64_t, const char*, int);

@@ -13,11 +13,13 @@ enum class Tag : uint8_t {
   kCapturedCall, // of the API while a CUDA graph was captured
   kOperation, // a collective or message of a launched kernel
   kChannel, // one channel of an operation's kernel
+  kTransfer, // an operation's sends to one peer, or receives from it
+  kStep, // one of a transfer's steps in flight
 };
 
 struct Handle {
   Tag tag = Tag::kNone;
-  uint8_t channel = 0;
+  uint8_t channel = 0; // of a step: its place among those in flight
   uint32_t slot = 0; // 24 bits
   uint32_t use = 0; // how often the slot had been used before; wraps around
 
@@ -26,7 +28,7 @@ struct Handle {
     static_assert(sizeof(bits) == 8);
     const auto tag = uint8_t(bits & 7);
     return {
-        tag <= uint8_t(Tag::kChannel) ? Tag(tag) : Tag::kNone,
+        tag <= uint8_t(Tag::kStep) ? Tag(tag) : Tag::kNone,
         uint8_t(bits >> 3 & 127),
         uint32_t(bits >> 10 & 0xffffff),
         uint32_t(bits >> 34)};

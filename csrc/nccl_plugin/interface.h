@@ -20,14 +20,25 @@ inline constexpr Result kSuccess = 0;
 inline constexpr uint64_t kGroup = 1 << 0; // kernels launched together
 inline constexpr uint64_t kColl = 1 << 1; // a collective of a launched kernel
 inline constexpr uint64_t kP2p = 1 << 2; // a message of a launched kernel
+inline constexpr uint64_t kProxyOp = 1 << 3; // a channel's traffic with a peer
+inline constexpr uint64_t kProxyStep = 1 << 4; // one buffer of it
 inline constexpr uint64_t kKernelCh = 1 << 6; // one channel of a kernel
 inline constexpr uint64_t kGroupApi = 1 << 8; // the outermost group of calls
 inline constexpr uint64_t kCollApi = 1 << 9; // a call of a collective
 inline constexpr uint64_t kP2pApi = 1 << 10; // a call of ncclSend or ncclRecv
 inline constexpr uint64_t kKernelLaunch = 1 << 11;
+inline constexpr uint64_t kCeColl = 1 << 12; // a collective by copy engines
 
 // State of a kKernelCh event: its kernel has ended on this channel.
 inline constexpr int kKernelChStop = 22;
+// States of a kProxyStep event, in order: of a buffer to be sent, and of one to
+// be received. kSendPeerWait, which came with version 4, is told at each try.
+inline constexpr int kSendGpuWait = 8; // the GPU has to fill it
+inline constexpr int kSendPeerWait = 20; // the peer has to be ready for it
+inline constexpr int kSendWait = 9; // the network has to send it
+inline constexpr int kRecvWait = 10; // it has to arrive
+inline constexpr int kRecvFlushWait = 11; // it has to reach the GPU's memory
+inline constexpr int kRecvGpuWait = 12; // the GPU has to take it
 
 struct GroupApiFields {
   bool graph_captured;
@@ -74,6 +85,29 @@ struct P2pFields {
   uint8_t channels;
 };
 
+struct ProxyOpFields {
+  int pid; // of the process whose operation it is (PXN)
+  uint8_t channel;
+  int peer;
+  int steps;
+  int chunk_bytes;
+  int is_send;
+};
+
+struct ProxyStepFields {
+  int step;
+};
+
+struct CeCollFields {
+  uint64_t seq;
+  const char* func;
+  const void* send_buffer;
+  void* recv_buffer;
+  size_t count;
+  int root;
+  const char* datatype;
+};
+
 struct KernelChFields {
   uint8_t channel;
   uint64_t gpu_ns; // the GPU's globaltimer at the start
@@ -92,7 +126,10 @@ struct DescriptorV5 {
     P2pApiFields p2p_api;
     CollFields coll;
     P2pFields p2p;
+    ProxyOpFields proxy_op;
+    ProxyStepFields proxy_step;
     KernelChFields kernel_ch;
+    CeCollFields ce_coll;
   };
 };
 
@@ -103,6 +140,8 @@ struct DescriptorV4 {
   union {
     CollFields coll;
     P2pFields p2p;
+    ProxyOpFields proxy_op;
+    ProxyStepFields proxy_step;
     KernelChFields kernel_ch;
   };
 };
@@ -136,9 +175,10 @@ struct DescriptorV3 {
   };
 };
 
-// What comes with a state; only that of kKernelChStop is used.
-struct StateArgs {
-  uint64_t gpu_ns; // the GPU's globaltimer at the end
+// What comes with a state.
+union StateArgs {
+  uint64_t gpu_ns; // kKernelChStop: the GPU's globaltimer at the end
+  size_t bytes; // of the step
 };
 
 using Logger = void (*)(int, unsigned long, const char*, int, const char*, ...);

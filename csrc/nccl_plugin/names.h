@@ -1,4 +1,5 @@
-// NCCL's words for operations and types of elements, as codes of the trace.
+// NCCL's words for operations, types of elements, algorithms and protocols, as
+// codes of the trace.
 #pragma once
 
 #include <array>
@@ -34,6 +35,26 @@ inline Op opOf(const char* func) noexcept {
     }
   }
   return Op::kOther;
+}
+
+#define COMMPROF_TEXT(name, text) std::string_view(text),
+inline constexpr std::string_view kAlgorithms[] = {
+    COMMPROF_NCCL_ALGORITHMS(COMMPROF_TEXT)};
+inline constexpr std::string_view kProtocols[] = {
+    COMMPROF_NCCL_PROTOCOLS(COMMPROF_TEXT)};
+#undef COMMPROF_TEXT
+
+// Returns the index of a word in a table; 0 if it is not there.
+template <size_t size>
+uint8_t codeIn(
+    const std::string_view (&table)[size],
+    const char* word) noexcept {
+  for (size_t i = 1; i < size; ++i) {
+    if (word != nullptr && table[i] == word) {
+      return uint8_t(i);
+    }
+  }
+  return 0;
 }
 
 struct DatatypeName {

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "core/recorder.h"
+#include "nccl_plugin/run.h"
 
 namespace commprof::nccl {
 
@@ -38,15 +39,17 @@ struct Operation {
   bool pending = false;
   Communicator* communicator = nullptr;
   uint32_t generation = 0; // of the communicator
-  Record issue;
-  Channels channels;
+  Launched launched;
   Bits begun;
   Bits ended;
   uint8_t begun_count = 0;
   uint8_t ended_count = 0;
   bool contradictory = false; // a channel ended before it began
   bool timed = false; // by the GPU; else by the host
-  uint64_t first_begin = 0; // once begun_count is above 0
+  // Once begun_count, and ended_count, is above 0.
+  uint64_t first_begin = 0;
+  uint64_t last_begin = 0;
+  uint64_t first_end = 0;
   uint64_t last_end = 0;
 };
 
@@ -88,20 +91,39 @@ uint64_t onHost(const Operation& operation, uint64_t time_ns) noexcept {
   return operation.timed ? operation.communicator->gpuToHost(time_ns) : time_ns;
 }
 
+// Two times in one field, the longer of which are cut off.
+uint64_t packed(uint64_t high_ns, uint64_t low_ns) noexcept {
+  constexpr uint64_t kMost = UINT32_MAX;
+  return std::min(high_ns, kMost) << 32 | std::min(low_ns, kMost);
+}
+
 void complete(Operation& operation) noexcept {
   operation.pending = false;
-  Record record = operation.issue;
-  record.bytes_in = operation.issue.timestamp_ns;
-  record.bytes_out = record.value = 0;
-  record.kind = Kind::kDeviceReady;
-  record.timestamp_ns = onHost(operation, operation.first_begin);
   Recorder& recorder = Recorder::instance();
-  recorder.push(record);
-  record.kind = Kind::kEnd;
-  record.bytes_in = 0;
-  record.flags = kDeviceTime;
-  record.timestamp_ns = onHost(operation, operation.last_end);
-  recorder.push(record);
+  Record op = operation.launched.op;
+  op.timestamp_ns = onHost(operation, operation.first_begin);
+  op.value = onHost(operation, operation.last_end);
+  op.bytes_out = packed(
+      operation.last_begin - operation.first_begin,
+      operation.last_end - operation.first_end);
+  op.flags = operation.timed ? kDeviceTime : 0;
+  recorder.push(op);
+  if (isJoined()) {
+    return;
+  }
+  Record time;
+  time.kind = Kind::kDeviceReady;
+  time.op = op.op;
+  time.op_id = op.op_id;
+  time.thread = operation.launched.thread;
+  time.bytes_in = operation.launched.issue_ns;
+  time.timestamp_ns = op.timestamp_ns;
+  recorder.push(time);
+  time.kind = Kind::kEnd;
+  time.bytes_in = 0;
+  time.flags = kDeviceTime;
+  time.timestamp_ns = op.value;
+  recorder.push(time);
 }
 
 // Ends an operation that will hear no more.
@@ -111,13 +133,14 @@ void settle(Operation& operation) noexcept {
   }
   if (!operation.contradictory && operation.ended_count > 0 &&
       operation.ended_count == operation.begun_count &&
-      operation.ended_count >= operation.channels.least &&
+      operation.ended_count >= operation.launched.channels.least &&
       isCurrent(operation)) {
     complete(operation);
     return;
   }
   operation.pending = false;
   g_unended.fetch_add(1, std::memory_order_relaxed);
+  recordUntimed(operation.launched);
 }
 
 // Returns the pending operation of a handle that the caller holds; null if the
@@ -130,10 +153,15 @@ Operation* pendingOf(Slot& slot, Handle handle) noexcept {
 
 } // namespace
 
+void recordUntimed(const Launched& launched) noexcept {
+  Record op = launched.op;
+  op.timestamp_ns = op.value = launched.issue_ns;
+  Recorder::instance().push(op);
+}
+
 Handle beginOperation(
     Communicator& communicator,
-    const Record& issue,
-    Channels channels) noexcept {
+    const Launched& launched) noexcept {
   constexpr int kTries = 8; // no more threads than this hold slots in a row
   for (int i = 0; i < kTries; ++i) {
     const uint64_t ticket = g_begun.fetch_add(1, std::memory_order_relaxed);
@@ -147,15 +175,26 @@ Handle beginOperation(
     slot.operation.pending = true;
     slot.operation.communicator = &communicator;
     slot.operation.generation = communicator.generation.load();
-    slot.operation.issue = issue;
-    slot.operation.channels = channels;
+    slot.operation.launched = launched;
     const Handle handle{
         Tag::kOperation, 0, uint32_t(ticket % kSlots), slot.use};
     slot.used.clear(std::memory_order_release);
     return handle;
   }
   g_unended.fetch_add(1, std::memory_order_relaxed);
+  recordUntimed(launched);
   return {};
+}
+
+OperationId idOf(Handle handle) noexcept {
+  if (handle.tag != Tag::kOperation || handle.slot >= kSlots) {
+    return {};
+  }
+  Slot& slot = g_slots[handle.slot];
+  const Held held(slot);
+  const Record& op = slot.operation.launched.op;
+  return (slot.use & kUseMask) == handle.use ? OperationId{op.op_id, op.group}
+                                             : OperationId{};
 }
 
 Handle beginChannel(Handle handle, uint8_t channel, uint64_t gpu_ns) noexcept {
@@ -178,6 +217,7 @@ Handle beginChannel(Handle handle, uint8_t channel, uint64_t gpu_ns) noexcept {
   operation->first_begin = operation->begun_count == 0
       ? time_ns
       : std::min(operation->first_begin, time_ns);
+  operation->last_begin = std::max(operation->last_begin, time_ns);
   ++operation->begun_count;
   return {Tag::kChannel, channel, handle.slot, handle.use};
 }
@@ -202,8 +242,11 @@ void end(Handle handle, uint64_t gpu_ns, bool timed) noexcept {
   if (timed && !operation->contradictory) {
     operation->communicator->sawGpuTime(gpu_ns, now_ns);
   }
+  operation->first_end = operation->ended_count == 0
+      ? time_ns
+      : std::min(operation->first_end, time_ns);
   operation->last_end = std::max(operation->last_end, time_ns);
-  if (++operation->ended_count == operation->channels.most &&
+  if (++operation->ended_count == operation->launched.channels.most &&
       !operation->contradictory) {
     complete(*operation);
   }

@@ -23,11 +23,27 @@ struct Channels {
   uint8_t least = 0;
 };
 
-// Begins an operation, whose Issue record the caller has pushed.
+// An operation of a launched kernel, as all versions of the interface describe
+// it.
+struct Launched {
+  Record op; // of kind kNcclOp, without its times
+  uint64_t issue_ns = 0;
+  uint32_t thread = 0;
+  Channels channels;
+};
+
 Handle beginOperation(
     Communicator& communicator,
-    const Record& issue,
-    Channels channels) noexcept;
+    const Launched& launched) noexcept;
+// Records an operation of which no channel will be told.
+void recordUntimed(const Launched& launched) noexcept;
+
+struct OperationId {
+  uint64_t op_id = 0; // 0: not known
+  uint32_t communicator = 0;
+};
+// Returns the operation of a handle, also after it has ended.
+OperationId idOf(Handle operation) noexcept;
 
 // A channel's kernel has begun, and ended, on the GPU at `gpu_ns`; 0: not
 // known, and the time of the call counts.

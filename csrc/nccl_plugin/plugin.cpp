@@ -3,14 +3,18 @@
 //
 // The record path (begin and end of events) neither allocates nor locks nor
 // calls into the system once a thread has its ring: see core/recorder.h.
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdio>
 #include <exception>
 #include <limits>
 #include <optional>
 #include <stdexcept>
+#include <type_traits>
 
 #include "base/clock.h"
+#include "core/current_op.h"
 #include "core/recorder.h"
 #include "nccl_plugin/calls.h"
 #include "nccl_plugin/communicator.h"
@@ -18,13 +22,20 @@
 #include "nccl_plugin/names.h"
 #include "nccl_plugin/operations.h"
 #include "nccl_plugin/run.h"
+#include "nccl_plugin/transfers.h"
 
 namespace commprof::nccl {
 
 namespace {
 
-constexpr int kMaskV3 = int(kColl | kP2p | kKernelCh);
-constexpr int kMaskV5 = kMaskV3 | int(kCollApi | kP2pApi);
+// The masks of each level, without and with kernels' and proxy's events.
+constexpr int kOperationsV3 = int(kColl | kP2p);
+constexpr int kOperationsV5 = kOperationsV3 | int(kCollApi | kP2pApi);
+constexpr int kOperationsV6 = kOperationsV5 | int(kCeColl);
+constexpr int kProxy = int(kProxyOp | kProxyStep);
+
+std::atomic<bool> g_kernels{false}; // the mask has kKernelCh
+std::atomic<int> g_process{0}; // this process
 
 // Runs what may throw; a failure switches the plugin off.
 template <class Body>
@@ -40,45 +51,66 @@ void guarded(Body body) noexcept {
 
 // ---- Communicators
 
+// Decides what is recorded; for kAuto, `unset`. Returns the mask.
+int maskOf(int operations, Level unset) {
+  const Level wanted = levelFromEnvironment();
+  const Level level = wanted == Level::kAuto ? unset : wanted;
+  g_kernels.store(level >= Level::kKernels);
+  g_process.store(getpid());
+  return operations | (level >= Level::kKernels ? int(kKernelCh) : 0) |
+      (level >= Level::kNetwork ? kProxy : 0);
+}
+
+// `versioned`: returns the mask, and may throw.
+template <class Versioned>
 Result openNamed(
     void** context,
     uint64_t id,
     int* mask,
-    int wanted_mask,
+    Versioned versioned,
     const char* name,
     int ranks,
     int rank) noexcept {
   *context = nullptr;
+  *mask = 0;
   guarded([&] {
     if (!isOn()) {
       return;
     }
+    const int wanted = versioned();
+    const Place place = placeFromLauncher().value_or(Place{rank, ranks});
     if (!isRunOpen()) {
-      openRun(placeFromLauncher().value_or(Place{rank, ranks}));
+      openRun(place);
     }
+    setFirstRank(place.rank == 0);
     *context = openCommunicator(id, name, rank, ranks);
+    *mask = isOn() ? wanted : 0;
   });
-  *mask = isOn() ? wanted_mask : 0;
   return kSuccess;
 }
 
 Result initV3(void** context, int* mask) {
   *context = nullptr;
+  *mask = 0;
+  holdMask(mask);
   guarded([&] {
     const std::optional<Place> place = placeFromLauncher();
     if (!isOn()) {
       return;
     }
-    if (!place) {
-      throw std::runtime_error(
-          "NCCL below 2.27 does not say how many ranks there are; set RANK and "
-          "WORLD_SIZE");
+    const int wanted = maskOf(kOperationsV3, Level::kKernels) & ~kProxy;
+    if (!isRunOpen()) {
+      if (!place) {
+        throw std::runtime_error(
+            "NCCL below 2.27 does not say how many ranks there are; set RANK "
+            "and WORLD_SIZE");
+      }
+      openRun(*place);
     }
-    openRun(*place);
+    setFirstRank(!place || place->rank == 0);
     *context = openUnnamedCommunicator();
+    *mask = isOn() ? wanted : 0;
   });
-  holdMask(mask);
-  *mask = isOn() ? kMaskV3 : 0;
   return kSuccess;
 }
 
@@ -92,9 +124,11 @@ Result initV4(
     int rank,
     Logger /*logger*/) {
   holdMask(mask);
-  return openNamed(context, id, mask, kMaskV3, name, ranks, rank);
+  const auto versioned = [] { return maskOf(kOperationsV3, Level::kKernels); };
+  return openNamed(context, id, mask, versioned, name, ranks, rank);
 }
 
+template <int operations>
 Result initV5(
     void** context,
     uint64_t id,
@@ -105,7 +139,8 @@ Result initV5(
     int rank,
     Logger /*logger*/) {
   holdMask(mask);
-  return openNamed(context, id, mask, kMaskV5, name, ranks, rank);
+  const auto versioned = [] { return maskOf(operations, Level::kKernels); };
+  return openNamed(context, id, mask, versioned, name, ranks, rank);
 }
 
 // Version 7 comes with NCCL 2.31, which polls kernels in a thread of its own.
@@ -119,14 +154,18 @@ Result initV7(
     int ranks,
     int rank,
     Logger /*logger*/) {
-  static std::atomic_flag warned;
-  if (isOn() && !warned.test_and_set()) {
-    std::fputs(
-        "commprof: times of kernels can cost NCCL 2.31 and newer up to a tenth "
-        "of a collective's time (NVIDIA/nccl issue 2357)\n",
-        stderr);
-  }
-  return openNamed(context, id, mask, kMaskV5, name, ranks, rank);
+  const auto versioned = [] {
+    static std::atomic_flag warned;
+    if (levelFromEnvironment() == Level::kAuto && !warned.test_and_set()) {
+      std::fputs(
+          "commprof: NCCL's operations are recorded without times on the GPU, "
+          "which cost NCCL 2.31 and newer up to a tenth of a collective's time "
+          "(NVIDIA/nccl issue 2357); COMMPROF_NCCL=kernels records them\n",
+          stderr);
+    }
+    return maskOf(kOperationsV6, Level::kOperations);
+  };
+  return openNamed(context, id, mask, versioned, name, ranks, rank);
 }
 
 Result finalize(void* context) {
@@ -137,7 +176,9 @@ Result finalize(void* context) {
       if (closeCommunicator(*communicator)) {
         holdMask(nullptr); // NCCL may be unloaded from here on
       }
-      Recorder::instance().flush();
+      if (!isJoined()) {
+        Recorder::instance().flush();
+      }
     });
   }
   return kSuccess;
@@ -145,13 +186,16 @@ Result finalize(void* context) {
 
 // ---- Operations
 
-// An operation of a launched kernel, as all versions describe it.
-struct Launched {
+// What a version of the interface tells of a launched operation.
+struct Told {
   const char* func;
   const char* datatype;
   uint64_t count; // as in the function's call
   int root_or_peer;
   Channels channels;
+  uint8_t algorithm = 0; // in kAlgorithms
+  uint8_t protocol = 0; // in kProtocols
+  bool has_kernel = true;
 };
 
 // The larger side of a gathering or scattering collective stays 0 if the number
@@ -179,36 +223,70 @@ void setBytes(Record& issue, uint64_t size, int ranks) noexcept {
   }
 }
 
-Handle begin(
-    Communicator& communicator,
+// Pushes the record of the call to a trace of the plugin's own.
+void pushIssue(
+    const Communicator& communicator,
     const Launched& launched,
-    const Caller& caller) noexcept {
-  Recorder& recorder = Recorder::instance();
-  const uint8_t datatype = datatypeOf(launched.datatype);
+    const Caller& caller,
+    uint8_t datatype) noexcept {
+  const Record& op = launched.op;
   Record issue;
-  issue.op = opOf(launched.func);
-  if (issue.op == Op::kOther || datatype == 0) {
-    recorder.countDropped();
-    return {};
-  }
-  const bool eager = caller.known && caller.origin == Origin::kCall;
-  issue.timestamp_ns = eager ? caller.call.begin_ns : nowNs();
-  issue.op_id = recorder.nextOpId();
   issue.kind = Kind::kIssue;
+  issue.op = op.op;
+  issue.op_id = op.op_id;
+  issue.timestamp_ns = launched.issue_ns;
   issue.dtype = caller.known && caller.call.datatype != 0 ? caller.call.datatype
                                                           : datatype;
   issue.reduce_op = std::numeric_limits<uint8_t>::max(); // not known
   issue.group = communicator.groups[size_t(caller.origin)].load();
-  issue.thread = caller.known ? caller.call.thread : Recorder::threadId();
-  issue.aux = uint32_t(launched.root_or_peer < 0 ? 0 : launched.root_or_peer);
-  const uint64_t size = launched.count * kDatatypes[datatype].bytes;
-  setBytes(issue, size, communicator.ranks);
-  issue.seq = isPointToPoint(issue.op)
-      ? communicator.nextMessage(caller.origin, issue.op, launched.root_or_peer)
-      : communicator.nextCollective(caller.origin);
+  issue.thread = launched.thread;
+  issue.aux = op.thread;
+  setBytes(issue, op.bytes_in, communicator.ranks);
+  issue.seq = op.seq;
   issue.flags = kDeviceAsync;
-  recorder.push(issue);
-  return beginOperation(communicator, issue, launched.channels);
+  Recorder::instance().push(issue);
+}
+
+Handle begin(
+    Communicator& communicator,
+    const Told& told,
+    Handle parent) noexcept {
+  Recorder& recorder = Recorder::instance();
+  const uint8_t datatype = datatypeOf(told.datatype);
+  Launched launched;
+  Record& op = launched.op;
+  op.op = opOf(told.func);
+  if (op.op == Op::kOther || datatype == 0) {
+    recorder.countDropped();
+    return {};
+  }
+  const auto part = uint32_t(op.op) << 24 ^ uint32_t(told.root_or_peer);
+  const Caller caller = callerOf(parent, part);
+  const bool eager = caller.known && caller.origin == Origin::kCall;
+  const uint64_t recorded_id = caller.known ? caller.call.op_id : t_current_op;
+  launched.issue_ns = eager ? caller.call.begin_ns : nowNs();
+  launched.thread = caller.known ? caller.call.thread : Recorder::threadId();
+  launched.channels = told.channels;
+  op.kind = Kind::kNcclOp;
+  op.op_id = recorded_id != 0 ? recorded_id : recorder.nextOpId();
+  op.group = communicator.number;
+  op.thread = uint32_t(told.root_or_peer < 0 ? 0 : told.root_or_peer);
+  op.dtype = told.channels.most;
+  op.reduce_op = uint8_t(told.algorithm << 4 | told.protocol);
+  op.aux = caller.replay;
+  sayRecorded();
+  op.bytes_in = told.count * kDatatypes[datatype].bytes;
+  op.seq = isPointToPoint(op.op)
+      ? communicator.nextMessage(caller.origin, op.op, told.root_or_peer)
+      : communicator.nextCollective(caller.origin);
+  if (!isJoined()) {
+    pushIssue(communicator, launched, caller, datatype);
+  }
+  if (!told.has_kernel || !g_kernels.load(std::memory_order_relaxed)) {
+    recordUntimed(launched);
+    return {};
+  }
+  return beginOperation(communicator, launched);
 }
 
 // A message is cut into parts of whole 4 KiB pages, one for each channel; the
@@ -223,25 +301,37 @@ uint8_t channelsWithData(uint64_t size, uint8_t channels) noexcept {
   return uint8_t((size + part - 1) / part);
 }
 
-Launched launchedColl(const CollFields& coll) noexcept {
+Told told(const CollFields& coll) noexcept {
   return {
       coll.func,
       coll.datatype,
       coll.count,
       coll.root,
-      {coll.channels, coll.channels}};
+      {coll.channels, coll.channels},
+      codeIn(kAlgorithms, coll.algorithm),
+      codeIn(kProtocols, coll.protocol)};
 }
 
-Launched launchedP2p(const P2pFields& p2p) noexcept {
+Told told(const P2pFields& p2p) noexcept {
   const uint64_t size = p2p.count * kDatatypes[datatypeOf(p2p.datatype)].bytes;
   const uint8_t least = channelsWithData(size, p2p.channels);
   return {p2p.func, p2p.datatype, p2p.count, p2p.peer, {p2p.channels, least}};
 }
 
-// The seam for calls that commprof's own capture records in the same process:
-// the calling thread's operation id would be read here.
+// Copy engines run no kernel, so no channel tells its times.
+Handle beginCeColl(
+    Communicator& communicator,
+    const CeCollFields& coll,
+    Handle parent) noexcept {
+  Told of_coll{coll.func, coll.datatype, coll.count, coll.root, {}};
+  of_coll.algorithm = codeIn(kAlgorithms, "COPY_ENGINE");
+  of_coll.has_kernel = false;
+  return begin(communicator, of_coll, parent);
+}
+
+// The call that this thread makes; capture may know it as an operation.
 ApiCall callNow(const char* datatype) noexcept {
-  return {nowNs(), Recorder::threadId(), datatypeOf(datatype)};
+  return {nowNs(), Recorder::threadId(), datatypeOf(datatype), t_current_op};
 }
 
 Handle beginCall(
@@ -260,7 +350,7 @@ Handle beginCall(
 // Returns the open communicator of an event; null if it is not recorded.
 Communicator* communicatorOf(void* context) noexcept {
   auto* communicator = static_cast<Communicator*>(context);
-  const bool recorded = isOn() && communicator != nullptr &&
+  const bool recorded = communicator != nullptr &&
       communicator->open.load(std::memory_order_relaxed);
   return recorded ? communicator : nullptr;
 }
@@ -275,9 +365,11 @@ Handle beginEvent(Communicator& communicator, const DescriptorV5& event) {
       return beginCall(
           communicator, event.p2p_api.datatype, event.p2p_api.graph_captured);
     case kColl:
-      return begin(communicator, launchedColl(event.coll), callerOf(parent));
+      return begin(communicator, told(event.coll), parent);
     case kP2p:
-      return begin(communicator, launchedP2p(event.p2p), callerOf(parent));
+      return begin(communicator, told(event.p2p), parent);
+    case kCeColl:
+      return beginCeColl(communicator, event.ce_coll, parent);
     case kKernelCh:
       return beginChannel(
           parent, event.kernel_ch.channel, event.kernel_ch.gpu_ns);
@@ -290,9 +382,9 @@ Handle beginEvent(Communicator& communicator, const DescriptorV5& event) {
 Handle beginEvent(Communicator& communicator, const DescriptorV4& event) {
   switch (event.type) {
     case kColl:
-      return begin(communicator, launchedColl(event.coll), {});
+      return begin(communicator, told(event.coll), {});
     case kP2p:
-      return begin(communicator, launchedP2p(event.p2p), {});
+      return begin(communicator, told(event.p2p), {});
     case kKernelCh:
       return beginChannel(
           Handle::of(event.parent),
@@ -323,9 +415,9 @@ Handle beginEvent(Communicator& communicator, const DescriptorV3& event) {
           coll.communicator_id,
           coll.communicator_name,
           event.rank);
-      Launched launched = launchedColl(coll.of_all_versions);
-      launched.channels.least = 1;
-      return begin(communicator, launched, {});
+      Told of_coll = told(coll.of_all_versions);
+      of_coll.channels.least = 1;
+      return begin(communicator, of_coll, {});
     }
     case kP2p: {
       const P2pFieldsV3& p2p = event.p2p;
@@ -344,18 +436,49 @@ Handle beginEvent(Communicator& communicator, const DescriptorV3& event) {
   }
 }
 
+// Of the proxy's events. Those of another process's operation (PXN) come with
+// its context and its handles, which mean nothing here.
+template <class Descriptor>
+Handle beginProxyEvent(const Descriptor& event) noexcept {
+  const Handle parent = Handle::of(event.parent);
+  if (event.type == kProxyStep) {
+    return beginStep(parent, event.proxy_step.step);
+  }
+  const bool own =
+      event.proxy_op.pid == g_process.load(std::memory_order_relaxed);
+  return beginTransfer(own ? idOf(parent) : OperationId{}, event.proxy_op);
+}
+
+template <class Descriptor>
+Handle beginAny(void* context, const Descriptor& event) {
+  if (!isRecording()) {
+    return {};
+  }
+  if constexpr (!std::is_same_v<Descriptor, DescriptorV3>) {
+    if (event.type == kProxyOp || event.type == kProxyStep) {
+      return beginProxyEvent(event);
+    }
+  }
+  Communicator* communicator = communicatorOf(context);
+  return communicator == nullptr ? Handle{} : beginEvent(*communicator, event);
+}
+
 template <class Descriptor>
 Result startEvent(void* context, void** handle, Descriptor* event) {
-  Communicator* communicator = communicatorOf(context);
   // Always set: NCCL keeps the handle of an earlier event otherwise.
-  *handle = communicator == nullptr
-      ? nullptr
-      : beginEvent(*communicator, *event).pointer();
+  *handle = beginAny(context, *event).pointer();
   return kSuccess;
 }
 
-Result stopEvent(void* /*handle*/) {
-  return kSuccess; // calls and operations are only enqueued by then
+// Calls and operations are only enqueued when they are stopped.
+Result stopEvent(void* pointer) {
+  const Handle handle = Handle::of(pointer);
+  if (handle.tag == Tag::kStep && isOn()) {
+    endStep(handle);
+  } else if (handle.tag == Tag::kTransfer && isOn()) {
+    endTransfer(handle);
+  }
+  return kSuccess;
 }
 
 Result stopEventV3(void* handle) {
@@ -365,9 +488,12 @@ Result stopEventV3(void* handle) {
   return kSuccess;
 }
 
-Result recordEventState(void* handle, int state, StateArgs* args) {
+Result recordEventState(void* pointer, int state, StateArgs* args) {
+  const Handle handle = Handle::of(pointer);
   if (state == kKernelChStop && args != nullptr && isOn()) {
-    endChannel(Handle::of(handle), args->gpu_ns);
+    endChannel(handle, args->gpu_ns);
+  } else if (handle.tag == Tag::kStep && isOn()) {
+    recordStepState(handle, state, args);
   }
   return kSuccess;
 }
@@ -377,6 +503,10 @@ Result ignoreState(void* /*handle*/, int /*state*/, StateArgs* /*args*/) {
 }
 
 constexpr const char* kName = "commprof";
+
+#ifdef COMMPROF_MODULE // a part of capture's module
+[[maybe_unused]] const bool g_joined = (join(), true);
+#endif
 
 } // namespace
 
@@ -409,14 +539,14 @@ TableV4 ncclProfiler_v4 = {
     finalize};
 TableV5 ncclProfiler_v5 = {
     kName,
-    initV5,
+    initV5<kOperationsV5>,
     startEvent<DescriptorV5>,
     stopEvent,
     recordEventState,
     finalize};
 TableV5 ncclProfiler_v6 = {
     kName,
-    initV5,
+    initV5<kOperationsV6>,
     startEvent<DescriptorV5>,
     stopEvent,
     recordEventState,

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <mutex>
 #include <stdexcept>
 #include <system_error>
@@ -26,7 +27,10 @@ namespace commprof::nccl {
 
 namespace {
 
+std::atomic<bool> g_joined{false};
 std::atomic<bool> g_on{true};
+std::atomic<bool> g_says{false};
+std::atomic<bool> g_said{false};
 std::atomic<bool> g_open{false};
 std::atomic<int*> g_mask{nullptr};
 std::mutex g_opening; // in a forked child, which is off, nobody takes it
@@ -182,8 +186,49 @@ void endRun() {
 
 } // namespace
 
+void join() noexcept {
+  g_joined.store(true);
+}
+
+bool isJoined() noexcept {
+  return g_joined.load(std::memory_order_relaxed);
+}
+
 bool isOn() noexcept {
   return g_on.load(std::memory_order_relaxed);
+}
+
+bool isRecording() noexcept {
+  return isOn() && Recorder::instance().enabled();
+}
+
+Level levelFromEnvironment() {
+  const std::string value = variable("COMMPROF_NCCL");
+  constexpr const char* kLevels[] = {"", "operations", "kernels", "network"};
+  for (size_t i = 0; i < std::size(kLevels); ++i) {
+    if (value == kLevels[i] || (i == 0 && value == "auto")) {
+      return Level(i);
+    }
+  }
+  throw std::runtime_error(
+      value == "off" ? "COMMPROF_NCCL=off"
+                     : "COMMPROF_NCCL=" + jsonString(value) +
+              " is not valid (allowed: auto, off, operations, kernels, "
+              "network); correct it, or unset the variable");
+}
+
+void setFirstRank(bool first) noexcept {
+  g_says.store(first && !g_said.load());
+}
+
+void sayRecorded() noexcept {
+  if (g_says.load(std::memory_order_relaxed) && !g_said.exchange(true)) {
+    g_says.store(false);
+    std::fputs(
+        "commprof: NCCL's own operations are recorded too (COMMPROF_NCCL=off "
+        "leaves them out)\n",
+        stderr);
+  }
 }
 
 void switchOff(const std::string& reason) noexcept {
@@ -275,7 +320,7 @@ void openRun(const Place& place) {
 }
 
 bool isRunOpen() noexcept {
-  return g_open.load(std::memory_order_relaxed);
+  return isJoined() || g_open.load(std::memory_order_relaxed);
 }
 
 } // namespace commprof::nccl

@@ -1,14 +1,35 @@
-// The run that the plugin writes: the trace of this process, and the switch
-// that ends all recording.
+// Where the plugin's records go: into a trace of its own or, as a part of
+// capture's module, into the one that capture has open; and the switch that
+// ends all recording.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
 namespace commprof::nccl {
 
-// True while records are taken. Any thread.
+// Makes the plugin a part of capture. Called before all other functions.
+void join() noexcept;
+bool isJoined() noexcept;
+
+// True unless the plugin is switched off. Any thread.
 bool isOn() noexcept;
+// True while records are taken.
+bool isRecording() noexcept;
+
+// What is recorded, each with all before it.
+enum class Level : uint8_t {
+  kAuto, // $COMMPROF_NCCL is not set: kKernels where these are cheap
+  kOperations, // calls, and what NCCL makes of them
+  kKernels, // times on the GPU
+  kNetwork, // transfers by NCCL's proxy
+};
+// Throws std::runtime_error if the variable has another value.
+Level levelFromEnvironment();
+// Says once, if this is the first rank, that NCCL is recorded.
+void sayRecorded() noexcept;
+void setFirstRank(bool first) noexcept;
 
 // Switches the plugin off for good, with one line on stderr. NCCL goes on, and
 // asks for no more events once it reads its mask again.

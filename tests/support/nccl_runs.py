@@ -11,6 +11,7 @@ import numpy as np
 from commprof.trace import columns, schema
 from commprof.trace.columns import of_kind
 from commprof.trace.lookup import look_up
+from commprof.trace.nccl import nccl_ops
 from commprof.trace.reader import Trace, read_trace
 
 #: NCCL's names of operations in c10d's words, with input and output in units of the call's count.
@@ -60,6 +61,25 @@ class Played:
 
     ran: Times
     told: Times
+    #: Operation of capture's; 0 for none.
+    op_id: int = 0
+    #: Number of the graph's replay; 0 for a call.
+    replay: int = 0
+    channels: int = 0
+
+
+@dataclass(frozen=True)
+class NcclOp:
+    """What the trace says of an operation that NCCL launched."""
+
+    op_id: int
+    replay: int
+    channels: int
+    tuning: tuple[str, str]
+    size_bytes: int
+    times: Times
+    spread_ns: int
+    on_gpu: bool
 
 
 def played(text: str) -> dict[Operation, Played]:
@@ -67,13 +87,14 @@ def played(text: str) -> dict[Operation, Played]:
     result = {}
     for line in text.splitlines():
         group, func, seq, peer, count, datatype, *times = line.split("\t")
-        begin_ns, end_ns, begin_told_ns, end_told_ns = map(int, times)
+        begin_ns, end_ns, begin_told_ns, end_told_ns, *rest = map(int, times)
         op, into, out = OPS[func]
         dtype = DATATYPES[datatype]
         size = int(count) * schema.ELEMENT_BYTES[dtype]
         operation = Operation(group, op, int(seq), int(peer), dtype, into * size, out * size)
         assert operation not in result, operation
-        result[operation] = Played(Times(begin_ns, end_ns), Times(begin_told_ns, end_told_ns))
+        ran, told = Times(begin_ns, end_ns), Times(begin_told_ns, end_told_ns)
+        result[operation] = Played(ran, told, *rest)
     return result
 
 
@@ -102,6 +123,39 @@ def _rows(trace: Trace) -> Iterator[tuple[Operation, Times]]:
             int(table.bytes_out[i]),
         )
         yield operation, Times(int(begin_ns[i]), int(table.end_ns[i]))
+
+
+def launched(path: Path) -> tuple[Trace, dict[tuple[str, str, int, int], NcclOp]]:
+    """Reads a trace's operations of NCCL, by communicator with " replays", name, peer and number.
+
+    The number is the operation's in its communicator.
+    """
+    trace = read_trace(path)
+    table = nccl_ops(trace)
+    result = {}
+    for i in range(len(table)):
+        replays = " replays" if table.replay[i] else ""
+        key = (
+            trace.communicators[int(table.communicator[i])].hash + replays,
+            schema.op_name(int(table.op[i])),
+            int(table.peer[i]),
+            int(table.seq[i]),
+        )
+        assert key not in result, key
+        result[key] = NcclOp(
+            op_id=int(table.op_id[i]),
+            replay=int(table.replay[i]),
+            channels=int(table.channels[i]),
+            tuning=(
+                schema.NCCL_ALGORITHMS[table.algorithm[i]],
+                schema.NCCL_PROTOCOLS[table.protocol[i]],
+            ),
+            size_bytes=int(table.size_bytes[i]),
+            times=Times(int(table.begin_ns[i]), int(table.end_ns[i])),
+            spread_ns=int(max(table.begin_spread_ns[i], table.end_spread_ns[i])),
+            on_gpu=bool(table.on_gpu[i]),
+        )
+    return trace, result
 
 
 def differences(

@@ -303,11 +303,6 @@ def _in_its_rank(
     ``Calls.phase``; ``Calls.stack``.
     """
     steps, found = columns.steps(trace), exposures_of(trace)
-    recorded = trace.recorded
-    if recorded is not None and recorded.phase is not None:
-        in_phase = recorded.phase[table.op_id - 1]
-    else:
-        in_phase = _phase_at(trace, training_thread(trace), table.issue_ns)
     counted = (found.collective >= 0) & _measured(steps, measured_steps, found.begin_ns)
     exposed = np.bincount(
         found.collective[counted], weights=found.waited_ns[counted], minlength=len(table)
@@ -315,10 +310,20 @@ def _in_its_rank(
     return (
         _measured(steps, measured_steps, table.issue_ns),
         exposed.astype(np.float64),
-        # On a device, a stream may be ready for a collective of backward before backward begins.
-        np.where(table.graph_task >= 0, int(Phase.BACKWARD), in_phase),
+        phases_of(trace, table),
         columns.stacks(trace, table.op_id),
     )
+
+
+def phases_of(trace: Trace, table: Collectives) -> Ints:
+    """Returns the code of the phase in which each collective of a rank was issued."""
+    recorded = trace.recorded
+    if recorded is not None and recorded.phase is not None:
+        in_phase = recorded.phase[table.op_id - 1]
+    else:
+        in_phase = _phase_at(trace, training_thread(trace), table.issue_ns)
+    # On a device, a stream may be ready for a collective of backward before backward begins.
+    return np.where(table.graph_task >= 0, int(Phase.BACKWARD), in_phase)
 
 
 def _measured(steps: Steps, measured: Ints | None, time_ns: Ints) -> npt.NDArray[np.bool_]:

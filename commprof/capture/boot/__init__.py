@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -42,7 +43,16 @@ def environment(directory: Path) -> dict[str, str]:
     # An empty entry, as in PYTHONPATH=:/lib, is the working directory.
     rest = given.split(os.pathsep) if given else []
     path = [_HERE, *(entry for entry in rest if entry != _HERE)]
-    return {OUT_VARIABLE: str(directory.absolute()), "PYTHONPATH": os.pathsep.join(path)}
+    return {
+        OUT_VARIABLE: str(directory.absolute()),
+        "PYTHONPATH": os.pathsep.join(path),
+        **_nccl().environment(os.environ),
+    }
+
+
+def _nccl() -> ModuleType:
+    """Returns the file next to this one; this one's own name depends on who loaded it."""
+    return importlib.import_module(".nccl", __name__)
 
 
 def pin() -> None:
@@ -207,6 +217,7 @@ def _patch(c10d: ModuleType, directory: str) -> None:
     """
     import threading  # torch is loaded: it costs nothing here
 
+    _nccl().set_up()
     original = c10d.init_process_group
     initialising = threading.local()
 

@@ -15,6 +15,7 @@ from commprof.analysis.checks.losses import LossAgreement
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.kinds import CollectiveRow
 from commprof.analysis.collectives.mismatches import Mismatch
+from commprof.analysis.collectives.nccl import NcclWorld
 from commprof.analysis.collectives.sharding import Sharding
 from commprof.analysis.cost import Cost
 from commprof.analysis.late.incidents import Incidents
@@ -89,6 +90,7 @@ def as_dict(
                 }
                 for found in result.stepless
             ],
+            "nccl": list(map(_nccl, result.nccl)),
             "incidents": [_incidents(found) for found in result.incidents],
         }
     )
@@ -130,6 +132,17 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
         "bindings": bindings,
         **asdict(verdict.next_step),
     }
+
+
+def _nccl(found: NcclWorld) -> dict[str, Any]:
+    rows = [
+        {
+            **asdict(row),
+            "phases": [{"phase": name, "calls": count} for name, count in row.phases],
+        }
+        for row in found.rows
+    ]
+    return {**asdict(found), "rows": rows}
 
 
 def _sharding(found: Sharding) -> dict[str, Any]:

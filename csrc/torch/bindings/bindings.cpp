@@ -17,6 +17,7 @@
 #include "core/phase_marker.h"
 #include "core/process/exit_note.h"
 #include "core/recorder.h"
+#include "nccl_plugin/operations.h"
 #include "torch/bindings/bindings.h"
 #include "torch/capture/ddp/ddp_hook.h"
 #include "torch/capture/ddp/observed_buckets.h"
@@ -270,6 +271,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
       [] {
         const py::gil_scoped_release release;
         drainDevices();
+        nccl::settleOperations(nullptr);
         Recorder::instance().stop();
       },
       "Disables capture and closes the trace.");

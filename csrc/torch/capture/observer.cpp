@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "core/blocked_calls.h"
+#include "core/current_op.h"
 #include "core/recorder.h"
 #include "torch/capture/completion.h"
 #include "torch/capture/ddp/finalize.h"
@@ -115,6 +116,7 @@ class Interposer final : public c10::OperatorKernel {
       recordStack(issue);
     }
     const c10::TensorImpl* gradients = gradientsOf(issue, *stack, base);
+    const InsideOp inside(issue.op_id);
     if (device_type_ == c10::DeviceType::CPU) {
       callOnHost(issue, op, keys, stack);
     } else {

@@ -3,14 +3,17 @@
 //   test_nccl_plugin                     checks that nothing harms, and clocks
 //   test_nccl_plugin play VERSION [kill] plays a job's calls against the table,
 //                                        and kills itself before it finalises
+//   test_nccl_plugin joined VERSION      the same inside of operations that
+//                                        capture records, but for one call
 //   test_nccl_plugin through LIBNCCL PLUGIN ADDRESS VERSION
 //       plays the same against what NCCL's own loader makes of the plugin:
 //       ADDRESS is that of getNcclProfiler_v<N> in the library, VERSION the
 //       newest version that the library knows
 //
-// The last two print what was played, one operation a line: process group,
+// The last three print what was played, one operation a line: process group,
 // operation, number, peer or root, bytes in and out, begin, end, and when both
-// were reported; an end of 0 is not known. The recorder is one per process.
+// were reported (an end of 0 is not known), capture's operation (0: none),
+// number of the replay and of channels. The recorder is one per process.
 #include <dlfcn.h>
 #include <link.h>
 #include <signal.h>
@@ -27,9 +30,12 @@
 
 #include "base/clock.h"
 #include "check.h"
+#include "core/current_op.h"
 #include "core/recorder.h"
 #include "nccl_player.h"
 #include "nccl_plugin/gpu_clock.h"
+#include "nccl_plugin/names.h"
+#include "nccl_plugin/run.h"
 #include "trace_file.h"
 
 using namespace commprof;
@@ -54,6 +60,8 @@ struct Played {
   std::string group;
   Player::Operation operation;
   uint32_t seq;
+  uint64_t op_id = 0;
+  uint32_t replay = 0;
   uint64_t begin_ns = 0; // on the host's clock
   uint64_t end_ns = 0;
   uint64_t begin_seen_ns = 0;
@@ -99,9 +107,11 @@ class Job {
   Job(Player& player, Communicator& c) : player_(player), c_(c) {}
 
   void plain(const Player::Operation& operation, uint8_t lost = 0) {
+    const InsideOp inside(issued(operation));
     void* call = begun(operation, false);
     player_.stop(call);
     Played& played = add("", operation);
+    played.op_id = t_current_op;
     void* handle = player_.launch(c_, operation, call, played.seq);
     player_.stop(handle); // enqueued: no kernel has run yet
     onProxy([&] { runKernels(player_, c_, {{handle, &played}}, lost); });
@@ -110,32 +120,39 @@ class Job {
   // Calls in one group, launched together at its end.
   void grouped(const std::vector<Player::Operation>& operations) {
     std::vector<void*> calls;
+    std::vector<uint64_t> ids;
     for (const auto& operation : operations) {
+      const InsideOp inside(issued(operation));
+      ids.push_back(t_current_op);
       calls.push_back(begun(operation, false));
       player_.stop(calls.back());
     }
-    launchAll("", operations, calls);
+    launchAll("", operations, calls, ids);
   }
 
   void capture(const std::vector<Player::Operation>& operations) {
     captured_ = operations;
     for (const auto& operation : operations) {
+      const InsideOp inside(issued(operation));
+      captured_ids_.push_back(t_current_op);
       captured_calls_.push_back(begun(operation, true));
       player_.stop(captured_calls_.back());
     }
   }
   // From a host node of the graph, in a thread of CUDA's.
   void replay() {
+    replays_ += player_.hasCalls() ? 1 : 0;
     std::thread([this] {
-      launchAll(
-          player_.hasCalls() ? " replays" : "", captured_, captured_calls_);
+      const char* group = player_.hasCalls() ? " replays" : "";
+      launchAll(group, captured_, captured_calls_, captured_ids_, replays_);
     }).join();
   }
 
   void print() const {
     for (const Played& p : played_) {
       std::printf(
-          "%016llx%s\t%s\t%u\t%d\t%zu\t%s\t%llu\t%llu\t%llu\t%llu\n",
+          "%016llx%s\t%s\t%u\t%d\t%zu\t%s\t%llu\t%llu\t%llu\t%llu\t%llu\t%u\t%"
+          "u\n",
           (unsigned long long)c_.id,
           p.group.c_str(),
           p.operation.func,
@@ -146,11 +163,31 @@ class Job {
           (unsigned long long)p.begin_ns,
           (unsigned long long)p.end_ns,
           (unsigned long long)p.begin_seen_ns,
-          (unsigned long long)p.end_seen_ns);
+          (unsigned long long)p.end_seen_ns,
+          (unsigned long long)p.op_id,
+          p.replay,
+          p.operation.channels);
     }
   }
+  // Whether calls are made inside of operations that capture records.
+  bool inside_operations = false;
 
  private:
+  // Records a call as capture does; returns its operation, 0 for none.
+  uint64_t issued(const Player::Operation& operation) {
+    if (!inside_operations) {
+      return 0;
+    }
+    Record issue;
+    issue.timestamp_ns = nowNs();
+    issue.kind = Kind::kIssue;
+    issue.op_id = Recorder::instance().nextOpId();
+    issue.op = nccl::opOf(operation.func);
+    issue.flags = kDeviceAsync;
+    Recorder::instance().push(issue);
+    return issue.op_id;
+  }
+
   void* begun(const Player::Operation& o, bool captured) {
     return player_.call(c_, o.func, o.datatype, o.count, captured);
   }
@@ -172,10 +209,15 @@ class Job {
   void launchAll(
       const std::string& group,
       const std::vector<Player::Operation>& operations,
-      const std::vector<void*>& calls) {
+      const std::vector<void*>& calls,
+      const std::vector<uint64_t>& ids,
+      uint32_t replay = 0) {
     std::vector<std::pair<void*, Played*>> launched;
     for (size_t i = 0; i < operations.size(); ++i) {
       Played& played = add(group, operations[i]);
+      // Without events of calls, those launched together cannot be joined.
+      played.op_id = player_.hasCalls() ? ids[i] : 0;
+      played.replay = replay;
       void* handle = player_.launch(c_, operations[i], calls[i], played.seq);
       player_.stop(handle);
       launched.emplace_back(handle, &played);
@@ -194,6 +236,8 @@ class Job {
   std::deque<Played> played_;
   std::vector<Player::Operation> captured_;
   std::vector<void*> captured_calls_;
+  std::vector<uint64_t> captured_ids_;
+  uint32_t replays_ = 0;
 };
 
 const Player::Operation kReduceGradients{
@@ -207,12 +251,17 @@ const Player::Operation kScatter{"ReduceScatter", "ncclBfloat16", 1000, 0, 1};
 const Player::Operation kSpread{"Broadcast", "ncclInt8", 800, 1, 1};
 const Player::Operation kSum{"Reduce", "ncclFloat64", 100, 1, 3};
 
-void play(Player& player, bool killed = false) {
+void play(Player& player, bool killed = false, bool joined = false) {
   const char* rank = std::getenv("RANK");
+  if (joined) {
+    nccl::openRun({0, 2}); // capture's trace, as it were
+    nccl::join();
+  }
   Communicator world{nullptr, 0xabc, "dp0", 2, rank ? std::atoi(rank) : 0};
   const int peer = 1 - world.rank;
   player.init(world);
   Job job(player, world);
+  job.inside_operations = joined;
   for (const auto& operation :
        {kReduceGradients, kGather, kScatter, kSpread, kSum, kReduceGradients}) {
     job.plain(operation);
@@ -228,6 +277,7 @@ void play(Player& player, bool killed = false) {
     job.replay();
   }
   job.plain(kReduceGradients, /*lost=*/1);
+  job.inside_operations = false;
   job.plain(kReduceGradients);
   job.print();
   if (killed) {
@@ -446,6 +496,12 @@ int main(int count, char** arguments) {
     const int version = std::atoi(arguments[2]);
     Player player(version, tableOf(version));
     play(player, count > 3);
+    return 0;
+  }
+  if (mode == "joined") {
+    const int version = std::atoi(arguments[2]);
+    Player player(version, tableOf(version));
+    play(player, false, true);
     return 0;
   }
   if (mode == "through") {

@@ -152,6 +152,40 @@ class Player {
     }
     stop(handle);
   }
+
+  // The proxy's events; from version 4 on.
+  void* beginProxyOp(
+      void* context,
+      void* operation,
+      const ProxyOpFields& fields) {
+    const auto play = [&](auto* table, auto wide) {
+      wide.event.type = kProxyOp;
+      wide.event.parent = operation;
+      wide.event.proxy_op = fields;
+      return started(table, context, wide);
+    };
+    return version_ == 4 ? play(v4(), Wide<DescriptorV4>())
+                         : play(v5(), Wide<DescriptorV5>());
+  }
+  void* beginStep(void* context, void* proxy_op, int step) {
+    const auto play = [&](auto* table, auto wide) {
+      wide.event.type = kProxyStep;
+      wide.event.parent = proxy_op;
+      wide.event.proxy_step = {step};
+      return started(table, context, wide);
+    };
+    return version_ == 4 ? play(v4(), Wide<DescriptorV4>())
+                         : play(v5(), Wide<DescriptorV5>());
+  }
+  void state(void* handle, int state, size_t bytes) {
+    StateArgs args;
+    args.bytes = bytes;
+    if (handle != nullptr) {
+      version_ == 4 ? v4()->record_event_state(handle, state, &args)
+                    : v5()->record_event_state(handle, state, &args);
+    }
+  }
+
   static bool isMessage(const char* func) {
     return std::strcmp(func, "Send") == 0 || std::strcmp(func, "Recv") == 0;
   }
@@ -169,8 +203,12 @@ class Player {
 
   template <class Table, class Descriptor>
   static void* started(Table* table, Communicator& c, Wide<Descriptor>& wide) {
+    return started(table, c.context, wide);
+  }
+  template <class Table, class Descriptor>
+  static void* started(Table* table, void* context, Wide<Descriptor>& wide) {
     void* handle = nullptr;
-    table->start_event(c.context, &handle, &wide.event);
+    table->start_event(context, &handle, &wide.event);
     return handle;
   }
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from commprof.launched import launched_as
+from commprof.trace import columns
 from commprof.trace.ring import owner_path, remove_orphans
 from tests.support.machines.core_tests import build
-from tests.support.nccl_runs import Operation, Times, differences, played, recorded
+from tests.support.nccl_runs import Operation, Times, differences, launched, played, recorded
 
 pytestmark = pytest.mark.timeout(1800)  # the first one builds
 
@@ -25,11 +26,13 @@ def player() -> Path:
     return build("", "test_nccl_plugin") / "test_nccl_plugin"
 
 
-def run(player: Path, version: int, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    player: Path, version: int, mode: str = "play", **environment: str
+) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR")}
     return subprocess.run(
-        [player, "play", str(version)],
-        env={**kept, **environment},
+        [player, mode, str(version)],
+        env={"COMMPROF_NCCL": "kernels", **kept, **environment},
         capture_output=True,
         text=True,
         check=True,
@@ -50,6 +53,41 @@ def test_every_operation_with_its_times(player: Path, version: int, tmp_path: Pa
     assert (trace.rank, trace.metadata["world_size"]) == (1, 2)
     names = {group.name: (group.description, group.rank) for group in trace.groups.values()}
     assert names["0000000000000abc"] == ("dp0", 1)
+
+
+@pytest.mark.parametrize("version", [4, 6, 7])
+def test_inside_capture_they_belong_to_its_operations(
+    player: Path, version: int, tmp_path: Path
+) -> None:
+    done = run(player, version, "joined", COMMPROF_OUT=str(tmp_path), RANK="0", WORLD_SIZE="2")
+    trace, found = launched(tmp_path / "rank_0.trace")
+    expected = played(done.stdout)
+    assert len(found) == len(expected) == 44
+    issued = set(columns.collectives(trace).op_id.tolist())
+    assert len(issued) == len({each.op_id for each in expected.values()} - {0}) + (
+        0 if version > 4 else 8
+    )
+    for operation, truth in expected.items():
+        row = found[operation.group, operation.op, operation.peer, operation.seq]
+        if truth.op_id:
+            assert row.op_id == truth.op_id, operation
+        else:  # not through c10d
+            assert row.op_id not in issued, operation
+        assert (row.replay, row.channels) == (truth.replay, truth.channels), operation
+        size = min(operation.bytes_in, operation.bytes_out) or operation.bytes_in
+        assert row.size_bytes == (size or operation.bytes_out)
+        message = operation.op in ("send", "recv")
+        assert row.tuning == (("", "") if message else ("RING", "SIMPLE"))
+        if truth.ran.end_ns == 0:
+            assert row.times.begin_ns == row.times.end_ns
+            continue
+        assert row.on_gpu
+        assert truth.ran.begin_ns <= row.times.begin_ns <= truth.told.begin_ns
+        assert truth.ran.end_ns <= row.times.end_ns <= truth.told.end_ns
+        assert 0 <= row.spread_ns <= row.times.end_ns - row.times.begin_ns
+        assert (row.spread_ns > 0) == (truth.channels > 1) or message
+    assert {c.label for c in trace.communicators.values()} == {"dp0"}
+    assert not trace.groups
 
 
 def _of_unknown_size(operation: Operation) -> Operation:
@@ -88,6 +126,17 @@ def test_the_report_reads_the_run(player: Path, tmp_path: Path) -> None:
     (without,) = json.loads(report(out, "--format", "json"))["stepless"]
     assert {row["exposed_ms"] for row in without["collectives"]} == {None}
     assert all(row["duration"]["median_ms"] > 0 for row in without["collectives"])
+    assert "Inside NCCL, 2 ranks:" in shown
+    (inside,) = json.loads(report(out, "--format", "json"))["nccl"]
+    (reduced,) = [row for row in inside["rows"] if row["op"] == "all_reduce"]
+    # 6 calls and 20 replays on each of two ranks, one of each rank without its end.
+    assert (reduced["operations"], reduced["replayed"], inside["replays"]) == (52, 40, 10)
+    assert (reduced["algorithm"], reduced["protocol"]) == ("RING", "SIMPLE")
+    assert (reduced["channels"], reduced["size_bytes"]) == ([4, 4], [26_214_400] * 2)
+    assert reduced["phases"] == []
+    assert reduced["transfer_ms"] > 0 <= reduced["wait_by_kernels_ms"]
+    assert inside["waits"]["collectives"] == 38
+    assert inside["links"] == []
 
 
 @pytest.mark.parametrize(
@@ -187,5 +236,10 @@ def test_version_3_needs_the_number_of_ranks(player: Path, tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_newest_interface_warns_of_its_cost(player: Path, tmp_path: Path) -> None:
-    assert "2.31" in run(player, 7, COMMPROF_OUT=str(tmp_path)).stderr
+def test_the_newest_interface_warns_and_records_no_kernels(player: Path, tmp_path: Path) -> None:
+    done = run(player, 7, COMMPROF_OUT=str(tmp_path), COMMPROF_NCCL="auto")
+    assert "NCCL 2.31" in done.stderr
+    assert "COMMPROF_NCCL=kernels" in done.stderr
+    _, found = launched(tmp_path / "rank_0.trace")
+    assert len(found) == len(played(done.stdout))
+    assert all(each.times.begin_ns == each.times.end_ns for each in found.values())

@@ -111,6 +111,8 @@ def test_names_of_environment_variables_are_defined_in_one_module() -> None:
     assert found == {
         ("__init__.py", variables.OUT),
         ("__init__.py", variables.CPUS),
+        ("nccl.py", variables.NCCL),
+        ("nccl.py", variables.NATIVE),
         ("sitecustomize.py", variables.OUT),
     }
     assert (boot.OUT_VARIABLE, boot.CPUS_VARIABLE) == (variables.OUT, variables.CPUS)
@@ -122,7 +124,7 @@ def test_names_of_environment_variables_are_defined_in_one_module() -> None:
     # The plugin of NCCL runs in programs without Python, and reads where to write by itself.
     assert read == {
         *(variables.DEVICE_EVENTS, variables.SIMD, variables.KERNEL_THREADS),
-        variables.OUT,
+        *(variables.OUT, variables.NCCL),
     }
 
 

@@ -24,6 +24,7 @@ from commprof.analysis.collectives.exchange import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.in_flight import TimeInFlight
 from commprof.analysis.collectives.kinds import SteplessCollectives
+from commprof.analysis.collectives.nccl import NcclLink, NcclRow, NcclWorld, Split, WaitsCompared
 from commprof.analysis.collectives.sharding import FORWARD, ShardedPart, Sharding
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.late.attempts import Attempt
@@ -275,6 +276,17 @@ def changed() -> Incidents:
     )
 
 
+def inside_nccl() -> NcclWorld:
+    """Returns what the plugin of NCCL recorded, with a value in every field."""
+    split = Split(3.0, 1.0, 0.5)
+    row = NcclRow(
+        *("dp0", 8, "all_reduce", "RING", "SIMPLE", (4, 8), (1024, 2048), 80, 40),
+        *((("backward", 40),), (0, 1), 5.0, 0.1, 0.2, 1.0, 1.1, 4.0, split),
+    )
+    link = NcclLink("dp0", "0", "1", 80, 163_840, split, 12.0, 4.0)
+    return NcclWorld(8, (row,), (link,), 3, 10, WaitsCompared(10, 0.1, 9))
+
+
 def full_run() -> dict[str, Any]:
     """Returns a document in which every field has a value."""
     errors = {"arrival_clock_error_p95_us": 40.0, "arrival_clock_error_us": 90.0}
@@ -339,6 +351,7 @@ def full_run() -> dict[str, Any]:
                 incidents=(changed(),),
                 stepless=(SteplessCollectives(8, worlds[0].collectives),),
                 attempts=(Attempt(4, 0, 4, 12, 3.5, 1.5, "rank 1: its process was killed"),),
+                nccl=(inside_nccl(),),
             ),
             cost=cost(worlds, details, Price(3.6, "rank")),
             verdict=judged,

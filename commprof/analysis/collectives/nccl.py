@@ -1,0 +1,392 @@
+"""What NCCL made of the calls, how long its kernels waited, and how its transfers went.
+
+The kernels of an all-reduce, all-gather or reduce-scatter end together, so the rank whose kernel
+was the shortest came last: the others waited for as long as theirs took more. This needs no common
+clock. With one, a kernel waited from its own begin to the last one's. Operations with a root, and
+messages, end when their own part is done; for these only durations are given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.collectives.calls import phases_of
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.lookup import row_of
+from commprof.trace.nccl import NcclOps, Transfers, nccl_ops, receives, sends
+from commprof.trace.reader import Trace
+from commprof.trace.schema import NCCL_ALGORITHMS, NCCL_PROTOCOLS, PHASES, op_name
+from commprof.units import ns_to_ms
+
+Floats = npt.NDArray[np.float64]
+
+#: Operations whose kernels end together.
+_END_TOGETHER = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+#: A link is slow if it takes this many times longer for a byte than the median link of its
+#: communicator, which has at least so many links.
+_SLOW, _LINKS_TO_COMPARE = 1.5, 4
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a mean transfer of one channel to one rank went, in ms."""
+
+    #: The network was sending.
+    network_ms: float
+    #: The peer had no buffer to offer.
+    peer_ms: float
+    #: The sending GPU had not filled the next buffer.
+    gpu_ms: float
+
+
+@dataclass(frozen=True)
+class NcclRow:
+    """Operations of one communicator that NCCL carried out in the same way."""
+
+    communicator: str
+    #: Ranks of the communicator; 0 if not known.
+    size: int
+    op: str
+    #: NCCL's words; empty if it told none, as for messages.
+    algorithm: str
+    protocol: str
+    #: Smallest and largest number.
+    channels: tuple[int, int]
+    #: Smallest and largest size in NCCL's calls.
+    size_bytes: tuple[int, int]
+    #: Operations of all ranks, and how many of them were replays of CUDA graphs.
+    operations: int
+    replayed: int
+    #: Operations that belong to a call of c10d, by the phase in which the call was issued, or
+    #: captured; largest number first.
+    phases: tuple[tuple[str, int], ...]
+    #: Indices of the DDP buckets that they reduced.
+    buckets: tuple[int, ...]
+    #: Medians; NaN if no time is known.
+    duration_ms: float
+    begin_spread_ms: float
+    end_spread_ms: float
+    #: Means of the waits by the shortest kernel and by clocks; NaN if not known.
+    wait_by_kernels_ms: float
+    wait_by_clocks_ms: float
+    #: Mean of the shortest kernels; NaN if not known.
+    transfer_ms: float
+    #: None if NCCL's proxy was not recorded, or sent nothing.
+    split: Split | None
+
+
+@dataclass(frozen=True)
+class NcclLink:
+    """Sends from one rank to another; global ranks, if they are known."""
+
+    communicator: str
+    from_rank: str
+    to_rank: str
+    transfers: int
+    total_bytes: int
+    split: Split
+    #: Bytes per time in which the network was sending, median of the transfers.
+    gb_per_s: float
+    #: How many times longer a byte takes than on the communicator's median link; NaN if there are
+    #: too few links to compare.
+    slower: float
+
+    @property
+    def slow(self) -> bool:
+        """True if the link is far slower than the others."""
+        return self.slower > _SLOW
+
+
+@dataclass(frozen=True)
+class WaitsCompared:
+    """Waits by the shortest kernel beside those by clocks."""
+
+    #: Collectives for which both are known on all ranks.
+    collectives: int
+    #: Median of the difference over the kernels, without sign.
+    difference_ms: float
+    #: Collectives in which both name the same rank as the last.
+    same_last: int
+
+
+@dataclass(frozen=True)
+class NcclWorld:
+    """What the plugin recorded of the ranks of one world size."""
+
+    world_size: int
+    rows: tuple[NcclRow, ...]
+    #: Slowest first.
+    links: tuple[NcclLink, ...]
+    #: Transfers that this job's processes made for operations of other processes.
+    for_others: int
+    #: Replays of CUDA graphs, the largest number over the operations of a rank.
+    replays: int
+    #: None if the clocks cannot be compared, or nothing has both.
+    waits: WaitsCompared | None
+
+
+class _Ops(NamedTuple):
+    """Operations of all ranks, as columns."""
+
+    rank: Ints
+    communicator: npt.NDArray[np.object_]
+    size: Ints
+    phase: Ints
+    bucket: Ints
+    op_id: Ints
+    op: Ints
+    seq: Ints
+    replay: Ints
+    channels: Ints
+    tuning: Ints
+    size_bytes: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    begin_spread_ns: Ints
+    end_spread_ns: Ints
+
+
+def nccl_world(
+    world_size: int, recorded: Sequence[Trace], traces: Sequence[Trace], clocks_shared: bool
+) -> NcclWorld | None:
+    """Analyses the operations of NCCL; None if none were recorded.
+
+    Args:
+        world_size: ranks of the job.
+        recorded: traces as they were written.
+        traces: the same on a common clock, if ``clocks_shared``.
+        clocks_shared: times of the ranks can be compared.
+    """
+    ops = _all(recorded, traces)
+    if len(ops.rank) == 0:
+        return None
+    wait_ns, transfer_ns, late_ns, waits = _waits(ops, clocks_shared)
+    splits = _splits_of(recorded)
+    links, for_others = _links(recorded)
+    replays = ops.replay[ops.replay < 2**32 - 1]
+    return NcclWorld(
+        world_size=world_size,
+        rows=tuple(_rows(ops, wait_ns, transfer_ns, late_ns, splits)),
+        links=tuple(links),
+        for_others=for_others,
+        replays=int(replays.max(initial=0)),
+        waits=waits,
+    )
+
+
+def _all(recorded: Sequence[Trace], traces: Sequence[Trace]) -> _Ops:
+    parts = [_of_rank(*pair) for pair in zip(recorded, traces, strict=True)]
+    return _Ops(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _of_rank(recorded: Trace, trace: Trace) -> _Ops:
+    ops: NcclOps = nccl_ops(trace)
+    calls = columns.collectives(recorded)
+    row = row_of(ops.op_id, calls.op_id)
+    joined = (row >= 0) & (not recorded.is_of_nccl)
+    phase = np.append(phases_of(recorded, calls), -1)[np.where(joined, row, -1)]
+    buckets = columns.buckets(recorded)
+    bucket = np.append(buckets.index, -1)[row_of(ops.op_id, buckets.op_id)]
+    described = [recorded.communicators.get(number) for number in ops.communicator.tolist()]
+    return _Ops(
+        rank=np.full(len(ops), recorded.rank),
+        communicator=np.array([c.label if c else "" for c in described], dtype=object),
+        size=np.array([c.size if c else 0 for c in described], dtype=np.int64),
+        phase=phase,
+        bucket=bucket,
+        op_id=ops.op_id,
+        op=ops.op,
+        seq=ops.seq,
+        replay=ops.replay,
+        channels=ops.channels,
+        tuning=16 * ops.algorithm + ops.protocol,
+        size_bytes=ops.size_bytes,
+        begin_ns=ops.begin_ns,
+        end_ns=ops.end_ns,
+        begin_spread_ns=ops.begin_spread_ns,
+        end_spread_ns=ops.end_spread_ns,
+    )
+
+
+def _groups(*keys: npt.NDArray[np.generic]) -> list[Ints]:
+    """Returns the rows of each distinct combination of keys, in order of first appearance."""
+    numbers = np.stack([np.unique(key, return_inverse=True)[1].reshape(-1) for key in keys], axis=1)
+    if len(numbers) == 0:
+        return []
+    _, first, member = np.unique(numbers, axis=0, return_index=True, return_inverse=True)
+    member = member.reshape(-1)
+    order = np.argsort(member, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(member[order])) + 1)
+    return [parts[i] for i in np.argsort(first)]
+
+
+def _waits(ops: _Ops, clocks_shared: bool) -> tuple[Floats, Floats, Floats, WaitsCompared | None]:
+    """Returns each operation's wait by kernels, the shortest kernel, and its wait by clocks.
+
+    They are NaN if not known.
+    """
+    wait, transfer, late = (np.full(len(ops.rank), math.nan) for _ in range(3))
+    together = np.isin(ops.op, [i for i in range(64) if op_name(i) in _END_TOGETHER])
+    timed = ops.end_ns > ops.begin_ns
+    duration = (ops.end_ns - ops.begin_ns).astype(np.float64)
+    eligible = np.flatnonzero(together & (ops.size > 1))
+    keys = (ops.communicator, ops.replay > 0, ops.seq)
+    differences, same, both = [], 0, 0
+    for part in _groups(*(key[eligible] for key in keys)):
+        rows = eligible[part]
+        whole = len(np.unique(ops.rank[rows])) == len(rows) == ops.size[rows[0]]
+        if not whole or not timed[rows].all() or len(np.unique(ops.op[rows])) > 1:
+            continue
+        shortest = duration[rows].min()
+        wait[rows] = duration[rows] - shortest
+        transfer[rows] = shortest
+        if clocks_shared:
+            late[rows] = ops.begin_ns[rows].max() - ops.begin_ns[rows]
+            differences.append(np.abs(wait[rows] - late[rows]))
+            same += int(wait[rows].argmin() == late[rows].argmin())
+            both += 1
+    compared = (
+        WaitsCompared(both, ns_to_ms(float(np.median(np.concatenate(differences)))), same)
+        if both
+        else None
+    )
+    return wait, transfer, late, compared
+
+
+def _rows(
+    ops: _Ops, wait: Floats, transfer: Floats, late: Floats, splits: dict[tuple[int, int], Floats]
+) -> Iterator[NcclRow]:
+    magnitude = np.ceil(np.log2(np.maximum(ops.size_bytes, 1))).astype(np.int64)
+    rows = []
+    for part in _groups(ops.communicator, ops.op, ops.tuning, magnitude):
+        timed = part[ops.end_ns[part] > ops.begin_ns[part]]
+        first = part[0]
+        joined = Counter(ops.phase[part][ops.phase[part] >= 0].tolist())
+        tuning = int(ops.tuning[first])
+        keys = set(zip(ops.rank[part].tolist(), ops.op_id[part].tolist(), strict=True))
+        rows.append(
+            NcclRow(
+                communicator=str(ops.communicator[first]),
+                size=int(ops.size[first]),
+                op=op_name(int(ops.op[first])),
+                algorithm=_word(NCCL_ALGORITHMS, tuning >> 4),
+                protocol=_word(NCCL_PROTOCOLS, tuning & 15),
+                channels=(int(ops.channels[part].min()), int(ops.channels[part].max())),
+                size_bytes=(int(ops.size_bytes[part].min()), int(ops.size_bytes[part].max())),
+                operations=len(part),
+                replayed=int((ops.replay[part] > 0).sum()),
+                phases=tuple((PHASES[code], count) for code, count in joined.most_common()),
+                buckets=tuple(np.unique(ops.bucket[part][ops.bucket[part] >= 0]).tolist()),
+                duration_ms=_median_ms(ops.end_ns[timed] - ops.begin_ns[timed]),
+                begin_spread_ms=_median_ms(ops.begin_spread_ns[timed]),
+                end_spread_ms=_median_ms(ops.end_spread_ns[timed]),
+                wait_by_kernels_ms=_mean_ms(wait[part]),
+                wait_by_clocks_ms=_mean_ms(late[part]),
+                transfer_ms=_mean_ms(transfer[part]),
+                split=_mean_split([splits[key] for key in keys & splits.keys()]),
+            )
+        )
+    yield from sorted(rows, key=_weight, reverse=True)
+
+
+def _weight(row: NcclRow) -> tuple[float, int]:
+    time = 0.0 if math.isnan(row.duration_ms) else row.duration_ms * row.operations
+    return time, row.operations
+
+
+def _word(table: Sequence[str], code: int) -> str:
+    return table[code] if code < len(table) else f"code {code}"
+
+
+def _median_ms(values_ns: Ints) -> float:
+    return ns_to_ms(float(np.median(values_ns))) if len(values_ns) else math.nan
+
+
+def _mean_ms(values_ns: Floats) -> float:
+    values = values_ns[~np.isnan(values_ns)]
+    return ns_to_ms(float(values.mean())) if len(values) else math.nan
+
+
+def _parts(table: Transfers) -> Floats:
+    """Returns network, peer and GPU of each transfer in ns, as ``[transfers, 3]``."""
+    return np.stack([table.wire_ns, table.peer_or_flush_ns, table.gpu_ns], axis=1).astype(float)
+
+
+def _splits_of(recorded: Sequence[Trace]) -> dict[tuple[int, int], Floats]:
+    """Returns the parts of each operation's sends by rank and operation, as ``[transfers, 3]``."""
+    result = {}
+    for trace in recorded:
+        table = sends(trace)
+        parts = _parts(table)
+        for rows in _groups(table.op_id):
+            op_id = int(table.op_id[rows[0]])
+            if op_id:
+                result[trace.rank, op_id] = parts[rows]
+    return result
+
+
+def _mean_split(parts: Sequence[Floats]) -> Split | None:
+    if not parts:
+        return None
+    return Split(*(ns_to_ms(float(value)) for value in np.concatenate(parts).mean(axis=0)))
+
+
+def _links(recorded: Sequence[Trace]) -> tuple[list[NcclLink], int]:
+    """Returns the links, slowest first, and the transfers made for other processes."""
+    ranks = {
+        (c.hash, c.rank): str(trace.rank)
+        for trace in recorded
+        for c in trace.communicators.values()
+    }
+    found: list[tuple[str, NcclLink, float]] = []
+    for_others = 0
+    for trace in recorded:
+        table = sends(trace)
+        parts = _parts(table)
+        for_others += int((table.op_id == 0).sum() + (receives(trace).op_id == 0).sum())
+        for rows in _groups(table.communicator, table.peer):
+            communicator = trace.communicators.get(int(table.communicator[rows[0]]))
+            if communicator is None:
+                continue
+            peer = int(table.peer[rows[0]])
+            sized = rows[(table.size_bytes[rows] > 0) & (table.wire_ns[rows] > 0)]
+            per_byte = (
+                float(np.median(table.wire_ns[sized] / table.size_bytes[sized]))
+                if len(sized)
+                else math.nan
+            )
+            split = _mean_split([parts[rows]])
+            assert split is not None
+            link = NcclLink(
+                communicator=communicator.label,
+                from_rank=str(trace.rank),
+                to_rank=ranks.get((communicator.hash, peer), f"{peer} of {communicator.label}"),
+                transfers=len(rows),
+                total_bytes=int(table.size_bytes[rows].sum()),
+                split=split,
+                gb_per_s=1 / per_byte if per_byte > 0 else math.nan,
+                slower=math.nan,
+            )
+            found.append((communicator.hash, link, per_byte))
+    return _compared(found), for_others
+
+
+def _compared(found: Sequence[tuple[str, NcclLink, float]]) -> list[NcclLink]:
+    """Compares each link with the median of its communicator."""
+    result = []
+    for hashed, link, per_byte in found:
+        others = [each for other, _, each in found if other == hashed and not math.isnan(each)]
+        known = len(others) >= _LINKS_TO_COMPARE and not math.isnan(per_byte)
+        slower = per_byte / float(np.median(others)) if known else math.nan
+        result.append(NcclLink(**{**vars(link), "slower": slower}))
+    return sorted(result, key=lambda link: -math.inf if math.isnan(link.slower) else link.slower)[
+        ::-1
+    ]

@@ -1,0 +1,144 @@
+"""Tables of what NCCL's profiler plugin recorded: operations, and links between ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from commprof.analysis.collectives.nccl import NcclLink, NcclRow, NcclWorld, Split
+from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
+from commprof.text import counted, plain_digits, printable
+
+TITLE = "Inside NCCL"
+MOST_ROWS = 12
+
+LEGEND = """\
+Operations that NCCL carried out, by communicator, algorithm and protocol; size as in NCCL's call.
+replays: those that a CUDA graph repeated. from: phase of the calls, or of their capture, and the
+DDP buckets; empty for calls that did not come through torch.distributed. kernel: median from the
+first channel's begin to the last one's end; spread: between its channels' begins and ends. wait:
+mean by the shortest kernel of all ranks, and by clocks; transfer: mean of the shortest kernels.
+Times in ms. MB is 1e6 bytes."""
+SPLIT_LEGEND = """\
+network, peer, GPU: mean transfer of one channel to one rank, in ms: the network was sending, the
+peer had no buffer to offer, or the sending GPU had not filled one. slower: time for a byte in the
+network, against the communicator's median link."""
+
+_HEADERS = (
+    *("operation", "communi-\ncator", "size\nMB", "algo-\nrithm", "proto-\ncol", "chan-\nnels"),
+    *("number\n(replays)", "from", "kernel", "spread\nbegin", "\nend", "wait by\nkernels"),
+    *("\nclocks", "trans-\nfer"),
+)
+_SPLIT = ("network", "peer", "GPU")
+
+
+def section(found: NcclWorld, tables: int | None = None) -> list[tuple[str, str]]:
+    """Renders each table with its notes, and its legend."""
+    title = f"{TITLE}, {counted(found.world_size, 'rank')}"
+    parts = [("\n".join([f"{title}:", _drawn(operations(found), tables), *notes(found)]), LEGEND)]
+    if found.links:
+        drawn = _drawn(links(found), tables)
+        parts.append(("\n".join([f"{title}, by link:", drawn, *link_notes(found)]), SPLIT_LEGEND))
+    return parts
+
+
+def _drawn(grid: Grid, tables: int | None) -> str:
+    return tabulated(*grid, width=tables)
+
+
+def operations(found: NcclWorld) -> Grid:
+    """Makes a table with a row per kind of operation."""
+    split = any(row.split is not None for row in found.rows)
+    rows = [_cells(row, split) for row in found.rows[:MOST_ROWS]]
+    return Grid(rows, (*_HEADERS, *(_SPLIT if split else ())), (0, 1, 3, 4, 7))
+
+
+def links(found: NcclWorld) -> Grid:
+    """Makes a table with a row per link, the slowest first."""
+    rows = [
+        (
+            *(printable(text) for text in (link.communicator, link.from_rank, link.to_rank)),
+            str(link.transfers),
+            plain_digits(link.total_bytes / 1e6),
+            *_parts(link.split),
+            three_digits(link.gb_per_s),
+            "-" if math.isnan(link.slower) else f"{plain_digits(link.slower)}x",
+        )
+        for link in found.links[:MOST_ROWS]
+    ]
+    headers = ("communicator", "from\nrank", "\nto", "transfers", "MB", *_SPLIT, "GB/s", "slower")
+    return Grid(rows, headers, (0,))
+
+
+def notes(found: NcclWorld) -> list[str]:
+    """Returns what the table of operations leaves out, and how both kinds of waits compare."""
+    return [*not_shown(len(found.rows) - MOST_ROWS, "kind", " of operation"), *_waits(found)]
+
+
+def link_notes(found: NcclWorld) -> list[str]:
+    """Returns sentences on the slow links, and on transfers for other processes."""
+    return [
+        *not_shown(len(found.links) - MOST_ROWS, "link"),
+        *(_slow(link) for link in found.links if link.slow),
+        *(
+            [f"Transfers for other processes of the host (PXN), in no row: {found.for_others}."]
+            if found.for_others
+            else []
+        ),
+    ]
+
+
+def _waits(found: NcclWorld) -> Iterator[str]:
+    both = found.waits
+    if both is not None:
+        yield (
+            f"Waits by the shortest kernel and by clocks differ by a median of "
+            f"{three_digits(both.difference_ms)} ms, and name the same last rank in "
+            f"{both.same_last} of {counted(both.collectives, 'collective')}."
+        )
+
+
+def _slow(link: NcclLink) -> str:
+    return printable(
+        f"The link from rank {link.from_rank} to rank {link.to_rank} is slow: a byte takes "
+        f"{plain_digits(link.slower)} times as long as on the median link of {link.communicator}."
+    )
+
+
+def _cells(row: NcclRow, split: bool) -> tuple[str, ...]:
+    size = f" ({row.size})" if row.size else ""
+    replays = f" ({row.replayed})" if row.replayed else ""
+    return (
+        row.op,
+        printable(f"{row.communicator[:20]}{size}"),
+        _range(*(plain_digits(size / 1e6) for size in row.size_bytes)),
+        printable(row.algorithm) or "-",
+        printable(row.protocol) or "-",
+        _range(*map(str, row.channels)),
+        f"{row.operations}{replays}",
+        _from(row),
+        three_digits(row.duration_ms),
+        three_digits(row.begin_spread_ms),
+        three_digits(row.end_spread_ms),
+        three_digits(row.wait_by_kernels_ms),
+        three_digits(row.wait_by_clocks_ms),
+        three_digits(row.transfer_ms),
+        *(_parts(row.split) if split else ()),
+    )
+
+
+def _from(row: NcclRow) -> str:
+    phases = ", ".join(name for name, _ in row.phases[:2])
+    if not row.buckets:
+        return phases
+    return f"{phases} bucket {_range(*map(str, (row.buckets[0], row.buckets[-1])))}"
+
+
+def _parts(split: Split | None) -> tuple[str, ...]:
+    if split is None:
+        return ("-",) * 3
+    return tuple(three_digits(value) for value in (split.network_ms, split.peer_ms, split.gpu_ms))
+
+
+def _range(low: str, high: str) -> str:
+    return low if low == high else f"{low}-{high}"

@@ -1,0 +1,133 @@
+"""Tables of what NCCL's profiler plugin recorded (``csrc/nccl_plugin``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.trace import schema
+from commprof.trace.columns import Ints, ints, of_kind, once_per_trace
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Kind
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class NcclOps:
+    """One row per operation that NCCL launched, in order of begin."""
+
+    #: The collective in ``columns.collectives`` that it is, or is a part of; an id that no
+    #: collective has if the call did not come through c10d.
+    op_id: Ints
+    op: Ints
+    #: Number of the communicator, a key of ``Trace.communicators``.
+    communicator: Ints
+    #: Number in the communicator, of calls and of replays apart; of a message between its two
+    #: ranks, or ``schema.NO_SEQ``.
+    seq: Ints
+    #: Number of the CUDA graph's replay from 1; 0: a call; ``schema.NO_REPLAY``.
+    replay: Ints
+    #: Root or peer rank.
+    peer: Ints
+    channels: Ints
+    #: Indices of ``schema.NCCL_ALGORITHMS`` and ``NCCL_PROTOCOLS``.
+    algorithm: Ints
+    protocol: Ints
+    #: As in NCCL's call.
+    size_bytes: Ints
+    begin_ns: Ints
+    #: The same as ``begin_ns``, which then is the issue, if the times are not known.
+    end_ns: Ints
+    #: True if the times are the GPU's, not those at which NCCL saw begin and end.
+    on_gpu: Bools
+    #: Between the first and the last channel's begin, and end.
+    begin_spread_ns: Ints
+    end_spread_ns: Ints
+
+    def __len__(self) -> int:
+        """Number of operations."""
+        return len(self.op_id)
+
+    @property
+    def timed(self) -> Bools:
+        """True for operations whose times are known."""
+        return self.end_ns > self.begin_ns
+
+
+@once_per_trace
+def nccl_ops(trace: Trace) -> NcclOps:
+    """Returns the operations; empty without the plugin."""
+    records = of_kind(trace.records, Kind.NCCL_OP)
+    return NcclOps(
+        op_id=ints(records["op_id"]),
+        op=ints(records["op"]),
+        communicator=ints(records["group"]),
+        seq=ints(records["seq"]),
+        replay=ints(records["aux"]),
+        peer=ints(records["thread"]),
+        channels=ints(records["dtype"]),
+        algorithm=ints(records["reduce_op"] >> 4),
+        protocol=ints(records["reduce_op"] & 15),
+        size_bytes=ints(records["bytes_in"]),
+        begin_ns=ints(records["timestamp_ns"]),
+        end_ns=ints(records["value"]),
+        on_gpu=(records["flags"] & schema.FLAG_DEVICE_TIME) != 0,
+        begin_spread_ns=ints(records["bytes_out"] >> np.uint64(32)),
+        end_spread_ns=ints(records["bytes_out"] & np.uint64(0xFFFFFFFF)),
+    )
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """One row per channel of an operation between two ranks, by NCCL's proxy."""
+
+    #: As in ``NcclOps``; 0 if the operation is another process's.
+    op_id: Ints
+    communicator: Ints
+    peer: Ints
+    channel: Ints
+    size_bytes: Ints
+    begin_ns: Ints
+    #: Time in which a buffer waited to be filled, or emptied, by the GPU.
+    gpu_ns: Ints
+    #: Of sends: time in which the peer had no buffer to offer. Of receives: time in which data were
+    #: flushed to the GPU's memory.
+    peer_or_flush_ns: Ints
+    #: Of sends: time in which the network was sending. Of receives: in which data had not arrived.
+    wire_ns: Ints
+
+    def __len__(self) -> int:
+        """Number of transfers."""
+        return len(self.op_id)
+
+
+@once_per_trace
+def sends(trace: Trace) -> Transfers:
+    """Returns the transfers to other ranks; empty unless they were asked for."""
+    return _transfers(trace, Kind.NCCL_SEND)
+
+
+@once_per_trace
+def receives(trace: Trace) -> Transfers:
+    """Returns the transfers from other ranks; empty unless they were asked for."""
+    return _transfers(trace, Kind.NCCL_RECV)
+
+
+def _transfers(trace: Trace, kind: Kind) -> Transfers:
+    records = of_kind(trace.records, kind)
+    gpu_ns, peer_ns = ints(records["bytes_in"]), ints(records["bytes_out"])
+    begin_ns = ints(records["timestamp_ns"])
+    return Transfers(
+        op_id=ints(records["op_id"]),
+        communicator=ints(records["group"]),
+        peer=ints(records["aux"]),
+        channel=ints(records["dtype"]),
+        size_bytes=ints(records["seq"]) * 2**32 + ints(records["thread"]),
+        begin_ns=begin_ns,
+        gpu_ns=gpu_ns,
+        peer_or_flush_ns=peer_ns,
+        wire_ns=ints(records["value"]) - begin_ns - gpu_ns - peer_ns,
+    )

@@ -1,0 +1,28 @@
+// The operation inside whose call a thread is: what a backend's library calls
+// back meanwhile, as NCCL does its profiler plugin, belongs to it.
+#pragma once
+
+#include <cstdint>
+
+namespace commprof {
+
+// 0: none.
+inline thread_local uint64_t t_current_op = 0;
+
+// Placed around the call of the backend.
+class InsideOp {
+ public:
+  explicit InsideOp(uint64_t op_id) noexcept : outer_(t_current_op) {
+    t_current_op = op_id;
+  }
+  ~InsideOp() {
+    t_current_op = outer_;
+  }
+  InsideOp(const InsideOp&) = delete;
+  InsideOp& operator=(const InsideOp&) = delete;
+
+ private:
+  const uint64_t outer_;
+};
+
+} // namespace commprof

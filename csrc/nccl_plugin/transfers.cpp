@@ -1,0 +1,179 @@
+#include "nccl_plugin/transfers.h"
+
+#include <array>
+#include <atomic>
+
+#include "base/clock.h"
+#include "core/recorder.h"
+
+namespace commprof::nccl {
+
+namespace {
+
+// Transfers at a time, used in turn.
+constexpr uint32_t kTransfers = 1 << 13;
+constexpr int kStepsInFlight = 8; // NCCL_STEPS
+
+// What a step waits for, the one that counts first: to send, the network, the
+// peer, or the GPU; to receive, arrival, the flush, or the GPU.
+enum class Awaits : uint8_t { kNothing, kWire, kPeerOrFlush, kGpu };
+
+Awaits awaitedIn(int state) noexcept {
+  switch (state) {
+    case kSendGpuWait:
+    case kRecvGpuWait:
+      return Awaits::kGpu;
+    case kSendPeerWait:
+    case kRecvFlushWait:
+      return Awaits::kPeerOrFlush;
+    case kSendWait:
+    case kRecvWait:
+      return Awaits::kWire;
+    default:
+      return Awaits::kNothing;
+  }
+}
+
+struct Transfer {
+  std::atomic_flag used; // held for some instructions
+  uint32_t use = 0;
+  bool pending = false;
+  Record record;
+  uint64_t bytes = 0;
+  uint64_t since_ns = 0; // of the last change
+  std::array<Awaits, kStepsInFlight> steps{};
+
+  void set(int step, Awaits awaited) noexcept {
+    const uint64_t now_ns = nowNs();
+    Awaits first = Awaits::kNothing;
+    for (const Awaits each : steps) {
+      if (each != Awaits::kNothing &&
+          (first == Awaits::kNothing || each < first)) {
+        first = each;
+      }
+    }
+    if (first == Awaits::kGpu) {
+      record.bytes_in += now_ns - since_ns;
+    } else if (first == Awaits::kPeerOrFlush) {
+      record.bytes_out += now_ns - since_ns;
+    }
+    record.timestamp_ns =
+        record.timestamp_ns == 0 ? now_ns : record.timestamp_ns;
+    record.value = since_ns = now_ns;
+    steps[size_t(step)] = awaited;
+  }
+};
+
+constinit std::array<Transfer, kTransfers> g_transfers{};
+std::atomic<uint64_t> g_transfers_begun{0};
+
+// A transfer of a handle, if it still is in its slot.
+class HeldTransfer {
+ public:
+  explicit HeldTransfer(Handle handle) noexcept {
+    if (handle.slot >= kTransfers) {
+      return;
+    }
+    Transfer& transfer = g_transfers[handle.slot];
+    while (transfer.used.test_and_set(std::memory_order_acquire)) {
+    }
+    transfer_ = &transfer;
+    valid_ = transfer.pending && transfer.use == handle.use;
+  }
+  ~HeldTransfer() {
+    if (transfer_ != nullptr) {
+      transfer_->used.clear(std::memory_order_release);
+    }
+  }
+  HeldTransfer(const HeldTransfer&) = delete;
+  HeldTransfer& operator=(const HeldTransfer&) = delete;
+
+  explicit operator bool() const noexcept {
+    return valid_;
+  }
+  Transfer* operator->() const noexcept {
+    return transfer_;
+  }
+
+ private:
+  Transfer* transfer_ = nullptr;
+  bool valid_ = false;
+};
+
+} // namespace
+
+Handle beginTransfer(
+    const OperationId& operation,
+    const ProxyOpFields& fields) noexcept {
+  const uint64_t ticket =
+      g_transfers_begun.fetch_add(1, std::memory_order_relaxed);
+  const auto slot = uint32_t(ticket % kTransfers);
+  Transfer& transfer = g_transfers[slot];
+  if (transfer.used.test_and_set(std::memory_order_acquire)) {
+    Recorder::instance().countDropped();
+    return {};
+  }
+  if (transfer.pending) { // of a communicator that was aborted
+    Recorder::instance().countDropped();
+  }
+  transfer.pending = true;
+  transfer.use = uint32_t(ticket / kTransfers) & kUseMask;
+  transfer.record = Record();
+  transfer.record.kind =
+      fields.is_send != 0 ? Kind::kNcclSend : Kind::kNcclRecv;
+  transfer.record.op_id = operation.op_id;
+  transfer.record.group = operation.communicator;
+  transfer.record.aux = uint32_t(fields.peer);
+  transfer.record.dtype = fields.channel;
+  transfer.bytes = transfer.since_ns = 0;
+  transfer.steps = {};
+  const Handle handle{Tag::kTransfer, 0, slot, transfer.use};
+  transfer.used.clear(std::memory_order_release);
+  return handle;
+}
+
+void endTransfer(Handle handle) noexcept {
+  const HeldTransfer transfer(handle);
+  if (!transfer) {
+    return;
+  }
+  transfer->pending = false;
+  Record record = transfer->record;
+  record.thread = uint32_t(transfer->bytes);
+  record.seq = uint32_t(transfer->bytes >> 32);
+  if (record.timestamp_ns != 0) { // it had steps
+    Recorder::instance().push(record);
+  }
+}
+
+Handle beginStep(Handle handle, int step) noexcept {
+  const auto place = uint8_t(unsigned(step) % kStepsInFlight);
+  const HeldTransfer transfer(handle);
+  if (handle.tag != Tag::kTransfer || !transfer) {
+    return {};
+  }
+  const bool sends = transfer->record.kind == Kind::kNcclSend;
+  transfer->set(place, sends ? Awaits::kGpu : Awaits::kWire);
+  return {Tag::kStep, place, handle.slot, handle.use};
+}
+
+void recordStepState(Handle handle, int state, const StateArgs* args) noexcept {
+  const Awaits awaited = awaitedIn(state);
+  const HeldTransfer transfer(handle);
+  if (awaited == Awaits::kNothing || !transfer) {
+    return;
+  }
+  transfer->set(handle.channel % kStepsInFlight, awaited);
+  if ((state == kSendWait || state == kRecvFlushWait) && args != nullptr) {
+    transfer->bytes += args->bytes;
+  }
+}
+
+void endStep(Handle handle) noexcept {
+  const HeldTransfer transfer(handle);
+  if (transfer) {
+    transfer->set(handle.channel % kStepsInFlight, Awaits::kNothing);
+  }
+}
+
+} // namespace commprof::nccl
