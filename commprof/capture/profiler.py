@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from commprof import _native, invocation
+from commprof.capture import nccl
 from commprof.capture.auto_phases import FSDP2, AutoPhases
-from commprof.capture.boot import nccl
 from commprof.capture.cross_check_sources import CrossCheckSources
 from commprof.capture.device_telemetry import TelemetrySampler
 from commprof.capture.ending import error_line, unhandled

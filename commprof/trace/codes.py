@@ -142,6 +142,7 @@ NCCL_ALGORITHMS: Final = (
     "NVLS",
     "NVLS_TREE",
     "PAT",
+    "COPY_ENGINE",
 )
 
 NCCL_PROTOCOLS: Final = (

@@ -51,8 +51,16 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def _nccl() -> ModuleType:
-    """Returns the file next to this one; this one's own name depends on who loaded it."""
-    return importlib.import_module(".nccl", __name__)
+    """Returns ``commprof.capture.nccl``, by its path where the package may not be importable."""
+    if "commprof.capture" in sys.modules:
+        return importlib.import_module("commprof.capture.nccl")
+    path = os.path.join(os.path.dirname(_HERE), "nccl.py")
+    spec = importlib.util.spec_from_file_location("_commprof_nccl", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def pin() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from commprof import _native
-from commprof.capture.boot import environment, nccl
+from commprof.capture import nccl
+from commprof.capture.boot import environment
 
 CHOSEN = nccl.PLUGIN_VARIABLE
 

@@ -4,7 +4,7 @@ NCCL loads one plugin per process, when the process makes its first communicator
 torch gets capture's own module, which records into the trace that capture has open; other programs
 get the plugin that writes traces of its own.
 
-Like the file next to it, this one imports nothing of commprof: it runs while torch is imported.
+It imports nothing of commprof: ``boot`` runs it while torch is imported.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
 LEVEL_VARIABLE = "COMMPROF_NCCL"
 NATIVE_VARIABLE = "COMMPROF_NATIVE"
 #: The folder of the package.
-PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 #: For programs without torch.
 PLUGIN = os.path.join(PACKAGE, "libnccl-profiler-commprof.so")
 #: Longer paths are cut off by NCCL.
