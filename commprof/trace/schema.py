@@ -87,7 +87,7 @@ began), ``kind`` and ``thread``; the other fields are 0:
                      ``dtype`` channel, ``value`` end; ``bytes_in`` ns in which it waited for the
                      GPU, and ``bytes_out`` for the peer to offer a buffer; in the rest the network
                      was sending; ``seq`` * 2**32 + ``thread`` size in bytes
-    nccl_recv        the same fields for a receive: ``value`` end; ``bytes_out`` ns in which data were
+    nccl_recv        the same for a receive: ``value`` end; ``bytes_out`` ns in which data were
                      flushed to the GPU's memory; in the rest data had not arrived
 
 Times in records of the kinds that begin with ``device_``, and in an end with the flag device_time,
