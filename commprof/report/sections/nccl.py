@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from commprof.analysis.collectives.nccl import NcclLink, NcclRow, NcclWorld, Split
 from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
-from commprof.text import counted, plain_digits, printable
+from commprof.text import counted, plain_digits, printable, wrapped
 
 TITLE = "Inside NCCL"
 MOST_ROWS = 12
@@ -35,15 +35,16 @@ _SPLIT = ("network", "peer", "GPU")
 def section(found: NcclWorld, tables: int | None = None) -> list[tuple[str, str]]:
     """Renders each table with its notes, and its legend."""
     title = f"{TITLE}, {counted(found.world_size, 'rank')}"
-    parts = [("\n".join([f"{title}:", _drawn(operations(found), tables), *notes(found)]), LEGEND)]
+    parts = [(_drawn(f"{title}:", operations(found), notes(found), tables), LEGEND)]
     if found.links:
-        drawn = _drawn(links(found), tables)
-        parts.append(("\n".join([f"{title}, by link:", drawn, *link_notes(found)]), SPLIT_LEGEND))
+        drawn = _drawn(f"{title}, by link:", links(found), link_notes(found), tables)
+        parts.append((drawn, SPLIT_LEGEND))
     return parts
 
 
-def _drawn(grid: Grid, tables: int | None) -> str:
-    return tabulated(*grid, width=tables)
+def _drawn(title: str, grid: Grid, sentences: list[str], tables: int | None) -> str:
+    said = (wrapped(sentence, tables or 100) for sentence in sentences)
+    return "\n".join([title, tabulated(*grid, width=tables), *said])
 
 
 def operations(found: NcclWorld) -> Grid:

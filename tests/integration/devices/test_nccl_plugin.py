@@ -16,6 +16,7 @@ from commprof.launched import launched_as
 from commprof.trace import columns
 from commprof.trace.ring import owner_path, remove_orphans
 from tests.support.machines.core_tests import build
+from tests.support.nccl_ring import analysed, largest_error, simulate
 from tests.support.nccl_runs import Operation, Times, differences, launched, played, recorded
 
 pytestmark = pytest.mark.timeout(1800)  # the first one builds
@@ -137,6 +138,20 @@ def test_the_report_reads_the_run(player: Path, tmp_path: Path) -> None:
     assert reduced["transfer_ms"] > 0 <= reduced["wait_by_kernels_ms"]
     assert inside["waits"]["collectives"] == 38
     assert inside["links"] == []
+
+
+def test_a_slow_link_is_named_by_its_ends_and_each_part_of_a_transfer_is_known(
+    tmp_path: Path,
+) -> None:
+    ring = build("", "test_nccl_network") / "test_nccl_network"
+    truth = simulate(ring, tmp_path, ranks=6, seed=1, slow=4)
+    found = analysed(tmp_path)
+    assert largest_error(truth, found) < 0.01
+    slow = [(link.from_rank, link.to_rank) for link in found.links if link.slow]
+    assert slow == [("4", "5")]
+    shown = report(tmp_path)
+    assert "The link from rank 4 to rank 5 is slow: a byte takes 4" in shown
+    assert "name the same last rank in 12 of 12 collectives" in shown
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""Measures the time that the profiler plugin of NCCL takes of a collective's calling thread.
+
+A small program plays the events of a collective (call, operation, four channels) to the plugin and
+to an empty one, in turns, and takes the CPU time of the calling thread. The exit code is 1 if a
+collective takes more than 300 ns longer than with the empty plugin.
+
+    PYTHONPATH=. python benchmarks/own_cost/nccl_plugin.py [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.judging.demands import Demand, at_most, judged
+from benchmarks.judging.medians import median_interval
+from benchmarks.judging.results_file import write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = ROOT / "commprof" / "libnccl-profiler-commprof.so"
+#: Largest time added to a collective, in ns.
+MOST_NS = 300.0
+
+
+def main() -> int:
+    """Measures the rounds; prints the demand."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--json", type=Path, help="write all times there")
+    args = parser.parse_args()
+    results = {"rounds_ns": _rounds(args.rounds)}
+    write_json(args.json, results)
+    return judged(demands(results))
+
+
+def demands(results: dict[str, Any]) -> list[Demand]:
+    """Demands on the time that the plugin adds to a collective's calling thread."""
+    rounds = np.array(results.get("rounds_ns", []))
+    if len(rounds) == 0:
+        return []
+    more = rounds[:, 1] - rounds[:, 0]
+    what = "CPU time of the calling thread added to a collective, beside an empty plugin"
+    return [at_most(what, float(np.median(more)), MOST_NS, " ns", median_interval(more), ".0f")]
+
+
+def _rounds(count: int) -> list[list[float]]:
+    """Returns the ns per collective with the empty plugin and with commprof's, by round."""
+    with tempfile.TemporaryDirectory(prefix="commprof-nccl-") as directory:
+        program = str(Path(directory) / "nccl_plugin")
+        source = str(Path(__file__).with_suffix(".cpp"))
+        include = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'tests/cpp/support'}"]
+        compiler = os.environ.get("CXX", "c++")
+        command = [compiler, "-std=c++20", "-O2", *include, source, "-o", program, "-pthread"]
+        subprocess.run([*command, "-ldl"], check=True)
+        place = {"RANK": "0", "WORLD_SIZE": "2", "COMMPROF_NCCL": "kernels"}
+        done = subprocess.run(
+            [program, str(PLUGIN), str(count)],
+            env={**os.environ, **place, "COMMPROF_OUT": str(Path(directory) / "run")},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    return [list(map(float, line.split())) for line in done.stdout.splitlines()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
