@@ -20,7 +20,7 @@ import numpy.typing as npt
 from commprof.analysis.collectives.calls import phases_of
 from commprof.trace import columns
 from commprof.trace.columns import Ints
-from commprof.trace.lookup import row_of
+from commprof.trace.lookup import row_containing, row_of
 from commprof.trace.nccl import NcclOps, Transfers, nccl_ops, receives, sends
 from commprof.trace.reader import Trace
 from commprof.trace.schema import NCCL_ALGORITHMS, NCCL_PROTOCOLS, PHASES, op_name
@@ -70,6 +70,8 @@ class NcclRow:
     phases: tuple[tuple[str, int], ...]
     #: Indices of the DDP buckets that they reduced.
     buckets: tuple[int, ...]
+    #: Steps in which they began; 0 without steps.
+    steps: int
     #: Medians; NaN if no time is known.
     duration_ms: float
     begin_spread_ms: float
@@ -141,6 +143,7 @@ class _Ops(NamedTuple):
     size: Ints
     phase: Ints
     bucket: Ints
+    step: Ints
     op_id: Ints
     op: Ints
     seq: Ints
@@ -189,6 +192,7 @@ def _all(recorded: Sequence[Trace], traces: Sequence[Trace]) -> _Ops:
 
 def _of_rank(recorded: Trace, trace: Trace) -> _Ops:
     ops: NcclOps = nccl_ops(trace)
+    steps = columns.steps(trace)
     calls = columns.collectives(recorded)
     row = row_of(ops.op_id, calls.op_id)
     joined = (row >= 0) & (not recorded.is_of_nccl)
@@ -202,6 +206,7 @@ def _of_rank(recorded: Trace, trace: Trace) -> _Ops:
         size=np.array([c.size if c else 0 for c in described], dtype=np.int64),
         phase=phase,
         bucket=bucket,
+        step=row_containing(steps.begin_ns, steps.end_ns, ops.begin_ns),
         op_id=ops.op_id,
         op=ops.op,
         seq=ops.seq,
@@ -284,7 +289,8 @@ def _rows(
                 operations=len(part),
                 replayed=int((ops.replay[part] > 0).sum()),
                 phases=tuple((PHASES[code], count) for code, count in joined.most_common()),
-                buckets=tuple(np.unique(ops.bucket[part][ops.bucket[part] >= 0]).tolist()),
+                buckets=tuple(_known(ops.bucket[part]).tolist()),
+                steps=len(_known(ops.step[part])),
                 duration_ms=_median_ms(ops.end_ns[timed] - ops.begin_ns[timed]),
                 begin_spread_ms=_median_ms(ops.begin_spread_ns[timed]),
                 end_spread_ms=_median_ms(ops.end_spread_ns[timed]),
@@ -300,6 +306,10 @@ def _rows(
 def _weight(row: NcclRow) -> tuple[float, int]:
     time = 0.0 if math.isnan(row.duration_ms) else row.duration_ms * row.operations
     return time, row.operations
+
+
+def _known(numbers: Ints) -> Ints:
+    return np.unique(numbers[numbers >= 0])
 
 
 def _word(table: Sequence[str], code: int) -> str:

@@ -26,7 +26,15 @@ network, against the communicator's median link."""
 
 _HEADERS = (
     *("operation", "communi-\ncator", "size\nMB", "algo-\nrithm", "proto-\ncol", "chan-\nnels"),
-    *("number\n(replays)", "from", "kernel", "spread\nbegin", "\nend", "wait by\nkernels"),
+    *(
+        "number\n(replays)",
+        "in\nsteps",
+        "from",
+        "kernel",
+        "spread\nbegin",
+        "\nend",
+        "wait by\nkernels",
+    ),
     *("\nclocks", "trans-\nfer"),
 )
 _SPLIT = ("network", "peer", "GPU")
@@ -51,7 +59,7 @@ def operations(found: NcclWorld) -> Grid:
     """Makes a table with a row per kind of operation."""
     split = any(row.split is not None for row in found.rows)
     rows = [_cells(row, split) for row in found.rows[:MOST_ROWS]]
-    return Grid(rows, (*_HEADERS, *(_SPLIT if split else ())), (0, 1, 3, 4, 7))
+    return Grid(rows, (*_HEADERS, *(_SPLIT if split else ())), (0, 1, 3, 4, 8))
 
 
 def links(found: NcclWorld) -> Grid:
@@ -117,6 +125,7 @@ def _cells(row: NcclRow, split: bool) -> tuple[str, ...]:
         printable(row.protocol) or "-",
         _range(*map(str, row.channels)),
         f"{row.operations}{replays}",
+        str(row.steps) if row.steps else "-",
         _from(row),
         three_digits(row.duration_ms),
         three_digits(row.begin_spread_ms),

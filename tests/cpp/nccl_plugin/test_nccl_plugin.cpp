@@ -5,12 +5,15 @@
 //                                        and kills itself before it finalises
 //   test_nccl_plugin joined VERSION      the same inside of operations that
 //                                        capture records, but for one call
+//   test_nccl_plugin unloaded PLUGIN     the same against the loaded plugin,
+//   which
+//                                        is then closed as by NCCL
 //   test_nccl_plugin through LIBNCCL PLUGIN ADDRESS VERSION
 //       plays the same against what NCCL's own loader makes of the plugin:
 //       ADDRESS is that of getNcclProfiler_v<N> in the library, VERSION the
 //       newest version that the library knows
 //
-// The last three print what was played, one operation a line: process group,
+// All but the first print what was played, one operation a line: process group,
 // operation, number, peer or root, bytes in and out, begin, end, and when both
 // were reported (an end of 0 is not known), capture's operation (0: none),
 // number of the replay and of channels. The recorder is one per process.
@@ -302,6 +305,20 @@ void* tableOf(int version) {
   }
 }
 
+int playUnloaded(const char* path) {
+  void* plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  void* table = plugin ? dlsym(plugin, "ncclProfiler_v6") : nullptr;
+  if (table == nullptr) {
+    std::fprintf(stderr, "%s\n", dlerror());
+    return 1;
+  }
+  Player player(6, table);
+  play(player);
+  dlclose(plugin);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300)); // its thread
+  return 0;
+}
+
 int playThrough(char** arguments) {
   void* library = dlopen(arguments[0], RTLD_NOW | RTLD_LOCAL);
   void* plugin =
@@ -376,10 +393,31 @@ void playAtRandom(Player& player, Communicator& c, uint64_t seed, int events) {
       {"Recv", "ncclFloat32", 3072, 70'000, 3},
       {"AlltoAll", "ncclFloat32", 3072, 0, 3},
       {"AllReduce", "Unknown", 3072, -1, 200}};
+  constexpr int kStates[] = {
+      nccl::kSendGpuWait,
+      nccl::kSendPeerWait,
+      nccl::kSendWait,
+      nccl::kRecvWait,
+      nccl::kRecvGpuWait,
+      99};
   for (int i = 0; i < events; ++i) {
     const auto& operation = operations[random() % 6];
     void* made = nullptr;
-    switch (random() % 7) {
+    switch (random() % (player.hasGpuTimes() ? 10 : 7)) {
+      case 7: // of another process: its context is no address here
+        made = random() % 2 == 0
+            ? player.beginProxyOp(
+                  c.context, any(), {getpid(), 200, int(random()), 1, 1, 1})
+            : player.beginProxyOp(
+                  reinterpret_cast<void*>(random()), any(), {1, 0, 1, 1, 1, 0});
+        break;
+      case 8:
+        made = player.beginStep(
+            reinterpret_cast<void*>(random()), any(), int(random()));
+        break;
+      case 9:
+        player.state(any(), kStates[random() % 6], random());
+        break;
       case 0:
       case 1:
         made = player.call(
@@ -475,6 +513,37 @@ void childIsSilent() {
   player.finalize(c);
 }
 
+// A communicator that is aborted leaves everything pending; the next one is
+// recorded as if it had never been.
+void survivesAborts() {
+  Player player(6, tableOf(6));
+  for (uint64_t i = 0; i < 300; ++i) { // more than are kept from reuse
+    Communicator aborted{nullptr, 0x5000 + i, "", 2, 0};
+    player.init(aborted);
+    void* call = player.call(
+        aborted, "AllReduce", "ncclFloat32", 100, /*captured=*/i % 2 == 0);
+    void* operation = player.launch(aborted, kReduceGradients, call);
+    player.beginChannel(aborted, operation, 0, gpuNow());
+    for (int peer = 0; peer < 100; ++peer) {
+      void* transfer = player.beginProxyOp(
+          aborted.context, operation, {getpid(), 0, peer, 8, 1, 1});
+      player.state(
+          player.beginStep(aborted.context, transfer, 0), nccl::kSendWait, 1);
+    }
+    player.finalize(aborted);
+    player.endChannel(
+        player.beginChannel(aborted, operation, 1, gpuNow()), gpuNow());
+  }
+  Communicator next{nullptr, 0x5000, "", 2, 0};
+  player.init(next);
+  void* operation = player.launch(next, kScatter, nullptr);
+  void* channel = player.beginChannel(next, operation, 0, gpuNow());
+  CHECK(channel != nullptr);
+  player.endChannel(channel, gpuNow());
+  CHECK(player.beginChannel(next, operation, 0, gpuNow()) == nullptr);
+  player.finalize(next);
+}
+
 // An operation that is never completed loses its slot to a later one.
 void boundsWhatIsPending() {
   Player player(6, tableOf(6));
@@ -504,6 +573,9 @@ int main(int count, char** arguments) {
     play(player, false, true);
     return 0;
   }
+  if (mode == "unloaded") {
+    return playUnloaded(arguments[2]);
+  }
   if (mode == "through") {
     return playThrough(arguments + 2);
   }
@@ -511,12 +583,14 @@ int main(int count, char** arguments) {
   setenv("COMMPROF_OUT", (directory / "run").c_str(), 1);
   setenv("RANK", "0", 1);
   setenv("WORLD_SIZE", "4", 1);
+  setenv("COMMPROF_NCCL", "network", 1);
   convertsGpuTimes();
   for (const int version : {3, 4, 5, 6, 7}) {
     survives(version);
   }
   takesOneRankOfEach();
   boundsWhatIsPending();
+  survivesAborts();
   childIsSilent();
   CHECK_EQ(directory.count("run"), 1u);
   Recorder::instance().stop();

@@ -212,6 +212,22 @@ def test_without_a_launcher_the_first_communicator_is_the_job(player: Path, tmp_
     assert (trace.rank, trace.metadata["world_size"]) == (0, 2)
 
 
+def test_a_plugin_that_nccl_has_closed_still_writes_its_trace(player: Path, tmp_path: Path) -> None:
+    build("", "nccl-profiler-commprof")
+    environment = {"COMMPROF_OUT": str(tmp_path), "RANK": "0", "WORLD_SIZE": "2"}
+    done = subprocess.run(
+        [player, "unloaded", player.parent / "libnccl-profiler-commprof.so"],
+        env={"COMMPROF_NCCL": "kernels", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    trace, found = recorded(tmp_path / "rank_0.trace")
+    assert differences(played(done.stdout), found, on_gpu=True) == []
+    assert (trace.complete, trace.problems) == (True, ())
+
+
 def test_a_killed_process_leaves_all_its_calls(player: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     place = {"RANK": "0", "WORLD_SIZE": "2"}

@@ -281,7 +281,7 @@ def inside_nccl() -> NcclWorld:
     split = Split(3.0, 1.0, 0.5)
     row = NcclRow(
         *("dp0", 8, "all_reduce", "RING", "SIMPLE", (4, 8), (1024, 2048), 80, 40),
-        *((("backward", 40),), (0, 1), 5.0, 0.1, 0.2, 1.0, 1.1, 4.0, split),
+        *((("backward", 40),), (0, 1), 10, 5.0, 0.1, 0.2, 1.0, 1.1, 4.0, split),
     )
     link = NcclLink("dp0", "0", "1", 80, 163_840, split, 12.0, 4.0)
     return NcclWorld(8, (row,), (link,), 3, 10, WaitsCompared(10, 0.1, 9))
