@@ -307,7 +307,7 @@ def test_the_architecture_names_every_folder() -> None:
 
 def test_the_path_of_a_collective_names_files_that_are_there() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    path = text[text.index("## The path") : text.index("## Layers")]
+    path = text[text.index("## The path") : text.index("## Walks")]
     files = re.findall(r"^\| `([^`]+)` \|", path, re.M)
     assert [file for file in files if not (ROOT / file).is_file()] == []
     assert 10 < len(files) <= 20

@@ -1,0 +1,105 @@
+"""Writes the walks of docs/architecture.md: the rooms that a figure crosses, by traced runs.
+
+    python -m tools.make_walks [FILE]
+
+FILE: where to write the page, in place of itself.
+
+Each walk runs a command of commprof in this process under ``sys.setprofile``, which sees each call
+of a Python function. The page lists the folders of commprof in the order of their first call, with
+the number of files that were called in and the first function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from commprof.commands import main as commprof
+from tests.support.builders.profiler_traces import both
+from tests.support.builders.run_directories import ranks_of, write_run
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs/architecture.md"
+BEGIN, END = "<!-- walks: python -m tools.make_walks -->\n", "<!-- end of walks -->\n"
+
+
+def _report(place: Path) -> list[str]:
+    return ["report", str(write_run(place / "run", ranks_of(2, 12))), "--all"]
+
+
+def _hook(_: Path) -> list[str]:
+    return ["run", "--nproc", "2", "--hook", "topk:ratio=0.01", "--dry-run"]
+
+
+def _profiler(place: Path) -> list[str]:
+    return ["report", str(both(place / "traces")), "--all"]
+
+
+#: Title of each walk, and the command that it traces, as a function of a folder for its files.
+WALKS: dict[str, Callable[[Path], list[str]]] = {
+    "From trace files to the report (`commprof report RUN --all`)": _report,
+    "From `--hook topk:ratio=0.01` to the ranks' command (`commprof run --dry-run`)": _hook,
+    "From a file of torch.profiler to the report (`commprof report FOLDER --all`)": _profiler,
+}
+
+
+def rooms(words: list[str]) -> dict[str, tuple[set[str], str]]:
+    """Runs a command, and returns the files and the first function called in each folder.
+
+    Raises:
+        RuntimeError: the command failed.
+    """
+    entered: dict[str, tuple[set[str], str]] = {}
+    package = ROOT / "commprof"
+
+    def called(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or code.co_name.startswith("<"):
+            return
+        if not code.co_filename.startswith(f"{package}/") or not code.co_flags & 0x2:
+            return  # not of commprof, or the body of a module or class
+        folder, _, name = code.co_filename[len(f"{ROOT}/") :].rpartition("/")
+        files, _ = entered.setdefault(folder, (set(), f"{name}: {code.co_name}"))
+        files.add(name)
+
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        sys.setprofile(called)
+        try:
+            status = commprof(words)
+        finally:
+            sys.setprofile(None)
+    if status:
+        raise RuntimeError(f"{words} ended with {status}: {output.getvalue()}")
+    return entered
+
+
+def walks() -> str:
+    """Returns the part of the page between its marks."""
+    lines = []
+    for title, command in WALKS.items():
+        with tempfile.TemporaryDirectory() as place:
+            entered = rooms(command(Path(place)))
+        files = sum(len(names) for names, _ in entered.values())
+        lines += ["", f"### {title}", "", f"{len(entered)} folders, {files} files.", ""]
+        lines += ["| folder | files | first call |", "|---|---|---|"]
+        for folder, (names, first) in entered.items():
+            lines.append(f"| `{folder}` | {len(names)} | `{first}` |")
+    return "\n".join([*lines, "", ""])
+
+
+def page() -> str:
+    """Returns the page with its walks made anew."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + walks() + END + after
+
+
+if __name__ == "__main__":
+    Path(*sys.argv[1:] or [PAGE]).write_text(page())
