@@ -360,6 +360,8 @@ def _late_rank(seen: MeasuredWorld, result: WorldResult) -> dict[str, Any]:
         by_waiting[rank] = part.caused[np.flatnonzero(~hung)].by_rank_ns(without=NO_CORE)
     if result.foreign and few_steps(waited_for := of_ranks(caused), by_waiting):
         late = late_rank_of_few_steps(waited_for, step_ns, error_ns, by_waiting)
+        if late is not None and late.late_steps < late.measured_steps:
+            late = None  # some rank is the last in each step; only the same one in all says more
     else:
         own = np.stack([part.by_origin_ns[:, ~hung] for part in seen.measured])
         late = late_rank(caused, by_waiting, own, seen.ranks, step_ns, error_ns)

@@ -194,3 +194,24 @@ def test_of_unmarked_steps_more_are_no_help() -> None:
     found = verdict(run_result(unmarked), [detail(2, backward=40, wait=25, wire=5)])
     assert found is not None
     assert found.next_step.advice.startswith("First record again, with marked steps")
+
+
+@pytest.mark.parametrize(("late_by_us", "named"), [((300, 200, 250), 1), ((300, -100, 250), None)])
+def test_in_few_steps_only_a_rank_that_is_late_in_each_is_named(
+    tmp_path: Path, late_by_us: tuple[int, ...], named: int | None
+) -> None:
+    """Rank 1 caused most of the waiting, but in the second case rank 0 was late in one step."""
+    ranks = []
+    for rank in range(2):
+        events = list[Event]()
+        for step, by_us in enumerate(late_by_us):
+            at, own = 5e9 + 2000.0 * step, 500 + max(0, by_us if rank == 1 else -by_us)
+            events.append(annotation(f"ProfilerStep#{step}", at, at + 2000))
+            events += [kernel("gemm", at, at + own), all_reduce(at + own, at + 900, seq=step)]
+        ranks.append(document(events, rank))
+    result, found, made = shown(write(tmp_path / "job", ranks))
+    (measured,) = result.worlds
+    assert (measured.late_rank and measured.late_rank.rank) == named
+    text = " ".join(" ".join((found.headline, *found.sentences, render(made))).split())
+    assert ("rank 1 caused 85% of the waiting" in text) == (named is None)
+    assert "No single rank" not in text
