@@ -24,6 +24,7 @@ _FACTORS = {
     "ReduceScatter": lambda n: (n - 1) / n,
     "AllToAll": lambda n: (n - 1) / n,
     "Broadcast": lambda n: 1.0,
+    "Reduce": lambda n: 1.0,
 }
 _OF_ALL_RANKS = ("AllGather", "ReduceScatter", "AllToAll")
 
@@ -58,9 +59,19 @@ class SimulatedJob:
     """Processes with one GPU each, on hosts of ``per_host``, and the records they would log."""
 
     def __init__(
-        self, tp: int = 1, dp: int = 1, pp: int = 1, *, per_host: int = 8, seed: int = 0
+        self,
+        tp: int = 1,
+        dp: int = 1,
+        pp: int = 1,
+        *,
+        experts: int = 1,
+        per_host: int = 8,
+        seed: int = 0,
     ) -> None:
-        """Makes the groups of a job with these degrees of parallelism."""
+        """Makes the groups of a job with these degrees of parallelism.
+
+        ``experts`` is the number of neighbours in a data-parallel group that exchange tokens.
+        """
         self.rng = np.random.default_rng(seed)
         self.count, self.per_host = tp * dp * pp, per_host
         grid = np.arange(self.count).reshape(pp, dp, tp)
@@ -70,6 +81,12 @@ class SimulatedJob:
             if dp > 1
             else []
         )
+        self.expert = [
+            self._group("ep", group.members[begin : begin + experts])
+            for group in self.data
+            for begin in range(0, len(group.members), experts)
+            if experts > 1
+        ]
         self.pipeline = (
             [self._group("pp", grid[:, d, t]) for d in range(dp) for t in range(tp)]
             if pp > 1
@@ -77,6 +94,8 @@ class SimulatedJob:
         )
         self.now_us: Floats = np.zeros(self.count)
         self.records: list[Written] = []
+        #: Records that rings lost, by process and communicator.
+        self.dropped: dict[tuple[int, str], int] = {}
         self._messages = np.zeros(self.count, dtype=np.int64)
         self.time_us = np.zeros(self.count)
 
@@ -98,6 +117,23 @@ class SimulatedJob:
             number = group.calls[kind] = group.calls.get(kind, -1) + 1
             group.waited_us += float((arrived.max() - arrived).sum())
             group.transfers_us.setdefault((kind, size_bytes), []).append(transfer)
+            self._record(group, kind, number, size_bytes, end - arrived)
+            self.now_us[group.members] = end
+
+    def rooted(self, groups: list[Group], kind: str, size_bytes: int, us: float) -> None:
+        """Lets rank 0 of every group send to all (Broadcast) or receive from all (Reduce).
+
+        The others of a broadcast wait for the root only, and the root of a reduce for all others.
+        """
+        for group in groups:
+            arrived = self.now_us[group.members]
+            transfer = us * float(self.rng.uniform(0.95, 1.05))
+            end = arrived + transfer
+            if kind == "Broadcast":
+                end[1:] = np.maximum(arrived[1:], arrived[0]) + transfer
+            else:
+                end[0] = arrived.max() + transfer
+            number = group.calls[kind] = group.calls.get(kind, -1) + 1
             self._record(group, kind, number, size_bytes, end - arrived)
             self.now_us[group.members] = end
 
@@ -128,6 +164,27 @@ class SimulatedJob:
         kept = self.rng.random(len(self.records)) >= fraction
         self.records = [r for r, keep in zip(self.records, kept.tolist(), strict=True) if keep]
 
+    def overflow(self, ring: int, per_dump: int) -> None:
+        """Drops the oldest collectives of every dump: a ring keeps ``ring`` of ``per_dump``.
+
+        Processes dump at times of their own.
+        """
+        phase = self.rng.integers(0, per_dump, self.count)
+        seen: dict[tuple[int, str], list[int]] = {}
+        for place, record in enumerate(self.records):
+            if record.peer < 0:
+                seen.setdefault((record.process, record.group.id), []).append(place)
+        lost: set[int] = set()
+        for (process, name), places in seen.items():
+            first = int(phase[process])
+            for begin in range(first - per_dump, len(places), per_dump):
+                dump = places[max(0, begin) : begin + per_dump]
+                gone = dump[: max(0, len(dump) - ring)]
+                lost.update(gone)
+                if gone:
+                    self.dropped[process, name] = self.dropped.get((process, name), 0) + len(gone)
+        self.records = [r for place, r in enumerate(self.records) if place not in lost]
+
     def write(self, folder: Path, version: str = "v4.0", records_a_dump: int = 50) -> None:
         """Writes a log per process; each host's clock is off by up to hours."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,13 +194,22 @@ class SimulatedJob:
             by_process.setdefault(record.process, []).append(record)
         for process, records in by_process.items():
             host = process // self.per_host
-            lines = _lines(records, host, process, version, int(offsets[host]), records_a_dump)
+            dropped = {name: lost for (of, name), lost in self.dropped.items() if of == process}
+            lines = _lines(
+                records, host, process, version, int(offsets[host]), records_a_dump, dropped
+            )
             name = f"host{host:03d}-pid{1000 + process}.log"
             (folder / name).write_text("\n".join(lines) + "\n")
 
 
 def _lines(
-    records: list[Written], host: int, process: int, version: str, offset_us: int, a_dump: int
+    records: list[Written],
+    host: int,
+    process: int,
+    version: str,
+    offset_us: int,
+    a_dump: int,
+    dropped: dict[str, int],
 ) -> Iterator[str]:
     packed = version >= "v4.3"
     for begin in range(0, len(records), a_dump):
@@ -154,7 +220,9 @@ def _lines(
         for same in dump.values():
             about = _about(same[0].group, host, process, version, timestamp)
             if packed:
-                yield json.dumps({**about, "dump_stats": {"coll_records": len(same)}})
+                lost = dropped.get(same[0].group.id, 0)
+                stats = {"coll_records": len(same), "coll_dropped_total": lost}
+                yield json.dumps({**about, "dump_stats": stats})
             for record in same:
                 yield json.dumps({**({} if packed else about), **_operation(record)})
 
@@ -213,21 +281,26 @@ def simulate(
     late_us: dict[int, float] | None = None,
     late_part: float = 1.0,
     lost: float = 0.0,
+    experts: int = 1,
+    rooted: bool = False,
     seed: int = 0,
 ) -> SimulatedJob:
     """Simulates training steps of tensor, data and pipeline parallelism.
 
     Args:
         tp: ranks of a tensor-parallel group.
-        dp: ranks of a data-parallel group, which also exchanges experts' tokens.
+        dp: ranks of a data-parallel group, which also exchanges experts' tokens if there are no
+            expert groups.
         pp: stages.
         steps: number of steps.
         late_us: by how much each late process is late in a step; several take turns.
         late_part: part of the steps in which one is late.
         lost: part of all records that is lost.
+        experts: ranks of a group that exchanges experts' tokens; 1 if a data-parallel group does.
+        rooted: True for a broadcast and a reduce in each step, too.
         seed: of all randomness.
     """
-    job = SimulatedJob(tp, dp, pp, seed=seed)
+    job = SimulatedJob(tp, dp, pp, experts=experts, seed=seed)
     layers = 3
     for _ in range(steps):
         extra = np.zeros(job.count)
@@ -241,10 +314,13 @@ def simulate(
             job.work(900.0, extra_us=extra)
             job.collective(job.tensor, "AllReduce", 8 << 20, 120.0)
             job.work(300.0)
-            job.collective(job.data, "AllToAll", 1 << 18, 60.0)
+            job.collective(job.expert or job.data, "AllToAll", 1 << 18, 60.0)
         for stage in reversed(range(pp)):
             if stage:
                 job.send(stage, stage - 1, 1 << 20, 40.0)
+        if rooted:
+            job.rooted(job.data, "Broadcast", 1 << 16, 20.0)
+            job.rooted(job.data, "Reduce", 1 << 16, 20.0)
         job.collective(job.data, "ReduceScatter", 4 << 20, 400.0)
         job.work(200.0)
         job.collective(job.data, "AllGather", 4 << 20, 300.0)
