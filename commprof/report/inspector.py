@@ -13,6 +13,7 @@ from commprof.analysis.inspector.result import (
     KindRow,
     LateProcess,
     ProcessRow,
+    StepRow,
 )
 from commprof.files import plain
 from commprof.report.document import Section
@@ -38,6 +39,7 @@ _PROCESS_HEADERS = (
 _UNKNOWN = "Not known, or not read"
 _MOST_ROWS = 12
 _MOST_RANKS = 4
+_MOST_ALGORITHMS = 3
 
 
 def render(result: InspectorResult, width: int, tables: int | None = None) -> str:
@@ -122,6 +124,8 @@ def sentences(result: InspectorResult) -> list[str]:
         f"{bound}{_seconds(result.wait_s)} ({result.wait_s / result.time_s:.0%}) waiting for the "
         f"last rank, the rest transferring."
     )
+    if result.step is not None:
+        found.append(_steps(result.step))
     if result.unsplit_s > 0:
         found.append(
             f"Another {_seconds(result.unsplit_s)} are of operations whose waiting is not known."
@@ -133,6 +137,18 @@ def sentences(result: InspectorResult) -> list[str]:
             f"lowest only because {result.lowest_waits:.0%} of its time in operations is waiting."
         )
     return found
+
+
+def _steps(step: StepRow) -> str:
+    return (
+        f"The calls of {printable(step.communicator)} repeat {step.steps} times, in turns of "
+        f"{printable(step.calls)}. If a turn is a step, a process waits {_ms(step.wait_ms)} ms and "
+        f"transfers {_ms(step.transfer_ms)} ms in each; a turn may also be a part of a step."
+    )
+
+
+def _ms(value: float) -> str:
+    return plain_digits(value)
 
 
 def compared_waiting(first: InspectorResult, second: InspectorResult) -> list[str]:
@@ -196,7 +212,22 @@ def _operations_grid(result: InspectorResult) -> Grid:
         *("operation", "ranks", "size\nB", "calls", "time\nus", "wait\nus", "transfer\nus"),
         *("busbw\nGB/s", "with wait\nGB/s"),
     )
-    return Grid([_operation(row) for row in result.kinds[:_MOST_ROWS]], headers, (0,))
+    rows = [_operation(row) for row in result.kinds[:_MOST_ROWS]]
+    if not any(row.algorithms for row in result.kinds):
+        return Grid(rows, headers, (0,))
+    named = [_algorithms(row) for row in result.kinds[:_MOST_ROWS]]
+    rows = [(*row, name) for row, name in zip(rows, named, strict=True)]
+    return Grid(rows, (*headers, "algorithm/protocol"), (0, len(headers)))
+
+
+def _algorithms(row: KindRow) -> str:
+    """Names the algorithms and protocols of a size, with their parts if there are several."""
+    records = sum(number for _, number in row.algorithms)
+    named = [
+        printable(name) + ("" if number == records else f" {number / records:.0%}")
+        for name, number in row.algorithms[:_MOST_ALGORITHMS]
+    ]
+    return ", ".join(named) or "-"
 
 
 def _operation(row: KindRow) -> tuple[str, ...]:

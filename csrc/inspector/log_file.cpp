@@ -11,6 +11,11 @@ namespace {
 // A verbose line has three numbers for each of up to 64 channels: 16 KB.
 constexpr size_t kLongestLine = size_t(4) << 20;
 constexpr int64_t kMostRanks = 1 << 24;
+// NCCL has fewer kinds than ten.
+constexpr uint8_t kMostKinds = 64;
+// Of so many calls of a communicator the order is kept.
+constexpr size_t kMostOrdered = size_t(1) << 16;
+constexpr size_t kMostAlgorithms = 4096;
 
 } // namespace
 
@@ -49,6 +54,7 @@ void LogFile::finish() {
   }
   std::string().swap(rest_);
   for (const auto& communicator : communicators_) {
+    communicator->order.shrink_to_fit();
     for (auto& [kind, stream] : communicator->streams) {
       stream.records.shrink_to_fit();
       stream.peers.shrink_to_fit();
@@ -96,9 +102,25 @@ bool LogFile::takeOperation(const Operation& operation) {
   }
   auto found = current_->streams.find(operation.kind);
   if (found == current_->streams.end()) {
+    if (current_->kinds == kMostKinds) {
+      return false;
+    }
     found = current_->streams.try_emplace(std::string(operation.kind)).first;
+    found->second.index = current_->kinds++;
   }
   Stream& stream = found->second;
+  if (!operation.isMessage && current_->order.size() < kMostOrdered) {
+    current_->order.push_back(stream.index);
+  }
+  if (!operation.algorithm.empty() &&
+      stream.algorithms.size() < kMostAlgorithms) {
+    std::string name(operation.algorithm);
+    if (!operation.protocol.empty()) {
+      name += '/';
+      name += operation.protocol;
+    }
+    ++stream.algorithms[{uint64_t(operation.sizeBytes), std::move(name)}];
+  }
   // Up to v3 no source was written, and all times were of the GPU's clock or
   // none. A time of 0 was cut off below a microsecond by the plugin or is none.
   const bool isTimed = operation.timeUs > 0 &&

@@ -25,6 +25,10 @@ struct Record {
 struct Stream {
   std::vector<Record> records;
   std::vector<int32_t> peers; // of messages only
+  uint8_t index = 0; // of the kind, in the order in which kinds came
+  // Numbers of records by size, and by algorithm and protocol as "RING/LL", if
+  // the format has them.
+  std::map<std::pair<uint64_t, std::string>, uint64_t> algorithms;
   uint64_t untimed = 0; // records without a time of the GPU's clock
   uint64_t graphCaptured = 0;
 };
@@ -40,6 +44,8 @@ struct Communicator {
   int64_t nodes = -1;
   int64_t dropped = 0; // records that the ring lost, by the last dump
   std::map<std::string, Stream, std::less<>> streams; // by kind
+  uint8_t kinds = 0;
+  std::vector<uint8_t> order; // kinds of the first collectives, by index
   // While the log is followed: the number of the next message, -1 before the
   // first; and true once a message was lost.
   int64_t nextMessage = -1;

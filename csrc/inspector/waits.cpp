@@ -38,6 +38,7 @@ class Ledger {
       const Usual* usual = nullptr)
       : members_(members), ranks_(ranks), usual_(usual) {
     waits_.timeUs.resize(members);
+    waits_.lostCalls.resize(members);
     waits_.waitedUs.resize(members * blocks);
     waits_.causedUs.resize(members * blocks);
     if (members <= kMostOfMatrix) {
@@ -85,7 +86,6 @@ class Ledger {
       ++waits_.completeCalls;
       size.transfersUs.push_back(least);
     } else {
-      waits_.lostRecords += ranks_ - times.size();
       incomplete_[sizeBytes].push_back(least);
     }
   }
@@ -105,6 +105,9 @@ class Ledger {
 
   Waits& waits() {
     return waits_;
+  }
+  uint64_t ranks() const {
+    return ranks_;
   }
 
   Waits take() {
@@ -257,6 +260,11 @@ class Blocks {
     numbers_ = last >= first_ ? last - first_ + 1 : 1;
   }
 
+  // Numbers between the first and the last.
+  uint64_t numbers() const {
+    return numbers_;
+  }
+
   uint32_t of(uint64_t key) const {
     const double number = double((key & 0xffffffffU) - first_);
     const double part =
@@ -272,7 +280,8 @@ class Blocks {
 };
 
 // Adds all calls, in order, to a ledger. `unclear`: numbers to leave out.
-void addCalls(
+// Returns how many there are.
+uint64_t addCalls(
     std::span<const Ordered> members,
     const std::unordered_set<uint32_t>& unclear,
     const Blocks& cut,
@@ -284,19 +293,24 @@ void addCalls(
     keys[i] = members[i].size() > 0 ? members[i].key(0) : kNone;
   }
   std::vector<uint32_t> present;
+  std::vector<uint32_t> absent;
   std::vector<float> times;
+  uint64_t calls = 0;
   while (true) {
     const uint64_t key = *std::min_element(keys.begin(), keys.end());
     if (key == kNone) {
       break;
     }
+    ++calls;
     present.clear();
+    absent.clear();
     times.clear();
     uint64_t recorded = 0;
     uint64_t sizeBytes = 0;
     bool isOneSize = true;
     for (uint32_t i = 0; i < keys.size(); ++i) {
       if (keys[i] != key) {
+        absent.push_back(i);
         continue;
       }
       const Record& record = members[i].record(next[i]);
@@ -318,8 +332,13 @@ void addCalls(
       ++waits.differentSizes;
     } else if (!times.empty()) {
       ledger.add(present, times, sizeBytes, cut.of(key));
+      waits.lostRecords += ledger.ranks() - recorded;
+      for (uint32_t i : absent) {
+        ++waits.lostCalls[i];
+      }
     }
   }
+  return calls;
 }
 
 } // namespace
@@ -340,13 +359,17 @@ Waits splitCollectives(
   }
   const Blocks cut(members, blocks);
   Ledger ledger(members.size(), ranks, blocks);
-  addCalls(members, unclear, cut, ledger);
+  const uint64_t calls = addCalls(members, unclear, cut, ledger);
+  // Replays repeat numbers, of which none may be missing.
+  const uint64_t missing = hasTurns || calls == 0 ? 0 : cut.numbers() - calls;
+  ledger.waits().missingCalls = missing;
   const Usual usual = ledger.usualTransfers();
   if (usual.empty()) {
     return ledger.take();
   }
   Ledger again(members.size(), ranks, blocks, &usual);
   addCalls(members, unclear, cut, again);
+  again.waits().missingCalls = missing;
   return again.take();
 }
 

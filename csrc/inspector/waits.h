@@ -44,9 +44,11 @@ struct Waits {
   uint64_t calls = 0;
   uint64_t completeCalls = 0; // recorded and timed on all ranks
   uint64_t lostRecords = 0; // missing in calls that some ranks recorded
+  uint64_t missingCalls = 0; // numbers that no rank recorded, between others
   uint64_t unmatchedRecords = 0; // of which call is not known
   uint64_t untimedRecords = 0;
   uint64_t differentSizes = 0; // calls whose ranks state different sizes
+  std::vector<uint64_t> lostCalls; // by rank, of `calls`
   std::vector<double> timeUs; // by rank
   std::vector<double> waitedUs; // [block, rank]: as one that waits
   // [block, rank]: waiting for the rank in this part of the run, summed over

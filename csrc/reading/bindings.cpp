@@ -9,6 +9,7 @@
 
 #include "inspector/follow.h"
 #include "inspector/log_file.h"
+#include "inspector/sequence.h"
 #include "inspector/waits.h"
 #include "reading/bind_events.h"
 #include "reading/bind_replay.h"
@@ -101,7 +102,35 @@ void bindLog(py::module_& m) {
             }
             return kinds;
           },
-          "Numbers of records and of captured ones, by kind of operation.");
+          "Numbers of records and of captured ones, by kind of operation.")
+      .def_property_readonly(
+          "algorithms",
+          [](const Communicator& self) {
+            py::typing::List<py::typing::Tuple<py::str, int, py::str, int>> all;
+            for (const auto& [kind, stream] : self.streams) {
+              for (const auto& [of, records] : stream.algorithms) {
+                all.append(
+                    py::make_tuple(
+                        textOf(kind), of.first, textOf(of.second), records));
+              }
+            }
+            return all;
+          },
+          "Kind, size, algorithm and protocol, and number of records.")
+      .def(
+          "sequence",
+          [](const Communicator& self) {
+            const Sequence found = sequenceOf(self);
+            py::typing::List<py::typing::Tuple<py::str, int>> calls;
+            for (const Call& call : found.calls) {
+              calls.append(py::make_tuple(textOf(call.kind), call.sizeBytes));
+            }
+            return py::typing::Tuple<
+                py::typing::List<py::typing::Tuple<py::str, int>>,
+                int,
+                int>(py::make_tuple(calls, found.turns, found.before));
+          },
+          "Calls (kind, size) that repeat, how often, and calls before them.");
   py::class_<LogFile>(
       m, "InspectorLog", "Operations in one log of NCCL Inspector.")
       .def(py::init<std::string>(), py::arg("name"))
@@ -157,6 +186,10 @@ void bindWaits(py::module_& m) {
       .def_readonly("calls", &Waits::calls)
       .def_readonly("complete_calls", &Waits::completeCalls)
       .def_readonly("lost_records", &Waits::lostRecords)
+      .def_readonly("missing_calls", &Waits::missingCalls)
+      .def_property_readonly(
+          "lost_calls",
+          [](const Waits& self) { return arrayOf(self.lostCalls); })
       .def_readonly("unmatched_records", &Waits::unmatchedRecords)
       .def_readonly("untimed_records", &Waits::untimedRecords)
       .def_readonly("different_sizes", &Waits::differentSizes)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.inspector.kinds import MESSAGE_PAIR, MESSAGES, SPLIT
+from commprof.analysis.inspector.steps import RepeatedCalls, repeated_calls
 from commprof.recordings.inspector import InspectorLogs
 from commprof.text import counted, named_ranks
 
@@ -27,21 +29,6 @@ Floats = npt.NDArray[np.float64]
 #: A run is compared in parts, equally many calls long: so many at most and at least, and so many
 #: calls each if possible, as the parts of two communicators do not begin at the same time.
 _MOST_BLOCKS, _FEWEST_BLOCKS, _CALLS_A_BLOCK = 200, 12, 8
-#: c10d's names of NCCL's operations in which every rank waits for all others.
-SPLIT = {
-    "AllReduce": "all_reduce",
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
-    "AllGatherV": "all_gather",
-    "AllToAll": "all_to_all",
-    "All2All": "all_to_all",
-    "AlltoAll": "all_to_all",
-}
-MESSAGES = ("Send", "Recv")
-#: Operations whose root, or whose meaning, the logs do not give.
-UNSPLIT = {"Broadcast": "broadcast", "Reduce": "reduce"}
-#: Number of bytes that nccl-tests calls the size, per byte that NCCL counts on one rank.
-_OF_ALL_RANKS = ("AllGather", "AllGatherV", "ReduceScatter", "AllToAll", "All2All", "AlltoAll")
 
 
 @dataclass(frozen=True)
@@ -86,6 +73,9 @@ class Communicator:
     operations: tuple[Operations, ...]
     #: Records that rings lost, as far as the logs say (from format v4.1 on).
     dropped: int
+    #: Records by operation, size in NCCL's bytes, and algorithm and protocol, as "RING/LL"; empty
+    #: if the format has none.
+    algorithms: dict[tuple[str, int, str], int]
 
     @property
     def label(self) -> str:
@@ -103,7 +93,7 @@ class Communicator:
         return [
             each.waits
             for each in self.operations
-            if each.is_split and not (each.kind == "SendRecv" and len(each.waits.pairs))
+            if each.is_split and not (each.kind == MESSAGE_PAIR and len(each.waits.pairs))
         ]
 
     @property
@@ -134,6 +124,8 @@ class Job:
     #: Number of parts in which the run is compared.
     blocks: int
     problems: tuple[str, ...]
+    #: The calls that each communicator with collectives repeats; None where nothing repeats.
+    repeated: tuple[RepeatedCalls | None, ...] = ()
 
 
 class Splitter(Protocol):
@@ -201,7 +193,13 @@ def split_job(logs: InspectorLogs) -> Job:
     blocks = min(_MOST_BLOCKS, max(_FEWEST_BLOCKS, calls // _CALLS_A_BLOCK))
     processes: dict[Process, int] = {}
     communicators = split_communicators(by_id, processes, _WholeLogs(), blocks)
-    return Job(tuple(processes), communicators, blocks, (*problems, *_missing(communicators)))
+    repeated = tuple(
+        repeated_calls(one.label, one.ranks, [member for _, member in sorted(ranks.items())])
+        for one, ranks in zip(communicators, by_id.values(), strict=True)
+        if any(each.kind != MESSAGE_PAIR for each in one.operations)
+    )
+    problems += _missing(communicators)
+    return Job(tuple(processes), communicators, blocks, tuple(problems), repeated)
 
 
 def split_communicators(
@@ -250,7 +248,16 @@ def _communicator(
         process=process,
         operations=tuple(_operations(ranks, members, splitter, blocks)),
         dropped=sum(member.dropped for member in members),
+        algorithms=_algorithms(members),
     )
+
+
+def _algorithms(members: Sequence[InspectorMember]) -> dict[tuple[str, int, str], int]:
+    total: Counter[tuple[str, int, str]] = Counter()
+    for member in members:
+        for kind, size_bytes, name, records in member.algorithms:
+            total[kind, size_bytes, name] += records
+    return dict(total)
 
 
 def _operations(
@@ -262,7 +269,7 @@ def _operations(
         captured.update(dict.fromkeys(member.kinds, 0))
     made = []
     for kind in sorted(set(captured) - {*MESSAGES}):
-        if kind in SPLIT and ranks > 1:
+        if ranks > 1:  # if not split, only the time beyond the shortest is used
             waits = splitter.collectives(members, kind, ranks, blocks)
         else:
             waits = splitter.unsplit(members, kind)
@@ -270,7 +277,7 @@ def _operations(
     if set(captured) & {*MESSAGES}:
         waits = splitter.messages(members, blocks)
         captured_messages = sum(captured[kind] for kind in MESSAGES)
-        made.append(Operations("SendRecv", waits, True, captured_messages))
+        made.append(Operations(MESSAGE_PAIR, waits, True, captured_messages))
     return made
 
 
@@ -290,8 +297,3 @@ def _missing(communicators: Sequence[Communicator]) -> list[str]:
         f"logs of ranks ({shown}): there, waiting is at least what is shown, transfer at most, and "
         "a rank without a log may have come later than those named"
     ]
-
-
-def size_factor(kind: str, ranks: int) -> int:
-    """Returns nccl-tests' size divided by the bytes that NCCL counts on one rank."""
-    return ranks if kind in _OF_ALL_RANKS else 1

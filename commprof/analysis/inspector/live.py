@@ -254,7 +254,8 @@ class LiveLogs:
         totals.waited_us = _widened(totals.waited_us, count)
         self._time_us = _widened(self._time_us, count) + time_us
         for group in groups_of(job):
-            np.add.at(totals.waited_us, group.process, group.waited.sum(axis=0))
+            if group.is_known:
+                np.add.at(totals.waited_us, group.process, group.waited.sum(axis=0))
             known = self._groups.get(group.key)
             if known is not None and np.array_equal(known.process, group.process):
                 group = replace(

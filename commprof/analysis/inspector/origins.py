@@ -5,7 +5,9 @@ tensor-parallel group all come late to their data-parallel groups if one of them
 part of the run, let a process make the other ranks of a communicator wait for ``d`` each, and let
 it wait for ``s`` in all its other communicators. Then ``max(0, d - s) / d`` of the waiting began
 with this process; the rest is passed on to the processes that it waited for there, in proportion
-to its waiting, and so on. The parts of all waiting add up to it.
+to its waiting, and so on. A process that waited in a broadcast or reduce waited for a rank that the
+logs do not name: what it passes on for that began with nobody. The parts of all waiting add up to
+it, with that of nobody.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ class WaitingGroup:
     #: In µs, as ``[block, member]``: waiting for the member, and of the member.
     caused: Floats
     waited: Floats
+    #: False for operations of which is known that a rank waited, but not for whom.
+    is_known: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,9 @@ def traced(groups: Sequence[WaitingGroup], count: int) -> Origins:
     ]
     caused, waited = entries.caused.sum(axis=0), entries.waited.sum(axis=0)
     by_process = np.zeros((count, len(entries.caused)))
-    np.add.at(by_process, entries.process, entries.waited.T)
+    for group in groups:
+        if group.is_known:
+            np.add.at(by_process, group.process, group.waited.T)
     pairs = None
     if count <= _MOST_PAIRS:
         seen = np.zeros((int(entries.communicator[-1]) + 1, len(caused)))
@@ -100,6 +106,14 @@ def groups_of(job: Job) -> list[WaitingGroup]:
             for name in ("caused_us", "waited_us")
         )
         found.append(WaitingGroup(key, each.process, caused, waited))
+        for operations in each.operations:
+            if not operations.is_split and operations.waits.calls and each.ranks > 1:
+                excess = operations.waits.waited_us
+                found.append(
+                    WaitingGroup(
+                        (*key, operations.kind), each.process, np.zeros_like(excess), excess, False
+                    )
+                )
         for messages in each.messages:
             pairs = messages.pair_caused_us
             for place in range(0, len(messages.pairs), 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +14,15 @@ import numpy.typing as npt
 
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.inspector.communicators import (
-    SPLIT,
-    UNSPLIT,
     Communicator,
     Job,
     Process,
     per_block,
-    size_factor,
     split_job,
 )
+from commprof.analysis.inspector.kinds import MESSAGE_PAIR, SPLIT, UNSPLIT, size_factor
 from commprof.analysis.inspector.origins import Origins, origins
+from commprof.analysis.inspector.steps import steps_of
 from commprof.analysis.late.stragglers import LateRank, find_late_rank, waiting_ranks
 from commprof.recordings.inspector import InspectorLogs, Progress, read_logs
 from commprof.text import counted
@@ -40,6 +40,10 @@ _LEAST_OF_LATEST = 0.1
 #: Least ratio of the waiting that a late process causes to that of any process that is not late.
 _CLEARLY = 2.0
 _NS_PER_US = 1e3
+#: Part of the waiting that is not worth a word.
+_NEGLIGIBLE = 0.01
+#: Processes that a caveat names.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,22 @@ class KindRow:
     busbw_gb_per_s: float
     #: Size over mean time, as Inspector states it: with the waiting.
     busbw_with_waiting_gb_per_s: float
+    #: Algorithm and protocol with the number of records, the most frequent first; empty if the
+    #: format has none.
+    algorithms: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A step, as far as the repeated calls tell: it may be a part of one, such as a micro-batch."""
+
+    steps: int
+    #: Communicator whose calls tell, and its calls in a step, in words.
+    communicator: str
+    calls: str
+    #: Mean of a process and step: waiting, and transfer.
+    wait_ms: float
+    transfer_ms: float
 
 
 @dataclass(frozen=True)
@@ -121,6 +141,8 @@ class CommunicatorRow:
     most_waited_for: Process | None
     most_share: float
     lost_records: int
+    #: Numbers of calls that no rank recorded, between others.
+    missing_calls: int
 
 
 @dataclass(frozen=True)
@@ -137,6 +159,8 @@ class InspectorResult:
     wait_s: float
     #: Mean per process in operations whose waiting is not known, such as broadcasts.
     unsplit_s: float
+    #: None if it is not known what a step is.
+    step: StepRow | None
     late: tuple[LateProcess, ...]
     #: Process with the lowest mean bandwidth, which other tools call slow, and the part of its time
     #: in operations that is waiting; None if the logs give no split time.
@@ -184,6 +208,7 @@ def result_of(logs: InspectorLogs, job: Job) -> InspectorResult:
         time_s=float(time_us.sum()) / count / 1e6,
         wait_s=float(waited_us.sum()) / count / 1e6,
         unsplit_s=float(unsplit_us.sum()) / count / 1e6,
+        step=_step(job, float(time_us.sum()) / count, float(waited_us.sum()) / count),
         late=late_processes(job, traced, time_us),
         lowest_bandwidth=None if lowest is None else job.processes[lowest],
         lowest_waits=math.nan if lowest is None else float(waited_us[lowest] / time_us[lowest]),
@@ -196,7 +221,21 @@ def result_of(logs: InspectorLogs, job: Job) -> InspectorResult:
         is_lower_bound=any(
             row.calls > row.complete_calls or row.ranks > row.recorded_ranks for row in rows
         ),
-        caveats=(*job.problems, *_unknown(logs, job), *logs.problems),
+        caveats=(*job.problems, *_unknown(logs, job, traced), *logs.problems),
+    )
+
+
+def _step(job: Job, time_us: float, waited_us: float) -> StepRow | None:
+    """Returns the means of a step, from those of a process over the whole run."""
+    found = steps_of(job.repeated)
+    if found is None:
+        return None
+    return StepRow(
+        steps=found.turns,
+        communicator=found.communicator,
+        calls=found.text,
+        wait_ms=waited_us / found.turns / 1e3,
+        transfer_ms=(time_us - waited_us) / found.turns / 1e3,
     )
 
 
@@ -302,7 +341,7 @@ def _late_process(job: Job, traced: Origins, place: int, late: LateRank) -> Late
         process=job.processes[place],
         ranks=ranks,
         wait_s=float(began_us.sum()) / 1e6,
-        share=float(began_us.sum() / traced.began_us.sum()),
+        share=float(began_us.sum() / traced.waited_us.sum()),
         wait_per_process_s=float(began_us.sum()) / max(1, waiting) / 1e6,
         waiting_processes=waiting,
         late_parts=int((began_us > _CLEARLY * typical).sum()),
@@ -315,13 +354,19 @@ def _late_process(job: Job, traced: Origins, place: int, late: LateRank) -> Late
 def kind_rows(communicators: Sequence[Communicator]) -> tuple[KindRow, ...]:
     """Returns one row per kind, number of ranks and size, the most time first."""
     same: dict[tuple[str, int, int, bool], list[InspectorSize]] = {}
+    algorithms: dict[tuple[str, int, int], Counter[str]] = {}
     for communicator in communicators:
+        for (kind, size_bytes, name), records in communicator.algorithms.items():
+            of_kind = algorithms.setdefault((kind, communicator.ranks, size_bytes), Counter())
+            of_kind[name] += records
         for operations in communicator.operations:
             for of_size in operations.waits.sizes:
-                ranks = 2 if operations.kind == "SendRecv" else communicator.ranks
+                ranks = 2 if operations.kind == MESSAGE_PAIR else communicator.ranks
                 key = operations.kind, ranks, of_size.size_bytes, operations.is_split
                 same.setdefault(key, []).append(of_size)
-    rows = [_kind_row(*key, parts) for key, parts in same.items()]
+    rows = [
+        _kind_row(*key, parts, algorithms.get(key[:3], Counter())) for key, parts in same.items()
+    ]
     return tuple(sorted(rows, key=lambda row: -row.time_us * row.calls * row.ranks))
 
 
@@ -331,15 +376,18 @@ def _kind_row(
     size_bytes: int,
     is_split: bool,
     parts: Sequence[InspectorSize],
+    algorithms: Counter[str],
 ) -> KindRow:
-    op = {**SPLIT, **UNSPLIT, "SendRecv": "send/recv"}.get(kind, kind)
+    op = {**SPLIT, **UNSPLIT, MESSAGE_PAIR: "send/recv"}.get(kind, kind)
     records = sum(part.records for part in parts)
     time_us = sum(part.time_us for part in parts) / records
     wait_us = sum(part.wait_us for part in parts) / records if is_split else math.nan
-    transfers = np.concatenate([part.transfers_us for part in parts])
+    transfers = np.concatenate(
+        [part.transfers_us for part in parts if is_split] or [np.zeros(0, np.float32)]
+    )
     transfer_us = float(np.median(transfers)) if len(transfers) else math.nan
     size = size_bytes * size_factor(kind, ranks)
-    factor = 1.0 if kind == "SendRecv" else bus_factor(op, ranks)
+    factor = 1.0 if kind == MESSAGE_PAIR else bus_factor(op, ranks)
     return KindRow(
         op=op,
         ranks=ranks,
@@ -350,6 +398,7 @@ def _kind_row(
         transfer_us=transfer_us,
         busbw_gb_per_s=factor * size / transfer_us / 1e3 if transfer_us > 0 else math.nan,
         busbw_with_waiting_gb_per_s=factor * size / time_us / 1e3 if time_us > 0 else math.nan,
+        algorithms=tuple(algorithms.most_common()),
     )
 
 
@@ -371,33 +420,52 @@ def _communicator_row(communicator: Communicator, job: Job) -> CommunicatorRow:
         most_waited_for=None if most is None else job.processes[communicator.process[most]],
         most_share=math.nan if most is None else float(caused[most]) / total,
         lost_records=sum(waits.lost_records for waits in split),
+        missing_calls=sum(waits.missing_calls for waits in split),
     )
 
 
-def _unknown(logs: InspectorLogs, job: Job) -> list[str]:
+def _by_loss(job: Job) -> str:
+    """Names the ranks with logs that lack most records; empty if only ranks without a log do."""
+    lost: Counter[int] = Counter()
+    for one in job.communicators:
+        for waits in one.split:
+            lost.update(dict(zip(one.process.tolist(), waits.lost_calls.tolist(), strict=False)))
+    most = [(place, number) for place, number in lost.most_common(_MOST_NAMED) if number]
+    named = ", ".join(f"{number} of {job.processes[place].label}" for place, number in most)
+    return f"; the most: {named}" if named else ""
+
+
+def _unknown(logs: InspectorLogs, job: Job, traced: Origins) -> list[str]:
     """Returns sentences on what these logs cannot show."""
-    waits = [each.waits for one in job.communicators for each in one.operations]
-    lost = sum(each.lost_records for each in waits)
+    waits_of_all = [each.waits for one in job.communicators for each in one.operations]
+    lost = sum(each.lost_records for each in waits_of_all)
     dropped = sum(one.dropped for one in job.communicators)
-    untimed = sum(each.untimed_records for each in waits)
-    unmatched = sum(each.unmatched_records for each in waits)
-    sizes = sum(each.different_sizes for each in waits)
+    untimed = sum(each.untimed_records for each in waits_of_all)
+    unmatched = sum(each.unmatched_records for each in waits_of_all)
+    sizes = sum(each.different_sizes for each in waits_of_all)
     unsplit = {
         UNSPLIT.get(each.kind, each.kind)
         for one in job.communicators
         for each in one.operations
         if not each.is_split and one.ranks > 1
     }
+    steps = "steps, " if steps_of(job.repeated) is None else "step times, "
     found = [
-        "the logs hold no steps, phases or compute, so exposed communication is not known; calls "
+        f"the logs hold no {steps}phases or compute, so exposed communication is not known; calls "
         "below NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8192 unless set) are not in them"
     ]
     if lost:
         rings = f", of which the rings dropped at least {dropped}" if dropped else ""
         found.append(
             f"{counted(lost, 'record')} of calls that other ranks recorded are missing{rings} "
-            "(NCCL_INSPECTOR_DUMP_COLL_RING_SIZE, a shorter dump interval): waiting is at least "
-            "what is shown"
+            f"(NCCL_INSPECTOR_DUMP_COLL_RING_SIZE, a shorter dump interval){_by_loss(job)}: "
+            "waiting is at least what is shown"
+        )
+    gaps = sum(waits.missing_calls for waits in waits_of_all)
+    if gaps:
+        found.append(
+            f"{counted(gaps, 'call')} {'is' if gaps == 1 else 'are'} in no log: numbers in coll_sn "
+            "that all ranks lack"
         )
     for number, noun, what in (
         (untimed, "record", "without a time of the GPU's clock"),
@@ -408,7 +476,17 @@ def _unknown(logs: InspectorLogs, job: Job) -> list[str]:
             found.append(f"left out: {counted(number, noun)} {what}")
     if unsplit:
         kinds = " and ".join(sorted(unsplit))
-        found.append(f"waiting in {kinds} is not known: the logs do not name the root")
+        waited_us = float(traced.waited_us.sum())
+        nobodys = 1 - float(traced.began_us.sum()) / waited_us if waited_us > 0 else 0.0
+        elsewhere = (
+            f"; {nobodys:.0%} of the waiting elsewhere is for processes that waited in them before"
+            if nobodys >= _NEGLIGIBLE
+            else ""
+        )
+        found.append(
+            f"for whom a rank waits in {kinds} is not known, as the logs do not name the root"
+            f"{elsewhere}"
+        )
     if logs.empty:
         found.append(
             f"the logs of {len(logs.empty)} processes are empty: without "

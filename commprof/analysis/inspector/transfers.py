@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.collectives.traffic import bus_factor
-from commprof.analysis.inspector.communicators import SPLIT, Communicator, Job, size_factor
+from commprof.analysis.inspector.communicators import Communicator, Job
+from commprof.analysis.inspector.kinds import SPLIT, size_factor
 from commprof.analysis.sweeps.sweep import RowKey, SweepResult, SweepRow
 from commprof.invocation import quoted
 

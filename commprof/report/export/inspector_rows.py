@@ -51,6 +51,7 @@ def _collectives(result: InspectorResult) -> Iterator[Row]:
             "wire_median_us": row.transfer_us,
             "busbw_gb_per_s": row.busbw_gb_per_s,
             "busbw_with_waiting_gb_per_s": row.busbw_with_waiting_gb_per_s,
+            "algorithm": " ".join(name for name, _ in row.algorithms) or None,
         }
 
 

@@ -5,6 +5,7 @@
 #include "check.h"
 #include "inspector/follow.h"
 #include "inspector/log_file.h"
+#include "inspector/sequence.h"
 #include "inspector/waits.h"
 
 using namespace commprof::inspector;
@@ -150,9 +151,30 @@ void messagesAreTakenInTheirOrder() {
   CHECK(sends.records.size() == 1 && waits.unmatchedRecords == 0);
 }
 
+void repeatedCallsAreFound() {
+  LogFile file("x");
+  int number = 0;
+  for (int step = 0; step < 6; ++step) {
+    for (int bytes : {step == 0 ? 9999 : 4096, 4096, 8192}) {
+      std::string text = line(0, number++, "5");
+      text.replace(text.find("4096"), 4, std::to_string(bytes));
+      file.feed(text + "\n");
+    }
+  }
+  Communicator& member = *file.communicators().at(0);
+  Sequence found = sequenceOf(member);
+  CHECK(found.calls.size() == 3 && found.turns == 5 && found.before == 3);
+  CHECK(found.calls[2].sizeBytes == 8192 && found.calls[2].kind == "AllReduce");
+  member.streams.begin()->second.records.erase(
+      member.streams.begin()->second.records.begin() + 5);
+  CHECK(sequenceOf(member).calls.empty()); // a call is missing
+  CHECK(sequenceOf(Communicator()).calls.empty());
+}
+
 } // namespace
 
 int main() {
+  repeatedCallsAreFound();
   callsAreTakenOnceAllWroteThem();
   messagesAreTakenInTheirOrder();
   linesAreRead();

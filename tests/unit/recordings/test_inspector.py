@@ -15,6 +15,7 @@ from commprof.analysis.inspector.communicators import split_job
 from commprof.analysis.inspector.result import inspector_result
 from commprof.errors import CommprofError
 from commprof.recordings.inspector import is_inspector, looks_like_log, read_logs
+from commprof.report.inspector import render
 from tests.support.builders.inspector_logs import SimulatedJob, Written, simulate
 
 
@@ -234,7 +235,84 @@ def test_rooted_operations_are_not_split(tmp_path: Path) -> None:
     assert (result.time_s, result.wait_s, result.late) == (0, 0, ())
     assert result.unsplit_s == pytest.approx(9 * 108e-6 / 2)
     assert math.isnan(result.kinds[0].wait_us)
-    assert any("broadcast is not known" in text for text in result.caveats)
+    assert any("for whom a rank waits in broadcast is not known" in t for t in result.caveats)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_root_that_waited_is_not_accused_of_coming_late(tmp_path: Path, seed: int) -> None:
+    """Rank 0 of each group is late to the next operation, as it waited for all in a reduce."""
+    draw = np.random.default_rng(seed)
+    tp, dp = ((1, 8), (2, 8), (4, 8))[seed % 3]
+    late = draw.choice(np.arange(tp, tp * dp), 2, replace=False).tolist()
+    job = simulate(
+        *(tp, dp, 1),
+        steps=60,
+        late_us=dict.fromkeys(late, 1500.0),
+        rooted=True,
+        experts=2,
+        seed=seed,
+    )
+    job.write(tmp_path)
+    result = inspector_result(tmp_path)
+    assert sorted(one.process.pid - 1000 for one in result.late) == sorted(late)
+    caused = {row.process.pid - 1000: row.caused_s for row in result.process_rows}
+    assert max(caused[root] for root in range(tp)) < 0.2 * min(caused[process] for process in late)
+    assert any("of the waiting elsewhere is for processes that waited" in t for t in result.caveats)
+
+
+def test_a_sequence_that_repeats_gives_steps(tmp_path: Path) -> None:
+    job = simulate(2, 4, 1, steps=60, late_us={5: 1500.0}, seed=1)
+    job.write(tmp_path)
+    result = inspector_result(tmp_path)
+    assert result.step is not None
+    assert result.step.steps == 60
+    assert result.step.communicator == "dp"
+    assert "3 all_to_all of 1048576 B" in result.step.calls
+    assert result.step.wait_ms * 60 == pytest.approx(result.wait_s * 1e3)
+    both_ms = (result.step.wait_ms + result.step.transfer_ms) * 60
+    assert both_ms == pytest.approx(result.time_s * 1e3)
+    assert any(text.startswith("the logs hold no step times, phases") for text in result.caveats)
+
+
+@pytest.mark.parametrize("change", ["lost", "one kind", "no turns"])
+def test_without_a_sequence_no_steps_are_claimed(tmp_path: Path, change: str) -> None:
+    job = SimulatedJob(dp=4, seed=2)
+    for number in range(40):
+        job.work(300.0)
+        job.collective(job.data, "AllReduce", 1 << (20 + number * (change == "no turns") % 7), 90.0)
+        if change != "one kind" and not (change == "no turns" and number % 3):
+            job.collective(job.data, "AllGather", 1 << 20, 90.0)
+    if change == "lost":
+        job.lose(0.2)
+    job.write(tmp_path)
+    result = inspector_result(tmp_path)
+    assert result.step is None
+    assert any(text.startswith("the logs hold no steps, phases") for text in result.caveats)
+
+
+def test_gaps_are_told_by_rank_and_calls_that_nobody_recorded_too(tmp_path: Path) -> None:
+    """Rank 1 lacks calls 3 to 9, rank 2 call 5, and no rank recorded call 20."""
+    lines = {rank: [_line(rank, 3, n, 100) for n in range(40) if n != 20] for rank in range(3)}
+    del lines[2][5]
+    del lines[1][3:10]
+    result = inspector_result(_write(tmp_path / "logs", lines))
+    (row,) = result.communicators
+    assert (row.lost_records, row.missing_calls, row.complete_calls) == (8, 1, 32)
+    (text,) = (text for text in result.caveats if "are missing" in text)
+    assert "the most: 7 of node pid 101, 1 of node pid 102" in text
+    assert any(text.startswith("1 call is in no log") for text in result.caveats)
+
+
+def test_algorithms_are_told_by_size_where_the_format_has_them(tmp_path: Path) -> None:
+    def with_algorithm(rank: int, number: int) -> str:
+        line = json.loads(_line(rank, 2, number, 100))
+        line["coll_perf"] |= {"coll_algo": "RING", "coll_proto": "LL" if number < 9 else "SIMPLE"}
+        return json.dumps(line)
+
+    lines = {rank: [with_algorithm(rank, n) for n in range(12)] for rank in range(2)}
+    result = inspector_result(_write(tmp_path / "logs", lines))
+    assert result.kinds[0].algorithms == (("RING/LL", 18), ("RING/SIMPLE", 6))
+    assert "RING/LL 75%, RING/SIMPLE 25%" in render(result, 100)
 
 
 def test_times_without_the_gpus_clock_do_not_count(tmp_path: Path) -> None:

@@ -1,0 +1,30 @@
+"""Kinds of operations in NCCL Inspector's logs, and what is known of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: c10d's names of NCCL's operations in which every rank waits for all others.
+SPLIT: Final = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AllGatherV": "all_gather",
+    "AllToAll": "all_to_all",
+    "All2All": "all_to_all",
+    "AlltoAll": "all_to_all",
+}
+MESSAGES: Final = ("Send", "Recv")
+#: Kind of a send with its recv.
+MESSAGE_PAIR: Final = "SendRecv"
+#: Operations whose root, or whose meaning, the logs do not give.
+UNSPLIT: Final = {"Broadcast": "broadcast", "Reduce": "reduce"}
+#: Number of bytes that nccl-tests calls the size, per byte that NCCL counts on one rank.
+_OF_ALL_RANKS: Final = (
+    *("AllGather", "AllGatherV", "ReduceScatter", "AllToAll", "All2All", "AlltoAll"),
+)
+
+
+def size_factor(kind: str, ranks: int) -> int:
+    """Returns nccl-tests' size divided by the bytes that NCCL counts on one rank."""
+    return ranks if kind in _OF_ALL_RANKS else 1
