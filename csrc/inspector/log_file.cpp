@@ -16,6 +16,8 @@ constexpr uint8_t kMostKinds = 64;
 // Of so many calls of a communicator the order is kept.
 constexpr size_t kMostOrdered = size_t(1) << 16;
 constexpr size_t kMostAlgorithms = 4096;
+// Ten days; a longer time is damage.
+constexpr double kLongestUs = 1e12;
 
 } // namespace
 
@@ -123,7 +125,7 @@ bool LogFile::takeOperation(const Operation& operation) {
   }
   // Up to v3 no source was written, and all times were of the GPU's clock or
   // none. A time of 0 was cut off below a microsecond by the plugin or is none.
-  const bool isTimed = operation.timeUs > 0 &&
+  const bool isTimed = operation.timeUs > 0 && operation.timeUs < kLongestUs &&
       (operation.timingSource.empty() ||
        operation.timingSource == "kernel_gpu");
   stream.untimed += !isTimed;

@@ -54,6 +54,9 @@ NOT_RUN = {
     "python -m commprof.monitor RUN --metrics": (
         "goes on: tests/integration/faults/test_live_run.py"
     ),
+    "python -m commprof.monitor LOGS --metrics": (
+        "goes on: tests/unit/monitor/test_inspector_live.py"
+    ),
 }
 #: Starts of lines that are not run, with the reason.
 NOT_RUN_KINDS = {
@@ -73,6 +76,7 @@ OUTPUT = {
     ("docs/nccl.md", "export NCCL_PROFILER_PLUGIN="): (
         "needs a program with NCCL: tests/integration/devices/test_nccl_plugin.py plays its calls"
     ),
+    ("docs/inspector.md", "export NCCL_PROFILER_PLUGIN="): "needs a program with NCCL",
     ("docs/reading.md", "SCALING.md: 1 finding"): "output",
     ("docs/launching.md", "# run.yaml"): "a file, which test_readme.py reads",
     (

@@ -223,8 +223,10 @@ def _lines(
                 lost = dropped.get(same[0].group.id, 0)
                 stats = {"coll_records": len(same), "coll_dropped_total": lost}
                 yield json.dumps({**about, "dump_stats": stats})
+            # Written by hand, which takes a fifth of the time of json.dumps.
+            begin_of_line = "{" if packed else json.dumps(about)[:-1] + ", "
             for record in same:
-                yield json.dumps({**({} if packed else about), **_operation(record)})
+                yield f"{begin_of_line}{_operation(record)}}}"
 
 
 def _about(
@@ -249,7 +251,8 @@ def _about(
     }
 
 
-def _operation(record: Written) -> dict[str, dict[str, object]]:
+def _operation(record: Written) -> str:
+    """Returns the record's member of the line's object, as JSON."""
     ranks = len(record.group.members)
     time_us = int(record.time_us)  # cut off, as the plugin does
     is_message = record.peer >= 0
@@ -257,19 +260,13 @@ def _operation(record: Written) -> dict[str, dict[str, object]]:
     algbw = record.size_bytes * of_all / time_us / 1e3 if time_us else 0.0
     factor = 1.0 if is_message else _FACTORS[record.kind](ranks)
     what = "p2p" if is_message else "coll"
-    fields: dict[str, object] = {what: record.kind, f"{what}_sn": record.number}
-    if is_message:
-        fields["p2p_peer"] = record.peer
-    return {
-        f"{what}_perf": {
-            **fields,
-            f"{what}_msg_size_bytes": record.size_bytes,
-            f"{what}_exec_time_us": time_us,
-            f"{what}_timing_source": "kernel_gpu",
-            f"{what}_algobw_gbs": round(algbw, 6),
-            f"{what}_busbw_gbs": round(algbw * factor, 6),
-        }
-    }
+    peer = f'"p2p_peer": {record.peer}, ' if is_message else ""
+    return (
+        f'"{what}_perf": {{"{what}": "{record.kind}", "{what}_sn": {record.number}, {peer}'
+        f'"{what}_msg_size_bytes": {record.size_bytes}, "{what}_exec_time_us": {time_us}, '
+        f'"{what}_timing_source": "kernel_gpu", "{what}_algobw_gbs": {algbw:.6f}, '
+        f'"{what}_busbw_gbs": {algbw * factor:.6f}}}'
+    )
 
 
 def simulate(

@@ -11,7 +11,7 @@ from commprof.analysis.sweeps.sweep_file import write_sweep
 from commprof.forecast.fit.machine_profile import save_profile
 from tests.support.builders import profiler_traces
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
-from tests.support.builders.inspector_logs import simulate
+from tests.support.builders.inspector_logs import SimulatedJob
 from tests.support.builders.run_directories import ranks_of, write_run, write_strategies
 from tests.support.builders.schedules import hook, profile
 from tests.support.builders.sharded_job import fsdp_ranks
@@ -116,5 +116,10 @@ def _write_recordings(here: Path) -> None:
     late = [dump({"0": [0, 1]}, entry("0", 1, state="completed"))]
     write_dumps(here / "dumps", *arrived, *late)
     shutil.make_archive(str(here / "dumps"), "zip", here / "dumps")
-    for name in ("LOGS", "nccl-inspector-1234"):
-        simulate(1, 2, 1, steps=4).write(here / name)
+    for name in ("LOGS", "LOGS_AFTER"):
+        job = SimulatedJob(dp=2)
+        for _ in range(5):
+            for size_bytes in SIZES:
+                job.work(300.0)
+                job.collective(job.data, "AllReduce", size_bytes, 50 + size_bytes / 1e3)
+        job.write(here / name)

@@ -110,7 +110,7 @@ def read_in_scene(line: str, here: Path) -> bool:
     given = re.sub(r" > \S+$", "", line)
     given = re.sub(r"/shared/(\w+)", lambda match: shlex.quote(f"{here}/{match[1]}"), given)
     given = re.sub(r"(?<= )-o (?=\S)", "--force -o ", given)
-    given = re.sub(r"(top RUN)$", r"\1 --once", given)  # otherwise it runs until Ctrl-C
+    given = re.sub(r"(top (?:RUN|LOGS))$", r"\1 --once", given)  # otherwise it runs until Ctrl-C
     words = shlex.split(re.sub(r"^(python -m )?commprof[. ]", "", given))
     try:
         code = main(words)
