@@ -33,6 +33,7 @@ from benchmarks.judging.demands import Demand, of_all
 from benchmarks.judging.results_file import CONTEXT, read_json, read_parts, read_rows
 from benchmarks.own_cost import calibration, calls, instructions, live_overhead, long_run, overhead
 from benchmarks.predictions import predict_error, predict_intervals, predict_sharded
+from benchmarks.recordings import inspector as inspector_logs
 from tools.measured_tables import instruction_counts, step_ratios, strategy_rows
 
 Judge = Callable[[Path], Sequence[Demand]]
@@ -172,6 +173,28 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"attribution/late_rank.py --results {RESULTS}/late_rank.jsonl",
             ("named in 50 of 50", "its phase in 48 of 50", "no rank in 48 of 50 clean runs"),
             rows_of(late_rank.demands),
+        ),
+        Study(
+            "Late processes in logs of NCCL Inspector, of simulated jobs",
+            "inspector.jsonl",
+            f"recordings/inspector.py truth --results {RESULTS}/inspector.jsonl",
+            (
+                "late processes named in 100 of 100, nobody accused in 100 of 100 clean ones",
+                "wait and transfer within 1 %",
+            ),
+            rows_of(inspector_logs.demands),
+            beside=lambda path: inspector_logs.lowest_bandwidth(read_rows(path)),
+        ),
+        Study(
+            "Logs of NCCL Inspector of 2,048 ranks, read",
+            "inspector_speed.jsonl",
+            f"recordings/inspector.py speed --results {RESULTS}/inspector_speed.jsonl",
+            (
+                "156 thousand records per second of a core",
+                "37.5 million records in 120 s of 2 cores and 2 GB",
+            ),
+            rows_of(inspector_logs.speed_demands),
+            beside=lambda path: inspector_logs.speed_table(read_rows(path)),
         ),
         Study(
             "Late ranks of 2 to 1,024 ranks, in schedules whose every wait is known",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -427,52 +428,41 @@ bool isWhole(const Stream* sends, const Stream* receives) {
        std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end());
 }
 
-// Waiting between two ranks, by pair.
-class PairLedger {
+// Adds the time of messages that have no partner beyond what such a size
+// usually takes: waiting, of which is not known for whom.
+class Unpaired {
  public:
-  explicit PairLedger(uint32_t blocks) : blocks_(blocks) {}
-
-  void add(const uint32_t* pair, const float* times, uint32_t block) {
-    const bool isOrdered = pair[0] < pair[1];
-    const uint64_t key = isOrdered ? uint64_t(pair[0]) << 32 | pair[1]
-                                   : uint64_t(pair[1]) << 32 | pair[0];
-    if (caused_.size() >= kMostPairs && caused_.count(key) == 0) {
-      areTooMany_ = true;
-      return;
+  void add(const Record& record, uint32_t member, uint32_t block) {
+    if (record.timeUs >= 0) {
+      times_[record.sizeBytes].push_back(record.timeUs);
+      found_.push_back({record, member, block});
     }
-    std::vector<double>& caused = caused_[key];
-    caused.resize(size_t(blocks_) * 2);
-    // The one with the shorter time came last.
-    const bool firstIsLate = times[0] < times[1];
-    const double waitUs =
-        firstIsLate ? double(times[1]) - times[0] : double(times[0]) - times[1];
-    caused[block * 2 + (firstIsLate != isOrdered)] += waitUs;
   }
 
-  void moveTo(Waits& waits) const {
-    if (areTooMany_) {
+  void moveTo(Waits& waits, size_t members, uint32_t blocks) {
+    if (found_.empty()) {
       return;
     }
-    waits.pairCausedUs.resize(blocks_ * caused_.size() * 2);
-    size_t place = 0;
-    for (const auto& [key, caused] : caused_) {
-      waits.pairs.push_back(uint32_t(key >> 32));
-      waits.pairs.push_back(uint32_t(key));
-      for (size_t block = 0; block < blocks_; ++block) {
-        double* const row = &waits.pairCausedUs[block * caused_.size() * 2];
-        row[place] = caused[block * 2];
-        row[place + 1] = caused[block * 2 + 1];
-      }
-      place += 2;
+    std::unordered_map<uint64_t, double> usual;
+    for (const auto& [bytes, times] : times_) {
+      usual[bytes] = quantile(times, 0.1);
+    }
+    waits.unpairedUs.resize(members * blocks);
+    for (const auto& [record, member, block] : found_) {
+      waits.unpairedUs[block * members + member] +=
+          std::max(0.0, record.timeUs - usual[record.sizeBytes]);
     }
   }
 
  private:
-  static constexpr size_t kMostPairs = 20000; // 64 MB
+  struct Found {
+    Record record;
+    uint32_t member;
+    uint32_t block;
+  };
 
-  const uint32_t blocks_;
-  std::map<uint64_t, std::vector<double>> caused_;
-  bool areTooMany_ = false;
+  std::unordered_map<uint64_t, std::vector<float>> times_;
+  std::vector<Found> found_;
 };
 
 bool sameSizes(
@@ -509,7 +499,8 @@ Waits messageWaits(
     }
   }
   uint64_t matched = 0;
-  PairLedger pairs(blocks);
+  // Members and their peers whose sends, or recvs, have been matched.
+  std::set<std::pair<uint32_t, int64_t>> paired[2];
   for (uint32_t i = 0; i < members.size(); ++i) {
     for (const auto& [peer, sent] : byPeer(sends[i])) {
       const auto place = places.find(peer);
@@ -523,6 +514,8 @@ Waits messageWaits(
         continue;
       }
       const uint32_t pair[] = {i, place->second};
+      paired[0].emplace(i, peer);
+      paired[1].emplace(place->second, members[i]);
       for (size_t k = 0; k < sent.size(); ++k) {
         matched += 2;
         const float times[] = {sent[k]->timeUs, got->second[k]->timeUs};
@@ -538,7 +531,21 @@ Waits messageWaits(
       }
     }
   }
+  Unpaired unpaired;
+  for (uint32_t i = 0; i < members.size(); ++i) {
+    const Stream* const both[] = {sends[i], receives[i]};
+    for (size_t side = 0; side < 2; ++side) {
+      const size_t count =
+          both[side] == nullptr ? 0 : both[side]->records.size();
+      for (size_t k = 0; k < count; ++k) {
+        if (paired[side].count({i, both[side]->peers[k]}) == 0) {
+          unpaired.add(both[side]->records[k], i, uint32_t(k * blocks / count));
+        }
+      }
+    }
+  }
   ledger.waits().unmatchedRecords = all - matched;
+  unpaired.moveTo(ledger.waits(), members.size(), blocks);
   return ledger.take();
 }
 

@@ -58,10 +58,10 @@ struct Waits {
   // [rank, other]: waiting for the rank, of the other; empty if too many ranks.
   std::vector<double> waitersUs;
   std::vector<OfSize> sizes;
-  // Of messages: pairs of ranks, and [block, pair, either]: waiting that either
-  // of them caused; empty if there are too many pairs.
-  std::vector<uint32_t> pairs;
-  std::vector<double> pairCausedUs;
+  // Of messages without a match, [block, rank]: time beyond what such messages
+  // usually take, waiting for a rank that is not known; empty if there are
+  // none.
+  std::vector<double> unpairedUs;
 };
 
 // Splits operations in which every rank waits for all. Ranks that are not among

@@ -196,11 +196,9 @@ void bindWaits(py::module_& m) {
       .def_readonly("unattributed_us", &Waits::unattributedUs)
       .def_readonly("sizes", &Waits::sizes)
       .def_property_readonly(
-          "pairs", [](const Waits& self) { return arrayOf(self.pairs); })
-      .def_property_readonly(
-          "pair_caused_us",
+          "unpaired_us",
           [](const Waits& self) {
-            return matrixOf(self.pairCausedUs, self.pairs.size());
+            return matrixOf(self.unpairedUs, self.timeUs.size());
           })
       .def_property_readonly(
           "time_us", [](const Waits& self) { return arrayOf(self.timeUs); })

@@ -88,20 +88,6 @@ class Communicator:
         return self.ranks - len(self.recorded)
 
     @property
-    def collectives(self) -> list[InspectorWaits]:
-        """Waits of the split collectives; messages are left out if their pairs are known."""
-        return [
-            each.waits
-            for each in self.operations
-            if each.is_split and not (each.kind == MESSAGE_PAIR and len(each.waits.pairs))
-        ]
-
-    @property
-    def messages(self) -> list[InspectorWaits]:
-        """Waits of messages whose pairs are known."""
-        return [each.waits for each in self.operations if len(each.waits.pairs)]
-
-    @property
     def split(self) -> list[InspectorWaits]:
         """Waits of all split operations."""
         return [each.waits for each in self.operations if each.is_split]

@@ -5,9 +5,9 @@ tensor-parallel group all come late to their data-parallel groups if one of them
 part of the run, let a process make the other ranks of a communicator wait for ``d`` each, and let
 it wait for ``s`` in all its other communicators. Then ``max(0, d - s) / d`` of the waiting began
 with this process; the rest is passed on to the processes that it waited for there, in proportion
-to its waiting, and so on. A process that waited in a broadcast or reduce waited for a rank that the
-logs do not name: what it passes on for that began with nobody. The parts of all waiting add up to
-it, with that of nobody.
+to its waiting, and so on. A process that waited in a broadcast, a reduce, or a message without its
+partner's record waited for a rank that is not known: what it passes on for that began with nobody.
+The parts of all waiting add up to it, with that of nobody.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Origins:
 
 @dataclass(frozen=True)
 class WaitingGroup:
-    """Waiting of the processes of one communicator, or of two that exchange messages."""
+    """Waiting of the processes of one communicator."""
 
     #: Tells groups of a job apart.
     key: tuple[str | int, ...]
@@ -94,36 +94,22 @@ def traced(groups: Sequence[WaitingGroup], count: int) -> Origins:
 
 
 def groups_of(job: Job) -> list[WaitingGroup]:
-    """Lists a job's communicators; each pair of a communicator's messages counts as one more.
-
-    The waiting of one of a pair is what the other caused.
-    """
+    """Lists a job's communicators, and again where a rank waited but it is not known for whom."""
     found = []
     for each in job.communicators:
         key = (each.id, each.ranks)
         caused, waited = (
-            per_block(each.collectives, name, job.blocks, len(each.recorded))
+            per_block(each.split, name, job.blocks, len(each.recorded))
             for name in ("caused_us", "waited_us")
         )
         found.append(WaitingGroup(key, each.process, caused, waited))
-        for operations in each.operations:
-            if not operations.is_split and operations.waits.calls and each.ranks > 1:
-                excess = operations.waits.waited_us
-                found.append(
-                    WaitingGroup(
-                        (*key, operations.kind), each.process, np.zeros_like(excess), excess, False
-                    )
-                )
-        for messages in each.messages:
-            pairs = messages.pair_caused_us
-            for place in range(0, len(messages.pairs), 2):
-                members = messages.pairs[place : place + 2]
-                caused = pairs[:, place : place + 2]
-                found.append(
-                    WaitingGroup(
-                        (*key, *members.tolist()), each.process[members], caused, caused[:, ::-1]
-                    )
-                )
+        for operations in each.operations if each.ranks > 1 else ():
+            waits = operations.waits
+            excess = waits.unpaired_us if operations.is_split else waits.waited_us
+            if excess.any():
+                nobodys = np.zeros_like(excess)
+                named = (*key, operations.kind)
+                found.append(WaitingGroup(named, each.process, nobodys, excess, False))
     return found
 
 

@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float64]
 #: waiting, or others cause nearly as much, none is named.
 _MOST_LATE, _MOST_LATE_PART, _ALWAYS_ALLOWED = 8, 1 / 16, 2
 #: A late process causes at least this part of the waiting that the latest of them causes.
-_LEAST_OF_LATEST = 0.1
+_LEAST_OF_LATEST = 0.05
 #: Least ratio of the waiting that a late process causes to that of any process that is not late.
 _CLEARLY = 2.0
 _NS_PER_US = 1e3
@@ -319,6 +319,8 @@ def late_processes(job: Job, traced: Origins, time_us: Floats) -> tuple[LateProc
         pairs = traced.pairs_us * _NS_PER_US
         pairs[:, candidates[0]] = pairs[:, candidates].sum(axis=1)
         pairs[:, candidates[1:]] = 0.0
+        if not pairs[:, candidates[0]].any():  # over the whole run, its waiting began elsewhere
+            return ()
     block_ns = float(time_us.mean()) / job.blocks * _NS_PER_US
     late = find_late_rank(merged * _NS_PER_US, block_ns, 0.0, pairs)
     if late is None or late.rank != candidates[0]:
@@ -476,16 +478,15 @@ def _unknown(logs: InspectorLogs, job: Job, traced: Origins) -> list[str]:
             found.append(f"left out: {counted(number, noun)} {what}")
     if unsplit:
         kinds = " and ".join(sorted(unsplit))
-        waited_us = float(traced.waited_us.sum())
-        nobodys = 1 - float(traced.began_us.sum()) / waited_us if waited_us > 0 else 0.0
-        elsewhere = (
-            f"; {nobodys:.0%} of the waiting elsewhere is for processes that waited in them before"
-            if nobodys >= _NEGLIGIBLE
-            else ""
-        )
         found.append(
             f"for whom a rank waits in {kinds} is not known, as the logs do not name the root"
-            f"{elsewhere}"
+        )
+    waited_us = float(traced.waited_us.sum())
+    nobodys = 1 - float(traced.began_us.sum()) / waited_us if waited_us > 0 else 0.0
+    if nobodys >= _NEGLIGIBLE:
+        found.append(
+            f"{nobodys:.0%} of the waiting is for processes that waited before, in operations or "
+            "messages of which the logs do not tell for whom; it is nobody's"
         )
     if logs.empty:
         found.append(

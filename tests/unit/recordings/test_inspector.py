@@ -257,7 +257,18 @@ def test_a_root_that_waited_is_not_accused_of_coming_late(tmp_path: Path, seed: 
     assert sorted(one.process.pid - 1000 for one in result.late) == sorted(late)
     caused = {row.process.pid - 1000: row.caused_s for row in result.process_rows}
     assert max(caused[root] for root in range(tp)) < 0.2 * min(caused[process] for process in late)
-    assert any("of the waiting elsewhere is for processes that waited" in t for t in result.caveats)
+    assert any("of the waiting is for processes that waited before" in t for t in result.caveats)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_messages_without_a_partner_accuse_nobody_of_their_waiting(
+    tmp_path: Path, seed: int
+) -> None:
+    """Stages after the late processes wait in messages that cannot be matched, and come late."""
+    job = simulate(2, 8, 4, steps=80, late_us={45: 1400.0, 53: 1200.0}, lost=0.05, seed=seed)
+    job.write(tmp_path)
+    result = inspector_result(tmp_path)
+    assert sorted(one.process.pid - 1000 for one in result.late) == [45, 53]
 
 
 def test_a_sequence_that_repeats_gives_steps(tmp_path: Path) -> None:
