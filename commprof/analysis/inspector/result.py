@@ -39,6 +39,8 @@ _MOST_LATE, _MOST_LATE_PART, _ALWAYS_ALLOWED = 8, 1 / 16, 2
 _LEAST_OF_LATEST = 0.05
 #: Least ratio of the waiting that a late process causes to that of any process that is not late.
 _CLEARLY = 2.0
+#: Ratio that parts those who are late from all others, even if one of them is much later.
+_GAP = 4.0
 _NS_PER_US = 1e3
 #: Part of the waiting that is not worth a word.
 _NEGLIGIBLE = 0.01
@@ -307,7 +309,8 @@ def late_processes(job: Job, traced: Origins, time_us: Floats) -> tuple[LateProc
     falling = by_process[order[: allowed + 1]]
     large = falling[:-1] >= _LEAST_OF_LATEST * falling[0]
     ratio = falling[:-1] / np.maximum(falling[1:], 1e-6 * falling[0])
-    size = 1 + int(np.argmax(np.where(large, ratio, 0.0)))
+    gaps = np.flatnonzero(large & (ratio >= _GAP))
+    size = 1 + int(gaps[-1] if len(gaps) else np.argmax(np.where(large, ratio, 0.0)))
     if falling[size - 1] < _CLEARLY * falling[size]:
         return ()
     candidates = order[:size]
