@@ -278,7 +278,8 @@ def speed_table(rows: Sequence[dict[str, Any]]) -> str:
                 else f"{statistics.median(one['cpu_s']):.1f}, {one['most_bytes'] / 1e9:.2f}"
             )
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    caption = "Readers of the same logs of NCCL Inspector: seconds of processor time, and memory."
+    return "\n".join([caption, "", *lines]) + "\n"
 
 
 _JSON = """\
