@@ -40,7 +40,6 @@ JOBS = {
     "fsdp_one_unit": "fsdp-one-unit",
     "fsdp_small_units": "fsdp-small-units",
     "fsdp_every_pass": "fsdp-every-pass",
-    "fsdp_gathers_twice": "fsdp-gathers-twice",
     "scalars_one_by_one": "scalars-one-by-one",
     "tensors_one_by_one": "tensors-one-by-one",
     "pickled_objects": "pickled-objects",

@@ -82,7 +82,9 @@ def next_step(
     if world.world_size < 2:
         return NextStep("", "")
     if world.apart is not None and world.apart.advice:
-        return NextStep(world.apart.advice, "")
+        # The headline says it; the catalogue's name is for the JSON result.
+        name = next((cause.id for cause in world.named_causes if cause.is_wrong), "")
+        return NextStep(world.apart.advice, "", name)
     if not world.evidence.supports(Figure.EXPOSED):
         return NextStep(*world.evidence.remedy)
     late = rank_to_look_at(context, world, step)

@@ -69,20 +69,6 @@ def test_a_reduction_of_the_last_micro_batch_is_right() -> None:
     assert causes_of(body, models=0) == {}
 
 
-@pytest.mark.parametrize(("again", "size", "named"), [(True, MB, True), (False, MB, False)])
-def test_gathering_twice_is_named_if_the_model_is_small(
-    again: bool, size: int, named: bool
-) -> None:
-    body = passes(*[size] * 3, ms=0.5, again=again, reduced=(True,))
-    found = causes_of(body, models=0, trained=shards(3 * size // 2))
-    assert ("fsdp-gathers-twice" in found) is named
-
-
-def test_a_model_that_fills_the_memory_must_gather_twice() -> None:
-    body = passes(*[MB] * 3, ms=0.5, reduced=(True,))
-    assert "fsdp-gathers-twice" not in causes_of(body, models=0, trained=shards(2**32))
-
-
 def test_passes_of_fsdp2_beside_a_ddp_model_are_not_taken_for_ddp() -> None:
     body = passes(8 * MB, 8 * MB, again=False, ms=4.0, reduced=(True, True, True))
     assert list(causes_of(body, models=1)) == ["fsdp-every-pass"]
