@@ -24,7 +24,10 @@ def _pickled() -> Any:
 
 
 def _entries() -> list[Any]:
-    return list(_pickled()["entries"])
+    entries = list(_pickled()["entries"])
+    if not entries:
+        raise LookupError("the dump has no entries")
+    return entries
 
 
 @belief("Flight Recorder numbers a group's first collective 1", "1", FLIGHT)
@@ -37,7 +40,7 @@ def recorder_first_number() -> str:
 def recorder_messages() -> str:
     tensor, rank = torch.ones(2), dist.get_rank()
     dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
-    entries = _entries()
+    entries = _pickled()["entries"]
     return "nothing" if not entries else "is_p2p" if entries[-1]["is_p2p"] else "as collectives"
 
 
@@ -82,7 +85,7 @@ def recorder_monitored_barrier() -> str:
     from datetime import timedelta
 
     dist.monitored_barrier(timeout=timedelta(seconds=10))
-    return counted(entry["profiling_name"] for entry in _entries())
+    return counted(entry["profiling_name"] for entry in _pickled()["entries"])
 
 
 @belief("a barrier's entry is named gloo:barrier", "gloo:barrier", FLIGHT)
@@ -146,7 +149,7 @@ def recorder_size() -> str:
 def recorder_after_destroy() -> str:
     dist.all_reduce(torch.ones(2))
     dist.destroy_process_group()
-    return "kept" if _entries() else "gone"
+    return "kept" if _pickled()["entries"] else "gone"
 
 
 @belief("an entry of a broadcast names its input and its output", "one and one", FLIGHT)
@@ -241,8 +244,9 @@ def profiler_threads() -> str:
 
 @belief("a collective in flight when the profiler starts is left out", "left out", EVENTS)
 def profiler_in_flight() -> str:
+    dist.barrier()
     if dist.get_rank() == 1:
-        time.sleep(0.6)
+        time.sleep(3)
     work = dist.all_reduce(torch.ones(2), async_op=True)
     events = _chrome(work.wait)["traceEvents"]
     inside = any(e.get("name") == "gloo:all_reduce" for e in events)
@@ -252,14 +256,14 @@ def profiler_in_flight() -> str:
 @belief("a collective in flight when the profiler stops is left out", "left out", EVENTS)
 def profiler_in_flight_at_end() -> str:
     works: list[Any] = []
+    dist.barrier()
     if dist.get_rank() == 1:
-        time.sleep(0.6)
-    events = _chrome(lambda: works.append(dist.all_reduce(torch.ones(2), async_op=True)))[
-        "traceEvents"
-    ]
+        time.sleep(3)
+    trace = _chrome(lambda: works.append(dist.all_reduce(torch.ones(2), async_op=True)))
     works[0].wait()
-    inside = any(e.get("name") == "gloo:all_reduce" for e in events)
-    return "in" if inside and dist.get_rank() == 0 else "left out"
+    inside = [any(e.get("name") == "gloo:all_reduce" for e in trace["traceEvents"])]
+    dist.broadcast_object_list(inside, 0)
+    return "in" if inside[0] else "left out"
 
 
 @belief("with record_shapes the operator's lists of tensors have their sizes", "[[2], [2]]", HOST)

@@ -1,0 +1,58 @@
+"""Where several of torch's parts meet: training keeps its bits, and every call is counted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from commprof import _native
+from commprof.trace import columns
+from commprof.trace.reader import read_trace
+from commprof.trace.schema import OPS
+from tests.support.machines.ranks import run_module
+from tests.support.ranks.capture.crossed import PASSES, STEPS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(_native.native is None, reason="Python capture sees DDP's buckets only"),
+]
+
+#: Calls of one rank in each job, from what torch must issue. FSDP2 with one unit of two layers, in
+#: each pass: a gather in forward, none in backward, since a root keeps its parameters; tensor
+#: parallel layers: an all-reduce in forward, and none in backward for an input without gradients.
+EXPECTED = {
+    # The first pass that exchanges has one bucket, and the later ones have two.
+    "compiled_ddp_hook_no_sync": {"all_reduce": 1 + 2 * (STEPS - 1)},
+    "three_recorders": {"all_reduce": 10},
+    "functional_results": {
+        "all_reduce": 2,
+        "all_gather_into_tensor_coalesced": 1,
+        "reduce_scatter_tensor_coalesced": 1,
+    },
+    "groups_beside_checkpoints": {"all_reduce": 3 * 8, "barrier": 1},
+    "sharded_tensor_parallel_accumulated": {
+        "all_reduce": STEPS * PASSES,
+        "all_gather_into_tensor": STEPS * PASSES,
+        "reduce_scatter_tensor": STEPS,
+    },
+}
+FOUR_RANKS = ["sharded_tensor_parallel_accumulated"]
+TWO_RANKS = [name for name in EXPECTED if name not in FOUR_RANKS]
+
+
+@pytest.mark.parametrize(("jobs", "ranks"), [(TWO_RANKS, 2), (FOUR_RANKS, 4)], ids=["2", "4"])
+def test_crossed_parts_keep_their_bits_and_every_call_is_counted(
+    tmp_path: Path, jobs: list[str], ranks: int
+) -> None:
+    outputs = run_module("tests.support.ranks.capture.crossed", [str(tmp_path), *jobs], ranks)
+    for rank, output in enumerate(outputs):
+        told = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+        for name in jobs:
+            assert told[name]["plain"] == told[name]["recorded"], name
+            trace = read_trace(tmp_path / name / f"rank_{rank}.trace")
+            seen = Counter(OPS[op] for op in columns.collectives(trace).op)
+            for op, count in EXPECTED[name].items():
+                assert seen[op] == count, (name, seen)
