@@ -25,13 +25,22 @@ from benchmarks.attribution import (
     hangs,
     known_schedules,
     late_rank,
+    nccl_links,
     two_instruments,
 )
 from benchmarks.causes import catalogue
 from benchmarks.judging import compression_demands, trial_truth_demands
 from benchmarks.judging.demands import Demand, of_all
 from benchmarks.judging.results_file import CONTEXT, read_json, read_parts, read_rows
-from benchmarks.own_cost import calibration, calls, instructions, live_overhead, long_run, overhead
+from benchmarks.own_cost import (
+    calibration,
+    calls,
+    instructions,
+    live_overhead,
+    long_run,
+    nccl_plugin,
+    overhead,
+)
 from benchmarks.predictions import predict_error, predict_intervals, predict_sharded
 from benchmarks.recordings import inspector as inspector_logs
 from tools.measured_tables import instruction_counts, step_ratios, strategy_rows
@@ -270,6 +279,20 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"own_cost/calls.py --json {RESULTS}/overhead.json",
             ("at most 1 us on the fake backend",),
             object_of(calls.demands),
+        ),
+        Study(
+            "Transfers of NCCL in simulated rings of 64 ranks, and their slow links",
+            "nccl_links.jsonl",
+            f"attribution/nccl_links.py --results {RESULTS}/nccl_links.jsonl",
+            ("each part of a transfer within 1 %", "the slow link named in 20 of 20"),
+            rows_of(nccl_links.demands),
+        ),
+        Study(
+            "Cost of NCCL's profiler plugin for a collective",
+            "nccl_plugin.json",
+            f"own_cost/nccl_plugin.py --json {RESULTS}/nccl_plugin.json",
+            ("at most 300 ns of the calling thread",),
+            object_of(nccl_plugin.demands),
         ),
         Study(
             "A long run in always-on mode",
