@@ -97,6 +97,9 @@ class Gains:
     serialisation: float
     #: What the step would take if transfers took no time, divided by the step.
     transfer: float
+    #: Measured steps, of which ``steps`` are a sample if they are fewer: stretches of steps that are
+    #: spread evenly over the run. 0 if not known.
+    measured_steps: int = 0
 
 
 def gains(seen: MeasuredWorld) -> Gains | None:
@@ -126,6 +129,7 @@ def gains(seen: MeasuredWorld) -> Gains | None:
         load_balance=float(own.mean() / own.max()),
         serialisation=float(own.max() / ideal_ns),
         transfer=ideal_ns / float(base.sum()),
+        measured_steps=len(seen.measured[0].step),
     )
 
 

@@ -23,7 +23,10 @@ def gains_grid(worlds: Sequence[WorldResult]) -> Grid | None:
     found = worlds[-1].gains if worlds else None
     if found is None:
         return None
-    rows: list[tuple[str, ...]] = [("as recorded", three_digits(found.step_ms), "")]
+    recorded = "as recorded"
+    if found.steps < found.measured_steps:
+        recorded += f" ({found.steps} of {found.measured_steps} steps)"
+    rows: list[tuple[str, ...]] = [(recorded, three_digits(found.step_ms), "")]
     rows += [(changed(gain), three_digits(gain.step_ms), saved(gain)) for gain in found.gains]
     return Grid(rows, ("if", "step\nms", "saved"), (0, 2))
 

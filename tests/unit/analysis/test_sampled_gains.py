@@ -1,0 +1,48 @@
+"""Gains of a long run are replayed on a sample of its steps, and their intervals say how sure."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from commprof.analysis.align.measured import measured_world
+from commprof.analysis.replay import program
+from commprof.analysis.replay.gains import Gains, gains
+from tests.support.builders.exact.drawn import drawn
+from tests.support.builders.exact.recorded import recorded
+from tests.support.builders.exact.simulation import simulate
+from tests.support.builders.traces import world_run
+
+_STEPS = 120
+#: Events of the sample: those of 13 to 50 steps.
+_SAMPLE = 3000
+
+
+def _gains(seed: int, most_events: int) -> Gains:
+    job = drawn("ddp", seed, size=4, steps=_STEPS, cause="forward", times_backward=0.4).job
+    seen = measured_world(world_run(recorded(job, simulate(job))))
+    assert seen is not None
+    with patch.object(program, "_MOST_EVENTS", most_events):
+        found = gains(seen)
+    assert found is not None
+    return found
+
+
+def test_gains_of_a_sample_hold_those_of_all_steps_in_their_intervals() -> None:
+    inside = tried = 0
+    for seed in range(6):
+        sample, whole = _gains(seed, _SAMPLE), _gains(seed, 10**6)
+        assert 10 < sample.steps < 0.75 * whole.steps
+        assert sample.measured_steps == whole.measured_steps == _STEPS - 1
+        by_change = {(gain.change, gain.rank): gain.saved.value for gain in whole.gains}
+        for gain in sample.gains:
+            value = by_change.get((gain.change, gain.rank))
+            if value is not None and abs(value) > 0.01:
+                tried += 1
+                inside += gain.saved.low <= value <= gain.saved.high
+            if value is not None:
+                assert gain.saved.value == pytest.approx(value, abs=0.02)
+    # Of 95 % intervals, some may miss.
+    assert tried >= 12
+    assert inside >= 0.85 * tried
