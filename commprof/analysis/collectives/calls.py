@@ -230,24 +230,27 @@ def calls_of(
             strict=True,
         )
     )
+    sizes = sizes_bytes(op, bytes_in, bytes_out, group_size)
+    del bytes_in, bytes_out, times
+    # Each column is cut at once: joined columns of all ranks are large.
     return Calls(
-        rank=matching.rank,
-        op=op,
-        group=matching.group,
-        group_size=group_size,
-        dtype=_joined(tables, "dtype"),
-        reduce_op=_joined(tables, "reduce_op"),
-        size_bytes=sizes_bytes(op, bytes_in, bytes_out, group_size),
-        phase=phase,
-        stack=stack,
-        duration_ns=duration,
-        queue_ns=queue,
-        wait_ns=wait,
-        wire_ns=wire,
-        exposed_ns=exposed,
-        transfer_ns=transfer,
-        failed=failed,
-    ).rows(chosen)
+        rank=matching.rank[chosen],
+        op=op[chosen],
+        group=matching.group[chosen],
+        group_size=group_size[chosen],
+        dtype=_joined(tables, "dtype")[chosen],
+        reduce_op=_joined(tables, "reduce_op")[chosen],
+        size_bytes=sizes[chosen],
+        phase=phase[chosen],
+        stack=stack[chosen],
+        duration_ns=duration[chosen],
+        queue_ns=queue[chosen],
+        wait_ns=wait[chosen],
+        wire_ns=wire[chosen],
+        exposed_ns=exposed[chosen],
+        transfer_ns=transfer[chosen],
+        failed=failed[chosen],
+    )
 
 
 @dataclass(frozen=True)

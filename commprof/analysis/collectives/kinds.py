@@ -129,7 +129,8 @@ def collective_rows(
         is_known = group is None or group.name != ""
         ranks = np.unique(calls.rank[calls.group == number]).tolist() if is_known else ()
         rank_steps = len(traces) * (1 if measured_steps is None else len(measured_steps))
-        rows.append(_row(calls.rows(part), group, tuple(ranks), by_rank, rank_steps))
+        of_kind = calls if len(parts) == 1 else calls.rows(part)  # without a copy of all columns
+        rows.append(_row(of_kind, group, tuple(ranks), by_rank, rank_steps))
     return tuple(sorted(rows, key=_weight, reverse=True))
 
 

@@ -97,8 +97,8 @@ class Gains:
     serialisation: float
     #: What the step would take if transfers took no time, divided by the step.
     transfer: float
-    #: Measured steps, of which ``steps`` are a sample if they are fewer: stretches of steps that are
-    #: spread evenly over the run. 0 if not known.
+    #: Measured steps, of which ``steps`` are a sample if they are fewer: stretches of steps, spread
+    #: evenly over the run. 0 if not known.
     measured_steps: int = 0
 
 
