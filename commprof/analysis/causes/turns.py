@@ -8,6 +8,8 @@ import numpy as np
 
 from commprof.analysis.causes.facts import Facts, Floats, Mask
 from commprof.analysis.late.stragglers import of_ranks
+from commprof.analysis.step.breakdown import caused_in_all
+from commprof.analysis.step.exposure import NO_CORE
 from commprof.stats.intervals import robust_deviation
 from commprof.trace.schema import PHASES
 
@@ -52,9 +54,10 @@ def long_steps(facts: Facts) -> LongSteps | None:
     limit = np.array([_DEVIATIONS * robust_deviation(row) for row in own])
     typical = float(np.median([part.wall_ns for part in measured]))
     is_long = beyond > np.maximum(limit, _OF_STEP * typical)[:, np.newaxis]
-    waited = np.stack([of_ranks(part.caused_ns) for part in measured])  # [rank, step, origin]
+    # [step, origin], over all ranks that waited: a table of each would hold all pairs of ranks.
+    waited = of_ranks(caused_in_all(measured, np.ones(facts.steps, dtype=np.bool_)))
     cost = np.zeros(is_long.shape)
     for place, rank in enumerate(ranks):
-        others = np.delete(waited[:, :, rank], place, axis=0)
-        cost[place] = others.mean(axis=0) * is_long[place]
+        own_ns = measured[place].caused.for_rank_ns(rank, without=NO_CORE)
+        cost[place] = (waited[:, rank] - own_ns) / (len(ranks) - 1) * is_long[place]
     return LongSteps(is_long, cost, extra)

@@ -87,6 +87,13 @@ class Caused:
             self.rank[kept], weights=self.wait_ns[kept], minlength=self.world_size
         ).astype(np.float64)
 
+    def for_rank_ns(self, rank: int, without: str) -> Floats:
+        """Returns the waiting for one root cause by step, without that of one cause."""
+        kept = (self.rank == rank) & (self.cause != CAUSES.index(without))
+        return np.bincount(
+            self.step[kept], weights=self.wait_ns[kept], minlength=self.steps
+        ).astype(np.float64)
+
     def of_cause_ns(self, cause: str) -> Floats:
         """Returns the waiting of one cause by step."""
         kept = self.cause == CAUSES.index(cause)

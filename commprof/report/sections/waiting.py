@@ -62,7 +62,7 @@ def causes_grid(worlds: Sequence[WorldResult]) -> Grid | None:
     by_rank: dict[int, dict[str, float]] = {}
     for cost in costs:
         by_rank.setdefault(cost.rank, {})[cost.cause] = cost.wait_ms
-    named = [(f"rank {rank}", by_rank[rank]) for rank in sorted(by_rank)]
+    named: list[tuple[str, _Causes]] = [(f"rank {rank}", by_rank[rank]) for rank in sorted(by_rank)]
     if len(by_rank) > MOST_RANKS:
         named = _costliest(worlds[-1], by_rank, causes)
     rows = [
