@@ -309,7 +309,11 @@ def late_processes(job: Job, traced: Origins, time_us: Floats) -> tuple[LateProc
     falling = by_process[order[: allowed + 1]]
     large = falling[:-1] >= _LEAST_OF_LATEST * falling[0]
     ratio = falling[:-1] / np.maximum(falling[1:], 1e-6 * falling[0])
-    gaps = np.flatnonzero(large & (ratio >= _GAP))
+    # What is beyond the others' shrinks towards the last that is allowed; all waiting does not.
+    total = traced.began_us.sum(axis=0)[order]
+    rest = np.maximum.accumulate(total[::-1])[::-1]
+    parts = total[: len(ratio)] >= _GAP * rest[1 : len(ratio) + 1]
+    gaps = np.flatnonzero(large & (ratio >= _GAP) & parts)
     size = 1 + int(gaps[-1] if len(gaps) else np.argmax(np.where(large, ratio, 0.0)))
     if falling[size - 1] < _CLEARLY * falling[size]:
         return ()

@@ -1,0 +1,35 @@
+"""Jobs of the study of NCCL Inspector's logs that told rules of late processes apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.recordings.inspector import _judged_job as judged_job
+from benchmarks.recordings.inspector import demands, lowest_bandwidth
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        58,  # one is late; another of its group seems to be, because rings lost records
+        74,  # roots of a reduce wait for two late processes, and come late themselves
+        192,  # one process is late by a tenth of what the other is
+    ],
+)
+def test_late_processes_are_named_and_no_others(tmp_path: Path, seed: int) -> None:
+    row = judged_job(seed, tmp_path / "job")
+    assert row["late"]
+    assert row["named"] == row["late"]
+
+
+def test_the_study_counts_jobs_and_what_the_lowest_bandwidth_names() -> None:
+    right = {"late": [3], "named": [3], "lowest": 5, "lowest_waits": 0.5, "error": 0.002}
+    wrong = {**right, "named": [3, 4], "lowest": 3}
+    clean = {**right, "late": [], "named": [], "error": None}
+    named, nobody, error = demands([right, wrong, clean])
+    assert (named.figure, nobody.figure) == ("1 of 2", "1 of 1")
+    assert error.figure == "0.20 %"
+    assert "In the 2 jobs with a late process" in lowest_bandwidth([right, wrong, clean])
+    assert "late one in 1" in lowest_bandwidth([right, wrong, clean])
