@@ -161,6 +161,7 @@ def inspector_take_unsplit(
 def inspector_unsplit(
     members: collections.abc.Sequence[InspectorMember], kind: str
 ) -> InspectorWaits: ...
+def read_plain_pickle(data: bytes) -> typing.Any: ...
 def replay(
     first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],
     kind: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],

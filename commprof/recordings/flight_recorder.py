@@ -22,12 +22,14 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from commprof.errors import TraceError
 from commprof.invocation import quoted
 from commprof.recordings.flight_recorder_files import dump_files
+from commprof.recordings.objects import without_collections
 from commprof.text import named_ranks, printable
 from commprof.trace.schema import ELEMENT_BYTES
 
@@ -63,8 +65,7 @@ _OPS = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One operation in a rank's Flight Recorder dump."""
 
     group: str
@@ -125,6 +126,11 @@ def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
     Raises:
         TraceError: no dump can be read.
     """
+    with without_collections():
+        return _read(path)
+
+
+def _read(path: Path) -> tuple[list[Dump], list[str]]:
     found: dict[int, Dump] = {}
     dumped, problems = dump_files(path)
     for each in dumped:
@@ -176,7 +182,9 @@ def _with_retired(dumps: Sequence[Dump]) -> list[Dump]:
         return UNTOLD
 
     return [
-        replace(dump, entries=tuple(replace(e, state=state(e, dump)) for e in dump.entries))
+        replace(dump, entries=tuple(e._replace(state=state(e, dump)) for e in dump.entries))
+        if any(e.state == _RETIRED for e in dump.entries)
+        else dump
         for dump in dumps
     ]
 
@@ -188,12 +196,18 @@ def _from_zero(dumps: Sequence[Dump]) -> list[Dump]:
     return [
         replace(
             dump,
-            entries=tuple(e if e.is_message else replace(e, seq=e.seq - 1) for e in dump.entries),
+            entries=tuple(map(_entry_before, dump.entries)),
             last_enqueued={name: _before(seq, dump) for name, seq in dump.last_enqueued.items()},
             last_completed={name: _before(seq, dump) for name, seq in dump.last_completed.items()},
         )
         for dump in dumps
     ]
+
+
+def _entry_before(entry: Entry) -> Entry:
+    if entry.is_message:
+        return entry
+    return Entry._make((*entry[:4], entry.seq - 1, *entry[5:]))
 
 
 def _before(seq: int, dump: Dump) -> int:
@@ -226,9 +240,11 @@ def _with_distinct_groups(dumps: Sequence[Dump]) -> list[Dump]:
 
 def _renamed(dump: Dump, names: Mapping[str, str]) -> Dump:
     """Returns the dump with its groups renamed."""
+    if not names:
+        return dump
     return replace(
         dump,
-        entries=tuple(replace(e, group=names.get(e.group, e.group)) for e in dump.entries),
+        entries=tuple(e._replace(group=names.get(e.group, e.group)) for e in dump.entries),
         members={names.get(name, name): ranks for name, ranks in dump.members.items()},
         descriptions={names.get(name, name): text for name, text in dump.descriptions.items()},
         last_enqueued={names.get(name, name): seq for name, seq in dump.last_enqueued.items()},
@@ -350,7 +366,7 @@ def _launches(entries: Sequence[Entry]) -> list[Entry]:
         launch = together[entry.group, entry.is_message, entry.seq]
         if len(launch) > 1:
             states = [one.state for one in launch if "coalesced" in one.op]
-            entry = replace(entry, state=states[0] if states else "completed")
+            entry = entry._replace(state=states[0] if states else "completed")
         whole = "coalesced" in entry.op and (len(launch) > 1 or entry.is_message)
         if not whole:
             result.append(entry)
@@ -422,16 +438,14 @@ def _entry(value: Any) -> tuple[Entry, int]:
     state, name = value.get("state") or _state_of(value), value.get("profiling_name")
     if state not in _STATES or not isinstance(name, str):
         raise ValueError("an entry has an unknown state or no profiling_name")
-    backend, _, op = name.rpartition(":")
+    backend, op, message = _profiled(name)
     if state == "scheduled" and value.get("time_discovered_started_ns"):
         state = "started"
     if value.get("retired") and state != "completed":
         state = "completed" if backend == "gloo" else _RETIRED
-    message = _MESSAGE.match(op) if value.get("is_p2p", True) else None
+    message = message if value.get("is_p2p", True) else None
     is_message = bool(value.get("is_p2p", message))
-    op = message[1] if message else _OPS.get(op.lower(), op)
-    if message and message[3] == "?":
-        op = f"{op}_any_source"
+    op = message[0] if message else _OPS.get(op.lower(), op)
     number = "p2p_seq_id" if is_message else "collective_seq_id"
     bytes_out = _bytes(value.get("output_sizes"), value.get("output_dtypes"))
     if (backend, op) == ("gloo", "all_reduce"):
@@ -444,7 +458,7 @@ def _entry(value: Any) -> tuple[Entry, int]:
         op=op[:80],
         is_message=is_message,
         seq=_integer(value.get(number, value.get("seq_id")), number),
-        peer=int(message[3]) if message and message[3] != "?" else -1,
+        peer=message[1] if message else -1,
         state=state,
         bytes_in=_bytes(value.get("input_sizes"), value.get("input_dtypes")),
         bytes_out=bytes_out,
@@ -456,6 +470,21 @@ def _entry(value: Any) -> tuple[Entry, int]:
         line=_line_of(value.get("frames")),
     )
     return entry, pg_id
+
+
+@lru_cache(maxsize=1 << 12)
+def _profiled(name: str) -> tuple[str, str, tuple[str, int] | None]:
+    """Returns the backend and the operation in a ``profiling_name``.
+
+    Also returns the operation and the peer of a message, -1 for any; None if it is no message.
+    """
+    backend, _, op = name.rpartition(":")
+    message = _MESSAGE.match(op)
+    if message is None:
+        return backend, op, None
+    if message[3] == "?":
+        return backend, op, (f"{message[1]}_any_source", -1)
+    return backend, op, (message[1], int(message[3]))
 
 
 def _state_of(value: Mapping[str, Any]) -> str:
@@ -472,7 +501,7 @@ def _line_of(frames: Any) -> str:
     """Returns the innermost line of a stack that is not in a library; empty if there is none."""
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, list) else ():
         file = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
-        if file and not _OF_LIBRARY.search(file):
+        if file and not _is_of_library_file(file):
             return f"{file.rpartition('/')[2][:80]}:{str(frame.get('line', '?'))[:10]}"
     return ""
 
@@ -490,6 +519,11 @@ def _called(frames: Any) -> str:
     return "all_reduce"
 
 
+@lru_cache(maxsize=1 << 12)
+def _is_of_library_file(file: str) -> bool:
+    return _OF_LIBRARY.search(file) is not None
+
+
 def _dtype(dtypes: Any) -> str:
     return str(dtypes[0])[:40] if isinstance(dtypes, list) and dtypes else ""
 
@@ -503,12 +537,15 @@ def _bytes(sizes: Any, dtypes: Any) -> int:
         if size < 0 or not isinstance(dims, list):
             return -1
         for dim in dims:
-            size = min(size * _integer(dim, "a size"), _LARGEST_SIZE)
+            length = dim if type(dim) is int and 0 <= dim < 2**63 else _integer(dim, "a size")
+            size = min(size * length, _LARGEST_SIZE)
         total += size
     return total
 
 
 def _integer(value: Any, name: str) -> int:
+    if type(value) is int and 0 <= value < 2**63:  # nearly all
+        return value
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
         value = int(value)
     if type(value) is not int or not -(2**63) <= value < 2**64:

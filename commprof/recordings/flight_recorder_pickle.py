@@ -41,6 +41,12 @@ class _Machine:
         """Returns the next number, in a format of :mod:`struct`."""
         return struct.unpack(form, self.take(struct.calcsize(form)))[0]
 
+    def pop(self) -> Any:
+        """Removes and returns the topmost value, which must be no mark."""
+        if (value := self.stack.pop()) is _MARK:
+            raise IndexError
+        return value
+
     def marked(self) -> list[Any]:
         """Removes the items above the last mark, and the mark; returns the items."""
         items: list[Any] = []
@@ -51,9 +57,8 @@ class _Machine:
 
     def tuple_of(self, count: int) -> None:
         """Replaces the topmost ``count`` values by a tuple of them."""
-        if len(self.stack) < count:
-            raise IndexError
-        self.stack[len(self.stack) - count :] = [tuple(self.stack[len(self.stack) - count :])]
+        items = [self.pop() for _ in range(count)]
+        self.stack.append(tuple(reversed(items)))
 
     def top(self, kind: type) -> Any:
         """Returns the topmost value, which must be of type ``kind``."""
@@ -77,7 +82,7 @@ class _Machine:
 
 
 def _pair(m: _Machine) -> list[Any]:
-    value, key = m.stack.pop(), m.stack.pop()
+    value, key = m.pop(), m.pop()
     return [key, value]
 
 
@@ -124,7 +129,7 @@ _DO: dict[int, Callable[[_Machine], Any]] = {
     ord("u"): lambda m: m.put_items(m.marked()),
     ord("s"): lambda m: m.put_items(_pair(m)),
     ord("e"): lambda m: _append(m, m.marked()),
-    ord("a"): lambda m: _append(m, [m.stack.pop()]),
+    ord("a"): lambda m: _append(m, [m.pop()]),
     ord("q"): lambda m: m.remember(m.number("<B")),
     ord("r"): lambda m: m.remember(m.number("<I")),
     0x94: lambda m: m.remember(len(m.memo)),
@@ -134,10 +139,21 @@ _DO: dict[int, Callable[[_Machine], Any]] = {
 def read_plain_pickle(data: bytes) -> Any:
     """Reads a pickle of plain values without running any code of the pickle.
 
+    commprof's C++ module does it where it is installed (``csrc/reading/plain_pickle.cpp``).
+
     Raises:
         ValueError: the pickle is damaged or holds more than plain values. The error's message is
             one line.
     """
+    try:
+        from commprof import _reading
+    except ImportError:
+        return read_in_python(data)
+    return _reading.read_plain_pickle(data)
+
+
+def read_in_python(data: bytes) -> Any:
+    """Does what :func:`read_plain_pickle` does, without C++."""
     machine = _Machine(data)
     try:
         while (code := machine.take(1)[0]) != _STOP:
@@ -147,9 +163,9 @@ def read_plain_pickle(data: bytes) -> Any:
                 _DO[code](machine)
             else:
                 raise ValueError(f"instruction 0x{code:02x} builds more than plain values")
-        value = machine.stack.pop()
+        value = machine.pop()
     except (IndexError, KeyError):
         raise ValueError("it is not a consistent pickle") from None
-    if machine.stack or value is _MARK:
+    if machine.stack:
         raise ValueError("it is not a consistent pickle")
     return value

@@ -13,6 +13,7 @@
 #include "inspector/waits.h"
 #include "reading/bind_events.h"
 #include "reading/bind_replay.h"
+#include "reading/plain_pickle.h"
 
 namespace py = pybind11;
 
@@ -299,4 +300,5 @@ PYBIND11_MODULE(_reading, m) {
   commprof::bindFollowing(m);
   commprof::bindEvents(m);
   commprof::bindReplay(m);
+  commprof::bindPickles(m);
 }

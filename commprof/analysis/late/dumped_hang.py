@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from commprof.analysis.collectives.mismatches import (
@@ -26,7 +27,6 @@ from commprof.analysis.late.standstill import (
 from commprof.recordings.flight_recorder import (
     UNTOLD,
     Dump,
-    Entry,
     members_of,
     read_dumps,
 )
@@ -462,7 +462,8 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
                 continue
             # Entries of one coalesced launch share its number: the first stands for it.
             key = entry.group, entry.seq
-            issued.setdefault(key, {}).setdefault(dump.rank, (_issued(entry), entry.created_ns))
+            what = _issued(entry.op, entry.bytes_in, entry.bytes_out, entry.dtype)
+            issued.setdefault(key, {}).setdefault(dump.rank, (what, entry.created_ns))
             if entry.line:
                 lines.setdefault(key, {}).setdefault(dump.rank, entry.line)
             if entry.state in ("scheduled", "started"):
@@ -491,18 +492,20 @@ def _comparable(issued: Sequence[Issued]) -> list[Issued]:
         return list(issued)
     sized = all(one.size_bytes >= 0 for one in issued)
     typed = all(one.dtype for one in issued)
+    if sized and typed:
+        return list(issued)
     return [
         replace(one, size_bytes=one.size_bytes if sized else -1, dtype=one.dtype if typed else "")
         for one in issued
     ]
 
 
-def _issued(entry: Entry) -> Issued:
-    size = entry.bytes_in
-    if entry.op in OPS and min(entry.bytes_in, entry.bytes_out) >= 0:
-        size = common_bytes(OPS.index(entry.op), entry.bytes_in, entry.bytes_out)
-    dtype = "" if "barrier" in entry.op else entry.dtype
-    return Issued(entry.op, dtype, "", size, -1)
+@lru_cache(maxsize=1 << 14)
+def _issued(op: str, bytes_in: int, bytes_out: int, dtype: str) -> Issued:
+    size = bytes_in
+    if op in OPS and min(bytes_in, bytes_out) >= 0:
+        size = common_bytes(OPS.index(op), bytes_in, bytes_out)
+    return Issued(op, "" if "barrier" in op else dtype, "", size, -1)
 
 
 def _progress(
