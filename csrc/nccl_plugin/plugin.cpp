@@ -3,6 +3,9 @@
 //
 // The record path (begin and end of events) neither allocates nor locks nor
 // calls into the system once a thread has its ring: see core/recorder.h.
+//
+// One file, because all versions share the translations and capture's module
+// compiles it again, to export the tables itself.
 #include <unistd.h>
 
 #include <atomic>
