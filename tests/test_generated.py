@@ -25,6 +25,8 @@ TOOLS = ROOT / "tools"
 def test_stub_is_what_the_built_module_generates(tmp_path: Path, name: str) -> None:
     if _native.native_error is not None and os.environ.get("COMMPROF_REQUIRE_NATIVE") != "1":
         pytest.skip(_native.native_error)
+    if name == "_tune.pyi" and not (ROOT / "csrc/tune").is_dir():
+        pytest.skip("the sources of compressors are left out")
     generated = tmp_path / name
     subprocess.run([sys.executable, TOOLS / "make_stubs.py", generated], check=True)
     committed, made = (ROOT / "commprof" / name).read_text(), generated.read_text()
@@ -36,7 +38,7 @@ def test_stub_is_what_the_built_module_generates(tmp_path: Path, name: str) -> N
 def test_tables_are_what_the_headers_say(tmp_path: Path) -> None:
     subprocess.run([sys.executable, TOOLS / "make_tables.py", tmp_path], check=True)
     made = sorted(path for path in tmp_path.rglob("*.py"))
-    assert len(made) == 2
+    assert len(made) == 1 + (ROOT / "csrc/tune").is_dir()
     for path in made:
         committed = (ROOT / path.relative_to(tmp_path)).read_text()
         assert committed == path.read_text(), "out of date: run `make tables`"

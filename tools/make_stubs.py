@@ -34,9 +34,9 @@ def header() -> str:
 
 def generate(stub: str) -> str:
     """Returns the stub of a module for the running torch, or of the module `_reading`."""
-    for error in (_native.native_error, _native.tune_error):
-        if error is not None:
-            raise SystemExit(error)
+    error = _native.tune_error if stub == "_tune" else _native.native_error
+    if error is not None:
+        raise SystemExit(error)
     with_torch = {"_C": _native.native, "_tune": _native.tune}
     module = with_torch.get(stub) or importlib.import_module(f"commprof.{stub}")
     name = module.__name__
@@ -44,7 +44,8 @@ def generate(stub: str) -> str:
         stubgen([name, "-o", out, "--exit-code"])
         text = Path(out, *name.split(".")).with_suffix(".pyi").read_text()
     for other, loaded in with_torch.items():
-        text = text.replace(loaded.__name__, f"commprof.{other}")
+        if loaded is not None:
+            text = text.replace(loaded.__name__, f"commprof.{other}")
     # Values of constants, such as torch's version, are not part of the interface.
     text = re.sub(r"^(\w+: (?:str|int)) = .*$", r"\1", text, flags=re.M)
     text = re.sub(r"^(\w+): tuple = .*$", r"\1: tuple[str, ...]", text, flags=re.M)
