@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from commprof.commands import COMMANDS, load, main, make_parser
+from commprof.commands import homes, load, main, make_parser
 from commprof.commands.options.run_arguments import SHORT_DESCRIPTION
 
 ROOT = Path(__file__).parents[3]
@@ -81,7 +81,7 @@ def blocks() -> Iterator[Block]:
 def helps() -> Iterator[Block]:
     """Returns the examples in the commands' own help."""
     texts = {"": make_parser().description or "", "run --help": SHORT_DESCRIPTION}
-    texts |= {name: load(name).description for name in COMMANDS}
+    texts |= {name: load(name).description for name in homes()}
     for name, text in texts.items():
         for line in _EXAMPLE.findall(re.sub(r"\\\n\s*", "", text)):
             for placeholder, word in _PLACEHOLDERS.items():
