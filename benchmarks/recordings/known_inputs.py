@@ -397,7 +397,7 @@ def asked(known: Known, folder: Path, newer: str) -> Answer:
     path = folder / known.path
     if not path.exists():
         return Answer("", "missing")
-    with tempfile.TemporaryDirectory() as out:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as out:  # ranks may outlive it
         command = known.command.format(
             commprof=f"{shlex.quote(sys.executable)} -m commprof",
             python=shlex.quote(sys.executable),
