@@ -6,7 +6,7 @@ FILE: where to write the page, in place of itself.
 
 Each walk runs a command of commprof in this process under ``sys.setprofile``, which sees each call
 of a Python function. The page lists the folders of commprof in the order of their first call, with
-the number of files that were called in and the first function.
+the first function.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ WALKS: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
-def rooms(words: list[str]) -> dict[str, tuple[set[str], str]]:
-    """Runs a command, and returns the files and the first function called in each folder.
+def rooms(words: list[str]) -> dict[str, str]:
+    """Runs a command, and returns the first function called in each folder.
 
     Raises:
         RuntimeError: the command failed.
     """
-    entered: dict[str, tuple[set[str], str]] = {}
+    entered: dict[str, str] = {}
     package = ROOT / "commprof"
 
     def called(frame: FrameType, event: str, _: Any) -> None:
@@ -65,8 +65,7 @@ def rooms(words: list[str]) -> dict[str, tuple[set[str], str]]:
         if not code.co_filename.startswith(f"{package}/") or not code.co_flags & 0x2:
             return  # not of commprof, or the body of a module or class
         folder, _, name = code.co_filename[len(f"{ROOT}/") :].rpartition("/")
-        files, _ = entered.setdefault(folder, (set(), f"{name}: {code.co_name}"))
-        files.add(name)
+        entered.setdefault(folder, f"{name}: {code.co_name}")
 
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
@@ -86,11 +85,9 @@ def walks() -> str:
     for title, command in WALKS.items():
         with tempfile.TemporaryDirectory() as place:
             entered = rooms(command(Path(place)))
-        files = sum(len(names) for names, _ in entered.values())
-        lines += ["", f"### {title}", "", f"{len(entered)} folders, {files} files.", ""]
-        lines += ["| folder | files | first call |", "|---|---|---|"]
-        for folder, (names, first) in entered.items():
-            lines.append(f"| `{folder}` | {len(names)} | `{first}` |")
+        lines += ["", f"### {title}", "", f"{len(entered)} folders.", ""]
+        lines += ["| folder | first call |", "|---|---|"]
+        lines += [f"| `{folder}` | `{first}` |" for folder, first in entered.items()]
     return "\n".join([*lines, "", ""])
 
 

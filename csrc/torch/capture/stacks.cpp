@@ -100,8 +100,12 @@ std::string describe(const Frames& frames) {
   return json;
 }
 
-// Returns 0 if there are no frames.
+// Returns 0 if there are no frames. A thread that Python never ran in has none,
+// and must not wait for the GIL: whoever holds it may wait for this thread.
 uint32_t numberOfCurrentStack() {
+  if (PyGILState_GetThisThreadState() == nullptr) {
+    return 0;
+  }
   const py::gil_scoped_acquire gil;
   const Frames frames = currentFrames();
   if (frames.empty()) {
