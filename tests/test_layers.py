@@ -311,3 +311,14 @@ def test_the_path_of_a_collective_names_files_that_are_there() -> None:
     files = re.findall(r"^\| `([^`]+)` \|", path, re.M)
     assert [file for file in files if not (ROOT / file).is_file()] == []
     assert 10 < len(files) <= 20
+
+
+def test_public_names_of_classes_are_unique() -> None:
+    """But for the callback, which has the same name for each training framework."""
+    homes: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "commprof").rglob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(file.relative_to(ROOT).as_posix())
+    repeated = {name: files for name, files in homes.items() if len(files) > 1}
+    assert repeated.keys() == {"CommprofCallback"}, repeated

@@ -18,7 +18,7 @@ _ENTRY_POINTS = (
 
 
 @dataclass(frozen=True)
-class RunCommand:
+class RecordedCommand:
     """The parts of a ``commprof run`` command."""
 
     options: tuple[str, ...]
@@ -37,11 +37,11 @@ class RunCommand:
                 found = word.partition("=")[2] if "=" in word else following
         return found
 
-    def without(self, names: Collection[str]) -> RunCommand:
+    def without(self, names: Collection[str]) -> RecordedCommand:
         """Returns the command without these options and their values; each must take one value."""
         return replace(self, options=_replaced(self.options, names, ()))
 
-    def with_in_place(self, name: str, words: Sequence[str]) -> RunCommand:
+    def with_in_place(self, name: str, words: Sequence[str]) -> RecordedCommand:
         """Returns the command with ``words`` in place of the option ``name`` and its value."""
         if not self.has(name):
             return replace(self, options=(*words, *self.options))
@@ -67,7 +67,7 @@ class RunCommand:
         return [invocation.quoted(word) for word in (*self.options, *self.script)]
 
 
-def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
+def taken_apart(command: str, script: Sequence[str] = ()) -> RecordedCommand | None:
     """Splits a command into its parts; None if it is not a ``commprof run`` of the expected form.
 
     Args:
@@ -84,8 +84,8 @@ def taken_apart(command: str, script: Sequence[str] = ()) -> RunCommand | None:
         return None
     rest, own = words[len(entry) :], tuple(script)
     if own and rest[-len(own) :] == own:
-        return RunCommand(rest[: -len(own)], own)
-    found = RunCommand(rest, ())
+        return RecordedCommand(rest[: -len(own)], own)
+    found = RecordedCommand(rest, ())
     return None if own and not found.has("--config") else found
 
 

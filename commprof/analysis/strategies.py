@@ -12,7 +12,7 @@ from commprof.analysis.world import WorldResult
 
 
 @dataclass(frozen=True)
-class OperationRow:
+class StrategyOperation:
     """All calls of one operation under one strategy, per step and rank."""
 
     op: str
@@ -56,7 +56,7 @@ class StrategyRow:
     training_bytes: float
     average_loss: float
     #: Sorted by bytes, the most first.
-    operations: tuple[OperationRow, ...]
+    operations: tuple[StrategyOperation, ...]
 
 
 def strategy_rows(results: Sequence[RunResult]) -> tuple[StrategyRow, ...]:
@@ -90,7 +90,7 @@ def _row(
     )
 
 
-def _operations(world: WorldResult) -> tuple[OperationRow, ...]:
+def _operations(world: WorldResult) -> tuple[StrategyOperation, ...]:
     by_op: dict[str, list[CollectiveRow]] = {}
     for row in world.collectives:
         by_op.setdefault(row.op, []).append(row)
@@ -104,12 +104,12 @@ def _operations(world: WorldResult) -> tuple[OperationRow, ...]:
 
 def _operation(
     op: str, rows: Sequence[CollectiveRow], rank_steps: int, in_flight_ms: float
-) -> OperationRow:
+) -> StrategyOperation:
     calls: dict[str, int] = {}
     for row in rows:
         for phase, count in row.phases:
             calls[phase] = calls.get(phase, 0) + count
-    return OperationRow(
+    return StrategyOperation(
         op=op,
         phase=" + ".join(sorted(calls, key=lambda phase: calls[phase], reverse=True)),
         calls=sum(row.calls for row in rows) / rank_steps,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from commprof.analysis.align.matching import POINT_TO_POINT, RECV, RECV_ANY_SOURCE, ROOTED, SEND
-from commprof.analysis.late.standstill import Operation
+from commprof.analysis.late.standstill import PendingOperation
 from commprof.trace.documents import Group
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
@@ -54,7 +54,7 @@ class FollowedRank:
     #: The newest time in any record.
     last_ns: int = 0
     #: Operations not known to be complete, by the number that the rank gave the operation.
-    pending: dict[int, Operation] = field(default_factory=dict)
+    pending: dict[int, PendingOperation] = field(default_factory=dict)
     #: Sequence number of the rank's next collective, by the group's name.
     next_seq: dict[str, int] = field(default_factory=dict)
     #: Sequence number of the rank's next point-to-point message, by the group's name, "send" or
@@ -96,7 +96,7 @@ class FollowedRank:
         return "begin of the step" if self.step >= 0 else "before the first step"
 
     @property
-    def waiting_for(self) -> Operation | None:
+    def waiting_for(self) -> PendingOperation | None:
         """The operation that has been pending for longest; None if nothing is pending."""
         return min(self.pending.values(), key=lambda one: one.issue_ns, default=None)
 
@@ -189,7 +189,7 @@ class FollowedRank:
         on_device = bool(row["flags"] & FLAG_DEVICE_ASYNC)
         if on_device:
             self._on_device.add(row["op_id"])
-        self.pending[row["op_id"]] = Operation(
+        self.pending[row["op_id"]] = PendingOperation(
             op=OPS[op] if op < len(OPS) else f"operation {op}",
             group=name,
             seq=-1 if op == RECV_ANY_SOURCE or (message and seq == NO_SEQ) else seq,

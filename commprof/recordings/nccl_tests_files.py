@@ -20,9 +20,9 @@ from typing import Any
 
 from commprof.recordings.nccl_tests_ranks import settled_ranks
 from commprof.recordings.nccl_tests_rows import (
-    Figure,
     NcclTestsLog,
     NcclTestsRow,
+    TestedFigure,
     about_operation,
     about_roots,
     in_rounds,
@@ -241,6 +241,6 @@ def _count(op: str, row: NcclTestsRow, ranks: int) -> int:
     return row.size_bytes // (width * parts) if width else 0
 
 
-def _figure(value: object) -> Figure | None:
+def _figure(value: object) -> TestedFigure | None:
     shown = number(value)
-    return Figure(shown, _HALF_DIGIT) if math.isfinite(shown) else None
+    return TestedFigure(shown, _HALF_DIGIT) if math.isfinite(shown) else None

@@ -32,7 +32,7 @@ _OPS = {
 
 
 @dataclass(frozen=True)
-class Figure:
+class TestedFigure:
     """A figure as a file shows it."""
 
     value: float
@@ -41,7 +41,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Spread:
+class TestedSpread:
     """Times of a row's single iterations, as columns ``i_*`` summarise them (nccl-tests ``-I``)."""
 
     min_us: float
@@ -74,10 +74,10 @@ class NcclTestsRow:
     #: Half of the last digit that the file shows of the time.
     half_digit_us: float = 0.0
     #: Bandwidths in GB/s as the file shows them; None if it shows none.
-    algbw: Figure | None = None
-    busbw: Figure | None = None
+    algbw: TestedFigure | None = None
+    busbw: TestedFigure | None = None
     #: Summary of single iterations; None if the file has none.
-    spread: Spread | None = None
+    spread: TestedSpread | None = None
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ def number(cell: object) -> float:
         return math.nan
 
 
-def figure(cell: str) -> Figure | None:
+def figure(cell: str) -> TestedFigure | None:
     """Parses a figure with the precision of its digits; None if the cell is not a number."""
     match = _CELL.fullmatch(cell)
     if match is None:
         return None
     unit = 10.0 ** (int(match["power"] or 0) - len(match["decimals"] or ""))
-    return Figure(float(cell), unit / 2)
+    return TestedFigure(float(cell), unit / 2)
 
 
 def operation(program: str, stem: str, columns: Sequence[str]) -> str:

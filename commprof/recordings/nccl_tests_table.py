@@ -13,7 +13,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from commprof.recordings.nccl_tests_rows import Figure, NcclTestsRow, Spread, figure, number
+from commprof.recordings.nccl_tests_rows import (
+    NcclTestsRow,
+    TestedFigure,
+    TestedSpread,
+    figure,
+    number,
+)
 
 HEADER = re.compile(r"((?:size\s+count|bytes\s+N)\s+type\b.*?(?:time\b|algbw).*)$")
 """The line of column names, from its first name; behind a launcher's label, if there is one."""
@@ -303,15 +309,15 @@ def _places(above: Sequence[str], results: int) -> list[str]:
     return ["out_of_place", "in_place"]
 
 
-def _shown(cells: dict[str, str], name: str) -> Figure | None:
+def _shown(cells: dict[str, str], name: str) -> TestedFigure | None:
     return figure(cells[name]) if name in cells else None
 
 
-def _spread(cells: dict[str, str]) -> Spread | None:
+def _spread(cells: dict[str, str]) -> TestedSpread | None:
     least, p99, most, cv = (number(cells.get(f"i_{name}")) for name in ("min", "p99", "max", "cv%"))
     if any(math.isnan(value) for value in (least, p99, most, cv)):
         return None
-    return Spread(least, p99, most, cv / 100)
+    return TestedSpread(least, p99, most, cv / 100)
 
 
 def _skip(line: str, position: int) -> int:

@@ -24,7 +24,7 @@ from commprof.recordings.profiler_kinds import (
     LAUNCHES,
     LIST_OF,
     OF_DEVICE,
-    Kind,
+    EventKind,
     kind_of,
 )
 from commprof.recordings.profiler_words import (
@@ -292,7 +292,7 @@ def _take(event: dict[str, Any], end: dict[str, Any], found: ProfilerEvents) -> 
     arguments = event.get("args")
     arguments = arguments if type(arguments) is dict else {}
     kind = kind_of(of_category, name, COLLECTIVE in arguments)
-    if kind is not Kind.UNUSED:
+    if kind is not EventKind.UNUSED:
         _put(kind, Event(name, begin, until, _int(event.get("tid")), 0, -1, arguments), found)
 
 
@@ -318,11 +318,11 @@ def _whole_ns(value: Any) -> int:
     return int(value)
 
 
-def _put(kind: Kind, event: Event, found: ProfilerEvents) -> None:
+def _put(kind: EventKind, event: Event, found: ProfilerEvents) -> None:
     """Keeps an event where events of its kind are kept, with the arguments that are of use."""
     arguments, begin, end = event.arguments, event.begin_ns, event.end_ns
     if kind in LAUNCHES:
-        found.graph_launches += kind is Kind.GRAPH_LAUNCH
+        found.graph_launches += kind is EventKind.GRAPH_LAUNCH
         found.launched_ns.append(begin)
         found.launching_thread.append(event.thread)
         found.launched.append(_int(arguments.get("correlation")))
@@ -339,9 +339,9 @@ def _put(kind: Kind, event: Event, found: ProfilerEvents) -> None:
     if kind in COLUMN_OF:
         tag = event.correlation if kind in OF_DEVICE else event.thread
         getattr(found, COLUMN_OF[kind]).add(begin, end, tag, event.device)
-    if kind is Kind.COPY_BACK:
+    if kind is EventKind.COPY_BACK:
         found.copied_back_ns.append(begin)
-    elif kind is Kind.UNREADABLE_KERNEL:
+    elif kind is EventKind.UNREADABLE_KERNEL:
         found.add_unreadable(event.name, 1)
 
 

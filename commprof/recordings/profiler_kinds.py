@@ -64,7 +64,7 @@ CATEGORIES: Final[dict[str, Category]] = {
 }
 
 
-class Kind(IntEnum):
+class EventKind(IntEnum):
     """What an event is, and so where it is kept."""
 
     UNUSED = 0
@@ -92,25 +92,25 @@ class Kind(IntEnum):
 
 #: Column of ``ProfilerEvents`` of each kind whose events are kept without their names.
 COLUMN_OF: Final = {
-    **dict.fromkeys((Kind.KERNEL, Kind.UNREADABLE_KERNEL), "kernels"),
-    Kind.COPY_WITHIN: "copies",
-    **dict.fromkeys((Kind.OTHER_COPY, Kind.COPY_BETWEEN), "other_copies"),
-    **{Kind.WAIT: "waits", Kind.BACKWARD: "backward", Kind.CALLER: "callers"},
-    **dict.fromkeys((Kind.OPERATOR, Kind.COPY_BACK), "operators"),
+    **dict.fromkeys((EventKind.KERNEL, EventKind.UNREADABLE_KERNEL), "kernels"),
+    EventKind.COPY_WITHIN: "copies",
+    **dict.fromkeys((EventKind.OTHER_COPY, EventKind.COPY_BETWEEN), "other_copies"),
+    **{EventKind.WAIT: "waits", EventKind.BACKWARD: "backward", EventKind.CALLER: "callers"},
+    **dict.fromkeys((EventKind.OPERATOR, EventKind.COPY_BACK), "operators"),
 }
 #: List of ``ProfilerEvents`` of each kind whose events keep their names.
 LIST_OF: Final = {
-    Kind.COMMUNICATION: "communication",
-    Kind.COPY_BETWEEN: "between_devices",
-    Kind.RANGE: "ranges",
-    Kind.ISSUE: "issued",
+    EventKind.COMMUNICATION: "communication",
+    EventKind.COPY_BETWEEN: "between_devices",
+    EventKind.RANGE: "ranges",
+    EventKind.ISSUE: "issued",
 }
 #: Kinds of events of a device, which have a correlation id and a stream.
 OF_DEVICE: Final = (
-    *(Kind.COMMUNICATION, Kind.KERNEL, Kind.UNREADABLE_KERNEL),
-    *(Kind.COPY_WITHIN, Kind.COPY_BETWEEN, Kind.OTHER_COPY),
+    *(EventKind.COMMUNICATION, EventKind.KERNEL, EventKind.UNREADABLE_KERNEL),
+    *(EventKind.COPY_WITHIN, EventKind.COPY_BETWEEN, EventKind.OTHER_COPY),
 )
-LAUNCHES: Final = (Kind.LAUNCH, Kind.GRAPH_LAUNCH)
+LAUNCHES: Final = (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH)
 #: Argument that tells that an event is part of a collective.
 COLLECTIVE: Final = "Collective name"
 #: Arguments that are kept, of events that keep their names.
@@ -127,7 +127,7 @@ def is_communication(kernel_name: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 14)
-def kind_of(category: Category, name: str, is_collective: bool) -> Kind:
+def kind_of(category: Category, name: str, is_collective: bool) -> EventKind:
     """Returns what an event is.
 
     Args:
@@ -138,45 +138,47 @@ def kind_of(category: Category, name: str, is_collective: bool) -> Kind:
     return _KIND_OF[category](name, is_collective)
 
 
-def _kernel(name: str, is_collective: bool) -> Kind:
+def _kernel(name: str, is_collective: bool) -> EventKind:
     if is_collective or is_communication(name):
-        return Kind.COMMUNICATION
+        return EventKind.COMMUNICATION
     if _COPYING_KERNEL.search(name):
         within = "copyBuffer" in name or "DEVICE_TO_DEVICE" in name
-        return Kind.COPY_WITHIN if within else Kind.OTHER_COPY
-    return Kind.UNREADABLE_KERNEL if _UNREADABLE.search(name) else Kind.KERNEL
+        return EventKind.COPY_WITHIN if within else EventKind.OTHER_COPY
+    return EventKind.UNREADABLE_KERNEL if _UNREADABLE.search(name) else EventKind.KERNEL
 
 
-def _copy(name: str, is_collective: bool) -> Kind:
+def _copy(name: str, is_collective: bool) -> EventKind:
     if is_collective or _BETWEEN_DEVICES.search(name):
-        return Kind.COPY_BETWEEN
-    return Kind.COPY_WITHIN if _WITHIN_DEVICE.search(name) else Kind.OTHER_COPY
+        return EventKind.COPY_BETWEEN
+    return EventKind.COPY_WITHIN if _WITHIN_DEVICE.search(name) else EventKind.OTHER_COPY
 
 
-def _launch(name: str, is_collective: bool) -> Kind:
+def _launch(name: str, is_collective: bool) -> EventKind:
     if name in _GRAPH_LAUNCH:
-        return Kind.GRAPH_LAUNCH
+        return EventKind.GRAPH_LAUNCH
     is_launch = ("aunch" in name and "HostFunc" not in name) or "emcpy" in name
-    return Kind.LAUNCH if is_launch else Kind.UNUSED
+    return EventKind.LAUNCH if is_launch else EventKind.UNUSED
 
 
-def _range(name: str, is_collective: bool) -> Kind:
-    return Kind.RANGE if _RANGES.search(name) or is_collective_range(name) else Kind.UNUSED
+def _range(name: str, is_collective: bool) -> EventKind:
+    return (
+        EventKind.RANGE if _RANGES.search(name) or is_collective_range(name) else EventKind.UNUSED
+    )
 
 
-def _operator(name: str, is_collective: bool) -> Kind:
+def _operator(name: str, is_collective: bool) -> EventKind:
     has_namespace = "::" in name
-    if not has_namespace and _range(name, is_collective) is Kind.RANGE:
-        return Kind.RANGE  # torch up to 1.11 has no other category
+    if not has_namespace and _range(name, is_collective) is EventKind.RANGE:
+        return EventKind.RANGE  # torch up to 1.11 has no other category
     if has_namespace and _WAITS.search(name.rpartition("::")[2]):
-        return Kind.WAIT
+        return EventKind.WAIT
     if name.startswith("c10d::") or name == "record_param_comms":
-        return Kind.ISSUE
+        return EventKind.ISSUE
     if name.startswith(_BACKWARD_OP):
-        return Kind.BACKWARD
+        return EventKind.BACKWARD
     if not has_namespace or name.startswith(_NODES):
-        return Kind.CALLER
-    return Kind.COPY_BACK if name == _COPIED_BACK else Kind.OPERATOR
+        return EventKind.CALLER
+    return EventKind.COPY_BACK if name == _COPIED_BACK else EventKind.OPERATOR
 
 
 _KIND_OF: Final = {

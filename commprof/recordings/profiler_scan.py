@@ -24,7 +24,7 @@ from commprof.recordings.profiler_kinds import (
     LIST_OF,
     OF_DEVICE,
     Category,
-    Kind,
+    EventKind,
     kind_of,
 )
 
@@ -39,13 +39,13 @@ _UNKNOWN: Final = -1
 _MOST_TEXTS: Final = 200_000
 
 
-def _mask(kinds: Collection[Kind]) -> npt.NDArray[np.bool_]:
-    return np.array([kind in kinds for kind in Kind], np.bool_)
+def _mask(kinds: Collection[EventKind]) -> npt.NDArray[np.bool_]:
+    return np.array([kind in kinds for kind in EventKind], np.bool_)
 
 
 #: For each column, the kinds that are kept in it.
 _KINDS_IN: Final = {
-    place: [kind for kind in Kind if COLUMN_OF.get(kind) == place]
+    place: [kind for kind in EventKind if COLUMN_OF.get(kind) == place]
     for place in dict.fromkeys(COLUMN_OF.values())
 }
 _MASK_OF: Final = {place: _mask(kinds) for place, kinds in _KINDS_IN.items()}
@@ -96,7 +96,7 @@ class TraceScanner:
         category = scanner.category
         if len(category):
             kind = self._kinds_of(_CATEGORY_CODES[category], scanner.is_collective, scanner.name)
-            self._sort(kind, np.bincount(kind, minlength=len(Kind)), found)
+            self._sort(kind, np.bincount(kind, minlength=len(EventKind)), found)
         return until
 
     def _kinds_of(self, category: Ints, is_collective: Ints, name: Ints) -> Ints:
@@ -134,24 +134,24 @@ class TraceScanner:
             column.tag.frombytes((correlation if is_of_device else thread)[rows].tobytes())
             zeros = np.zeros(len(rows), np.int64)
             column.device.frombytes((device[rows] if is_of_device else zeros).tobytes())
-        if counts[Kind.COPY_BACK]:
-            found.copied_back_ns.frombytes(begin[kind == Kind.COPY_BACK].tobytes())
+        if counts[EventKind.COPY_BACK]:
+            found.copied_back_ns.frombytes(begin[kind == EventKind.COPY_BACK].tobytes())
         if counts[_IS_LAUNCH].any():
             rows = np.flatnonzero(_IS_LAUNCH[kind])
             found.launched_ns.frombytes(begin[rows].tobytes())
             found.launching_thread.frombytes(thread[rows].tobytes())
             found.launched.frombytes(correlation[rows].tobytes())
-            found.graph_launches += int(counts[Kind.GRAPH_LAUNCH])
-        if counts[Kind.UNREADABLE_KERNEL]:
-            first = int(np.flatnonzero(kind == Kind.UNREADABLE_KERNEL)[0])
+            found.graph_launches += int(counts[EventKind.GRAPH_LAUNCH])
+        if counts[EventKind.UNREADABLE_KERNEL]:
+            first = int(np.flatnonzero(kind == EventKind.UNREADABLE_KERNEL)[0])
             found.add_unreadable(
-                self._names[int(scanner.name[first])], int(counts[Kind.UNREADABLE_KERNEL])
+                self._names[int(scanner.name[first])], int(counts[EventKind.UNREADABLE_KERNEL])
             )
         for of_kind in LIST_OF:
             if counts[of_kind]:
                 self._keep_named(of_kind, np.flatnonzero(kind == of_kind), found)
 
-    def _keep_named(self, kind: Kind, rows: Ints, found: ProfilerEvents) -> None:
+    def _keep_named(self, kind: EventKind, rows: Ints, found: ProfilerEvents) -> None:
         scanner = self._scanner
         numbers = scanner.arguments(rows)
         self._values += [json.loads(text) for text in scanner.values(len(self._values))]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from commprof import invocation
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.strategies import OperationRow, StrategyRow
+from commprof.analysis.strategies import StrategyOperation, StrategyRow
 from commprof.analysis.verdict import Verdict
 from commprof.report.document import Section, incidents, own_cost, pictures
 from commprof.report.full_report import ComparedStrategies, FullReport
@@ -124,7 +124,7 @@ def _cells(row: StrategyRow) -> tuple[str, ...]:
     )
 
 
-def _operation_cells(row: StrategyRow, operation: OperationRow) -> tuple[str, ...]:
+def _operation_cells(row: StrategyRow, operation: StrategyOperation) -> tuple[str, ...]:
     return (
         str(row.world_size),
         printable(row.strategy),

@@ -108,7 +108,7 @@ class WaitedFor:
 
 
 @dataclass(frozen=True)
-class HostLinks:
+class SummarisedLinks:
     """Connection of this rank's host with the other hosts of the job."""
 
     #: 1 if the host's clock was compared with rank 0's, or is the same; else 0.
@@ -151,7 +151,7 @@ class Summary:
     #: Bound on the clock error of the last arrival, for each collective between hosts of which that
     #: arrival is known.
     arrival_clock_error: Histogram
-    hosts: HostLinks
+    hosts: SummarisedLinks
     #: Exposed time before and after the arrival that ended the waiting, of each step but the first,
     #: those in ``unsplit_steps``, and those of the last seconds, whose arrivals may still come.
     exposed_wait: Histogram
@@ -249,8 +249,8 @@ def _operation(value: object) -> OperationSummary:
     )
 
 
-def _hosts(value: object) -> HostLinks:
-    return HostLinks(
+def _hosts(value: object) -> SummarisedLinks:
+    return SummarisedLinks(
         **{name: _whole(value, name) for name in ("clock", "peers", "heard", "unsent")}
     )
 

@@ -58,7 +58,7 @@ class Operations:
 
 
 @dataclass(frozen=True)
-class Communicator:
+class InspectedCommunicator:
     """A communicator with the processes that recorded it."""
 
     id: str
@@ -67,7 +67,7 @@ class Communicator:
     #: Size, as NCCL states it.
     ranks: int
     nodes: int
-    #: Ranks in the communicator that left a log, and their indices in ``Job.processes``.
+    #: Ranks in the communicator that left a log, and their indices in ``InspectedJob.processes``.
     recorded: tuple[int, ...]
     process: npt.NDArray[np.int64]
     operations: tuple[Operations, ...]
@@ -102,11 +102,11 @@ def per_block(waits: Sequence[InspectorWaits], name: str, blocks: int, ranks: in
 
 
 @dataclass(frozen=True)
-class Job:
+class InspectedJob:
     """All communicators of a job."""
 
     processes: tuple[Process, ...]
-    communicators: tuple[Communicator, ...]
+    communicators: tuple[InspectedCommunicator, ...]
     #: Number of parts in which the run is compared.
     blocks: int
     problems: tuple[str, ...]
@@ -167,7 +167,7 @@ def members_by_id(members: Iterable[InspectorMember]) -> tuple[ById, Counter[str
     return by_id, twice
 
 
-def split_job(logs: InspectorLogs) -> Job:
+def split_job(logs: InspectorLogs) -> InspectedJob:
     """Splits every communicator's times into waiting and transfer."""
     by_id, twice = members_by_id(logs.members)
     problems = [
@@ -185,12 +185,12 @@ def split_job(logs: InspectorLogs) -> Job:
         if any(each.kind != MESSAGE_PAIR for each in one.operations)
     )
     problems += _missing(communicators)
-    return Job(tuple(processes), communicators, blocks, tuple(problems), repeated)
+    return InspectedJob(tuple(processes), communicators, blocks, tuple(problems), repeated)
 
 
 def split_communicators(
     by_id: ById, processes: dict[Process, int], splitter: Splitter, blocks: int
-) -> tuple[Communicator, ...]:
+) -> tuple[InspectedCommunicator, ...]:
     """Splits the operations of several communicators, some at once.
 
     Args:
@@ -210,7 +210,7 @@ def split_communicators(
         for key, ranks in by_id.items()
     }
 
-    def split(key: tuple[str, int]) -> Communicator:
+    def split(key: tuple[str, int]) -> InspectedCommunicator:
         members = [member for _, member in sorted(by_id[key].items())]
         return _communicator(key[1], members, places[key], splitter, blocks)
 
@@ -224,8 +224,8 @@ def _communicator(
     process: npt.NDArray[np.int64],
     splitter: Splitter,
     blocks: int,
-) -> Communicator:
-    return Communicator(
+) -> InspectedCommunicator:
+    return InspectedCommunicator(
         id=members[0].id,
         name=next((member.name for member in members if member.name), ""),
         ranks=ranks,
@@ -267,7 +267,7 @@ def _operations(
     return made
 
 
-def _missing(communicators: Sequence[Communicator]) -> list[str]:
+def _missing(communicators: Sequence[InspectedCommunicator]) -> list[str]:
     lacking = [each for each in communicators if each.missing]
     if not lacking:
         return []

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.inspector.communicators import (
-    Communicator,
-    Job,
+    InspectedCommunicator,
+    InspectedJob,
     Process,
     members_by_id,
     split_communicators,
 )
-from commprof.analysis.inspector.origins import Origins, WaitingGroup, groups_of, traced
+from commprof.analysis.inspector.origins import InspectedOrigins, WaitingGroup, groups_of, traced
 from commprof.analysis.inspector.result import (
     KindRow,
     LateProcess,
@@ -103,7 +103,7 @@ class InspectorState:
 class _Part:
     """A part of the run, or several of a snapshot."""
 
-    traced: Origins
+    traced: InspectedOrigins
     time_us: Floats
 
 
@@ -168,7 +168,7 @@ class LiveLogs:
         self._growths: dict[Path, int] = {}
         self._pairs_us: Floats | None = np.zeros((0, 0))
         self._first_seen_s: dict[tuple[str, int], float] = {}
-        self._newest: tuple[Communicator, ...] = ()
+        self._newest: tuple[InspectedCommunicator, ...] = ()
         self._kinds: tuple[KindRow, ...] = ()
 
     @property
@@ -212,7 +212,7 @@ class LiveLogs:
                 blocks = min(_MOST_PARTS, max(1, max(pending) // _CALLS_A_PART))
             splitter = _Growing(self._stopped())
             self._newest = split_communicators(ready, self._processes, splitter, blocks)
-            self._add(Job(tuple(self._processes), self._newest, blocks, ()))
+            self._add(InspectedJob(tuple(self._processes), self._newest, blocks, ()))
         if self._groups and self._is_part_over():
             self._end_part()
 
@@ -237,7 +237,7 @@ class LiveLogs:
             for member in log.log.members
         }
 
-    def _add(self, job: Job) -> None:
+    def _add(self, job: InspectedJob) -> None:
         """Adds what one look found to the totals, and to the part of the run that is not over."""
         totals, count = self._totals, len(job.processes)
         is_new = False
@@ -315,8 +315,8 @@ class LiveLogs:
             for name in ("began_us", "waited_us")
         )
         time_us = sum((_widened(part.time_us, count) for part in self._recent), np.zeros(count))
-        job = Job(tuple(self._processes), self._newest, self._parts(), ())
-        self._late = late_processes(job, Origins(began, waited, self._pairs_us), time_us)
+        job = InspectedJob(tuple(self._processes), self._newest, self._parts(), ())
+        self._late = late_processes(job, InspectedOrigins(began, waited, self._pairs_us), time_us)
         self._recent_us = np.array([time_us, waited.sum(axis=0), began.sum(axis=0)])
 
     def _state(self) -> InspectorState:
@@ -326,7 +326,7 @@ class LiveLogs:
             for total in (totals.time_us, totals.waited_us, totals.caused_us)
         ]
         figures = np.array([*lasting, *(_widened(self._recent_us, count) / 1e6)]).T.tolist()
-        ranks = world_ranks(Job(tuple(self._processes), self._newest, 1, ()))
+        ranks = world_ranks(InspectedJob(tuple(self._processes), self._newest, 1, ()))
         stopped = self._stopped()
         missing = sum(one.missing for one in self._newest)
         newest_s = max((log.grew_s for log in self._tail.logs.values()), default=0.0)

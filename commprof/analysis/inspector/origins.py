@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.inspector.communicators import Job, per_block
+from commprof.analysis.inspector.communicators import InspectedJob, per_block
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -31,7 +31,7 @@ _MOST_PAIRS = 8192
 
 
 @dataclass(frozen=True)
-class Origins:
+class InspectedOrigins:
     """Waiting of a job by the process where it began, in µs."""
 
     #: ``[block, process]``, summed over the processes that waited.
@@ -67,12 +67,12 @@ class _Entries:
     waited: Floats
 
 
-def origins(job: Job) -> Origins:
+def origins(job: InspectedJob) -> InspectedOrigins:
     """Finds where the waiting of a job began."""
     return traced(groups_of(job), len(job.processes))
 
 
-def traced(groups: Sequence[WaitingGroup], count: int) -> Origins:
+def traced(groups: Sequence[WaitingGroup], count: int) -> InspectedOrigins:
     """Finds where the waiting of ``count`` processes began; all groups have the same blocks."""
     entries = _entries(groups)
     in_blocks = zip(entries.caused, entries.waited, strict=True)
@@ -90,10 +90,10 @@ def traced(groups: Sequence[WaitingGroup], count: int) -> Origins:
         seen = np.zeros((int(entries.communicator[-1]) + 1, len(caused)))
         seen[entries.communicator, np.arange(len(caused))] = caused
         pairs = _pairs(entries, _carried_back(entries, caused, waited, seen, count), waited)
-    return Origins(np.array(began), by_process.T.copy(), pairs)
+    return InspectedOrigins(np.array(began), by_process.T.copy(), pairs)
 
 
-def groups_of(job: Job) -> list[WaitingGroup]:
+def groups_of(job: InspectedJob) -> list[WaitingGroup]:
     """Lists a job's communicators, and again where a rank waited but it is not known for whom."""
     found = []
     for each in job.communicators:

@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.inspector.communicators import (
-    Communicator,
-    Job,
+    InspectedCommunicator,
+    InspectedJob,
     Process,
     per_block,
     split_job,
 )
 from commprof.analysis.inspector.kinds import MESSAGE_PAIR, SPLIT, UNSPLIT, size_factor
-from commprof.analysis.inspector.origins import Origins, origins
+from commprof.analysis.inspector.origins import InspectedOrigins, origins
 from commprof.analysis.inspector.steps import steps_of
 from commprof.analysis.late.stragglers import LateRank, find_late_rank, waiting_ranks
 from commprof.recordings.inspector import InspectorLogs, Progress, read_logs
@@ -192,7 +192,7 @@ def inspector_result(path: Path, progress: Progress | None = None) -> InspectorR
     return result_of(logs, split_job(logs))
 
 
-def result_of(logs: InspectorLogs, job: Job) -> InspectorResult:
+def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
     """Computes the figures of a job whose communicators have been split."""
     traced = origins(job)
     time_us = time_by_process(job, is_split=True)
@@ -227,7 +227,7 @@ def result_of(logs: InspectorLogs, job: Job) -> InspectorResult:
     )
 
 
-def _step(job: Job, time_us: float, waited_us: float) -> StepRow | None:
+def _step(job: InspectedJob, time_us: float, waited_us: float) -> StepRow | None:
     """Returns the means of a step, from those of a process over the whole run."""
     found = steps_of(job.repeated)
     if found is None:
@@ -241,7 +241,7 @@ def _step(job: Job, time_us: float, waited_us: float) -> StepRow | None:
     )
 
 
-def world_ranks(job: Job) -> dict[int, int]:
+def world_ranks(job: InspectedJob) -> dict[int, int]:
     """Returns each process's rank in the communicator of all processes, if there is one."""
     for one in job.communicators:
         if one.ranks == len(one.recorded) == len(job.processes):
@@ -250,7 +250,7 @@ def world_ranks(job: Job) -> dict[int, int]:
 
 
 def _process_rows(
-    job: Job, traced: Origins, time_us: Floats, unsplit_us: Floats
+    job: InspectedJob, traced: InspectedOrigins, time_us: Floats, unsplit_us: Floats
 ) -> tuple[ProcessRow, ...]:
     """Returns a row per process, in the order of ranks, or of hosts and process ids."""
     ranks = world_ranks(job)
@@ -269,7 +269,7 @@ def _process_rows(
     )
 
 
-def time_by_process(job: Job, is_split: bool) -> Floats:
+def time_by_process(job: InspectedJob, is_split: bool) -> Floats:
     """Returns each process's time in operations whose waiting is known, or is not, in µs."""
     total = np.zeros(len(job.processes))
     for communicator in job.communicators:
@@ -289,7 +289,9 @@ def _lowest_bandwidth(time_us: Floats, waited_us: Floats) -> int | None:
     return int(np.argmax(time_us))
 
 
-def late_processes(job: Job, traced: Origins, time_us: Floats) -> tuple[LateProcess, ...]:
+def late_processes(
+    job: InspectedJob, traced: InspectedOrigins, time_us: Floats
+) -> tuple[LateProcess, ...]:
     """Finds the processes that cause clearly more waiting than all others.
 
     In each part of the run, what many processes cause alike is that of the schedule or of chance:
@@ -335,7 +337,9 @@ def late_processes(job: Job, traced: Origins, time_us: Floats) -> tuple[LateProc
     return tuple(_late_process(job, traced, place, late) for place in candidates.tolist())
 
 
-def _late_process(job: Job, traced: Origins, place: int, late: LateRank) -> LateProcess:
+def _late_process(
+    job: InspectedJob, traced: InspectedOrigins, place: int, late: LateRank
+) -> LateProcess:
     ranks = tuple(
         (communicator.label, communicator.recorded[index])
         for communicator in job.communicators
@@ -360,7 +364,7 @@ def _late_process(job: Job, traced: Origins, place: int, late: LateRank) -> Late
     )
 
 
-def kind_rows(communicators: Sequence[Communicator]) -> tuple[KindRow, ...]:
+def kind_rows(communicators: Sequence[InspectedCommunicator]) -> tuple[KindRow, ...]:
     """Returns one row per kind, number of ranks and size, the most time first."""
     same: dict[tuple[str, int, int, bool], list[InspectorSize]] = {}
     algorithms: dict[tuple[str, int, int], Counter[str]] = {}
@@ -411,7 +415,7 @@ def _kind_row(
     )
 
 
-def _communicator_row(communicator: Communicator, job: Job) -> CommunicatorRow:
+def _communicator_row(communicator: InspectedCommunicator, job: InspectedJob) -> CommunicatorRow:
     split, recorded = communicator.split, len(communicator.recorded)
     caused = per_block(split, "caused_us", job.blocks, recorded).sum(axis=0)
     total = float(caused.sum()) + sum(waits.unattributed_us for waits in split)
@@ -433,7 +437,7 @@ def _communicator_row(communicator: Communicator, job: Job) -> CommunicatorRow:
     )
 
 
-def _by_loss(job: Job) -> str:
+def _by_loss(job: InspectedJob) -> str:
     """Names the ranks with logs that lack most records; empty if only ranks without a log do."""
     lost: Counter[int] = Counter()
     for one in job.communicators:
@@ -444,7 +448,7 @@ def _by_loss(job: Job) -> str:
     return f"; the most: {named}" if named else ""
 
 
-def _unknown(logs: InspectorLogs, job: Job, traced: Origins) -> list[str]:
+def _unknown(logs: InspectorLogs, job: InspectedJob, traced: InspectedOrigins) -> list[str]:
     """Returns sentences on what these logs cannot show."""
     waits_of_all = [each.waits for one in job.communicators for each in one.operations]
     lost = sum(each.lost_records for each in waits_of_all)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.collectives.traffic import bus_factor
-from commprof.analysis.inspector.communicators import Communicator, Job
+from commprof.analysis.inspector.communicators import InspectedCommunicator, InspectedJob
 from commprof.analysis.inspector.kinds import SPLIT, size_factor
 from commprof.analysis.sweeps.sweep import RowKey, SweepResult, SweepRow
 from commprof.invocation import quoted
@@ -28,7 +28,7 @@ _ROUNDS: Final = 20
 
 
 @dataclass(frozen=True)
-class Transfers:
+class InspectedTransfers:
     """Calls of one kind, size, number of ranks and spread over hosts that all ranks recorded."""
 
     #: c10d's name.
@@ -47,7 +47,7 @@ class Transfers:
         return np.concatenate(self.by_communicator_us)
 
 
-def transfers_of(job: Job) -> list[Transfers]:
+def transfers_of(job: InspectedJob) -> list[InspectedTransfers]:
     """Returns the transfers of a job's collectives, by operation, ranks, size and hosts."""
     same: dict[tuple[str, int, int, bool | None], list[Floats]] = {}
     for one in job.communicators:
@@ -60,10 +60,10 @@ def transfers_of(job: Job) -> list[Transfers]:
                     key = (op, one.ranks, size, crosses)
                     same.setdefault(key, []).append(of_size.transfers_us)
     order = sorted(same, key=lambda key: (*key[:3], key[3] is None, bool(key[3])))
-    return [Transfers(*key, tuple(same[key])) for key in order]
+    return [InspectedTransfers(*key, tuple(same[key])) for key in order]
 
 
-def _crosses_hosts(one: Communicator, job: Job) -> bool | None:
+def _crosses_hosts(one: InspectedCommunicator, job: InspectedJob) -> bool | None:
     hosts = {job.processes[place].host for place in one.process.tolist()}
     if len(hosts) > 1 and "" not in hosts:
         return True
@@ -72,7 +72,7 @@ def _crosses_hosts(one: Communicator, job: Job) -> bool | None:
     return None if one.missing or "" in hosts else False
 
 
-def sweep_of(job: Job, path: Path) -> SweepResult:
+def sweep_of(job: InspectedJob, path: Path) -> SweepResult:
     """Returns the transfers as a sweep, with parts of the run as its rounds."""
     rows: dict[RowKey, SweepRow] = {}
     spread: dict[tuple[str, int, int], list[Floats]] = {}

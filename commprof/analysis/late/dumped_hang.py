@@ -18,7 +18,7 @@ from commprof.analysis.collectives.mismatches import (
 from commprof.analysis.late.standstill import (
     Accused,
     Cause,
-    Operation,
+    PendingOperation,
     Waits,
     chain_to,
     find_cause,
@@ -41,7 +41,7 @@ class DumpedRank:
 
     rank: int
     world_size: int
-    pending: Mapping[int, Operation]
+    pending: Mapping[int, PendingOperation]
     next_seq: Mapping[str, int]
     next_message: Mapping[tuple[str, str, int], int]
     receives_any: Collection[str]
@@ -175,7 +175,7 @@ class _Words:
         described = self._descriptions.get(name, "")
         return f"group {name!r}" + f" ({described})" * bool(described)
 
-    def operation(self, one: Operation) -> str:
+    def operation(self, one: PendingOperation) -> str:
         """Describes an operation: a collective by its number, a message by its other rank.
 
         A message is named without its number, because ranks number messages differently.
@@ -317,7 +317,7 @@ def _standing(
     world_size: int,
     knows_starts: bool,
 ) -> DumpedRank:
-    pending: dict[int, Operation] = {}
+    pending: dict[int, PendingOperation] = {}
     messages: Counter[tuple[str, str, int]] = Counter()
     # The status also counts entries that a full buffer has dropped. In a group with messages it may
     # count these too, so it is not used there.
@@ -337,7 +337,7 @@ def _standing(
         else:
             next_seq[entry.group] = max(next_seq.get(entry.group, 0), seq + 1)
         if is_pending:
-            pending[number] = Operation(
+            pending[number] = PendingOperation(
                 op=entry.op,
                 group=entry.group,
                 seq=seq,
@@ -447,7 +447,7 @@ def _chains(
     )
 
 
-def _next(way: Sequence[tuple[int, Operation]], at: int, ends: str) -> str:
+def _next(way: Sequence[tuple[int, PendingOperation]], at: int, ends: str) -> str:
     return ends if at + 1 == len(way) else f"rank {way[at + 1][0]}"
 
 

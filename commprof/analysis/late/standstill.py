@@ -33,7 +33,7 @@ _SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "b
 
 
 @dataclass(frozen=True)
-class Operation:
+class PendingOperation:
     """An operation that a rank handed to its process group."""
 
     op: str
@@ -77,7 +77,7 @@ class Standing(Protocol):
         """Number of ranks of the job."""
 
     @property
-    def pending(self) -> Mapping[int, Operation]:
+    def pending(self) -> Mapping[int, PendingOperation]:
         """Operations that the rank has issued and that are not known to be complete."""
 
     @property
@@ -98,7 +98,7 @@ class Standing(Protocol):
 
 
 #: Pending operations of a rank, oldest first, each with the ranks that it waits for.
-Waits = Sequence[tuple[Operation, tuple[int, ...]]]
+Waits = Sequence[tuple[PendingOperation, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Cause:
     #: The culprits, sorted; all ranks of a circle; empty if all ranks arrived, or if unmatched.
     ranks: tuple[int, ...]
     #: For each rank that is behind, the operation that it has not completed, or not begun.
-    behind: Mapping[int, Operation]
+    behind: Mapping[int, PendingOperation]
     #: The mismatch that is the cause, if one is. It may tell no culprit.
     mismatch: Mismatch | None = None
 
@@ -169,7 +169,7 @@ class _LateRanks:
         #: By a collective's group, number and size of the group, with their ranks.
         self._found: dict[tuple[str, int, int], tuple[list[Standing], tuple[int, ...]]] = {}
 
-    def to(self, operation: Operation, issuer: Standing) -> tuple[int, ...]:
+    def to(self, operation: PendingOperation, issuer: Standing) -> tuple[int, ...]:
         """Returns the ranks that ``issuer`` waits for in the operation."""
         if operation.peer >= 0:
             others = self._by_place.get((operation.group, operation.peer), [])
@@ -184,7 +184,7 @@ class _LateRanks:
         )
 
     def _late(
-        self, operation: Operation, own: Group | None
+        self, operation: PendingOperation, own: Group | None
     ) -> tuple[list[Standing], tuple[int, ...]]:
         key = operation.group, operation.seq, own.size if own is not None else -1
         if key not in self._found:
@@ -207,7 +207,7 @@ def find_cause(
     mixed = _mismatched(states, mismatches)
     if mixed is not None:
         return Cause("mismatch", mixed.told_ranks, {}, mixed)
-    pending: dict[tuple[int, str, int], Operation] = {}
+    pending: dict[tuple[int, str, int], PendingOperation] = {}
     for state in states:
         for one in state.pending.values():
             if one.peer < 0:
@@ -263,13 +263,13 @@ def _mismatched(
 
 def chain_to(
     rank: int, waits: Mapping[int, Waits], ranks: Sequence[int]
-) -> list[tuple[int, Operation]]:
+) -> list[tuple[int, PendingOperation]]:
     """Finds the shortest chain of waits from a rank to one of ``ranks``, with its operations.
 
     Each entry is a rank and the operation in which this rank waits for the next entry's rank. The
     last entry's rank waits for a rank of ``ranks``. Empty if there is no chain.
     """
-    ways: dict[int, list[tuple[int, Operation]]] = {rank: []}
+    ways: dict[int, list[tuple[int, PendingOperation]]] = {rank: []}
     queue = [rank]
     for current in queue:
         for operation, absent in waits.get(current, ()):
@@ -283,18 +283,18 @@ def chain_to(
     return []
 
 
-def _oldest_first(state: Standing) -> list[Operation]:
+def _oldest_first(state: Standing) -> list[PendingOperation]:
     return sorted(state.pending.values(), key=lambda one: one.issue_ns)
 
 
-def _misses(other: Standing, operation: Operation, issuer: Standing) -> bool:
+def _misses(other: Standing, operation: PendingOperation, issuer: Standing) -> bool:
     """True if another rank takes part in the operation, is needed, and has not issued it."""
     own, theirs = issuer.groups.get(operation.group), other.groups.get(operation.group)
     place = other.rank if theirs is None else theirs.rank
     return _is_late(other, operation, own) and _is_needed(place, operation, own)
 
 
-def _is_late(other: Standing, operation: Operation, own: Group | None) -> bool:
+def _is_late(other: Standing, operation: PendingOperation, own: Group | None) -> bool:
     """True if a rank takes part in the operation and has not issued it.
 
     ``own`` is the ``Group`` as the issuing rank describes it; of a collective, only its size
@@ -316,7 +316,7 @@ def _is_late(other: Standing, operation: Operation, own: Group | None) -> bool:
     return _before(other.next_message.get((operation.group, counterpart, own.rank)), operation)
 
 
-def _is_needed(rank: int, operation: Operation, own: Group | None) -> bool:
+def _is_needed(rank: int, operation: PendingOperation, own: Group | None) -> bool:
     """True if the rank that issued the operation cannot complete it before ``rank`` arrives.
 
     ``rank`` is a rank in the group, and ``own`` the ``Group`` as the issuing rank describes it.
@@ -328,7 +328,7 @@ def _is_needed(rank: int, operation: Operation, own: Group | None) -> bool:
     return bool(needed_ranks(code, operation.root, own.size, is_gloo)[own.rank, rank])
 
 
-def _before(next_seq: int | None, operation: Operation) -> bool:
+def _before(next_seq: int | None, operation: PendingOperation) -> bool:
     """True if a rank has yet to issue the operation.
 
     ``next_seq`` is the number of the rank's next collective in the operation's group, or of its
@@ -340,8 +340,8 @@ def _before(next_seq: int | None, operation: Operation) -> bool:
 def _behind_in(
     state: Standing,
     states: Sequence[Standing],
-    pending: Mapping[tuple[int, str, int], Operation],
-) -> Operation | None:
+    pending: Mapping[tuple[int, str, int], PendingOperation],
+) -> PendingOperation | None:
     """Returns a rank's oldest pending operation if the rank is behind; else None.
 
     The module's docstring defines when a rank is behind. ``pending``: each rank's pending
@@ -362,7 +362,7 @@ def _behind_in(
 
 
 def _joins(
-    state: Standing, behind: Mapping[int, Operation], by_rank: Mapping[int, Standing]
+    state: Standing, behind: Mapping[int, PendingOperation], by_rank: Mapping[int, Standing]
 ) -> bool:
     """True if one of a rank's pending operations involves another rank that is behind."""
     for operation in state.pending.values():

@@ -142,7 +142,7 @@ class Conditions(Sequence[Condition]):
 
 
 @dataclass(frozen=True)
-class Calls:
+class ReplayedCalls:
     """Every collective of every rank, with the data that a replay needs."""
 
     #: Conditions whose ``opens`` holds a row of the replayed steps.
@@ -164,7 +164,7 @@ class Calls:
     workers: int = 1
 
 
-def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[Calls]:
+def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[ReplayedCalls]:
     """Collects the collectives of all ranks, for the replay of each stretch of steps.
 
     ``stretches``: for each stretch, the programs of all ranks.
@@ -186,7 +186,9 @@ def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[C
     outside = [_outside(seen, issue, ranks) for ranks in stretches]
     conditions = conditions.opening(np.logical_and.reduce(outside))
     return [
-        Calls(conditions.opening(mask), before, issue, transfer, end, mask, seen.matching.group)
+        ReplayedCalls(
+            conditions.opening(mask), before, issue, transfer, end, mask, seen.matching.group
+        )
         for mask in outside
     ]
 
@@ -264,7 +266,7 @@ def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
 
 def replay(
     ranks: Sequence[Program],
-    known: Calls,
+    known: ReplayedCalls,
     own_ns: Sequence[Floats] | None = None,
     free: Mask | None = None,
 ) -> Floats | None:
@@ -292,7 +294,7 @@ def replay(
 def _replayed(
     native: Callable[..., Floats | None],
     ranks: Sequence[Program],
-    known: Calls,
+    known: ReplayedCalls,
     steps: int,
     own_ns: Sequence[Floats] | None,
     free: Mask | None,
@@ -354,7 +356,7 @@ class DrawnSteps:
     stood_ns: Floats
 
 
-def replay_drawn(ranks: Sequence[Program], known: Calls, steps: int) -> DrawnSteps:
+def replay_drawn(ranks: Sequence[Program], known: ReplayedCalls, steps: int) -> DrawnSteps:
     """Replays many steps at once; the times of each step were drawn at random and form a column.
 
     Args:
@@ -381,7 +383,7 @@ class _Run:
     def __init__(
         self,
         ranks: Sequence[Program],
-        known: Calls,
+        known: ReplayedCalls,
         steps: int,
         own_ns: Sequence[Floats],
         free: Mask | None,
@@ -537,7 +539,7 @@ def _each(values: Floats) -> list[Time]:
     return values.tolist() if values.ndim == 1 else list(values)
 
 
-def _lines(known: Calls, drawn: int) -> list[Line]:
+def _lines(known: ReplayedCalls, drawn: int) -> list[Line]:
     """Returns the queue of each row; a row joins its predecessor's queue, or gets a new one."""
     found: list[Line] = []
     for before in known.before.tolist():

@@ -40,7 +40,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.evidence import Figure, evidence_of
-from commprof.analysis.replay.engine import Calls, calls, replay
+from commprof.analysis.replay.engine import ReplayedCalls, calls, replay
 from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, replayed_steps
 from commprof.analysis.step.breakdown import own_run_delay_ns
 from commprof.analysis.step.mean_step import stalled
@@ -176,7 +176,7 @@ class Replays:
 
     def __init__(
         self,
-        stretches: Sequence[tuple[Sequence[Program], Calls]],
+        stretches: Sequence[tuple[Sequence[Program], ReplayedCalls]],
         wall_ns: Sequence[Floats],
         kept_ns: Sequence[Floats],
         counted: npt.NDArray[np.bool_],

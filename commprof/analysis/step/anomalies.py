@@ -62,7 +62,7 @@ _LONGEST = 4 * REFERENCE
 
 
 @dataclass(frozen=True)
-class Change:
+class SpeedChange:
     """A change of level in a series of values."""
 
     #: Place in the series of the first value at the new level.
@@ -92,7 +92,7 @@ class ChangeDetector:
         self._sums = [0.0, 0.0]
         self._since: list[list[float]] = [[], []]
 
-    def add(self, value: float) -> Change | None:
+    def add(self, value: float) -> SpeedChange | None:
         """Adds the next value; returns the change that became certain with it, else None."""
         self._count += 1
         if len(self._reference) < REFERENCE:
@@ -116,7 +116,7 @@ class ChangeDetector:
         self._sums = [0.0, 0.0]
         self._since = [[], []]
 
-    def _follow(self, direction: int, increment: float, value: float) -> Change | None:
+    def _follow(self, direction: int, increment: float, value: float) -> SpeedChange | None:
         """Adds ``increment`` to a direction's sum, and ``value`` to the values since the sum was 0.
 
         Returns a change if the sum exceeds ``LIMIT`` and the median of these values differs from
@@ -139,7 +139,7 @@ class ChangeDetector:
         after = statistics.median(since)
         if abs(after - self._median) >= SMALLEST_CHANGE * abs(self._median):
             begin = self._count - len(since)
-            return Change(begin, self._count - 1, self._median, after)
+            return SpeedChange(begin, self._count - 1, self._median, after)
         return None
 
     def _restart(self, known: list[float]) -> None:
@@ -410,7 +410,7 @@ def _bulk_of(trace: Trace, table: Collectives) -> tuple[Ints, Ints, Ints, Ints]:
     return np.append(steps.index, -1)[row], size, table.issue_ns, table.end_ns
 
 
-def _anomaly(key: tuple[str, int], change: Change, steps: list[StepFigures]) -> Anomaly:
+def _anomaly(key: tuple[str, int], change: SpeedChange, steps: list[StepFigures]) -> Anomaly:
     what, rank = key
     new = change.found - change.begin + 1
     first = steps[-new]

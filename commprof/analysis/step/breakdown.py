@@ -25,8 +25,8 @@ from commprof.analysis.step.exposure import (
     CAUSES,
     NO_CORE,
     UNKNOWN,
+    ExposedSpread,
     Exposures,
-    Spread,
     exposures_of,
     host_counts,
     own_run_delay,
@@ -382,7 +382,7 @@ def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int
     return times
 
 
-def _by_phase(steps: Steps, phases: Spans, counted: Spread, thread: int) -> Floats:
+def _by_phase(steps: Steps, phases: Spans, counted: ExposedSpread, thread: int) -> Floats:
     """Returns ``[step, phase]``: sum of ``counted`` in each phase; sums in no phase go to OTHER."""
     times = np.zeros((len(steps), len(Phase)))
     step = _step_of(steps, phases.begin_ns)

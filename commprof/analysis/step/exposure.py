@@ -239,7 +239,7 @@ def pauses(trace: Trace, exposed: Exposures) -> Stretches:
 
 
 @dataclass(frozen=True)
-class Spread:
+class ExposedSpread:
     """Intervals of a training thread, with one Linux kernel count (such as page faults) in each.
 
     The intervals leave out the time in which the thread waited for communication.
@@ -249,11 +249,11 @@ class Spread:
     #: Count within each interval.
     amount: Floats
 
-    def within(self, others: Stretches) -> Spread:
+    def within(self, others: Stretches) -> ExposedSpread:
         """Returns the part inside ``others``; each count is spread evenly over its interval."""
         row, at = rows_within(self.at, others)
         rate = self.amount / np.maximum(1, self.at.length_ns)
-        return Spread(at, rate[row] * at.length_ns)
+        return ExposedSpread(at, rate[row] * at.length_ns)
 
     def amount_in(self, begin_ns: Ints, end_ns: Ints) -> Floats:
         """Count within each window; each count is spread evenly over its interval."""
@@ -262,12 +262,12 @@ class Spread:
         return covered(self.at.begin_ns, self.at.end_ns, self.amount, begin_ns, end_ns)
 
 
-def run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
+def run_delay(trace: Trace, exposed: Exposures, thread: int) -> ExposedSpread:
     """Returns the run delay of the training thread outside of its waiting, in ns."""
     return _delays(*_outside_of_waiting(trace, exposed, thread, columns.run_delays(trace)))
 
 
-def own_run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
+def own_run_delay(trace: Trace, exposed: Exposures, thread: int) -> ExposedSpread:
     """Returns an upper bound on the part of ``run_delay`` that helper threads caused, in ns.
 
     Helper threads are all threads of the rank's process except the training thread. If the rank has
@@ -276,13 +276,13 @@ def own_run_delay(trace: Trace, exposed: Exposures, thread: int) -> Spread:
     return _delays(*_outside_of_waiting(trace, exposed, thread, columns.own_run_delays(trace)))
 
 
-def _delays(row: Ints, amount: Ints, at: Stretches) -> Spread:
+def _delays(row: Ints, amount: Ints, at: Stretches) -> ExposedSpread:
     length = at.length_ns.astype(np.float64)
     whole = np.bincount(row, weights=length, minlength=len(amount))
-    return Spread(at, np.minimum(amount / np.maximum(whole, 1.0), 1.0)[row] * length)
+    return ExposedSpread(at, np.minimum(amount / np.maximum(whole, 1.0), 1.0)[row] * length)
 
 
-def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Spread]:
+def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, ExposedSpread]:
     """Returns the Linux kernel counts in ``columns.HOST_COUNTS``, such as page faults, by name.
 
     The increase between two readings is spread evenly over the time in which the training thread
@@ -295,7 +295,7 @@ def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Spre
     length = at.length_ns.astype(np.float64)
     whole = np.maximum(np.bincount(row, weights=length, minlength=len(reading)), 1.0)
     return {
-        name: Spread(at, (counted.key[reading] / whole)[row] * length)
+        name: ExposedSpread(at, (counted.key[reading] / whole)[row] * length)
         for name, counted in counts.items()
     }
 

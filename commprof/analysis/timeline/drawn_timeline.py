@@ -21,11 +21,11 @@ from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 
-Columns = TypeVar("Columns", "Stretches", "InFlightIntervals")
+Columns = TypeVar("Columns", "DrawnStretches", "InFlightIntervals")
 
 
 @dataclass(frozen=True)
-class Stretches:
+class DrawnStretches:
     """Intervals of the training thread's time."""
 
     #: Index of the step among the timeline's steps.
@@ -41,10 +41,10 @@ class RankTimeline:
     """Timeline of one rank, on the ranks' common clock."""
 
     rank: int
-    steps: Stretches
-    phases: Stretches
+    steps: DrawnStretches
+    phases: DrawnStretches
     #: Intervals in which communication blocked the training thread.
-    waiting: Stretches
+    waiting: DrawnStretches
     in_flight: InFlightIntervals
 
 
@@ -61,7 +61,7 @@ class Timeline:
     clocks_shared: bool
     #: Number of spans of these steps that are left out because one step alone had too many.
     left_out: int = 0
-    #: Names of phases, by ``Stretches.code``.
+    #: Names of phases, by ``DrawnStretches.code``.
     phases: tuple[str, ...] = PHASES
 
     @property
@@ -148,24 +148,24 @@ def _measured_steps(trace: Trace, measured: Ints) -> Steps:
     )
 
 
-def _whole_steps(steps: Steps) -> Stretches:
+def _whole_steps(steps: Steps) -> DrawnStretches:
     count = len(steps)
-    return Stretches(
+    return DrawnStretches(
         np.arange(count), np.zeros(count, dtype=np.int64), steps.begin_ns, steps.end_ns
     )
 
 
-def _phases(trace: Trace, steps: Steps) -> Stretches:
+def _phases(trace: Trace, steps: Steps) -> DrawnStretches:
     spans = columns.phases(trace)
     mine = spans.thread == (steps.thread[0] if len(steps) else -1)
-    found = Stretches(spans.key, spans.key, spans.begin_ns, spans.end_ns)
+    found = DrawnStretches(spans.key, spans.key, spans.begin_ns, spans.end_ns)
     found = rows(found, mine)
     return _in_steps(found, found.begin_ns, steps)
 
 
-def _waiting(found: Exposures, steps: Steps) -> Stretches:
+def _waiting(found: Exposures, steps: Steps) -> DrawnStretches:
     none = np.zeros(len(found), dtype=np.int64)
-    stretches = Stretches(none, none, found.begin_ns, found.end_ns)
+    stretches = DrawnStretches(none, none, found.begin_ns, found.end_ns)
     return _in_steps(stretches, found.begin_ns, steps)
 
 
@@ -178,7 +178,7 @@ def _in_steps(part: Columns, at_ns: Ints, steps: Steps) -> Columns:
     return replace(rows(part, row >= 0), step=row[row >= 0])
 
 
-def _parts(rank: RankTimeline) -> tuple[Stretches | InFlightIntervals, ...]:
+def _parts(rank: RankTimeline) -> tuple[DrawnStretches | InFlightIntervals, ...]:
     return rank.steps, rank.phases, rank.waiting, rank.in_flight
 
 

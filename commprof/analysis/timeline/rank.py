@@ -48,7 +48,7 @@ class Track:
 
 
 @dataclass(frozen=True)
-class RankTimeline:
+class RankActivity:
     """Tracks of one rank, on the common clock."""
 
     rank: int
@@ -56,7 +56,7 @@ class RankTimeline:
     tracks: tuple[Track, ...]
 
 
-def rank_timeline(view: Overview, index: int) -> RankTimeline:
+def rank_timeline(view: Overview, index: int) -> RankActivity:
     """Reads the trace of ``view.sources[index]`` again and makes its tracks.
 
     Raises:
@@ -88,7 +88,7 @@ def rank_timeline(view: Overview, index: int) -> RankTimeline:
     ]
     shown = [_within(track, view.window) for track in tracks]
     host = str(trace.metadata["machine"]["hostname"])
-    return RankTimeline(view.ranks[index], host, tuple(track for track in shown if len(track)))
+    return RankActivity(view.ranks[index], host, tuple(track for track in shown if len(track)))
 
 
 def _track(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from commprof.analysis.inspector.communicators import split_job
-from commprof.analysis.inspector.transfers import LEAST_CALLS, Transfers, transfers_of
+from commprof.analysis.inspector.transfers import LEAST_CALLS, InspectedTransfers, transfers_of
 from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.forecast.fit.points import Measurement, Point, with_error
 from commprof.forecast.replay.algorithms import OPERATIONS
@@ -56,7 +56,7 @@ def read_inspector_points(path: Path, progress: Progress | None = None) -> Measu
     return Measurement(tuple(points), {}, tuple(left_out), (remark,) if points else ())
 
 
-def _unusable(found: Transfers) -> str:
+def _unusable(found: InspectedTransfers) -> str:
     if found.op not in OPERATIONS:
         return "is of an operation without a model"
     if found.crosses_hosts is None:
@@ -67,7 +67,7 @@ def _unusable(found: Transfers) -> str:
     return ""
 
 
-def _point(found: Transfers) -> Point:
+def _point(found: InspectedTransfers) -> Point:
     samples_s = found.samples_us.astype(np.float64) / 1e6
     kept = samples_s[:: max(1, len(samples_s) // _MOST_SAMPLES)]
     return with_error(

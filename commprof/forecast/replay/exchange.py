@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.replay.engine import Calls, Condition, Line, replay_drawn
+from commprof.analysis.replay.engine import Condition, Line, ReplayedCalls, replay_drawn
 from commprof.analysis.replay.program import ISSUE, MARK, WAIT, Program
 
 Floats = npt.NDArray[np.float64]
@@ -73,10 +73,10 @@ def replay_ddp(
     return found.end_ns[0] / 1e9, found.stood_ns[0] / 1e9
 
 
-def _calls(wire_s: Floats, latency_s: Floats, workers: int) -> Calls:
+def _calls(wire_s: Floats, latency_s: Floats, workers: int) -> ReplayedCalls:
     buckets = len(wire_s)
     nothing = np.zeros(buckets, dtype=np.int64)
-    return Calls(
+    return ReplayedCalls(
         conditions=[Condition((row,), (row,)) for row in range(buckets)],
         before=np.arange(-1, buckets - 1),
         issue_ns=nothing,

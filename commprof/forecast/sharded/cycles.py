@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.replay.engine import Calls
+from commprof.analysis.replay.engine import ReplayedCalls
 from commprof.analysis.replay.program import ISSUE, MARK, STAND, WAIT, Program
 from commprof.trace.schema import Phase
 
@@ -44,7 +44,7 @@ class RankCycle:
     extra_ns: tuple[float, ...]
 
 
-def rank_cycles(program: Program, known: Calls, steps: int) -> Iterator[RankCycle]:
+def rank_cycles(program: Program, known: ReplayedCalls, steps: int) -> Iterator[RankCycle]:
     """Yields one rank's cycles: each from the last wait of a step to the last wait of the next.
 
     The first replayed step has no cycle. A later step is left out if this step or the step before
@@ -71,7 +71,7 @@ class _Walked:
     unknown_ns: Floats
 
 
-def _walked(program: Program, known: Calls) -> _Walked:
+def _walked(program: Program, known: ReplayedCalls) -> _Walked:
     stood, unknown = float(program.begin_ns), 0.0
     at, went_on, unknown_at = [], [], []
     columns = (each.tolist() for each in (program.kind, program.row, program.extra_ns))

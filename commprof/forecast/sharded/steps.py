@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.measured import MeasuredWorld, backward_passes, measured_world
 from commprof.analysis.collectives.traffic import sizes_bytes
-from commprof.analysis.replay.engine import Calls, calls
+from commprof.analysis.replay.engine import ReplayedCalls, calls
 from commprof.analysis.replay.program import Program, programs, replayed_steps
 from commprof.analysis.step.exposure import exposures_of
 from commprof.errors import CommprofError
@@ -265,7 +265,7 @@ def _column(seen: MeasuredWorld, name: str) -> npt.NDArray[np.int64]:
 def _steps(
     world_size: int,
     seen: MeasuredWorld,
-    known: Calls,
+    known: ReplayedCalls,
     made: Sequence[Program],
     rows: list[list[RankCycle]],
 ) -> ShardedSteps:
@@ -363,7 +363,7 @@ def _sums(borders_ns: Ints, at_ns: Ints, amount_ns: Ints | Floats) -> Floats:
     return total[1:-1].astype(np.float64)
 
 
-def _transfers(seen: MeasuredWorld, known: Calls, rows: list[list[RankCycle]]) -> Floats:
+def _transfers(seen: MeasuredWorld, known: ReplayedCalls, rows: list[list[RankCycle]]) -> Floats:
     """Returns the time of each transfer in ns, as ``[step, rank, collective]``.
 
     A transfer begins when all ranks that the collective depends on have issued it, and all

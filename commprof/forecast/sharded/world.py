@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.replay.engine import Calls, Condition, DrawnSteps, replay_drawn
+from commprof.analysis.replay.engine import Condition, DrawnSteps, ReplayedCalls, replay_drawn
 from commprof.analysis.replay.program import MARK, Program
 from commprof.forecast.sharded.changes import ShardedChange
 from commprof.forecast.sharded.costs import ShardedCosts
@@ -126,7 +126,7 @@ class World:
             extra_ns=np.concatenate([extra, nothing]),
         )
 
-    def _calls(self, transfer_ns: Floats) -> Calls:
+    def _calls(self, transfer_ns: Floats) -> ReplayedCalls:
         number = len(self.change.calls)
         rows = number * self.world_size
         nothing = np.zeros(rows, dtype=np.int64)
@@ -136,7 +136,7 @@ class World:
             if each.call.among in last:
                 before[:, call] = np.arange(self.world_size) * number + last[each.call.among]
             last[each.call.among] = call
-        return Calls(
+        return ReplayedCalls(
             conditions=list(self._conditions()),
             before=before.reshape(-1),
             issue_ns=nothing,

@@ -16,7 +16,7 @@ from commprof.analysis.collectives.mismatches import Mismatch
 from commprof.analysis.late.standstill import (
     Accused,
     Cause,
-    Operation,
+    PendingOperation,
     Waits,
     find_cause,
     reasons,
@@ -63,7 +63,7 @@ class Hang:
     accused: tuple[Accused, ...]
     #: The operation that ranks wait in, as a waiting rank issued it, on this host if one waits
     #: here; None if none is pending.
-    operation: Operation | None
+    operation: PendingOperation | None
     #: Seconds since that rank issued the operation; None without one, or if only ranks of other
     #: hosts wait, whose times cannot be compared with this host's.
     pending_s: float | None
@@ -173,7 +173,7 @@ def find_hang(
     return replace(found, unseen=tuple(unseen), waited_s=waited_s)
 
 
-def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[Operation]:
+def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[PendingOperation]:
     """Returns a rank's operations that are certainly pending.
 
     Operations whose completion is not recorded are known to pend only while a rank is absent.
@@ -182,7 +182,7 @@ def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[Oper
     return loud + [operation for operation, _ in edges[state.rank]]
 
 
-def _age_ns(state: FollowedRank, operations: Iterable[Operation], now_ns: int) -> int:
+def _age_ns(state: FollowedRank, operations: Iterable[PendingOperation], now_ns: int) -> int:
     """Returns the largest age among a rank's step and these operations; 0 if there are none."""
     if state.closed:
         return 0
@@ -216,7 +216,7 @@ def _accuse(
     return "step", tuple(map(_absent, overdue))
 
 
-def _behind(rank: int, operation: Operation) -> Accused:
+def _behind(rank: int, operation: PendingOperation) -> Accused:
     what = f"not completed {operation}, which other ranks have completed"
     return Accused(rank, f"has {what}", f"have {what}", behind=True)
 
@@ -292,7 +292,7 @@ def _described(
     )
 
 
-def _same(one: Operation, other: Operation) -> bool:
+def _same(one: PendingOperation, other: PendingOperation) -> bool:
     if other.peer >= 0:
         return one is other
     return one.peer < 0 and (one.group, one.seq) == (other.group, other.seq)

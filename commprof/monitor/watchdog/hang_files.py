@@ -18,7 +18,7 @@ from typing import Any
 
 from commprof.analysis.collectives.mismatches import Mismatch
 from commprof.analysis.late.incidents import HANG_SCHEMA_VERSION
-from commprof.analysis.late.standstill import Operation, reasons
+from commprof.analysis.late.standstill import PendingOperation, reasons
 from commprof.files import replace_file
 from commprof.monitor.rank_state import FollowedRank
 from commprof.monitor.watchdog.feed import RankFeed
@@ -154,7 +154,7 @@ def _pending(state: FollowedRank, now_ns: int) -> list[dict[str, Any]]:
     return [_operation(one, now_ns) for one in oldest]
 
 
-def _operation(one: Operation, now_ns: int) -> dict[str, Any]:
+def _operation(one: PendingOperation, now_ns: int) -> dict[str, Any]:
     return {**asdict(one), "pending_s": _ago(now_ns, one.issue_ns) if now_ns else None}
 
 

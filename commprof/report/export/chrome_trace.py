@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
-from commprof.analysis.timeline.rank import Column, RankTimeline, Track
+from commprof.analysis.timeline.rank import Column, RankActivity, Track
 
 #: Number of slices turned into text at a time, which bounds the memory needed.
 _CHUNK = 4096
@@ -41,7 +41,7 @@ def write(out: TextIO, about: Mapping[str, Any], events: Iterable[str]) -> int:
     return count
 
 
-def rank_events(timeline: RankTimeline, origin_ns: int, sort_index: int) -> Iterator[str]:
+def rank_events(timeline: RankActivity, origin_ns: int, sort_index: int) -> Iterator[str]:
     """Yields all events of one rank, which becomes a process with a thread per lane.
 
     Args:

@@ -19,7 +19,7 @@ from commprof.analysis.collectives.in_flight import UNSPLIT, InFlightIntervals
 from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.detail import OF_OTHER, PARTS, WorldDetail
-from commprof.analysis.timeline.drawn_timeline import RankTimeline, Stretches, Timeline
+from commprof.analysis.timeline.drawn_timeline import DrawnStretches, RankTimeline, Timeline
 from commprof.analysis.world import WorldResult
 from commprof.files import plain
 from commprof.report.full_report import FullReport
@@ -244,7 +244,7 @@ def _rank(rank: RankTimeline, origin_ns: int, numbers: Ints, kinds: Ints) -> dic
     }
 
 
-def _stretches(part: Stretches, origin_ns: int) -> dict[str, Any]:
+def _stretches(part: DrawnStretches, origin_ns: int) -> dict[str, Any]:
     return {
         "begin": _differences(_micros(part.begin_ns - origin_ns)),
         "length": _micros(part.end_ns - part.begin_ns).tolist(),

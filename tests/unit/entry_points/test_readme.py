@@ -89,7 +89,7 @@ def test_commands_are_found_in_the_docs() -> None:
 #: Options of pip, mypy, Slurm, the benchmarks, example scripts, py-spy and curl.
 _OTHERS = {
     *("--no-build-isolation", "--strict", "--ntasks-per-node", "--python", "--lr"),
-    *("--nonblocking", "--threads", "--idle", "--pid", "--unix-socket"),
+    *("--nonblocking", "--threads", "--idle", "--pid", "--unix-socket", "--only", "--write"),
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from commprof.analysis.align.measured import measured_world
 from commprof.analysis.late.incidents import StackFile, find_incidents, read_events, read_hangs
-from commprof.analysis.late.standstill import Accused, Operation
+from commprof.analysis.late.standstill import Accused, PendingOperation
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import ProcessWatch, RankFeed
 from commprof.monitor.watchdog.hang import Hang, HungProcess
@@ -27,7 +27,7 @@ from tests.support.builders.results import hang_report, incidents
 from tests.support.builders.traces import MS, Rank, world_run
 
 SECOND = 1_000_000_000
-OPERATION = Operation("all_reduce", "0", 7, -1, 4_000_000, 4_000_000, SECOND, 1, True)
+OPERATION = PendingOperation("all_reduce", "0", 7, -1, 4_000_000, 4_000_000, SECOND, 1, True)
 HANG = Hang(
     "absent",
     (Accused(1, "was last seen in step 3", "were last seen in step 3"),),

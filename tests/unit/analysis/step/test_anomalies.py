@@ -20,8 +20,8 @@ from commprof.analysis.step.anomalies import (
     STEP,
     Anomaly,
     AnomalyFinder,
-    Change,
     ChangeDetector,
+    SpeedChange,
     StepFigures,
     find_anomalies,
     may_change,
@@ -35,7 +35,7 @@ from tests.unit.analysis.align.test_device_timeline import DeviceRank
 _SERIES, _LENGTH = 25, 2_000
 
 
-def changes(values: list[float]) -> list[Change]:
+def changes(values: list[float]) -> list[SpeedChange]:
     """Returns all changes of a series, each as it is first found."""
     detector = ChangeDetector()
     return [change for value in values if (change := detector.add(value)) is not None]
