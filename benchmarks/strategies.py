@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.judging import results_file
 from benchmarks.judging.demands import Demand, judged, of_all
-from commprof.analysis.strategies import OperationRow, StrategyRow
+from commprof.analysis.strategies import StrategyOperation, StrategyRow
 from commprof.report.strategies import tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,7 +135,7 @@ def row_of(values: dict[str, Any]) -> StrategyRow:
     for operation in known.pop("operations"):
         own = {key: value for key, value in operation.items() if key != "overlapped"}
         operations.append(
-            OperationRow(**{k: float("nan") if v is None else v for k, v in own.items()})
+            StrategyOperation(**{k: float("nan") if v is None else v for k, v in own.items()})
         )
     return StrategyRow(**known, operations=tuple(operations))
 
