@@ -18,6 +18,7 @@ from commprof.errors import UsageError
 from commprof.recordings.flight_recorder_files import is_flight_recorder
 from commprof.recordings.inspector import is_inspector
 from commprof.report.sections.reproduce import reproduce_line
+from commprof.text import plural, printable
 from commprof.trace.reader import salvage_dead
 from commprof.trace.run.run_directory import (
     CONFIG_FILE,
@@ -42,6 +43,7 @@ Works on runs that were cut short: whatever was recorded is shown.
   commprof report RUN --format html                     one page with pictures: RUN/report.html
   commprof report RUN --format markdown -o report.md    for an issue or a wiki
   commprof report RUN --format csv --rows steps         raw rows, one per rank and step
+  commprof report RUN --format parquet -o TABLES        a folder of tables for DuckDB and Spark
   commprof report RUN --price-per-hour 3.06             what training costs at each world size
   commprof report DUMPS                                 a hang, from Flight Recorder dumps
   commprof report LOGS                                  who waits for whom, from NCCL Inspector
@@ -64,9 +66,12 @@ Works on runs that were cut short: whatever was recorded is shown.
             metavar="FILE",
             help="file to write, or - for the terminal (default: the terminal; but --format html "
             "writes report.html and --format parquet writes report.parquet, in RUN or, if RUN is "
-            "a file, in the current directory)",
+            "a file, in the current directory); with --format parquet, a name that does not end in "
+            ".parquet is a folder, into which all tables are written for other engines",
         )
-        parser.add_argument("--force", action="store_true", help="overwrite FILE of -o")
+        parser.add_argument(
+            "--force", action="store_true", help="overwrite FILE of -o, or the tables in its folder"
+        )
         parser.add_argument(
             "--all", action="store_true", help="all tables too, not only the first screen"
         )
@@ -79,6 +84,11 @@ Works on runs that were cut short: whatever was recorded is shown.
         if of_other_tool is None:
             _check_one_strategy(args)
         output = _output(args)
+        if args.format == "parquet" and output is not None:
+            from commprof.report.export.parquet_tables import is_folder
+
+            if is_folder(output):
+                return _write_folder(args, output, of_other_tool is None)
         if output is not None:
             writable_output(output, args.force or args.output is None)  # replaces a default file
         text: str | bytes
@@ -101,6 +111,33 @@ Works on runs that were cut short: whatever was recorded is shown.
         else:
             sys.stdout.buffer.write(text)
         return 0
+
+
+def _write_folder(args: argparse.Namespace, folder: Path, has_steps: bool) -> int:
+    """Writes the tables of the run into a folder."""
+    from commprof.report.export import parquet_tables
+
+    if not has_steps:
+        raise UsageError(
+            f"{invocation.quoted(args.run)} holds no steps, and only runs with steps have a folder "
+            "of tables; name a -o FILE that ends in .parquet"
+        )
+    for option in ("rows", "price_per_hour"):
+        if getattr(args, option) is not None:
+            raise UsageError(
+                f"--{option.replace('_', '-')} is for one table, and {invocation.quoted(folder)} "
+                "is a folder of all tables; leave it out, or name a -o FILE that ends in .parquet"
+            )
+    parquet_tables.check_folder(folder, args.force)
+    salvage_dead(args.run)
+    report = OpenedRun(args.run).report()
+    counts = parquet_tables.write_tables(report, folder)
+    for line in parquet_tables.unknown_lines(report):
+        print(f"commprof: {printable(line)}", file=sys.stderr)
+    print(f"Written: {invocation.quoted(folder)}")
+    for table, rows in counts.items():
+        print(f"  {table}: {rows:,} {plural(rows, 'row')}")
+    return 0
 
 
 def _of_other_tool(path: Path) -> Callable[[argparse.Namespace], str | bytes] | None:

@@ -332,10 +332,15 @@ def phases_of(trace: Trace, table: Collectives) -> Ints:
 def _measured(steps: Steps, measured: Ints | None, time_ns: Ints) -> npt.NDArray[np.bool_]:
     if measured is None:
         return np.ones(len(time_ns), dtype=np.bool_)
+    inside: npt.NDArray[np.bool_] = step_at(steps, measured, time_ns) >= 0
+    return inside
+
+
+def step_at(steps: Steps, measured: Ints, time_ns: Ints) -> Ints:
+    """Returns the number of the measured step that contains each time; -1 outside of all."""
     chosen = np.isin(steps.index, measured)
     row = row_containing(steps.begin_ns[chosen], steps.end_ns[chosen], time_ns)
-    inside: npt.NDArray[np.bool_] = row >= 0
-    return inside
+    return np.append(steps.index[chosen], -1)[row]  # the last one where row is -1
 
 
 def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:

@@ -116,7 +116,7 @@ def collective_rows(
     if measured_steps is not None and len(measured_steps) == 0:
         return ()
     calls = calls_of(matching, traces, tables, measured_steps, clocks_shared)
-    kinds = calls.op, calls.group, calls.dtype, calls.reduce_op * _reduces(calls.op)
+    kinds = calls.op, calls.group, calls.dtype, calls.reduce_op * reduces(calls.op)
     member, _ = distinct_rows(*kinds, _size_classes(kinds, calls.size_bytes))
     order = np.argsort(member, kind="stable")
     bounds = np.flatnonzero(np.diff(member[order])) + 1
@@ -167,7 +167,8 @@ def _weight(row: CollectiveRow) -> tuple[float, float]:
     return row.exposed_ms, typical * row.calls
 
 
-def _reduces(op: Ints) -> Ints:
+def reduces(op: Ints) -> Ints:
+    """Returns 1 for each operation that reduces, else 0."""
     codes = [
         code for code, name in enumerate(OPS) if name.startswith((*_REDUCING, "reduce_scatter"))
     ]
@@ -212,7 +213,7 @@ def _row(
         group_size=int(calls.group_size[0]),
         group_ranks=group_ranks,
         dtype=dtype if calls.size_bytes.any() else "",
-        reduce_op=_named(REDUCE_OPS, int(calls.reduce_op[0])) if _reduces(calls.op)[0] else "",
+        reduce_op=_named(REDUCE_OPS, int(calls.reduce_op[0])) if reduces(calls.op)[0] else "",
         size_bytes=(int(calls.size_bytes.min()), int(calls.size_bytes.max())),
         calls=len(calls),
         failed=int(calls.failed.sum()),

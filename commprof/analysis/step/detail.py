@@ -29,16 +29,26 @@ PARTS = (
 class Later:
     """A timeline that is made when it is first asked for."""
 
-    def __init__(self, make: Callable[[], Timeline]) -> None:
-        """``make`` is called once at most, and is then forgotten with all that it holds."""
+    def __init__(
+        self, make: Callable[[], Timeline], seen: Callable[[], MeasuredWorld] | None = None
+    ) -> None:
+        """``make`` is called once at most, and is then forgotten with ``seen`` and what both hold.
+
+        ``seen`` returns the ranks' records, for tables with a row per call of a rank.
+        """
         self._make: Callable[[], Timeline] | None = make
+        self._seen = seen
         self._made: Timeline | None = None
+
+    def seen(self) -> MeasuredWorld | None:
+        """Returns the ranks' records; None once the timeline was made."""
+        return None if self._seen is None else self._seen()
 
     def timeline(self) -> Timeline:
         """Returns the timeline."""
         if self._made is None:
             assert self._make is not None
-            self._made, self._make = self._make(), None
+            self._made, self._make, self._seen = self._make(), None, None
         return self._made
 
 
@@ -109,7 +119,7 @@ def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
         slowest_ms=slowest_ns(seen.measured) / NS_PER_MS,
         with_cores_ms=np.mean([part.with_cores_ns for part in seen.measured], axis=0) / NS_PER_MS,
         waited_for_ms=waited / max(1, len(steps)) / NS_PER_MS,
-        drawn=Later(lambda: timeline(seen)),
+        drawn=Later(lambda: timeline(seen), lambda: seen),
         clocks_shared=seen.clocks_shared,
         epoch_samples=_epoch_samples(run),
         no_core_share=_no_core_share(seen),

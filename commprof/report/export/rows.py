@@ -228,6 +228,19 @@ def as_parquet(report: FullReport, table: str, added: AddedReport | None = None)
 
 def parquet_of(make_rows: Callable[[], Sequence[Row]]) -> bytes:
     """Renders rows as :func:`as_parquet` does; makes them once pyarrow was found."""
+    pyarrow, parquet = pyarrow_modules()
+    found = [{name: _parquet_cell(value) for name, value in row.items()} for row in make_rows()]
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.Table.from_pylist(found), buffer)
+    return buffer.getvalue()
+
+
+def pyarrow_modules() -> tuple[Any, Any]:
+    """Returns the modules pyarrow and pyarrow.parquet.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -236,10 +249,7 @@ def parquet_of(make_rows: Callable[[], Sequence[Row]]) -> bytes:
             "--format parquet needs pyarrow, which is not installed: "
             f"{invocation.pip('pyarrow')}, or use --format csv"
         ) from None
-    found = [{name: _parquet_cell(value) for name, value in row.items()} for row in make_rows()]
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(found), buffer)
-    return buffer.getvalue()
+    return pyarrow, pyarrow.parquet
 
 
 def _parquet_cell(value: Any) -> Any:

@@ -1,0 +1,155 @@
+"""Steps, calls and waits of each rank as columns, for tables with a row for each of them.
+
+A column is an array with a row per step, call or wait. Unknown numbers are NaN, or -1 in columns of
+integers; text is given as codes into a list of names, -1 if unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.align.measured import MeasuredWorld
+from commprof.analysis.collectives.calls import Calls, Floats, calls_of, step_at
+from commprof.analysis.collectives.kinds import reduces
+from commprof.analysis.collectives.traffic import bus_factor
+from commprof.analysis.evidence import Evidence, Figure
+from commprof.analysis.step.exposure import CAUSES
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.lookup import distinct_rows
+from commprof.trace.reader import TORCH_PROFILER, Trace
+from commprof.trace.schema import PHASES, REDUCE_OPS, op_name
+from commprof.units import NS_PER_MS
+
+
+class Names(NamedTuple):
+    """A column of text."""
+
+    #: Row of ``names``; -1 if unknown.
+    code: npt.NDArray[np.integer[Any]]
+    names: tuple[str, ...]
+
+
+Column: TypeAlias = "npt.NDArray[Any] | Names"
+Columns: TypeAlias = "dict[str, Column]"
+
+
+def step_times(seen: MeasuredWorld, row: int) -> tuple[Ints, Ints]:
+    """Returns when each measured step of the rank in this row of ``seen.ranks`` began and ended.
+
+    Times are in ns on rank 0's clock, or on the rank's own if clocks cannot be compared.
+    """
+    steps = columns.steps(seen.traces[row])
+    chosen = np.isin(steps.index, seen.measured[row].step)
+    return steps.begin_ns[chosen], steps.end_ns[chosen]
+
+
+def wait_columns(seen: MeasuredWorld, row: int, evidence: Evidence) -> Columns:
+    """Returns the waiting of one rank by step, rank where it began, and activity of that rank.
+
+    There is a row for each part that is not 0; the parts add up to the rank's waiting, but for
+    waits whose origin is no rank of the job. There is no row if ``evidence`` does not support them.
+    """
+    part = seen.measured[row]
+    rows = slice(None) if evidence.supports(Figure.SPLIT) else slice(0)
+    return {
+        "step": part.step[part.caused.step[rows]],
+        "origin_rank": part.caused.rank[rows],
+        "cause": Names(part.caused.cause[rows], tuple(CAUSES)),
+        "wait_ms": part.caused.wait_ns[rows] / NS_PER_MS,
+    }
+
+
+def call_columns(seen: MeasuredWorld, evidence: Evidence) -> Iterator[Columns]:
+    """Yields for each of ``seen.ranks`` its calls in the measured steps, in order of issue.
+
+    Figures that ``evidence`` does not support are NaN.
+    """
+    measured = seen.measured[0].step
+    calls = calls_of(seen.matching, seen.traces, seen.tables, measured, seen.clocks_shared)
+    numbers = seen.matching.split(seen.matching.member)
+    groups = tuple(group.name for group in seen.matching.groups)
+    at = 0
+    for trace, table, number in zip(seen.traces, seen.tables, numbers, strict=True):
+        step = step_at(columns.steps(trace), measured, table.issue_ns)
+        inside = step >= 0
+        count = int(inside.sum())
+        of_rank = calls.rows(np.arange(at, at + count))
+        at += count
+        yield {
+            "step": step[inside],
+            "collective": number[inside],
+            "issue_ns": table.issue_ns[inside],
+            **_kinds(of_rank, groups, trace),
+            **_times(of_rank, evidence),
+        }
+
+
+def _kinds(calls: Calls, groups: Sequence[str], trace: Trace) -> Columns:
+    dtypes: Sequence[str] = trace.metadata["dtypes"]
+    is_barrier = _by_code(calls.op, lambda code: "barrier" in op_name(code))
+    is_named = _by_code(calls.dtype, lambda code: code < len(dtypes) and dtypes[code] != "")
+    # A profiler's recording that does not say the type does not say the size either.
+    unsaid = ~is_named & ~is_barrier & (trace.metadata["capture"] == TORCH_PROFILER)
+    has_size = calls.size_bytes > 0
+    return {
+        "op": _named(calls.op, op_name),
+        "group": _named(calls.group, lambda code: groups[code] if code >= 0 else ""),
+        "group_size": np.where(calls.group_size > 0, calls.group_size, -1),
+        "dtype": _named(np.where(has_size & is_named, calls.dtype, -1), _one_of(dtypes)),
+        "reduce_op": _named(np.where(reduces(calls.op), calls.reduce_op, -1), _one_of(REDUCE_OPS)),
+        "size_bytes": np.where(has_size | ~unsaid, calls.size_bytes, -1),
+        "phase": _named(calls.phase, _one_of(PHASES)),
+        "failed": calls.failed,
+    }
+
+
+def _times(calls: Calls, evidence: Evidence) -> Columns:
+    timed, exposed = (evidence.supports(figure) for figure in (Figure.CALLS, Figure.EXPOSED))
+    factor = _bus_factors(calls)
+    transfer_ns = calls.transfer_ns
+    with np.errstate(invalid="ignore", divide="ignore"):
+        algbw = np.where(calls.size_bytes > 0, calls.size_bytes / transfer_ns, np.nan)
+    of_calls: dict[str, Floats] = {
+        "duration_ms": calls.duration_ns / NS_PER_MS,
+        "queue_ms": calls.queue_ns / NS_PER_MS,
+        "wait_ms": calls.wait_ns / NS_PER_MS,
+        "wire_ms": calls.wire_ns / NS_PER_MS,
+        "transfer_ms": transfer_ns / NS_PER_MS,
+        "algbw_gb_per_s": algbw,  # bytes per ns
+        "busbw_gb_per_s": algbw * factor,
+    }
+    unknown = np.full(len(calls), np.nan)
+    return {
+        **{name: values if timed else unknown for name, values in of_calls.items()},
+        "exposed_ms": calls.exposed_ns / NS_PER_MS if timed and exposed else unknown,
+    }
+
+
+def _bus_factors(calls: Calls) -> Floats:
+    kind, first = distinct_rows(calls.op, calls.group_size)
+    factors = [bus_factor(op_name(int(calls.op[row])), int(calls.group_size[row])) for row in first]
+    return np.array(factors, dtype=np.float64)[kind]
+
+
+def _one_of(names: Sequence[str]) -> Callable[[int], str]:
+    return lambda code: names[code] if 0 <= code < len(names) else ""
+
+
+def _named(codes: Ints, name: Callable[[int], str]) -> Names:
+    """Returns the column of these codes' names; a code with an empty name is unknown."""
+    distinct, row = np.unique(codes, return_inverse=True)
+    names = tuple(map(name, distinct.tolist()))
+    known = np.array([text != "" for text in names], dtype=np.bool_)
+    row = row.reshape(-1)
+    return Names(np.where(known[row], row, -1) if len(row) else row, names)
+
+
+def _by_code(codes: Ints, holds: Callable[[int], bool]) -> npt.NDArray[np.bool_]:
+    distinct, row = np.unique(codes, return_inverse=True)
+    result: npt.NDArray[np.bool_] = np.array(list(map(holds, distinct.tolist())), dtype=np.bool_)
+    return result[row.reshape(-1)]

@@ -1,0 +1,283 @@
+"""Export of a run as a folder of Parquet tables, for DuckDB, Spark, Ray Data, Polars and others.
+
+The tables are ``steps`` and ``parts`` (a row per rank and measured step), ``collectives`` (per call
+of a rank in these steps) and ``waits`` (per rank, step, rank where the waiting began, and its
+activity there). Each has a file for at most 128 ranks, in directories as of Hive:
+``TABLE/world_size=N/ranks=FIRST-LAST/part.parquet``. Names of columns include units, figures that
+are not known are null.
+
+The files are written in row groups of a few ranks, from arrays: no row is ever a Python object.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from commprof.analysis.collectives.call_columns import (
+    Column,
+    Columns,
+    Names,
+    call_columns,
+    step_times,
+    wait_columns,
+)
+from commprof.analysis.evidence import Figure
+from commprof.analysis.step.detail import PARTS
+from commprof.errors import CommprofError, UsageError
+from commprof.files import is_a_device
+from commprof.invocation import quoted
+from commprof.report.export.rows import pyarrow_modules
+from commprof.text import printable
+
+if TYPE_CHECKING:
+    from commprof.analysis.align.measured import MeasuredWorld
+    from commprof.analysis.step.detail import WorldDetail
+    from commprof.analysis.world import WorldResult
+    from commprof.report.full_report import FullReport
+
+#: Ranks of one file.
+RANKS_OF_A_FILE = 128
+#: Rows after which a row group is written; it holds whole ranks.
+_GROUP_ROWS = 1 << 17
+
+_CALL_TIMES = ("duration", "queue", "wait", "wire", "transfer", "exposed")
+#: Name and type, as pyarrow calls it, of each column of each table.
+SCHEMAS: dict[str, dict[str, str]] = {
+    "steps": {
+        **{"rank": "int32", "host": "string", "step": "int64"},
+        **{"begin_ns": "int64", "end_ns": "int64", "clocks_shared": "bool_"},
+        **{"step_ms": "float64", "slowest_ms": "float64"},
+    },
+    "parts": {
+        **{"rank": "int32", "host": "string", "step": "int64"},
+        **{f"{name}_ms": "float64" for name in PARTS},
+    },
+    "collectives": {
+        **{"rank": "int32", "host": "string", "step": "int64"},
+        **{"collective": "int64", "issue_ns": "int64"},
+        **{"op": "string", "group": "string", "group_size": "int32"},
+        **{"dtype": "string", "reduce_op": "string", "size_bytes": "int64"},
+        **{"phase": "string", "failed": "bool_"},
+        **{f"{name}_ms": "float64" for name in _CALL_TIMES},
+        **{"algbw_gb_per_s": "float64", "busbw_gb_per_s": "float64"},
+    },
+    "waits": {
+        **{"rank": "int32", "host": "string", "step": "int64"},
+        **{"origin_rank": "int32", "origin_host": "string"},
+        **{"cause": "string", "wait_ms": "float64"},
+    },
+}
+#: Columns of integers in which a negative number stands for an unknown one.
+_MAY_BE_UNKNOWN = ("group_size", "size_bytes")
+
+
+def is_folder(output: Path) -> bool:
+    """True if tables are written to this ``-o``; one that ends in .parquet is a file of one."""
+    return output.suffix != ".parquet" and not is_a_device(output)
+
+
+def check_folder(folder: Path, force: bool) -> None:
+    """Checks, before the run is read, that tables can be written into a folder.
+
+    Raises:
+        UsageError: pyarrow is not installed; the folder is a file, has contents and ``force`` is
+            False, or has a directory with the name of a table that holds something else.
+    """
+    pyarrow_modules()
+    another = "or name another -o DIR"
+    rule = "with --format parquet, only a FILE that ends in .parquet is a file of one table"
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{quoted(folder)} is not a directory ({rule}); name another -o DIR")
+    if not folder.parent.is_dir():
+        raise UsageError(f"{quoted(folder.parent)} is not a directory; create it, {another}")
+    if not os.access(folder if folder.exists() else folder.parent, os.W_OK):
+        raise UsageError(f"{quoted(folder)} cannot be written to; name another -o DIR")
+    if not folder.exists():
+        return
+    contents = sorted(printable(path.name) for path in folder.iterdir())
+    if contents and not force:
+        raise UsageError(
+            f"{quoted(folder)} has contents already ({contents[0]}); give --force to replace the "
+            f"tables in it, {another}"
+        )
+    for table in SCHEMAS:
+        old = folder / table
+        if os.path.lexists(old) and not _is_table(old):
+            raise UsageError(
+                f"{quoted(old)} is not a table that commprof wrote, and is not replaced; remove "
+                f"it, {another}"
+            )
+
+
+def _is_table(path: Path) -> bool:
+    """True if a directory holds nothing but a table's partitions."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return all(inner.name.startswith("world_size=") for inner in path.iterdir())
+
+
+def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
+    """Writes all tables of a run into a folder, and returns the number of rows of each.
+
+    Older tables there are replaced once all are written, see :func:`check_folder`; if that fails,
+    they stay, and what was written is removed.
+
+    Raises:
+        CommprofError: no world size of the run has steps.
+        UsageError: the disk is full, or the folder cannot be written to.
+    """
+    if not report.details:
+        reasons = "; ".join(f"{size} ranks: {why}" for size, why in report.result.failures)
+        raise CommprofError(
+            f"no step was recorded, so the tables have no rows{f' ({reasons})' if reasons else ''};"
+            " give --rows collectives and a -o FILE that ends in .parquet"
+        )
+    is_new = not folder.exists()
+    # Engines leave out what begins with a dot.
+    partial = folder / f".tables.{socket.gethostname()}.{os.getpid()}"
+    try:
+        partial.mkdir(parents=True)
+        counts = dict.fromkeys(SCHEMAS, 0)
+        for detail, world in zip(report.details, report.result.worlds, strict=True):
+            for table, rows in _write_world(detail, world, partial):
+                counts[table] += rows
+        for table in SCHEMAS:
+            if (folder / table).exists():
+                os.replace(folder / table, partial / f"old_{table}")
+            os.replace(partial / table, folder / table)
+    except OSError as error:
+        known = error.errno is not None and error.errno in errno.errorcode
+        reason = os.strerror(error.errno or 0) if known else str(error)
+        raise UsageError(
+            f"cannot write the tables into {quoted(folder)}: {printable(reason)}; what was "
+            "written of them is removed; name another -o DIR"
+        ) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # which says that it holds tables
+                folder.rmdir()
+    return counts
+
+
+def unknown_lines(report: FullReport) -> Iterator[str]:
+    """Yields a line for each figure that is null, or that has no rows, in tables of this run."""
+    named = {
+        Figure.PARTS: "the parts of steps are null",
+        Figure.EXPOSED: "exposed_ms is null",
+        Figure.CALLS: "times of collectives are null",
+        Figure.SPLIT: "waits has no rows",
+    }
+    for world in report.result.worlds:
+        for figure, what in named.items():
+            if why := world.evidence.lacking(figure):
+                yield f"world size {world.world_size}: {what}: {why}"
+    for size, why in report.result.failures:
+        yield f"world size {size} has no rows: {why}"
+
+
+def _write_world(
+    detail: WorldDetail, world: WorldResult, folder: Path
+) -> Iterator[tuple[str, int]]:
+    """Writes the files of one world size; yields the name and number of rows of each table."""
+    seen = detail.drawn.seen()
+    if seen is None:
+        raise ValueError("the ranks' records were left when the timeline was drawn")
+    hosts = [""] * detail.world_size
+    for rank in world.ranks:
+        hosts[rank.rank] = rank.host
+    in_order = range(len(detail.ranks))
+    sources: dict[str, Iterable[Columns]] = {
+        "steps": (_steps(detail, seen, row) for row in in_order),
+        "parts": (_parts(detail, row) for row in in_order),
+        "collectives": call_columns(seen, world.evidence),
+        "waits": (_waits(seen, world, hosts, row) for row in in_order),
+    }
+    for table, of_ranks in sources.items():
+        place = folder / table / f"world_size={detail.world_size}"
+        numbered = zip(detail.ranks, of_ranks, strict=True)
+        for number, of_file in groupby(numbered, lambda pair: pair[0] // RANKS_OF_A_FILE):
+            first = number * RANKS_OF_A_FILE
+            last = min(first + RANKS_OF_A_FILE, detail.world_size) - 1
+            ranks = ((rank, hosts[rank], found) for rank, found in of_file)
+            yield table, _write_file(place / f"ranks={first}-{last}", table, ranks)
+
+
+def _write_file(place: Path, table: str, ranks: Iterable[tuple[int, str, Columns]]) -> int:
+    """Writes one file of a table in row groups of whole ranks; returns its number of rows."""
+    arrow, parquet = pyarrow_modules()
+    schema = arrow.schema([(name, getattr(arrow, kind)()) for name, kind in _types(table)])
+    place.mkdir(parents=True)
+    total = 0
+    with parquet.ParquetWriter(place / "part.parquet", schema, compression="zstd") as writer:
+        group: list[Any] = []
+        rows = 0
+        for rank, host, found in ranks:
+            count = len(found["step"])
+            same: Columns = {
+                "rank": np.full(count, rank),
+                "host": Names(np.zeros(count, dtype=np.int64), (host,)),
+            }
+            arrays = [_array(arrow, name, kind, {**same, **found}) for name, kind in _types(table)]
+            group.append(arrow.Table.from_arrays(arrays, schema=schema))
+            rows, total = rows + count, total + count
+            if rows >= _GROUP_ROWS:
+                writer.write_table(arrow.concat_tables(group).combine_chunks(), rows)
+                group, rows = [], 0
+        if rows:
+            writer.write_table(arrow.concat_tables(group).combine_chunks(), rows)
+    return total
+
+
+def _types(table: str) -> list[tuple[str, str]]:
+    return list(SCHEMAS[table].items())
+
+
+def _array(arrow: Any, name: str, kind: str, found: Columns) -> Any:
+    """Returns a column as an array of arrow; what is not known is null."""
+    column: Column = found[name]
+    if isinstance(column, Names):
+        names = arrow.array([printable(text) or None for text in column.names], arrow.string())
+        return names.take(arrow.array(column.code, arrow.int64(), mask=column.code < 0))
+    unknown = None
+    if kind == "float64":
+        unknown = ~np.isfinite(column)
+    elif name in _MAY_BE_UNKNOWN:
+        unknown = column < 0
+    return arrow.array(column, mask=unknown).cast(getattr(arrow, kind)())
+
+
+def _steps(detail: WorldDetail, seen: MeasuredWorld, row: int) -> Columns:
+    begin_ns, end_ns = step_times(seen, row)
+    return {
+        "step": detail.steps,
+        "begin_ns": begin_ns,
+        "end_ns": end_ns,
+        "clocks_shared": np.full(len(detail.steps), detail.clocks_shared),
+        "step_ms": detail.parts_ms["step"][row],
+        "slowest_ms": detail.slowest_ms,
+    }
+
+
+def _parts(detail: WorldDetail, row: int) -> Columns:
+    return {
+        "step": detail.steps,
+        **{f"{name}_ms": detail.parts_ms[name][row] for name in PARTS},
+    }
+
+
+def _waits(seen: MeasuredWorld, world: WorldResult, hosts: list[str], row: int) -> Columns:
+    found = wait_columns(seen, row, world.evidence)
+    origin = found["origin_rank"]
+    assert not isinstance(origin, Names)
+    return {**found, "origin_host": Names(origin, tuple(hosts))}
