@@ -4,7 +4,8 @@ The tables are ``steps`` and ``parts`` (a row per rank and measured step), ``col
 of a rank in these steps) and ``waits`` (per rank, step, rank where the waiting began, and its
 activity there). Each has a file for at most 128 ranks, in directories as of Hive:
 ``TABLE/world_size=N/ranks=FIRST-LAST/part.parquet``. Names of columns include units, figures that
-are not known are null.
+are not known are null. The table ``kinds`` (per kind of collective over all ranks, one file per
+world size) is all that there is of ranks that recorded no step.
 
 The files are written in row groups of a few ranks, from arrays: no row is ever a Python object.
 """
@@ -36,7 +37,7 @@ from commprof.analysis.step.detail import PARTS
 from commprof.errors import CommprofError, UsageError
 from commprof.files import is_a_device
 from commprof.invocation import quoted
-from commprof.report.export.rows import pyarrow_modules
+from commprof.report.export.rows import TABLES, Row, pyarrow_modules
 from commprof.text import printable
 
 if TYPE_CHECKING:
@@ -48,8 +49,10 @@ if TYPE_CHECKING:
 #: Ranks of one file.
 RANKS_OF_A_FILE = 128
 #: Rows after which a row group is written; it holds whole ranks.
-_GROUP_ROWS = 1 << 17
+_GROUP_ROWS = 1 << 16
 
+#: The table of kinds of collectives, whose rows are few.
+KINDS = "kinds"
 _CALL_TIMES = ("duration", "queue", "wait", "wire", "transfer", "exposed")
 #: Name and type, as pyarrow calls it, of each column of each table.
 SCHEMAS: dict[str, dict[str, str]] = {
@@ -75,6 +78,19 @@ SCHEMAS: dict[str, dict[str, str]] = {
         **{"rank": "int32", "host": "string", "step": "int64"},
         **{"origin_rank": "int32", "origin_host": "string"},
         **{"cause": "string", "wait_ms": "float64"},
+    },
+    KINDS: {
+        **{"has_steps": "bool_", "op": "string", "group": "string", "group_size": "int32"},
+        **{"group_ranks": "string", "dtype": "string", "reduce_op": "string"},
+        **{"smallest_bytes": "int64", "largest_bytes": "int64", "calls": "int64"},
+        **{"failed": "int64", "calls_per_step": "float64", "total_bytes": "int64"},
+        **{"phase": "string", "exposed_ms": "float64"},
+        **{"algbw_gb_per_s": "float64", "busbw_gb_per_s": "float64"},
+        **{
+            f"{name}_{quantile}_ms": "float64"
+            for name in ("duration", "queue", "wait", "wire")
+            for quantile in ("median", "p95")
+        },
     },
 }
 #: Columns of integers in which a negative number stands for an unknown one.
@@ -127,34 +143,38 @@ def _is_table(path: Path) -> bool:
 
 
 def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
-    """Writes all tables of a run into a folder, and returns the number of rows of each.
+    """Writes all tables of a run into a folder, and returns the rows of each that exists.
 
     Older tables there are replaced once all are written, see :func:`check_folder`; if that fails,
     they stay, and what was written is removed.
 
     Raises:
-        CommprofError: no world size of the run has steps.
+        CommprofError: no step and no collective was recorded.
         UsageError: the disk is full, or the folder cannot be written to.
     """
-    if not report.details:
+    if not report.details and not report.result.stepless:
         reasons = "; ".join(f"{size} ranks: {why}" for size, why in report.result.failures)
         raise CommprofError(
-            f"no step was recorded, so the tables have no rows{f' ({reasons})' if reasons else ''};"
-            " give --rows collectives and a -o FILE that ends in .parquet"
+            "no step and no collective was recorded, so the tables have no rows"
+            f"{f' ({reasons})' if reasons else ''}"
         )
     is_new = not folder.exists()
     # Engines leave out what begins with a dot.
     partial = folder / f".tables.{socket.gethostname()}.{os.getpid()}"
     try:
         partial.mkdir(parents=True)
-        counts = dict.fromkeys(SCHEMAS, 0)
+        counts: dict[str, int] = {}
         for detail, world in zip(report.details, report.result.worlds, strict=True):
             for table, rows in _write_world(detail, world, partial):
-                counts[table] += rows
+                counts[table] = counts.get(table, 0) + rows
+        for world_size, kinds in _kinds(report).items():
+            place = partial / KINDS / f"world_size={world_size}"
+            counts[KINDS] = counts.get(KINDS, 0) + _write_kinds(place, kinds)
         for table in SCHEMAS:
             if (folder / table).exists():
                 os.replace(folder / table, partial / f"old_{table}")
-            os.replace(partial / table, folder / table)
+            if (partial / table).exists():
+                os.replace(partial / table, folder / table)
     except OSError as error:
         known = error.errno is not None and error.errno in errno.errorcode
         reason = os.strerror(error.errno or 0) if known else str(error)
@@ -183,7 +203,7 @@ def unknown_lines(report: FullReport) -> Iterator[str]:
             if why := world.evidence.lacking(figure):
                 yield f"world size {world.world_size}: {what}: {why}"
     for size, why in report.result.failures:
-        yield f"world size {size} has no rows: {why}"
+        yield f"world size {size} has no rows of steps, calls and waits: {why}"
 
 
 def _write_world(
@@ -216,7 +236,7 @@ def _write_world(
 def _write_file(place: Path, table: str, ranks: Iterable[tuple[int, str, Columns]]) -> int:
     """Writes one file of a table in row groups of whole ranks; returns its number of rows."""
     arrow, parquet = pyarrow_modules()
-    schema = arrow.schema([(name, getattr(arrow, kind)()) for name, kind in _types(table)])
+    schema = _schema(table)
     place.mkdir(parents=True)
     total = 0
     with parquet.ParquetWriter(place / "part.parquet", schema, compression="zstd") as writer:
@@ -237,6 +257,35 @@ def _write_file(place: Path, table: str, ranks: Iterable[tuple[int, str, Columns
         if rows:
             writer.write_table(arrow.concat_tables(group).combine_chunks(), rows)
     return total
+
+
+def _kinds(report: FullReport) -> dict[int, list[Row]]:
+    """Returns the rows of the kinds of collectives by world size."""
+    found: dict[int, list[Row]] = {}
+    for row in TABLES["collectives"](report):
+        found.setdefault(row["world_size"], []).append(row)
+    return found
+
+
+def _write_kinds(place: Path, rows: list[Row]) -> int:
+    arrow, parquet = pyarrow_modules()
+    place.mkdir(parents=True)
+    found = [{name: _known(row[name]) for name in SCHEMAS[KINDS]} for row in rows]
+    parquet.write_table(
+        arrow.Table.from_pylist(found, schema=_schema(KINDS)), place / "part.parquet"
+    )
+    return len(rows)
+
+
+def _known(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value) or None
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _schema(table: str) -> Any:
+    arrow, _ = pyarrow_modules()
+    return arrow.schema([(name, getattr(arrow, kind)()) for name, kind in _types(table)])
 
 
 def _types(table: str) -> list[tuple[str, str]]:

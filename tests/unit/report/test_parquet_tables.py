@@ -14,7 +14,7 @@ import pytest
 
 from commprof.commands import main
 from tests.support.builders.run_directories import ranks_of, write_run
-from tests.support.builders.traces import MS
+from tests.support.builders.traces import MS, Rank
 
 TABLES = ("steps", "parts", "collectives", "waits")
 DOCS = Path(__file__).parents[3] / "docs" / "reading.md"
@@ -52,7 +52,8 @@ def as_json(run: Path, world_size: int, capsys: pytest.CaptureFixture[str]) -> d
 def test_the_tables_are_partitioned_by_world_size_and_ranges_of_ranks(tables: Path) -> None:
     files = {str(path.relative_to(tables)) for path in tables.rglob("*") if path.is_file()}
     places = ("world_size=1/ranks=0-0", "world_size=4/ranks=0-3")
-    assert files == {f"{table}/{place}/part.parquet" for table in TABLES for place in places}
+    of_ranks = {f"{table}/{place}/part.parquet" for table in TABLES for place in places}
+    assert files == of_ranks | {f"kinds/world_size={size}/part.parquet" for size in (1, 4)}
 
 
 def test_each_number_names_its_unit_and_each_table_its_rank_host_and_step(tables: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_folder_with_contents_is_kept_without_force_and_its_other_files_with_i
     assert old.exists()
     assert main([*words, "--force"]) == 0
     assert not old.exists()
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*TABLES, "notes.txt"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*TABLES, "kinds", "notes.txt"])
 
 
 def test_a_directory_that_is_no_table_is_not_replaced_with_force(
@@ -235,13 +236,45 @@ def test_a_full_disk_leaves_no_part_of_a_table(
     assert folder.exists() == existed
 
 
-def test_a_run_without_steps_has_no_tables(
+def test_of_ranks_without_steps_the_kinds_of_collectives_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [Rank(rank, 2) for rank in range(2)]
+    for rank in ranks:
+        for seq in range(3):
+            rank.collective(seq, (1 + 10 * seq) * MS, (5 + 10 * seq) * MS, bytes=1000)
+    run = write_run(tmp_path / "r", ranks)
+    folder = tmp_path / "t"
+    assert main(["report", str(run), "--format", "parquet", "-o", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"Written: {folder}\n  kinds: 1 row\n"
+    assert "commprof: world size 2 has no rows of steps, calls and waits: " in err
+    assert [path.name for path in folder.iterdir()] == ["kinds"]
+    (row,) = dataset.dataset(folder / "kinds", partitioning="hive").to_table().to_pylist()
+    assert (row["world_size"], row["op"], row["calls"]) == (2, "all_reduce", 6)
+    assert (row["has_steps"], row["total_bytes"]) == (False, 6000)
+
+
+def test_kinds_are_the_rows_of_collectives(run: Path, tables: Path, tmp_path: Path) -> None:
+    file = tmp_path / "kinds.parquet"
+    words = ["report", str(run), "--format", "parquet", "--rows", "collectives", "-o", str(file)]
+    assert main(words) == 0
+    expected = [
+        {name: value if value != "" else None for name, value in row.items()}
+        for row in dataset.dataset(file).to_table().to_pylist()
+    ]
+    found = dataset.dataset(tables / "kinds", partitioning="hive").to_table().to_pylist()
+    assert len(found) == 2
+    assert sorted(found, key=lambda row: row["world_size"]) == expected
+
+
+def test_a_run_that_recorded_nothing_has_no_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "r", ranks_of(2, 0))
     folder = tmp_path / "t"
     assert main(["report", str(run), "--format", "parquet", "-o", str(folder)]) == 1
-    assert "no step was recorded, so the tables have no rows" in capsys.readouterr().err
+    assert "no step and no collective was recorded, so the tables" in capsys.readouterr().err
     assert not folder.exists()
 
 
