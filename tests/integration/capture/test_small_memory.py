@@ -37,7 +37,7 @@ def test_rings_take_little_of_a_small_dev_shm_and_lose_no_records(tmp_path: Path
     assert 0 < said["empty"]["private"] < THREADS
     assert said["full"]["private"] == said["full"]["rings"] == THREADS
     for name in ("empty", "full"):
-        assert said[name]["written"] == THREADS * PHASES
+        assert said[name]["phases"] == THREADS * PHASES
         assert said[name]["dropped"] == 0
     assert said["left"] == []
 

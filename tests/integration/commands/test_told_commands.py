@@ -127,7 +127,7 @@ ONE_WITH = r"one with (commprof .*)"
 TOLD = (
     Told("report, run, '--all'", "report ONE", r"^  (commprof report .*)"),
     Told("report, run, *more", "report ONE", r"^  (commprof report .*)"),
-    Told("report, directory.quoted, '--all'", "report STRATEGIES", r"(commprof .* --all)$"),
+    Told("report, run.directory.quoted, '--all'", "report STRATEGIES", r"(commprof .* --all)$"),
     Told("report, place.quoted", "report STRATEGIES --all", r"ddp's own report: (.*)"),
     Told("report, run.quoted", "compare TRIAL RUN", r": (commprof report TRIAL) compares", 2),
     Told(
@@ -162,6 +162,7 @@ LAST_LINES = "test_the_last_lines_of_a_run_can_be_typed"
 PLANNED = "test_runs_that_the_last_lines_tell_are_planned"
 #: Tests of the remaining commands.
 ELSEWHERE = {
+    "microbench, op, '--json', 'FILE'": "tests/unit/forecast/predict/test_cost_fit.py",
     "*words, '--format', 'html'": LAST_LINES,
     "*words, '--all'": LAST_LINES,
     "run, '--nproc', str(args.nproc or 2), 'train.py'": PLANNED,
@@ -214,7 +215,11 @@ def test_commands_suggested_by_outputs_are_accepted(
         ("predict RUN --from-world-size 7", "record one with commprof run --world-sizes 7"),
         ("predict RUN --profile no.json", "machine profile no.json cannot be read: No such file"),
         ("fit traces", "; left out: traces (2 ranks): "),
-        ("fit nosuch", "give the JSON of a microbenchmark, an output of nccl-tests, or a run"),
+        (
+            "fit nosuch",
+            "give the JSON of a microbenchmark, an output of nccl-tests, logs of NCCL Inspector, "
+            "or a run",
+        ),
         ("trace RUN --merge no.json", "no.json cannot be read: No such file or directory\n"),
         (
             "run --nproc 100000 train.py",

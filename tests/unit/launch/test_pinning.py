@@ -17,9 +17,10 @@ import pytest
 
 from commprof.analysis.checks.outcome import Outcome
 from commprof.capture import boot
-from commprof.commands import check, microbench
+from commprof.commands import check
 from commprof.commands.running.run_checks import world_sizes_of
 from commprof.errors import UsageError
+from commprof.forecast.commands import microbench
 from commprof.launch import topology as topologies
 from commprof.launch.pinning import PIN_MODES, choose_threads, pin_this_process, plan_pinning
 from commprof.launch.topology import Core, Topology, format_cpu_list, parse_cpu_list, read_topology

@@ -14,6 +14,9 @@ from pathlib import Path
 
 from commprof import _native
 from commprof.capture.job.job_directory import ring_prefix
+from commprof.trace.codes import Kind
+from commprof.trace.reader import read_trace
+from tests.support.builders import trace_bytes
 
 MEMORY = Path("/dev/shm")
 THREADS, PHASES = 20, 500
@@ -50,10 +53,11 @@ def main(directory: Path) -> None:
         ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", str(MEMORY)], check=True
     )
     before, said = _free_bytes(), {}
+    metadata = json.dumps(trace_bytes.metadata())
     for name in ("empty", "full"):
         if name == "full":  # as DataLoader workers may leave it
             (MEMORY / "batches").write_bytes(bytes(_free_bytes() - 8192))
-        native.start(str(directory / f"{name}.trace"), ring_prefix(), "{}", 7)
+        native.start(str(directory / f"{name}.trace"), ring_prefix(), metadata, 7)
         _record_from_threads()
         native.flush()
         stats = native.stats()
@@ -61,10 +65,11 @@ def main(directory: Path) -> None:
             "taken": before - _free_bytes() if name == "empty" else 0,
             "rings": stats.rings,
             "private": stats.rings_in_private_memory,
-            "written": stats.records_written,
             "dropped": stats.records_dropped,
         }
         native.stop()
+        kinds = read_trace(directory / f"{name}.trace").records["kind"]
+        said[name]["phases"] = int((kinds == Kind.PHASE).sum())  # not pauses of a busy machine
     said["left"] = [path.name for path in MEMORY.glob("*.ring")]
     print(json.dumps(said))
 

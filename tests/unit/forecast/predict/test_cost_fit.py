@@ -325,7 +325,10 @@ def test_costs_of_any_operation_are_fitted_and_none_stands_for_an_all_reduce(
     made, left_out = build_profile([read_points(path)], [], ["bench"])
     assert left_out == []
     assert list(made.links[SAME_HOST].curves) == ["all_gather"]
-    with pytest.raises(CommprofError, match=r"costs of all_gather only, not of all_reduce; .*json"):
+    with pytest.raises(
+        CommprofError,
+        match=r"costs of all_gather only, not of all_reduce; .*microbench all_reduce --json FILE",
+    ):
         Replay(schedule(), made).predict(Scenario(2))
 
 
