@@ -38,7 +38,10 @@ class GarbageCollections:
         if self._note not in gc.callbacks:
             return
         gc.callbacks.remove(self._note)
-        begin, end = zip(*self._spans, strict=True) if self._spans else ((), ())
+        # On a full disk the last bytes are the closing block's.
+        if not self._spans or self._recorder.stats().write_errno:
+            return
+        begin, end = zip(*self._spans, strict=True)
         noted = {"total_ns": self._total_ns, "begin_ns": begin, "end_ns": end}
         self._recorder.add_metadata(json.dumps({"garbage": noted}))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
 from commprof.capture.garbage import GarbageCollections
@@ -15,8 +16,12 @@ from commprof.trace.documents import MORE_METADATA
 class Recorder:
     """Keeps the metadata that would go into the trace."""
 
-    def __init__(self) -> None:
+    def __init__(self, write_errno: int = 0) -> None:
         self.metadata: dict[str, Any] = {}
+        self._write_errno = write_errno
+
+    def stats(self) -> Any:
+        return SimpleNamespace(write_errno=self._write_errno)
 
     def add_metadata(self, text: str) -> None:
         self.metadata |= json.loads(text)
@@ -32,8 +37,8 @@ class Slow:
         time.sleep(self._seconds)
 
 
-def noted(seconds: float) -> dict[str, Any]:
-    recorder = Recorder()
+def noted(seconds: float, write_errno: int = 0) -> dict[str, Any]:
+    recorder = Recorder(write_errno)
     collections = GarbageCollections(recorder)  # type: ignore[arg-type]
     gc.collect()
     gc.disable()
@@ -45,8 +50,9 @@ def noted(seconds: float) -> dict[str, Any]:
         collections.remove()
         gc.enable()
     assert collections._note not in gc.callbacks
-    found: dict[str, Any] = recorder.metadata["garbage"]
-    checked(found, MORE_METADATA["garbage"], "garbage")
+    found: dict[str, Any] = recorder.metadata.get("garbage", {})
+    if found:
+        checked(found, MORE_METADATA["garbage"], "garbage")
     return found
 
 
@@ -63,3 +69,7 @@ def test_after_the_end_nothing_is_noted() -> None:
     collections = GarbageCollections(recorder)  # type: ignore[arg-type]
     collections.remove()
     assert recorder.metadata == {}
+
+
+def test_on_a_full_disk_nothing_is_written_before_the_closing_block() -> None:
+    assert noted(0.02, write_errno=28) == {}

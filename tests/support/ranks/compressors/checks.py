@@ -251,11 +251,11 @@ def restarts(directory: Path) -> None:
     train(ddp, range(5, 6))
     attachment.set_hook(first)
     train(ddp, range(6, 8))
-    attachment._groups.way, way = _no_way, attachment._groups.way  # type: ignore[method-assign]
+    attachment._shared.way, way = _no_way, attachment._shared.way  # type: ignore[method-assign]
     raises("no way today", lambda: attachment.set_hook(compressors.int8()))
     assert attachment.compressor is None
     raises("is not attached to a model", first.state_dict)
-    attachment._groups.way = way  # type: ignore[method-assign]
+    attachment._shared.way = way  # type: ignore[method-assign]
     train(ddp, range(8, 9))  # with DDP's own mean
     attachment.set_hook(first)
     raises("is attached to another model", lambda: commprof.attach(make(), hook=first))

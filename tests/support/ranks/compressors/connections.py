@@ -40,7 +40,7 @@ TIMEOUT_S = 4
 
 def connected(attachment: commprof.Attachment) -> bool:
     """True if the ranks have connections of their own."""
-    return any(c._mesh is not None for c in attachment._groups._connections.values())
+    return any(c._mesh is not None for c in attachment._shared._connections.values())
 
 
 def trained(directory: Path) -> bool:
