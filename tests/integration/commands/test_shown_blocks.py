@@ -78,6 +78,14 @@ OUTPUT = {
     ),
     ("docs/inspector.md", "export NCCL_PROFILER_PLUGIN="): "needs a program with NCCL",
     ("docs/reading.md", "SCALING.md: 1 finding"): "output",
+    (
+        "docs/reading.md",
+        "SELECT world_size, origin_host, origin_rank,",
+    ): "run by tests/unit/report/test_parquet_tables.py",
+    (
+        "docs/reading.md",
+        "SELECT world_size, op, size_bytes, step - step % 100 AS from_step, count(*) AS calls,",
+    ): "run by tests/unit/report/test_parquet_tables.py",
     ("docs/launching.md", "# run.yaml"): "a file, which test_readme.py reads",
     (
         "docs/monitoring.md",
