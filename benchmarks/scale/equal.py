@@ -1,7 +1,7 @@
 """Compares every figure of reports made by two versions of commprof.
 
-    git worktree add /tmp/old 8668001c && cp commprof/*.so /tmp/old/commprof
-    PYTHONPATH=/tmp/old python benchmarks/scale/equal.py dump old.pickle
+    git worktree add ../old 8668001c && cp commprof/*.so ../old/commprof
+    PYTHONPATH=../old python benchmarks/scale/equal.py dump old.pickle
     PYTHONPATH=. python benchmarks/scale/equal.py dump new.pickle
     python benchmarks/scale/equal.py compare old.pickle new.pickle
 

@@ -1,7 +1,7 @@
 """Measures processor time and memory of reports of many ranks, in turns with an older version.
 
-    git worktree add /tmp/old 8668001c && cp commprof/*.so /tmp/old/commprof
-    PYTHONPATH=. python benchmarks/scale/report_cost.py --old /tmp/old [--rows 1024x600 ...]
+    git worktree add ../old 8668001c && cp commprof/*.so ../old/commprof
+    PYTHONPATH=. python benchmarks/scale/report_cost.py --old ../old [--rows 1024x600 ...]
 
 Each row of the table is a run that ``runs.py`` writes, and a command on it, which both versions run
 in turns, each in a process of its own. Printed are user CPU time, largest resident set and their

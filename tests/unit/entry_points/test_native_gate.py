@@ -205,8 +205,8 @@ def test_the_native_modules_need_only_libraries_of_torch_for_the_cpu(stem: str) 
     """The modules also work with torch for CUDA, which has these libraries and interfaces too."""
     core = Path(_native.native.__file__)
     module = core.with_name(core.name.replace("_torch", stem, 1))
-    if not module.exists():
-        pytest.skip("built without csrc/tune")
+    if stem == "_tune" and not (ROOT / "csrc/tune").is_dir():
+        pytest.skip("the sources of compressors are left out")
     read = ["readelf", "--dynamic", "--wide", str(module)]
     needed = re.findall(r"NEEDED.*\[(.+)\]", subprocess.check_output(read, text=True))
     of_torch = {name for name in needed if name.startswith(("libtorch", "libc10"))}
