@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from commprof import _native
+from commprof import _native, variables
 from commprof.capture import nccl
 from commprof.capture.boot import environment
 
 CHOSEN = nccl.PLUGIN_VARIABLE
+
+
+def test_the_copied_names_are_those_of_the_variables() -> None:
+    assert (nccl.LEVEL_VARIABLE, nccl.NATIVE_VARIABLE) == (variables.NCCL, variables.NATIVE)
 
 
 @pytest.fixture(autouse=True)
