@@ -87,6 +87,20 @@ MAY_IMPORT = {
 
 A subpackage with a line of its own is a layer of its own."""
 
+MUTUAL = [
+    "analysis/align analysis/checks",
+    "analysis/align analysis/collectives",
+    "analysis/align analysis/late",
+    "analysis/align analysis/step",
+    "analysis/checks analysis/collectives",
+    "analysis/collectives analysis/step",
+    "analysis/late analysis/step",
+    "analysis/step analysis/timeline",
+    "commands/options commands/running",
+    "commands/running commands/showing",
+]
+"""Folders that import each other; this list may only become shorter."""
+
 SATELLITES = {"audit", "forecast", "tune"}
 """Packages that the profiler works without; it reaches them through their seams alone."""
 
@@ -203,6 +217,52 @@ def test_the_profiler_imports_no_satellite_and_they_not_each_other() -> None:
     }
     assert {name: found for name, found in reached.items() if found - {name}} == {}
     assert (ROOT / "commprof/satellites.py").read_text().count("import_module") == 1
+
+
+def folder_of(name: str, package: Path) -> str | None:
+    """The folder of the module or package that an absolute dotted name begins with."""
+    parts = name.split(".")
+    if parts[0] != "commprof":
+        return None
+    path = package
+    for part in parts[1:]:
+        if not (path / part).is_dir():
+            break
+        path /= part
+    return path.relative_to(package).as_posix()
+
+
+def mutual_imports(package: Path) -> list[str]:
+    """Pairs of folders that import each other, and of which neither contains the other."""
+    imported: dict[str, set[str]] = {}
+    for file in package.rglob("*.py"):
+        folder = file.parent.relative_to(package).as_posix()
+        targets = {folder_of(name, package) for name in imports_of(file, package)}
+        imported.setdefault(folder, set()).update(target for target in targets if target)
+    return sorted(
+        f"{first} {second}"
+        for first, targets in imported.items()
+        for second in targets
+        if first < second
+        and first in imported.get(second, ())
+        and not Path(second).is_relative_to(first)
+    )
+
+
+def test_no_two_folders_import_each_other() -> None:
+    assert mutual_imports(ROOT / "commprof") == MUTUAL
+
+
+def test_a_planted_mutual_import_is_found(tmp_path: Path) -> None:
+    for folder, source in [
+        ("trace/run", "from commprof.stats import a"),
+        ("stats", "def f():\n  from commprof.trace.run.b import c"),
+        ("trace", "from commprof.trace.run import b"),
+        ("report", "import commprof.stats.a"),
+    ]:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "a.py").write_text(source)
+    assert mutual_imports(tmp_path) == ["stats trace/run"]
 
 
 def test_torch_headers_stay_in_csrc_torch() -> None:

@@ -38,7 +38,7 @@ from commprof.errors import CommprofError
 from commprof.forecast.fit.build import build_profile
 from commprof.forecast.replay.recorded import RecordedJob, read_recorded
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.scenario.scenario import Scenario
 from commprof.launch.job import Job
 from tests.support.machines import netns
 

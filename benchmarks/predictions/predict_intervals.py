@@ -33,7 +33,7 @@ from benchmarks.ranks import forked_ranks
 from commprof.forecast.fit.build import build_profile
 from commprof.forecast.replay.recorded import RecordedJob, read_recorded
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.scenario.scenario import Scenario
 from commprof.forecast.what_if.answers import answer
 from commprof.launch.job import Job
 

@@ -43,8 +43,8 @@ from commprof.errors import CommprofError
 from commprof.forecast.fit.build import build_profile
 from commprof.forecast.replay.recorded import RecordedJob, read_recorded
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import Scenario
-from commprof.forecast.replay.schedule import Schedule
+from commprof.forecast.scenario.scenario import Scenario
+from commprof.forecast.scenario.schedule import Schedule
 from commprof.forecast.sharded.replay import ShardedReplay
 from commprof.forecast.sharded.steps import ShardedSteps
 from commprof.launch.job import Job

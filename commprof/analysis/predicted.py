@@ -53,7 +53,7 @@ class PredictedPoint:
 
     world_size: int
     #: Settings that differ from the recording: names and values of fields of
-    #: ``predict.replay.scenario.Scenario``; empty for none.
+    #: ``forecast.scenario.scenario.Scenario``; empty for none.
     setting: tuple[tuple[str, Any], ...]
     #: The interval follows from the step's, which includes the model's held-out error.
     samples_per_s: Interval

@@ -45,6 +45,6 @@ def expected_times(path: Path) -> Callable[[str, int, int, bool], float]:
     Raises:
         CommprofError: the file is not a machine profile.
     """
-    from commprof.forecast.fit.machine_profile import load_profile
+    from commprof.forecast.costs.machine_profile import load_profile
 
     return load_profile(path).expected_s

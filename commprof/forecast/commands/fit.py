@@ -11,9 +11,9 @@ from commprof.commands.options.quantities import duration, rate
 from commprof.commands.options.reading_progress import reading_progress
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import CommprofError, UsageError
+from commprof.forecast.costs.machine_profile import default_path, save_profile
 from commprof.forecast.fit.build import build_profile
 from commprof.forecast.fit.inspector_points import read_inspector_points
-from commprof.forecast.fit.machine_profile import default_path, save_profile
 from commprof.forecast.fit.points import Measurement, read_points
 from commprof.forecast.fit.recorded_calls import read_calls
 from commprof.forecast.replay.recorded import RecordedJob, read_recorded

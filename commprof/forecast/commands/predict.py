@@ -17,9 +17,8 @@ from commprof.commands.options.quantities import duration, listed, number, rate,
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import CommprofError, UsageError
 from commprof.forecast.commands.tried_setting import Tried, tried
+from commprof.forecast.costs.machine_profile import MachineProfile, default_path, load_profile
 from commprof.forecast.fit.build import build_profile
-from commprof.forecast.fit.machine_profile import MachineProfile, default_path, load_profile
-from commprof.forecast.replay.model import Model
 from commprof.forecast.replay.recorded import (
     RecordedJob,
     base_of,
@@ -28,7 +27,11 @@ from commprof.forecast.replay.recorded import (
     read_recorded,
 )
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import (
+from commprof.forecast.report import as_json as prediction_json
+from commprof.forecast.report import best as prediction_best
+from commprof.forecast.report import table as prediction_table
+from commprof.forecast.scenario.model import Model
+from commprof.forecast.scenario.scenario import (
     ALGORITHMS,
     DTYPE_BYTES,
     FLAT,
@@ -36,10 +39,7 @@ from commprof.forecast.replay.scenario import (
     WEAK,
     Scenario,
 )
-from commprof.forecast.replay.schedule import Schedule
-from commprof.forecast.report import as_json as prediction_json
-from commprof.forecast.report import best as prediction_best
-from commprof.forecast.report import table as prediction_table
+from commprof.forecast.scenario.schedule import Schedule
 from commprof.forecast.sharded.replay import ShardedReplay
 from commprof.forecast.sharded.steps import ShardedSteps
 from commprof.forecast.what_if.answers import Answers, answer

@@ -10,7 +10,7 @@ from typing import Any
 
 from commprof import invocation, satellites
 from commprof.analysis.run_command import taken_apart
-from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.scenario.scenario import Scenario
 
 _MIB = float(1 << 20)
 #: DDP bucket caps: one that gives each gradient its own bucket, and one that makes a single bucket.

@@ -9,15 +9,15 @@ from typing import Any
 
 from commprof import invocation
 from commprof.errors import CommprofError
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST, CostCurve, link_words
+from commprof.forecast.costs.hook_costs import HookCost
+from commprof.forecast.costs.machine_profile import LinkProfile, MachineProfile
 from commprof.forecast.fit.calibrate import calibrate
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST, CostCurve, link_words
 from commprof.forecast.fit.fit import fit_curves
-from commprof.forecast.fit.hook_costs import HookCost
 from commprof.forecast.fit.hook_fit import fit_hook
-from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.forecast.fit.points import Measurement
 from commprof.forecast.replay.recorded import RecordedJob
-from commprof.forecast.replay.schedule import RecordedSteps, Schedule
+from commprof.forecast.scenario.schedule import RecordedSteps, Schedule
 from commprof.forecast.sharded.costs import fit_sharded
 from commprof.forecast.sharded.steps import ShardedSteps
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from commprof.errors import CommprofError
-from commprof.forecast.fit.cost_model import CostCurve, Piece
-from commprof.forecast.replay.algorithms import work
+from commprof.forecast.costs.algorithms import work
+from commprof.forecast.costs.cost_model import CostCurve, Piece
 from commprof.forecast.replay.exchange import exchange
-from commprof.forecast.replay.schedule import Schedule
+from commprof.forecast.scenario.schedule import Schedule
 from commprof.stats.intervals import percentile_interval
 
 _Loss = Callable[[float, float], float]

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from commprof import invocation
 from commprof.errors import CommprofError
-from commprof.forecast.fit.cost_model import (
+from commprof.forecast.costs.algorithms import work
+from commprof.forecast.costs.cost_model import (
     CostCurve,
     HeldOut,
     Knot,
@@ -22,9 +23,8 @@ from commprof.forecast.fit.cost_model import (
     knots_through,
     link_words,
 )
+from commprof.forecast.costs.regression import MOST_SIZES, Floats, Line, find_breaks, lines_on
 from commprof.forecast.fit.points import Point
-from commprof.forecast.fit.regression import MOST_SIZES, Floats, Line, find_breaks, lines_on
-from commprof.forecast.replay.algorithms import work
 from commprof.stats.intervals import percentile_interval
 
 REPLICATES = 100

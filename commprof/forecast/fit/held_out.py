@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from commprof.errors import CommprofError
+from commprof.forecast.costs.machine_profile import MachineProfile
 from commprof.forecast.fit.build import curves_of
-from commprof.forecast.fit.machine_profile import MachineProfile
-from commprof.forecast.replay.model import Model
 from commprof.forecast.replay.recorded import RecordedJob, compute_by_batch
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import Scenario
-from commprof.forecast.replay.schedule import RecordedSteps, Schedule
+from commprof.forecast.scenario.model import Model
+from commprof.forecast.scenario.scenario import Scenario
+from commprof.forecast.scenario.schedule import RecordedSteps, Schedule
 from commprof.forecast.sharded.changes import as_recorded
 from commprof.forecast.sharded.steps import ShardedSteps, passes_of
 from commprof.stats.intervals import student_t_quantile

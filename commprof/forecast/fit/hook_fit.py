@@ -20,17 +20,17 @@ import numpy.typing as npt
 
 from commprof.analysis.collectives.compression import CompressionRow
 from commprof.errors import CommprofError
-from commprof.forecast.fit.cost_model import OTHER_HOST, CostCurve
-from commprof.forecast.fit.hook_costs import (
+from commprof.forecast.costs.cost_model import OTHER_HOST, CostCurve
+from commprof.forecast.costs.hook_costs import (
     EXCHANGES,
     HIERARCHICAL,
     HookCost,
     HookFigures,
     recording,
 )
-from commprof.forecast.fit.regression import Line, robust_line
+from commprof.forecast.costs.regression import Line, robust_line
 from commprof.forecast.replay.exchange import exchange
-from commprof.forecast.replay.schedule import Schedule
+from commprof.forecast.scenario.schedule import Schedule
 from commprof.stats.intervals import percentile_interval
 
 #: Number of overheads tried, from 10 µs to 100 ms: 12 % apart.

@@ -8,9 +8,9 @@ import numpy as np
 
 from commprof.analysis.inspector.communicators import split_job
 from commprof.analysis.inspector.transfers import LEAST_CALLS, InspectedTransfers, transfers_of
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.costs.algorithms import OPERATIONS
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
 from commprof.forecast.fit.points import Measurement, Point, with_error
-from commprof.forecast.replay.algorithms import OPERATIONS
 from commprof.invocation import quoted
 from commprof.recordings.inspector import Progress, read_logs
 from commprof.text import counted

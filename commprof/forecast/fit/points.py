@@ -14,9 +14,9 @@ from commprof import invocation
 from commprof.analysis.sweeps.sweep_file import read_document, read_sweep
 from commprof.errors import CommprofError
 from commprof.files import checked
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
-from commprof.forecast.fit.hook_costs import recording
-from commprof.forecast.replay.algorithms import OPERATIONS, canonical
+from commprof.forecast.costs.algorithms import OPERATIONS, canonical
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.costs.hook_costs import recording
 from commprof.recordings.nccl_tests import is_nccl_tests
 from commprof.stats.intervals import robust_deviation
 from commprof.text import counted

@@ -14,10 +14,10 @@ from commprof.analysis.align.interfaces import Host, host_of_each, unknown_hosts
 from commprof.analysis.align.matching import POINT_TO_POINT, Matching, match
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.costs.algorithms import OPERATIONS, canonical
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
 from commprof.forecast.fit.points import Measurement, Point
-from commprof.forecast.replay.algorithms import OPERATIONS, canonical
-from commprof.forecast.replay.schedule import hosts_of, machine_cpus
+from commprof.forecast.scenario.schedule import hosts_of, machine_cpus
 from commprof.trace import columns
 from commprof.trace.columns import Collectives
 from commprof.trace.reader import Trace

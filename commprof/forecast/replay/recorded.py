@@ -12,8 +12,8 @@ import numpy as np
 from commprof import invocation
 from commprof.analysis.collectives.compression import CompressionRow, compression_rows
 from commprof.errors import CommprofError
-from commprof.forecast.fit.regression import Line, robust_line
-from commprof.forecast.replay.schedule import (
+from commprof.forecast.costs.regression import Line, robust_line
+from commprof.forecast.scenario.schedule import (
     RecordedSteps,
     Schedule,
     measured_steps,

@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.errors import CommprofError
-from commprof.forecast.fit.regression import Line
+from commprof.forecast.costs.regression import Line
 from commprof.forecast.replay.exchange import replay_ddp
-from commprof.forecast.replay.model import REPLICATES, SEED, STEPS, Medians, Model, estimates
-from commprof.forecast.replay.scenario import STRONG, PredictedWaiting, Prediction, Scenario
-from commprof.forecast.replay.schedule import Schedule
 from commprof.forecast.replay.setting import PredictedSetting, make_setting
+from commprof.forecast.scenario.model import REPLICATES, SEED, STEPS, Medians, Model, estimates
+from commprof.forecast.scenario.scenario import STRONG, PredictedWaiting, Prediction, Scenario
+from commprof.forecast.scenario.schedule import Schedule
 
 #: Number of values drawn at a time, to limit memory.
 _MOST_VALUES = 4_000_000

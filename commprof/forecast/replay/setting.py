@@ -18,15 +18,15 @@ import numpy.typing as npt
 
 from commprof import invocation
 from commprof.errors import CommprofError
-from commprof.forecast.fit.cost_model import OTHER_HOST
-from commprof.forecast.fit.hook_costs import HookCost, recording
-from commprof.forecast.fit.links import ScenarioLink, scenario_link
-from commprof.forecast.fit.machine_profile import MachineProfile
-from commprof.forecast.fit.measured_range import outside_of
-from commprof.forecast.fit.regression import Line
-from commprof.forecast.replay.algorithms import OPERATIONS, canonical
-from commprof.forecast.replay.scenario import STRONG, Scenario
-from commprof.forecast.replay.schedule import Placement, Schedule
+from commprof.forecast.costs.algorithms import OPERATIONS, canonical
+from commprof.forecast.costs.cost_model import OTHER_HOST
+from commprof.forecast.costs.hook_costs import HookCost, recording
+from commprof.forecast.costs.machine_profile import MachineProfile
+from commprof.forecast.costs.regression import Line
+from commprof.forecast.replay.measured_range import outside_of
+from commprof.forecast.scenario.links import ScenarioLink, scenario_link
+from commprof.forecast.scenario.scenario import STRONG, Scenario
+from commprof.forecast.scenario.schedule import Placement, Schedule
 
 #: Number of equal parts into which a bucket is divided if its parameters are unknown.
 _PARTS = 16

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Sequence
 
 from commprof.forecast.fit.held_out import ModelError
-from commprof.forecast.replay.scenario import Scenario
 from commprof.forecast.report.cells import ms
+from commprof.forecast.scenario.scenario import Scenario
 from commprof.forecast.what_if.answers import Best
 from commprof.report.predicted_words import bracketed, change_words
 from commprof.text import printable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from commprof.forecast.replay.scenario import Estimate, Scenario
+from commprof.forecast.scenario.scenario import Estimate, Scenario
 from commprof.report.predicted_words import AS_RUN, bracketed, cap_mib, hook_words
 from commprof.report.tabulated import three_digits
 from commprof.text import plain_digits

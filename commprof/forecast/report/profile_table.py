@@ -6,9 +6,9 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from commprof.forecast.fit.cost_model import CostCurve, HeldOut, Piece
-from commprof.forecast.fit.hook_costs import HookCost, HookFigures
-from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
+from commprof.forecast.costs.cost_model import CostCurve, HeldOut, Piece
+from commprof.forecast.costs.hook_costs import HookCost, HookFigures
+from commprof.forecast.costs.machine_profile import LinkProfile, MachineProfile
 from commprof.report.tabulated import tabulated, three_digits
 from commprof.text import listed, printable
 

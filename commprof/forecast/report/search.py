@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from commprof import invocation
+from commprof.forecast.costs.hook_costs import recording
 from commprof.forecast.fit.held_out import ModelError
-from commprof.forecast.fit.hook_costs import recording
-from commprof.forecast.replay.scenario import Prediction
 from commprof.forecast.report.cells import ms
+from commprof.forecast.scenario.scenario import Prediction
 from commprof.forecast.what_if.optimize import PredictedCandidate, Search
 from commprof.report.predicted_words import bracketed, cap_mib, hook_words
 from commprof.report.tabulated import tabulated

@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from commprof.forecast.fit.held_out import HeldOutCheck, ModelError
-from commprof.forecast.replay.scenario import STRONG, Prediction
 from commprof.forecast.report import search as prediction_search
 from commprof.forecast.report.cells import (
     ms,
@@ -17,6 +16,7 @@ from commprof.forecast.report.cells import (
     within,
     within_if_wide,
 )
+from commprof.forecast.scenario.scenario import STRONG, Prediction
 from commprof.forecast.what_if.answers import Answer, Answers
 from commprof.report.predicted_words import bracketed
 from commprof.report.tabulated import tabulated, three_digits

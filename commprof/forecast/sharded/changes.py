@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from commprof.analysis.replay.program import ISSUE, WAIT
 from commprof.errors import CommprofError
-from commprof.forecast.replay.scenario import DTYPE_BYTES, Scenario
+from commprof.forecast.scenario.scenario import DTYPE_BYTES, Scenario
 from commprof.forecast.sharded.steps import (
     ALL,
     ALONE,

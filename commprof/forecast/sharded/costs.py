@@ -25,13 +25,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from commprof.forecast.fit.cost_model import CostCurve, Piece
-from commprof.forecast.fit.links import ScenarioLink, scenario_link
-from commprof.forecast.fit.machine_profile import MachineProfile
-from commprof.forecast.fit.regression import Line, relative_residuals, robust_line
-from commprof.forecast.replay.algorithms import OPERATIONS, work
-from commprof.forecast.replay.scenario import FLAT, Scenario
-from commprof.forecast.replay.schedule import Placement
+from commprof.forecast.costs.algorithms import OPERATIONS, work
+from commprof.forecast.costs.cost_model import CostCurve, Piece
+from commprof.forecast.costs.machine_profile import MachineProfile
+from commprof.forecast.costs.regression import Line, relative_residuals, robust_line
+from commprof.forecast.scenario.links import ScenarioLink, scenario_link
+from commprof.forecast.scenario.scenario import FLAT, Scenario
+from commprof.forecast.scenario.schedule import Placement
 from commprof.forecast.sharded.changes import ChangedCall, ShardedChange
 from commprof.forecast.sharded.steps import ALL, SHARD, ShardedCall, ShardedSteps, ranks_among
 from commprof.stats.intervals import percentile_interval

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from commprof.forecast.replay.algorithms import OPERATIONS, work
-from commprof.forecast.replay.schedule import Placement
+from commprof.forecast.costs.algorithms import OPERATIONS, work
+from commprof.forecast.scenario.schedule import Placement
 from commprof.forecast.sharded.changes import ChangedCall, ShardedChange
 from commprof.forecast.sharded.costs import ranks_of
 from commprof.forecast.sharded.steps import ShardedSteps

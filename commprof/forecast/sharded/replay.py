@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.errors import CommprofError
-from commprof.forecast.replay.algorithms import OPERATIONS, work
-from commprof.forecast.replay.model import REPLICATES, SEED, STEPS, Medians, Model, estimates
-from commprof.forecast.replay.scenario import (
+from commprof.forecast.costs.algorithms import OPERATIONS, work
+from commprof.forecast.scenario.model import REPLICATES, SEED, STEPS, Medians, Model, estimates
+from commprof.forecast.scenario.scenario import (
     FLAT,
     WEAK,
     PredictedWaiting,
     Prediction,
     Scenario,
 )
-from commprof.forecast.replay.schedule import Placement
+from commprof.forecast.scenario.schedule import Placement
 from commprof.forecast.sharded.changes import ShardedChange, change
 from commprof.forecast.sharded.costs import Factors, ShardedCosts, factors
 from commprof.forecast.sharded.crowding import costed, crowding

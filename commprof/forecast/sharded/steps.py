@@ -21,11 +21,11 @@ from commprof.analysis.replay.engine import ReplayedCalls, calls
 from commprof.analysis.replay.program import Program, programs, replayed_steps
 from commprof.analysis.step.exposure import exposures_of
 from commprof.errors import CommprofError
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
-from commprof.forecast.replay.algorithms import canonical
-from commprof.forecast.replay.rank_steps import cpu_times
-from commprof.forecast.replay.scenario import Scenario
-from commprof.forecast.replay.schedule import (
+from commprof.forecast.costs.algorithms import canonical
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.scenario.rank_steps import cpu_times
+from commprof.forecast.scenario.scenario import Scenario
+from commprof.forecast.scenario.schedule import (
     LEAST_STEPS,
     RecordedSteps,
     batch_of,

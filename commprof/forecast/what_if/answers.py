@@ -10,12 +10,12 @@ import numpy as np
 
 from commprof import invocation
 from commprof.errors import CommprofError
-from commprof.forecast.fit.cost_model import link_words
+from commprof.forecast.costs.cost_model import link_words
 from commprof.forecast.fit.held_out import HeldOutCheck, ModelError, checks, model_error
-from commprof.forecast.replay.model import Model
 from commprof.forecast.replay.recorded import RecordedJob
-from commprof.forecast.replay.scenario import Estimate, Prediction, Scenario
-from commprof.forecast.replay.schedule import RecordedSteps
+from commprof.forecast.scenario.model import Model
+from commprof.forecast.scenario.scenario import Estimate, Prediction, Scenario
+from commprof.forecast.scenario.schedule import RecordedSteps
 from commprof.forecast.sharded.steps import ShardedSteps
 from commprof.forecast.what_if.optimize import PredictedCandidate, Search, optimize, shortest
 

@@ -16,8 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from commprof.errors import CommprofError
-from commprof.forecast.replay.rank_steps import Cycle, cycles
-from commprof.forecast.replay.schedule import checked_name, hook_label, measured_steps, timed_traces
+from commprof.forecast.scenario.rank_steps import Cycle, cycles
+from commprof.forecast.scenario.schedule import (
+    checked_name,
+    hook_label,
+    measured_steps,
+    timed_traces,
+)
 from commprof.invocation import quoted
 from commprof.text import named_ranks
 from commprof.trace.reader import Trace

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.errors import CommprofError, UsageError
-from commprof.forecast.replay.model import Model
-from commprof.forecast.replay.scenario import Prediction, Scenario
+from commprof.forecast.scenario.model import Model
+from commprof.forecast.scenario.scenario import Prediction, Scenario
 from commprof.forecast.sharded.steps import passes_of
 from commprof.stats.intervals import percentile_interval
 

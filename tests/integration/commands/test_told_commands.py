@@ -20,7 +20,7 @@ import pytest
 
 from commprof import invocation
 from commprof.commands import main, make_parser
-from commprof.forecast.fit.machine_profile import default_path
+from commprof.forecast.costs.machine_profile import default_path
 from tests.support.builders.shown_scene import write_profile, write_scene
 from tests.support.machines.shown import only_reads, read_in_scene, shown_lines
 

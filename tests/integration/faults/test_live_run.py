@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from commprof.forecast.fit.cost_model import CostCurve, Piece
-from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile, save_profile
+from commprof.forecast.costs.cost_model import CostCurve, Piece
+from commprof.forecast.costs.machine_profile import LinkProfile, MachineProfile, save_profile
 from commprof.monitor.monitor import address_file
 from tests.support.machines.commands import RUN, start
 from tests.support.machines.programs.prometheus import DEPLOY, RULES, Prometheus, target, until

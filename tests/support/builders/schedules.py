@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from commprof.forecast.costs.cost_model import OTHER_HOST, CostCurve, Piece
+from commprof.forecast.costs.hook_costs import HookCost
+from commprof.forecast.costs.machine_profile import LinkProfile, MachineProfile
 from commprof.forecast.fit.calibrate import ring_pieces
-from commprof.forecast.fit.cost_model import OTHER_HOST, CostCurve, Piece
-from commprof.forecast.fit.hook_costs import HookCost
-from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
-from commprof.forecast.replay.schedule import Placement, Schedule, StepBatch
+from commprof.forecast.scenario.schedule import Placement, Schedule, StepBatch
 
 MB = 1_000_000
 #: Seconds per byte of a link that needs 10 ms for 1 MB.

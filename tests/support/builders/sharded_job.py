@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from commprof.forecast.fit.cost_model import OTHER_HOST
-from commprof.forecast.replay.schedule import Placement
+from commprof.forecast.costs.cost_model import OTHER_HOST
+from commprof.forecast.scenario.schedule import Placement
 from commprof.forecast.sharded.replay import ShardedReplay
 from commprof.forecast.sharded.steps import ShardedSteps, read_sharded
 from commprof.trace.schema import OPS, Phase

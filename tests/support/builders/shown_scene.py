@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 from commprof.analysis.sweeps.sweep_file import write_sweep
-from commprof.forecast.fit.machine_profile import save_profile
+from commprof.forecast.costs.machine_profile import save_profile
 from tests.support.builders import profiler_traces
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
 from tests.support.builders.inspector_logs import SimulatedJob

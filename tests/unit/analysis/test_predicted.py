@@ -11,8 +11,8 @@ import pytest
 from commprof.analysis.predicted import read_predictions
 from commprof.errors import CommprofError
 from commprof.forecast.fit.held_out import ModelError
-from commprof.forecast.replay.scenario import Estimate, PredictedWaiting, Prediction, Scenario
 from commprof.forecast.report import as_json as prediction_json
+from commprof.forecast.scenario.scenario import Estimate, PredictedWaiting, Prediction, Scenario
 from commprof.forecast.what_if.answers import Answer, Answers
 from commprof.report.sections import predicted as predicted_table
 from tests.support.builders.run_directories import answer, write_predictions

@@ -16,9 +16,9 @@ import pytest
 from commprof.analysis.predicted import read_predictions
 from commprof.analysis.sweeps.sweep_file import read_sweep, render
 from commprof.errors import CommprofError, TraceError
-from commprof.forecast.fit.cost_model import SAME_HOST, HeldOut
-from commprof.forecast.fit.hook_costs import HookFigures
-from commprof.forecast.fit.machine_profile import (
+from commprof.forecast.costs.cost_model import SAME_HOST, HeldOut
+from commprof.forecast.costs.hook_costs import HookFigures
+from commprof.forecast.costs.machine_profile import (
     LinkProfile,
     MachineProfile,
     load_profile,

@@ -19,7 +19,7 @@ from commprof.commands.options.output_file import (
 )
 from commprof.errors import CommprofError
 from commprof.forecast.commands.microbench import show_measured
-from commprof.forecast.fit.machine_profile import MachineProfile, load_profile, save_profile
+from commprof.forecast.costs.machine_profile import MachineProfile, load_profile, save_profile
 from commprof.forecast.microbench.plan import BenchPlan
 from commprof.forecast.what_if.chakra import export
 from commprof.invocation import quoted

@@ -12,7 +12,7 @@ from commprof.analysis.predicted import read_predictions
 from commprof.commands import main, trace
 from commprof.commands.options.output_file import writable_file, writable_output, write_output
 from commprof.errors import CommprofError, UsageError
-from commprof.forecast.fit.machine_profile import MachineProfile, save_profile
+from commprof.forecast.costs.machine_profile import MachineProfile, save_profile
 from commprof.report.sections import predicted as predicted_table
 from tests.support.builders.flight_dumps import dump, entry, write_dumps
 from tests.support.builders.run_directories import answer, ranks_of, write_predictions, write_run

@@ -10,8 +10,8 @@ import pytest
 
 from commprof.analysis.align.measured import measured_world
 from commprof.analysis.step.breakdown import mean_of_known
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
-from commprof.forecast.fit.machine_profile import MachineProfile
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.costs.machine_profile import MachineProfile
 from commprof.monitor.figures import steps as live_steps
 from commprof.monitor.figures.recent import RecentSteps
 from commprof.monitor.figures.steps import SETTLED_NS, StepFollower

@@ -12,7 +12,7 @@ import pytest
 from commprof.analysis.inspector.communicators import split_job
 from commprof.analysis.inspector.transfers import transfers_of
 from commprof.commands import main
-from commprof.forecast.fit.machine_profile import load_profile
+from commprof.forecast.costs.machine_profile import load_profile
 from commprof.recordings.inspector import read_logs
 from tests.support.builders.inspector_logs import SimulatedJob, simulate
 

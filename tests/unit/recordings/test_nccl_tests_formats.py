@@ -17,7 +17,7 @@ from commprof.analysis.sweeps.sweep_comparison import compare_sweeps
 from commprof.analysis.sweeps.sweep_file import read_sweep
 from commprof.commands import main
 from commprof.errors import CommprofError, UsageError
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
 from commprof.forecast.fit.points import read_points
 from commprof.recordings.nccl_tests import NcclTestsLog, is_nccl_tests, read_nccl_tests
 

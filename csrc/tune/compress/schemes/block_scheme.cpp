@@ -10,7 +10,7 @@ namespace {
 
 // One phase sends W - 1 times the encoded bucket, two phases 2 (W - 1) / W
 // times. For two ranks these are equal, and one phase sends and rounds each
-// piece once instead of twice. predict/fit/hook_costs.py uses the same rule.
+// piece once instead of twice. forecast/costs/hook_costs.py uses the same rule.
 bool inOnePhase(int world) {
   return world <= 2;
 }

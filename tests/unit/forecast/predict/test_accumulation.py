@@ -10,7 +10,7 @@ import pytest
 
 from commprof.errors import CommprofError
 from commprof.forecast.fit.held_out import check
-from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.scenario.scenario import Scenario
 from commprof.forecast.what_if.answers import answer
 from tests.support.builders.sharded_job import MB, fsdp_steps, replay
 from tests.support.builders.traces import MS

@@ -14,9 +14,9 @@ import pytest
 from commprof.commands.options.quantities import duration, listed, rate, whole
 from commprof.errors import CommprofError, UsageError
 from commprof.forecast.commands.predict import _hook_words
-from commprof.forecast.fit.cost_model import HeldOut
+from commprof.forecast.costs.cost_model import HeldOut
+from commprof.forecast.costs.machine_profile import load_profile, save_profile
 from commprof.forecast.fit.held_out import HeldOutCheck, model_error
-from commprof.forecast.fit.machine_profile import load_profile, save_profile
 from commprof.forecast.replay.recorded import (
     RecordedJob,
     base_of,
@@ -24,12 +24,12 @@ from commprof.forecast.replay.recorded import (
     with_free_share,
 )
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import Scenario
-from commprof.forecast.replay.schedule import Placement, StepBatch
 from commprof.forecast.report import as_json as prediction_json
 from commprof.forecast.report import profile_table
 from commprof.forecast.report import table as prediction_table
 from commprof.forecast.report.cells import scenario_cells
+from commprof.forecast.scenario.scenario import Scenario
+from commprof.forecast.scenario.schedule import Placement, StepBatch
 from commprof.forecast.what_if.answers import Answers, answer, fit_amdahl
 from tests.support.builders.schedules import hook, profile, schedule
 

@@ -21,8 +21,8 @@ from commprof.errors import CommprofError
 from commprof.forecast.commands.tried_setting import tried
 from commprof.forecast.replay.recorded import RecordedJob
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import Scenario
 from commprof.forecast.report import as_json, best
+from commprof.forecast.scenario.scenario import Scenario
 from commprof.forecast.what_if.answers import Answers, answer
 from commprof.launch.pinning import place_ranks
 from commprof.trace.run.run_directory import CONFIG_FILE, PREDICTIONS_FILE

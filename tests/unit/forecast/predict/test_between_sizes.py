@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.forecast.fit.cost_model import CostCurve, between, knots_through
-from commprof.forecast.fit.fit import fit_curves
-from commprof.forecast.fit.machine_profile import (
+from commprof.forecast.costs.cost_model import CostCurve, between, knots_through
+from commprof.forecast.costs.machine_profile import (
     LinkProfile,
     MachineProfile,
     load_profile,
     save_profile,
 )
+from commprof.forecast.fit.fit import fit_curves
 from commprof.forecast.fit.points import Point
 
 SIZES = [float(1 << n) for n in range(10, 31)]

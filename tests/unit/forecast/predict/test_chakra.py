@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from commprof.errors import CommprofError
-from commprof.forecast.replay.rank_steps import Cycle
+from commprof.forecast.scenario.rank_steps import Cycle
 from commprof.forecast.what_if.chakra import encode, export, nodes
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, Kind, Phase
 from tests.support.builders.traces import MS, world_run

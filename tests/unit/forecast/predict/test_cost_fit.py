@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
+from commprof.forecast.costs.algorithms import OPERATIONS, work
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
 from commprof.forecast.fit.build import build_profile
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
 from commprof.forecast.fit.fit import fit_curves
 from commprof.forecast.fit.held_out import checks, model_error
 from commprof.forecast.fit.points import Point, read_points
-from commprof.forecast.replay.algorithms import OPERATIONS, work
 from commprof.forecast.replay.recorded import RecordedJob, compute_by_batch
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import Scenario
-from commprof.forecast.replay.schedule import Schedule, StepBatch
 from commprof.forecast.report import as_json as prediction_json
 from commprof.forecast.report import table as prediction_table
+from commprof.forecast.scenario.scenario import Scenario
+from commprof.forecast.scenario.schedule import Schedule, StepBatch
 from commprof.forecast.what_if.answers import answer
 from tests.support.builders.schedules import hook, profile, schedule
 

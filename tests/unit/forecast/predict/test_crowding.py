@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.scenario.scenario import Scenario
 from commprof.forecast.sharded.changes import change
 from commprof.forecast.sharded.crowding import costed, crowding, stretch
 from commprof.forecast.sharded.steps import ShardedSteps, _processor_time, read_sharded

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.judging.simulate import Bucket, Link, simulate
+from commprof.forecast.costs.algorithms import work
 from commprof.forecast.fit.calibrate import _refined, calibrate
-from commprof.forecast.replay.algorithms import work
 from commprof.forecast.replay.exchange import exchange, replay_ddp
 from tests.support.builders.schedules import BETA, MB, curve, schedule
 

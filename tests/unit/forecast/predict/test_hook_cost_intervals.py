@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from commprof.analysis.collectives.compression import CompressionRow
-from commprof.forecast.fit.cost_model import CostCurve
-from commprof.forecast.fit.hook_costs import HookCost, HookFigures
+from commprof.forecast.costs.cost_model import CostCurve
+from commprof.forecast.costs.hook_costs import HookCost, HookFigures
+from commprof.forecast.costs.machine_profile import load_profile, save_profile
 from commprof.forecast.fit.hook_fit import fit_hook
-from commprof.forecast.fit.machine_profile import load_profile, save_profile
 from commprof.forecast.replay.exchange import exchange
-from commprof.forecast.replay.schedule import Schedule
 from commprof.forecast.report import profile_table
+from commprof.forecast.scenario.schedule import Schedule
 from tests.support.builders.results import compression
 from tests.support.builders.schedules import MB, curve, hook, profile, schedule
 

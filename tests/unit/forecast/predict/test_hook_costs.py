@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
-from commprof.forecast.fit.cost_model import SAME_HOST
-from commprof.forecast.fit.hook_costs import HookCost
+from commprof.forecast.costs.cost_model import SAME_HOST
+from commprof.forecast.costs.hook_costs import HookCost
+from commprof.forecast.costs.machine_profile import MachineProfile, load_profile, save_profile
 from commprof.forecast.fit.hook_fit import fit_hook
-from commprof.forecast.fit.machine_profile import MachineProfile, load_profile, save_profile
 from commprof.forecast.replay.exchange import exchange
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import Scenario
-from commprof.forecast.replay.schedule import Placement, Schedule
+from commprof.forecast.scenario.scenario import Scenario
+from commprof.forecast.scenario.schedule import Placement, Schedule
 from tests.support.builders.results import compression
 from tests.support.builders.schedules import MB, curve, hook, profile, schedule
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.costs.machine_profile import LinkProfile, MachineProfile
 from commprof.forecast.fit.build import build_profile
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
-from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
 from commprof.forecast.fit.points import Measurement, Point
 from commprof.forecast.replay.recorded import RecordedJob, batches
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import Scenario
-from commprof.forecast.replay.schedule import Placement, StepBatch
+from commprof.forecast.scenario.scenario import Scenario
+from commprof.forecast.scenario.schedule import Placement, StepBatch
 from tests.support.builders.schedules import MB, curve, hook, profile, schedule
 from tests.support.builders.sharded_job import fsdp_steps
 

@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pytest
 
 from commprof.errors import CommprofError, UsageError
-from commprof.forecast.fit.hook_costs import HookCost
+from commprof.forecast.costs.hook_costs import HookCost
 from commprof.forecast.replay.recorded import RecordedJob
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import Prediction, Scenario
 from commprof.forecast.report import as_json as prediction_json
 from commprof.forecast.report import table as prediction_table
+from commprof.forecast.scenario.scenario import Prediction, Scenario
 from commprof.forecast.what_if.answers import Answers, answer
 from commprof.forecast.what_if.optimize import CAPS_BYTES, optimize
 from tests.support.builders.schedules import hook, profile, schedule

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
-from commprof.forecast.fit.cost_model import SAME_HOST, Piece
+from commprof.forecast.costs.cost_model import SAME_HOST, Piece
+from commprof.forecast.costs.hook_costs import HookFigures
+from commprof.forecast.costs.machine_profile import LinkProfile, MachineProfile
 from commprof.forecast.fit.held_out import check, checks, model_error
-from commprof.forecast.fit.hook_costs import HookFigures
-from commprof.forecast.fit.links import scenario_link
-from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
-from commprof.forecast.replay.rank_steps import OtherCall
 from commprof.forecast.replay.recorded import RecordedJob
 from commprof.forecast.replay.replay import Replay
-from commprof.forecast.replay.scenario import Prediction, Scenario
-from commprof.forecast.replay.schedule import Placement, StepBatch
+from commprof.forecast.scenario.links import scenario_link
+from commprof.forecast.scenario.rank_steps import OtherCall
+from commprof.forecast.scenario.scenario import Prediction, Scenario
+from commprof.forecast.scenario.schedule import Placement, StepBatch
 from tests.support.builders.schedules import MB, curve, hook, profile, schedule
 
 MIB = 1 << 20

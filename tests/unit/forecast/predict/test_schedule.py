@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from commprof.errors import CommprofError
-from commprof.forecast.replay.rank_steps import cycles, other_calls
-from commprof.forecast.replay.schedule import Schedule, StepBatch, machine_cpus, read_schedule
 from commprof.forecast.replay.setting import Parameters, assign, parameters_of, rebucketed
+from commprof.forecast.scenario.rank_steps import cycles, other_calls
+from commprof.forecast.scenario.schedule import Schedule, StepBatch, machine_cpus, read_schedule
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, Phase
 from commprof.trace.summary import read_summary
 from tests.support.builders.traces import MS, Rank, summary, world_run

@@ -16,8 +16,8 @@ from commprof.errors import CommprofError
 from commprof.forecast.fit.build import build_profile
 from commprof.forecast.fit.held_out import check, checks, model_error
 from commprof.forecast.replay.recorded import RecordedJob
-from commprof.forecast.replay.scenario import Scenario
 from commprof.forecast.report import as_json, table
+from commprof.forecast.scenario.scenario import Scenario
 from commprof.forecast.sharded.costs import fit_sharded
 from commprof.forecast.sharded.cycles import RankCycle
 from commprof.forecast.sharded.replay import ShardedReplay

@@ -21,8 +21,8 @@ import math
 from dataclasses import dataclass
 
 from commprof import invocation
-from commprof.forecast.fit.cost_model import CostCurve
-from commprof.forecast.fit.regression import Line
+from commprof.forecast.costs.cost_model import CostCurve
+from commprof.forecast.costs.regression import Line
 
 TWO_PHASE, GATHER, RING, HIERARCHICAL = "two_phase", "gather", "ring", "hierarchical"
 #: Exchange of each scheme's payload, see docs/compressors.md.

@@ -31,7 +31,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commprof.forecast.replay.algorithms import Work, canonical, work
+from commprof.forecast.costs.algorithms import Work, canonical, work
 from commprof.stats.intervals import robust_deviation
 
 Floats = npt.NDArray[np.float64]

@@ -28,9 +28,9 @@ from commprof.analysis.align.measured import (
 )
 from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS, DEVICE_STREAMS
 from commprof.errors import CommprofError
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST
-from commprof.forecast.replay.rank_steps import Cycle, OtherCall, cycles, other_calls
-from commprof.forecast.replay.scenario import Scenario
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
+from commprof.forecast.scenario.rank_steps import Cycle, OtherCall, cycles, other_calls
+from commprof.forecast.scenario.scenario import Scenario
 from commprof.recordings.profiler_steps import with_passes
 from commprof.text import named_ranks
 from commprof.trace import columns

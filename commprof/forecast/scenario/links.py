@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from commprof import invocation
 from commprof.errors import CommprofError
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST, CostCurve
-from commprof.forecast.fit.machine_profile import LinkProfile, MachineProfile
-from commprof.forecast.replay.algorithms import work
-from commprof.forecast.replay.scenario import HIERARCHICAL, Scenario
-from commprof.forecast.replay.schedule import Placement
+from commprof.forecast.costs.algorithms import work
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST, CostCurve
+from commprof.forecast.costs.machine_profile import LinkProfile, MachineProfile
+from commprof.forecast.scenario.scenario import HIERARCHICAL, Scenario
+from commprof.forecast.scenario.schedule import Placement
 from commprof.text import listed
 
 #: The link, not the host, is the limit if the fitted rate is at least this share of the stated one.

@@ -13,9 +13,9 @@ from typing import Any
 
 from commprof.errors import CommprofError
 from commprof.files import checked, plain, read_json, replace_file
-from commprof.forecast.fit.cost_model import LINKS, OTHER_HOST, SAME_HOST, CostCurve
-from commprof.forecast.fit.hook_costs import HookCost
-from commprof.forecast.replay.algorithms import canonical
+from commprof.forecast.costs.algorithms import canonical
+from commprof.forecast.costs.cost_model import LINKS, OTHER_HOST, SAME_HOST, CostCurve
+from commprof.forecast.costs.hook_costs import HookCost
 from commprof.invocation import quoted
 
 SCHEMA_VERSION = 1

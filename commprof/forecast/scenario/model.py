@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from commprof.forecast.fit.machine_profile import MachineProfile
-from commprof.forecast.replay.scenario import Estimate, Prediction, Scenario
-from commprof.forecast.replay.schedule import RecordedSteps
+from commprof.forecast.costs.machine_profile import MachineProfile
+from commprof.forecast.scenario.scenario import Estimate, Prediction, Scenario
+from commprof.forecast.scenario.schedule import RecordedSteps
 from commprof.stats.intervals import percentile_interval
 
 #: Number of steps drawn for the median, and of resamples of the recorded steps for the interval.

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from commprof.forecast.fit.cost_model import OTHER_HOST, SAME_HOST, link_words
-from commprof.forecast.fit.hook_costs import HookCost
-from commprof.forecast.fit.links import ScenarioLink
-from commprof.forecast.replay.scenario import STRONG, Scenario
-from commprof.forecast.replay.schedule import Placement, Schedule
+from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST, link_words
+from commprof.forecast.costs.hook_costs import HookCost
+from commprof.forecast.scenario.links import ScenarioLink
+from commprof.forecast.scenario.scenario import STRONG, Scenario
+from commprof.forecast.scenario.schedule import Placement, Schedule
 
 Floats = npt.NDArray[np.float64]
 
