@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "monitor.watchdog": {"foundation", "stats", "trace", "analysis", "monitor"},
     "report": {"foundation", "satellites", "stats", "analysis", "monitor"},
     "launch": {
-        *("foundation", "satellites", "trace", "capture", "workloads", "monitor.watchdog"),
+        *("foundation", "satellites", "trace", "capture", "capture.boot", "workloads"),
+        "monitor.watchdog",
     },
     "commands": {
         *("foundation", "satellites", "stats", "trace", "capture", "capture.boot", "analysis"),
@@ -96,8 +97,6 @@ MUTUAL = [
     "analysis/collectives analysis/step",
     "analysis/late analysis/step",
     "analysis/step analysis/timeline",
-    "commands/options commands/running",
-    "commands/running commands/showing",
 ]
 """Folders that import each other; this list may only become shorter."""
 

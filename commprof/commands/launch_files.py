@@ -9,12 +9,12 @@ from pathlib import Path
 
 from commprof import invocation
 from commprof.commands.options.parser import Parser
-from commprof.commands.options.run_arguments import add_arguments
+from commprof.commands.running.run_arguments import add_arguments
 from commprof.commands.running.run_checks import checked_targets, world_sizes_of
-from commprof.commands.running.target import WorkloadTarget
 from commprof.errors import UsageError
 from commprof.launch.cluster_files import TARGETS, ClusterJob
 from commprof.launch.pinning import place_ranks
+from commprof.launch.target import WorkloadTarget
 
 _DESCRIPTION = """\
 Writes a file that starts a job on a cluster; the job runs a script, or a built-in workload, under

@@ -12,14 +12,14 @@ from pathlib import Path
 from commprof import invocation, variables
 from commprof.commands.options.output_file import writable_file
 from commprof.commands.options.parser import Parser
-from commprof.commands.options.run_arguments import (
+from commprof.commands.options.terminal import prose_width
+from commprof.commands.running.dry_run import dry_run_text
+from commprof.commands.running.run_arguments import (
     COMMON,
     SHORT_DESCRIPTION,
     add_arguments,
     description,
 )
-from commprof.commands.options.terminal import prose_width
-from commprof.commands.running.dry_run import dry_run_text
 from commprof.commands.running.run_checks import (
     check_samples,
     checked_targets,
@@ -27,18 +27,18 @@ from commprof.commands.running.run_checks import (
     world_sizes_of,
 )
 from commprof.commands.running.run_context import run_context, save_changes, save_config
-from commprof.commands.running.run_output import chosen_directory, make_directory
 from commprof.commands.running.run_report import show_run
 from commprof.commands.running.run_under_launcher import run_rank_of_launcher
-from commprof.commands.running.run_worlds import (
-    INTERRUPTED,
-    places_of,
-    run_world_sizes,
-    save_context,
-)
 from commprof.errors import UsageError
 from commprof.launch.pinning import place_ranks
 from commprof.launch.rendezvous import Rendezvous
+from commprof.launch.run_files import save_context
+from commprof.launch.run_output import chosen_directory, make_directory
+from commprof.launch.run_worlds import (
+    INTERRUPTED,
+    places_of,
+    run_world_sizes,
+)
 from commprof.launch.under_launcher import given_rank, number_of, slurm_tasks_and_hosts
 from commprof.monitor.settings import Settings, settings_of
 from commprof.monitor.start import check_settings, start_monitor

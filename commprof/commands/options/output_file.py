@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from commprof.errors import UsageError
@@ -31,20 +30,6 @@ def writable_file(path: Path | None, option: str = "--json") -> Path | None:
                 f"cannot write {option} {quoted(path)}: {error.strerror}; name another file"
             ) from None
     return path
-
-
-def keep_text(path: Path, text: str) -> bool:
-    """Writes a file atomically; if that fails, prints the reason on stderr.
-
-    Returns True if the file was written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, text)
-    except OSError as error:
-        print(f"commprof: cannot write {quoted(path)}: {error.strerror}", file=sys.stderr)
-        return False
-    return True
 
 
 def writable_output(path: Path, force: bool) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from commprof.commands.running.run_checks import watch_threshold_of
-from commprof.commands.running.run_worlds import places_of
-from commprof.commands.running.target import Target
 from commprof.invocation import quoted
 from commprof.launch.pinning import Pinning, RankPlacement
 from commprof.launch.rendezvous import Rendezvous
+from commprof.launch.run_worlds import places_of
+from commprof.launch.target import Target
 from commprof.launch.topology import format_cpu_list
 from commprof.monitor.settings import settings_of
 from commprof.text import counted

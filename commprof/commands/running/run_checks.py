@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 from commprof import invocation, satellites
 from commprof.analysis.predicted import BestPrediction, read_best
 from commprof.capture.settings import RankSettings, check_sync_fits_trial
-from commprof.commands.running.price import price_of
-from commprof.commands.running.run_worlds import subjects_of
-from commprof.commands.running.target import Target
+from commprof.commands.showing.price import price_of
 from commprof.errors import UsageError
+from commprof.launch.run_worlds import subjects_of
+from commprof.launch.target import Target
 from commprof.launch.topology import this_host
 from commprof.monitor.watchdog.py_spy import find_py_spy
 from commprof.monitor.watchdog.thresholds import AUTO, parse_threshold

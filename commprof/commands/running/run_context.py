@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from commprof._version import __version__
-from commprof.commands.options.output_file import keep_text
-from commprof.commands.running.target import WORKLOAD_DEFAULTS
 from commprof.interrupts import ends_at_once
 from commprof.launch.cluster_files import yaml_text
 from commprof.launch.pinning import RankPlacement
@@ -22,6 +20,8 @@ from commprof.launch.provenance import (
     save_patch,
     versions,
 )
+from commprof.launch.run_files import keep_text
+from commprof.launch.target import WORKLOAD_DEFAULTS
 from commprof.report.sections.reproduce import repeating_command
 from commprof.trace.run.run_directory import CONFIG_FILE
 

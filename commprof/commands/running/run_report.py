@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from commprof import invocation, satellites
-from commprof.commands.options.output_file import keep_text
 from commprof.commands.options.terminal import colours, table_width
-from commprof.commands.running.price import price_of, priced
 from commprof.commands.showing.opened_run import OpenedRun
+from commprof.commands.showing.price import price_of, priced
 from commprof.commands.showing.rendered_report import other_job_lines, shown, with_tables
 from commprof.errors import CommprofError
+from commprof.launch.run_files import keep_text
 from commprof.report.sections.reproduce import repeating_command
 from commprof.text import printable
 from commprof.trace.run.run_directory import CONFIG_FILE

@@ -17,15 +17,15 @@ from commprof.commands.options.output_file import writable_file
 from commprof.commands.options.terminal import prose_width
 from commprof.commands.running.run_checks import checked_targets
 from commprof.commands.running.run_context import run_context, save_changes, save_config
-from commprof.commands.running.run_output import chosen_directory, make_directory
 from commprof.commands.running.run_report import show_run
-from commprof.commands.running.run_worlds import save_context
-from commprof.commands.running.target import WorkloadTarget
 from commprof.errors import CommprofError, UsageError
 from commprof.interrupts import ends_at_once
 from commprof.launch.pinning import place_ranks
 from commprof.launch.progress import PROGRESS_FILE
 from commprof.launch.rendezvous import StartedRendezvous
+from commprof.launch.run_files import save_context
+from commprof.launch.run_output import chosen_directory, make_directory
+from commprof.launch.target import WorkloadTarget
 from commprof.launch.under_launcher import LaunchedRank, StoreMessage, await_file
 from commprof.monitor.settings import settings_of
 from commprof.text import printable

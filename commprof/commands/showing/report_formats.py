@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from commprof.commands.running.price import add_price_arguments, price_of
 from commprof.commands.showing.opened_run import OpenedRun
+from commprof.commands.showing.price import add_price_arguments, price_of
 from commprof.errors import CommprofError, UsageError
 from commprof.report.export.rows import CANDIDATES, TABLES, as_csv, as_parquet
 from commprof.text import printable

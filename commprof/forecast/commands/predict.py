@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from commprof import invocation
-from commprof.commands.options.output_file import keep_text
 from commprof.commands.options.quantities import duration, listed, number, rate, whole
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import CommprofError, UsageError
@@ -44,6 +43,7 @@ from commprof.forecast.sharded.replay import ShardedReplay
 from commprof.forecast.sharded.steps import ShardedSteps
 from commprof.forecast.what_if.answers import Answers, answer
 from commprof.forecast.what_if.optimize import CHOICES
+from commprof.launch.run_files import keep_text
 from commprof.text import printable
 from commprof.trace.run.run_directory import PREDICTIONS_FILE, read_context
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commprof.commands import homes, load, main, make_parser
-from commprof.commands.options.run_arguments import SHORT_DESCRIPTION
+from commprof.commands.running.run_arguments import SHORT_DESCRIPTION
 
 ROOT = Path(__file__).parents[3]
 #: Start of a user's command with this Python, by its first word.

@@ -12,7 +12,7 @@ import pytest
 
 from commprof.commands.options.config_file import key_of, read_config
 from commprof.commands.options.parser import Parser
-from commprof.commands.options.run_arguments import add_arguments
+from commprof.commands.running.run_arguments import add_arguments
 from commprof.commands.running.run_context import save_config
 from commprof.errors import UsageError
 from commprof.invocation import quoted

@@ -12,7 +12,6 @@ import pytest
 from commprof.analysis.sweeps.sweep_file import write_sweep
 from commprof.commands import main
 from commprof.commands.options.output_file import (
-    keep_text,
     writable_file,
     writable_output,
     write_output,
@@ -23,6 +22,7 @@ from commprof.forecast.costs.machine_profile import MachineProfile, load_profile
 from commprof.forecast.microbench.plan import BenchPlan
 from commprof.forecast.what_if.chakra import export
 from commprof.invocation import quoted
+from commprof.launch.run_files import keep_text
 from tests.support.builders.run_directories import ranks_of, write_run
 from tests.support.builders.sweeps import row, sweep_result
 from tests.support.builders.traces import world_run

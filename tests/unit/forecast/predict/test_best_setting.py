@@ -14,7 +14,7 @@ from commprof.analysis.predicted import read_best
 from commprof.analysis.verdict import verdict
 from commprof.commands import main
 from commprof.commands.options.parser import Parser
-from commprof.commands.options.run_arguments import add_arguments
+from commprof.commands.running.run_arguments import add_arguments
 from commprof.commands.running.run_checks import checked_targets
 from commprof.commands.running.run_context import save_config
 from commprof.errors import CommprofError

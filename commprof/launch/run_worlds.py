@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import signal
 import sys
@@ -13,12 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from commprof.commands.options.output_file import keep_text
-from commprof.commands.running.target import ScriptTarget, Target, WorkloadTarget
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.launch.rendezvous import Rendezvous
+from commprof.launch.run_files import save_context
+from commprof.launch.target import ScriptTarget, Target, WorkloadTarget
 from commprof.text import counted, printable
-from commprof.trace.run.run_directory import RUN_FILE, world_directory
+from commprof.trace.run.run_directory import world_directory
 from commprof.workloads.strategies import listed_strategies
 
 #: Exit code of a run that was interrupted, as a shell gives it for SIGINT.
@@ -70,11 +69,6 @@ def run_world_sizes(
         if code:
             return code
     return 0
-
-
-def save_context(directory: Path, context: dict[str, Any]) -> None:
-    """Writes ``run.json`` as a whole; a failure is printed on stderr and does not end the run."""
-    keep_text(directory / RUN_FILE, json.dumps(context, indent=1) + "\n")
 
 
 def _run_world(

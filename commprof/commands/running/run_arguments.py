@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from commprof import satellites
-from commprof.commands.running.price import add_price_arguments
+from commprof.commands.showing.price import add_price_arguments
 from commprof.launch.pinning import PIN_MODES
 from commprof.monitor import settings
 from commprof.trace.schema import MODES
