@@ -1,7 +1,7 @@
 """Logs of NCCL Inspector: is the late process named, and how fast are they read?
 
-    PYTHONPATH=. python benchmarks/recordings/inspector.py truth [--jobs 100] [--minutes 5]
-        [--results inspector.jsonl]
+    PYTHONPATH=. python benchmarks/recordings/inspector.py truth [--jobs 100] [--first-seed 0]
+        [--minutes 5] [--results inspector.jsonl]
     PYTHONPATH=. python benchmarks/recordings/inspector.py speed [--millions 4] [--place FOLDER]
         [--results inspector_speed.jsonl]
 
@@ -53,6 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=("truth", "speed"))
     parser.add_argument("--jobs", type=int, default=100, help="of each kind (default: 100)")
+    parser.add_argument("--first-seed", type=int, default=0, help="of the drawn jobs (default: 0)")
     parser.add_argument("--minutes", type=float, default=60, help="start no job after that")
     parser.add_argument("--millions", type=float, default=4.0, help="records (default: 4)")
     parser.add_argument("--alone", action="store_true", help="speed: read by commprof only")
@@ -63,7 +64,7 @@ def main() -> int:
         if args.what == "speed":
             kept = Lines(args.results)
             return judged(_speed(args.millions, Path(place), kept, args.alone))
-        rows = _truth(args.jobs, args.minutes, Path(place), args.results)
+        rows = _truth(args.jobs, args.first_seed, args.minutes, Path(place), args.results)
     return judged(demands(rows))
 
 
@@ -108,11 +109,14 @@ def lowest_bandwidth(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def _truth(jobs: int, minutes: float, place: Path, results: Path | None) -> list[dict[str, Any]]:
+def _truth(
+    jobs: int, first_seed: int, minutes: float, place: Path, results: Path | None
+) -> list[dict[str, Any]]:
     rows, kept = read_rows(results), Lines(results)
     done = {row["seed"] for row in rows}
     end = time.monotonic() + 60 * minutes
-    for seed in range(2 * jobs):
+    seeds = range(first_seed, first_seed + 2 * jobs)
+    for seed in seeds:
         if seed in done or time.monotonic() > end:
             continue
         rows.append(_judged_job(seed, place / "job"))
@@ -120,7 +124,7 @@ def _truth(jobs: int, minutes: float, place: Path, results: Path | None) -> list
         row = rows[-1]
         if sorted(row["named"]) != sorted(row["late"]):
             print(f"seed {seed}: {row}", flush=True)
-    return [row for row in rows if row["seed"] < 2 * jobs]
+    return [row for row in rows if row["seed"] in seeds]
 
 
 def _judged_job(seed: int, folder: Path) -> dict[str, Any]:

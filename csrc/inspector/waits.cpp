@@ -42,6 +42,7 @@ class Ledger {
     waits_.lostCalls.resize(members);
     waits_.waitedUs.resize(members * blocks);
     waits_.causedUs.resize(members * blocks);
+    records_.resize(members * blocks);
     if (members <= kMostOfMatrix) {
       waits_.waitersUs.resize(members * members);
     }
@@ -65,6 +66,7 @@ class Ledger {
     for (size_t i = 0; i < times.size(); ++i) {
       const double wait = double(times[i]) - shortest;
       waits_.timeUs[members[i]] += times[i];
+      ++records_[block * members_ + members[i]];
       waits_.waitedUs[block * members_ + members[i]] += wait;
       waitUs += wait;
       timeUs += times[i];
@@ -88,6 +90,26 @@ class Ledger {
       size.transfersUs.push_back(least);
     } else {
       incomplete_[sizeBytes].push_back(least);
+    }
+  }
+
+  // Sets `lostWaitUs` from the number of calls in each block.
+  void estimateLost(std::span<const double> callsOfBlock) {
+    waits_.lostWaitUs.resize(members_ * callsOfBlock.size());
+    for (size_t member = 0; member < members_; ++member) {
+      double waitedUs = 0;
+      uint64_t records = 0;
+      for (size_t block = 0; block < callsOfBlock.size(); ++block) {
+        waitedUs += waits_.waitedUs[block * members_ + member];
+        records += records_[block * members_ + member];
+      }
+      for (size_t block = 0; block < callsOfBlock.size() && records > 0;
+           ++block) {
+        const size_t place = block * members_ + member;
+        const double lost = callsOfBlock[block] - double(records_[place]);
+        waits_.lostWaitUs[place] =
+            std::max(0.0, lost) * waitedUs / double(records);
+      }
     }
   }
 
@@ -163,6 +185,7 @@ class Ledger {
   const uint64_t ranks_;
   const Usual* const usual_;
   Waits waits_;
+  std::vector<uint64_t> records_; // [block, member], with a time
   std::unordered_map<uint64_t, OfSize> sizes_;
   // Shortest times of calls that some ranks did not record, by size.
   std::unordered_map<uint64_t, std::vector<float>> incomplete_;
@@ -261,9 +284,30 @@ class Blocks {
     numbers_ = last >= first_ ? last - first_ + 1 : 1;
   }
 
+  uint32_t blocks() const {
+    return blocks_;
+  }
+
+  bool isOneTurn() const {
+    return turns_ == 1;
+  }
+
   // Numbers between the first and the last.
   uint64_t numbers() const {
     return numbers_;
+  }
+
+  // Adds the numbers after `before` and below `key` to the calls of their
+  // blocks; both are of the first turn.
+  void addBetween(uint64_t before, uint64_t key, std::span<double> calls)
+      const {
+    const uint64_t begin = before + 1 - first_;
+    const uint64_t end = key - first_;
+    for (uint32_t block = of(before); block <= of(key); ++block) {
+      const uint64_t first = std::max(begin, firstOf(block));
+      const uint64_t last = std::min(end, firstOf(block + 1));
+      calls[block] += double(last > first ? last - first : 0);
+    }
   }
 
   uint32_t of(uint64_t key) const {
@@ -274,6 +318,11 @@ class Blocks {
   }
 
  private:
+  // First number of a block, counted from the first of all.
+  uint64_t firstOf(uint32_t block) const {
+    return (block * numbers_ + blocks_ - 1) / blocks_;
+  }
+
   const uint32_t blocks_;
   uint32_t first_ = std::numeric_limits<uint32_t>::max();
   uint64_t numbers_ = 1;
@@ -297,12 +346,20 @@ uint64_t addCalls(
   std::vector<uint32_t> absent;
   std::vector<float> times;
   uint64_t calls = 0;
+  std::vector<double> callsOfBlock(cut.blocks());
+  uint64_t before = kNone;
   while (true) {
     const uint64_t key = *std::min_element(keys.begin(), keys.end());
     if (key == kNone) {
       break;
     }
     ++calls;
+    ++callsOfBlock[cut.of(key)];
+    // Replays repeat numbers, of which none may be missing.
+    if (before != kNone && cut.isOneTurn()) {
+      cut.addBetween(before, key, callsOfBlock);
+    }
+    before = key;
     present.clear();
     absent.clear();
     times.clear();
@@ -339,6 +396,7 @@ uint64_t addCalls(
       }
     }
   }
+  ledger.estimateLost(callsOfBlock);
   return calls;
 }
 

@@ -55,6 +55,9 @@ struct Waits {
   // the waiting ranks; if several have the shortest time, in equal shares.
   std::vector<double> causedUs;
   double unattributedUs = 0; // waiting for ranks without a record
+  // [block, rank]: waiting in calls of which the rank's record is lost, if the
+  // rank waited in them as long as it does in the mean.
+  std::vector<double> lostWaitUs;
   // [rank, other]: waiting for the rank, of the other; empty if too many ranks.
   std::vector<double> waitersUs;
   std::vector<OfSize> sizes;

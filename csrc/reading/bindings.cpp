@@ -197,6 +197,11 @@ void bindWaits(py::module_& m) {
       .def_readonly("unattributed_us", &Waits::unattributedUs)
       .def_readonly("sizes", &Waits::sizes)
       .def_property_readonly(
+          "lost_wait_us",
+          [](const Waits& self) {
+            return matrixOf(self.lostWaitUs, self.timeUs.size());
+          })
+      .def_property_readonly(
           "unpaired_us",
           [](const Waits& self) {
             return matrixOf(self.unpairedUs, self.timeUs.size());

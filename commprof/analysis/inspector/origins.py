@@ -7,7 +7,8 @@ it wait for ``s`` in all its other communicators. Then ``max(0, d - s) / d`` of 
 with this process; the rest is passed on to the processes that it waited for there, in proportion
 to its waiting, and so on. A process that waited in a broadcast, a reduce, or a message without its
 partner's record waited for a rank that is not known: what it passes on for that began with nobody.
-The parts of all waiting add up to it, with that of nobody.
+So does what it may have waited in calls of which its record is lost: as long as it does in the mean
+of that communicator. The parts of all waiting add up to it, with that of nobody.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.inspector.communicators import InspectedJob, per_block
+from commprof.analysis.inspector.communicators import (
+    InspectedCommunicator,
+    InspectedJob,
+    per_block,
+)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -54,6 +59,9 @@ class WaitingGroup:
     waited: Floats
     #: False for operations of which is known that a rank waited, but not for whom.
     is_known: bool = True
+    #: Key of the communicator to which waiting in this group makes no process come late: all its
+    #: members waited together. ``key`` if empty.
+    together_key: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,8 @@ class _Entries:
 
     communicator: Ints
     process: Ints
+    #: Number of the process in the communicators to which the waiting here makes nobody late.
+    together: Ints
     others: Ints
     caused: Floats
     waited: Floats
@@ -110,14 +120,37 @@ def groups_of(job: InspectedJob) -> list[WaitingGroup]:
                 nobodys = np.zeros_like(excess)
                 named = (*key, operations.kind)
                 found.append(WaitingGroup(named, each.process, nobodys, excess, False))
+        lost = _lost(each, key, job.blocks)
+        if lost is not None:
+            found.append(lost)
     return found
+
+
+def _lost(
+    communicator: InspectedCommunicator, key: tuple[str | int, ...], blocks: int
+) -> WaitingGroup | None:
+    """Returns what the ranks may have waited in calls without their records; None if nothing."""
+    waited = np.zeros((blocks, len(communicator.recorded)))
+    for operations in communicator.operations:
+        if operations.waits.lost_wait_us.size:
+            waited += operations.waits.lost_wait_us
+    if not waited.any():
+        return None
+    nobodys = np.zeros_like(waited)
+    lost_key = (*key, "lost")
+    return WaitingGroup(lost_key, communicator.process, nobodys, waited, False, key)
 
 
 def _entries(groups: Sequence[WaitingGroup]) -> _Entries:
     sizes = [len(group.process) for group in groups]
+    process = np.concatenate([group.process for group in groups])
+    numbers: dict[tuple[str | int, ...], int] = {}
+    keys = [numbers.setdefault(g.together_key or g.key, len(numbers)) for g in groups]
+    pairs = np.repeat(keys, sizes) * (int(process.max(initial=0)) + 1) + process
     return _Entries(
         np.repeat(np.arange(len(sizes)), sizes),
-        np.concatenate([group.process for group in groups]),
+        process,
+        np.unique(pairs, return_inverse=True)[1].reshape(-1),
         np.repeat(np.maximum(1, np.array(sizes) - 1), sizes),
         np.concatenate([group.caused for group in groups], axis=1),
         np.concatenate([group.waited for group in groups], axis=1),
@@ -136,7 +169,8 @@ def _carried_back(
         mass: ``[row, entry]``: waiting to trace back, of any subset of ``caused``.
         processes: number of processes.
     """
-    elsewhere = np.bincount(entries.process, waited, processes)[entries.process] - waited
+    elsewhere = np.bincount(entries.process, waited, processes)[entries.process]
+    elsewhere = elsewhere - np.bincount(entries.together, waited)[entries.together]
     delay = caused / entries.others
     passed = np.where(delay > 0, np.minimum(1.0, elsewhere / np.where(delay > 0, delay, 1.0)), 0.0)
     communicators = int(entries.communicator.max(initial=-1)) + 1
@@ -154,7 +188,8 @@ def _carried_back(
             began[row] += np.bincount(entries.process, stays[row], processes)
             per_wait = on[row] / np.where(elsewhere > 0, elsewhere, 1.0)
             of_process = np.bincount(entries.process, per_wait, processes)
-            arriving = waited * (of_process[entries.process] - per_wait)
+            of_together = np.bincount(entries.together, per_wait)
+            arriving = waited * (of_process[entries.process] - of_together[entries.together])
             arrived = np.bincount(entries.communicator, arriving, communicators)
             mass[row] = arrived[entries.communicator] * part
         if is_last:

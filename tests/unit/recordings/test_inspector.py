@@ -354,6 +354,40 @@ def test_nobody_is_accused_in_a_job_without_late_processes(tmp_path: Path, seed:
     assert inspector_result(tmp_path).late == ()
 
 
+@pytest.mark.parametrize(("seed", "late_us"), [(1142, {0: 1418.0}), (1094, {3: 2708.0, 14: 887.0})])
+def test_calls_that_rings_lost_neither_accuse_nor_hide_a_process(
+    tmp_path: Path, seed: int, late_us: dict[int, float]
+) -> None:
+    """Process 1 of the first job waits for 0 in calls that both lost, and so comes late elsewhere.
+
+    In the second, one process is late three times as much as the other.
+    """
+    tp, dp, pp, experts = (1, 8, 1, 2) if len(late_us) == 1 else (2, 4, 2, 1)
+    job = simulate(tp, dp, pp, steps=150, late_us=late_us, experts=experts, seed=seed)
+    job.overflow(ring=24, per_dump=32)
+    job.write(tmp_path, "v4.3")
+    assert {late.process.pid - 1000 for late in inspector_result(tmp_path).late} == set(late_us)
+
+
+def test_waiting_in_lost_calls_is_that_of_the_mean(tmp_path: Path) -> None:
+    """Rank 0 waits 200 us in each call but lost 10 of 40 records, 5 of them with rank 1's."""
+    lines = {
+        rank: [
+            _line(rank, 2, n, 300 if rank == 0 else 100)
+            for n in range(40)
+            if not (20 <= n < 25 or (rank == 0 and 25 <= n < 30))
+        ]
+        for rank in range(2)
+    }
+    (communicator,) = split_job(read_logs(_write(tmp_path / "logs", lines))).communicators
+    (operations,) = communicator.operations
+    lost_us = operations.waits.lost_wait_us
+    assert lost_us.sum(axis=0) == pytest.approx([10 * 200, 0])
+    recorded = operations.waits.waited_us[:, 0]
+    calls = np.bincount(np.arange(40) * len(lost_us) // 40)
+    assert lost_us[:, 0] + recorded == pytest.approx(200.0 * calls)
+
+
 def test_lateness_is_traced_through_a_tensor_parallel_group(tmp_path: Path) -> None:
     """All ranks of tp group 0 come late to their dp groups, because one of them is slow."""
     job = simulate(4, 4, 1, steps=60, late_us={2: 2000.0}, seed=5)
