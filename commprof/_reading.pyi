@@ -163,6 +163,15 @@ def inspector_take_unsplit(
 def inspector_unsplit(
     members: collections.abc.Sequence[InspectorMember], kind: str
 ) -> InspectorWaits: ...
+def pack_records(
+    records: typing.Annotated[numpy.typing.ArrayLike, numpy.uint8],
+) -> tuple[
+    numpy.typing.NDArray[numpy.uint8],
+    numpy.typing.NDArray[numpy.uint8],
+    numpy.typing.NDArray[numpy.uint64],
+    numpy.typing.NDArray[numpy.uint64],
+    numpy.typing.NDArray[numpy.uint8],
+]: ...
 def read_plain_pickle(data: bytes) -> typing.Any: ...
 def replay(
     first: typing.Annotated[numpy.typing.ArrayLike, numpy.int64],

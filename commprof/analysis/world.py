@@ -494,5 +494,5 @@ def _device_clock_error_us(traces: list[Trace]) -> float:
 
 
 def _on_device(trace: Trace) -> int:
-    flagged = trace.records["flags"] & schema.FLAG_DEVICE_ASYNC != 0
-    return int((flagged & (trace.records["kind"] == schema.Kind.ISSUE)).sum())
+    flags = columns.of_kind(trace.records, schema.Kind.ISSUE)["flags"]
+    return int((flags & schema.FLAG_DEVICE_ASYNC != 0).sum())

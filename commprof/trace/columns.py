@@ -13,6 +13,7 @@ import numpy.typing as npt
 from commprof.trace import schema
 from commprof.trace.found_steps import DECLARED, step_marks
 from commprof.trace.lookup import among, look_up, row_of
+from commprof.trace.packed import PackedRecords, records_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
@@ -152,7 +153,7 @@ def once_per_trace(make: Callable[[Trace], Table]) -> Callable[[Trace], Table]:
 def _read_only(table: Table) -> Table:
     for name, column in vars(table).items():
         if isinstance(column, np.ndarray):
-            if column.ndim == 1 and len(column) > _LONG and (column == column[0]).all():
+            if _is_one_value(column):
                 # Of an operation, a size or a thread that never changes, one value is kept.
                 column = np.broadcast_to(column[:1].copy(), len(column))
                 object.__setattr__(table, name, column)
@@ -160,6 +161,13 @@ def _read_only(table: Table) -> Table:
         elif isinstance(column, Spans):
             _read_only(column)
     return table
+
+
+def _is_one_value(column: npt.NDArray[np.generic]) -> bool:
+    """True if a long column that is stored value by value has one value in all rows."""
+    if column.ndim != 1 or len(column) <= _LONG or column.strides == (0,):
+        return False
+    return bool(column[0] == column[-1]) and bool((column == column[0]).all())
 
 
 @once_per_trace
@@ -294,7 +302,7 @@ def finalizations(trace: Trace) -> Finalizations:
     A pass that the script finalises itself, by ``finalize_backward()``, has this finalisation only:
     DDP waits for nothing at the end of the pass.
     """
-    records = trace.records.compress(one_of(trace.records, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END))
+    records = of_kinds(trace.records, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
     records = records.take(np.argsort(records["thread"], kind="stable"))
     first, second = records[:-1], records[1:]
     paired = np.flatnonzero(
@@ -337,9 +345,8 @@ def buckets(trace: Trace) -> Buckets:
     records = of_kind(trace.records, Kind.BUCKET)
     ends = _NO_RECORDS
     if len(records):
-        of_host = trace.records["flags"] & schema.FLAG_DEVICE_TIME == 0
-        is_end = one_of(trace.records, Kind.BUCKET_END, Kind.END)
-        ends = trace.records.compress(is_end & of_host)
+        ends = of_kinds(trace.records, Kind.BUCKET_END, Kind.END)
+        ends = ends.compress(ends["flags"] & schema.FLAG_DEVICE_TIME == 0)
     return Buckets(
         op_id=ints(records["op_id"]),
         group=ints(records["group"]),
@@ -363,7 +370,14 @@ def stacks(trace: Trace, op_id: Ints) -> Ints:
 
 def of_kind(records: Records, kind: schema.Kind) -> Records:
     """Returns the records of one kind."""
-    return records.compress(records["kind"] == kind)
+    return records_of(records, kind)
+
+
+def of_kinds(records: Records, *kinds: schema.Kind) -> Records:
+    """Returns the records of some kinds, in their order."""
+    if isinstance(records, PackedRecords):
+        return records.of_kinds(*kinds)
+    return records.compress(one_of(records, *kinds))
 
 
 def one_of(records: Records, *kinds: schema.Kind) -> npt.NDArray[np.bool_]:
@@ -372,7 +386,12 @@ def one_of(records: Records, *kinds: schema.Kind) -> npt.NDArray[np.bool_]:
 
 
 def ints(values: npt.NDArray[np.generic]) -> Ints:
-    """Converts a field to signed integers, which can be subtracted."""
+    """Converts a field to signed integers, which can be subtracted.
+
+    The result is read-only if the field has one value in all rows, which is then kept once.
+    """
+    if values.strides == (0,) and len(values):
+        return np.broadcast_to(values[:1].astype(np.int64).reshape(()), values.shape)
     return values.astype(np.int64)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import schema
+from commprof.trace.packed import records_of
 from commprof.trace.schema import Kind, Phase, Records
 
 Ints = npt.NDArray[np.int64]
@@ -35,7 +36,7 @@ def step_marks(records: Records) -> StepMarks:
     If the script declared any, those found at updates are ignored. If the whole trace has neither,
     each backward pass that issued a collective ends a step.
     """
-    marks = records.compress(records["kind"] == Kind.STEP)
+    marks = records_of(records, Kind.STEP)
     ends = marks["aux"] == 1
     declared = marks["seq"] == schema.STEP_DECLARED
     source = DECLARED
@@ -66,12 +67,10 @@ def first_issues(records: Records, thread: int) -> tuple[Ints, Records]:
 
     Returns the end time of each pass in ns, and the record of its first collective.
     """
-    phases = records.compress(
-        (records["kind"] == Kind.PHASE)
-        & (records["aux"] == Phase.BACKWARD)
-        & (records["thread"] == thread)
-    )
-    issues = records.compress((records["kind"] == Kind.ISSUE) & (records["value"] > 0))
+    phases = records_of(records, Kind.PHASE)
+    phases = phases.compress((phases["aux"] == Phase.BACKWARD) & (phases["thread"] == thread))
+    issues = records_of(records, Kind.ISSUE)
+    issues = issues.compress(issues["value"] > 0)
     issued = issues["timestamp_ns"]  # in order of time, as all records are
     first = np.searchsorted(issued, phases["timestamp_ns"], side="left")
     last = np.searchsorted(issued, phases["value"], side="right")

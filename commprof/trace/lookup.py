@@ -35,6 +35,8 @@ def row_of(op_id: Ints, keys: Ints) -> Ints:
     """Returns for each operation its first row in ``keys``; -1 if it has none."""
     if len(keys) == 0 or len(op_id) == 0:
         return np.full(len(op_id), -1, dtype=np.int64)
+    if len(keys) == len(op_id) and (keys == op_id).all() and (keys[1:] > keys[:-1]).all():
+        return np.arange(len(keys))  # as the ends of operations that ended in their order
     order = np.argsort(keys, kind="stable")
     at = order[np.minimum(np.searchsorted(keys[order], op_id), len(keys) - 1)]
     return np.where(keys[at] == op_id, at, -1).astype(np.int64)

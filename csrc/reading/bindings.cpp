@@ -12,6 +12,7 @@
 #include "inspector/sequence.h"
 #include "inspector/waits.h"
 #include "reading/bind_events.h"
+#include "reading/bind_records.h"
 #include "reading/bind_replay.h"
 #include "reading/plain_pickle.h"
 
@@ -305,5 +306,6 @@ PYBIND11_MODULE(_reading, m) {
   commprof::bindFollowing(m);
   commprof::bindEvents(m);
   commprof::bindReplay(m);
+  commprof::bindRecords(m);
   commprof::bindPickles(m);
 }

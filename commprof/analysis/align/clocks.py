@@ -7,15 +7,16 @@ import math
 from bisect import bisect, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.late.arrivals import clocks_are_shared
-from commprof.trace.columns import Ints, of_kind, one_of
+from commprof.trace.columns import Ints, ints, of_kind
+from commprof.trace.packed import packed
 from commprof.trace.reader import Trace
-from commprof.trace.schema import TIME_IN_VALUE, Kind, Records
+from commprof.trace.schema import Kind, Records
 from commprof.units import ns_to_us
 
 Floats = npt.NDArray[np.float64]
@@ -194,7 +195,7 @@ def on_common_clock(traces: Sequence[Trace], clocks: Sequence[ClockMap]) -> list
         if clock.is_same_clock
         else dataclasses.replace(
             trace,
-            records=cast("Records", _MovedRecords(trace.records, clock)),
+            records=cast("Records", packed(trace.records).on_clock(clock.to_common)),
             device_activity=trace.device_activity and trace.device_activity.moved(clock.to_common),
         )
         for trace, clock in zip(traces, clocks, strict=True)
@@ -231,65 +232,10 @@ def comparisons(traces: Sequence[Trace]) -> ClockMap | None:
 
 
 def _issued_ns(trace: Trace) -> Ints:
-    issues = trace.records["kind"] == Kind.ISSUE
-    return trace.records["timestamp_ns"][issues].astype(np.int64)
+    return ints(of_kind(trace.records, Kind.ISSUE)["timestamp_ns"])
 
 
 def _clock(trace: Trace) -> _Clock:
     machine = trace.metadata["machine"]
     key = machine["boot_id"], machine["time_namespace"]
     return key if any(key) else trace.rank
-
-
-class _MovedRecords:
-    """Records with their times on another clock, in place of an array of them.
-
-    Times are converted as records or columns are chosen: a copy of all records of all ranks would
-    take as much memory as the traces do.
-    """
-
-    def __init__(self, records: Records, clock: ClockMap) -> None:
-        self._records, self._clock = records, clock
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, field: str) -> npt.NDArray[Any]:
-        """Returns a column."""
-        if field not in ("timestamp_ns", "value"):
-            return self._records[field]
-        return _moved(self._records, self._clock)[field]
-
-    def view(self) -> _MovedRecords:
-        """Returns itself, which nothing can change."""
-        return self
-
-    @property
-    def flags(self) -> Any:
-        """Flags of the array, of which ``writeable`` is False."""
-        return self._records.flags
-
-    def compress(self, chosen: npt.NDArray[np.bool_]) -> Records:
-        """Returns the records under a mask."""
-        return _moved(self._records.compress(chosen), self._clock)
-
-    def take(self, rows: Ints) -> Records:
-        """Returns some records."""
-        return _moved(self._records.take(rows), self._clock)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Records:
-        """Returns all records."""
-        return _moved(self._records, self._clock)
-
-
-def _moved(records: Records, clock: ClockMap) -> Records:
-    moved = records.copy()
-    if len(moved) == 0:
-        return moved
-    for field, rows in (
-        ("timestamp_ns", records["kind"] != Kind.CLOCK),
-        ("value", one_of(records, *TIME_IN_VALUE) & (records["value"] > 0)),
-    ):
-        if rows.any():
-            moved[field][rows] = clock.to_common(records[field][rows].astype(np.int64))
-    return moved

@@ -56,13 +56,14 @@ def on_device_timeline(trace: Trace) -> Trace:
 def timed_collectives(trace: Trace) -> int:
     """Number of device collectives whose completion or wait was timed by a device event."""
     records = trace.records
-    ends = (records["kind"] == Kind.END) & (records["flags"] & schema.FLAG_DEVICE_TIME != 0)
-    with_time = ends | (records["kind"] == Kind.DEVICE_WAIT)
-    if not with_time.any():
+    ends = of_kind(records, Kind.END)
+    ended = ends["op_id"][ends["flags"] & schema.FLAG_DEVICE_TIME != 0]
+    timed = np.concatenate((ended, of_kind(records, Kind.DEVICE_WAIT)["op_id"]))
+    if not len(timed):
         return 0
     issues = of_kind(records, Kind.ISSUE)  # a full ring may have dropped some
     on_device = issues["op_id"][(issues["flags"] & schema.FLAG_DEVICE_ASYNC) != 0]
-    return int(np.isin(on_device, records["op_id"][with_time]).sum())
+    return int(np.isin(on_device, timed).sum())
 
 
 def clock_error_ns(trace: Trace) -> float:

@@ -42,12 +42,8 @@ def samples_read(trace: Trace, step: Ints) -> float:
     if not chosen.any():
         return math.nan
     begin, end = steps.begin_ns[chosen], steps.end_ns[chosen]
-    records = trace.records
-    reads = records.compress(
-        (records["kind"] == Kind.PHASE)
-        & (records["thread"] == steps.thread[0])
-        & (records["seq"] > 0)
-    )
+    phases = columns.of_kind(trace.records, Kind.PHASE)
+    reads = phases.compress((phases["thread"] == steps.thread[0]) & (phases["seq"] > 0))
     at = reads["timestamp_ns"].astype(np.int64)
     inside = row_containing(begin, end, at) >= 0
     samples = reads["seq"][inside].astype(np.int64)
@@ -267,13 +263,9 @@ def merged_steps(trace: Trace, steps: Steps) -> Ints:
     if steps.source != UPDATE or len(steps) == 0:
         return none
     thread = int(steps.thread[0])
-    records = trace.records
-    updates = records["value"][
-        (records["kind"] == Kind.PHASE)
-        & (records["aux"] == Phase.OPTIMIZER)
-        & (records["thread"] == thread)
-    ].astype(np.int64)
-    passes = _within(steps, communicating_backwards(records, thread))
+    phases = columns.phases(trace)
+    updates = phases.end_ns[(phases.key == Phase.OPTIMIZER) & (phases.thread == thread)]
+    passes = _within(steps, communicating_backwards(trace.records, thread))
     updated = _within(steps, updates)
     usual_passes, usual_updates = _usual(passes), _usual(updated)
     if not usual_passes or not usual_updates:

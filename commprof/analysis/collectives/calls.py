@@ -106,10 +106,11 @@ def _threads(trace: Trace, group: Group) -> int:
 def _on_timed_device(trace: Trace, table: Collectives) -> npt.NDArray[np.bool_]:
     """True for device collectives of groups in which a device event timed a completion."""
     records = trace.records
-    ends = (records["kind"] == Kind.END) & (records["flags"] & FLAG_DEVICE_TIME != 0)
-    if not ends.any():
+    ends = columns.of_kind(records, Kind.END)
+    on_device = ends["flags"] & FLAG_DEVICE_TIME != 0
+    if not on_device.any():
         return np.zeros(len(table), dtype=np.bool_)
-    timed = np.isin(table.op_id, records["op_id"][ends].astype(np.int64))
+    timed = np.isin(table.op_id, ends["op_id"][on_device].astype(np.int64))
     issued = columns.of_kind(records, Kind.ISSUE)
     flagged = issued["op_id"][issued["flags"] & FLAG_DEVICE_ASYNC != 0].astype(np.int64)
     return np.isin(table.op_id, flagged) & np.isin(table.group, table.group[timed])

@@ -1,0 +1,56 @@
+// Python bindings of packed records: no logic here. The GIL is released while
+// records are packed.
+#include "reading/bind_records.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/typing.h>
+
+#include "reading/packed_records.h"
+
+namespace py = pybind11;
+
+namespace commprof {
+
+namespace {
+
+using Bytes = py::array_t<uint8_t, py::array::c_style>;
+using Numbers = py::array_t<uint64_t>;
+
+template <class T>
+py::array_t<T> arrayOf(const std::vector<T>& values) {
+  return py::array_t<T>(py::ssize_t(values.size()), values.data());
+}
+
+} // namespace
+
+void bindRecords(py::module_& m) {
+  m.def(
+      "pack_records",
+      [](const Bytes& records) {
+        const std::span<const uint8_t> bytes(
+            records.data(), size_t(records.size()));
+        reading::PackedRecords packed;
+        {
+          const py::gil_scoped_release release;
+          packed = reading::packRecords(bytes);
+        }
+        const std::vector<py::ssize_t> shape = {
+            py::ssize_t(packed.fields.size()),
+            py::ssize_t(reading::kFields),
+            3};
+        return py::typing::Tuple<Bytes, Bytes, Numbers, Numbers, Bytes>(
+            py::make_tuple(
+                arrayOf(packed.kinds),
+                arrayOf(packed.present),
+                arrayOf(packed.counts),
+                Numbers(
+                    shape,
+                    reinterpret_cast<const uint64_t*>(packed.fields.data())),
+                arrayOf(packed.data)));
+      },
+      "The records' kinds; the kinds that occur, and how often; for each kind "
+      "and field [base, width, offset]; and the columns' bytes.",
+      py::arg("records"));
+}
+
+} // namespace commprof

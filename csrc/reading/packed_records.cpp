@@ -1,0 +1,125 @@
+#include "reading/packed_records.h"
+
+#include <cstring>
+#include <limits>
+
+namespace commprof::reading {
+
+namespace {
+
+// Where records begin. They lie anywhere, so that fields are copied out.
+using Rows = std::vector<const uint8_t*>;
+
+template <class T>
+struct Field {
+  size_t offset;
+
+  uint64_t of(const uint8_t* row) const {
+    T value;
+    std::memcpy(&value, row + offset, sizeof(value));
+    return uint64_t(value);
+  }
+};
+
+template <class Use>
+void forEachField(Use use) {
+  use(Field<uint64_t>{offsetof(Record, timestamp_ns)});
+  use(Field<uint64_t>{offsetof(Record, op_id)});
+  use(Field<uint8_t>{offsetof(Record, op)});
+  use(Field<uint8_t>{offsetof(Record, dtype)});
+  use(Field<uint8_t>{offsetof(Record, reduce_op)});
+  use(Field<uint32_t>{offsetof(Record, group)});
+  use(Field<uint32_t>{offsetof(Record, thread)});
+  use(Field<uint32_t>{offsetof(Record, aux)});
+  use(Field<uint64_t>{offsetof(Record, bytes_in)});
+  use(Field<uint64_t>{offsetof(Record, bytes_out)});
+  use(Field<uint32_t>{offsetof(Record, seq)});
+  use(Field<uint32_t>{offsetof(Record, flags)});
+  use(Field<uint64_t>{offsetof(Record, value)});
+}
+
+constexpr Field<uint8_t> kKind = {offsetof(Record, kind)};
+
+size_t widthOf(uint64_t largest) {
+  if (largest == 0) {
+    return 0;
+  }
+  if (largest <= std::numeric_limits<uint8_t>::max()) {
+    return 1;
+  }
+  if (largest <= std::numeric_limits<uint16_t>::max()) {
+    return 2;
+  }
+  return largest <= std::numeric_limits<uint32_t>::max() ? 4 : 8;
+}
+
+template <class Narrow, class T>
+void write(const Rows& rows, Field<T> field, uint64_t base, uint8_t* out) {
+  for (const uint8_t* row : rows) {
+    const auto value = Narrow(field.of(row) - base);
+    std::memcpy(out, &value, sizeof(value));
+    out += sizeof(value);
+  }
+}
+
+template <class T>
+PackedField pack(const Rows& rows, Field<T> field, std::vector<uint8_t>& data) {
+  uint64_t least = std::numeric_limits<uint64_t>::max();
+  uint64_t most = 0;
+  for (const uint8_t* row : rows) {
+    const uint64_t value = field.of(row);
+    least = value < least ? value : least;
+    most = value > most ? value : most;
+  }
+  const size_t width = widthOf(most - least);
+  if (width == 0) {
+    return {least, 0, 0};
+  }
+  const size_t offset = (data.size() + width - 1) / width * width;
+  data.resize(offset + rows.size() * width);
+  uint8_t* const out = data.data() + offset;
+  switch (width) {
+    case 1:
+      write<uint8_t>(rows, field, least, out);
+      break;
+    case 2:
+      write<uint16_t>(rows, field, least, out);
+      break;
+    case 4:
+      write<uint32_t>(rows, field, least, out);
+      break;
+    default:
+      write<uint64_t>(rows, field, least, out);
+  }
+  return {least, width, offset};
+}
+
+} // namespace
+
+PackedRecords packRecords(std::span<const uint8_t> records) {
+  PackedRecords packed;
+  const size_t size = records.size() / sizeof(Record);
+  packed.kinds.reserve(size);
+  std::array<Rows, 256> rows;
+  for (size_t i = 0; i < size; ++i) {
+    const uint8_t* const row = records.data() + i * sizeof(Record);
+    const auto kind = uint8_t(kKind.of(row));
+    packed.kinds.push_back(kind);
+    rows[kind].push_back(row);
+  }
+  for (size_t kind = 0; kind < rows.size(); ++kind) {
+    if (rows[kind].empty()) {
+      continue;
+    }
+    packed.present.push_back(uint8_t(kind));
+    packed.counts.push_back(rows[kind].size());
+    auto& fields = packed.fields.emplace_back();
+    size_t number = 0;
+    forEachField([&](auto field) {
+      fields[number++] = pack(rows[kind], field, packed.data);
+    });
+  }
+  return packed;
+}
+
+} // namespace commprof::reading

@@ -1,0 +1,40 @@
+// The records of one trace, column by column for each kind, in as few bytes as
+// the values of a column need.
+//
+// Nothing is lost: commprof/trace/packed.py reads the columns and puts the
+// records together again. Records of one kind keep their order.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/record.h"
+
+namespace commprof::reading {
+
+// The fields of a record without its kind, in the order of Record.
+inline constexpr size_t kFields = 13;
+
+// The values of one field in the records of one kind: base + the bytes at
+// `offset`, of which each value has `width`; 0 if all values are the base.
+struct PackedField {
+  uint64_t base = 0;
+  uint64_t width = 0;
+  uint64_t offset = 0;
+};
+
+struct PackedRecords {
+  std::vector<uint8_t> kinds; // of each record, in order
+  std::vector<uint8_t> present; // kinds that occur, ascending
+  std::vector<uint64_t> counts; // records of each
+  std::vector<std::array<PackedField, kFields>> fields; // of each
+  std::vector<uint8_t> data; // columns begin at multiples of their width
+};
+
+// Takes the bytes of whole records, wherever they lie.
+PackedRecords packRecords(std::span<const uint8_t> records);
+
+} // namespace commprof::reading

@@ -1,0 +1,98 @@
+"""Records in few bytes give every value back, on their own clock and on another."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pytest
+
+from commprof.trace import columns, packed
+from commprof.trace.schema import RECORD_DTYPE, TIME_IN_VALUE, Kind, Records
+
+_KINDS = (Kind.STEP, Kind.PHASE, Kind.ISSUE, Kind.END, Kind.CLOCK)
+
+
+def _random(seed: int, count: int = 500) -> Records:
+    """Records with fields of all widths: constant, narrow, wide and at the largest value."""
+    random = np.random.default_rng(seed)
+    records = np.zeros(count, dtype=RECORD_DTYPE)
+    for field in RECORD_DTYPE.names or ():
+        bits = 8 * RECORD_DTYPE[field].itemsize
+        spread = int(random.integers(0, bits + 1))
+        base = int(random.integers(0, 2 ** (bits - spread) if spread < bits else 1))
+        values = (
+            random.integers(0, 2**spread, count, dtype=np.uint64, endpoint=False)
+            if (spread < 64)
+            else random.integers(0, 2**64, count, dtype=np.uint64)
+        )
+        records[field] = base + values
+    records["kind"] = random.choice(_KINDS, count)
+    records["bytes_out"][0] = 2**64 - 1
+    return records
+
+
+def _packs() -> list[object]:
+    return [packed.pack_in_python, packed.native_pack_records]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("pack", _packs(), ids=["python", "native"])
+def test_every_value_is_given_back(
+    seed: int, pack: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pack is None:
+        pytest.skip("the module was not built")
+    monkeypatch.setattr(packed, "native_pack_records", pack)
+    records = _random(seed)
+    found = packed.packed(records)
+    assert len(found) == len(records)
+    assert found.copy().tobytes() == records.tobytes()
+    for field in RECORD_DTYPE.names or ():
+        assert found[field].dtype == RECORD_DTYPE[field]
+        assert (found[field] == records[field]).all()
+    for kind in _KINDS:
+        chosen = records[records["kind"] == kind]
+        some = found.of_kind(kind)
+        assert np.array(some).tobytes() == chosen.tobytes()
+        odd = chosen["seq"] % 2 == 1
+        for field in RECORD_DTYPE.names or ():
+            assert (some[field] == chosen[field]).all()
+            assert (some.compress(odd)[field] == chosen[odd][field]).all()
+    two = found.of_kinds(Kind.STEP, Kind.END)
+    mask = np.isin(records["kind"], (Kind.STEP, Kind.END))
+    assert two.tobytes() == records[mask].tobytes()
+
+
+def test_no_records_and_unknown_kinds() -> None:
+    none = packed.packed(np.zeros(0, dtype=RECORD_DTYPE))
+    assert len(none) == len(none["value"]) == len(none.of_kind(Kind.END)["value"]) == 0
+    assert len(none.of_kinds(Kind.END)) == 0
+    records = np.zeros(3, dtype=RECORD_DTYPE)
+    records["kind"] = 200
+    assert packed.packed(records).copy().tobytes() == records.tobytes()
+
+
+def test_what_never_changes_takes_no_memory() -> None:
+    records = np.zeros(1000, dtype=RECORD_DTYPE)
+    records["kind"] = Kind.ISSUE
+    records["timestamp_ns"] = 2**60 + np.arange(1000)
+    records["bytes_in"] = 2**40
+    found = packed.packed(records)
+    assert found._data.nbytes == 2000
+    assert columns.ints(found.of_kind(Kind.ISSUE)["bytes_in"]).strides == (0,)
+
+
+def test_times_are_converted_and_nothing_else() -> None:
+    records = _random(1)
+    records["timestamp_ns"] %= 2**40
+    records["value"] %= 2**40
+    records["value"][::7] = 0
+    moved = packed.packed(records).on_clock(lambda times: times + 5)
+    expected = records.copy()
+    expected["timestamp_ns"][records["kind"] != Kind.CLOCK] += np.uint64(5)
+    timed = np.isin(records["kind"], TIME_IN_VALUE) & (records["value"] > 0)
+    expected["value"][timed] += np.uint64(5)
+    assert moved.copy().tobytes() == expected.tobytes()
+    ends = columns.of_kind(cast("Records", moved), Kind.END)
+    assert (ends["timestamp_ns"] == expected["timestamp_ns"][expected["kind"] == Kind.END]).all()
