@@ -19,6 +19,7 @@ from commprof import _native, invocation
 from commprof.capture import nccl
 from commprof.capture.auto_phases import FSDP2, AutoPhases
 from commprof.capture.cross_check_sources import CrossCheckSources
+from commprof.capture.ddp_work import DdpWork
 from commprof.capture.device_telemetry import TelemetrySampler
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.garbage import GarbageCollections
@@ -117,6 +118,7 @@ class Profiler:
         self._gloo_threads: dict[str, int] = {}
         self._gradient_norms = GradientNorms(settings.gradient_norms_every)
         self._garbage = GarbageCollections(self._recorder)
+        self._ddp_work = DdpWork(self._recorder)
         self._telemetry = TelemetrySampler()
         #: What looks at the end of each step for a connection or a device until it has found it.
         self._connecting: list[StoreLink | TelemetrySampler] = []
@@ -203,6 +205,7 @@ class Profiler:
         self._gradient_norms.install(path.with_suffix(".gradients"))
         self._trained.install(path)
         self._garbage.install()
+        self._ddp_work.install()
         self._had_group = dist.is_available() and dist.is_initialized()
         self._step = 0
         self._clock = clock
@@ -265,6 +268,7 @@ class Profiler:
         self._gradient_norms.remove()
         self._trained.remove()
         self._garbage.remove()
+        self._ddp_work.remove()
         self._note_gloo_threads()
         self._note_ending(error)
         self._cross_check_sources.stop(self._recorder)

@@ -108,6 +108,10 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "pauses": {"count": int, "total_ns": int, "longest_ns": int, "longest_begin_ns": int},
     # Garbage collections of 1 ms or more: the begin and end of each, 4,096 at most, and the total.
     "garbage": {"total_ns": int, "begin_ns": list[int], "end_ns": list[int]},
+    # Begin and end of DDP's own work in forward passes, of 4,096 passes at most: sending its
+    # buffers, their collectives included, and searching the graph for unused parameters.
+    "ddp_buffer_syncs": {"begin_ns": list[int], "end_ns": list[int]},
+    "ddp_searches": {"begin_ns": list[int], "end_ns": list[int]},
     # Bytes of the parameters that the optimizers updated in their first updates: of all, of those
     # that DDP models reduce, and of those that DDP models were told to ignore; sharded is True if
     # some are shards; other_libraries, those loaded that communicate outside of torch.distributed.

@@ -26,8 +26,8 @@ class Sighting:
 
     #: Sentences with the figures of this job.
     sentence: str
-    #: Fraction of the mean step that the cause holds, an upper bound on what its fix wins; NaN if
-    #: not known.
+    #: Fraction of the mean step that the cause holds; NaN if not known. The fix wins at most this
+    #: where ``saving`` is None.
     share: float = math.nan
     #: None if not known.
     saving: Saving | None = None
@@ -57,5 +57,8 @@ class CatalogueCause:
     fix: str
     #: Address of a public report that describes the mistake.
     source: str
+    #: It is named only if the low end of what its fix wins, where that is known, is at least this
+    #: fraction of the step.
+    worth: float = WORTH_NAMING
     #: True if the mistake makes the result of training wrong; it is then named first.
     is_wrong: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
@@ -16,21 +18,48 @@ def _broadcasts(calls: RankCalls) -> Mask:
     return calls.chosen(["broadcast"]) & (calls.phase == Phase.FORWARD)
 
 
+def _with_copies(facts: Facts, place: int, mask: Mask) -> Removed:
+    """The broadcasts, with DDP's copies of the buffers into one tensor before and back after them.
+
+    A pass whose copies were not noted has the median length of those that were.
+    """
+    calls = facts.ranks[place]
+    rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
+    # The broadcasts of one forward pass follow one another within the same phase.
+    segment, first = np.unique(calls.segment[rows], return_index=True)
+    if not len(segment):
+        return Removed.whole(calls, mask)
+    begin = calls.table.issue_ns[rows][first]
+    end = np.maximum.reduceat(calls.wait_end_ns[rows], first)
+    noted_begin, noted_end = facts.noted_ns(place, "ddp_buffer_syncs")
+    if not len(noted_begin):
+        return Removed.whole(calls, mask)
+    at = np.clip(np.searchsorted(noted_begin, begin, side="right") - 1, 0, None)
+    known = (noted_begin[at] <= begin) & (end <= noted_end[at])
+    if not known.any():
+        return Removed.whole(calls, mask)
+    before, after = begin - noted_begin[at], noted_end[at] - end
+    before, after = (
+        np.where(known, ns, np.median(ns[known])).astype(np.int64) for ns in (before, after)
+    )
+    return Removed(mask, begin - before, end + after)
+
+
 def _rule(facts: Facts) -> Sighting | None:
     if not facts.ddp_models or 1 not in facts.logged("broadcast_buffers"):
         return None
     masks = [_broadcasts(calls) for calls in facts.ranks]
     if min(calls.per_step(mask) for calls, mask in zip(facts.ranks, masks, strict=True)) < 1:
         return None
-    blocked = [calls.blocked_ns(mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
-    share = facts.share(blocked)
-    if share < WORTH_NAMING:
+    removed = [_with_copies(facts, place, mask) for place, mask in enumerate(masks)]
+    taken = [float((each.end_ns - each.begin_ns).sum()) for each in removed]
+    share = facts.share(taken)
+    if not share >= WORTH_NAMING:
         return None
-    removed = [Removed.whole(calls, mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
     first, mask = facts.first, masks[0]
     size = first.size_bytes[mask].sum() / facts.steps
     number = first.per_step(mask)
-    ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    ms = ns_to_ms(sum(taken) / len(taken) / facts.steps)
     synced = 1 in facts.logged("has_sync_bn")
     more = " SyncBatchNorm has already made them equal on all ranks." if synced else ""
     return Sighting(
@@ -49,8 +78,8 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "A DDP model made with `broadcast_buffers=True`, the default, issues at least one "
-        "broadcast in each step's forward pass, and the ranks stand in these broadcasts for at "
-        f"least {WORTH_NAMING:.0%} of the step."
+        "broadcast in each step's forward pass, and these broadcasts, with DDP's copies of the "
+        f"buffers before and after them, take at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "Before each forward pass DDP sends all buffers of the model (running means of BatchNorm, "

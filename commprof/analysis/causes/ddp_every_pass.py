@@ -26,15 +26,21 @@ def exchanging_ns(calls: RankCalls) -> Ints:
     return span.begin_ns[~np.isin(span.key, table.graph_task[table.op == _SCATTER])]
 
 
-def _needless(calls: RankCalls) -> tuple[Mask, Ints, Ints]:
-    """Calls of the passes that are not the last before an update, and these passes' final waits."""
+def _needless(calls: RankCalls, copies: bool) -> tuple[Mask, Ints, Ints]:
+    """Calls of the passes that are not the last before an update, and these passes' final waits.
+
+    If DDP ``copies`` gradients from the buckets at the end of a pass, it has copied as many bytes
+    into them before: as much time as that takes the processor goes before the wait, too.
+    """
     phases, table = columns.phases(calls.trace), calls.table
-    span = columns.finalizations(calls.trace).span
+    final = columns.finalizations(calls.trace)
+    span = final.span
+    copied = copies * (span.end_ns - span.begin_ns - final.blocked_ns)
     update = np.sort(phases.begin_ns[phases.key == Phase.OPTIMIZER])
     before = np.searchsorted(update, span.begin_ns)
     last = np.append(np.diff(before) != 0, True)[: len(before)]
     mask = np.isin(table.graph_task, span.key[~last]) & (calls.step >= 0)
-    return mask, span.begin_ns[~last], span.end_ns[~last]
+    return mask, (span.begin_ns - copied)[~last], span.end_ns[~last]
 
 
 def _same_buckets(calls: RankCalls) -> bool:
@@ -55,7 +61,9 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     if not facts.ddp_models or passes.exchanged <= facts.ddp_models:
         return None  # a pass per model
-    parts = [_needless(calls) for calls in facts.ranks]
+    views = facts.logged("gradient_as_bucket_view")
+    copies = bool(views) and not any(views) and not facts.on_device
+    parts = [_needless(calls, copies) for calls in facts.ranks]
     blocked = [
         float(calls.exposed_ns[mask].sum())
         for calls, (mask, _, _) in zip(facts.ranks, parts, strict=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
+from commprof.trace.columns import Ints
 from commprof.units import ns_to_ms
 
-#: The all-reduce of the used parameters is worth a word from this fraction of the step on; the
-#: search itself, which costs more, is not recorded.
+#: The search and the all-reduce of the used parameters are worth a word from this fraction of the
+#: step on.
 _WORTH = 0.01
 #: Bytes of one parameter's mark in that all-reduce.
 _MARK_BYTES = 4
@@ -23,6 +26,14 @@ def _marks(calls: RankCalls, parameters: set[int]) -> Mask:
     mask: Mask = calls.chosen(["all_reduce"]) & (calls.table.graph_task >= 0)
     mask = mask & (calls.table.dtype == (names.index("Int") if "Int" in names else -1))
     return mask & sum((calls.size_bytes == size for size in whole), start=mask & False)
+
+
+def _with_search(removed: Removed, begin_ns: Ints, end_ns: Ints) -> Removed:
+    return Removed(
+        removed.calls,
+        np.concatenate([removed.begin_ns, begin_ns]),
+        np.concatenate([removed.end_ns, end_ns]),
+    )
 
 
 def _rule(facts: Facts) -> Sighting | None:
@@ -39,15 +50,24 @@ def _rule(facts: Facts) -> Sighting | None:
     exposed = [
         float(calls.exposed_ns[mask].sum()) for calls, mask in zip(facts.ranks, masks, strict=True)
     ]
-    share = facts.share(exposed)
-    if share < _WORTH:
+    searches = [facts.noted_ns(place, "ddp_searches") for place in range(len(facts.ranks))]
+    searching = [float((end - begin).sum()) for begin, end in searches]
+    share = facts.share([a + b for a, b in zip(exposed, searching, strict=True)])
+    if not share >= _WORTH:
         return None
-    removed = [Removed.whole(calls, mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
-    ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
+    removed = [
+        _with_search(Removed.whole(calls, mask), *times)
+        for calls, mask, times in zip(facts.ranks, masks, searches, strict=True)
+    ]
+    ms, search_ms = (
+        ns_to_ms(sum(total) / len(total) / facts.steps) for total in (exposed, searching)
+    )
+    cost = f"The search takes {in_ms(search_ms)} per step, and the" if search_ms else "The"
+    more = "" if search_ms else "; the search comes on top"
     return Sighting(
         "DDP searches the autograd graph for unused parameters in every pass "
-        "(find_unused_parameters=True) and has found none. The ranks' agreement on them alone, an "
-        f"all-reduce after backward, takes {in_ms(ms)} per step; the search comes on top.",
+        f"(find_unused_parameters=True) and has found none. {cost} ranks' agreement on them, an "
+        f"all-reduce after backward, {in_ms(ms)}{more}.",
         share,
         saving_without(facts, removed),
     )
@@ -60,9 +80,10 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "All DDP models were made with `find_unused_parameters=True`, DDP's log counts no unused "
-        "parameter in any of the passes that it sampled, and the all-reduce of one mark per "
-        f"parameter delays the step by at least {_WORTH:.0%}."
+        "parameter in any of the passes that it sampled, and the search and the all-reduce of one "
+        f"mark per parameter take at least {_WORTH:.0%} of the step."
     ),
+    worth=_WORTH,
     why=(
         "With `find_unused_parameters=True` DDP walks through the autograd graph after each "
         "forward pass, and after backward all ranks agree by one more all-reduce on the parameters "

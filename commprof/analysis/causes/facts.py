@@ -24,7 +24,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS, Phase
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, OPS, Kind, Phase
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -182,6 +182,14 @@ class Facts:
         return float(np.mean(total_ns)) / self.steps / self.step_ns
 
     @cached_property
+    def on_device(self) -> bool:
+        """True if collectives ran on a device: its work is then not that of the thread."""
+        return any(
+            bool((columns.of_kind(trace.records, Kind.ISSUE)["flags"] & FLAG_DEVICE_ASYNC).any())
+            for trace in self.seen.traces
+        )
+
+    @cached_property
     def ddp_logs(self) -> tuple[Mapping[str, Any], ...]:
         """DDP's logs of all models of all ranks."""
         sources = (trace.metadata.get("cross_check_sources") or {} for trace in self.seen.traces)
@@ -201,6 +209,25 @@ class Facts:
         return [int(value) for value in values if isinstance(value, int)] * all(
             isinstance(value, int) for value in values
         )
+
+    def noted_ns(self, place: int, key: str) -> tuple[Ints, Ints]:
+        """Begins and ends, in ns, of times in the metadata of a rank, on the common clock.
+
+        Those in measured steps, in order; empty where they were not recorded. ``place``: position
+        of the rank in ``ranks``.
+        """
+        noted = self.seen.traces[place].metadata.get(key) or {}
+        pairs = zip(noted.get("begin_ns", ()), noted.get("end_ns", ()), strict=False)
+        spans = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
+        # The metadata has the rank's own clock; its records tell the difference.
+        recorded, aligned = self.seen.recorded[place].records, self.seen.traces[place].records
+        if len(recorded) and len(recorded) == len(aligned):
+            first = int(aligned["timestamp_ns"][0]) - int(recorded["timestamp_ns"][0])
+            spans = spans + first
+        calls = self.ranks[place]
+        spans = spans[np.argsort(spans[:, 0], kind="stable")]
+        inside = row_containing(calls.begin_ns, calls.end_ns, spans[:, 0]) >= 0
+        return spans[inside, 0], spans[inside, 1]
 
     def passes(self, exchanging_ns: Sequence[Ints]) -> Passes | None:
         """Counts backward passes between updates; None if the ranks differ or nothing is known.

@@ -5,34 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
-from commprof.analysis.causes.facts import Facts, RankCalls
+from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
-from commprof.trace.columns import Ints
-from commprof.trace.lookup import row_containing
 from commprof.units import ns_to_ms
 
 
-def _collections(facts: Facts, calls: RankCalls, place: int) -> tuple[Ints, Ints]:
-    """Begins and ends, in ns, of the collections in measured steps, on the common clock.
-
-    Empty where they were not recorded.
-    """
-    noted = calls.trace.metadata.get("garbage") or {}
-    pairs = zip(noted.get("begin_ns", ()), noted.get("end_ns", ()), strict=False)
-    spans = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
-    # The metadata has the rank's own clock; its steps tell the difference.
-    recorded, aligned = facts.seen.recorded[place], facts.seen.traces[place]
-    if len(recorded.records) and len(recorded.records) == len(aligned.records):
-        first = int(aligned.records["timestamp_ns"][0]) - int(recorded.records["timestamp_ns"][0])
-        spans = spans + first
-    inside = row_containing(calls.begin_ns, calls.end_ns, spans[:, 0]) >= 0
-    return spans[inside, 0], spans[inside, 1]
-
-
 def _rule(facts: Facts) -> Sighting | None:
-    spans = [_collections(facts, calls, place) for place, calls in enumerate(facts.ranks)]
+    spans = [facts.noted_ns(place, "garbage") for place in range(len(facts.ranks))]
     own = [float((end - begin).sum()) for begin, end in spans]
     number = sum(len(begin) for begin, _ in spans)
     if facts.share(own) < WORTH_NAMING / 2 or number < 2:

@@ -6,10 +6,8 @@ import numpy as np
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.named_cause import Saving
-from commprof.analysis.causes.turns import LongSteps, long_steps
+from commprof.analysis.causes.turns import LongSteps, long_steps, saving_without
 from commprof.analysis.evidence import Figure
-from commprof.analysis.replay.gains import saved_by
 from commprof.text import in_ms
 from commprof.trace import columns
 from commprof.trace.columns import Ints
@@ -46,7 +44,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"Rank {rank} {what} {_how_often(steps, place)}, and the other ranks wait for it, "
         f"{in_ms(ms)} each time.",
         steps.share(facts.step_ns),
-        _saving(facts, steps, place),
+        saving_without(facts, steps, [place]),
         fix=_FIX if passes > 0 else _ASYNCHRONOUS,
     )
 
@@ -73,12 +71,6 @@ def _more_forwards(facts: Facts, place: int, rows: Ints) -> float:
     count = np.searchsorted(begun, calls.end_ns) - np.searchsorted(begun, calls.begin_ns)
     usual = np.delete(count, rows)
     return float(np.median(count[rows]) - np.median(usual)) if len(usual) else 0.0
-
-
-def _saving(facts: Facts, steps: LongSteps, place: int) -> Saving:
-    """What is won if the other ranks need not wait in the long steps of one rank."""
-    wall = np.mean([part.wall_ns for part in facts.seen.measured], axis=0)
-    return Saving(saved_by(wall, np.maximum(wall - steps.cost_ns[place], 0.0)), "measured")
 
 
 _FIX = (

@@ -6,10 +6,8 @@ import numpy as np
 
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.named_cause import Saving
-from commprof.analysis.causes.turns import long_steps
+from commprof.analysis.causes.turns import long_steps, saving_without
 from commprof.analysis.evidence import Figure
-from commprof.analysis.replay.gains import saved_by
 from commprof.text import in_ms, named_ranks
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
@@ -40,15 +38,13 @@ def _rule(facts: Facts) -> Sighting | None:
     number = int((together > 0).sum())
     longer = ns_to_ms(float(np.median(steps.extra_ns[steps.is_long].sum(axis=1))))
     ranks = [facts.seen.ranks[place] for place in turns.tolist()]
-    wall = np.mean([part.wall_ns for part in facts.seen.measured], axis=0)
-    cost = steps.cost_ns.sum(axis=0)
     return Sighting(
         f"{named_ranks(ranks).capitalize()} take turns at being late: in {number} of "
         f"{facts.steps} steps one of them works {in_ms(longer)} longer than it usually does, "
         "outside of forward, backward and updates, and the others wait. Each rank's garbage "
         "collection, log, cache or checkpoint at a time of its own looks like this.",
         steps.share(facts.step_ns),
-        Saving(saved_by(wall, np.maximum(wall - cost, 0.0)), "measured"),
+        saving_without(facts, steps, range(len(facts.ranks))),
     )
 
 

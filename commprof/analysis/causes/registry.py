@@ -27,7 +27,7 @@ from commprof.analysis.causes import (
     too_many_threads,
     trained_apart,
 )
-from commprof.analysis.causes.catalogue_cause import CatalogueCause
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.named_cause import NamedCause
 from commprof.analysis.evidence import Figure
@@ -83,10 +83,17 @@ def named_causes(
         for cause in CAUSES
         if all(map(world.evidence.supports, (*_ALWAYS, *cause.needs)))
         and (sighting := cause.rule(facts)) is not None
+        and _is_worth_naming(cause, sighting)
     ]
     ids = {cause.id for cause in causes}
     causes = [cause for cause in causes if not _EXPLAINED_BY.get(cause.id, set()) & ids]
     return tuple(sorted(causes, key=lambda cause: (not cause.is_wrong, -cause.weight)))
+
+
+def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
+    """False if chance may be all that the fix wins: healthy jobs come close to the thresholds."""
+    saving = sighting.saving
+    return saving is None or saving.saved.low >= cause.worth
 
 
 #: What all rules need.

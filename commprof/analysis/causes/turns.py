@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from commprof.analysis.causes.facts import Facts, Floats, Mask
+from commprof.analysis.causes.named_cause import Saving
 from commprof.analysis.late.stragglers import of_ranks
+from commprof.analysis.replay.gains import recorded_replays, saved_by
+from commprof.analysis.replay.program import replayed_steps
 from commprof.analysis.step.breakdown import caused_in_all
 from commprof.analysis.step.exposure import NO_CORE
 from commprof.stats.intervals import robust_deviation
@@ -39,6 +43,36 @@ class LongSteps:
         """Phase in which most of the unusual work of a row's rank lies."""
         extra = self.extra_ns[rank][self.is_long[rank]].sum(axis=0)
         return PHASES[int(np.argmax(extra))]
+
+
+def saving_without(facts: Facts, steps: LongSteps, places: Sequence[int]) -> Saving:
+    """What is won if some ranks never work longer than they usually do.
+
+    The steps are replayed with these ranks' median work in their long steps. Without a replay, the
+    others' waiting in these steps counts, which also holds what they wait for anyway.
+
+    Args:
+        facts: the world size.
+        steps: what :func:`long_steps` returns.
+        places: positions of the ranks.
+    """
+    recorded = recorded_replays(facts.seen)
+    base = None if recorded is None else recorded.step_ns()
+    if recorded is not None and base is not None:
+        chosen = np.concatenate(replayed_steps(facts.seen))
+        used = np.isin(facts.seen.measured[0].step, chosen)
+        own = [each.copy() for each in recorded.own_ns]
+        for place in places:
+            is_long = steps.is_long[place][used]
+            if is_long.any() and not is_long.all():
+                own[place][is_long] = np.median(own[place][~is_long], axis=0)
+        changed = recorded.step_ns(own)
+        if changed is not None:
+            saved = saved_by(base[recorded.counted], changed[recorded.counted])
+            return Saving(saved, "replayed")
+    wall = np.mean([part.wall_ns for part in facts.seen.measured], axis=0)
+    cost = steps.cost_ns[list(places)].sum(axis=0)
+    return Saving(saved_by(wall, np.maximum(wall - cost, 0.0)), "measured")
 
 
 def long_steps(facts: Facts) -> LongSteps | None:

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from commprof.analysis.align.measured import measured_world
 from commprof.analysis.causes.named_cause import NamedCause
 from commprof.analysis.causes.registry import named_causes
@@ -51,9 +53,16 @@ class Meeting:
 class Script:
     """One rank's script: each method moves the clock, which counts in ms."""
 
-    def __init__(self, rank: Rank, meeting: Meeting) -> None:
-        self.rank, self.now_ms, self._meeting = rank, 0.0, meeting
+    def __init__(self, rank: Rank, meeting: Meeting, meets: bool = False) -> None:
+        """``meets``: every collective begins when the last rank has come."""
+        self.rank, self.now_ms, self._meeting, self._meets = rank, 0.0, meeting, meets
         self.passes = self._seq = 0
+        #: Length of each step in ms.
+        self.steps_ms: list[float] = []
+
+    def _all_here(self) -> float:
+        """Returns when a collective that is issued now begins, in ms."""
+        return self._meeting.latest(self.rank.rank, self.now_ms) if self._meets else self.now_ms
 
     @property
     def _now(self) -> int:
@@ -77,7 +86,7 @@ class Script:
         """Issues a collective, and waits until it is complete after ``ms``."""
         self._seq += 1
         begin = self._now
-        self.now_ms += ms
+        self.now_ms = self._all_here() + ms
         op_id = self.rank.collective(
             self._seq, begin, self._now, size, op=op, dtype=DTYPES.index(dtype), **fields
         )
@@ -104,16 +113,18 @@ class Script:
         ms: float,
         buckets: dict[int, float] | None = None,
         marks: dict[int, float] | None = None,
+        copy_ms: float = 0.0,
     ) -> None:
         """A backward pass that exchanges buckets at its end; ``buckets``: ms by bytes.
 
-        ``marks``: the same for exchanges of the parameters that were used.
+        ``marks``: the same for exchanges of the parameters that were used. The gradients are copied
+        into the buckets for ``copy_ms``, and out of them as long.
         """
         begin, task = self._now, self.passes
         self.passes += 1
-        self.now_ms += ms
+        self.now_ms += ms + copy_ms * bool(buckets)
         if buckets:
-            final, end = self._now, self.now_ms
+            final, end = self._now, self._all_here()
             sent = [(*bucket, "Float") for bucket in buckets.items()]
             for size, wire, dtype in [*sent, *((*mark, "Int") for mark in (marks or {}).items())]:
                 self._seq += 1
@@ -121,8 +132,8 @@ class Script:
                 self.rank.collective(
                     self._seq, final, round(end * MS), size, task, dtype=DTYPES.index(dtype)
                 )
-            self.now_ms = end
-            self.rank.finalize(final, self._now, 0, graph_task=task)
+            self.now_ms = end + copy_ms
+            self.rank.finalize(final, self._now, round(copy_ms * MS), graph_task=task)
         self.rank.phase(Phase.BACKWARD, begin, self._now)
 
     def sharded(
@@ -157,10 +168,11 @@ class Script:
 
     def step(self, body: Callable[[], None]) -> None:
         """One step with its update."""
-        begin = self._now
+        begin, begin_ms = self._now, self.now_ms
         self.now_ms += 0.001  # no event is at the step's begin
         body()
         self.rank.step(begin, self._now)
+        self.steps_ms.append(self.now_ms - begin_ms)
 
 
 def causes_of(
@@ -171,6 +183,7 @@ def causes_of(
     models: int = 1,
     log: dict[str, Any] | None = None,
     about: dict[str, Any] | None = None,
+    meets: bool = False,
     **metadata: Any,
 ) -> dict[str, NamedCause]:
     """Returns the causes that a job shows, by name, in the order in which they are listed.
@@ -182,15 +195,42 @@ def causes_of(
         models: number of DDP models.
         log: DDP's log of each model, in addition to ``LOG``.
         about: changes of the run's context.
+        meets: every collective begins when the last rank has come.
         metadata: further metadata of every rank's trace.
     """
+    scripts = _trained(body, ranks, steps, models, log, meets, metadata)
+    run = world_run([script.rank for script in scripts])
+    seen = measured_world(run)
+    assert seen is not None
+    found = named_causes(context(**(about or {})), world_result(run, seen), seen)
+    return {cause.id: cause for cause in found}
+
+
+def mean_step_ms(
+    body: Callable[[Script, int], None], *, ranks: int = 2, steps: int = 12, meets: bool = True
+) -> float:
+    """Returns the mean step of a job after its warm-up, as its schedule was built."""
+    scripts = _trained(body, ranks, steps, 0, None, meets, {})
+    return float(np.mean([script.steps_ms[1:] for script in scripts]))
+
+
+def _trained(
+    body: Callable[[Script, int], None],
+    ranks: int,
+    steps: int,
+    models: int,
+    log: dict[str, Any] | None,
+    meets: bool,
+    metadata: dict[str, Any],
+) -> list[Script]:
+    """Returns the scripts of all ranks after their last step; arguments as of ``causes_of``."""
     logs = [{**LOG, **(log or {})}] * models
     meeting = Meeting(ranks)
     scripts: list[Script] = []
     for number in range(ranks):
         sources = {"ddp_logs": logs, "ddp_models": models}
         rank = Rank(number, ranks, dtypes=DTYPES, cross_check_sources=sources, **metadata)
-        scripts.append(Script(rank, meeting))
+        scripts.append(Script(rank, meeting, meets))
 
     def train(script: Script) -> None:
         for step in range(steps):
@@ -198,11 +238,7 @@ def causes_of(
 
     with ThreadPoolExecutor(ranks) as pool:
         list(pool.map(train, scripts))
-    run = world_run([script.rank for script in scripts])
-    seen = measured_world(run)
-    assert seen is not None
-    found = named_causes(context(**(about or {})), world_result(run, seen), seen)
-    return {cause.id: cause for cause in found}
+    return scripts
 
 
 def saved(cause: NamedCause) -> float:

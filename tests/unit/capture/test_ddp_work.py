@@ -1,0 +1,80 @@
+"""Checks that DDP's own work in forward passes is noted, and restored methods note nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof.capture.ddp_work import DdpWork
+from commprof.files import checked
+from commprof.trace.documents import MORE_METADATA
+
+
+class Recorder:
+    """Keeps the metadata that would go into the trace."""
+
+    def __init__(self, write_errno: int = 0) -> None:
+        self.metadata: dict[str, Any] = {}
+        self._write_errno = write_errno
+
+    def stats(self) -> Any:
+        return SimpleNamespace(write_errno=self._write_errno)
+
+    def add_metadata(self, text: str) -> None:
+        self.metadata |= json.loads(text)
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def noted(passes: int, write_errno: int = 0, **settings: bool) -> dict[str, Any]:
+    """Returns what is noted of a model with buffers in some passes, and of one pass after them."""
+    model = DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)), **settings
+    )
+    before = DistributedDataParallel._sync_buffers, DistributedDataParallel._post_forward
+    recorder = Recorder(write_errno)
+    work = DdpWork(recorder)  # type: ignore[arg-type]
+    work.install()
+    try:
+        for _ in range(passes):
+            model(torch.randn(8, 4)).sum().backward()
+    finally:
+        work.remove()
+    after = DistributedDataParallel._sync_buffers, DistributedDataParallel._post_forward
+    assert after == before
+    model(torch.randn(8, 4)).sum().backward()
+    for key, value in recorder.metadata.items():
+        checked(value, MORE_METADATA[key], key)
+    return recorder.metadata
+
+
+def test_each_sending_of_buffers_is_noted_with_its_time() -> None:
+    found = noted(3)
+    assert list(found) == ["ddp_buffer_syncs"]
+    begin, end = found["ddp_buffer_syncs"]["begin_ns"], found["ddp_buffer_syncs"]["end_ns"]
+    assert len(begin) == len(end) == 3
+    assert all(first < last for first, last in zip(begin, end, strict=True))
+    assert begin == sorted(begin)
+
+
+def test_a_search_is_noted_only_where_ddp_searches() -> None:
+    assert len(noted(3, find_unused_parameters=True)["ddp_searches"]["begin_ns"]) == 3
+    static = noted(3, static_graph=True)
+    assert "ddp_searches" not in static
+
+
+def test_without_passes_or_on_a_full_disk_nothing_is_written() -> None:
+    assert noted(0) == {}
+    assert noted(2, write_errno=28) == {}
