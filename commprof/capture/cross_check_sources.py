@@ -33,8 +33,9 @@ _DDP_KEYS = (
     *("broadcast_buffers", "has_sync_bn", "find_unused_parameters", "unused_parameter_size"),
     *("static_graph", "num_parameter_tensors", "bucket_cap_bytes", "gradient_as_bucket_view"),
 )
-#: Bytes of the parameters that a pass did not use, and the largest value that was read.
+#: Bytes of the parameters that a pass did not use, and the largest and least value that was read.
 _UNUSED, _MOST_UNUSED = "unused_parameter_size", "most_unused_parameter_size"
+_LEAST_UNUSED = "least_unused_parameter_size"
 #: DDP updates its log in its first ten iterations, and then in one of every hundred. Reading it
 #: takes longer than recording a step. So it is read in a model's first forward pass, then after as
 #: many further passes as these numbers say, the last of which repeats.
@@ -75,8 +76,10 @@ class _Called:
         elif (now := _log_now(model)) is not None:
             self.log = {**before, **now}
         if self.log is not None and _UNUSED in self.log:
-            most = 0 if before is None else before.get(_MOST_UNUSED, 0)
-            self.log[_MOST_UNUSED] = max(most, self.log[_UNUSED])
+            now_unused = self.log[_UNUSED]
+            earlier = before or {}
+            self.log[_MOST_UNUSED] = max(earlier.get(_MOST_UNUSED, 0), now_unused)
+            self.log[_LEAST_UNUSED] = min(earlier.get(_LEAST_UNUSED, now_unused), now_unused)
 
 
 class CrossCheckSources:

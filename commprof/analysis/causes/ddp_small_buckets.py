@@ -19,7 +19,8 @@ _LEAST, _MEAN_BYTES = 8, 2**18
 _EXPOSED = 0.1
 
 
-def _buckets(calls: RankCalls) -> Mask:
+def buckets_of_ddp(calls: RankCalls) -> Mask:
+    """Collectives of DDP's backward passes in measured steps."""
     of_ddp = np.isin(calls.table.graph_task, columns.finalizations(calls.trace).span.key)
     mask: Mask = of_ddp & (calls.step >= 0)
     return mask
@@ -29,7 +30,7 @@ def _rule(facts: Facts) -> Sighting | None:
     caps = facts.logged("bucket_cap_bytes")
     if not caps or min(caps) >= _DEFAULT_BYTES:
         return None
-    mask, first = _buckets(facts.first), facts.first
+    mask, first = buckets_of_ddp(facts.first), facts.first
     passes = facts.passes([exchanging_ns(calls) for calls in facts.ranks])
     if not mask.any() or passes is None or not passes.exchanged:
         return None
@@ -37,7 +38,7 @@ def _rule(facts: Facts) -> Sighting | None:
     mean = float(first.size_bytes[mask].mean())
     if number / passes.exchanged < _LEAST or mean > _MEAN_BYTES:
         return None
-    exposed = [float(calls.exposed_ns[_buckets(calls)].sum()) for calls in facts.ranks]
+    exposed = [float(calls.exposed_ns[buckets_of_ddp(calls)].sum()) for calls in facts.ranks]
     share = facts.share(exposed)
     if share < _EXPOSED:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
@@ -14,7 +16,7 @@ from commprof.units import ns_to_ms
 
 #: The search and the all-reduce of the used parameters are worth a word from this fraction of the
 #: step on.
-_WORTH = 0.01
+WORTH = 0.01
 #: Bytes of one parameter's mark in that all-reduce.
 _MARK_BYTES = 4
 
@@ -37,15 +39,37 @@ def _with_search(removed: Removed, begin_ns: Ints, end_ns: Ints) -> Removed:
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    searched = facts.logged("find_unused_parameters")
     unused = facts.logged("most_unused_parameter_size")
-    if not searched or not all(searched) or not unused or any(unused):
+    if not unused or any(unused) or (search := searched(facts)) is None:
         return None
-    if any(facts.logged("static_graph")):
+    return Sighting(
+        "DDP searches the autograd graph for unused parameters in every pass "
+        f"(find_unused_parameters=True) and has found none. {search.cost}",
+        search.share,
+        saving_without(facts, search.removed),
+    )
+
+
+@dataclass(frozen=True)
+class SearchCost:
+    """What DDP's search for unused parameters costs."""
+
+    share: float
+    removed: list[Removed]
+    #: A sentence.
+    cost: str
+
+
+def searched(facts: Facts) -> SearchCost | None:
+    """Returns what the search and the ranks' agreement on its result cost; None if it is little.
+
+    None also if a model does not search, or if its graph is declared static.
+    """
+    set_so = facts.logged("find_unused_parameters")
+    if not set_so or not all(set_so) or any(facts.logged("static_graph")):
         return None
     masks = [_marks(calls, set(facts.logged("num_parameter_tensors"))) for calls in facts.ranks]
-    number = facts.first.per_step(masks[0])
-    if number < 1:
+    if facts.first.per_step(masks[0]) < 1:
         return None
     exposed = [
         float(calls.exposed_ns[mask].sum()) for calls, mask in zip(facts.ranks, masks, strict=True)
@@ -53,7 +77,7 @@ def _rule(facts: Facts) -> Sighting | None:
     searches = [facts.noted_ns(place, "ddp_searches") for place in range(len(facts.ranks))]
     searching = [float((end - begin).sum()) for begin, end in searches]
     share = facts.share([a + b for a, b in zip(exposed, searching, strict=True)])
-    if not share >= _WORTH:
+    if not share >= WORTH:
         return None
     removed = [
         _with_search(Removed.whole(calls, mask), *times)
@@ -64,13 +88,8 @@ def _rule(facts: Facts) -> Sighting | None:
     )
     cost = f"The search takes {in_ms(search_ms)} per step, and the" if search_ms else "The"
     more = "" if search_ms else "; the search comes on top"
-    return Sighting(
-        "DDP searches the autograd graph for unused parameters in every pass "
-        f"(find_unused_parameters=True) and has found none. {cost} ranks' agreement on them, an "
-        f"all-reduce after backward, {in_ms(ms)}{more}.",
-        share,
-        saving_without(facts, removed),
-    )
+    agreed = f"{cost} ranks' agreement on them, an all-reduce after backward, {in_ms(ms)}{more}."
+    return SearchCost(share, removed, agreed)
 
 
 CAUSE = CatalogueCause(
@@ -81,9 +100,9 @@ CAUSE = CatalogueCause(
     looks_like=(
         "All DDP models were made with `find_unused_parameters=True`, DDP's log counts no unused "
         "parameter in any of the passes that it sampled, and the search and the all-reduce of one "
-        f"mark per parameter take at least {_WORTH:.0%} of the step."
+        f"mark per parameter take at least {WORTH:.0%} of the step."
     ),
-    worth=_WORTH,
+    worth=WORTH,
     why=(
         "With `find_unused_parameters=True` DDP walks through the autograd graph after each "
         "forward pass, and after backward all ranks agree by one more all-reduce on the parameters "

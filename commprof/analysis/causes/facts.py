@@ -60,6 +60,8 @@ class RankCalls:
     wait_end_ns: Ints
     #: Time for which the call blocked the training thread.
     exposed_ns: Floats
+    #: True if the call works on a device's tensors.
+    on_device: Mask
 
     def chosen(self, ops: Sequence[str]) -> Mask:
         """Returns a mask of the calls of these operations in measured steps."""
@@ -181,13 +183,10 @@ class Facts:
             return math.nan
         return float(np.mean(total_ns)) / self.steps / self.step_ns
 
-    @cached_property
+    @property
     def on_device(self) -> bool:
         """True if collectives ran on a device: its work is then not that of the thread."""
-        return any(
-            bool((columns.of_kind(trace.records, Kind.ISSUE)["flags"] & FLAG_DEVICE_ASYNC).any())
-            for trace in self.seen.traces
-        )
+        return any(bool(calls.on_device.any()) for calls in self.ranks)
 
     @cached_property
     def ddp_logs(self) -> tuple[Mapping[str, Any], ...]:
@@ -219,11 +218,12 @@ class Facts:
         noted = self.seen.traces[place].metadata.get(key) or {}
         pairs = zip(noted.get("begin_ns", ()), noted.get("end_ns", ()), strict=False)
         spans = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
-        # The metadata has the rank's own clock; its records tell the difference.
-        recorded, aligned = self.seen.recorded[place].records, self.seen.traces[place].records
+        # The metadata has the rank's own clock; its steps tell the difference.
+        recorded, aligned = (
+            columns.steps(traces[place]) for traces in (self.seen.recorded, self.seen.traces)
+        )
         if len(recorded) and len(recorded) == len(aligned):
-            first = int(aligned["timestamp_ns"][0]) - int(recorded["timestamp_ns"][0])
-            spans = spans + first
+            spans = spans + int(aligned.begin_ns[0] - recorded.begin_ns[0])
         calls = self.ranks[place]
         spans = spans[np.argsort(spans[:, 0], kind="stable")]
         inside = row_containing(calls.begin_ns, calls.end_ns, spans[:, 0]) >= 0
@@ -277,7 +277,15 @@ def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankC
         wait_begin_ns=np.where(wait_end > 0, wait_begin, 0),
         wait_end_ns=wait_end,
         exposed_ns=exposed,
+        on_device=_on_device(trace, table),
     )
+
+
+def _on_device(trace: Trace, table: Collectives) -> Mask:
+    issues = columns.of_kind(trace.records, Kind.ISSUE)
+    marked = issues["op_id"][(issues["flags"] & FLAG_DEVICE_ASYNC) != 0]
+    mask: Mask = np.isin(table.op_id, marked)
+    return mask
 
 
 def _passes(calls: RankCalls, exchanging_ns: Ints) -> Passes | None:

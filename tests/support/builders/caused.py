@@ -114,11 +114,13 @@ class Script:
         buckets: dict[int, float] | None = None,
         marks: dict[int, float] | None = None,
         copy_ms: float = 0.0,
+        no_core_ms: float = 0.0,
     ) -> None:
         """A backward pass that exchanges buckets at its end; ``buckets``: ms by bytes.
 
         ``marks``: the same for exchanges of the parameters that were used. The gradients are copied
-        into the buckets for ``copy_ms``, and out of them as long.
+        into the buckets for ``copy_ms``, and out of them as long. The thread has no core for
+        ``no_core_ms`` of its wait.
         """
         begin, task = self._now, self.passes
         self.passes += 1
@@ -133,7 +135,8 @@ class Script:
                     self._seq, final, round(end * MS), size, task, dtype=DTYPES.index(dtype)
                 )
             self.now_ms = end + copy_ms
-            self.rank.finalize(final, self._now, round(copy_ms * MS), graph_task=task)
+            cpu, no_core = round(copy_ms * MS), round(no_core_ms * MS)
+            self.rank.finalize(final, self._now, cpu, no_core, graph_task=task)
         self.rank.phase(Phase.BACKWARD, begin, self._now)
 
     def sharded(
@@ -184,6 +187,7 @@ def causes_of(
     log: dict[str, Any] | None = None,
     about: dict[str, Any] | None = None,
     meets: bool = False,
+    fewer: dict[int, int] | None = None,
     **metadata: Any,
 ) -> dict[str, NamedCause]:
     """Returns the causes that a job shows, by name, in the order in which they are listed.
@@ -196,9 +200,10 @@ def causes_of(
         log: DDP's log of each model, in addition to ``LOG``.
         about: changes of the run's context.
         meets: every collective begins when the last rank has come.
+        fewer: number of steps that some ranks make less.
         metadata: further metadata of every rank's trace.
     """
-    scripts = _trained(body, ranks, steps, models, log, meets, metadata)
+    scripts = _trained(body, ranks, steps, models, log, meets, metadata, fewer)
     run = world_run([script.rank for script in scripts])
     seen = measured_world(run)
     assert seen is not None
@@ -222,6 +227,7 @@ def _trained(
     log: dict[str, Any] | None,
     meets: bool,
     metadata: dict[str, Any],
+    fewer: dict[int, int] | None = None,
 ) -> list[Script]:
     """Returns the scripts of all ranks after their last step; arguments as of ``causes_of``."""
     logs = [{**LOG, **(log or {})}] * models
@@ -233,7 +239,7 @@ def _trained(
         scripts.append(Script(rank, meeting, meets))
 
     def train(script: Script) -> None:
-        for step in range(steps):
+        for step in range(steps - (fewer or {}).get(script.rank.rank, 0)):
             script.step(partial(body, script, step))
 
     with ThreadPoolExecutor(ranks) as pool:

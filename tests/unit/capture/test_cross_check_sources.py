@@ -140,3 +140,28 @@ def test_models_that_train_alternately_have_one_ddp_log_each(one_rank: None) -> 
     logs = logs_of(train_in_turns)
     assert [log["bucket_sizes"] for log in logs] == ["20", "40"]
     assert [log["iteration"] for log in logs] == [2, 2]
+
+
+class Branching(torch.nn.Module):
+    """Leaves its second layer unused where the input is positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.first(x)
+        return found if x[0, 0] > 0 else found + self.second(x)
+
+
+@pytest.mark.parametrize(("signs", "least"), [((1, 1, 1, 1), 20), ((1, 1, 1, -1), 0)])
+def test_the_most_and_the_least_that_passes_left_unused_are_kept(
+    one_rank: None, signs: tuple[int, ...], least: int
+) -> None:
+    def train_branches() -> None:
+        model = DistributedDataParallel(Branching(), find_unused_parameters=True)
+        for sign in (*signs, 1):  # the log is of the pass before
+            model(sign * torch.ones(1, 4)).sum().backward()
+
+    (log,) = logs_of(train_branches)
+    assert (log["least_unused_parameter_size"], log["most_unused_parameter_size"]) == (least, 20)

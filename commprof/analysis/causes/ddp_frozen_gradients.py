@@ -1,0 +1,57 @@
+"""DDP exchanges gradients of parameters that are not trained."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.ddp_small_buckets import buckets_of_ddp
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.evidence import Figure
+from commprof.text import in_bytes
+
+#: Fraction of the exchanged gradients that belong to parameters without one.
+_UNUSED = 0.3
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    least = facts.logged("least_unused_parameter_size")
+    if facts.ddp_models != 1 or not least or not min(least) > 0:
+        return None
+    sizes = [int(size) for size in facts.ddp_logs[0].get("parameter_bytes", ())]
+    unused = min(least) / sum(sizes) if sizes else 0.0
+    if unused < _UNUSED:
+        return None
+    exposed = [float(calls.exposed_ns[buckets_of_ddp(calls)].sum()) for calls in facts.ranks]
+    share = facts.share(exposed)
+    if not share >= WORTH_NAMING:
+        return None
+    return Sighting(
+        f"DDP exchanges {in_bytes(sum(sizes))} of gradients per pass, and {in_bytes(min(least))} "
+        f"of them, {unused:.0%}, belong to parameters that no pass used: these bytes are zeros or "
+        "old values on every rank. Freeze these parameters before the model is given to DDP.",
+        share,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="ddp-frozen-gradients",
+    title="DDP exchanges the gradients of parameters that are not trained",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "In every pass that DDP's log sampled, parameters that hold at least "
+        f"{_UNUSED:.0%} of the gradients' bytes were not used, and the training thread waits for "
+        f"DDP's buckets for at least {WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "DDP puts every parameter that requires a gradient when it is made into a bucket, and "
+        "sends all buckets. If most of a model is frozen afterwards, or belongs to a branch that "
+        "the loss does not reach, as when adapters are trained beside a large model, almost all "
+        "bytes are sent for nothing. Parameters that are frozen before DDP is made are not sent."
+    ),
+    fix=(
+        "for parameter in model.backbone.parameters():  # what is not trained\n"
+        "    parameter.requires_grad_(False)\n"
+        "model = DistributedDataParallel(model)  # afterwards"
+    ),
+    source="https://github.com/pytorch/pytorch/issues/22049",
+)

@@ -1,0 +1,53 @@
+"""One rank trains fewer batches than the others."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts
+from commprof.text import named_ranks
+from commprof.trace import columns
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    traces = facts.seen.recorded
+    if len(traces) < facts.world.world_size or not all(trace.complete for trace in traces):
+        return None
+    if any((trace.metadata.get("ending") or {}).get("error") for trace in traces):
+        return None
+    steps = [len(columns.steps(trace)) for trace in traces]
+    most, least = max(steps), min(steps)
+    if most == least:
+        return None
+    fewer = [trace.rank for trace, number in zip(traces, steps, strict=True) if number < most]
+    verb = "trains" if len(fewer) == 1 else "train"
+    return Sighting(
+        f"{named_ranks(fewer).capitalize()} {verb} fewer batches than the others: {least} steps "
+        f"where the others take {most}. Without DDP's join the others wait for ever, or end with "
+        "an error, in the exchange that these ranks do not issue."
+    )
+
+
+CAUSE = CatalogueCause(
+    id="fewer-batches",
+    title="Some ranks have fewer batches than others",
+    needs=(),
+    rule=_rule,
+    looks_like=(
+        "All ranks recorded to their regular end, and some of them made fewer optimizer steps than "
+        "others. A job that hangs at this point is diagnosed as a hang."
+    ),
+    why=(
+        "Every exchange of gradients needs all ranks. If the data are divided by files, shards or "
+        "lengths rather than by a DistributedSampler, the ranks run out of batches at different "
+        "times: the rank with most of them waits in an exchange that nobody joins, mostly at the "
+        "end of the first epoch, until a time-out. Give all ranks the same number, or let DDP "
+        "answer for those that have none left."
+    ),
+    fix=(
+        "from torch.distributed.algorithms.join import Join\n\n"
+        "with Join([model]):  # a DistributedDataParallel model\n"
+        "    for batch in loader:\n"
+        "        train(model, batch)"
+    ),
+    source="https://github.com/Lightning-AI/litData/issues/233",
+)

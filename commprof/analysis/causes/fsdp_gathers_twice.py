@@ -1,0 +1,84 @@
+"""FSDP2 gathers every unit again in backward, though there is memory to keep the units."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.evidence import Figure
+from commprof.text import in_bytes, in_ms
+from commprof.trace.schema import OPS
+from commprof.units import ns_to_ms
+
+#: The fix costs memory, so that it must win this fraction of the step.
+_WORTH = 0.1
+#: The units of the whole model may take this fraction of a rank's part of the host's memory.
+_OF_MEMORY = 0.05
+_GATHER = OPS.index("all_gather_into_tensor")
+
+
+def _again(calls: RankCalls) -> Mask:
+    """All-gathers in backward."""
+    mask: Mask = (calls.table.op == _GATHER) & calls.in_backward & (calls.step >= 0)
+    return mask
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    sharding = facts.world.sharding
+    if sharding is None or facts.on_device:  # a device's memory is not recorded
+        return None
+    masks = [_again(calls) for calls in facts.ranks]
+    exposed = [
+        float(calls.exposed_ns[mask].sum()) for calls, mask in zip(facts.ranks, masks, strict=True)
+    ]
+    share = facts.share(exposed)
+    whole = _model_bytes(facts.first)
+    memory = int(facts.first.trace.metadata["machine"].get("memory_bytes") or 0)
+    if not share >= _WORTH or whole * facts.world.world_size > _OF_MEMORY * memory:
+        return None
+    none = np.zeros(0, dtype=np.int64)
+    ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
+    return Sighting(
+        f"FSDP2 gathers each unit twice per pass, in forward and again in backward, for which the "
+        f"step waits {in_ms(ms)}. The whole model is {in_bytes(whole)} per rank, for which there "
+        "is memory.",
+        share,
+        saving_without(facts, [Removed(mask, none, none) for mask in masks]),
+    )
+
+
+def _model_bytes(calls: RankCalls) -> int:
+    """Bytes of all units that forward gathers in a step, each counted once."""
+    first = (calls.table.op == _GATHER) & ~calls.in_backward & (calls.step == 0)
+    # With several micro batches, forward gathers the units once for each backward pass.
+    tasks = np.unique(calls.table.graph_task[_again(calls) & (calls.step == 0)])
+    return int(calls.size_bytes[first].sum()) // max(1, len(tasks))
+
+
+CAUSE = CatalogueCause(
+    id="fsdp-gathers-twice",
+    title="FSDP2 gathers every unit again in backward, though there is memory to keep them",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        f"The step waits for all-gathers in backward for at least {_WORTH:.0%} of its length, and "
+        f"the gathered model of all ranks of a host takes at most {_OF_MEMORY:.0%} of its memory. "
+        "On GPUs, whose memory is not recorded, it is not named."
+    ),
+    why=(
+        "By default FSDP2 frees the gathered parameters of a unit after its forward pass, and "
+        "gathers them again in backward. That is what makes a large model fit, and costs half as "
+        "much communication again. A model that fits can keep its parameters from forward to "
+        "backward: gradients and optimizer states stay sharded."
+    ),
+    fix=(
+        "from torch.distributed.fsdp import fully_shard\n\n"
+        "for block in model.layers:\n"
+        "    fully_shard(block, reshard_after_forward=False)\n"
+        "fully_shard(model, reshard_after_forward=False)"
+    ),
+    source="https://github.com/Robbyant/lingbot-vla/pull/50",
+    worth=_WORTH,
+)

@@ -1,0 +1,87 @@
+"""FSDP2's all-gathers wait behind reduce-scatters of the same group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask
+from commprof.analysis.evidence import Figure
+from commprof.analysis.replay.engine import replay
+from commprof.analysis.replay.gains import recorded_replays, saved_by
+from commprof.stats.intervals import Interval
+from commprof.trace.columns import Ints
+from commprof.trace.schema import OPS
+
+#: The low end of the gain, because a second group costs memory and shares the network.
+_WORTH = 0.05
+_GATHER, _SCATTER = map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor"))
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if facts.world.sharding is None or not _same_group(facts):
+        return None
+    saved = _apart(facts)
+    if saved is None or saved.low < _WORTH:
+        return None
+    return Sighting(
+        "FSDP2's all-gathers in backward wait until earlier reduce-scatters are done, because "
+        "both use one group, whose calls follow one another. A group of their own lets them "
+        "overlap, as far as the network carries both.",
+        saved.value,
+    )
+
+
+def _same_group(facts: Facts) -> bool:
+    table = facts.first.table
+    gathering, scattering = (table.group[table.op == op] for op in (_GATHER, _SCATTER))
+    return bool(np.isin(gathering, scattering).any())
+
+
+def _apart(facts: Facts) -> Interval | None:
+    """Replays the steps with reduce-scatters in a group of their own."""
+    recorded = recorded_replays(facts.seen)
+    base = None if recorded is None else recorded.step_ns()
+    if recorded is None or base is None:
+        return None
+    is_scatter: Mask = np.concatenate([calls.table.op == _SCATTER for calls in facts.ranks])
+    steps = []
+    for ranks, calls in recorded.stretches:
+        times = replay(ranks, replace(calls, before=_same_kind(calls.before, is_scatter)))
+        if times is None:
+            return None
+        steps.append(times)
+    return saved_by(base[recorded.counted], np.concatenate(steps)[recorded.counted])
+
+
+def _same_kind(before: Ints, is_scatter: Mask) -> Ints:
+    """Returns each row's predecessor of its own kind; -1 for none."""
+    found = before.copy()
+    while True:
+        other = (found >= 0) & (is_scatter[found] != is_scatter)
+        if not other.any():
+            return found
+        found[other] = before[found[other]]
+
+
+CAUSE = CatalogueCause(
+    id="fsdp-shared-group",
+    title="FSDP2's all-gathers queue behind its reduce-scatters",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "All-gathers and reduce-scatters use the same group, and a replay of the steps in which "
+        f"the reduce-scatters have a group of their own is shorter by at least {_WORTH:.0%}, the "
+        "low end of its interval."
+    ),
+    why=(
+        "Collectives of one group share a communicator and follow one another. In backward, the "
+        "next block's all-gather is issued beside the last block's reduce-scatter, queues behind "
+        "it, and compute waits for the gather though nothing needs the scatter yet. With a second "
+        "group both are in progress at once; it costs a communicator's buffers on each GPU."
+    ),
+    fix="model.set_separate_reduce_scatter_group(True)  # from torch 2.13 on",
+    source="https://github.com/pytorch/pytorch/pull/186335",
+)

@@ -1,0 +1,89 @@
+"""Calls in two groups wait for each other, though nothing connects them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
+from commprof.analysis.causes.pickled_objects import of_objects
+from commprof.analysis.evidence import Figure
+from commprof.text import in_ms
+from commprof.units import ns_to_ms
+
+#: Fewest calls in a row.
+_LEAST = 4
+_OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
+
+
+def _in_turns(calls: RankCalls) -> Mask:
+    """Calls that follow one another, each waited for, and each in another group than the last."""
+    table = calls.table
+    chosen = calls.chosen(_OPS) & calls.of_script & calls.is_blocking & ~of_objects(calls)
+    if not chosen.any():
+        return chosen
+    keys = np.stack([calls.step, calls.segment, chosen], axis=1)
+    begins = np.append(True, (keys[1:] != keys[:-1]).any(axis=1) | (np.diff(table.group) == 0))
+    number = np.cumsum(begins) - 1
+    mask: Mask = chosen & (np.bincount(number)[number] >= _LEAST)
+    return mask
+
+
+def _wins_ns(calls: RankCalls, mask: Mask) -> float:
+    """Time of all groups but the one that takes longest, in each step."""
+    blocked = np.maximum(calls.wait_end_ns, calls.table.issue_ns) - calls.table.issue_ns
+    groups, place = np.unique(calls.table.group[mask], return_inverse=True)
+    total = np.zeros((len(calls.begin_ns), len(groups)))
+    np.add.at(total, (calls.step[mask], place), blocked[mask])
+    return float((total.sum(axis=1) - total.max(axis=1, initial=0.0)).sum())
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    masks = [_in_turns(calls) for calls in facts.ranks]
+    if min(c.per_step(mask) for c, mask in zip(facts.ranks, masks, strict=True)) < _LEAST:
+        return None
+    share = facts.share([_wins_ns(c, mask) for c, mask in zip(facts.ranks, masks, strict=True)])
+    if not share >= WORTH_NAMING:
+        return None
+    first, mask = facts.first, masks[0]
+    number, groups = first.per_step(mask), len(np.unique(first.table.group[mask]))
+    line = first.line(mask)
+    ms = ns_to_ms(first.blocked_ns(mask) / facts.steps)
+    return Sighting(
+        f"{round(number)} calls per step take turns between {groups} groups{at_line(line)}, each "
+        f"waited for before the next one begins, for {in_ms(ms)}. Calls of different groups can "
+        "be in progress at once.",
+        share,
+        None,
+        line,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="groups-in-turns",
+    title="Calls in several groups take turns",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        f"In a typical step at least {_LEAST} calls follow one another outside of forward and "
+        "backward, each in another group than the one before and each waited for, and the calls "
+        "of all groups but the one that takes longest take at least "
+        f"{WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "A group has a communicator of its own, so that calls in different groups can be in "
+        "progress at once; calls of one group follow one another. A loop that reduces a value "
+        "over the rows and another over the columns of the ranks, waiting each time, uses one "
+        "group at a time. Issue all calls with `async_op=True`, in the same order on every rank, "
+        "and wait afterwards; or join those of each group into one."
+    ),
+    fix=(
+        "import torch.distributed as dist\n\n"
+        "works = []\n"
+        "for value, group in values:  # in the same order on every rank\n"
+        "    works.append(dist.all_reduce(value, group=group, async_op=True))\n"
+        "for work in works:\n"
+        "    work.wait()"
+    ),
+    source="https://github.com/pytorch/pytorch/issues/132852",
+)

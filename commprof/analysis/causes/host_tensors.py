@@ -1,0 +1,64 @@
+"""Tensors of the host are exchanged over gloo in a job whose GPUs have NCCL."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_bytes, in_ms
+from commprof.units import ns_to_ms
+
+
+def _on_host(calls: RankCalls) -> Mask:
+    """Calls of the script on tensors of the host."""
+    mask: Mask = ~calls.on_device & calls.of_script & (calls.step >= 0) & (calls.size_bytes > 0)
+    return mask
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if not all(bool((calls.on_device & (calls.step >= 0)).any()) for calls in facts.ranks):
+        return None
+    masks = [_on_host(calls) for calls in facts.ranks]
+    number = facts.first.per_step(masks[0])
+    if number < 1:
+        return None
+    blocked = [calls.blocked_ns(mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
+    share = facts.share(blocked)
+    if not share >= WORTH_NAMING:
+        return None
+    first, mask = facts.first, masks[0]
+    line = first.line(mask)
+    ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    return Sighting(
+        f"{counted(round(number), 'collective')} per step of "
+        f"{in_bytes(float(first.size_bytes[mask].mean()))} on average"
+        f"{at_line(line)} {'works' if round(number) == 1 else 'work'} on tensors of the host, by "
+        f"gloo over TCP, for {in_ms(ms)}, though the ranks' devices exchange theirs.",
+        share,
+        None,
+        line,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="host-tensors",
+    title="Tensors of the CPU are exchanged over gloo in a job that has NCCL",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "Collectives of a device are recorded, and a typical step has others outside of forward "
+        "and backward on tensors of the host, in which the training thread stands for at least "
+        f"{WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "A group of `cpu:gloo,cuda:nccl`, or a gloo group beside the NCCL group, sends tensors of "
+        "the CPU over TCP through the host's processor. A loss that was moved to the CPU before "
+        "it is reduced also waits for the GPU first. On the GPU the same reduction goes over "
+        "NVLink or InfiniBand, and the host need not wait for it."
+    ),
+    fix=(
+        "value = value.to(device)  # reduce on the GPU, read the result later\n"
+        "torch.distributed.all_reduce(value)"
+    ),
+    source="https://github.com/vllm-project/vllm/pull/24105",
+)

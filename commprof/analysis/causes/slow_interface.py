@@ -1,0 +1,71 @@
+"""The ranks exchange their data over a slow interface, and a faster one is idle."""
+
+from __future__ import annotations
+
+import math
+
+from commprof.analysis.align.interfaces import cross_check_sources
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.evidence import Figure
+from commprof.text import listed
+
+#: The idle interface is rated this many times faster.
+_FASTER = 2.0
+#: Exposed time, as a fraction of the step.
+_EXPOSED = 0.1
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    links, parts = facts.world.host_links, facts.world.parts
+    if links is None or not links.idle or len(links.interfaces) != 1:
+        return None
+    used = links.interfaces[0]
+    rates = [cross_check_sources(t).get("rated_mbit_per_s") or {} for t in facts.seen.traces]
+    slow = max((int(rate.get(used) or 0) for rate in rates), default=0)
+    fast = {
+        name: speed
+        for name in links.idle
+        if (speed := min(int(rate.get(name) or 0) for rate in rates)) >= _FASTER * slow > 0
+    }
+    share = (parts.exposed_ms if math.isnan(parts.wire_ms) else parts.wire_ms) / parts.step_ms
+    if not fast or not share >= _EXPOSED:
+        return None
+    best = max(fast, key=lambda name: fast[name])
+    return Sighting(
+        f"The hosts exchange their data over {used}, rated {slow / 1000:g} Gbit/s, and "
+        f"{listed(sorted(fast))}, rated {fast[best] / 1000:g} Gbit/s, is idle.",
+        share * (1 - slow / fast[best]),
+        fix=_fix(best),
+    )
+
+
+def _fix(interface: str) -> str:
+    return (
+        "import os\n\n"
+        "# before init_process_group, on every rank\n"
+        f'os.environ["NCCL_SOCKET_IFNAME"] = "{interface}"\n'
+        f'os.environ["GLOO_SOCKET_IFNAME"] = "{interface}"'
+    )
+
+
+CAUSE = CatalogueCause(
+    id="slow-interface",
+    title="The hosts exchange data over a slow interface, and a faster one is idle",
+    needs=(Figure.EXPOSED,),
+    rule=_rule,
+    looks_like=(
+        "The ranks are on several hosts, one interface carries their data, another one of every "
+        f"host is rated at least {_FASTER:g} times faster and carries nearly nothing, and "
+        f"exposed transfer, or exposed time where this is not known, takes at least {_EXPOSED:.0%} "
+        "of the step."
+    ),
+    why=(
+        "gloo takes the interface to which the host's name resolves, and NCCL the first that "
+        "looks right. That may be the network of the machines' administration, a bridge of "
+        "containers, or Ethernet where InfiniBand has an address of its own. Nothing fails: the "
+        "job is only several times slower."
+    ),
+    fix=_fix("ib0"),
+    source="https://github.com/areal-project/AReaL/issues/639",
+)

@@ -1,0 +1,45 @@
+"""The parameters of the ranks differ, bit by bit."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts
+from commprof.text import counted, named_ranks
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    for trace in facts.seen.traces:
+        checks = trace.metadata.get("sync_checks") or {}
+        if ranks := [int(rank) for rank in checks.get("ranks", ())]:
+            return Sighting(
+                f"The model of {named_ranks(ranks)} is not that of most other ranks, bit by bit, "
+                f"from step {checks['first_step']} on at the latest "
+                f"({counted(int(checks['checks']), 'comparison')}, --check-sync). Each rank "
+                "trains a model of its own, though all use the same gradients."
+            )
+    return None
+
+
+CAUSE = CatalogueCause(
+    id="weights-differ",
+    title="The ranks begin with different weights, or their weights drift apart",
+    needs=(),
+    rule=_rule,
+    looks_like=(
+        "`commprof run --check-sync N` compares a hash of every rank's parameters every N steps, "
+        "and the hash of some ranks differs from that of most."
+    ),
+    why=(
+        "Averaged gradients keep models equal only if they were equal. DDP sends rank 0's weights "
+        "once, when it is made; a script that averages gradients itself, changes weights after "
+        "that, or steps an optimizer on some ranks only must see to it on its own. The loss still "
+        "falls on every rank, so nothing shows that the saved model is that of one rank alone."
+    ),
+    fix=(
+        "with torch.no_grad():  # once, before training\n"
+        "    for tensor in model.state_dict().values():\n"
+        "        torch.distributed.broadcast(tensor, src=0)"
+    ),
+    source="https://github.com/pytorch/torchtitan/issues/166",
+    is_wrong=True,
+)
