@@ -7,8 +7,8 @@ from torch.distributed.fsdp import fully_shard
 common.begin()
 model = common.sleeping(4, 512, 2)
 for block in model:
-    fully_shard(block)
-fully_shard(model)
+    fully_shard(block, reshard_after_forward=False)
+fully_shard(model, reshard_after_forward=False)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in common.steps():
     for micro in range(4):

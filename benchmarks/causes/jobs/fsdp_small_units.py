@@ -10,8 +10,8 @@ layers = [nn.Sequential(nn.Linear(96, 96), nn.ReLU()) for _ in range(24)]
 blocks = [nn.Sequential(*layers[first : first + 8]) for first in range(0, 24, 8)]
 model = nn.Sequential(*blocks)
 for unit in blocks if common.FIXED else layers:
-    fully_shard(unit)
-fully_shard(model)
+    fully_shard(unit, reshard_after_forward=False)
+fully_shard(model, reshard_after_forward=False)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in common.steps():
     model(torch.randn(32, 96)).pow(2).mean().backward()

@@ -12,8 +12,9 @@ from commprof.text import in_bytes, in_ms
 from commprof.trace.schema import OPS
 from commprof.units import ns_to_ms
 
-#: The fix costs memory, so that it must win this fraction of the step.
-_WORTH = 0.1
+#: The fix costs memory, so that the gathers must delay the step by this fraction of it, and the low
+#: end of what is won be this.
+_WORTH, _LOW = 0.1, 0.05
 #: The units of the whole model may take this fraction of a rank's part of the host's memory.
 _OF_MEMORY = 0.05
 _GATHER = OPS.index("all_gather_into_tensor")
@@ -80,5 +81,5 @@ CAUSE = CatalogueCause(
         "fully_shard(model, reshard_after_forward=False)"
     ),
     source="https://github.com/Robbyant/lingbot-vla/pull/50",
-    worth=_WORTH,
+    worth=_LOW,
 )

@@ -56,6 +56,19 @@ def test_buffers_that_take_little_are_not_named() -> None:
     assert causes_of(body) == {}
 
 
+@pytest.mark.parametrize("longest_ms", [2.6, 9.0])
+def test_buffers_whose_time_may_be_chance_are_not_named(longest_ms: float) -> None:
+    """Small broadcasts that take about 4 % of the step in the mean, in few steps or in many."""
+
+    def body(script: Script, step: int) -> None:
+        ms = longest_ms if step % round(longest_ms / 1.3) == 0 else 0.05
+        script.forward(10.0, lambda: script.call("broadcast", 4096, ms))
+        script.backward(20.0, {4 * MB: 2.0})
+        script.work(1.0, Phase.OPTIMIZER)
+
+    assert causes_of(body, steps=21) == {}
+
+
 def accumulated(synced: set[int], passes: int = 4):  # type: ignore[no-untyped-def]
     """Steps of passes of 9 ms, those in ``synced`` with an exchange of 3 ms, and 1 ms of update."""
 

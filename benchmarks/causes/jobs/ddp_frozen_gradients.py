@@ -1,0 +1,35 @@
+"""An adapter beside a large layer that is frozen after DDP was made; the twin freezes it before."""
+
+import common
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+common.begin()
+
+
+class Adapted(nn.Module):
+    """A large layer, and a small one that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Linear(1024, 1024)
+        self.adapter = common.computing(2, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Adds what the adapter makes of the first inputs."""
+        return self.backbone(x)[:, :64].detach() + self.adapter(x[:, :64])
+
+
+model = Adapted()
+if common.FIXED:
+    model.backbone.requires_grad_(False)
+    ddp = DistributedDataParallel(model)
+else:
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+optimizer = torch.optim.SGD(model.adapter.parameters(), 1e-3)
+for _ in common.steps():
+    ddp(torch.randn(16, 1024)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+common.end()

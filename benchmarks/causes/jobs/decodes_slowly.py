@@ -1,0 +1,30 @@
+"""Rank 1 decodes samples that are four times as long; the twin's ranks have equal samples."""
+
+import common
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+rank = common.begin()
+
+
+class Samples(Dataset):
+    """Samples that are decoded by real compute."""
+
+    def __len__(self) -> int:
+        return 4 * common.STEPS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        for _ in range(12 if rank == 1 and not common.FIXED else 3):
+            table = torch.randn(160, 160)
+            decoded = table @ table
+        return decoded[0]
+
+
+ddp = DistributedDataParallel(common.computing(4, 160))
+optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+for batch in DataLoader(Samples(), 4):
+    ddp(batch / 100).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+common.end()

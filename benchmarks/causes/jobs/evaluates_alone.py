@@ -1,0 +1,18 @@
+"""Rank 0 evaluates real batches every sixth step; in the twin each rank evaluates its half."""
+
+import common
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+rank = common.begin()
+ddp = DistributedDataParallel(common.computing(6, 256))
+optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+for step in common.steps():
+    ddp(torch.randn(64, 256)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 6 == 5:
+        with torch.no_grad():
+            for _ in range(20 if common.FIXED else 40 * (rank == 0)):
+                ddp.module(torch.randn(256, 256))
+common.end()
