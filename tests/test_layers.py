@@ -88,17 +88,14 @@ MAY_IMPORT = {
 
 A subpackage with a line of its own is a layer of its own."""
 
-MUTUAL = [
-    "analysis/align analysis/checks",
-    "analysis/align analysis/collectives",
-    "analysis/align analysis/late",
-    "analysis/align analysis/step",
-    "analysis/checks analysis/collectives",
-    "analysis/collectives analysis/step",
-    "analysis/late analysis/step",
-    "analysis/step analysis/timeline",
-]
-"""Folders that import each other; this list may only become shorter."""
+ANALYSIS = (
+    *("align", "step", "evidence", "collectives", "sweeps", "late", "checks", "inspector"),
+    *("timeline", "replay", "rank_summary", "detail", "mean_step", "summaries", "named_cause"),
+    *("world", "cores", "exchange", "loss_curves", "cost", "scaling", "strategies", "compare"),
+    *("predicted", "replicas", "run_command", "causes", "remarks", "next_step", "verdict", "card"),
+    "run",
+)
+"""Folders and modules of commprof/analysis; each may import those before it."""
 
 SATELLITES = {"audit", "forecast", "tune"}
 """Packages that the profiler works without; it reaches them through their seams alone."""
@@ -248,8 +245,37 @@ def mutual_imports(package: Path) -> list[str]:
     )
 
 
+def later_imports(analysis: Path) -> list[str]:
+    """Imports within commprof/analysis that ``ANALYSIS`` does not allow, one line each."""
+    return [
+        f"{file.relative_to(analysis)} imports {target}"
+        for file in sorted(analysis.rglob("[!_]*.py"))
+        for name in imports_of(file, analysis.parent)
+        if name.startswith("commprof.analysis.")
+        and (target := name.split(".")[2])
+        != (place := file.relative_to(analysis).parts[0].removesuffix(".py"))
+        and target not in ANALYSIS[: ANALYSIS.index(place)]
+    ]
+
+
 def test_no_two_folders_import_each_other() -> None:
-    assert mutual_imports(ROOT / "commprof") == MUTUAL
+    assert mutual_imports(ROOT / "commprof") == []
+
+
+def test_analysis_imports_in_one_order() -> None:
+    analysis = ROOT / "commprof/analysis"
+    assert later_imports(analysis) == []
+    places = {path.stem for path in analysis.iterdir() if not path.name.startswith("_")}
+    assert sorted(ANALYSIS) == sorted(places)
+
+
+def test_a_planted_import_against_the_order_of_analysis_is_found(tmp_path: Path) -> None:
+    for folder in ("align", "late"):
+        (tmp_path / "analysis" / folder).mkdir(parents=True)
+        (tmp_path / "analysis" / folder / "a.py").write_text(
+            "from commprof.analysis.align.b import c\nfrom commprof.analysis.late import d\n"
+        )
+    assert later_imports(tmp_path / "analysis") == ["align/a.py imports late"]
 
 
 def test_a_planted_mutual_import_is_found(tmp_path: Path) -> None:

@@ -116,8 +116,8 @@ def _run(batch: list[tuple[str, int]]) -> _Rows:
 def _judge(shape: str, seed: int, of: Any, directory: Path) -> dict[str, Any]:
     import numpy as np
 
-    from commprof.analysis.align.measured import measured_world
     from commprof.analysis.step.exposure import CAUSES, NO_CORE
+    from commprof.analysis.step.measured import measured_world
     from commprof.analysis.world import world_result
     from commprof.trace.reader import read_trace
     from commprof.trace.run.run_directory import WorldRun

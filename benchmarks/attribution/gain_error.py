@@ -131,9 +131,9 @@ def _run(jobs: list[dict[str, Any]]) -> _Rows:
 
 def _judge(job: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Returns a row with the predicted step, the mean step without the delay, and the error."""
-    from commprof.analysis.align.measured import measured_world, slowest_ns
     from commprof.analysis.replay.gains import gains
-    from commprof.analysis.step.mean_step import stalled
+    from commprof.analysis.step.measured import measured_world, slowest_ns
+    from commprof.analysis.step.stalls import stalled
     from commprof.trace.reader import read_trace
     from commprof.trace.run.run_directory import WorldRun
 

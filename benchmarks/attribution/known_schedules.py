@@ -28,8 +28,8 @@ from benchmarks.judging.demands import Demand, at_most, judged, of_all
 from benchmarks.judging.medians import median_interval
 from benchmarks.judging.results_file import Lines, read_rows
 from benchmarks.judging.simulate import Bucket, Link, simulate
+from commprof.analysis.align.arrivals import match_arrivals
 from commprof.analysis.align.matching import match
-from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun

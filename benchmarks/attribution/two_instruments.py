@@ -48,8 +48,8 @@ from benchmarks.ranks.rank_launch import on_this_host
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.collectives.calls import group_sizes, start_times
 from commprof.analysis.collectives.traffic import sizes_bytes
+from commprof.analysis.detail import WorldDetail
 from commprof.analysis.run import analyse_in_detail
-from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.step.exposure import exposures_of
 from commprof.recordings.profiler import read_recording
 from commprof.trace import columns

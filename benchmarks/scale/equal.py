@@ -102,8 +102,8 @@ def _inputs(args: argparse.Namespace) -> Iterator[tuple[str, Callable[[], Figure
 
 
 def _of_world(run: Any) -> Figures:
-    from commprof.analysis.align.measured import measured_world
-    from commprof.analysis.step.detail import world_detail
+    from commprof.analysis.detail import world_detail
+    from commprof.analysis.step.measured import measured_world
     from commprof.analysis.world import world_result
 
     seen = measured_world(run)

@@ -13,17 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commprof import invocation
-from commprof.analysis.collectives.exchange import SmallCalls
 from commprof.analysis.collectives.host_links import HostLinks
+from commprof.analysis.cores import crowded, lacked_cores, no_core_share, usable_cores
+from commprof.analysis.detail import WorldDetail
 from commprof.analysis.evidence import Figure
+from commprof.analysis.exchange import SmallCalls
 from commprof.analysis.late.stragglers import LateRank, fell_behind
+from commprof.analysis.mean_step import MeanStep, mean_step
 from commprof.analysis.next_step import NextStep
 from commprof.analysis.remarks import FEW_STEPS
 from commprof.analysis.replicas import times_started
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share, usable_cores
-from commprof.analysis.step.detail import WorldDetail
-from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep, is_split, mean_step
+from commprof.analysis.step.breakdown import WORTH_A_LOOK
+from commprof.analysis.step.waiting import is_split
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_seconds, listed, named_ranks

@@ -28,9 +28,9 @@ import numpy as np
 
 from commprof.analysis.align.matching import NO_BUCKET
 from commprof.analysis.collectives.in_flight import CallKind
+from commprof.analysis.detail import OF_OTHER, PARTS, WorldDetail
 from commprof.analysis.evidence import Figure
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.step.detail import OF_OTHER, PARTS, WorldDetail
 from commprof.analysis.timeline.drawn_timeline import Timeline
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Floats, Interval, ratio_of_medians

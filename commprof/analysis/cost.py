@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from commprof.analysis.step.detail import WorldDetail
+from commprof.analysis.detail import WorldDetail
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Interval, mean_interval, percentile_interval, resampled_means
 

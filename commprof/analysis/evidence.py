@@ -22,8 +22,9 @@ import numpy as np
 from commprof import invocation
 from commprof.analysis.align.device_timeline import timed_collectives
 from commprof.analysis.align.matching import POINT_TO_POINT
-from commprof.analysis.align.measured import MeasuredWorld
-from commprof.analysis.step.mean_step import WORTH_A_LOOK, is_split
+from commprof.analysis.step.breakdown import WORTH_A_LOOK
+from commprof.analysis.step.measured import MeasuredWorld
+from commprof.analysis.step.waiting import is_split
 from commprof.text import named_ranks
 from commprof.trace import columns
 from commprof.trace.lookup import row_containing

@@ -8,20 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from commprof import invocation
-from commprof.analysis.causes.named_cause import NamedCause
-from commprof.analysis.collectives.exchange import (
+from commprof.analysis.collectives.sharding import BACKWARD, FORWARD, SCATTER, SUM, Sharding
+from commprof.analysis.cores import crowded, lacked_cores, no_core_share
+from commprof.analysis.evidence import Figure
+from commprof.analysis.exchange import (
     Exchange,
     cap_to_try_mb,
     compressible_share,
     way,
 )
-from commprof.analysis.collectives.sharding import BACKWARD, FORWARD, SCATTER, SUM, Sharding
-from commprof.analysis.evidence import Figure
 from commprof.analysis.late.stragglers import LateRank, who_waits
+from commprof.analysis.mean_step import MeanStep
+from commprof.analysis.named_cause import NamedCause
 from commprof.analysis.run_command import taken_apart
-from commprof.analysis.step.cores import crowded, lacked_cores, no_core_share
+from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.exposure import HOST_PAUSE
-from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep
 from commprof.analysis.world import WorldResult
 from commprof.text import in_bytes, listed
 from commprof.units import ns_to_ms

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.interfaces import machine_of
-from commprof.analysis.align.measured import samples_read
+from commprof.analysis.collectives.devices import DeviceTelemetry, KernelTimes, device_telemetry
 from commprof.analysis.step.breakdown import Breakdown, mean_of_known
-from commprof.analysis.step.devices import DeviceTelemetry, KernelTimes, device_telemetry
+from commprof.analysis.step.measured import samples_read
 from commprof.trace.columns import Ints
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ns_to_ms, ns_to_s

@@ -9,16 +9,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from commprof.analysis.align.summaries import SummaryResult
 from commprof.analysis.checks.figure_checks import CrossCheck
-from commprof.analysis.checks.losses import loss_remarks
 from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS
 from commprof.analysis.collectives.compression import compression_remarks
+from commprof.analysis.cores import crowded, no_core_share, usable_cores
 from commprof.analysis.late.costs import LongerPhase
 from commprof.analysis.late.stragglers import LateRank, each_waits, fell_behind
+from commprof.analysis.loss_curves import loss_remarks
 from commprof.analysis.scaling import Scaling
-from commprof.analysis.step.cores import crowded, no_core_share, usable_cores
 from commprof.analysis.step.overhead import Overhead, OwnCost
+from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_ms, in_seconds, listed, named_ranks, plain_digits, plural
 from commprof.trace.found_steps import BACKWARD, UPDATE

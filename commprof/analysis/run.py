@@ -6,20 +6,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from commprof.analysis.align.measured import MeasuredWorld, in_turns, measured_world
-from commprof.analysis.align.summaries import analyse_summaries
 from commprof.analysis.causes.registry import named_causes
-from commprof.analysis.checks.losses import loss_agreement
 from commprof.analysis.collectives.kinds import SteplessCollectives, stepless_collectives
 from commprof.analysis.collectives.nccl import NcclWorld, nccl_world
+from commprof.analysis.cores import with_all_cpus
+from commprof.analysis.detail import WorldDetail, world_detail
 from commprof.analysis.evidence import Figure
 from commprof.analysis.late.attempts import Attempt, attempts_of, attempts_remarks
 from commprof.analysis.late.incidents import find_incidents
+from commprof.analysis.loss_curves import loss_agreement
 from commprof.analysis.remarks import remarks
 from commprof.analysis.replicas import replicas_remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
-from commprof.analysis.step.cores import with_all_cpus
-from commprof.analysis.step.detail import WorldDetail, world_detail
+from commprof.analysis.step.measured import MeasuredWorld, in_turns, measured_world
+from commprof.analysis.summaries import analyse_summaries
 from commprof.analysis.world import WorldResult, world_result
 from commprof.text import listed
 from commprof.trace.run.endings import why_not_recorded

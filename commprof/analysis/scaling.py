@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from commprof.analysis.align.summaries import SummaryResult
 from commprof.analysis.checks.losses import LossAgreement
 from commprof.analysis.collectives.kinds import SteplessCollectives
 from commprof.analysis.collectives.nccl import NcclWorld
 from commprof.analysis.late.attempts import Attempt
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.step.overhead import Overhead, pooled_overhead
+from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
 
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.collectives.exchange import Exchange, exchange
+from commprof.analysis.cores import judged_place, lacked_cores, no_core_share, usable_cores
+from commprof.analysis.detail import WorldDetail
 from commprof.analysis.evidence import Figure
+from commprof.analysis.exchange import Exchange, exchange
 from commprof.analysis.late import lines
 from commprof.analysis.late.stragglers import LateRank, fell_behind, who_waits
+from commprof.analysis.mean_step import MeanStep, mean_step
 from commprof.analysis.next_step import NextStep, next_step, rank_to_look_at, time_spent
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.step.cores import judged_place, lacked_cores, no_core_share, usable_cores
-from commprof.analysis.step.detail import WorldDetail
-from commprof.analysis.step.mean_step import MeanStep, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import resampled_means
 from commprof.text import counted, in_ms, in_seconds, listed, plain_digits

@@ -13,19 +13,13 @@ from commprof.analysis.align.device_timeline import (
     clock_error_ns,
     timed_collectives,
 )
-from commprof.analysis.align.measured import (
-    MeasuredWorld,
-    backward_passes,
-    median_per_step,
-    slowest_ns,
-)
-from commprof.analysis.causes.named_cause import NamedCause
-from commprof.analysis.checks.cross_checks import Observed, cross_checks, theory_checks
+from commprof.analysis.checks.cross_checks import cross_checks, theory_checks
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import differing_weights, global_losses
 from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.calls import assumes_threads
 from commprof.analysis.collectives.compression import CompressionRow, compression_rows
+from commprof.analysis.collectives.devices import kernel_times
 from commprof.analysis.collectives.host_links import HostLinks, host_links
 from commprof.analysis.collectives.in_flight import TimeInFlight, times_in_flight
 from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
@@ -41,6 +35,7 @@ from commprof.analysis.late.stragglers import (
     late_rank_of_few_steps,
     of_ranks,
 )
+from commprof.analysis.named_cause import NamedCause
 from commprof.analysis.rank_summary import (
     RankSummary,
     StepParts,
@@ -50,10 +45,16 @@ from commprof.analysis.rank_summary import (
 )
 from commprof.analysis.replay.gains import Gains, gains
 from commprof.analysis.step.breakdown import Breakdown, caused_in_all
-from commprof.analysis.step.devices import kernel_times
 from commprof.analysis.step.exposure import NO_CORE
-from commprof.analysis.step.mean_step import stalled
+from commprof.analysis.step.measured import (
+    MeasuredWorld,
+    Observed,
+    backward_passes,
+    median_per_step,
+    slowest_ns,
+)
 from commprof.analysis.step.overhead import Overhead, overhead
+from commprof.analysis.step.stalls import stalled
 from commprof.trace import columns, schema
 from commprof.trace.columns import Ints
 from commprof.trace.exchanged import exchanged_by

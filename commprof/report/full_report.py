@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from commprof.analysis.card import Card
     from commprof.analysis.cost import Cost
+    from commprof.analysis.detail import WorldDetail
     from commprof.analysis.predicted import Predictions
     from commprof.analysis.scaling import RunResult
-    from commprof.analysis.step.detail import WorldDetail
     from commprof.analysis.strategies import StrategyRow
     from commprof.analysis.verdict import Verdict
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from commprof.analysis.step.detail import PARTS
+from commprof.analysis.detail import PARTS
 from commprof.report.document import Section
 from commprof.report.export.rows import CANDIDATES
 from commprof.report.html.data import page_label, page_number, page_parts

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from commprof.analysis.align.measured import measured_world
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.scaling import RunResult
+from commprof.analysis.step.measured import measured_world
 from commprof.analysis.world import WorldResult, world_result
 from commprof.trace.run.run_directory import WorldRun
 

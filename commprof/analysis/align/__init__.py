@@ -1,1 +1,1 @@
-"""Converts the ranks' records to one common clock, and selects the measured steps."""
+"""Converts the ranks' records to one common clock, and finds the rank that arrived last."""

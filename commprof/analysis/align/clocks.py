@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.late.arrivals import clocks_are_shared
+from commprof.analysis.align.arrivals import clocks_are_shared
 from commprof.trace.columns import Ints, ints, of_kind
 from commprof.trace.packed import packed
 from commprof.trace.reader import Trace

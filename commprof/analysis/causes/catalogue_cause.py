@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.named_cause import Saving
 from commprof.analysis.evidence import Figure
+from commprof.analysis.named_cause import Saving
 
 #: A cause is named if it holds at least this fraction of the mean step.
 WORTH_NAMING = 0.03

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.kinds import caller
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.measured import MeasuredWorld
 from commprof.analysis.world import WorldResult
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commprof.analysis.causes.facts import Facts, Floats, Mask, RankCalls
-from commprof.analysis.causes.named_cause import Saving
+from commprof.analysis.named_cause import Saving
 from commprof.analysis.replay.engine import replay
 from commprof.analysis.replay.gains import recorded_replays, saved_by
 from commprof.analysis.replay.program import WAIT, Program, own_times

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.named_cause import Saving
 from commprof.analysis.evidence import Figure
 from commprof.analysis.late.stragglers import who_waits
+from commprof.analysis.named_cause import Saving
 from commprof.text import in_ms
 from commprof.units import ns_to_ms
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.causes import (
     barrier_each_step,
     ddp_buffers,
@@ -38,8 +37,9 @@ from commprof.analysis.causes import (
 )
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.named_cause import NamedCause
 from commprof.analysis.evidence import Figure
+from commprof.analysis.named_cause import NamedCause
+from commprof.analysis.step.measured import MeasuredWorld
 from commprof.analysis.world import WorldResult
 
 #: All causes, in the order of docs/causes.md.

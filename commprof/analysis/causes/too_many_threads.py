@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.step.cores import crowded, lacked_cores, usable_cores
+from commprof.analysis.cores import crowded, lacked_cores, usable_cores
 from commprof.text import counted
 
 

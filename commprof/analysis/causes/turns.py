@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from commprof.analysis.causes.facts import Facts, Floats, Mask
-from commprof.analysis.causes.named_cause import Saving
 from commprof.analysis.late.stragglers import of_ranks
+from commprof.analysis.named_cause import Saving
 from commprof.analysis.replay.gains import recorded_replays, saved_by
 from commprof.analysis.replay.program import replayed_steps
 from commprof.analysis.step.breakdown import caused_in_all

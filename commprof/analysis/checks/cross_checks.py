@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.arrivals import backward_of
 from commprof.analysis.checks.figure_checks import (
     SAME_BYTES,
     SAME_TIME,
@@ -21,10 +21,9 @@ from commprof.analysis.checks.figure_checks import (
     network_check,
 )
 from commprof.analysis.collectives.traffic import all_sent_bytes, sizes_bytes
-from commprof.analysis.late.arrivals import backward_of
-from commprof.analysis.step.breakdown import Breakdown
+from commprof.analysis.step.measured import Observed
 from commprof.trace import columns
-from commprof.trace.columns import Buckets, Collectives
+from commprof.trace.columns import Buckets
 from commprof.trace.found_steps import BACKWARD
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
@@ -35,15 +34,6 @@ from commprof.units import ns_to_ms, ns_to_s
 
 #: Operations with which DDP exchanges its buckets.
 _ALL_REDUCES = [code for code, name in enumerate(OPS) if name.startswith("all_reduce")]
-
-
-@dataclass(frozen=True)
-class Observed:
-    """One rank's measured steps, together with its whole trace."""
-
-    trace: Trace
-    table: Collectives
-    measured: Breakdown
 
 
 def cross_checks(run: WorldRun, ranks: Sequence[Observed]) -> tuple[CrossCheck, ...]:

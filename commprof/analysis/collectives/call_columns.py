@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.calls import Calls, Floats, calls_of, step_at
 from commprof.analysis.collectives.kinds import reduces
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.evidence import Evidence, Figure
 from commprof.analysis.step.exposure import CAUSES
+from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import distinct_rows

@@ -26,9 +26,9 @@ from commprof.analysis.align.interfaces import (
     sent_by_interface,
     unknown_hosts,
 )
-from commprof.analysis.checks.cross_checks import Observed
-from commprof.analysis.collectives.in_flight import in_flight_ns
 from commprof.analysis.collectives.traffic import sent_to_other_hosts
+from commprof.analysis.step.breakdown import in_flight_ns
+from commprof.analysis.step.measured import Observed
 from commprof.text import named_ranks
 from commprof.trace import columns
 from commprof.trace.lookup import row_containing

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +26,14 @@ import numpy.typing as npt
 from commprof.analysis.align.matching import Matching, bucket_numbers, last_awaited
 from commprof.analysis.collectives.calls import group_sizes, start_times
 from commprof.analysis.collectives.traffic import sizes_bytes
+from commprof.analysis.step.breakdown import in_flight_ns
+from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Ints, Steps
+from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import distinct_rows
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.units import ns_to_ms
-
-if TYPE_CHECKING:
-    from commprof.analysis.align.measured import MeasuredWorld
 
 Floats = npt.NDArray[np.float64]
 
@@ -65,31 +64,6 @@ def times_in_flight(
     return tuple(
         TimeInFlight(op_name(op), ns_to_ms(ns) / rank_steps) for op, ns in sorted(total_ns.items())
     )
-
-
-def in_flight_ns(
-    steps: Steps, table: Collectives, chosen: npt.NDArray[np.bool_] | None = None
-) -> Floats:
-    """Per step: length of the union of [issue, completion] over all or the chosen collectives."""
-    ended = table.end_ns > table.issue_ns
-    if chosen is not None:
-        ended &= chosen
-    order = np.argsort(table.issue_ns[ended], kind="stable")
-    begin, end = table.issue_ns[ended][order], table.end_ns[ended][order]
-    if len(begin) == 0:
-        return np.zeros(len(steps))
-    reach = np.maximum.accumulate(end)
-    opens = np.concatenate(([True], begin[1:] > reach[:-1]))
-    first = begin[opens]
-    last = reach[np.concatenate((np.flatnonzero(opens)[1:] - 1, [len(reach) - 1]))]
-    covered = np.concatenate(([0], np.cumsum(last - first)))
-
-    def covered_until(time_ns: Ints) -> Ints:
-        row = np.searchsorted(first, time_ns, side="right") - 1
-        inside = np.where(row >= 0, np.minimum(time_ns, last[row]) - first[row], 0)
-        return np.where(row >= 0, covered[row] + inside, 0)
-
-    return (covered_until(steps.end_ns) - covered_until(steps.begin_ns)).astype(np.float64)
 
 
 #: A dataclass of columns.

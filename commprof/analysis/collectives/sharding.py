@@ -21,8 +21,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.measured import MeasuredWorld, backward_begins
 from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.measured import MeasuredWorld, backward_begins
 from commprof.text import in_ms
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints

@@ -21,9 +21,9 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.late.costs import LEAST_SHARE
 from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.measured import MeasuredWorld
 from commprof.errors import CommprofError
 from commprof.files import read_bytes
 from commprof.text import in_ms, listed, printable

@@ -12,10 +12,10 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from commprof.analysis.align.measured import MeasuredWorld, in_turns
 from commprof.analysis.collectives.mismatches import Mismatch, find_mismatches
 from commprof.analysis.evidence import Figure, evidence_of
-from commprof.analysis.step.anomalies import BANDWIDTH, COMPUTE, STEP, Anomaly, find_anomalies
+from commprof.analysis.late.anomalies import BANDWIDTH, COMPUTE, STEP, Anomaly, find_anomalies
+from commprof.analysis.step.measured import MeasuredWorld, in_turns
 from commprof.files import checked, read_bytes
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun

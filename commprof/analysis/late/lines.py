@@ -15,12 +15,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.kinds import caller
 from commprof.analysis.late.costs import LEAST_SHARE
-from commprof.analysis.late.spent import RankTime
 from commprof.analysis.late.stragglers import beyond_the_others
 from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.measured import MeasuredWorld
+from commprof.analysis.step.spent import RankTime
 from commprof.analysis.step.waiting import not_split
 from commprof.text import in_ms, printable
 from commprof.trace import columns

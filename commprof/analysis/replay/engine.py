@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.matching import POINT_TO_POINT, held_up_by
-from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.replay.program import ISSUE, MARK, STAND, Program
+from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import distinct_rows
 

@@ -38,12 +38,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.evidence import Figure, evidence_of
 from commprof.analysis.replay.engine import ReplayedCalls, calls, replay
 from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, replayed_steps
 from commprof.analysis.step.breakdown import own_run_delay_ns
-from commprof.analysis.step.mean_step import stalled
+from commprof.analysis.step.measured import MeasuredWorld, slowest_ns
+from commprof.analysis.step.stalls import stalled
 from commprof.stats.groups import two_groups
 from commprof.stats.intervals import Interval, percentile_interval, resampled_means
 from commprof.text import rank_list

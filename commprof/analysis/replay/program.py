@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.step.exposure import Exposures, exposures_of
+from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
 from commprof.trace.reader import Trace

@@ -1,1 +1,1 @@
-"""Parts of each step of a rank, and how steps change over a run."""
+"""Measured steps, their parts, and the waiting for other ranks within them."""

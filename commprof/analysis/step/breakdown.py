@@ -18,9 +18,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.collectives.in_flight import in_flight_ns
-from commprof.analysis.late.arrivals import Arrivals
-from commprof.analysis.late.origins import Origins
+from commprof.analysis.align.arrivals import Arrivals
 from commprof.analysis.step.exposure import (
     CAUSES,
     NO_CORE,
@@ -33,6 +31,7 @@ from commprof.analysis.step.exposure import (
     pauses,
     run_delay,
 )
+from commprof.analysis.step.origins import Origins
 from commprof.analysis.step.waiting import not_split, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
@@ -42,6 +41,10 @@ from commprof.trace.schema import PHASES, Phase
 from commprof.trace.stretches import Stretches, covered, outside, stretches, within
 
 Floats = npt.NDArray[np.float64]
+
+
+#: Parts below this fraction of a step are too short to be worth optimising.
+WORTH_A_LOOK = 0.10
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ class Breakdown:
     #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
     #: kernel for the training thread in each phase.
     host_counts: Floats
-    #: Waiting of this rank by its root causes, see :mod:`analysis.late.origins`; none if arrivals
+    #: Waiting of this rank by its root causes, see :mod:`analysis.step.origins`; none if arrivals
     #: are unknown.
     caused: Caused
 
@@ -415,3 +418,28 @@ def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:
         return np.full(len(steps), np.nan)
     step = _step_of(steps, finalizations.span.begin_ns[mine])
     return _sum_by_step(steps, step, finalizations.no_core_ns[mine])
+
+
+def in_flight_ns(
+    steps: Steps, table: Collectives, chosen: npt.NDArray[np.bool_] | None = None
+) -> Floats:
+    """Per step: length of the union of [issue, completion] over all or the chosen collectives."""
+    ended = table.end_ns > table.issue_ns
+    if chosen is not None:
+        ended &= chosen
+    order = np.argsort(table.issue_ns[ended], kind="stable")
+    begin, end = table.issue_ns[ended][order], table.end_ns[ended][order]
+    if len(begin) == 0:
+        return np.zeros(len(steps))
+    reach = np.maximum.accumulate(end)
+    opens = np.concatenate(([True], begin[1:] > reach[:-1]))
+    first = begin[opens]
+    last = reach[np.concatenate((np.flatnonzero(opens)[1:] - 1, [len(reach) - 1]))]
+    covered = np.concatenate(([0], np.cumsum(last - first)))
+
+    def covered_until(time_ns: Ints) -> Ints:
+        row = np.searchsorted(first, time_ns, side="right") - 1
+        inside = np.where(row >= 0, np.minimum(time_ns, last[row]) - first[row], 0)
+        return np.where(row >= 0, covered[row] + inside, 0)
+
+    return (covered_until(steps.end_ns) - covered_until(steps.begin_ns)).astype(np.float64)

@@ -21,11 +21,20 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.arrivals import Arrivals, BucketArrivals
 from commprof.analysis.align.matching import POINT_TO_POINT
-from commprof.analysis.late.arrivals import Arrivals, BucketArrivals
 from commprof.analysis.step.exposure import Exposures
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among
+
+#: Largest fraction of the exposed time that may be unsplit if a figure or sentence relies on the
+#: split into waiting and transfer.
+_MOST_UNSPLIT = 0.1
+
+
+def is_split(exposed: float, unsplit: float) -> bool:
+    """True if figures may rely on the split of exposed time; both times in the same unit."""
+    return unsplit <= _MOST_UNSPLIT * exposed
 
 
 @dataclass(frozen=True)

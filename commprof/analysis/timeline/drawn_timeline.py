@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.in_flight import (
     CallKind,
     InFlightIntervals,
@@ -15,6 +14,7 @@ from commprof.analysis.collectives.in_flight import (
     rows,
 )
 from commprof.analysis.step.exposure import Exposures, exposures_of
+from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Ints, Steps
 from commprof.trace.lookup import row_containing

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.arrivals import Arrivals, BucketArrivals, bucket_arrivals
 from commprof.analysis.align.clocks import (
     SAME_CLOCK,
     ClockMap,
@@ -23,7 +24,6 @@ from commprof.analysis.align.clocks import (
 )
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.matching import last_awaited, match
-from commprof.analysis.late.arrivals import Arrivals, BucketArrivals, bucket_arrivals
 from commprof.errors import CommprofError, TraceError
 from commprof.text import clauses
 from commprof.trace import columns

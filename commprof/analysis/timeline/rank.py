@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.arrivals import Arrivals
 from commprof.analysis.align.clocks import on_common_clock
-from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.step.exposure import HOST_PAUSE, exposures_of, training_thread
 from commprof.analysis.step.waiting import split
 from commprof.analysis.timeline.overview import Flows, Overview, Window, read_source

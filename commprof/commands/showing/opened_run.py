@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commprof import satellites
-from commprof.analysis.align.measured import in_turns
 from commprof.analysis.card import Card, card
+from commprof.analysis.detail import WorldDetail
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.step.detail import WorldDetail
+from commprof.analysis.step.measured import in_turns
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.errors import UsageError
 from commprof.invocation import quoted

@@ -20,13 +20,13 @@ from commprof.analysis.align.interfaces import (
     machine_of,
     trained_no_ddp,
 )
-from commprof.analysis.align.measured import (
+from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS, DEVICE_STREAMS
+from commprof.analysis.step.measured import (
     count_warmup,
     in_turns,
     samples_read,
     step_signatures,
 )
-from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS, DEVICE_STREAMS
 from commprof.errors import CommprofError
 from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
 from commprof.forecast.scenario.rank_steps import Cycle, OtherCall, cycles, other_calls

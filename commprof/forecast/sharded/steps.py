@@ -15,11 +15,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.measured import MeasuredWorld, backward_passes, measured_world
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.replay.engine import ReplayedCalls, calls
 from commprof.analysis.replay.program import Program, programs, replayed_steps
 from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.measured import MeasuredWorld, backward_passes, measured_world
 from commprof.errors import CommprofError
 from commprof.forecast.costs.algorithms import canonical
 from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from commprof.analysis.align.interfaces import Host, host_of_each
 from commprof.analysis.align.matching import POINT_TO_POINT
-from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.calls import Calls, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.late.stragglers import LateRank, late_rank
 from commprof.analysis.step.breakdown import caused_in_all, mean_of_known
 from commprof.analysis.step.exposure import NO_CORE
+from commprof.analysis.step.measured import MeasuredWorld
 from commprof.monitor.figures.steps import NewSteps, wall_ns
 from commprof.monitor.state import RECENT_STEPS, Bandwidth, Late, OperationState, StepTimes
 from commprof.satellites import ExpectedTime

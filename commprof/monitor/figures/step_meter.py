@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.step.anomalies import StepFigures, bulk_bytes
+from commprof.analysis.late.anomalies import StepFigures, bulk_bytes
 from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns
 from commprof.trace.columns import Steps

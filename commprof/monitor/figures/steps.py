@@ -1,6 +1,6 @@
 """Steps of a running job: each is analysed once, as soon as all ranks have completed it.
 
-The analysis is that of the report (:mod:`commprof.analysis.align.measured`), applied to the records
+The analysis is that of the report (:mod:`commprof.analysis.step.measured`), applied to the records
 of the new steps. A step counts only when all its records are sure to have arrived: records of
 different threads arrive up to a flush interval (0.2 s) apart.
 """
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.align.measured import MeasuredWorld, measured_world
 from commprof.analysis.step.breakdown import Breakdown
+from commprof.analysis.step.measured import MeasuredWorld, measured_world
 from commprof.monitor.follow import TraceTail
 from commprof.trace import columns, schema
 from commprof.trace.columns import Ints, Steps

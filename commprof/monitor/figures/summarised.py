@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from commprof.analysis.align.summaries import late_rank
+from commprof.analysis.summaries import late_rank
 from commprof.monitor.state import Late, OperationState, StepTimes
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase

@@ -18,8 +18,8 @@ from commprof.analysis.collectives.mismatches import (
     issue_rows,
     issued_of,
 )
+from commprof.analysis.late.anomalies import AnomalyFinder
 from commprof.analysis.late.functions import samples_path
-from commprof.analysis.step.anomalies import AnomalyFinder
 from commprof.monitor.figures.step_meter import StepMeter
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import RankFeed

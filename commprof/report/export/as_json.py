@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from commprof.analysis.align.summaries import SummaryResult
 from commprof.analysis.card import Card
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import LossAgreement
@@ -23,6 +22,7 @@ from commprof.analysis.rank_summary import RankSummary
 from commprof.analysis.scaling import RunResult, Scaling
 from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.strategies import StrategyRow
+from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
 from commprof.files import plain

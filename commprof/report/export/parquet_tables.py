@@ -32,8 +32,8 @@ from commprof.analysis.collectives.call_columns import (
     step_times,
     wait_columns,
 )
+from commprof.analysis.detail import PARTS
 from commprof.analysis.evidence import Figure
-from commprof.analysis.step.detail import PARTS
 from commprof.errors import CommprofError, UsageError
 from commprof.files import is_a_device
 from commprof.invocation import quoted
@@ -41,8 +41,8 @@ from commprof.report.export.rows import TABLES, Row, pyarrow_modules
 from commprof.text import printable
 
 if TYPE_CHECKING:
-    from commprof.analysis.align.measured import MeasuredWorld
-    from commprof.analysis.step.detail import WorldDetail
+    from commprof.analysis.detail import WorldDetail
+    from commprof.analysis.step.measured import MeasuredWorld
     from commprof.analysis.world import WorldResult
     from commprof.report.full_report import FullReport
 

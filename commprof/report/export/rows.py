@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from commprof import invocation
 from commprof.analysis.collectives.kinds import CollectiveRow, Spread
+from commprof.analysis.detail import PARTS
 from commprof.analysis.rank_summary import StepParts
-from commprof.analysis.step.detail import PARTS
 from commprof.errors import UsageError
 from commprof.text import printable
 

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.collectives.in_flight import UNSPLIT, InFlightIntervals
+from commprof.analysis.detail import OF_OTHER, PARTS, WorldDetail
 from commprof.analysis.predicted import PredictedPoint, Predictions
 from commprof.analysis.scaling import Scaling
-from commprof.analysis.step.detail import OF_OTHER, PARTS, WorldDetail
 from commprof.analysis.timeline.drawn_timeline import DrawnStretches, RankTimeline, Timeline
 from commprof.analysis.world import WorldResult
 from commprof.files import plain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commprof.analysis.step.devices import DeviceTelemetry
+from commprof.analysis.collectives.devices import DeviceTelemetry
 from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, three_digits
 

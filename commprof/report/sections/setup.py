@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from commprof.analysis.step.cores import usable_cores
+from commprof.analysis.cores import usable_cores
 
 
 def setup_text(context: Mapping[str, Any]) -> str:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from commprof.analysis.align.summaries import OperationRow, Quantiles, SummaryResult
 from commprof.analysis.late.stragglers import each_waits
 from commprof.analysis.step.exposure import HOST_PAUSE
+from commprof.analysis.summaries import OperationRow, Quantiles, SummaryResult
 from commprof.report.sections.cross_checks import check_blocks
 from commprof.report.tabulated import not_shown
 from commprof.text import fitted, named_ranks, printable

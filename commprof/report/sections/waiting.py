@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from commprof.analysis.step.detail import WorldDetail
+from commprof.analysis.detail import WorldDetail
 from commprof.analysis.step.exposure import CAUSES
 from commprof.analysis.world import WorldResult
 from commprof.report.tabulated import Grid, three_digits

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.device_timeline import on_device_timeline
-from commprof.analysis.align.measured import trial_of
 from commprof.analysis.collectives.traffic import ring_bytes, sent_bytes
 from commprof.analysis.step.breakdown import breakdown
+from commprof.analysis.step.measured import trial_of
 from commprof.stats.intervals import (
     CONFIDENCE,
     MIN_ROUNDS,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commprof.analysis.align.interfaces import own_metadata
-from commprof.analysis.align.measured import in_turns
+from commprof.analysis.step.measured import in_turns
 from commprof.trace.run.run_directory import read_context, read_world
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from commprof import invocation, variables
 from commprof.analysis.run_command import taken_apart
-from commprof.analysis.step.mean_step import WORTH_A_LOOK
+from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.stats.intervals import MIN_ROUNDS, Interval, ratio_of_rounds
 from commprof.text import named_ranks
 from commprof.tune.trials.candidates import Candidate, all_digits

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from commprof import _native
+from commprof.analysis.align.arrivals import match_arrivals
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.align.matching import POINT_TO_POINT, match
-from commprof.analysis.align.summaries import analyse_summaries
-from commprof.analysis.late.arrivals import match_arrivals
+from commprof.analysis.summaries import analyse_summaries
 from commprof.report.sections import summary as summary_table
 from commprof.trace import columns
 from commprof.trace.reader import read_trace

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from commprof import _native
+from commprof.analysis.align.arrivals import Arrivals, match_arrivals
 from commprof.analysis.align.matching import POINT_TO_POINT, match
-from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns
 from commprof.trace.columns import Collectives

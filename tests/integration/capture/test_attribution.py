@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from commprof.analysis.align.arrivals import match_arrivals
 from commprof.analysis.align.matching import match
-from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
 from commprof.analysis.step.breakdown import Breakdown, breakdown

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.own_cost.device_calls import counted_apart
 from commprof import _native
-from commprof.analysis.align.summaries import late_rank
+from commprof.analysis.summaries import late_rank
 from commprof.trace import columns
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Kind

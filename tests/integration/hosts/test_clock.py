@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import commprof
+from commprof.analysis.align.arrivals import match_arrivals
 from commprof.analysis.align.clocks import ClockMap, comparisons, on_common_clock, rank_clocks
 from commprof.analysis.align.matching import match
-from commprof.analysis.late.arrivals import match_arrivals
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
 from commprof.analysis.step.breakdown import breakdown

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.align.measured import measured_world
-from commprof.analysis.causes.named_cause import NamedCause
 from commprof.analysis.causes.registry import named_causes
+from commprof.analysis.named_cause import NamedCause
+from commprof.analysis.step.measured import measured_world
 from commprof.analysis.world import world_result
 from commprof.trace.schema import Phase
 from tests.support.builders.results import context

@@ -16,11 +16,11 @@ import numpy as np
 from commprof.analysis.card import Card, card
 from commprof.analysis.collectives.kinds import CollectiveRow
 from commprof.analysis.cost import Cost, Price, cost
+from commprof.analysis.detail import WorldDetail
 from commprof.analysis.late.stragglers import LateRank
 from commprof.analysis.rank_summary import StepParts
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, scale
-from commprof.analysis.step.detail import WorldDetail
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.analysis.world import WorldResult
 from commprof.report import card as card_text

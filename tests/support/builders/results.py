@@ -8,25 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.align.summaries import (
+from commprof.analysis import detail as step_detail
+from commprof.analysis.collectives.compression import CompressionRow
+from commprof.analysis.collectives.kinds import CollectiveRow, Spread
+from commprof.analysis.collectives.mismatches import Issued, Mismatch
+from commprof.analysis.detail import Later, WorldDetail
+from commprof.analysis.evidence import Evidence
+from commprof.analysis.late.anomalies import COMPUTE, Anomaly
+from commprof.analysis.late.incidents import HangReport, Incidents, StackFile, WatchEvent
+from commprof.analysis.rank_summary import RankSummary, StepParts
+from commprof.analysis.scaling import RunResult, scale
+from commprof.analysis.step.breakdown import WORTH_A_LOOK
+from commprof.analysis.step.overhead import Overhead, OwnCost
+from commprof.analysis.summaries import (
     LastRow,
     OperationRow,
     Quantiles,
     SummaryLateRank,
     SummaryResult,
 )
-from commprof.analysis.collectives.compression import CompressionRow
-from commprof.analysis.collectives.kinds import CollectiveRow, Spread
-from commprof.analysis.collectives.mismatches import Issued, Mismatch
-from commprof.analysis.evidence import Evidence
-from commprof.analysis.late.incidents import HangReport, Incidents, StackFile, WatchEvent
-from commprof.analysis.rank_summary import RankSummary, StepParts
-from commprof.analysis.scaling import RunResult, scale
-from commprof.analysis.step import detail as step_detail
-from commprof.analysis.step.anomalies import COMPUTE, Anomaly
-from commprof.analysis.step.detail import Later, WorldDetail
-from commprof.analysis.step.mean_step import WORTH_A_LOOK
-from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.timeline.drawn_timeline import Timeline
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Interval

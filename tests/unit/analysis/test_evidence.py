@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.align.measured import measured_world
 from commprof.analysis.card import Card, card
 from commprof.analysis.evidence import Figure
 from commprof.analysis.late.incidents import find_incidents
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.scaling import RunResult
+from commprof.analysis.step.measured import measured_world
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.analysis.world import world_result
 from commprof.recordings.profiler import read_recording

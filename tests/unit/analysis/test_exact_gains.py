@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
-from commprof.analysis.align.measured import measured_world
 from commprof.analysis.replay.gains import gains
+from commprof.analysis.step.measured import measured_world
 from tests.support.builders.exact.drawn import LATE_IN, PAUSE, SHAPES, Drawn, drawn
 from tests.support.builders.exact.recorded import recorded
 from tests.support.builders.exact.simulation import simulate

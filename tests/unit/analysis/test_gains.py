@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.align.measured import MeasuredWorld, measured_world
 from commprof.analysis.replay.engine import calls, replay
 from commprof.analysis.replay.gains import Gain, gains
 from commprof.analysis.replay.program import programs, replayed_steps
 from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.step.measured import MeasuredWorld, measured_world
 from commprof.trace import columns
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, NO_SEQ, Phase
 from tests.support.builders.profiler_traces import all_reduce, annotation, document, kernel, write

@@ -6,9 +6,9 @@ from unittest.mock import patch
 
 import pytest
 
-from commprof.analysis.align.measured import measured_world
 from commprof.analysis.replay import engine
 from commprof.analysis.replay.gains import gains
+from commprof.analysis.step.measured import measured_world
 from tests.support.builders.exact.drawn import SHAPES, drawn
 from tests.support.builders.exact.recorded import recorded
 from tests.support.builders.exact.simulation import simulate

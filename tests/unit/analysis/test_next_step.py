@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.collectives.exchange import Exchange, SmallCalls, exchange
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.kinds import CollectiveRow
+from commprof.analysis.exchange import Exchange, SmallCalls, exchange
 from commprof.analysis.late.stragglers import LateRank
+from commprof.analysis.mean_step import PARTS, mean_step
 from commprof.analysis.next_step import NextStep, next_step, trial_command
-from commprof.analysis.step.mean_step import PARTS, mean_step
 from commprof.analysis.world import WorldResult
 from commprof.commands import make_parser
 from commprof.trace.schema import Phase

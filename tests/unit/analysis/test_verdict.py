@@ -10,7 +10,7 @@ import pytest
 
 from commprof.analysis.card import card
 from commprof.analysis.late.stragglers import LateRank
-from commprof.analysis.step.mean_step import stalled
+from commprof.analysis.step.stalls import stalled
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.analysis.world import WorldResult
 from commprof.report.card import facts

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commprof.analysis.detail import OF_OTHER
+from commprof.analysis.mean_step import mean_step
 from commprof.analysis.run import analyse_in_detail
-from commprof.analysis.step.detail import OF_OTHER
-from commprof.analysis.step.mean_step import mean_step
 from commprof.analysis.world import Repeats, repeats
 from commprof.errors import CommprofError
 from commprof.trace.schema import Phase

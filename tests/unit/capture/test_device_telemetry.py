@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import commprof
-from commprof.analysis.step.devices import device_telemetry
+from commprof.analysis.collectives.devices import device_telemetry
 from commprof.capture import device_telemetry as capture
 from commprof.capture.device_telemetry import TelemetrySamples
 from commprof.report.sections.devices import grid

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.align.measured import measured_world
 from commprof.analysis.step.breakdown import mean_of_known
+from commprof.analysis.step.measured import measured_world
 from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST
 from commprof.forecast.costs.machine_profile import MachineProfile
 from commprof.monitor.figures import steps as live_steps

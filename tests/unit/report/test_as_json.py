@@ -16,26 +16,26 @@ import numpy as np
 import pytest
 
 from commprof.analysis.card import CardLink, card
-from commprof.analysis.causes.named_cause import NamedCause, Saving
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.checks.losses import LossAgreement
 from commprof.analysis.collectives.apart import TrainedApart
-from commprof.analysis.collectives.exchange import SmallCalls
+from commprof.analysis.collectives.devices import DeviceTelemetry, KernelTimes
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.in_flight import TimeInFlight
 from commprof.analysis.collectives.kinds import SteplessCollectives
 from commprof.analysis.collectives.nccl import NcclLink, NcclRow, NcclWorld, Split, WaitsCompared
 from commprof.analysis.collectives.sharding import FORWARD, ShardedPart, Sharding
 from commprof.analysis.cost import Price, cost
+from commprof.analysis.exchange import SmallCalls
 from commprof.analysis.late.attempts import Attempt
 from commprof.analysis.late.costs import LongerPhase, WaitCost
 from commprof.analysis.late.functions import GrownFunction, GrownFunctions
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.late.lines import LongerLines
 from commprof.analysis.late.stragglers import LateRank
+from commprof.analysis.named_cause import NamedCause, Saving
 from commprof.analysis.replay.gains import Gain, Gains
 from commprof.analysis.run import analyse_in_detail
-from commprof.analysis.step.devices import DeviceTelemetry, KernelTimes
 from commprof.analysis.verdict import verdict
 from commprof.analysis.world import WorldResult
 from commprof.errors import UsageError

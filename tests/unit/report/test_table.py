@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import tabulate
 
-from commprof.analysis.align.summaries import LastRow
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.kinds import Spread
 from commprof.analysis.late.costs import WaitCost
@@ -20,6 +19,7 @@ from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.strategies import strategy_rows
+from commprof.analysis.summaries import LastRow
 from commprof.analysis.verdict import verdict
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.report import markdown, table

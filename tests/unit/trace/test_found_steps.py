@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commprof.analysis.align.measured import merged_steps, samples_read
+from commprof.analysis.step.measured import merged_steps, samples_read
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Phase

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from commprof.analysis.align.measured import measured_world
 from commprof.analysis.step.exposure import CAUSES
+from commprof.analysis.step.measured import measured_world
 from commprof.analysis.world import world_result
 from tests.support.builders.exact import truth
 from tests.support.builders.exact.drawn import Drawn

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from commprof.analysis.align.arrivals import match_arrivals
 from commprof.analysis.align.clocks import (
     SAME_CLOCK,
     ClockMap,
@@ -16,7 +17,6 @@ from commprof.analysis.align.clocks import (
     rank_clocks,
 )
 from commprof.analysis.align.matching import match
-from commprof.analysis.late.arrivals import match_arrivals
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.schema import Phase

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commprof.analysis.align.arrivals import backward_of
 from commprof.analysis.align.device_timeline import (
     clock_error_ns,
     copying_ns,
     on_device_timeline,
     timed_collectives,
 )
-from commprof.analysis.align.measured import measured_world
 from commprof.analysis.collectives.calls import start_times
-from commprof.analysis.late.arrivals import backward_of
 from commprof.analysis.replay.gains import gains
 from commprof.analysis.step.breakdown import breakdown
 from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.measured import measured_world
 from commprof.trace import columns, schema
 from commprof.trace.schema import Kind, Phase
 from tests.support.analysed import analyse_world

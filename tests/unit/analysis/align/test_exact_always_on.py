@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.align.summaries import late_rank
+from commprof.analysis.summaries import late_rank
 from tests.support.builders.exact.always_on import summarised
 from tests.support.builders.exact.drawn import LATE_IN, PAUSE, SHAPES, Drawn, chain, drawn
 from tests.support.builders.exact.recorded import recorded

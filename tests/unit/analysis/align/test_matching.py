@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from commprof import _native
+from commprof.analysis.align.arrivals import match_arrivals
 from commprof.analysis.align.matching import (
     SOME_WAIT,
     bucket_numbers,
@@ -19,7 +20,6 @@ from commprof.analysis.align.matching import (
     match,
     needed_ranks,
 )
-from commprof.analysis.late.arrivals import match_arrivals
 from commprof.trace import columns
 from commprof.trace.schema import OPS, Kind
 from tests.support.builders.traces import MS, THREAD, Rank

@@ -11,13 +11,8 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.checks.losses import (
-    differing_weights,
-    global_losses,
-    loss_agreement,
-    loss_remarks,
-    loss_trend,
-)
+from commprof.analysis.checks.losses import differing_weights, global_losses, loss_trend
+from commprof.analysis.loss_curves import loss_agreement, loss_remarks
 from commprof.analysis.world import WorldResult
 from tests.support.builders.results import context, world
 from tests.support.builders.traces import Rank, world_run

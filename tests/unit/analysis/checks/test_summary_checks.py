@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.align.summaries import analyse_summaries
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.traffic import summarised_sent_bytes
+from commprof.analysis.summaries import analyse_summaries
 from commprof.trace.reader import read_trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import OPS

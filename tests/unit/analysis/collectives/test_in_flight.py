@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commprof.analysis.align.measured import MeasuredWorld, measured_world
 from commprof.analysis.collectives.in_flight import UNSPLIT, times_in_flight
+from commprof.analysis.step.measured import MeasuredWorld, measured_world
 from commprof.analysis.timeline.drawn_timeline import Timeline, timeline
 from commprof.trace import columns
 from tests.support.builders.random_run import RandomRun

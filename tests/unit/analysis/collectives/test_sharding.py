@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from commprof.analysis.align.measured import measured_world
 from commprof.analysis.collectives.sharding import (
     BACKWARD,
     FORWARD,
@@ -16,7 +15,8 @@ from commprof.analysis.collectives.sharding import (
     groups_in_reverse,
     sharding,
 )
-from commprof.analysis.step.detail import world_detail
+from commprof.analysis.detail import world_detail
+from commprof.analysis.step.measured import measured_world
 from commprof.analysis.verdict import verdict
 from commprof.analysis.world import world_result
 from commprof.trace.schema import Phase

@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from commprof.analysis.align.measured import measured_world
 from commprof.analysis.remarks import _about_causes
 from commprof.analysis.step.breakdown import Breakdown, Floats
 from commprof.analysis.step.exposure import CAUSES
+from commprof.analysis.step.measured import measured_world
 from commprof.analysis.world import world_result
 from commprof.trace.schema import Phase
 from tests.support.analysed import analyse_world

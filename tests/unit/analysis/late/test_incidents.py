@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.align.measured import measured_world
 from commprof.analysis.late.incidents import StackFile, find_incidents, read_events, read_hangs
 from commprof.analysis.late.standstill import Accused, PendingOperation
+from commprof.analysis.step.measured import measured_world
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import ProcessWatch, RankFeed
 from commprof.monitor.watchdog.hang import Hang, HungProcess

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from commprof.analysis.align.measured import measured_world
 from commprof.analysis.late.stragglers import LateRank, find_late_rank, of_ranks, with_cause
 from commprof.analysis.step.exposure import CAUSES, NO_CORE, UNKNOWN
+from commprof.analysis.step.measured import measured_world
 from commprof.trace import columns
 from commprof.trace.schema import Phase
 from tests.support.builders.traces import MS, Rank, world_run

@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
+from commprof.analysis.align.arrivals import Arrivals, match_arrivals
 from commprof.analysis.align.matching import match
-from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.step.breakdown import Breakdown, breakdown, caused_in_all, mean_of_known
 from commprof.trace import columns
 from commprof.trace.reader import Trace

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from commprof.analysis.align.arrivals import Arrivals, match_arrivals
 from commprof.analysis.align.matching import match
-from commprof.analysis.late.arrivals import Arrivals, match_arrivals
 from commprof.analysis.step.exposure import exposures
 from commprof.analysis.step.waiting import split
 from commprof.trace import columns

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.align.measured import trial_of
+from commprof.analysis.step.measured import trial_of
 from commprof.commands import main
 from commprof.trace.schema import Kind, Phase
 from commprof.tune.trials.analyse import _later_over_earlier, analyse_world_trial, figures

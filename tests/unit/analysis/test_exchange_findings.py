@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from commprof.analysis.align.interfaces import idle_interfaces
-from commprof.analysis.collectives.exchange import Exchange, exchange, small_calls
 from commprof.analysis.collectives.host_links import HostLinks
-from commprof.analysis.step.mean_step import mean_step
+from commprof.analysis.exchange import Exchange, exchange, small_calls
+from commprof.analysis.mean_step import mean_step
 from tests.support.builders.results import collective, detail, parts, world
 from tests.support.builders.traces import Rank
 

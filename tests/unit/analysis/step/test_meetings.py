@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from commprof.analysis.align.arrivals import match_arrivals
 from commprof.analysis.align.matching import match
-from commprof.analysis.late.arrivals import match_arrivals
-from commprof.analysis.late.meetings import SharedCalls, Stretch, Wait
 from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.meetings import SharedCalls, Stretch, Wait
 from commprof.trace import columns
 from tests.support.builders.traces import MS, Rank
 

@@ -30,10 +30,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.late.arrivals import Arrivals
-from commprof.analysis.late.meetings import SharedCalls, Stretch, Wait
-from commprof.analysis.late.spent import WAITING, RankTime
+from commprof.analysis.align.arrivals import Arrivals
 from commprof.analysis.step.exposure import CAUSES, TRANSFER, UNKNOWN, exposures_of
+from commprof.analysis.step.meetings import SharedCalls, Stretch, Wait
+from commprof.analysis.step.spent import WAITING, RankTime
 from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace

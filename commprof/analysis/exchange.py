@@ -9,7 +9,8 @@ from typing import Final
 
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.kinds import CollectiveRow
-from commprof.analysis.step.mean_step import WORTH_A_LOOK, MeanStep
+from commprof.analysis.mean_step import MeanStep
+from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_bytes, listed
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from commprof.analysis.align.arrivals import match_arrivals
 from commprof.analysis.align.matching import match
-from commprof.analysis.align.measured import measured_world
-from commprof.analysis.late.arrivals import match_arrivals
-from commprof.analysis.late.origins import Origins, origins
 from commprof.analysis.step.exposure import CAUSES, exposures_of
+from commprof.analysis.step.measured import measured_world
+from commprof.analysis.step.origins import Origins, origins
 from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace import columns
 from commprof.trace.schema import Phase

@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commprof.analysis.align.measured import measured_world
-from commprof.analysis.step import anomalies
-from commprof.analysis.step.anomalies import (
+from commprof.analysis.late import anomalies
+from commprof.analysis.late.anomalies import (
     BANDWIDTH,
     COMPUTE,
     CUT,
@@ -26,6 +25,7 @@ from commprof.analysis.step.anomalies import (
     find_anomalies,
     may_change,
 )
+from commprof.analysis.step.measured import measured_world
 from commprof.monitor.figures.step_meter import RankMeter, StepMeter
 from commprof.trace.schema import Phase
 from tests.support.builders.traces import MS, Rank, world_run

@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.matching import POINT_TO_POINT
-from commprof.analysis.align.measured import MeasuredWorld
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
+from commprof.analysis.step.measured import MeasuredWorld
 from commprof.stats.intervals import robust_deviation
 from commprof.text import plain_digits
 from commprof.trace import columns

@@ -10,22 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from commprof.analysis.detail import WorldDetail
 from commprof.analysis.step.breakdown import Floats
-from commprof.analysis.step.detail import WorldDetail
-
-#: A step stalled if it took longer than this many median steps ...
-_STALLED = 10.0
-#: ... and if at most this fraction of steps is so long, or only one: more are normal for the job.
-_RARE = 0.05
-
-#: Parts below this fraction of a step are too short to be worth optimising.
-WORTH_A_LOOK = 0.10
-
-#: Largest fraction of the exposed time that may be unsplit if a figure or sentence relies on the
-#: split into waiting and transfer.
-_MOST_UNSPLIT = 0.1
+from commprof.analysis.step.stalls import stalled
 
 #: Parts that add up to the step; communication is exposed communication.
 PARTS = ("compute", "communication", "data", "optimizer", "other")
@@ -33,27 +21,6 @@ PARTS = ("compute", "communication", "data", "optimizer", "other")
 DEVICE_PARTS = (*PARTS[:-1], "copies", "idle")
 #: Parts that add up to communication.
 SPLIT = ("waiting", "wire", "unsplit")
-
-
-def is_split(exposed: float, unsplit: float) -> bool:
-    """True if figures may rely on the split of exposed time; both times in the same unit."""
-    return unsplit <= _MOST_UNSPLIT * exposed
-
-
-def stalled(slowest: Floats) -> npt.NDArray[np.bool_]:
-    """Returns for each step whether it stalled.
-
-    A step stalled if it took more than ten times the median, and if only one step, or at most 5 %
-    of the steps, took so long.
-
-    Args:
-        slowest: the slowest rank's time of each step, in any unit.
-    """
-    if len(slowest) < 3:
-        return np.zeros(len(slowest), dtype=np.bool_)
-    long: npt.NDArray[np.bool_] = slowest > _STALLED * np.median(slowest)
-    rare = long.sum() <= max(1.0, _RARE * len(slowest))
-    return long if rare else np.zeros(len(slowest), dtype=np.bool_)
 
 
 @dataclass(frozen=True)

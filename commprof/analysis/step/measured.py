@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.arrivals import Arrivals, match_arrivals
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.matching import Matching, match
-from commprof.analysis.late.arrivals import Arrivals, match_arrivals
-from commprof.analysis.late.origins import Origins, origins
 from commprof.analysis.step.breakdown import Breakdown, Floats, breakdown
+from commprof.analysis.step.origins import Origins, origins
 from commprof.stats.intervals import robust_deviation
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Steps
@@ -181,6 +181,15 @@ class MeasuredWorld:
     def steps(self) -> Steps:
         """Steps of the first rank; ``Steps.source`` is the same on every rank."""
         return columns.steps(self.traces[0])
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One rank's measured steps, together with its whole trace."""
+
+    trace: Trace
+    table: Collectives
+    measured: Breakdown
 
 
 def measured_world(run: WorldRun) -> MeasuredWorld | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commprof.analysis.align.measured import count_warmup, step_signatures
+from commprof.analysis.step.measured import count_warmup, step_signatures
 from commprof.trace import columns
 from tests.support.builders.traces import Rank
 

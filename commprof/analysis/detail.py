@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from commprof.analysis.align.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.step.breakdown import Floats
+from commprof.analysis.step.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.timeline.drawn_timeline import Timeline, timeline
 from commprof.trace.columns import Ints, of_kind
 from commprof.trace.run.run_directory import WorldRun

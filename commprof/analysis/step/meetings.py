@@ -29,8 +29,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.align.arrivals import Arrivals
 from commprof.analysis.align.matching import POINT_TO_POINT, SOME_WAIT
-from commprof.analysis.late.arrivals import Arrivals
 from commprof.analysis.step.exposure import Exposures, training_thread
 from commprof.trace import columns
 from commprof.trace.columns import BLOCKED_NS, Collectives, Ints

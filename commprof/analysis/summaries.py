@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from commprof.analysis.align.arrivals import clocks_are_shared
 from commprof.analysis.checks.cross_checks import summary_checks
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.traffic import bus_factor
-from commprof.analysis.late.arrivals import clocks_are_shared
 from commprof.analysis.late.stragglers import find_late_rank
 from commprof.analysis.step.exposure import ORIGINS
 from commprof.trace import schema

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from commprof.analysis.align import matching
-from commprof.analysis.late.arrivals import Arrivals, clocks_are_shared, match_arrivals
+from commprof.analysis.align.arrivals import Arrivals, clocks_are_shared, match_arrivals
 from commprof.trace import columns, schema
 from tests.support.builders.traces import Rank
 
