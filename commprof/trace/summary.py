@@ -224,7 +224,7 @@ def _paused(value: dict[str, Any]) -> tuple[int, ...]:
     found = value.get("paused", [0] * len(schema.PHASES))
     if not isinstance(found, list) or len(found) != len(schema.PHASES):
         raise ValueError(f"paused is not a list of {len(schema.PHASES)} numbers")
-    if not all(_is_whole(number) for number in found):
+    if _whole_numbers(found) is None:
         raise ValueError("paused holds a value that is not a whole number from 0 to 2**63 - 1")
     return tuple(found)
 
@@ -261,25 +261,26 @@ def _last(value: object) -> LastRank:
 
 def _waited_for(value: object) -> WaitedFor:
     """Reads the waiting times from a flat list: three numbers per row of ``WaitedFor.cells``."""
-    cells = _list(value, "cells")
+    cells = _whole_numbers(_list(value, "cells"))
     block_ns = _whole(value, "block_ns")
-    if len(cells) % 3 or not all(_is_whole(number) for number in cells) or block_ns == 0:
+    if cells is None or len(cells) % 3 or block_ns == 0:
         raise ValueError("waited_for: cells are not triples of whole numbers, or block_ns is 0")
-    return WaitedFor(block_ns, np.array(cells, dtype=np.int64).reshape(-1, 3))
+    return WaitedFor(block_ns, cells.reshape(-1, 3))
 
 
 def _histogram(value: object, where: str) -> Histogram:
     """Reads a histogram; its buckets are pairs: distance from the previous pair's bucket, count."""
-    numbers = _list(value, "buckets")
-    if len(numbers) % 2 or not all(_is_whole(number) for number in numbers):
+    numbers = _whole_numbers(_list(value, "buckets"))
+    if numbers is None or len(numbers) % 2:
         raise ValueError(f"the buckets of {where} are not pairs of whole numbers")
-    buckets = np.cumsum(np.array(numbers[::2], dtype=np.int64))
-    counts = np.array(numbers[1::2], dtype=np.int64)
-    ordered = len(buckets) == 0 or (
-        max(numbers[::2]) < BUCKETS and buckets[-1] < BUCKETS and (np.diff(buckets) > 0).all()
-    )
+    distances, counts = numbers[::2], numbers[1::2]
+    # Bounded first, so that no sum of distances overflows.
+    is_bounded = (distances < BUCKETS).all() and (distances[1:] > 0).all()
+    buckets = np.cumsum(distances)
     count = _whole(value, "count")
-    if not ordered or sum(numbers[1::2]) != count or (counts == 0).any():
+    # Counts are summed as Python's integers, which do not overflow.
+    is_counted = sum(counts.tolist()) == count and (counts > 0).all()
+    if not is_bounded or not is_counted or (buckets[-1:] >= BUCKETS).any():
         raise ValueError(f"the buckets of {where} contradict each other or the histogram's count")
     sum_ns, min_ns, max_ns = (_whole(value, name) for name in ("sum", "min", "max"))
     if min_ns > max_ns:
@@ -303,8 +304,19 @@ def _whole(value: object, name: str) -> int:
     return found
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+def _whole_numbers(values: list[Any]) -> Ints | None:
+    """Returns the numbers as an array; None if one is no whole number from 0 to 2**63 - 1.
+
+    One look at the types of all: a summary holds thousands of numbers, and a job thousands of
+    summaries.
+    """
+    if not set(map(type, values)) <= {int}:
+        return None
+    try:
+        numbers = np.array(values, dtype=np.int64)
+    except OverflowError:
+        return None
+    return None if (numbers < 0).any() else numbers
 
 
 _LARGEST_NS = 2**42 - 1

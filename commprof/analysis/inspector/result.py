@@ -23,7 +23,12 @@ from commprof.analysis.inspector.communicators import (
 from commprof.analysis.inspector.kinds import MESSAGE_PAIR, SPLIT, UNSPLIT, size_factor
 from commprof.analysis.inspector.origins import InspectedOrigins, origins
 from commprof.analysis.inspector.steps import steps_of
-from commprof.analysis.late.stragglers import LateRank, find_late_rank, waiting_ranks
+from commprof.analysis.late.stragglers import (
+    MOST_WAITING,
+    LateRank,
+    find_late_rank,
+    waiting_ranks,
+)
 from commprof.recordings.inspector import InspectorLogs, Progress, read_logs
 from commprof.text import counted
 
@@ -36,11 +41,14 @@ Floats = npt.NDArray[np.float64]
 #: waiting, or others cause nearly as much, none is named.
 _MOST_LATE, _MOST_LATE_PART, _ALWAYS_ALLOWED = 8, 1 / 16, 2
 #: A late process causes at least this part of the waiting that the latest of them causes.
-_LEAST_OF_LATEST = 0.05
+_LEAST_OF_LATEST = 0.03
 #: Least ratio of the waiting that a late process causes to that of any process that is not late.
 _CLEARLY = 2.0
 #: Ratio that parts those who are late from all others, even if one of them is much later.
 _GAP = 4.0
+#: Least part of the waiting beyond the others' that late processes cause if such a gap parts them
+#: from all others, each of which causes little: in a large job that adds up.
+_SHARE_BEYOND_GAP = 0.4
 _NS_PER_US = 1e3
 #: Part of the waiting that is not worth a word.
 _NEGLIGIBLE = 0.01
@@ -331,7 +339,8 @@ def late_processes(
         if not pairs[:, candidates[0]].any():  # over the whole run, its waiting began elsewhere
             return ()
     block_ns = float(time_us.mean()) / job.blocks * _NS_PER_US
-    late = find_late_rank(merged * _NS_PER_US, block_ns, 0.0, pairs)
+    share = _SHARE_BEYOND_GAP if falling[size - 1] >= _GAP * falling[size] else MOST_WAITING
+    late = find_late_rank(merged * _NS_PER_US, block_ns, 0.0, pairs, least_share=share)
     if late is None or late.rank != candidates[0]:
         return ()
     return tuple(_late_process(job, traced, place, late) for place in candidates.tolist())

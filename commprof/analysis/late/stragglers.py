@@ -115,7 +115,7 @@ def _chance_of_heads(more: int, steps: int) -> float:
 
 
 #: Least fraction of the waiting attributed to ranks, see :func:`of_ranks`, that a late rank causes.
-_SHARE = 0.6
+MOST_WAITING = 0.6
 #: Significance level for a rank that is late in less than half of the steps.
 _SIGNIFICANCE_NOW_AND_THEN = 0.001
 _PERMUTATIONS = 2000
@@ -220,6 +220,7 @@ def find_late_rank(
     step_ns: float,
     clock_error_ns: float = 0.0,
     by_waiting_ns: Floats | None = None,
+    least_share: float = MOST_WAITING,
 ) -> LateRank | None:
     """Returns the late rank; None if no rank is named.
 
@@ -232,8 +233,9 @@ def find_late_rank(
             over steps and waiting ranks, exceeds twice the bound. With NaN no rank is named.
         by_waiting_ns: the same waiting as ``[waiting rank, rank]``, summed over the steps; both
             axes are global ranks. None if each rank makes all other ranks wait equally.
+        least_share: part of the waiting that a late rank causes at least.
 
-    The rank that caused the most waiting is named if it caused at least 60 % of the waiting, if the
+    The rank that caused the most waiting is named if it caused ``least_share`` of it, if the
     mean wait is at least 2 % of the step, and if chance does not explain the waiting. A permutation
     test, which shuffles the ranks within each step, gives the probability that chance puts as much
     waiting on one rank. The probability must be at most 1 %, or 0.1 % if the rank is late in less
@@ -243,7 +245,9 @@ def find_late_rank(
     probabilities counts, among all ranks and among only these ranks: of two ranks that only wait
     for each other, one is last in each step, however many other ranks the job has.
     """
-    late = late_rank_of_few_steps(waited_for_ns, step_ns, clock_error_ns, by_waiting_ns)
+    late = late_rank_of_few_steps(
+        waited_for_ns, step_ns, clock_error_ns, by_waiting_ns, least_share
+    )
     if late is None:
         return None
     steps, ranks = waited_for_ns.shape
@@ -276,6 +280,7 @@ def late_rank_of_few_steps(
     step_ns: float,
     clock_error_ns: float = 0.0,
     by_waiting_ns: Floats | None = None,
+    least_share: float = MOST_WAITING,
 ) -> LateRank | None:
     """Returns the rank that caused most waiting, if its share and its cost are material; else None.
 
@@ -287,7 +292,7 @@ def late_rank_of_few_steps(
         return None
     rank = int(np.argmax(waited_for_ns.sum(axis=0)))
     late = _late_rank(rank, waited_for_ns, step_ns, math.nan, by_waiting_ns)
-    if late.share < _SHARE or late.wait_ns < _OF_STEP * step_ns:
+    if late.share < least_share or late.wait_ns < _OF_STEP * step_ns:
         return None
     return None if _within_clock_error(late, clock_error_ns) else late
 
