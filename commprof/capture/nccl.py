@@ -42,7 +42,8 @@ def set_up() -> str:
     """Makes NCCL record into this process's capture. Call it before the first communicator.
 
     Returns:
-        Why NCCL's own operations are not recorded, where it may be used; else an empty text.
+        Why NCCL's own operations are not recorded; empty if they are, or if this process cannot
+        use NCCL.
     """
     version = sys.modules.get("torch.version")
     may_use_nccl = getattr(version, "cuda", None) is not None and _has_gpu()

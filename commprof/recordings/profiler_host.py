@@ -52,7 +52,7 @@ _Kind = tuple[str, Elements]
 
 @dataclass(frozen=True)
 class HostCalls:
-    """Collectives on the host, and what their operators and ranges tell of each other."""
+    """Collectives on the host, each made of its operator and its range where both are there."""
 
     #: In order of issue.
     calls: list[Call]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 from commprof.analysis.inspector.communicators import Process
 from commprof.analysis.inspector.result import (
@@ -26,12 +28,13 @@ time: mean of a rank in a call, as Inspector measures it; wait: its part before 
 transfer: median time of the rank that came last; busbw: of the transfer; with wait: of the whole
 time, as Inspector states it. size: as nccl-tests counts it. -: not known."""
 _COMMUNICATORS = """\
-time, wait: mean of a recorded rank. last: the process that came last with the most waiting here,
-before waiting is traced to other communicators, and its part of the waiting."""
+last, part: the process that the others of this communicator waited for most, and its part of their
+waiting. It may be late only because it waited in another communicator: caused, above, tells where
+waiting began. time, wait: mean of a recorded rank."""
 _PROCESSES = """\
 caused: waiting of all others that began with the process, traced across communicators; waited: its
 own, and as a part of its time in collectives and messages; unsplit: time in operations whose
-waiting is not known. rank: in the communicator of all processes."""
+waiting is not known. rank, if shown: in the communicator of all processes."""
 _PROCESS_HEADERS = (
     *("process", "rank", "caused\ns", "waited\ns", "waited\n%", "time\ns"),
     "unsplit\ns",
@@ -94,7 +97,7 @@ def _tables(result: InspectorResult) -> list[tuple[str, str, Grid, str, list[str
         (
             "ranks",
             "Processes by the waiting that they cause",
-            Grid([_process(row) for row in most_waited_for], _PROCESS_HEADERS, (0,)),
+            _processes_grid(most_waited_for),
             _PROCESSES,
             not_shown(len(result.process_rows) - _MOST_ROWS, "row", " of processes"),
         ),
@@ -116,34 +119,48 @@ def sentences(result: InspectorResult) -> list[str]:
             "and transfer are not known."
         ]
     bound = "at least " if result.is_lower_bound else ""
+    missing = "as records are missing, and " if result.is_lower_bound else ""
     found = [_late(late, result) for late in result.late]
     if not found:
-        found = ["No process stands out as the one that the others wait for."]
+        found = [f"No process stands out as the one that the others wait for{_most(result)}."]
     found.append(
         f"In collectives and messages a process spends {_seconds(result.time_s)} in the mean: "
         f"{bound}{_seconds(result.wait_s)} ({result.wait_s / result.time_s:.0%}) waiting for the "
-        f"last rank, the rest transferring."
+        f"last rank, {missing}the rest transferring."
     )
     if result.step is not None:
         found.append(_steps(result.step))
     if result.unsplit_s > 0:
         found.append(
-            f"Another {_seconds(result.unsplit_s)} are of operations whose waiting is not known."
+            f"Beyond that, it spends {_seconds(result.unsplit_s)} in operations whose waiting is "
+            "not known."
         )
     named = [late.process for late in result.late]
     if named and result.lowest_bandwidth is not None and result.lowest_bandwidth not in named:
         found.append(
-            f"Do not look for the cause in {_name(result.lowest_bandwidth)}: its bandwidth is the "
-            f"lowest only because {result.lowest_waits:.0%} of its time in operations is waiting."
+            f"Inspector shows the lowest bandwidth for {_name(result.lowest_bandwidth)}. It is not "
+            f"slow: {result.lowest_waits:.0%} of its time in operations is waiting for others."
         )
     return found
+
+
+def _most(result: InspectorResult) -> str:
+    """Returns how much of the waiting began with the process that causes most, as a clause."""
+    most = max(result.process_rows, key=lambda row: row.caused_s)
+    waited_s = sum(row.waited_s for row in result.process_rows)
+    if not waited_s > 0:
+        return ""
+    return (
+        f": {most.caused_s / waited_s:.0%} of all waiting began with {_name(most.process)}, no more"
+    )
 
 
 def _steps(step: StepRow) -> str:
     return (
         f"The calls of {printable(step.communicator)} repeat {step.steps} times, in turns of "
-        f"{printable(step.calls)}. If a turn is a step, a process waits {_ms(step.wait_ms)} ms and "
-        f"transfers {_ms(step.transfer_ms)} ms in each; a turn may also be a part of a step."
+        f"{printable(step.calls)}. If a turn is a step, and not a part of one, a process waits "
+        f"{_ms(step.wait_ms)} ms and transfers {_ms(step.transfer_ms)} ms per step, in all "
+        "communicators."
     )
 
 
@@ -187,7 +204,10 @@ def heading(result: InspectorResult) -> str:
 
 
 def _late(late: LateProcess, result: InspectorResult) -> str:
-    names = [f"{rank} of {printable(label)}" for label, rank in late.ranks]
+    labels = Counter(row.label for row in result.communicators)
+    names = [
+        f"{rank} of {'its ' * (labels[label] > 1)}{printable(label)}" for label, rank in late.ranks
+    ]
     more = f" and {len(names) - _MOST_RANKS} more" if len(names) > _MOST_RANKS else ""
     of_recorded = "of the recorded ranks " if result.is_lower_bound else ""
     return (
@@ -242,6 +262,14 @@ def _operation(row: KindRow) -> tuple[str, ...]:
         three_digits(row.busbw_gb_per_s),
         three_digits(row.busbw_with_waiting_gb_per_s),
     )
+
+
+def _processes_grid(rows: Sequence[ProcessRow]) -> Grid:
+    """Returns the processes; their ranks only if one communicator has all of them."""
+    left_out = {1} if all(row.rank is None for row in rows) else set[int]()
+    shown = [place for place in range(len(_PROCESS_HEADERS)) if place not in left_out]
+    cells = [tuple(_process(row)[place] for place in shown) for row in rows]
+    return Grid(cells, tuple(_PROCESS_HEADERS[place] for place in shown), (0,))
 
 
 def _process(row: ProcessRow) -> tuple[str, ...]:

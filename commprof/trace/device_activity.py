@@ -4,8 +4,8 @@ Kernels and copies of several streams may run at once. Each moment belongs to th
 has something running then:
 
     compute                a kernel other than those of communication
-    communication          a kernel of communication; such time is exposed. A copy within the device
-                           hides it, as a kernel does: it is work of the same device
+    communication          a kernel of communication, and no copy within the device, which is work
+                           of this device as a kernel is; such time is exposed
     copies                 a copy between host and device, within or between devices, or a fill
     idle                   nothing
 

@@ -355,7 +355,7 @@ uint64_t addCalls(
     }
     ++calls;
     ++callsOfBlock[cut.of(key)];
-    // Replays repeat numbers, of which none may be missing.
+    // Of calls that are replayed, a number that is missing may never be used.
     if (before != kNone && cut.isOneTurn()) {
       cut.addBetween(before, key, callsOfBlock);
     }

@@ -13,7 +13,8 @@ namespace commprof::nccl {
 
 namespace {
 
-// Peers for which version 3, which does not say how many there are, counts.
+// Peers that are counted for under version 3 of the interface, which does not
+// tell their number.
 constexpr int kPeersOfUnknown = 1024;
 
 struct Registry {

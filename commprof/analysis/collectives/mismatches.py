@@ -343,9 +343,9 @@ def find_mismatches(
 
 
 def _earlier(trace: Trace, table: Collectives, keys: _Keys, group: int, seq: int) -> list[Issued]:
-    """Returns a rank's latest collectives of a group before a number; none of another profiler's.
+    """Returns a rank's latest collectives of a group before a sequence number.
 
-    Such a recording may lack some of them.
+    None of a recording by another profiler, which may lack some of them.
     """
     if trace.recorded is not None:
         return []
@@ -370,7 +370,10 @@ class _Keys(NamedTuple):
 def _differ(
     value: npt.NDArray[np.uint64], known: npt.NDArray[np.bool_], starts: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Per collective, whose rows begin at ``starts``: True if known values of a property differ."""
+    """Returns for each collective whether its ranks' known values of a property differ.
+
+    ``starts``: first row of each collective; the rows after it are those of its other ranks.
+    """
     most = np.iinfo(np.uint64).max
     largest = np.maximum.reduceat(np.where(known, value, 0), starts, axis=1)
     least = np.minimum.reduceat(np.where(known, value, most), starts, axis=1)

@@ -331,7 +331,7 @@ def _parts(table: Transfers) -> Floats:
 
 
 def _splits_of(recorded: Sequence[Trace]) -> dict[tuple[int, int], Floats]:
-    """Returns the parts of each operation's sends by rank and operation, as ``[transfers, 3]``."""
+    """Returns for each rank and operation id the :func:`_parts` of its sends."""
     result = {}
     for trace in recorded:
         table = sends(trace)

@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 #: Times that waiting is passed on; what is left then counts where it is.
 _MOST_PASSES = 8
 _NEGLIGIBLE = 1e-3
-#: Largest job for which waiting is kept by pairs of processes: 256 MB.
+#: Most processes of a job whose waiting is kept for each pair of them; they take 512 MB.
 _MOST_PAIRS = 8192
 
 
@@ -57,7 +57,7 @@ class WaitingGroup:
     #: In µs, as ``[block, member]``: waiting for the member, and of the member.
     caused: Floats
     waited: Floats
-    #: False for operations of which is known that a rank waited, but not for whom.
+    #: False if it is known that a rank waited in these operations, but not for which rank.
     is_known: bool = True
     #: Key of the communicator to which waiting in this group makes no process come late: all its
     #: members waited together. ``key`` if empty.

@@ -85,7 +85,7 @@ class ShardedReplay(Model):
                 longer = f"{np.median(world.own_ns(drawn)) / own_ns:.3g} times as long"
             outside.append(
                 f"{placement.per_core_words(recorded)}: a rank's own work is assumed to take "
-                f"{longer} as at the measured number"
+                f"{longer} as in the recorded run"
             )
         blocks = scenario.world_size / self.schedule.world_size
         if blocks > len(self.schedule.own_ns):

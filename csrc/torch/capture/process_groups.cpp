@@ -68,7 +68,8 @@ struct GroupTable {
 };
 
 // Never destroyed: late callbacks may outlive static objects. The recorder is
-// created first, since its lock is acquired after this one, before a fork too.
+// created first, so that its handler of forks is too: before a fork its lock is
+// acquired after the table's, as everywhere.
 GroupTable& groupTable() {
   static GroupTable* t = [] {
     Recorder::instance();

@@ -50,7 +50,8 @@ class StreamFinder {
   static std::unique_ptr<at::ObserverContext> began(const at::RecordFunction&) {
     return nullptr;
   }
-  // Works are asynchronous scopes; others may end while any stream is current.
+  // The scope of a c10d Work is asynchronous. Other scopes do not count: any
+  // stream may be current when they end.
   static void ended(const at::RecordFunction& what, at::ObserverContext*) {
     Sought& s = sought();
     if (s.active && what.isAsync()) {

@@ -41,7 +41,7 @@ def test_the_page_and_markdown_say_what_the_text_says(late_job: Path, tmp_path: 
         assert main(["report", str(late_job), "--format", shown_as, "-o", str(file)]) == 0
         text = file.read_text()
         assert "host000 pid 1005 makes the others wait" in text
-        assert "Do not look for the cause in" in text
+        assert "Inspector shows the lowest bandwidth for" in text
         assert "NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES".replace("_", "") in text.replace(
             "\\_", ""
         ).replace("_", "")

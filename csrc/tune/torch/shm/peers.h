@@ -49,7 +49,8 @@ class Peers {
   class Messages {
    public:
     // Waits for the messages of all peers. Throws std::runtime_error if two
-    // ranks differ, naming both, or if a rank gave up, with its reason.
+    // ranks do not call the same all-reduce, naming both, or if a rank gave up,
+    // with its reason.
     void wait();
     // Returns the data of each host, this one's included, in the same order on
     // all ranks; valid only after wait().
