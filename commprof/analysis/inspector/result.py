@@ -40,8 +40,10 @@ Floats = npt.NDArray[np.float64]
 #: Most processes that are late at once, and as a part of all; if more are needed to explain the
 #: waiting, or others cause nearly as much, none is named.
 _MOST_LATE, _MOST_LATE_PART, _ALWAYS_ALLOWED = 8, 1 / 16, 2
-#: A late process causes at least this part of the waiting that the latest of them causes.
-_LEAST_OF_LATEST = 0.03
+#: A late process causes at least this part of the waiting that the latest of them causes, or the
+#: smaller part if no other process causes a fiftieth of it: what is traced wrongly through other
+#: communicators is of several.
+_LEAST_OF_LATEST, _LEAST_IF_APART, _APART = 0.05, 0.03, 50.0
 #: Least ratio of the waiting that a late process causes to that of any process that is not late.
 _CLEARLY = 2.0
 #: Ratio that parts those who are late from all others, even if one of them is much later.
@@ -317,8 +319,9 @@ def late_processes(
         return ()
     order = np.argsort(-by_process, kind="stable")
     falling = by_process[order[: allowed + 1]]
-    large = falling[:-1] >= _LEAST_OF_LATEST * falling[0]
     ratio = falling[:-1] / np.maximum(falling[1:], 1e-6 * falling[0])
+    least = np.where(ratio >= _APART, _LEAST_IF_APART, _LEAST_OF_LATEST)
+    large = falling[:-1] >= least * falling[0]
     # What is beyond the others' shrinks towards the last that is allowed; all waiting does not.
     total = traced.began_us.sum(axis=0)[order]
     rest = np.maximum.accumulate(total[::-1])[::-1]
