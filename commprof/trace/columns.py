@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 
 Table = TypeVar("Table")
 
-_NO_RECORDS = np.empty(0, dtype=schema.RECORD_DTYPE)
+NO_RECORDS = np.empty(0, dtype=schema.RECORD_DTYPE)
 #: Longer columns are kept as one value if all of theirs are equal.
 _LONG = 64
 #: A shorter wait did not block: its operation had already completed.
@@ -150,7 +150,21 @@ def once_per_trace(make: Callable[[Trace], Table]) -> Callable[[Trace], Table]:
     return kept
 
 
+def keep(trace: Trace, make: Callable[[Trace], Table], table: Table) -> None:
+    """Gives a trace the table that ``make``, decorated with ``once_per_trace``, would make."""
+    trace.tables[make.__wrapped__] = _read_only(table)  # type: ignore[attr-defined]
+
+
+def discard(trace: Trace, make: Callable[[Trace], Table]) -> None:
+    """Frees the table that ``make``, decorated with ``once_per_trace``, has made of a trace."""
+    trace.tables.pop(make.__wrapped__, None)  # type: ignore[attr-defined]
+
+
 def _read_only(table: Table) -> Table:
+    if isinstance(table, dict):
+        for part in table.values():
+            _read_only(part)
+        return table
     for name, column in vars(table).items():
         if isinstance(column, np.ndarray):
             if _is_one_value(column):
@@ -285,6 +299,7 @@ HOST_COUNTS = {
 }
 
 
+@once_per_trace
 def host_counts(trace: Trace) -> dict[str, Spans]:
     """Returns intervals of threads for each counter in ``HOST_COUNTS``.
 
@@ -343,7 +358,7 @@ def buckets(trace: Trace) -> Buckets:
     Without a DDP hook, a bucket's operation id and end are those of the bucket's all-reduce.
     """
     records = of_kind(trace.records, Kind.BUCKET)
-    ends = _NO_RECORDS
+    ends = NO_RECORDS
     if len(records):
         ends = of_kinds(trace.records, Kind.BUCKET_END, Kind.END)
         ends = ends.compress(ends["flags"] & schema.FLAG_DEVICE_TIME == 0)

@@ -32,7 +32,7 @@ from commprof.analysis.step.exposure import (
     run_delay,
 )
 from commprof.analysis.step.origins import Origins
-from commprof.analysis.step.waiting import not_split, split
+from commprof.analysis.step.waiting import Waiting, not_split, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
 from commprof.trace.lookup import distinct_rows, row_containing
@@ -78,6 +78,13 @@ class Caused:
             len(chosen),
             self.world_size,
         )
+
+    def between(self, begin: int, end: int) -> Caused:
+        """Returns the steps of these rows; the parts are in order of the steps."""
+        rows = slice(*np.searchsorted(self.step, (begin, end)).tolist())
+        step = self.step[rows] - np.int32(begin)
+        parts = step, self.rank[rows], self.cause[rows], self.wait_ns[rows]
+        return Caused(*parts, end - begin, self.world_size)
 
     def add_to(self, total_ns: Floats) -> None:
         """Adds all parts to an array ``[step, rank, cause]``."""
@@ -189,6 +196,18 @@ class Breakdown:
         rows = slice(at[0], at[-1] + 1) if in_a_row else at
         return Breakdown(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
+    def split(self, first: Ints) -> list[Breakdown]:
+        """Cuts the steps of ranks that follow one another; ``first``: each rank's, then the end."""
+        cuts = list(zip(first[:-1].tolist(), first[1:].tolist(), strict=True))
+        names = [f.name for f in fields(self) if f.name != "caused"]
+        return [
+            Breakdown(
+                **{name: getattr(self, name)[begin:end] for name in names},
+                caused=self.caused.between(begin, end),
+            )
+            for begin, end in cuts
+        ]
+
 
 def caused_in_all(parts: Sequence[Breakdown], chosen: npt.NDArray[np.bool_]) -> Floats:
     """Returns ``Breakdown.caused_ns`` of the chosen steps, summed over the ranks that waited."""
@@ -226,6 +245,25 @@ def breakdown(
         world_size: number of ranks.
         origins: root causes of the rank's waits; None attributes each wait to the rank waited for.
     """
+    exposed = exposures_of(trace)
+    if origins is not None:
+        waiting = origins.waiting
+    else:
+        waiting = not_split(exposed) if arrivals is None else split(exposed, table, arrivals)
+    return of_split(trace, table, waiting, world_size, origins)
+
+
+def of_split(
+    trace: Trace,
+    table: Collectives,
+    waiting: Waiting,
+    world_size: int,
+    origins: Origins | None = None,
+) -> Breakdown:
+    """Does what :func:`breakdown` does, with the split of ``exposures_of(trace)`` as ``waiting``.
+
+    The trace may be that of ranks that follow one another; the result then has the steps of all.
+    """
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0
     finalizations = columns.finalizations(trace)
@@ -237,10 +275,6 @@ def breakdown(
         steps, phases, exposed, exposed_step, thread
     )
     exposed_ns = _sum_by_step(steps, exposed_step, exposed.waited_ns)
-    if origins is not None:
-        waiting = origins.waiting
-    else:
-        waiting = not_split(exposed) if arrivals is None else split(exposed, table, arrivals)
     unsplit = _sum_by_step(
         steps, exposed_step, np.where(np.isnan(waiting.wait_ns), exposed.waited_ns, 0.0)
     )

@@ -139,13 +139,15 @@ def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
     pass's finalisation.
     """
     task = table.graph_task.copy()
+    later = np.flatnonzero((task < 0) & (table.thread != thread))
+    if len(later) == 0:
+        return task
     issued = np.flatnonzero(task >= 0)
     passes, at = np.unique(task[issued], return_index=True)
     begun_ns = dict(zip(passes.tolist(), table.issue_ns[issued[at]].tolist(), strict=True))
     groups = set(zip(task[issued].tolist(), table.group[issued].tolist(), strict=True))
     mine = np.flatnonzero(span.thread == thread)
     mine = mine[np.argsort(span.end_ns[mine], kind="stable")]
-    later = np.flatnonzero((task < 0) & (table.thread != thread))
     row = np.searchsorted(span.end_ns[mine], table.issue_ns[later], side="left")
     later, row = later[row < len(mine)], row[row < len(mine)]
     for i, key in zip(later.tolist(), span.key[mine[row]].tolist(), strict=True):

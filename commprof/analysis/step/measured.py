@@ -20,8 +20,11 @@ from commprof.analysis.align.arrivals import Arrivals, match_arrivals
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.matching import Matching, match
-from commprof.analysis.step.breakdown import Breakdown, Floats, breakdown
+from commprof.analysis.step.breakdown import Breakdown, Floats, of_split
+from commprof.analysis.step.exposure import exposures_of
+from commprof.analysis.step.joined import joined
 from commprof.analysis.step.origins import Origins, origins
+from commprof.analysis.step.waiting import Waiting, not_split, split
 from commprof.stats.intervals import robust_deviation
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Steps
@@ -204,18 +207,33 @@ def measured_world(run: WorldRun) -> MeasuredWorld | None:
     traces = on_common_clock(traces, clocks) if clocks else traces
     tables = [columns.collectives(trace) for trace in traces]
     matching = match(traces, tables)
-    arrivals: list[Arrivals | None] = [None] * len(traces)
-    began: list[Origins | None] = [None] * len(traces)
-    if clocks:
-        known = match_arrivals(matching, traces, tables)
-        arrivals = [*known]
-        began = [*origins(traces, tables, known)]
+    known = match_arrivals(matching, traces, tables) if clocks else None
+    arrivals: list[Arrivals | None] = [*known] if known else [None] * len(traces)
+    blocks, waits = joined(traces, tables), list[Waiting]()
+    for block in blocks:
+        calls = block.join_calls(tables[block.places])
+        block.find_exposures(traces[block.places], calls)
+        exposed = exposures_of(block.trace)
+        if known:
+            waits.append(split(exposed, calls, block.arrivals(known[block.places])))
+        else:
+            waits.append(not_split(exposed))
+    began: list[Origins | None] = [None] * len(blocks)
+    if known:
+        began = [*origins(traces, tables, known, blocks, waits)]
     trained = min(_trained_steps(trace) for trace in traces)
     merged = {i for t in traces for i in merged_steps(t, columns.steps(t)).tolist()}
     parts = _common_steps(
         [
-            breakdown(trace, table, arrival, run.world_size, began_at)
-            for trace, table, arrival, began_at in zip(traces, tables, arrivals, began, strict=True)
+            part
+            for block, waiting, began_at in zip(blocks, waits, began, strict=True)
+            for part in of_split(
+                block.trace,
+                block.join_calls(tables[block.places]),
+                waiting,
+                run.world_size,
+                began_at,
+            ).split(block.steps)
         ],
         trained,
         merged,

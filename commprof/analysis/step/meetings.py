@@ -54,8 +54,15 @@ class Stretch:
 
     def of(self, rows: Ints) -> Stretch:
         """Returns the stretches of some of the waits."""
-        parts = (self.begin_ns, self.stood_ns, self.left_ns, self.end_ns)
-        return Stretch(*(part[rows] for part in parts))
+        return Stretch(*(part[rows] for part in self._parts))
+
+    def moved(self, by_ns: Ints) -> Stretch:
+        """Returns the stretches later by these times."""
+        return Stretch(*(part + by_ns for part in self._parts))
+
+    @property
+    def _parts(self) -> tuple[Ints, Ints, Ints, Ints]:
+        return self.begin_ns, self.stood_ns, self.left_ns, self.end_ns
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,7 @@ import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import Arrivals
 from commprof.analysis.step.exposure import CAUSES, TRANSFER, UNKNOWN, exposures_of
+from commprof.analysis.step.joined import RankBlock, alone
 from commprof.analysis.step.meetings import SharedCalls, Stretch, Wait
 from commprof.analysis.step.spent import WAITING, RankTime
 from commprof.analysis.step.waiting import Waiting, split
@@ -46,7 +48,7 @@ _UNKNOWN, _TRANSFER = CAUSES.index(UNKNOWN), CAUSES.index(TRANSFER)
 
 @dataclass(frozen=True)
 class Origins:
-    """Parts of one rank's waits, by the rank and activity that caused them.
+    """Parts of the waits of a block of ranks, by the rank and activity that caused them.
 
     All columns have the same length.
     """
@@ -67,6 +69,7 @@ class _Waits:
     """Every wait of every rank, sorted by end; ``place`` is the rank's index among the traces."""
 
     place: Ints
+    #: Row among the exposures of the rank's block.
     row: Ints
     #: Index of the rank that was waited for.
     late: Ints
@@ -79,21 +82,87 @@ class _Waits:
     own: Floats
 
 
+class _Times:
+    """Time of all ranks, block by block; places are those of the ranks among the traces."""
+
+    def __init__(self, blocks: Sequence[RankBlock], waits: Sequence[Waiting]) -> None:
+        self._blocks = blocks
+        self.of_blocks = [
+            RankTime(block.trace, exposures_of(block.trace), waiting)
+            for block, waiting in zip(blocks, waits, strict=True)
+        ]
+        self._block_of = np.repeat(np.arange(len(blocks)), list(map(len, blocks)))
+        self.shift_ns = np.concatenate([block.shift_ns for block in blocks])
+        count = [len(time.begin_ns) for time in self.of_blocks]
+        self.first_row = np.concatenate(([0], np.cumsum(count)))
+
+    def rows(self, place: Ints, row: Ints) -> Ints:
+        """Numbers the exposures of all blocks."""
+        return self.first_row[self._block_of[place]] + row
+
+    def waits_in(self, place: int, begin_ns: int, end_ns: int) -> tuple[Ints, Floats]:
+        """Does what ``RankTime.waits_in`` does, for one rank; rows are those of all blocks."""
+        block = int(self._block_of[place])
+        shift_ns = int(self.shift_ns[place])
+        rows, part = self.of_blocks[block].waits_in(begin_ns + shift_ns, end_ns + shift_ns)
+        return self.first_row[block] + rows, part
+
+    def spent(self, place: Ints, stretch: Stretch) -> Iterator[tuple[Ints, Floats]]:
+        """Yields rows of stretches, each of the rank of a place, and what the ranks did in them."""
+        block_of = self._block_of[place]
+        for number, time in enumerate(self.of_blocks):
+            rows = np.flatnonzero(block_of == number)
+            if len(rows):
+                yield rows, _spent(time, stretch.of(rows).moved(self.shift_ns[place[rows]]))
+
+    def all_waits(self, places: Ints) -> Iterator[tuple[Ints | Floats, ...]]:
+        """Yields columns of the waits of each block.
+
+        They are: place, row, late, number, end_ns, stood_ns and wait_ns. ``place``, ``row``,
+        ``late`` and ``wait_ns`` are as in ``_Waits``. ``number`` is the number of the collective or
+        bucket that was waited for, ``end_ns`` the end of the wait, and ``stood_ns`` the time at
+        which the training thread began to wait.
+
+        Args:
+            places: place of each global rank.
+        """
+        for block, time in zip(self._blocks, self.of_blocks, strict=True):
+            rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
+            place = block.first + block.rank_at(time.begin_ns[rows])
+            shift_ns = self.shift_ns[place]
+            yield (
+                place,
+                rows,
+                places[time.waiting.culprit[rows]],
+                time.waiting.number[rows],
+                time.end_ns[rows] - shift_ns,
+                time.stood_ns[rows] - shift_ns,
+                time.wait_ns[rows],
+            )
+
+
 def origins(
-    traces: Sequence[Trace], tables: Sequence[Collectives], arrivals: Sequence[Arrivals]
+    traces: Sequence[Trace],
+    tables: Sequence[Collectives],
+    arrivals: Sequence[Arrivals],
+    blocks: Sequence[RankBlock] | None = None,
+    waits: Sequence[Waiting] | None = None,
 ) -> list[Origins]:
-    """Finds where each rank's waits began.
+    """Finds where the waits of all ranks began; returns those of each block.
 
     Args:
         traces: traces of the ranks, on a common clock.
         tables: collectives of each rank.
         arrivals: last arrivals at these collectives.
+        blocks: the ranks, joined; None for each rank alone.
+        waits: split of each block's exposures into waiting and transfer.
     """
-    exposed = [exposures_of(trace) for trace in traces]
-    waits = [split(*each) for each in zip(exposed, tables, arrivals, strict=True)]
-    shared = SharedCalls(traces, tables, arrivals, exposed)
-    ranks = [trace.rank for trace in traces]
-    times = [RankTime(*each) for each in zip(traces, exposed, waits, strict=True)]
+    if blocks is None or waits is None:
+        blocks = [alone(*rank) for rank in zip(itertools.count(), traces, tables)]
+        exposed = map(exposures_of, traces)
+        waits = [split(*rank) for rank in zip(exposed, tables, arrivals, strict=True)]
+    shared = SharedCalls(traces, tables, arrivals, [exposures_of(trace) for trace in traces])
+    ranks, times = [trace.rank for trace in traces], _Times(blocks, waits)
     found = _waits(ranks, times, shared)
     wait, late, cause, share = _parts(found, times)
     order = np.argsort(found.place[wait], kind="stable")
@@ -104,30 +173,26 @@ def origins(
         cause,
         found.wait_ns[wait] * share,
     )
-    first = np.searchsorted(found.place[wait], np.arange(1, len(ranks)))
+    first = np.searchsorted(found.place[wait], [block.first for block in blocks[1:]])
     return [
-        Origins(*of_rank)
-        for of_rank in zip(*(np.split(x, first) for x in columns), waits, strict=True)
+        Origins(*of_block)
+        for of_block in zip(*(np.split(x, first) for x in columns), waits, strict=True)
     ]
 
 
-def _waits(ranks: Sequence[int], times: Sequence[RankTime], shared: SharedCalls) -> _Waits:
+def _waits(ranks: Sequence[int], times: _Times, shared: SharedCalls) -> _Waits:
     """Returns all waits, each with the activities on which the late rank spent more time."""
     places = np.zeros(max(ranks) + 1, dtype=np.int64)
     places[list(ranks)] = np.arange(len(ranks))
     place, row, late, number, end_ns, stood_ns, wait_ns = (
-        np.concatenate(parts)
-        for parts in zip(
-            *(_of_rank(at, each, places) for at, each in enumerate(times)), strict=True
-        )
+        np.concatenate(parts) for parts in zip(*times.all_waits(places), strict=True)
     )
     own_time, late_time = shared.compared(Wait(place, late, number, stood_ns))
     excess = np.zeros((len(row), WAITING + 1))
-    met = late_time.begin_ns > 0
-    for at, each in enumerate(times):
-        waits, is_late = (np.flatnonzero((which == at) & met) for which in (place, late))
-        excess[waits] -= _spent(each, own_time.of(waits))
-        excess[is_late] += _spent(each, late_time.of(is_late))
+    met = np.flatnonzero(late_time.begin_ns > 0)
+    for sign, whose, stretch in ((-1.0, place, own_time), (1.0, late, late_time)):
+        for rows, spent in times.spent(whose[met], stretch.of(met)):
+            excess[met[rows]] += sign * spent
     passed = np.maximum(0.0, excess[:, WAITING])
     rest = np.maximum(0.0, excess[:, :WAITING].sum(axis=1))
     longer = np.maximum(0.0, excess[:, :WAITING])
@@ -151,25 +216,6 @@ def _waits(ranks: Sequence[int], times: Sequence[RankTime], shared: SharedCalls)
     )
 
 
-def _of_rank(place: int, time: RankTime, places: Ints) -> tuple[Ints | Floats, ...]:
-    """Returns columns of a rank's waits: place, row, late, number, end_ns, stood_ns, wait_ns.
-
-    ``place``, ``row``, ``late`` and ``wait_ns`` are as in ``_Waits``. ``number`` is the number of
-    the collective or bucket that was waited for, ``end_ns`` the end of the wait, and ``stood_ns``
-    the time at which the training thread began to wait.
-    """
-    rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
-    return (
-        np.full(len(rows), place),
-        rows,
-        places[time.waiting.culprit[rows]],
-        time.waiting.number[rows],
-        time.end_ns[rows],
-        time.stood_ns[rows],
-        time.wait_ns[rows],
-    )
-
-
 def _spent(time: RankTime, stretch: Stretch) -> Floats:
     """Returns what a rank did in each stretch, as ``RankTime.spent``, without its standing."""
     spent = time.spent(stretch.begin_ns, stretch.end_ns)
@@ -181,7 +227,7 @@ def _spent(time: RankTime, stretch: Stretch) -> Floats:
     return spent
 
 
-def _parts(waits: _Waits, times: Sequence[RankTime]) -> tuple[Ints, Ints, Ints, Floats]:
+def _parts(waits: _Waits, times: _Times) -> tuple[Ints, Ints, Ints, Floats]:
     """Returns all parts of all waits: the wait, index of the rank, cause, and fraction."""
     carried = _carried_back(waits, times)
     others = np.ones(len(waits.row), dtype=np.bool_)
@@ -207,7 +253,7 @@ def _parts(waits: _Waits, times: Sequence[RankTime]) -> tuple[Ints, Ints, Ints, 
 _Cells = dict[tuple[int, int], float]
 
 
-def _carried_back(waits: _Waits, times: Sequence[RankTime]) -> dict[int, _Cells]:
+def _carried_back(waits: _Waits, times: _Times) -> dict[int, _Cells]:
     """Returns the parts of every wait that began on third ranks, in order of the waits' ends.
 
     The other waits, which are most, began on the late rank: ``waits.own`` has their parts.
@@ -215,9 +261,8 @@ def _carried_back(waits: _Waits, times: Sequence[RankTime]) -> dict[int, _Cells]
     through = np.flatnonzero(waits.through > 0)
     if len(through) == 0:
         return {}
-    first = np.cumsum([0, *(len(time.begin_ns) for time in times)])
-    at = np.full(first[-1], -1, dtype=np.int64)
-    at[first[waits.place] + waits.row] = np.arange(len(waits.row))
+    at = np.full(times.first_row[-1], -1, dtype=np.int64)
+    at[times.rows(waits.place, waits.row)] = np.arange(len(waits.row))
     stretch = waits.explained_by.of(through)
     windows = np.stack(
         (stretch.begin_ns, stretch.stood_ns, stretch.left_ns, stretch.end_ns), axis=1
@@ -235,8 +280,8 @@ def _carried_back(waits: _Waits, times: Sequence[RankTime]) -> dict[int, _Cells]
         earlier = [
             (number, part)
             for begin, end in both
-            for row, part in zip(*times[late].waits_in(begin, end), strict=True)
-            if 0 <= (number := int(at[first[late] + row])) < i
+            for row, part in zip(*times.waits_in(late, begin, end), strict=True)
+            if 0 <= (number := int(at[row])) < i
         ]
         if not earlier:
             continue
