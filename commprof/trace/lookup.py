@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,30 @@ def row_containing(begin_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
     return np.where(inside, row, -1).astype(np.int64)
 
 
+def one_value(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns a column of equal values that keeps one of them, and is read-only."""
+    if len(column) == 0:
+        return column
+    return np.broadcast_to(column[:1].copy().reshape(()), column.shape)
+
+
+def kept_once(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns :func:`one_value` of a column whose values are all equal, any other as it is."""
+    if len(column) == 0 or column.strides == (0,) or column[0] != column[-1]:
+        return column
+    return one_value(column) if (column == column[0]).all() else column
+
+
+def joined_column(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Joins columns; those that keep one value, the same in all of them, make another such."""
+    some = list(parts)
+    filled = [part for part in some if len(part)]
+    is_one = bool(filled) and all(part.strides == (0,) for part in filled)
+    if is_one and len({part[0].item() for part in filled}) == 1:
+        return np.broadcast_to(filled[0][:1].reshape(()), (sum(map(len, filled)),))
+    return np.concatenate(some)
+
+
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
     """Numbers the distinct rows of a table, in ascending order of their columns.
 
@@ -75,6 +100,8 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
     size = len(columns[0])
     key, keys = np.zeros(size, dtype=np.int64), 1
     for column in columns if size else ():
+        if column.strides == (0,):
+            continue  # one value in all rows
         low, width = int(column.min()), int(column.max()) - int(column.min()) + 1
         if width > _MOST_KEYS:
             column, width = _numbered(column, width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -99,11 +100,43 @@ def covered(
     """
     if len(begin_ns) == 0:
         return np.zeros(len(first_ns))
+    reached = _reached(begin_ns, end_ns, amount)
+    result: npt.NDArray[np.float64] = reached(last_ns) - reached(first_ns)
+    return result
+
+
+class Windows:
+    """Windows of time for which much is counted: their sorted begins and ends are found once."""
+
+    def __init__(self, first_ns: Ints, last_ns: Ints) -> None:
+        """``first_ns``: begins of the windows, in any order; ``last_ns``: their ends."""
+        self.first_ns, self.last_ns = first_ns, last_ns
+        both = np.concatenate((first_ns, last_ns))
+        self._moments_ns, place = np.unique(both, return_inverse=True)
+        self._since, self._until = place[: len(first_ns)], place[len(first_ns) :]
+
+    def __len__(self) -> int:
+        """Number of windows."""
+        return len(self.first_ns)
+
+    def covered(
+        self, begin_ns: Ints, end_ns: Ints, amount: npt.NDArray[np.float64] | None = None
+    ) -> npt.NDArray[np.float64]:
+        """Returns what :func:`covered` does."""
+        if len(begin_ns) == 0:
+            return np.zeros(len(self))
+        reached = _reached(begin_ns, end_ns, amount)(self._moments_ns)
+        result: npt.NDArray[np.float64] = reached[self._until] - reached[self._since]
+        return result
+
+
+def _reached(
+    begin_ns: Ints, end_ns: Ints, amount: npt.NDArray[np.float64] | None
+) -> Callable[[Ints], npt.NDArray[np.float64]]:
+    """Returns a function: how much the intervals hold up to each moment."""
     held = (end_ns - begin_ns).astype(np.float64) if amount is None else amount
     total = np.cumsum(held)
     # Relative to the first: a float cannot hold times since 1970 in ns exactly.
     at = np.stack([begin_ns, end_ns], axis=1).ravel() - begin_ns[0]
     reached = np.stack([total - held, total], axis=1).ravel()
-    until, since = (np.interp(time - begin_ns[0], at, reached) for time in (last_ns, first_ns))
-    result: npt.NDArray[np.float64] = until - since
-    return result
+    return lambda moments_ns: np.interp(moments_ns - begin_ns[0], at, reached)

@@ -104,7 +104,7 @@ def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketAr
     lengths = tuple(map(len, tables))
     keys, expected = (np.concatenate(parts) for parts in zip(*found, strict=True))
     rank = np.repeat([trace.rank for trace in traces], lengths).astype(np.int64)
-    matching = matched(keys, expected, rank, lengths, ())
+    matching = matched([*keys.T], expected, rank, lengths, ())
     ready_ns = np.concatenate([table.ready_ns for table in tables])
     last_ns, late = (matching.split(part) for part in matching.latest(ready_ns))
     number = matching.split(

@@ -33,7 +33,7 @@ from commprof.analysis.align.interfaces import ddp_logs, logged_bucket_sizes, tr
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.documents import Group
-from commprof.trace.lookup import among, distinct_rows, look_up
+from commprof.trace.lookup import among, distinct_rows, joined_column, kept_once, look_up, one_value
 from commprof.trace.reader import Trace
 from commprof.trace.schema import NO_SEQ, OPS, Kind
 
@@ -113,9 +113,9 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
     whose group or number is not known.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
-    columns = [_keys(trace, table, groups) for trace, table in zip(traces, tables, strict=True)]
-    keys = np.concatenate([key for key, _ in columns])
-    expected = np.concatenate([size for _, size in columns])
+    parts = [_keys(trace, table, groups) for trace, table in zip(traces, tables, strict=True)]
+    *keys, expected = (joined_column(column) for column in zip(*parts, strict=True))
+    del parts
     lengths = tuple(len(table) for table in tables)
     rank = np.repeat([trace.rank for trace in traces], lengths).astype(np.int64)
     described = tuple(group for _, group in groups.values())
@@ -123,23 +123,28 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
 
 
 def matched(
-    keys: Ints, expected: Ints, rank: Ints, lengths: tuple[int, ...], groups: tuple[Group, ...]
+    keys: Sequence[Ints],
+    expected: Ints,
+    rank: Ints,
+    lengths: tuple[int, ...],
+    groups: tuple[Group, ...],
 ) -> Matching:
     """Groups rows with equal keys into collectives.
 
     Args:
-        keys: a key per row of all ranks' tables; column 0 is the number of the process group.
+        keys: columns of a key per row of all ranks' tables; the first is the number of the process
+            group.
         expected: per row, the number of ranks that issue the collective.
         rank: per row, the global rank.
         lengths: number of rows per rank.
         groups: process groups by number.
     """
-    member, first = distinct_rows(*keys.T)
+    member, first = distinct_rows(*keys)
     issued = np.bincount(member)
     _, of_rank = distinct_rows(member, rank)
     distinct = np.bincount(member[of_rank], minlength=len(issued))
     complete = (issued == expected[first]) & (distinct == issued)
-    return Matching(member, complete, keys[:, 0].copy(), rank, lengths, groups)
+    return Matching(member, complete, keys[0], rank, lengths, groups)
 
 
 def rank_in_group(trace: Trace, table: Collectives) -> Ints:
@@ -152,8 +157,8 @@ def rank_in_group(trace: Trace, table: Collectives) -> Ints:
 
 def _keys(
     trace: Trace, table: Collectives, groups: dict[tuple[str, int], tuple[int, Group]]
-) -> tuple[Ints, Ints]:
-    """Returns, per row, the key of the row's collective and the number of ranks that issue it.
+) -> tuple[Ints, ...]:
+    """Returns, per row, the key of its collective (six columns) and how many ranks issue it.
 
     The number is 0 if the row cannot be matched with rows of other ranks.
 
@@ -175,11 +180,15 @@ def _keys(
     # commprof's own numbers of collectives wrap around, and may have this value.
     unnumbered = (message | (table.op == _OTHER) | trace.is_foreign) & (table.seq == NO_SEQ)
     expected[(table.op == RECV_ANY_SOURCE) | unnumbered] = 0
+    group, expected = kept_once(group), kept_once(expected)
+    if not message.any():
+        none = one_value(np.full(len(table), -1))
+        return group, table.seq, table.op, none, none, none, expected
     source = np.where(message, np.where(sent, own_rank, table.peer), -1)
     target = np.where(message, np.where(sent, table.peer, own_rank), -1)
     size = np.where(message, np.where(sent, table.bytes_in, table.bytes_out), -1)
     op = np.where(table.op == RECV, SEND, table.op)
-    return np.stack([group, table.seq, op, source, target, size], axis=1), expected
+    return group, table.seq, op, source, target, size, expected
 
 
 Mask = npt.NDArray[np.bool_]

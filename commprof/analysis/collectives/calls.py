@@ -30,7 +30,7 @@ from commprof.analysis.step.exposure import exposures_of, training_thread
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
-from commprof.trace.lookup import among, row_containing
+from commprof.trace.lookup import among, joined_column, kept_once, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, FLAG_DEVICE_TIME, OPS, Kind, Phase
 
@@ -217,12 +217,12 @@ def calls_of(
     if clocks_shared:
         awaited = last_awaited(matching, traces, tables, times.start)
         wait, wire, transfer = _apart(matching, times, awaited)
-    group_size = np.concatenate(
-        [group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)]
+    group_size = joined_column(
+        group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)
     )
     op, bytes_in, bytes_out = (_joined(tables, name) for name in ("op", "bytes_in", "bytes_out"))
     chosen, exposed, phase, stack = (
-        np.concatenate(parts)
+        joined_column(parts)
         for parts in zip(
             *(
                 _in_its_rank(*of_rank, measured_steps)
@@ -231,19 +231,26 @@ def calls_of(
             strict=True,
         )
     )
-    sizes = sizes_bytes(op, bytes_in, bytes_out, group_size)
+    sizes = kept_once(sizes_bytes(op, bytes_in, bytes_out, group_size))
     del bytes_in, bytes_out, times
+    count = int(chosen.sum())
+
+    def cut(column: Ints) -> Ints:
+        if len(column) and column.strides == (0,):
+            return np.broadcast_to(column[:1].reshape(()), (count,))
+        return column[chosen]
+
     # Each column is cut at once: joined columns of all ranks are large.
     return Calls(
         rank=matching.rank[chosen],
-        op=op[chosen],
-        group=matching.group[chosen],
-        group_size=group_size[chosen],
-        dtype=_joined(tables, "dtype")[chosen],
-        reduce_op=_joined(tables, "reduce_op")[chosen],
-        size_bytes=sizes[chosen],
-        phase=phase[chosen],
-        stack=stack[chosen],
+        op=cut(op),
+        group=cut(matching.group),
+        group_size=cut(group_size),
+        dtype=cut(_joined(tables, "dtype")),
+        reduce_op=cut(_joined(tables, "reduce_op")),
+        size_bytes=cut(sizes),
+        phase=cut(phase),
+        stack=cut(stack),
         duration_ns=duration[chosen],
         queue_ns=queue[chosen],
         wait_ns=wait[chosen],
@@ -314,8 +321,8 @@ def _in_its_rank(
     return (
         _measured(steps, measured_steps, table.issue_ns),
         exposed.astype(np.float64),
-        phases_of(trace, table),
-        columns.stacks(trace, table.op_id),
+        kept_once(phases_of(trace, table)),
+        kept_once(columns.stacks(trace, table.op_id)),
     )
 
 
@@ -358,8 +365,8 @@ def group_sizes(trace: Trace, table: Collectives) -> Ints:
     size = np.zeros(len(table), dtype=np.int64)
     for group in trace.groups.values():
         size[table.group == group.id] = group.size
-    return size
+    return kept_once(size)
 
 
 def _joined(tables: Sequence[Collectives], name: str) -> Ints:
-    return np.concatenate([getattr(table, name) for table in tables])
+    return joined_column(getattr(table, name) for table in tables)

@@ -30,7 +30,7 @@ from commprof.analysis.step.breakdown import in_flight_ns
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import distinct_rows
+from commprof.trace.lookup import distinct_rows, joined_column
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.units import ns_to_ms
@@ -186,4 +186,4 @@ def _sizes(trace: Trace, table: Collectives) -> Ints:
 
 
 def _joined(tables: Sequence[Collectives], name: str) -> Ints:
-    return np.concatenate([getattr(table, name) for table in tables])
+    return joined_column(getattr(table, name) for table in tables)

@@ -21,6 +21,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 from commprof.trace.stretches import (
     Stretches,
+    Windows,
     covered,
     gaps,
     outside,
@@ -262,6 +263,12 @@ class ExposedSpread:
         if not self.amount.any():  # as most counts of most ranks
             return np.zeros(len(begin_ns))
         return covered(self.at.begin_ns, self.at.end_ns, self.amount, begin_ns, end_ns)
+
+    def in_windows(self, windows: Windows) -> Floats:
+        """Does what :meth:`amount_in` does."""
+        if not self.amount.any():
+            return np.zeros(len(windows))
+        return windows.covered(self.at.begin_ns, self.at.end_ns, self.amount)
 
 
 def run_delay(trace: Trace, exposed: Exposures, thread: int) -> ExposedSpread:

@@ -31,6 +31,7 @@ from commprof.trace.columns import (
     discard,
     keep,
 )
+from commprof.trace.lookup import joined_column
 from commprof.trace.reader import Trace
 
 Column = npt.NDArray[Any]
@@ -277,11 +278,7 @@ def _columns(
 
 
 def _all(some: Sequence[Any], name: str) -> Column:
-    parts = [getattr(each, name) for each in some]
-    one_value = all(part.strides == (0,) and len(part) for part in parts)
-    if one_value and len({part[0].item() for part in parts}) == 1:
-        return np.broadcast_to(parts[0][:1].reshape(()), (sum(map(len, parts)),))
-    return np.concatenate(parts)
+    return joined_column(getattr(each, name) for each in some)
 
 
 def _moved(time_ns: Column, shift_ns: Ints) -> Column:

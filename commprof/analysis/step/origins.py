@@ -161,9 +161,8 @@ def origins(
         blocks = [alone(*rank) for rank in zip(itertools.count(), traces, tables)]
         exposed = map(exposures_of, traces)
         waits = [split(*rank) for rank in zip(exposed, tables, arrivals, strict=True)]
-    shared = SharedCalls(traces, tables, arrivals, [exposures_of(trace) for trace in traces])
     ranks, times = [trace.rank for trace in traces], _Times(blocks, waits)
-    found = _waits(ranks, times, shared)
+    found = _waits(ranks, times, traces, tables, arrivals)
     wait, late, cause, share = _parts(found, times)
     order = np.argsort(found.place[wait], kind="stable")
     wait, late, cause, share = wait[order], late[order], cause[order], share[order]
@@ -180,14 +179,26 @@ def origins(
     ]
 
 
-def _waits(ranks: Sequence[int], times: _Times, shared: SharedCalls) -> _Waits:
+def _waits(
+    ranks: Sequence[int],
+    times: _Times,
+    traces: Sequence[Trace],
+    tables: Sequence[Collectives],
+    arrivals: Sequence[Arrivals],
+) -> _Waits:
     """Returns all waits, each with the activities on which the late rank spent more time."""
     places = np.zeros(max(ranks) + 1, dtype=np.int64)
     places[list(ranks)] = np.arange(len(ranks))
     place, row, late, number, end_ns, stood_ns, wait_ns = (
         np.concatenate(parts) for parts in zip(*times.all_waits(places), strict=True)
     )
+    exposed = [exposures_of(trace) for trace in traces]
+    shared = SharedCalls(traces, tables, arrivals, exposed)
     own_time, late_time = shared.compared(Wait(place, late, number, stood_ns))
+    del shared
+    order = np.argsort(end_ns, kind="stable")
+    place, row, late, wait_ns = place[order], row[order], late[order], wait_ns[order]
+    own_time, late_time = own_time.of(order), late_time.of(order)
     excess = np.zeros((len(row), WAITING + 1))
     met = np.flatnonzero(late_time.begin_ns > 0)
     for sign, whose, stretch in ((-1.0, place, own_time), (1.0, late, late_time)):
@@ -195,25 +206,16 @@ def _waits(ranks: Sequence[int], times: _Times, shared: SharedCalls) -> _Waits:
             excess[met[rows]] += sign * spent
     passed = np.maximum(0.0, excess[:, WAITING])
     rest = np.maximum(0.0, excess[:, :WAITING].sum(axis=1))
-    longer = np.maximum(0.0, excess[:, :WAITING])
-    total = longer.sum(axis=1, keepdims=True)
-    own = np.zeros((len(row), len(CAUSES)))
-    own[:, :WAITING] = longer / np.where(total > 0, total, 1.0)
+    own = np.maximum(0.0, excess, out=excess)  # of all ranks' waits there is one such table
+    own[:, _UNKNOWN] = 0.0
+    total = own.sum(axis=1)
+    own /= np.where(total > 0, total, 1.0)[:, np.newaxis]
     # A few ns more of one activity do not explain a wait of milliseconds.
-    unexplained = total[:, 0] <= _LEAST_SHARE * wait_ns
+    unexplained = total <= _LEAST_SHARE * wait_ns
     own[unexplained] = 0.0
     own[unexplained, _UNKNOWN] = 1.0
     through = passed / np.maximum(passed + rest, 1e-9)
-    order = np.argsort(end_ns, kind="stable")
-    return _Waits(
-        place[order],
-        row[order],
-        late[order],
-        late_time.of(order),
-        wait_ns[order],
-        through[order],
-        own[order],
-    )
+    return _Waits(place, row, late, late_time, wait_ns, through, own)
 
 
 def _spent(time: RankTime, stretch: Stretch) -> Floats:

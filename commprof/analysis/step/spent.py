@@ -26,7 +26,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
-from commprof.trace.stretches import Stretches, covered, outside, stretches, within
+from commprof.trace.stretches import Windows, outside, stretches, within
 
 Floats = npt.NDArray[np.float64]
 
@@ -92,46 +92,39 @@ class RankTime:
     def spent(self, begin_ns: Ints, end_ns: Ints) -> Floats:
         """Returns the ns of each window by activity: ``[window, activity]``; waiting comes last."""
         exposed, (first, last) = self._exposed, self._phase_at
-        spent = np.zeros((len(begin_ns), WAITING + 1))
+        windows = Windows(begin_ns, end_ns)
+        spent = np.zeros((len(windows), WAITING + 1))
         inside = np.maximum(0, np.searchsorted(first, exposed.begin_ns, side="right") - 1)
         in_phase = np.full(len(exposed), int(Phase.OTHER))
         if len(first):
             declared = (first[inside] <= exposed.begin_ns) & (exposed.begin_ns < last[inside])
             in_phase = np.where(declared, self._phase[inside], in_phase)
+        delays = [delay.in_windows(windows) for delay in self._delays]
         for phase in range(len(Phase)):
             mine, waits = self._phase == phase, in_phase == phase
-            own = covered(first[mine], last[mine], None, begin_ns, end_ns)
+            own = windows.covered(first[mine], last[mine])
             paused = self._paused
             if len(paused):
                 paused = within(paused, stretches(first[mine], last[mine]))
-            stood = covered(
-                exposed.begin_ns[waits],
-                exposed.end_ns[waits],
-                exposed.waited_ns[waits],
-                begin_ns,
-                end_ns,
+            stood = windows.covered(
+                exposed.begin_ns[waits], exposed.end_ns[waits], exposed.waited_ns[waits]
             )
-            spent[:, phase] = own - stood - _length(paused, begin_ns, end_ns)
-            spent[:, phase] -= self._delays[phase].amount_in(begin_ns, end_ns)
-        undeclared = (end_ns - begin_ns) - covered(first, last, None, begin_ns, end_ns)
+            spent[:, phase] = own - stood - windows.covered(paused.begin_ns, paused.end_ns)
+            spent[:, phase] -= delays[phase]
+        undeclared = (end_ns - begin_ns) - windows.covered(first, last)
         outside_all = self._paused
         if len(outside_all):
             outside_all = outside(outside_all, stretches(first, last))
-        spent[:, Phase.OTHER] += undeclared - _length(outside_all, begin_ns, end_ns)
-        whole = self._run_delay.amount_in(begin_ns, end_ns)
-        spent[:, Phase.OTHER] -= whole - sum(
-            delay.amount_in(begin_ns, end_ns) for delay in self._delays
+        spent[:, Phase.OTHER] += undeclared - windows.covered(
+            outside_all.begin_ns, outside_all.end_ns
         )
+        whole = self._run_delay.in_windows(windows)
+        spent[:, Phase.OTHER] -= whole - sum(delays)
         spent[:, _NO_CORE] = whole
-        spent[:, _PAUSED] = _length(self._paused, begin_ns, end_ns)
+        spent[:, _PAUSED] = windows.covered(self._paused.begin_ns, self._paused.end_ns)
         for column, since, until, amount in (
             (WAITING, self.begin_ns, self._turned_ns, self.wait_ns),
             (_TRANSFER, self._turned_ns, self.end_ns, exposed.waited_ns - self.wait_ns),
         ):
-            spent[:, column] = covered(since, until, amount, begin_ns, end_ns)
+            spent[:, column] = windows.covered(since, until, amount)
         return spent
-
-
-def _length(some: Stretches, begin_ns: Ints, end_ns: Ints) -> Floats:
-    """Returns how much of each window the stretches cover, in ns."""
-    return covered(some.begin_ns, some.end_ns, None, begin_ns, end_ns)
