@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from commprof.analysis.align.matching import POINT_TO_POINT, RECV, RECV_ANY_SOURCE, ROOTED, SEND
-from commprof.analysis.late.standstill import PendingOperation
+from commprof.analysis.late.standing import MOST_RECENT, OwnCall, PendingOperation, own_call
 from commprof.trace.documents import Group
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
@@ -62,6 +62,8 @@ class FollowedRank:
     next_message: dict[tuple[str, str, int], int] = field(default_factory=dict)
     #: Groups in which the rank has issued a receive from any rank, by name.
     receives_any: set[str] = field(default_factory=set)
+    #: The latest operations, in the order of issue.
+    recent: deque[OwnCall] = field(default_factory=lambda: deque(maxlen=MOST_RECENT))
     #: Groups by name.
     groups: dict[str, Group] = field(default_factory=dict)
     #: True if the rank's capture has ended; no waiting of the rank can be seen any more.
@@ -184,16 +186,20 @@ class FollowedRank:
             self.next_seq[name] = _later(self.next_seq.get(name), seq + 1)
         if row["value"]:
             self._backward_issue_ns = row["timestamp_ns"]
+        op_name, peer = OPS[op] if op < len(OPS) else f"operation {op}", -1
+        if op in (SEND, RECV):
+            peer = row["aux"]
+        self.recent.append(own_call(op_name, name, row["bytes_in"], row["bytes_out"], peer))
         if any(row["op_id"] in ended for ended in self._ended_early):
             return
         on_device = bool(row["flags"] & FLAG_DEVICE_ASYNC)
         if on_device:
             self._on_device.add(row["op_id"])
         self.pending[row["op_id"]] = PendingOperation(
-            op=OPS[op] if op < len(OPS) else f"operation {op}",
+            op=op_name,
             group=name,
             seq=-1 if op == RECV_ANY_SOURCE or (message and seq == NO_SEQ) else seq,
-            peer=row["aux"] if op in (SEND, RECV) else -1,
+            peer=peer,
             bytes_in=row["bytes_in"],
             bytes_out=row["bytes_out"],
             issue_ns=row["timestamp_ns"],

@@ -278,7 +278,7 @@ def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
     """Returns the global ranks of each group, by the group's name.
 
     If no dump lists a group's ranks, the result holds the ranks whose dumps have entries of the
-    group. For c10d's group of all ranks it then holds all ranks that have a dump.
+    group. For c10d's group of all ranks it then holds all ranks up to the last that has a dump.
     """
     members: dict[str, tuple[int, ...]] = {}
     for dump in dumps:
@@ -288,7 +288,7 @@ def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
         for entry in dump.entries:
             users[entry.group].add(dump.rank)
     if "0" in users:  # c10d's name of the group of all ranks
-        users["0"].update(dump.rank for dump in dumps)
+        users["0"].update(range(max(dump.rank for dump in dumps) + 1))
     return {**{group: tuple(sorted(ranks)) for group, ranks in users.items()}, **members}
 
 

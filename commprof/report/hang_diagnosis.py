@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
-from commprof.analysis.late.dumped_hang import Diagnosis, GroupProgress
+from commprof.analysis.late.dumped_diagnosis import Diagnosis, GroupProgress
 from commprof.analysis.late.standstill import reasons
 from commprof.report.tabulated import tabulated
 from commprof.text import counted, fitted, listed, named_ranks, printable, rank_list, wrapped

@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from commprof.analysis.align.matching import Matching
 from commprof.analysis.collectives.calls import Calls, Floats, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
+from commprof.text import printable
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group, group_label
@@ -241,6 +243,11 @@ def caller(frames: Sequence[str]) -> str:
     """Returns the innermost frame outside of torch and commprof's capture, else the innermost."""
     own = (frame for frame in frames if not any(part in frame for part in _NOT_THE_CALLER))
     return next(own, frames[0] if frames else "")
+
+
+def short_line(frames: Sequence[str]) -> str:
+    """Returns the caller's file and line, without folder: "train.py:7"; empty without frames."""
+    return printable(Path(caller(frames).rsplit(" ", 1)[0]).name)
 
 
 def _named(names: Sequence[str], code: int) -> str:

@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.matching import POINT_TO_POINT
+from commprof.analysis.collectives.kinds import short_line
 from commprof.text import listed, named_ranks
+from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among
 from commprof.trace.reader import Trace
@@ -56,6 +58,8 @@ _REMEMBERED, _COMPARED = 512, 64
 _TIMES = 2
 #: Most mismatches kept; further ones are only counted.
 _MOST_KEPT = 8
+#: A call, of any type that can be compared with other calls.
+Call = TypeVar("Call")
 
 
 @dataclass(frozen=True)
@@ -130,17 +134,8 @@ class Mismatch:
         told = self.told_ranks
         odd = [part for part in self.issued if {*part[1]} <= {*told}] or self.issued[1:]
         rest = [part for part in self.issued if part not in odd]
-        who = (
-            "which of them is wrong cannot be told"
-            if not told
-            else f"{named_ranks(told)} {'differ' if len(told) > 1 else 'differs'} from "
-            + ("the majority" if len(self.issued[0][1]) * 2 > len(self.issue_ns) else self._before)
-        )
+        who = who_differs(told, by_majority=len(self.issued[0][1]) * 2 > len(self.issue_ns))
         return f"{self._said(odd)} where {self._said(rest)}; {who}"
-
-    @property
-    def _before(self) -> str:
-        return "its own earlier steps" if len(self.told_ranks) == 1 else "their own earlier steps"
 
     def _said(self, parts: Sequence[tuple[Issued, tuple[int, ...]]]) -> str:
         said = []
@@ -157,9 +152,21 @@ class Mismatch:
 
     @property
     def sentence(self) -> str:
-        """Sentence that names the ranks and the collective that each issued."""
-        said = "; ".join(f"{named_ranks(ranks)}: {issued}" for issued, ranks in self.issued)
-        return f"Collective {self.seq} of group {self.group!r} is not the same on all ranks: {said}"
+        """Sentence that says what differs, and which ranks differ if that can be told."""
+        where = f"Collective {self.seq} of group {self.group!r}"
+        return f"{where} is not the same on all ranks: {self.difference}"
+
+
+def who_differs(ranks: Sequence[int], by_majority: bool) -> str:
+    """Names the ranks that differ, and from what; says that it cannot be told if there are none.
+
+    by_majority: True if they differ from the majority, False if from their own earlier steps.
+    """
+    if not ranks:
+        return "which of them is wrong cannot be told"
+    several = len(ranks) > 1
+    other = "the majority" if by_majority else f"{'their' if several else 'its'} own earlier steps"
+    return f"{named_ranks(ranks)} differ{'' if several else 's'} from {other}"
 
 
 def common_bytes(op: int, bytes_in: int, bytes_out: int) -> int:
@@ -188,14 +195,15 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
     )
 
 
-def usual_after(earlier: Sequence[Issued]) -> Issued | None:
-    """Returns what followed each time when the same collectives had been issued before.
+def usual_after(earlier: Sequence[Call]) -> Call | None:
+    """Returns what followed each time when the same calls had been issued before.
 
     Steps repeat, so the longest sequence of latest collectives that was issued at least ``_TIMES``
     times before tells the place in the step. None if no sequence was, or if different collectives
     followed.
 
-    earlier: the group's collectives, which were the same on all ranks, in order.
+    earlier: calls in order: collectives of a group that were the same on all ranks, or all calls of
+    a rank.
     """
     count = len(earlier)
     for length in range(min(_COMPARED, count - 1), 0, -1):
@@ -338,8 +346,21 @@ def find_mismatches(
             }
             who = int(member[begin])
             usual = usual_after(_earlier(traces[who], tables[who], parts[who], number, seq))
-            found[number] = mismatch_of(list(names)[number][0], seq, members, usual)
+            lines = {
+                traces[who].rank: line
+                for who, at in zip(member[begin:end].tolist(), row[begin:end].tolist(), strict=True)
+                if (line := _line_of(traces[who], int(tables[who].op_id[at])))
+            }
+            found[number] = mismatch_of(list(names)[number][0], seq, members, usual, lines)
     return tuple(found.values()), int(differs.sum())
+
+
+def _line_of(trace: Trace, op_id: int) -> str:
+    """Returns the line that issued an operation; empty if its stack was not recorded."""
+    if not trace.stacks:
+        return ""
+    number = int(columns.stacks(trace, np.array([op_id], dtype=np.int64))[0])
+    return short_line(trace.stacks.get(number, ()))
 
 
 def _earlier(trace: Trace, table: Collectives, keys: _Keys, group: int, seq: int) -> list[Issued]:

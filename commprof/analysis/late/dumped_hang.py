@@ -15,22 +15,25 @@ from commprof.analysis.collectives.mismatches import (
     mismatch_of,
     usual_after,
 )
-from commprof.analysis.late.standstill import (
-    Accused,
-    Cause,
+from commprof.analysis.late.circles import Circle, chain_to
+from commprof.analysis.late.dumped_diagnosis import Chain, Diagnosis, DumpedWords, GroupProgress
+from commprof.analysis.late.standing import (
+    MOST_RECENT,
+    OwnCall,
     PendingOperation,
     Waits,
-    chain_to,
-    find_cause,
-    waits_of,
+    Words,
+    own_call,
 )
+from commprof.analysis.late.standstill import Accused, Cause, accused_of, find_cause, waits_of
 from commprof.recordings.flight_recorder import (
     UNTOLD,
     Dump,
+    Entry,
     members_of,
     read_dumps,
 )
-from commprof.text import counted, listed, named_ranks, plural
+from commprof.text import counted, named_ranks
 from commprof.trace.documents import Group
 from commprof.trace.schema import OPS
 
@@ -46,147 +49,9 @@ class DumpedRank:
     next_message: Mapping[tuple[str, str, int], int]
     receives_any: Collection[str]
     groups: Mapping[str, Group]
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A chain of waiting ranks, followed to its origin."""
-
-    #: Ranks that the sentence describes; the chain starts with them.
-    ranks: tuple[int, ...]
-    sentence: str
-
-
-@dataclass(frozen=True)
-class GroupProgress:
-    """Last collectives (sequence numbers) that a group's ranks scheduled, started and completed."""
-
-    group: str
-    description: str
-    #: Ranks of the group that the dumps name.
-    ranks: tuple[int, ...]
-    #: Last sequence number by rank, without ranks whose number is unknown or that left no dump.
-    scheduled: Mapping[int, int]
-    #: Only if the backend records starts.
-    started: Mapping[int, int]
-    completed: Mapping[int, int]
-    #: Number of point-to-point messages that are known to be pending.
-    pending_messages: int
-
-    @property
-    def uneven(self) -> bool:
-        """True if the group's ranks are at different collectives."""
-        return len({*self.scheduled.values()}) > 1 or len({*self.completed.values()}) > 1
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """Diagnosis of a hang: its kind, the culprits and the ranks that wait for them."""
-
-    #: "mismatch", "absent", "behind", "circle", "unmatched", as in ``Cause``; "undumped": the waits
-    #: of all dumped ranks lead to ranks without a dump; "arrived": all ranks arrived; "none":
-    #: nothing is pending; "unknown": nothing is known to be pending, but operations of ``untold``
-    #: may be.
-    kind: str
-    culprits: tuple[Accused, ...]
-    #: Waiting ranks that are not culprits.
-    victims: tuple[int, ...]
-    chains: tuple[Chain, ...]
-    #: The first mismatch of each group; if its collective had completed, it is not the cause.
-    mismatches: tuple[Mismatch, ...]
-    #: Only groups with operations that are, or may be, pending.
-    groups: tuple[GroupProgress, ...]
-    dumps: int
-    versions: tuple[str, ...]
-    #: Ranks of the groups that left no dump.
-    missing: tuple[int, ...]
-    #: Files that cannot be read.
-    problems: tuple[str, ...]
-    #: If all ranks arrived: operations that are the oldest pending operation of all their ranks.
-    oldest: tuple[str, ...] = ()
-    #: The mismatch that is the cause, if one is.
-    mismatch: Mismatch | None = None
-    #: True if the dumps name the ranks of every group with pending operations.
-    members_told: bool = True
-    #: Backends that do not tell Flight Recorder whether an operation has completed.
-    untold: tuple[str, ...] = ()
-
-    @property
-    def sentence(self) -> str:
-        """The verdict in one sentence."""
-        who = named_ranks([one.rank for one in self.culprits])
-        if self.kind == "none":
-            return "No operation is pending in these dumps: they show no hang"
-        if self.kind == "unknown":
-            uneven = any(one.uneven for one in self.groups)
-            numbers = "different numbers" if uneven else "the same number"
-            return (
-                f"No operation is known to be pending: {self._untold}. The ranks with a dump "
-                f"issued {numbers} of collectives"
-            )
-        if self.kind == "unmatched":
-            return (
-                "No rank is known to be waited for: which rank should send the pending messages is "
-                "not known"
-            )
-        if self.kind == "arrived":
-            where = f", the oldest being {listed(self.oldest)}" if self.oldest else ""
-            whose, or_else = "All ranks", ""
-            if not self.members_told:
-                whose, or_else = "All ranks with a dump", ", or a rank with no dump did not arrive"
-            return (
-                f"{whose} arrived at all pending operations{where}: the network, the backend or a "
-                f"device is stuck{or_else}"
-            )
-        if self.kind == "undumped":
-            return f"All ranks with a dump ultimately wait for {who}, which left no readable dump"
-        if self.kind == "circle":
-            return f"{who} wait for each other: they issued operations in different orders"
-        if self.kind == "mismatch":
-            assert self.mismatch is not None
-            number = f"number {self.mismatch.seq} of group {self.mismatch.group!r}"
-            return f"The ranks issued different collectives as {number}: {self.mismatch.difference}"
-        cause = f"The job hangs because of {who}"
-        if not self.victims:
-            return cause
-        them = "it" if len(self.culprits) == 1 else "them"
-        wait = "waits" if len(self.victims) == 1 else "wait"
-        return f"{cause}; {counted(len(self.victims), 'other rank')} {wait} for {them}"
-
-    @property
-    def _untold(self) -> str:
-        which = listed([repr(name) for name in self.untold])
-        do = "does" if len(self.untold) == 1 else "do"
-        return (
-            f"{plural(len(self.untold), 'backend')} {which} {do} not tell Flight Recorder when an "
-            "operation completes"
-        )
-
-
-class _Words:
-    """Puts groups and operations into words, with the job's descriptions and global ranks."""
-
-    def __init__(self, dumps: Sequence[Dump], members: Mapping[str, tuple[int, ...]]) -> None:
-        self._members = members
-        self._descriptions = {name: text for d in dumps for name, text in d.descriptions.items()}
-
-    def group(self, name: str) -> str:
-        """Returns the group's name with the description that the job gave it."""
-        described = self._descriptions.get(name, "")
-        return f"group {name!r}" + f" ({described})" * bool(described)
-
-    def operation(self, one: PendingOperation) -> str:
-        """Describes an operation: a collective by its number, a message by its other rank.
-
-        A message is named without its number, because ranks number messages differently.
-        """
-        if one.seq < 0:
-            return f"recv from any rank in {self.group(one.group)}"
-        if one.peer < 0:
-            return f"{one.op} number {one.seq} of {self.group(one.group)}"
-        ranks = self._members.get(one.group, ())
-        other = f"rank {ranks[one.peer]}" if one.peer < len(ranks) else "another rank"
-        return f"{one.op} {'to' if one.op == 'send' else 'from'} {other} in {self.group(one.group)}"
+    recent: Sequence[OwnCall] = ()
+    #: The last operation in the dump; None if it has none.
+    last: Entry | None = None
 
 
 def diagnosis(path: Path) -> Diagnosis:
@@ -205,13 +70,15 @@ def diagnosis(path: Path) -> Diagnosis:
     waits = _supported(every_wait, {dump.rank: dump.since_ns for dump in dumps})
     mismatches = _mismatches(dumps)
     cause = find_cause(everybody, waits, mismatches)
-    words = _Words(dumps, members)
+    words = DumpedWords(dumps, members)
     kind, culprits = _culprits(cause, states, waits, words)
     untold = {e.backend for dump in dumps for e in dump.entries if e.state == UNTOLD}
     if kind == "none" and untold:
         kind = "unknown"
     if kind == "arrived" and waits != every_wait:
         kind = "unmatched"
+    if kind == "arrived" and _may_lack_members(dumps, states, members):
+        kind = "members"
     ranks = [one.rank for one in culprits]
     return Diagnosis(
         kind=kind,
@@ -224,7 +91,7 @@ def diagnosis(path: Path) -> Diagnosis:
         versions=tuple(sorted({dump.version for dump in dumps})),
         missing=missing,
         problems=tuple(problems),
-        oldest=_oldest_of_all(states, words) if kind == "arrived" else (),
+        oldest=_oldest_of_all(states, words) if kind in ("arrived", "members") else (),
         members_told=all(
             any(one.group in dump.members for dump in dumps)
             for state in states
@@ -232,7 +99,33 @@ def diagnosis(path: Path) -> Diagnosis:
         ),
         untold=tuple(sorted(untold)),
         mismatch=cause.mismatch,
+        difference="" if cause.circle is None else _difference(cause.circle, words),
+        messages_untold=kind == "absent" and _may_wait_in_a_message(dumps, states, culprits),
     )
+
+
+def _difference(circle: Circle, words: Words) -> str:
+    lines = {rank: one.line for one, ranks in circle.waiting for rank in ranks if one.line}
+    return f"{named_ranks(circle.ranks)} {circle.difference(words, lines)}"
+
+
+def _may_lack_members(
+    dumps: Sequence[Dump], states: Sequence[DumpedRank], members: Mapping[str, tuple[int, ...]]
+) -> bool:
+    """True if a rank with a dump may belong to a pending group without having used it."""
+    pending = {one.group for state in states for one in state.pending.values()}
+    told = {group for dump in dumps for group in dump.members}
+    return any({dump.rank for dump in dumps} - {*members[group]} for group in pending - told)
+
+
+def _may_wait_in_a_message(
+    dumps: Sequence[Dump], states: Sequence[DumpedRank], culprits: Sequence[Accused]
+) -> bool:
+    """True if a culprit with nothing pending may wait in a message that its dump does not show."""
+    guilty = {one.rank for one in culprits if not one.behind}
+    idle = {state.rank for state in states if state.rank in guilty and not state.pending}
+    backends = {entry.backend for dump in dumps for entry in dump.entries}
+    return bool(idle) and backends == {"gloo"} and len(dumps) > 1
 
 
 def _supported(waits: Mapping[int, Waits], since_ns: Mapping[int, int]) -> Mapping[int, Waits]:
@@ -257,7 +150,7 @@ def _supported(waits: Mapping[int, Waits], since_ns: Mapping[int, int]) -> Mappi
     }
 
 
-def _oldest_of_all(states: Sequence[DumpedRank], words: _Words) -> tuple[str, ...]:
+def _oldest_of_all(states: Sequence[DumpedRank], words: Words) -> tuple[str, ...]:
     """Describes the collectives at which the hang shows first.
 
     In every rank that has such a collective pending, no operation has been pending for longer.
@@ -273,7 +166,7 @@ def _oldest_of_all(states: Sequence[DumpedRank], words: _Words) -> tuple[str, ..
             if one.peer < 0 and one.seq >= 0:
                 having.setdefault((one.group, one.seq), []).append(state.rank)
     return tuple(
-        words.operation(first[ranks[0]])
+        _with_line(first[ranks[0]], words)
         for key, ranks in having.items()
         if all((first[rank].group, first[rank].seq) == key for rank in ranks)
     )
@@ -324,6 +217,7 @@ def _standing(
     next_seq = {
         name: seq + 1 for name, seq in dump.last_enqueued.items() if name not in with_messages
     }
+    issued = sorted(dump.entries, key=lambda entry: entry.created_ns)[-MOST_RECENT:]
     for number, entry in enumerate(dump.entries):
         seq = entry.seq
         is_pending = entry.state in ("scheduled", "started")
@@ -348,6 +242,7 @@ def _standing(
                 bucket=-1,
                 in_backward=False,
                 started=entry.state == "started" if knows_starts else None,
+                line=entry.line,
             )
     return DumpedRank(
         dump.rank,
@@ -357,6 +252,8 @@ def _standing(
         dict(messages),
         {entry.group for entry in dump.entries if entry.is_message and entry.peer < 0},
         _groups(dump.rank, members),
+        [own_call(one.op, one.group, one.bytes_in, one.bytes_out, one.peer) for one in issued],
+        issued[-1] if issued else None,
     )
 
 
@@ -364,20 +261,17 @@ def _culprits(
     cause: Cause,
     states: Sequence[DumpedRank],
     waits: Mapping[int, Waits],
-    words: _Words,
+    words: Words,
 ) -> tuple[str, tuple[Accused, ...]]:
     pending = {(one.group, one.seq) for state in states for one in state.pending.values()}
     if not pending:
         return "none", ()
-    if cause.mismatch is not None:
-        where = f"as number {cause.mismatch.seq} of {words.group(cause.mismatch.group)}"
-        said = ((rank, f"issued {cause.mismatch.of_rank(rank)} {where}") for rank in cause.ranks)
-        return "mismatch", tuple(Accused(rank, text, text) for rank, text in said)
     by_rank = {state.rank: state for state in states}
-    certain = [rank for rank in cause.ranks if rank in by_rank]
-    if certain:
-        whys = tuple(_accused(r, cause, by_rank[r], waits, words) for r in certain)
-        behind = all(rank in cause.behind for rank in certain)
+    certain = tuple(rank for rank in cause.ranks if rank in by_rank)
+    if certain or cause.mismatch is not None:
+        told = replace(cause, ranks=certain)
+        whys = accused_of(told, waits, words, lambda rank: _absent(by_rank[rank], waits, words))
+        behind = bool(certain) and all(rank in cause.behind for rank in certain)
         return "behind" if behind else cause.kind, whys
     if cause.ranks:
         return "undumped", tuple(
@@ -391,36 +285,35 @@ def _culprits(
     return cause.kind, ()
 
 
-def _accused(
-    rank: int, cause: Cause, state: DumpedRank, waits: Mapping[int, Waits], words: _Words
-) -> Accused:
-    if cause.kind == "circle":
-        operation, absent = waits[rank][0]
-        where = f"in {words.operation(operation)} for {named_ranks(absent)}"
-        return Accused(rank, f"waits {where}", f"wait {where}")
-    if rank in cause.behind:
-        operation = cause.behind[rank]
-        verb = "begun" if operation.started is False else "completed"
-        what = f"not {verb} {words.operation(operation)}, but other ranks have"
-        return Accused(rank, f"has {what}", f"have {what}", behind=True)
-    missed, count = _missed(rank, waits, words), len(state.pending)
+def _absent(state: DumpedRank, waits: Mapping[int, Waits], words: Words) -> Accused:
+    missed, count = _missed(state.rank, waits, words), len(state.pending)
     before = (
         f"{counted(count, 'pending operation')}, at which all ranks arrived"
         if count
         else "nothing pending"
     )
-    return Accused(rank, f"{missed}; it has {before}", f"{missed}; they have {before}")
+    last = ""
+    if state.last is not None and state.last.line:
+        last = f"; the last call was {state.last.op} at {state.last.line}"
+    return Accused(
+        state.rank, f"{missed}; it has {before}{last}", f"{missed}; they have {before}{last}"
+    )
 
 
-def _missed(rank: int, waits: Mapping[int, Waits], words: _Words) -> str:
+def _missed(rank: int, waits: Mapping[int, Waits], words: Words) -> str:
     """Describes the first operation that others issued and this rank did not."""
     missed = [op for found in waits.values() for op, absent in found if rank in absent]
     first = min(missed, key=lambda one: (one.peer >= 0, one.issue_ns))
-    return f"did not arrive at {words.operation(first)}"
+    return f"did not arrive at {_with_line(first, words)}"
+
+
+def _with_line(operation: PendingOperation, words: Words) -> str:
+    """Describes an operation, and says at which line it was issued if that is known."""
+    return words.operation(operation) + (f" ({operation.line})" if operation.line else "")
 
 
 def _chains(
-    states: Sequence[DumpedRank], waits: Mapping[int, Waits], ranks: Sequence[int], words: _Words
+    states: Sequence[DumpedRank], waits: Mapping[int, Waits], ranks: Sequence[int], words: Words
 ) -> tuple[Chain, ...]:
     """Returns the chains of waiting ranks that lead to the culprits ``ranks``.
 

@@ -4,7 +4,8 @@ An operation needs all ranks of its group, or fewer if the operation has a root,
 :mod:`commprof.analysis.align.matching`. A rank that has issued an operation waits for the needed
 ranks that have not issued it. Following these waits leads to ranks that wait for no other rank:
 these ranks did not arrive. If the waits form a circle, ranks issued the operations of several
-groups in different orders.
+groups in different orders; the ranks that differ are told as in a mismatch, see
+:mod:`commprof.analysis.late.circles`.
 
 If a collective is pending that is not the same on all ranks, this mismatch is the cause, and
 neither an absent rank nor the network. It is the cause, too, if all ranks have arrived at what is
@@ -18,87 +19,19 @@ complete before all ranks have arrived. So no other rank delays the rank that is
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from commprof.analysis.align.matching import needed_ranks
 from commprof.analysis.collectives.mismatches import Mismatch
-from commprof.text import clauses
+from commprof.analysis.late.circles import Circle, chain_to, circle_of
+from commprof.analysis.late.standing import PendingOperation, Standing, Waits, Words
+from commprof.text import clauses, named_ranks
 from commprof.trace.documents import Group
 from commprof.trace.schema import OPS, comes_before
 
 #: Collectives that complete on no rank before all have arrived, unlike a broadcast on its root.
 _SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-
-
-@dataclass(frozen=True)
-class PendingOperation:
-    """An operation that a rank handed to its process group."""
-
-    op: str
-    #: c10d's name of the group; if the trace lacks it, "number N", by the trace's own numbering.
-    group: str
-    #: Sequence number of a collective in its group, or of a message between two ranks; -1: unknown.
-    seq: int
-    #: Other end of a point-to-point message, as rank in the group; -1 for a collective, and for a
-    #: receive from any rank, which has no number either.
-    peer: int
-    bytes_in: int
-    bytes_out: int
-    issue_ns: int
-    #: Index of a DDP all-reduce in its backward pass, from 0; -1 for other operations.
-    bucket: int
-    #: True if a backward pass issued the operation; written to ``hang_N.json`` for its reader.
-    in_backward: bool
-    #: True if its completion may never be recorded: some operations of gloo, and on devices.
-    silent: bool = False
-    #: True if the operation runs on its device; None if the start of operations is not recorded.
-    started: bool | None = None
-    #: Root, as rank in the group; -1 if the operation has none, or if unknown.
-    root: int = -1
-
-    def __str__(self) -> str:
-        """Returns the operation in words."""
-        bucket = f", bucket {self.bucket}" if self.bucket >= 0 else ""
-        number = f"number {self.seq}" if self.seq >= 0 else "of unknown number"
-        return f"{self.op} {number} of group {self.group!r}{bucket}"
-
-
-class Standing(Protocol):
-    """Interface of the state of one rank in a hanging job."""
-
-    @property
-    def rank(self) -> int:
-        """The rank's global number."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the job."""
-
-    @property
-    def pending(self) -> Mapping[int, PendingOperation]:
-        """Operations that the rank has issued and that are not known to be complete."""
-
-    @property
-    def next_seq(self) -> Mapping[str, int]:
-        """Sequence number of the rank's next collective, by the group's name."""
-
-    @property
-    def next_message(self) -> Mapping[tuple[str, str, int], int]:
-        """Number of the next point-to-point message, by group, "send" or "recv", and peer."""
-
-    @property
-    def receives_any(self) -> Collection[str]:
-        """Groups in which the rank has issued a receive from any rank, by name."""
-
-    @property
-    def groups(self) -> Mapping[str, Group]:
-        """Groups that the rank is known to belong to, by name."""
-
-
-#: Pending operations of a rank, oldest first, each with the ranks that it waits for.
-Waits = Sequence[tuple[PendingOperation, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -110,12 +43,15 @@ class Cause:
     #: "arrived": all ranks arrived; "unmatched": it is not known who takes part in a pending
     #: message, such as a receive from any rank.
     kind: str
-    #: The culprits, sorted; all ranks of a circle; empty if all ranks arrived, or if unmatched.
+    #: The culprits, sorted; all ranks of a circle if it tells no culprit; empty if all ranks
+    #: arrived, or if unmatched.
     ranks: tuple[int, ...]
     #: For each rank that is behind, the operation that it has not completed, or not begun.
     behind: Mapping[int, PendingOperation]
     #: The mismatch that is the cause, if one is. It may tell no culprit.
     mismatch: Mismatch | None = None
+    #: The circle in which ranks wait for each other, if that is the cause.
+    circle: Circle | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +75,37 @@ class Accused:
 def reasons(accused: Iterable[Accused]) -> list[str]:
     """Returns the reasons as sentences, one for all ranks that share a reason."""
     return clauses((one.rank, one.what, one.of_several) for one in accused)
+
+
+def accused_of(
+    cause: Cause, waits: Mapping[int, Waits], words: Words, absent: Callable[[int], Accused]
+) -> tuple[Accused, ...]:
+    """Says of each culprit what it did, or did not do.
+
+    Args:
+        cause: the cause.
+        waits: result of ``waits_of``.
+        words: puts groups and operations into words.
+        absent: says where a rank is that did not arrive.
+    """
+    return tuple(_accused(rank, cause, waits, words) or absent(rank) for rank in cause.ranks)
+
+
+def _accused(rank: int, cause: Cause, waits: Mapping[int, Waits], words: Words) -> Accused | None:
+    if cause.mismatch is not None:
+        number = f"as number {cause.mismatch.seq} of {words.group(cause.mismatch.group)}"
+        issued = f"issued {cause.mismatch.of_rank(rank)} {number}"
+        return Accused(rank, issued, issued)
+    if cause.circle is not None:
+        operation, others = waits[rank][0]
+        where = f"in {words.operation(operation)} for {named_ranks(others)}"
+        return Accused(rank, f"waits {where}", f"wait {where}")
+    if rank in cause.behind:
+        operation = cause.behind[rank]
+        verb = "begun" if operation.started is False else "completed"
+        what = f"not {verb} {words.operation(operation)}, but other ranks have"
+        return Accused(rank, f"has {what}", f"have {what}", behind=True)
+    return None
 
 
 def waits_of(states: Sequence[Standing]) -> dict[int, Waits]:
@@ -228,8 +195,9 @@ def find_cause(
         return Cause("absent" if free else "behind", tuple(sorted({*free, *behind})), behind)
     if absent:
         # Ranks that wait for the circle are waited for too, but do not wait for themselves.
-        circle = tuple(rank for rank in absent if chain_to(rank, waits, [rank]))
-        return Cause("circle", circle, {})
+        ranks = [rank for rank in absent if chain_to(rank, waits, [rank])]
+        circle = circle_of(ranks, waits, by_rank)
+        return Cause("circle", circle.told_ranks or circle.ranks, {}, circle=circle)
     if any(one.seq < 0 for state in states for one in state.pending.values()):
         return Cause("unmatched", (), {})
     mixed = _mismatched(states, mismatches, before=True)
@@ -259,28 +227,6 @@ def _mismatched(
         if number in pending or earlier:
             return mismatch
     return None
-
-
-def chain_to(
-    rank: int, waits: Mapping[int, Waits], ranks: Sequence[int]
-) -> list[tuple[int, PendingOperation]]:
-    """Finds the shortest chain of waits from a rank to one of ``ranks``, with its operations.
-
-    Each entry is a rank and the operation in which this rank waits for the next entry's rank. The
-    last entry's rank waits for a rank of ``ranks``. Empty if there is no chain.
-    """
-    ways: dict[int, list[tuple[int, PendingOperation]]] = {rank: []}
-    queue = [rank]
-    for current in queue:
-        for operation, absent in waits.get(current, ()):
-            way = [*ways[current], (current, operation)]
-            if set(absent) & set(ranks):
-                return way
-            for other in absent:
-                if other not in ways:
-                    ways[other] = way
-                    queue.append(other)
-    return []
 
 
 def _oldest_first(state: Standing) -> list[PendingOperation]:

@@ -127,6 +127,11 @@ class RankFeed:
         return {number: (one.name, one.size) for number, one in named.items()}
 
     @property
+    def stacks(self) -> dict[int, tuple[str, ...]]:
+        """The stacks that the trace describes so far, by number, as in ``Trace``."""
+        return self._tail.stacks
+
+    @property
     def over(self) -> bool:
         """True if no further records can come."""
         return self._tail.ended or (self.process is not None and self.process.state == "dead")

@@ -9,15 +9,16 @@ the transfer itself makes no progress.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from commprof.analysis.collectives.mismatches import Mismatch
+from commprof.analysis.late.circles import Circle
+from commprof.analysis.late.standing import PendingOperation, Waits, Words
 from commprof.analysis.late.standstill import (
     Accused,
     Cause,
-    PendingOperation,
-    Waits,
+    accused_of,
     find_cause,
     reasons,
     waits_of,
@@ -28,6 +29,8 @@ from commprof.text import named_ranks
 _NS_PER_S = 1e9
 #: State of a process that has ended; it does not wait for other ranks.
 DEAD = "dead"
+#: Most accused ranks whose stacks are read at a hang.
+_MOST_ACCUSED = 2
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,9 @@ class Hang:
     #: for each other; "unmatched": the rank that others wait for is not known; "unseen": all ranks
     #: visible from this host have arrived.
     kind: str
-    #: Ranks that the others wait for, or that issued another collective than the others; empty if
-    #: all ranks have arrived, or if it cannot be told which collective is wrong.
+    #: Ranks that the others wait for, or that issued another collective than the others; all ranks
+    #: of a circle that tells no culprit; empty if all ranks have arrived, or if it cannot be told
+    #: which collective is wrong.
     accused: tuple[Accused, ...]
     #: The operation that ranks wait in, as a waiting rank issued it, on this host if one waits
     #: here; None if none is pending.
@@ -79,10 +83,44 @@ class Hang:
     unseen: tuple[int, ...] = ()
     #: The collectives that differ between ranks, if that is the cause.
     mismatch: Mismatch | None = None
+    #: The circle in which ranks wait for each other, if that is the cause.
+    circle: Circle | None = None
+    #: Ranks with the file and line at which they are: "now at train.py:7", as far as known.
+    lines: tuple[tuple[int, str], ...] = ()
+
+    def to_compare(self, here: Container[int]) -> list[int]:
+        """Returns ranks of ``here`` whose lines of code show the difference."""
+        parts: Sequence[tuple[object, tuple[int, ...]]] = ()
+        if self.mismatch is not None:
+            parts = self.mismatch.issued
+        elif self.circle is not None:
+            parts = self.circle.waiting
+        if parts:  # a rank of each
+            each = ([rank for rank in ranks if rank in here][:1] for _, ranks in parts)
+            return [rank for ranks in each for rank in ranks]
+        accused = [one.rank for one in self.accused if one.rank in here][:_MOST_ACCUSED]
+        waiting = [rank for rank in self.waiting if rank in here and rank not in accused]
+        return [*accused, *waiting[:1]]
+
+    def at(self, lines: Mapping[int, str]) -> Hang:
+        """Returns the hang with lines of code that its sentence shows."""
+        told = tuple((rank, line) for rank, line in lines.items() if line)
+        mismatch = self.mismatch
+        if mismatch is not None:
+            issued = {**dict(told), **dict(mismatch.lines)}
+            mismatch = replace(mismatch, lines=tuple(sorted(issued.items())))
+        return replace(self, lines=told, mismatch=mismatch)
 
     @property
     def sentence(self) -> str:
         """The finding in one sentence."""
+        text = self._finding
+        if self.mismatch is not None or self.circle is not None or not self.lines:
+            return text
+        return f"{text}; {', '.join(f'rank {rank}: {line}' for rank, line in self.lines)}"
+
+    @property
+    def _finding(self) -> str:
         where = f"step {self.step}" if self.step >= 0 else "before the first step"
         lasts = f"stuck for {self.waited_s:.1f} s"
         stuck = f"no collective is pending ({where}, {lasts})"
@@ -112,8 +150,9 @@ class Hang:
         if self.kind == "behind":
             return f"{why} ({where}, {lasts})"
         who = named_ranks([one.rank for one in late])
-        if self.kind == "circle":
-            return f"{who} wait for each other, {named_ranks(self.waiting)} in {asked}"
+        if self.circle is not None:
+            differs = self.circle.difference(Words(), dict(self.lines))
+            return f"{named_ranks(self.circle.ranks)} {differs} ({where}, {lasts})"
         wait = f"{named_ranks(self.waiting)} wait{'s' * (len(self.waiting) == 1)}"
         if self.kind == "held up":
             return f"{why}; last seen: {self.phase}; {wait} in {asked}"
@@ -170,7 +209,8 @@ def find_hang(
         kind, accused = "held up", tuple(held_up)
     mismatch = cause.mismatch if kind == "mismatch" else None
     found = _described(kind, accused, states, edges, processes, now_ns, mismatch)
-    return replace(found, unseen=tuple(unseen), waited_s=waited_s)
+    circle = cause.circle if kind == "circle" else None
+    return replace(found, unseen=tuple(unseen), waited_s=waited_s, circle=circle)
 
 
 def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[PendingOperation]:
@@ -199,26 +239,12 @@ def _accuse(
     edges: Mapping[int, Waits],
     cause: Cause,
 ) -> tuple[str, tuple[Accused, ...]]:
-    if cause.mismatch is not None:
-        said = ((rank, f"issued {cause.mismatch.of_rank(rank)}") for rank in cause.ranks)
-        return "mismatch", tuple(Accused(rank, text, text) for rank, text in said)
-    by_rank = {state.rank: state for state in states}
-    if cause.kind == "circle":
-        first = ((rank, edges[rank][0][0]) for rank in cause.ranks)
-        return "circle", tuple(Accused(r, f"waits in {op}", f"wait in {op}") for r, op in first)
-    if cause.ranks:
-        return cause.kind, tuple(
-            _behind(rank, cause.behind[rank]) if rank in cause.behind else _absent(by_rank[rank])
-            for rank in cause.ranks
-        )
+    if cause.ranks or cause.mismatch is not None:
+        by_rank = {state.rank: state for state in states}
+        return cause.kind, accused_of(cause, edges, Words(), lambda rank: _absent(by_rank[rank]))
     if any(state.waiting_for is not None for state in overdue):
         return "unmatched" if cause.kind == "unmatched" else "transfer", ()
     return "step", tuple(map(_absent, overdue))
-
-
-def _behind(rank: int, operation: PendingOperation) -> Accused:
-    what = f"not completed {operation}, which other ranks have completed"
-    return Accused(rank, f"has {what}", f"have {what}", behind=True)
 
 
 def _absent(state: FollowedRank) -> Accused:

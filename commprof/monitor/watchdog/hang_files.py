@@ -18,7 +18,8 @@ from typing import Any
 
 from commprof.analysis.collectives.mismatches import Mismatch
 from commprof.analysis.late.incidents import HANG_SCHEMA_VERSION
-from commprof.analysis.late.standstill import PendingOperation, reasons
+from commprof.analysis.late.standing import PendingOperation
+from commprof.analysis.late.standstill import reasons
 from commprof.files import replace_file
 from commprof.monitor.rank_state import FollowedRank
 from commprof.monitor.watchdog.feed import RankFeed

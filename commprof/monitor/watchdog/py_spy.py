@@ -79,16 +79,36 @@ _OF_LIBRARY = re.compile(
 )
 
 
+#: Function in which Python's main thread waits for the other threads when the script has ended.
+_AFTER_SCRIPT = re.compile(r"^ {4}_shutdown \(threading\.py:\d+\)$", re.MULTILINE)
+
+
+def script_place(stacks: str) -> str:
+    """Says where the script is: "now at train.py:7"; empty if that is not known.
+
+    stacks: text of a ``StackDump``.
+    """
+    line = script_line(stacks)
+    if line:
+        return f"now at {line}"
+    if _AFTER_SCRIPT.search(_main_thread(stacks)):
+        return "left its script, by an exception or at its end"
+    return ""
+
+
+def _main_thread(stacks: str) -> str:
+    """Returns the frames of the main thread, innermost first."""
+    _, _, main = stacks.partition("MainThread")
+    return main.partition("\nThread ")[0]
+
+
 def script_line(stacks: str) -> str:
     """Returns the innermost line of the main thread that is not in torch, Python or commprof.
 
     stacks: text of a ``StackDump``. The result is such as "train.py:7"; empty if there is no such
     line.
     """
-    _, _, main = stacks.partition("MainThread")
-    for line in main.splitlines()[1:]:
-        if line.startswith("Thread "):
-            break
+    for line in _main_thread(stacks).splitlines()[1:]:
         frame = _FRAME.match(line)
         if frame is not None and not _OF_LIBRARY.search(frame["file"]):
             return f"{os.path.basename(frame['file'])}:{frame['line']}"

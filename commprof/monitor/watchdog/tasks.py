@@ -25,6 +25,7 @@ from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.hang import DEAD, Hang, find_hang
 from commprof.monitor.watchdog.hang_files import HangFile, now_text
+from commprof.monitor.watchdog.issue_lines import IssueLines
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.text import printable
 
@@ -66,10 +67,8 @@ def _append(path: Path, text: str) -> None:
         file.write(text)
 
 
-#: Most accused ranks whose stacks are read at a hang.
-_MOST_ACCUSED = 2
-#: Most different collectives of which the stacks of a rank are read.
-_MOST_DIFFERENT = 3
+#: Most ranks whose stacks are read at a hang.
+_MOST_READ = 3
 
 
 class WatchTask(Protocol):
@@ -132,8 +131,6 @@ class HangTask:
         elif self._open is None:
             self._open = HangFile(self._directory, hang, feeds, now_ns)
             self._open.set_threshold(self._threshold.text)
-            if hang.mismatch is None:
-                self._log.say(f"HANG {self._open.number}: {hang.sentence}")
             self._read_stacks(self._open, hang, feeds)
         self._go_on()
 
@@ -159,7 +156,7 @@ class HangTask:
         self._open = None
 
     def _read_stacks(self, file: HangFile, hang: Hang, feeds: Sequence[RankFeed]) -> None:
-        """Reads Python stacks of ranks that others wait for, and of a waiting rank.
+        """Reads Python stacks of ranks that differ, or are waited for, and of others; reports.
 
         Native stacks follow later.
         """
@@ -168,23 +165,17 @@ class HangTask:
             for feed in feeds
             if feed.state is not None and feed.process is not None and feed.process.state != DEAD
         }
-        accused = [one.rank for one in hang.accused if one.rank in here][:_MOST_ACCUSED]
-        waiting = [rank for rank in hang.waiting if rank in here and rank not in accused][:1]
-        if hang.mismatch is not None:  # a rank of each of the different collectives
-            each = ([r for r in ranks if r in here][:1] for _, ranks in hang.mismatch.issued)
-            accused, waiting = [rank for ranks in each for rank in ranks][:_MOST_DIFFERENT], []
-        stacks = {rank: py_spy.dump(here[rank].pid) for rank in (*accused, *waiting)}
-        if hang.mismatch is not None:
-            lines = {rank: py_spy.script_line(read.text) for rank, read in stacks.items()}
-            told = tuple((rank, f"now at {line}") for rank, line in lines.items() if line)
-            hang = replace(hang, mismatch=replace(hang.mismatch, lines=told))
-            file.set_sentence(hang.sentence)
-            self._log.say(f"HANG {file.number}: {hang.sentence}")
+        wanted = [rank for rank in hang.to_compare(here)][:_MOST_READ]
+        stacks = {rank: py_spy.dump(here[rank].pid) for rank in wanted}
+        places = {rank: py_spy.script_place(read.text) for rank, read in stacks.items()}
+        hang = hang.at(places)
+        file.set_sentence(hang.sentence)
+        self._log.say(f"HANG {file.number}: {hang.sentence}")
         for rank, read in stacks.items():
             name = file.add_stack(rank, "", read.text, read.problem)
             self._log.say(f"stacks of rank {rank}: {name or read.problem}")
         # For native frames py-spy stops the process, which is not possible if it is stopped.
-        movable = [rank for rank in (*accused, *waiting) if not here[rank].held_up]
+        movable = [rank for rank in wanted if not here[rank].held_up]
         if py_spy.find_py_spy():
             self._native_wanted = [(rank, here[rank].pid) for rank in movable]
 
@@ -246,12 +237,14 @@ class MismatchTask:
         """Sets the log that gets the reports."""
         self._log = log
         self._finder = MismatchFinder()
+        self._lines = IssueLines()
 
     def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Compares the collectives that the ranks issued since the last look."""
         for feed in feeds:
             if feed.state is None:
                 continue
+            self._lines.take(feed)
             dtypes = feed.metadata["dtypes"]
             sizes = feed.group_sizes
             for row in issue_rows(feed.records):
@@ -270,15 +263,20 @@ class MismatchTask:
 
     def known(self) -> list[Mismatch]:
         """Returns the mismatches that are known by now."""
-        return self._finder.known()
+        return [self._with_lines(one) for one in self._finder.known()]
 
     def finish(self) -> None:
         """Reports mismatches that were still waiting for other ranks' collectives."""
         self._tell(last=True)
 
     def _tell(self, last: bool) -> None:
-        for found in self._finder.poll(last):
+        for found in map(self._with_lines, self._finder.poll(last)):
             self._log.event("mismatch", found.sentence, found)
+
+    def _with_lines(self, found: Mismatch) -> Mismatch:
+        """Adds the lines that issued the collective, as far as they are known."""
+        each = ((rank, self._lines.of(rank, found.group, found.seq)) for rank, _ in found.issue_ns)
+        return replace(found, lines=tuple((rank, line) for rank, line in each if line))
 
 
 class AnomalyTask:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from commprof.analysis.late.dumped_hang import Diagnosis, diagnosis
+from commprof.analysis.late.dumped_diagnosis import Diagnosis
+from commprof.analysis.late.dumped_hang import diagnosis
 from tests.support.machines.fork_server import Forked
 
 _RANK = str(Path(__file__).parents[2] / "support/ranks/hung_gloo_rank.py")

@@ -170,8 +170,9 @@ def test_mismatched_collectives_are_reported_during_the_run(finished: Finished) 
     (path,) = finished.directory.glob("watchdog_*.jsonl")
     events = [json.loads(line) for line in path.read_text().splitlines()]
     (event,) = [one for one in events if one["kind"] == "mismatch"]
-    assert "rank 0: all_reduce(sum) of 8 bytes as Float" in event["sentence"]
-    assert "rank 1: all_reduce(sum) of 12 bytes as Float" in event["sentence"]
+    differs = "rank 1 issued an all_reduce(sum) of 12 bytes as Float (script.py:"
+    assert differs in event["sentence"]
+    assert "where rank 0 issued an all_reduce(sum) of 8 bytes as Float" in event["sentence"]
 
 
 def test_the_watched_script_finishes_with_its_usual_exit_code(finished: Finished) -> None:
@@ -189,7 +190,7 @@ def test_the_report_shows_the_hang_and_the_mismatch(finished: Finished) -> None:
     words = ("-m", "commprof", "report", str(finished.directory))
     text = call(*words, "--all", COLUMNS="200").stdout
     assert "rank 1 did not arrive at all_reduce number" in text
-    assert "is not the same on all ranks: rank 0: all_reduce(sum) of 8 bytes" in text
+    assert "is not the same on all ranks: rank 1 issued an all_reduce(sum) of 12 bytes" in text
     done = call("-m", "commprof", "report", str(finished.directory), "--format", "json")
     (found,) = json.loads(done.stdout)["incidents"]
     assert found["hangs"][0]["accused"] == [1]

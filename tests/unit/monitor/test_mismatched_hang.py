@@ -89,7 +89,7 @@ def test_two_ranks_that_differ_are_both_described_and_none_is_accused() -> None:
 def test_the_rank_that_differs_from_the_majority_is_accused() -> None:
     hang = hang_of(job([EVEN, ODD, EVEN], [{"bytes": 256}]))
     assert (hang.kind, [one.rank for one in hang.accused]) == ("mismatch", [1])
-    assert hang.accused[0].why == "rank 1 issued barrier"
+    assert hang.accused[0].why == "rank 1 issued barrier as number 3 of group '0'"
     assert (
         "rank 1 issued a barrier where ranks 0, 2 issued an all_gather of 8000 bytes as Float; "
         "rank 1 differs from the majority" in hang.sentence
@@ -192,6 +192,21 @@ def test_the_line_of_the_script_is_read_from_a_stack() -> None:
     assert py_spy.script_line(STACK) == "train.py:8"
     assert py_spy.script_line(STACK.replace("/home/me/train", "torch/nn/module")) == ""
     assert py_spy.script_line("") == ""
+    assert py_spy.script_place(STACK) == "now at train.py:8"
+
+
+def test_a_main_thread_that_waits_for_other_threads_has_left_its_script() -> None:
+    ended = """\
+Process 7: python train.py
+Thread 7 (idle): "MainThread"
+    _wait_for_tstate_lock (threading.py:1132)
+    join (threading.py:1112)
+    _shutdown (threading.py:1590)
+Thread 9 (idle): "Thread-1 (load)"
+    load (train.py:5)
+"""
+    assert py_spy.script_place(ended) == "left its script, by an exception or at its end"
+    assert py_spy.script_place(ended.replace("_shutdown", "wait")) == ""
 
 
 def test_the_report_of_a_mismatch_says_at_which_lines_the_ranks_are(

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from commprof.analysis.late import standstill
-from commprof.analysis.late.dumped_hang import Diagnosis, diagnosis
+from commprof.analysis.late.dumped_diagnosis import Diagnosis
+from commprof.analysis.late.dumped_hang import diagnosis
 from commprof.errors import TraceError
 from commprof.recordings.flight_recorder import read_dumps
 from commprof.recordings.flight_recorder_files import is_flight_recorder
@@ -119,6 +120,56 @@ def test_ranks_with_mismatched_operations_are_named(
     found = diagnosis(tmp_path)
     assert culprits(found) == ("mismatch", [1])
     assert found.culprits[0].why == f"{words} as number 2 of group '0' (GROUP_0)"
+
+
+def gloo(*entries: dict[str, Any]) -> dict[str, Any]:
+    """Returns a dump of gloo, which names no ranks of groups; lines are those of the entries."""
+    frames = [
+        {"name": "step", "filename": "/home/me/train.py", "line": 10 + one["op_id"]}
+        for one in entries
+    ]
+    return dump({}, *(one | {"frames": [at]} for one, at in zip(entries, frames, strict=True)))
+
+
+def test_a_rank_between_others_that_left_no_dump_is_known_to_exist(tmp_path: Path) -> None:
+    waits = gloo(entry("0", 2, backend="gloo"))
+    found = diagnosis(write_dumps(tmp_path, waits, None, waits))
+    assert (culprits(found), found.missing) == (("undumped", [1]), (1,))
+    assert found.culprits[0].why == (
+        "rank 1 did not arrive at all_reduce number 2 of group '0' (train.py:12); it left no "
+        "readable dump"
+    )
+
+
+def test_where_a_rank_issued_its_last_call_is_said_of_one_that_did_not_arrive(
+    tmp_path: Path,
+) -> None:
+    done = entry("0", 1, "barrier", "completed", backend="gloo")
+    waits = gloo(done, entry("0", 2, backend="gloo"))
+    found = diagnosis(write_dumps(tmp_path, waits, gloo(done), waits))
+    assert culprits(found) == ("absent", [1])
+    assert found.culprits[0].why == (
+        "rank 1 did not arrive at all_reduce number 2 of group '0' (train.py:12); it has nothing "
+        "pending; the last call was barrier at train.py:11"
+    )
+    assert found.sentence == (
+        "2 other ranks wait for rank 1; whether rank 1 waits in a send or recv cannot be told, "
+        "because gloo's dumps have none"
+    )
+
+
+def test_a_circle_says_what_each_rank_waits_in_and_at_which_line(tmp_path: Path) -> None:
+    def waits(first: str) -> dict[str, Any]:
+        before = [entry(g, 1, state="completed", backend="gloo", at=int(g)) for g in "01"]
+        return gloo(*before, entry(first, 2, backend="gloo", at=9))
+
+    found = diagnosis(write_dumps(tmp_path, waits("0"), waits("1"), waits("0")))
+    assert culprits(found) == ("circle", [1])
+    assert found.sentence == (
+        "ranks 0-2 wait for each other: rank 1 waits in all_reduce number 2 of group '1' "
+        "(train.py:12) where ranks 0, 2 wait in all_reduce number 2 of group '0' (train.py:12); "
+        "rank 1 differs from the majority"
+    )
 
 
 def test_sends_and_receives_are_matched_in_order(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from commprof.analysis.late.dumped_hang import Diagnosis, diagnosis
+from commprof.analysis.late.dumped_diagnosis import Diagnosis
+from commprof.analysis.late.dumped_hang import diagnosis
 from commprof.recordings.flight_recorder import read_dumps
 from commprof.report.hang_diagnosis import render
 from tests.support.builders.flight_dumps import dump, entry, write_dumps

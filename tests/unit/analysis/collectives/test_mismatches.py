@@ -59,8 +59,9 @@ def test_a_mismatch_shows_both_values_and_names_the_odd_rank() -> None:
         rank.collective(3, 50, 60, bytes=size, dtype=dtype)
     sentences, count = mismatches(*made)
     assert sentences == [
-        "Collective 2 of group '0' is not the same on all ranks: ranks 0, 2: all_reduce(sum) of 8 "
-        "bytes as Float; rank 1: all_reduce(sum) of 16 bytes as Half"
+        "Collective 2 of group '0' is not the same on all ranks: rank 1 issued an all_reduce(sum) "
+        "of 16 bytes as Half where ranks 0, 2 issued an all_reduce(sum) of 8 bytes as Float; "
+        "rank 1 differs from the majority"
     ]
     assert count == 2
     traces = [rank.trace() for rank in made]
@@ -68,12 +69,24 @@ def test_a_mismatch_shows_both_values_and_names_the_odd_rank() -> None:
     assert first.odd_ranks == (1,)
 
 
+def test_a_mismatch_names_the_lines_whose_stacks_were_recorded() -> None:
+    made = ranks(2)
+    for rank in made:
+        rank.stacks = {4: ("/site-packages/torch/x.py:1 f", f"/me/train.py:{7 + rank.rank} step")}
+        rank.stack(rank.collective(2, 30, 40, bytes=8 + rank.rank, dtype=6), 4)
+    (sentence,), _ = mismatches(*made)
+    assert "rank 1 issued an all_reduce(sum) of 9 bytes as Float (train.py:8) where" in sentence
+
+
 def test_a_mismatch_omits_the_reduction_if_it_was_not_recorded() -> None:
     made = ranks(2)
     for rank in made:
         rank.collective(2, 30, 40, bytes=8 + rank.rank, dtype=6, reduce_op=UNKNOWN_REDUCE_OP)
     (sentence,), _ = mismatches(*made)
-    assert "rank 0: all_reduce of 8 bytes as Float; rank 1: all_reduce of 9 bytes" in sentence
+    assert (
+        "rank 1 issued an all_reduce of 9 bytes as Float where rank 0 issued an all_reduce of 8 "
+        "bytes as Float; which of them is wrong cannot be told"
+    ) in sentence
 
 
 def test_different_operations_reductions_or_roots_are_mismatches() -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from commprof.analysis.late.incidents import StackFile, find_incidents, read_events, read_hangs
-from commprof.analysis.late.standstill import Accused, PendingOperation
+from commprof.analysis.late.standing import PendingOperation
+from commprof.analysis.late.standstill import Accused
 from commprof.analysis.step.measured import measured_world
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import ProcessWatch, RankFeed
@@ -121,8 +122,9 @@ def test_sentences_describe_hangs_mismatches_and_anomalies() -> None:
     assert incidents_table.sentences([incidents()]) == [
         "3 ranks: hang 1, 2026-11-01T12:00:00.000+00:00: rank 1 did not arrive; over 2.5 s "
         "later. Stacks: hang_1_rank_1.stack.txt. All ranks: hang_1.json.",
-        "3 ranks: Collective 3 of group '0' is not the same on all ranks: ranks 0, 2: "
-        "all_reduce(sum) of 8 bytes as Float; rank 1: all_reduce(sum) of 16 bytes as Float.",
+        "3 ranks: Collective 3 of group '0' is not the same on all ranks: rank 1 issued an "
+        "all_reduce(sum) of 16 bytes as Float where ranks 0, 2 issued an all_reduce(sum) of 8 "
+        "bytes as Float; rank 1 differs from the majority.",
         "3 ranks: 4 more collectives after these are not the same on all ranks.",
         "3 ranks: 2026-11-01T12:00:05+00:00: Rank 1's own work rose from 20 to 30 ms (+50%) at "
         "step 120, most of it in backward.",

@@ -1,0 +1,132 @@
+"""Ranks that wait for each other in a circle, and which of them differ from the others.
+
+The ranks differ in what they issued next. As with collectives that do not match, the ranks that
+differ are those outside of the majority, or else those that issued something else than in their own
+earlier steps. A majority exists only among ranks that could all have issued the same: if all ranks
+of the circle belong to the groups of all operations in which they wait. A send and its receive are
+different on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from commprof.analysis.collectives.mismatches import usual_after, who_differs
+from commprof.analysis.late.standing import PendingOperation, Standing, Waits, Words
+from commprof.text import listed, named_ranks, plural
+
+#: Most operations that a sentence describes.
+_MOST_DESCRIBED = 4
+#: Most calls, from the oldest one in which a rank waits, that are compared with its earlier steps.
+_MOST_COMPARED = 16
+
+
+@dataclass(frozen=True)
+class Circle:
+    """Ranks that wait for each other, and in what."""
+
+    #: Each operation with the ranks that wait in it, the most common first.
+    waiting: tuple[tuple[PendingOperation, tuple[int, ...]], ...]
+    #: Ranks that differ from the majority, or else from their own earlier steps; empty if neither
+    #: tells the ranks apart.
+    told_ranks: tuple[int, ...]
+    by_majority: bool
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks of the circle, sorted."""
+        return tuple(sorted(rank for _, ranks in self.waiting for rank in ranks))
+
+    def difference(self, words: Words, lines: Mapping[int, str]) -> str:
+        """Says who waits in what, and who differs, as a predicate of the circle's ranks.
+
+        "wait for each other: rank 1 waits in X where rank 0 waits in Y; rank 1 differs from ...".
+
+        lines: lines of code of ranks, as far as known.
+        """
+        told = {*self.told_ranks}
+        odd = [part for part in self.waiting if told & {*part[1]}] or self.waiting[1:]
+        rest = [part for part in self.waiting if part not in odd]
+
+        def said(parts: Sequence[tuple[PendingOperation, tuple[int, ...]]]) -> str:
+            texts = []
+            for operation, ranks in parts[:_MOST_DESCRIBED]:
+                line = next((f" ({lines[rank]})" for rank in ranks if rank in lines), "")
+                verb = "waits" if len(ranks) == 1 else "wait"
+                texts.append(f"{named_ranks(ranks)} {verb} in {words.operation(operation)}{line}")
+            more = len(parts) - len(texts)
+            return listed(
+                [*texts, *([f"{more} more {plural(more, 'group')} of ranks"] * (more > 0))]
+            )
+
+        where = f"{said(odd)} where {said(rest)}" if rest else said(odd)
+        who = who_differs(self.told_ranks, self.by_majority)
+        return f"wait for each other: {where}; {who}"
+
+
+def circle_of(
+    ranks: Sequence[int], waits: Mapping[int, Waits], by_rank: Mapping[int, Standing]
+) -> Circle:
+    """Describes a circle of waiting ranks.
+
+    Args:
+        ranks: the ranks of the circle.
+        waits: result of ``waits_of``.
+        by_rank: states of the ranks.
+    """
+    inside = {*ranks}
+    parts: dict[tuple[str, str, int, int], tuple[PendingOperation, list[int]]] = {}
+    for rank in sorted(ranks):
+        operation = next(one for one, absent in waits[rank] if inside & {*absent})
+        key = operation.op, operation.group, operation.seq, operation.peer
+        parts.setdefault(key, (operation, []))[1].append(rank)
+    ordered = sorted(parts.values(), key=lambda part: (-len(part[1]), part[1][0]))
+    waiting = tuple((operation, tuple(found)) for operation, found in ordered)
+    groups = {operation.group for operation, _ in waiting}
+    comparable = all(operation.peer < 0 for operation, _ in waiting) and all(
+        groups <= {*by_rank[rank].groups} for rank in ranks
+    )
+    if comparable and 2 * len(waiting[0][1]) > len(ranks):
+        told = tuple(sorted(rank for _, found in waiting[1:] for rank in found))
+        return Circle(waiting, told, by_majority=True)
+    told = tuple(
+        rank
+        for operation, found in waiting
+        for rank in found
+        if _differs_from_its_steps(by_rank[rank], operation)
+    )
+    return Circle(waiting, tuple(sorted(told)) if len(told) < len(ranks) else (), by_majority=False)
+
+
+def _differs_from_its_steps(state: Standing, operation: PendingOperation) -> bool:
+    """True if a rank did not issue what it usually does, from ``operation`` on."""
+    since = sum(one.issue_ns >= operation.issue_ns for one in state.pending.values())
+    calls = [*state.recent]
+    for place in range(max(0, len(calls) - since), len(calls))[:_MOST_COMPARED]:
+        usual = usual_after(calls[:place])
+        if usual is not None and usual != calls[place]:
+            return True
+    return False
+
+
+def chain_to(
+    rank: int, waits: Mapping[int, Waits], ranks: Sequence[int]
+) -> list[tuple[int, PendingOperation]]:
+    """Finds the shortest chain of waits from a rank to one of ``ranks``, with its operations.
+
+    Each entry is a rank and the operation in which this rank waits for the next entry's rank. The
+    last entry's rank waits for a rank of ``ranks``. Empty if there is no chain.
+    """
+    ways: dict[int, list[tuple[int, PendingOperation]]] = {rank: []}
+    queue = [rank]
+    for current in queue:
+        for operation, absent in waits.get(current, ()):
+            way = [*ways[current], (current, operation)]
+            if set(absent) & set(ranks):
+                return way
+            for other in absent:
+                if other not in ways:
+                    ways[other] = way
+                    queue.append(other)
+    return []

@@ -1,0 +1,171 @@
+"""What Flight Recorder dumps of a hang tell: its cause, culprits, victims and chains, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from commprof.analysis.collectives.mismatches import Mismatch
+from commprof.analysis.late.standing import PendingOperation, Words
+from commprof.analysis.late.standstill import Accused
+from commprof.recordings.flight_recorder import Dump
+from commprof.text import counted, listed, named_ranks, plural
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain of waiting ranks, followed to its origin."""
+
+    #: Ranks that the sentence describes; the chain starts with them.
+    ranks: tuple[int, ...]
+    sentence: str
+
+
+@dataclass(frozen=True)
+class GroupProgress:
+    """Last collectives (sequence numbers) that a group's ranks scheduled, started and completed."""
+
+    group: str
+    description: str
+    #: Ranks of the group that the dumps name.
+    ranks: tuple[int, ...]
+    #: Last sequence number by rank, without ranks whose number is unknown or that left no dump.
+    scheduled: Mapping[int, int]
+    #: Only if the backend records starts.
+    started: Mapping[int, int]
+    completed: Mapping[int, int]
+    #: Number of point-to-point messages that are known to be pending.
+    pending_messages: int
+
+    @property
+    def uneven(self) -> bool:
+        """True if the group's ranks are at different collectives."""
+        return len({*self.scheduled.values()}) > 1 or len({*self.completed.values()}) > 1
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Diagnosis of a hang: its kind, the culprits and the ranks that wait for them."""
+
+    #: "mismatch", "absent", "behind", "circle", "unmatched", as in ``Cause``; "undumped": the waits
+    #: of all dumped ranks lead to ranks without a dump; "arrived": all ranks arrived; "none":
+    #: nothing is pending; "unknown": nothing is known to be pending, but operations of ``untold``
+    #: may be; "members": the dumps do not tell whether further ranks belong to a pending group.
+    kind: str
+    culprits: tuple[Accused, ...]
+    #: Waiting ranks that are not culprits.
+    victims: tuple[int, ...]
+    chains: tuple[Chain, ...]
+    #: The first mismatch of each group; if its collective had completed, it is not the cause.
+    mismatches: tuple[Mismatch, ...]
+    #: Only groups with operations that are, or may be, pending.
+    groups: tuple[GroupProgress, ...]
+    dumps: int
+    versions: tuple[str, ...]
+    #: Ranks of the groups that left no dump.
+    missing: tuple[int, ...]
+    #: Files that cannot be read.
+    problems: tuple[str, ...]
+    #: If all ranks arrived, or members are not known: operations that are the oldest pending
+    #: operation of all their ranks.
+    oldest: tuple[str, ...] = ()
+    #: The mismatch that is the cause, if one is.
+    mismatch: Mismatch | None = None
+    #: What the ranks of a circle wait in, and which of them differ, if a circle is the cause.
+    difference: str = ""
+    #: True if a culprit with nothing pending may itself wait in a message: gloo records none.
+    messages_untold: bool = False
+    #: True if the dumps name the ranks of every group with pending operations.
+    members_told: bool = True
+    #: Backends that do not tell Flight Recorder whether an operation has completed.
+    untold: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        who = named_ranks([one.rank for one in self.culprits])
+        if self.kind == "none":
+            return "No operation is pending in these dumps: they show no hang"
+        if self.kind == "unknown":
+            uneven = any(one.uneven for one in self.groups)
+            numbers = "different numbers" if uneven else "the same number"
+            return (
+                f"No operation is known to be pending: {self._untold}. The ranks with a dump "
+                f"issued {numbers} of collectives"
+            )
+        if self.kind == "unmatched":
+            return (
+                "No rank is known to be waited for: which rank should send the pending messages is "
+                "not known"
+            )
+        if self.kind == "members":
+            return (
+                f"Ranks wait in {listed(self.oldest)}; which ranks belong to "
+                f"{'this group' if len(self.oldest) == 1 else 'these groups'} is not in the dumps, "
+                "so which rank did not arrive cannot be told"
+            )
+        if self.kind == "arrived":
+            where = f", the oldest being {listed(self.oldest)}" if self.oldest else ""
+            whose, or_else = "All ranks", ""
+            if not self.members_told:
+                whose, or_else = "All ranks with a dump", ", or a rank with no dump did not arrive"
+            return (
+                f"{whose} arrived at all pending operations{where}: the network, the backend or a "
+                f"device is stuck{or_else}"
+            )
+        if self.kind == "undumped":
+            return f"All ranks with a dump ultimately wait for {who}, which left no readable dump"
+        if self.kind == "circle":
+            return self.difference
+        if self.kind == "mismatch":
+            assert self.mismatch is not None
+            number = f"number {self.mismatch.seq} of group {self.mismatch.group!r}"
+            return f"The ranks issued different collectives as {number}: {self.mismatch.difference}"
+        them = "it" if len(self.culprits) == 1 else "them"
+        wait = "waits" if len(self.victims) == 1 else "wait"
+        others = f"{counted(len(self.victims), 'other rank')} {wait} for"
+        if self.messages_untold:
+            waits = "waits" if len(self.culprits) == 1 else "wait"
+            return (
+                f"{others} {who}; whether {who} {waits} in a send or recv cannot be told, because "
+                "gloo's dumps have none"
+            )
+        return f"The job hangs because of {who}" + (f"; {others} {them}" if self.victims else "")
+
+    @property
+    def _untold(self) -> str:
+        which = listed([repr(name) for name in self.untold])
+        do = "does" if len(self.untold) == 1 else "do"
+        return (
+            f"{plural(len(self.untold), 'backend')} {which} {do} not tell Flight Recorder when an "
+            "operation completes"
+        )
+
+
+class DumpedWords(Words):
+    """Puts groups and operations into words, with the job's descriptions and global ranks."""
+
+    def __init__(self, dumps: Sequence[Dump], members: Mapping[str, tuple[int, ...]]) -> None:
+        """Takes descriptions from the dumps; members: global ranks by group."""
+        self._members = members
+        self._descriptions = {name: text for d in dumps for name, text in d.descriptions.items()}
+
+    def group(self, name: str) -> str:
+        """Returns the group's name with the description that the job gave it."""
+        described = self._descriptions.get(name, "")
+        return f"group {name!r}" + f" ({described})" * bool(described)
+
+    def operation(self, operation: PendingOperation) -> str:
+        """Describes an operation: a collective by its number, a message by its other rank.
+
+        A message is named without its number, because ranks number messages differently.
+        """
+        op, where = operation.op, self.group(operation.group)
+        if operation.seq < 0:
+            return f"recv from any rank in {where}"
+        if operation.peer < 0:
+            return f"{op} number {operation.seq} of {where}"
+        ranks = self._members.get(operation.group, ())
+        known = operation.peer < len(ranks)
+        other = f"rank {ranks[operation.peer]}" if known else "another rank"
+        return f"{op} {'to' if op == 'send' else 'from'} {other} in {where}"

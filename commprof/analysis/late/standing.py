@@ -1,0 +1,120 @@
+"""State of a rank in a job that hangs, as a running job's records or a dump tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+from commprof.analysis.collectives.mismatches import common_bytes
+from commprof.trace.documents import Group
+from commprof.trace.schema import OPS
+
+
+@dataclass(frozen=True)
+class PendingOperation:
+    """An operation that a rank handed to its process group."""
+
+    op: str
+    #: c10d's name of the group; if the trace lacks it, "number N", by the trace's own numbering.
+    group: str
+    #: Sequence number of a collective in its group, or of a message between two ranks; -1: unknown.
+    seq: int
+    #: Other end of a point-to-point message, as rank in the group; -1 for a collective, and for a
+    #: receive from any rank, which has no number either.
+    peer: int
+    bytes_in: int
+    bytes_out: int
+    issue_ns: int
+    #: Index of a DDP all-reduce in its backward pass, from 0; -1 for other operations.
+    bucket: int
+    #: True if a backward pass issued the operation; written to ``hang_N.json`` for its reader.
+    in_backward: bool
+    #: True if its completion may never be recorded: some operations of gloo, and on devices.
+    silent: bool = False
+    #: True if the operation runs on its device; None if the start of operations is not recorded.
+    started: bool | None = None
+    #: Root, as rank in the group; -1 if the operation has none, or if unknown.
+    root: int = -1
+    #: File and line that issued the operation, such as "train.py:7"; empty if not known.
+    line: str = ""
+
+    def __str__(self) -> str:
+        """Returns the operation in words."""
+        bucket = f", bucket {self.bucket}" if self.bucket >= 0 else ""
+        number = f"number {self.seq}" if self.seq >= 0 else "of unknown number"
+        end = f", {'to' if self.op == 'send' else 'from'} its rank {self.peer}"
+        return f"{self.op} {number} of group {self.group!r}{bucket}{end * (self.peer >= 0)}"
+
+
+class Standing(Protocol):
+    """Interface of the state of one rank in a hanging job."""
+
+    @property
+    def rank(self) -> int:
+        """The rank's global number."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job."""
+
+    @property
+    def pending(self) -> Mapping[int, PendingOperation]:
+        """Operations that the rank has issued and that are not known to be complete."""
+
+    @property
+    def next_seq(self) -> Mapping[str, int]:
+        """Sequence number of the rank's next collective, by the group's name."""
+
+    @property
+    def next_message(self) -> Mapping[tuple[str, str, int], int]:
+        """Number of the next point-to-point message, by group, "send" or "recv", and peer."""
+
+    @property
+    def receives_any(self) -> Collection[str]:
+        """Groups in which the rank has issued a receive from any rank, by name."""
+
+    @property
+    def recent(self) -> Sequence[OwnCall]:
+        """The rank's latest operations, in the order of issue."""
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """Groups that the rank is known to belong to, by name."""
+
+
+class OwnCall(NamedTuple):
+    """What tells an operation from others that the same rank issues in a step."""
+
+    op: str
+    group: str
+    #: -1 if it may differ from step to step.
+    size_bytes: int
+    #: Other end of a message, as rank in the group; -1 for a collective.
+    peer: int
+
+
+@lru_cache(maxsize=1 << 12)
+def own_call(op: str, group: str, bytes_in: int, bytes_out: int, peer: int) -> OwnCall:
+    """Makes an ``OwnCall`` from the fields of a ``PendingOperation``."""
+    size_bytes = common_bytes(OPS.index(op), bytes_in, bytes_out) if op in OPS else bytes_in
+    return OwnCall(op, group, size_bytes, peer)
+
+
+class Words:
+    """Puts groups and operations into words."""
+
+    def group(self, name: str) -> str:
+        """Returns the group's name in words."""
+        return f"group {name!r}"
+
+    def operation(self, operation: PendingOperation) -> str:
+        """Describes an operation."""
+        return str(operation)
+
+
+#: Most calls in ``Standing.recent``: several steps.
+MOST_RECENT = 512
+#: Pending operations of a rank, oldest first, each with the ranks that it waits for.
+Waits = Sequence[tuple[PendingOperation, tuple[int, ...]]]

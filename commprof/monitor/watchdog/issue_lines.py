@@ -1,0 +1,48 @@
+"""Lines of code that issued the ranks' latest collectives, as far as their traces describe stacks.
+
+A trace in full mode describes the stacks of its first operations, or of all of them if that was
+asked for. Always-on mode describes none: there only py-spy tells where a rank is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from commprof.analysis.collectives.kinds import short_line
+from commprof.analysis.collectives.mismatches import issue_rows
+from commprof.monitor.watchdog.feed import RankFeed
+from commprof.trace.schema import Kind
+
+#: Most collectives of a rank that are kept: a mismatch is searched for as soon as it is recorded.
+_MOST_KEPT = 128
+
+
+class IssueLines:
+    """The latest collectives of each rank, with the numbers of their stacks."""
+
+    def __init__(self) -> None:
+        """Begins without any."""
+        #: Group, number in the group and number of the stack, by rank.
+        self._latest: dict[int, deque[tuple[str, int, int]]] = {}
+        self._feeds: dict[int, RankFeed] = {}
+
+    def take(self, feed: RankFeed) -> None:
+        """Adds the records that the last look found."""
+        records = feed.records
+        described = records[records["kind"] == Kind.STACK]
+        if feed.state is None or len(described) == 0:
+            return
+        numbers = dict(zip(described["op_id"].tolist(), described["value"].tolist(), strict=True))
+        sizes = feed.group_sizes
+        latest = self._latest.setdefault(feed.state.rank, deque(maxlen=_MOST_KEPT))
+        for row in issue_rows(records):
+            if row["op_id"] in numbers and row["group"] in sizes:
+                latest.append((sizes[row["group"]][0], row["seq"], numbers[row["op_id"]]))
+        self._feeds[feed.state.rank] = feed
+
+    def of(self, rank: int, group: str, seq: int) -> str:
+        """Returns the line that issued a collective: "train.py:7"; empty if it is not known."""
+        for name, number, stack in reversed(self._latest.get(rank, ())):
+            if (name, number) == (group, seq):
+                return short_line(self._feeds[rank].stacks.get(stack, ()))
+        return ""

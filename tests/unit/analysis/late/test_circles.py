@@ -1,0 +1,77 @@
+"""Ranks that wait for each other: which of them differs, by majority or by its earlier steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from commprof.analysis.late.circles import Circle
+from commprof.analysis.late.standing import Words
+from commprof.analysis.late.standstill import Cause, find_cause, waits_of
+from commprof.monitor.rank_state import FollowedRank
+from commprof.trace.documents import Group
+from tests.support.builders.traces import MS, Rank
+
+_NAMES = {1: "0", 2: "1"}
+
+
+def job(orders: dict[int, list[int]], members: dict[int, list[int]], steps: int = 3) -> Cause:
+    """Returns the cause of a hang in which each rank issued calls of groups in its own order.
+
+    Args:
+        orders: by rank the numbers of the groups whose collective it issues, in the last step.
+            Earlier steps have one call of group 1 and then one of group 2.
+        members: by group its ranks.
+        steps: number of completed steps.
+    """
+    states = []
+    for rank, order in orders.items():
+        own = [number for number, ranks in members.items() if rank in ranks]
+        made = Rank(rank, len(orders), groups={n: (_NAMES[n], len(members[n])) for n in own})
+        for step in range(steps):
+            for number in own:
+                at = (step * 100 + 10 * number) * MS
+                made.collective(step, at, at + MS, group=number, bytes=64 * number)
+        made.collective(steps, 400 * MS, 0, group=order[0], bytes=64 * order[0])
+        groups = [
+            Group(n, _NAMES[n], "", "gloo", members[n].index(rank), len(members[n])) for n in own
+        ]
+        state = FollowedRank(rank, len(orders))
+        state.take(made.records(), groups)
+        states.append(state)
+    return find_cause(states, waits_of(states))
+
+
+def circle(cause: Cause) -> Circle:
+    assert cause.kind == "circle"
+    assert cause.circle is not None
+    return cause.circle
+
+
+def test_the_rank_outside_of_the_majority_is_the_culprit_of_a_circle() -> None:
+    everyone = {1: [0, 1, 2], 2: [0, 1, 2]}
+    cause = job({0: [1], 1: [2], 2: [1]}, everyone, steps=0)
+    assert cause.ranks == (1,)
+    assert circle(cause).difference(Words(), {0: "a.py:4", 1: "a.py:9"}) == (
+        "wait for each other: rank 1 waits in all_reduce number 0 of group '1' (a.py:9) where "
+        "ranks 0, 2 wait in all_reduce number 0 of group '0' (a.py:4); rank 1 differs from the "
+        "majority"
+    )
+
+
+def test_the_rank_that_differs_from_its_earlier_steps_is_the_culprit_of_a_circle() -> None:
+    cause = job({0: [1], 1: [2]}, {1: [0, 1], 2: [0, 1]})
+    assert (cause.ranks, circle(cause).by_majority) == ((1,), False)
+    assert "rank 1 differs from its own earlier steps" in circle(cause).difference(Words(), {})
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_circle_of_two_ranks_without_earlier_steps_tells_no_culprit(steps: int) -> None:
+    cause = job({0: [1], 1: [2]}, {1: [0, 1], 2: [0, 1]}, steps)
+    assert (cause.ranks, circle(cause).told_ranks) == ((0, 1), ())
+    assert circle(cause).difference(Words(), {}).endswith("which of them is wrong cannot be told")
+
+
+def test_a_majority_counts_only_among_ranks_that_could_have_issued_the_same() -> None:
+    """Rank 2 is not in group 2, so that its waiting in group 1 says nothing about rank 1."""
+    cause = job({0: [1], 1: [2], 2: [1]}, {1: [0, 1, 2], 2: [0, 1]}, steps=0)
+    assert circle(cause).told_ranks == ()
