@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 
 from commprof import _native, invocation
@@ -116,6 +117,7 @@ class Profiler:
         self._clock = ClockLink("off")
         self._arrivals = ArrivalLink()
         self._gloo_threads: dict[str, int] = {}
+        self._threads = torch.get_num_threads()
         self._gradient_norms = GradientNorms(settings.gradient_norms_every)
         self._garbage = GarbageCollections(self._recorder)
         self._ddp_work = DdpWork(self._recorder)
@@ -214,7 +216,7 @@ class Profiler:
         self._arrivals.start()
         waiting = (self._clock, self._arrivals, self._telemetry)
         self._connecting = [one for one in waiting if one.pending]
-        self._gloo_threads = {}
+        self._gloo_threads, self._threads = {}, torch.get_num_threads()
         self._note_gloo_threads()
         self._note_ending("")
         self._recorder.mark_step(0, False)
@@ -270,6 +272,7 @@ class Profiler:
         self._garbage.remove()
         self._ddp_work.remove()
         self._note_gloo_threads()
+        self._note_threads()
         self._note_ending(error)
         self._cross_check_sources.stop(self._recorder)
         self._telemetry.stop()
@@ -312,6 +315,11 @@ class Profiler:
         if known != self._gloo_threads:
             self._gloo_threads = known
             self._recorder.add_metadata(json.dumps({"gloo_threads": known}))
+
+    def _note_threads(self) -> None:
+        """Writes the number of torch's threads to the metadata if the script has changed it."""
+        if (threads := torch.get_num_threads()) != self._threads:
+            self._recorder.add_metadata(json.dumps({"threads": threads}))
 
     def step(self) -> None:
         """Ends the current step and begins the next; turns off the automatic finding of steps."""

@@ -61,8 +61,9 @@ MOST_RANKS: Final = 1 << 20
 _TELEMETRY: Final = ("utilisation_percent", "sm_clock_mhz", "power_w", "memory_used_bytes")
 #: Keys that a later metadata block may set anew; each block may hold any of them.
 MORE_METADATA: Final[dict[str, Shape]] = {
-    # As in the first block.
+    # As in the first block; "threads" if the script has changed the number since.
     "hooks": list[str],
+    "threads": int,
     # From the start of capture on: begin_monotonic_ns, before which another trace of the process
     # ended; network_namespace, empty if unknown. Older versions wrote both at the end of capture.
     # From the end on also: interfaces, by name received_bytes and sent_bytes while capture was on;

@@ -1,26 +1,29 @@
-"""Gradients are averaged by hand, but each rank draws its own weights; the twin sends rank 0's."""
+"""Each rank draws new weights after DDP was made; the twin draws them before."""
 
 import common
 import torch
-import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 rank = common.begin()
-torch.manual_seed(rank)
 model = common.computing(4, 128)
-if common.FIXED:
+
+
+def draw() -> None:
+    """Stands for weights that a rank loads or draws by itself."""
+    torch.manual_seed(rank)
     with torch.no_grad():
-        for tensor in model.state_dict().values():
-            dist.broadcast(tensor, src=0)
-optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.1)
+
+
+if common.FIXED:
+    draw()
+ddp = DistributedDataParallel(model)
+if not common.FIXED:
+    draw()
+optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
-    model(torch.randn(64, 128)).pow(2).mean().backward()
-    flat = torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
-    dist.all_reduce(flat)
-    first = 0
-    for parameter in model.parameters():
-        size = parameter.numel()
-        parameter.grad.copy_(flat[first : first + size].view_as(parameter) / 2)
-        first += size
+    ddp(torch.randn(64, 128)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.cores import crowded, lacked_cores, usable_cores
+from commprof.analysis.cores import crowded, usable_cores
 from commprof.text import counted
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    threads = int(facts.context.get("threads_per_rank") or 0)
-    world = facts.world
-    if threads < 2 or not crowded(facts.context, world) or not lacked_cores(world):
+    # A script may set the number after capture began: the traces then know it, the launcher not.
+    recorded = (int(trace.metadata.get("threads") or 0) for trace in facts.seen.traces)
+    threads = max(int(facts.context.get("threads_per_rank") or 0), *recorded)
+    context, world = {**facts.context, "threads_per_rank": threads}, facts.world
+    if threads < 2 or not crowded(context, world):
         return None
-    share = world.parts.no_core_ms / world.parts.step_ms
+    share = _without_core(facts)
     if not share >= WORTH_NAMING:
         return None
-    cores = usable_cores(facts.context["machine"])
+    cores = usable_cores(context["machine"])
     return Sighting(
         f"{counted(world.world_size, 'rank')} run {counted(threads, 'thread')} each on "
         f"{counted(cores, 'usable core')}: for {share:.0%} of the step a rank was ready to run "
@@ -24,6 +28,14 @@ def _rule(facts: Facts) -> Sighting | None:
         share,
         fix=f"torch.set_num_threads({max(1, cores // world.world_size)})",
     )
+
+
+def _without_core(facts: Facts) -> float:
+    """Fraction of the step in which training threads were ready to run and had no core."""
+    parts = facts.world.parts
+    waiting = 0.0 if math.isnan(parts.no_core_ms) else parts.no_core_ms / parts.step_ms
+    working = [float(part.run_delay_ns.sum()) for part in facts.seen.measured]
+    return waiting + facts.share(working)
 
 
 CAUSE = CatalogueCause(

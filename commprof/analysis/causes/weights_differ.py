@@ -26,8 +26,8 @@ CAUSE = CatalogueCause(
     needs=(),
     rule=_rule,
     looks_like=(
-        "`commprof run --check-sync N` compares a hash of every rank's parameters every N steps, "
-        "and the hash of some ranks differs from that of most."
+        "`commprof run --check-sync N` compares a hash of the DDP models' parameters on all ranks "
+        "every N steps, and the hash of some ranks differs from that of most."
     ),
     why=(
         "Averaged gradients keep models equal only if they were equal. DDP sends rank 0's weights "

@@ -295,6 +295,22 @@ def test_ranks_with_more_threads_than_cores_that_lack_cores_are_named() -> None:
     assert cause.share == pytest.approx(4 / 39, abs=5e-3)
 
 
+def test_threads_that_the_script_set_itself_are_known_from_the_trace() -> None:
+    about = {"threads_per_rank": 1, "machine": MACHINE}
+    found = causes_of(partial(crowded, 4.0), about=about, threads=8)
+    assert "2 ranks run 8 threads each" in found["too-many-threads"].sentence
+
+
+def test_run_delay_while_a_rank_computes_counts() -> None:
+    def body(script: Script, step: int) -> None:
+        begin = round(script.now_ms * 1e6)
+        crowded(0.0, script, step)
+        script.rank.no_core(begin, begin + 9_000_000, 6_000_000)
+
+    about = {"threads_per_rank": 4, "machine": MACHINE}
+    assert causes_of(body, about=about)["too-many-threads"].share == pytest.approx(6 / 39, abs=0.02)
+
+
 @pytest.mark.parametrize(("threads", "no_core_ms"), [(1, 4.0), (2, 4.0), (4, 0.0), (4, 0.5)])
 def test_threads_that_fit_or_that_have_cores_are_usual(threads: int, no_core_ms: float) -> None:
     about = {"threads_per_rank": threads, "machine": MACHINE}
