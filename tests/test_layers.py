@@ -6,6 +6,7 @@ Imports for type checking and imports inside functions count like all others.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -13,6 +14,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+
+from commprof.analysis.collectives.communication import Communication
+from commprof.analysis.late.lateness import Lateness
+from commprof.analysis.profiler_cost import ProfilerCost
+from commprof.analysis.recording import WorldRecording
+from commprof.analysis.step.timing import StepTiming
+from commprof.analysis.training_account import TrainingAccount
+from commprof.analysis.world import WorldResult
 
 ROOT = Path(__file__).parent.parent
 
@@ -90,12 +99,22 @@ A subpackage with a line of its own is a layer of its own."""
 
 ANALYSIS = (
     *("align", "step", "evidence", "collectives", "sweeps", "late", "checks", "inspector"),
-    *("timeline", "replay", "rank_summary", "detail", "mean_step", "summaries", "named_cause"),
+    *("timeline", "replay", "rank_summary", "training_account", "profiler_cost", "recording"),
+    *("detail", "mean_step", "summaries", "named_cause"),
     *("world", "cores", "exchange", "loss_curves", "cost", "scaling", "strategies", "compare"),
     *("predicted", "replicas", "run_command", "causes", "remarks", "next_step", "verdict", "card"),
     "run",
 )
 """Folders and modules of commprof/analysis; each may import those before it."""
+
+RESULT_GROUPS = {
+    group.__name__: group
+    for group in (
+        *(Communication, Lateness, ProfilerCost),
+        *(StepTiming, TrainingAccount, WorldRecording),
+    )
+}
+"""Groups of the fields of ``WorldResult``."""
 
 SATELLITES = {"audit", "forecast", "tune"}
 """Packages that the profiler works without; it reaches them through their seams alone."""
@@ -396,6 +415,15 @@ def test_the_path_of_a_collective_names_files_that_are_there() -> None:
     files = re.findall(r"^\| `([^`]+)` \|", path, re.M)
     assert [file for file in files if not (ROOT / file).is_file()] == []
     assert 10 < len(files) <= 20
+
+
+def test_the_result_of_a_world_size_is_read_in_groups() -> None:
+    """One class with all figures grew to 51 fields; now a figure has a home by its subject."""
+    groups = [field for field in dataclasses.fields(WorldResult) if field.type in RESULT_GROUPS]
+    assert len(dataclasses.fields(WorldResult)) <= 15
+    assert {str(field.type) for field in groups} == set(RESULT_GROUPS)
+    for group in RESULT_GROUPS.values():
+        assert 3 <= len(dataclasses.fields(group)) <= 15
 
 
 def test_public_names_of_classes_are_unique() -> None:

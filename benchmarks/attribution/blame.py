@@ -134,7 +134,7 @@ def _judge(shape: str, seed: int, of: Any, directory: Path) -> dict[str, Any]:
     by_rank = caused.sum(axis=1)
     top = np.argsort(-by_rank, kind="stable")[: len(of.ranks)].tolist()
     cause = CAUSES[int(caused[list(of.ranks)].sum(axis=0).argmax())]
-    late = world_result(run, seen).late_rank
+    late = world_result(run, seen).lateness.late_rank
     return {
         "shape": shape,
         "seed": seed,
@@ -170,9 +170,9 @@ def _clean(runs: int, load: int) -> int:
             with tempfile.TemporaryDirectory(prefix="commprof-clean-") as directory:
                 result = analyse_world(run_here(Path(directory), "mlp", 2, 40))
             assert result is not None
-            late = result.late_rank
+            late = result.lateness.late_rank
             named += late is not None
-            costs = [(c.rank, c.cause, round(c.share, 2)) for c in result.wait_costs[:4]]
+            costs = [(c.rank, c.cause, round(c.share, 2)) for c in result.lateness.wait_costs[:4]]
             print(number, late and (late.rank, late.phase, late.p_value), costs, flush=True)
     finally:
         for each in busy:

@@ -93,7 +93,7 @@ def judge(runs: list[Path]) -> dict[str, Any]:
 
     first, second = map(analyse_in_detail, runs)
     (world,) = compare_runs(("a", "b"), first, second).worlds
-    late = first[0].worlds[0].late_rank
+    late = first[0].worlds[0].lateness.late_rank
     row: dict[str, Any] = {
         "step_ms": [world.step.a_ms, world.step.b_ms],
         "p_value": world.step.p_value,

@@ -87,7 +87,7 @@ def _run(seed: int, late: bool) -> dict[str, Any]:
         result = analyse_world(run_here(Path(directory), workload, ranks, STEPS))
     if result is None:
         raise SystemExit(f"seed {seed}: no rank left a trace")
-    found = result.late_rank
+    found = result.lateness.late_rank
     row: dict[str, Any] = {"seed": seed, "late": late, "ranks": ranks}
     if late:
         row.update(rank=rank, phase=phase, late_ms=late_ms)
@@ -100,7 +100,7 @@ def _run(seed: int, late: bool) -> dict[str, Any]:
             late_steps=found.late_steps,
             p_value=found.p_value,
         )
-    return {**row, "steps": result.measured_steps, "step_ms": result.step_median_ms}
+    return {**row, "steps": result.timing.measured_steps, "step_ms": result.timing.step_median_ms}
 
 
 def _print(rows: list[dict[str, Any]]) -> None:

@@ -153,13 +153,13 @@ def card(
     found = zip(result.worlds, details, strict=True)
     world, detail = next(each for each in found if each[0].world_size == verdict.world_size)
     step = mean_step(detail)
-    late, lacking = _late(world.late_rank), world.evidence.lacking(Figure.EXPOSED)
+    late, lacking = _late(world.lateness.late_rank), world.evidence.lacking(Figure.EXPOSED)
     run = invocation.quoted(directory)
     following = verdict.next_step
     advice, command = following.advice, following.command
     if not command and not following.fix:
         command = _command_to_inspect(run, late)
-    apart = world.apart is not None and world.apart.advice
+    apart = world.communication.apart is not None and world.communication.apart.advice
     if result.incidents and not apart:
         following = NextStep("", "")
         advice = "First see what went wrong during the run:"
@@ -185,7 +185,7 @@ def card(
         small_calls=verdict.exchange.small_calls,
         link=_link(verdict.exchange.link),
         scaling=tuple(
-            CardSize(each.world_size, each.samples_per_s, scale.speedup, scale.efficiency)
+            CardSize(each.world_size, each.training.samples_per_s, scale.speedup, scale.efficiency)
             for each, scale in zip(result.worlds, result.scaling, strict=True)
         ),
         caveats=tuple(_caveats(result, world, step)),
@@ -257,15 +257,15 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     yield from _stalled(world)
     if result.loss_agreement is not None and not result.loss_agreement.agrees:
         yield "The loss curves of the world sizes disagree: they did not train equally."
-    if world.weights_differ:
-        yield f"Weights after training differ on {named_ranks(world.weights_differ)}."
+    if world.training.weights_differ:
+        yield f"Weights after training differ on {named_ranks(world.training.weights_differ)}."
     if started := times_started(result.context):
         yield started
     if result.attempts:
         yield f"The job was restarted: {counted(len(result.attempts), 'attempt')}."
-    if world.missing_ranks:
-        yield f"No usable trace came from {named_ranks(world.missing_ranks)}."
-    if world.world_size > 1 and not world.clocks_shared:
+    if world.recording.missing_ranks:
+        yield f"No usable trace came from {named_ranks(world.recording.missing_ranks)}."
+    if world.world_size > 1 and not world.recording.clocks_shared:
         yield "The ranks' clocks cannot be compared: waiting and transfer are not separated."
     elif step.split_ms and not is_split(step.exposed_ms, step.split_ms["unsplit"]):
         share = f"{step.split_ms['unsplit'] / step.exposed_ms:.0%}"
@@ -273,10 +273,10 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
     unseen = world.evidence.supports(Figure.PARTS) and not world.evidence.supports(Figure.OTHER)
     if unseen and not step.is_of_device:
         yield 'No forward pass was seen: its time counts as "other".'
-    if failed := sum(row.failed for row in world.collectives):
+    if failed := sum(row.failed for row in world.communication.collectives):
         yield f"{counted(failed, 'collective call')} ended with an error."
-    if world.dropped_records:
-        yield f"{world.dropped_records} records were dropped: communication times may be too small."
+    if dropped := world.recording.dropped_records:
+        yield f"{dropped} records were dropped: communication times may be too small."
     if result.context.get("capture") == "python":
         yield "Capture ran in pure Python: only the buckets of DDP were seen."
     if not world.evidence.steps_marked:
@@ -294,7 +294,7 @@ def _failed(result: RunResult) -> Iterator[str]:
 
 
 def _stalled(world: WorldResult) -> Iterator[str]:
-    stalls = world.stalled_steps
+    stalls = world.timing.stalled_steps
     if stalls:
         (first, ms), rest = stalls[0], len(stalls) - 1
         more = f" and {rest} more" if rest else ""

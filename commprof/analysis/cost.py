@@ -117,7 +117,7 @@ def _epoch_samples(details: Sequence[WorldDetail]) -> float:
 def _row(world: WorldResult, detail: WorldDetail, price: Price, samples: float) -> CostRow:
     billed = _billed(world, price.unit)
     per_s = math.nan if billed is None else price.per_hour / 3600 * billed
-    s_per_1000 = 1000 / world.samples_per_s
+    s_per_1000 = 1000 / world.training.samples_per_s
     step = mean_interval(detail.slowest_ms)
     value = s_per_1000 * per_s
     epochs = samples / 1000
@@ -137,7 +137,7 @@ def _row(world: WorldResult, detail: WorldDetail, price: Price, samples: float) 
 def _billed(world: WorldResult, unit: str) -> int | None:
     if unit == "rank":
         return world.world_size
-    return None if world.missing_ranks else len({rank.machine for rank in world.ranks})
+    return None if world.recording.missing_ranks else len({rank.machine for rank in world.ranks})
 
 
 def _distinguishable(

@@ -80,11 +80,11 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
     Small buckets of gradients must also be many: a few small ones are usual. Others need not, since
     neither buckets nor compression change them.
     """
-    known = [row for row in world.collectives if row.sizes_known]
+    known = [row for row in world.communication.collectives if row.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
     if step.split_ms and step.split_ms["wire"] < step.split_ms["waiting"]:
         return None
-    others = [row for row in rows if world.no_ddp or not _of_backward(row)]
+    others = [row for row in rows if world.communication.no_ddp or not _of_backward(row)]
     return _held_by(others, 1, world, False) or _held_by(rows, _MANY, world, True)
 
 
@@ -96,7 +96,7 @@ def _held_by(
     if calls == 0 or not exposed > 0:
         return None
     # A row's own ``calls_per_step`` is a mean over the ranks that made its calls.
-    steps = len(world.ranks) * world.measured_steps
+    steps = len(world.ranks) * world.timing.measured_steps
     number = calls / steps
     share = sum(row.exposed_ms for row in rows) / exposed
     if number < least or share < _MOST:
@@ -124,10 +124,10 @@ def compressible_share(world: WorldResult) -> float:
     This is the time in exchanges of ``_LATENCY_BYTES`` or more in backward passes; NaN if no call
     has exposed time.
     """
-    exposed = sum(row.exposed_ms for row in world.collectives)
+    exposed = sum(row.exposed_ms for row in world.communication.collectives)
     large = (
         row.exposed_ms
-        for row in world.collectives
+        for row in world.communication.collectives
         if _of_backward(row)
         and row.op.startswith(_GRADIENTS)
         and row.sizes_known
@@ -146,7 +146,11 @@ def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> i
     small = small_calls(world, step)
     if small is not None:
         return _LARGER_MB if small.of_buckets else None
-    buckets = [row.size_bytes[1] for row in world.collectives if row.op.startswith("all_reduce")]
+    buckets = [
+        row.size_bytes[1]
+        for row in world.communication.collectives
+        if row.op.startswith("all_reduce")
+    ]
     largest_bytes = max(buckets, default=0)
     caps = (_SMALLER_MB, _SMALLEST_MB) if serial else (_SMALLER_MB,)
     return next((cap for cap in caps if largest_bytes > cap * 2**20), None)
@@ -205,7 +209,7 @@ def exchange(world: WorldResult, step: MeanStep) -> Exchange:
     waiting_ms, wire_ms = (step.split_ms.get(name, math.nan) for name in ("waiting", "wire"))
     if not (wire_ms >= WORTH_A_LOOK * step.step_ms and wire_ms >= waiting_ms):
         return Exchange(small)
-    links = world.host_links
+    links = world.communication.host_links
     if links is not None and (not links.interfaces or math.isnan(links.in_flight_gbit_per_s)):
         links = None
     transfer_ms = wire_ms + step.hidden_ms

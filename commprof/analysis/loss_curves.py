@@ -21,15 +21,19 @@ def loss_agreement(
     """
     if not must_agree(context, worlds) or context.get("split_dependence"):
         return None
-    base, *others = [world for world in worlds if world.step_losses]
+    base, *others = [world for world in worlds if world.training.step_losses]
     precision = (context.get("training") or {}).get("precision", "fp32")
     steps = 0
-    for counts in zip(*(world.step_samples for world in (base, *others)), strict=False):
+    for counts in zip(*(world.training.step_samples for world in (base, *others)), strict=False):
         if len(set(counts)) > 1:
             break
         steps += 1
     differences = [
-        (_difference(world.step_losses[step], base.step_losses[step]), world.world_size, step)
+        (
+            _difference(world.training.step_losses[step], base.training.step_losses[step]),
+            world.world_size,
+            step,
+        )
         for world in others
         for step in range(steps)
     ]
@@ -39,7 +43,9 @@ def loss_agreement(
     return LossAgreement(
         world_sizes=tuple(world.world_size for world in (base, *others)),
         steps=steps,
-        samples=base.step_samples[0] if len(set(base.step_samples[:steps])) == 1 else None,
+        samples=base.training.step_samples[0]
+        if len(set(base.training.step_samples[:steps])) == 1
+        else None,
         worst=worst,
         worst_world_size=size,
         worst_step=step,
@@ -49,7 +55,7 @@ def loss_agreement(
 
 def must_agree(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> bool:
     """True if two or more world sizes trained on the same batches without a DDP hook."""
-    with_losses = [world for world in worlds if any(world.step_losses)]
+    with_losses = [world for world in worlds if any(world.training.step_losses)]
     strong = context.get("scaling") == "strong" and not context.get("hook")
     return strong and len(with_losses) > 1
 
@@ -63,11 +69,12 @@ def _difference(loss: float, base: float) -> float:
 def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
     """Returns remarks on ranks whose weights differ, then on the loss curves."""
     found = [
-        f"At {world.world_size} ranks the weights of {named_ranks(world.weights_differ)} differ "
-        "from those of the others after training. They must be equal to the last bit: a "
-        "synchronisation was left out, or the ranks trained differently."
+        f"At {world.world_size} ranks the weights of "
+        f"{named_ranks(world.training.weights_differ)} differ from those of the "
+        "others after training. They must be equal to the last bit: a synchronisation "
+        "was left out, or the ranks trained differently."
         for world in worlds
-        if world.weights_differ
+        if world.training.weights_differ
     ]
     found += [text for world in worlds for text in _trend(world)]
     agreement = loss_agreement(context, worlds)
@@ -103,7 +110,7 @@ def _about(agreement: LossAgreement) -> str:
 
 def _trend(world: WorldResult) -> list[str]:
     """Returns remarks on a loss that rises or diverges; none for a constant loss (random data)."""
-    trend = loss_trend(world.step_losses)
+    trend = loss_trend(world.training.step_losses)
     if trend is None:
         return []
     where = f"At {counted(world.world_size, 'rank')}"

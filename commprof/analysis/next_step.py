@@ -82,10 +82,10 @@ def next_step(
     own_work = words[own_part]
     if world.world_size < 2:
         return NextStep("", "")
-    if world.apart is not None and world.apart.advice:
+    if world.communication.apart is not None and world.communication.apart.advice:
         # The headline says it; the catalogue's name is for the JSON result.
         name = next((cause.id for cause in world.named_causes if cause.is_wrong), "")
-        return NextStep(world.apart.advice, "", name)
+        return NextStep(world.communication.apart.advice, "", name)
     if not world.evidence.supports(Figure.EXPOSED):
         return NextStep(*world.evidence.remedy)
     late = rank_to_look_at(context, world, step)
@@ -139,8 +139,8 @@ def next_step(
         )
     cap_mb = cap_to_try_mb(world, step, exchange.serial)
     trial = _change(context, world, exchange, cap_mb)
-    if world.sharding is not None:
-        trial = _predicted(world.sharding, on_device=world.device_timed > 0)
+    if world.communication.sharding is not None:
+        trial = _predicted(world.communication.sharding, on_device=world.recording.device_timed > 0)
     if not step.split_ms or step.split_ms["waiting"] <= step.exposed_ms / 2:
         return trial
     balance = _balance(world, step)
@@ -172,8 +172,10 @@ def _change(
             "Neither compression nor other buckets would shorten them.",
             "",
         )
-    if world.no_ddp:
-        no_trial = f"commprof's trials change only DDP's own all-reduce, and {world.no_ddp}."
+    if world.communication.no_ddp:
+        no_trial = (
+            f"commprof's trials change only DDP's own all-reduce, and {world.communication.no_ddp}."
+        )
         return NextStep(f"{_longest(world)} {no_trial}".strip(), "")
     if small is None and compressible_share(world) < _MOST:
         return NextStep(_longest(world), "")
@@ -182,13 +184,13 @@ def _change(
 
 def _longest(world: WorldResult) -> str:
     """Returns a sentence on the kind of call with most exposed time; empty if there is none."""
-    exposed = sum(row.exposed_ms for row in world.collectives)
+    exposed = sum(row.exposed_ms for row in world.communication.collectives)
     if not exposed > 0:
         return ""
-    row = world.collectives[0]
+    row = world.communication.collectives[0]
     phase = row.phases[0][0] if row.phases else "other"
     outside = " outside of all phases" if phase == "other" else f" in {phase}"
-    if world.foreign and phase == "other":  # a recording may lack the phase
+    if world.recording.foreign and phase == "other":  # a recording may lack the phase
         outside = ""
     op = "kernels of an unknown operation" if row.op == "other" else row.op
     size = f" of {in_bytes(row.total_bytes / row.calls)}" if row.sizes_known else ""
@@ -203,14 +205,14 @@ def _balance(world: WorldResult, step: MeanStep) -> str:
     """Returns advice on ranks that wait for one another; it denies a late rank only if it may."""
     waiting = f"they wait for one another during {step.share('waiting'):.0%} of the step"
     evidence = world.evidence
-    if world.late_rank is None and evidence.stands_out:
+    if world.lateness.late_rank is None and evidence.stands_out:
         more = "more steps", "again, with marked steps (profiler.step())"
         again = more[not evidence.steps_marked]
         return (
             f"First record {again}: {waiting}, and {evidence.stands_out}. If it is the same "
             "rank again, find out what delays it; else balance the work of the ranks."
         )
-    nobody = world.late_rank is None and evidence.supports(Figure.NOBODY_LATE)
+    nobody = world.lateness.late_rank is None and evidence.supports(Figure.NOBODY_LATE)
     return (
         f"First balance the work of the ranks: {waiting}"
         f"{', and not for a single rank' if nobody else ''}."
@@ -261,7 +263,7 @@ def rank_to_look_at(
     context: Mapping[str, Any], world: WorldResult, step: MeanStep
 ) -> LateRank | None:
     """Returns the late rank if it is the first thing to look at; else None."""
-    late = world.late_rank
+    late = world.lateness.late_rank
     if late is None or _late_share(late, step) < WORTH_A_LOOK:
         return None
     unsure = crowded(context, world) and math.isnan(no_core_share(world))

@@ -62,7 +62,7 @@ def remarks(
         found += [] if in_turns else _about_compression(context, world)
     if overhead is not None:
         found.append(_about_overhead(overhead))
-    if worlds and not math.isnan(worlds[-1].record_cost_ns):
+    if worlds and not math.isnan(worlds[-1].profiler_cost.record_cost_ns):
         found.append(_about_records(worlds[-1]))
     if context.get("capture") == "python":
         found.append(
@@ -104,7 +104,7 @@ def _above_ideal(
         if base is None or world is base or not scale.efficiency > 1.0:
             continue
         ratio = _work_per_sample(world) / _work_per_sample(base)
-        spread = max(world.relative_spread, base.relative_spread)
+        spread = max(world.timing.relative_spread, base.timing.relative_spread)
         text = (
             f"Efficiency at {world.world_size} ranks is {scale.efficiency:.1%}, above the ideal; "
             "adding ranks alone cannot cause that"
@@ -125,10 +125,10 @@ def _above_ideal(
 
 
 def _too_short(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
-    short = [world for world in worlds if world.measured_steps < FEW_STEPS]
+    short = [world for world in worlds if world.timing.measured_steps < FEW_STEPS]
     if not short:
         return []
-    counts = [world.measured_steps for world in short]
+    counts = [world.timing.measured_steps for world in short]
     if len(set(counts)) == 1:
         counts = counts[:1]
     more = ", for example with --steps 30" if "workload" in context else ""
@@ -140,10 +140,14 @@ def _too_short(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> lis
 
 
 def _about_compression(context: Mapping[str, Any], world: WorldResult) -> list[str]:
-    if not world.compression and world.device_collectives:
+    if not world.communication.compression and world.recording.device_collectives:
         return []  # compressors of gradients on a device record nothing
     return compression_remarks(
-        context, world.compression, world.world_size, len(world.ranks), world.measured_steps
+        context,
+        world.communication.compression,
+        world.world_size,
+        len(world.ranks),
+        world.timing.measured_steps,
     )
 
 
@@ -151,19 +155,19 @@ def _about_steps(world: WorldResult) -> list[str]:
     """Returns the remarks that are valid only if all steps ran with the same settings."""
     found = []
     name = counted(world.world_size, "rank")
-    if world.relative_spread > _NOISY:
+    if world.timing.relative_spread > _NOISY:
         found.append(
-            f"Noisy at {name}: the interquartile range is {world.relative_spread:.0%} of the "
-            f"median step.{_uneven_batches(world)}"
+            f"Noisy at {name}: the interquartile range is "
+            f"{world.timing.relative_spread:.0%} of the median step.{_uneven_batches(world)}"
         )
-    if world.stalled_steps:
-        steps = ", ".join(f"{step} ({in_seconds(ms)})" for step, ms in world.stalled_steps)
+    if stalls := world.timing.stalled_steps:
+        steps = ", ".join(f"{step} ({in_seconds(ms)})" for step, ms in stalls)
         found.append(
-            f"Stalled at {name}: {plural(len(world.stalled_steps), 'step')} {steps}, more than ten "
+            f"Stalled at {name}: {plural(len(stalls), 'step')} {steps}, more than ten "
             "times the median. Means and samples/s include stalled steps; the verdict does not."
         )
     found += _about_causes(world)
-    late = world.late_rank
+    late = world.lateness.late_rank
     if late is not None:
         waits = each_waits(late.waiting_ranks, world.world_size)
         found.append(
@@ -176,8 +180,11 @@ def _about_steps(world: WorldResult) -> list[str]:
 def _about_causes(world: WorldResult) -> list[str]:
     """Returns remarks on the ranks that caused most waiting and on one rank's slower phase."""
     found = []
-    name, costs = counted(world.world_size, "rank"), world.wait_costs[:_MOST_CAUSES]
-    if sum(cost.wait_ms for cost in world.wait_costs) >= _MUCH_WAITING * world.parts.step_ms:
+    name, costs = counted(world.world_size, "rank"), world.lateness.wait_costs[:_MOST_CAUSES]
+    if (
+        sum(cost.wait_ms for cost in world.lateness.wait_costs)
+        >= _MUCH_WAITING * world.parts.step_ms
+    ):
         causes = [
             f"rank {cost.rank} ({cost.cause}) {cost.share:.0%}"
             for cost in costs
@@ -186,11 +193,12 @@ def _about_causes(world: WorldResult) -> list[str]:
         if sum(cost.share for cost in costs) >= _MOSTLY:
             found.append(f"Waiting at {name} was caused mostly by {listed(causes)}.")
         else:
+            number = len(world.lateness.wait_costs)
             found.append(
-                f"Waiting at {name} was spread over {len(world.wait_costs)} causes (a rank and its "
+                f"Waiting at {name} was spread over {number} causes (a rank and its "
                 f"activity): the {len(costs)} largest together explain less than half of it."
             )
-    held_up = world.longer_phase
+    held_up = world.lateness.longer_phase
     if held_up is not None:
         found.append(
             f"At {name} rank {held_up.rank}'s {held_up.phase} takes {in_ms(held_up.longer_ms)} "
@@ -228,36 +236,40 @@ def _what_held_up(phase: LongerPhase) -> list[str]:
 def _about_world(world: WorldResult) -> list[str]:
     found = []
     name = counted(world.world_size, "rank")
-    if world.foreign and world.clock_error_us > 0:
+    if world.recording.foreign and world.recording.clock_error_us > 0:
         found.append(
             f"Ranks' clocks were compared at {name} using the ends of their collectives: offsets "
-            f"are known to ±{_bound(world.clock_error_us)}. In each exposed stretch of "
+            f"are known to ±{_bound(world.recording.clock_error_us)}. In each exposed stretch of "
             "communication, the split into waiting and transfer may be off by twice that."
         )
-    elif world.foreign:
+    elif world.recording.foreign:
         pass  # an entry of ``problems`` says why they were not compared
-    elif not world.clocks_shared:
+    elif not world.recording.clocks_shared:
         found.append(
             f"At {name} the ranks ran on several machines, whose clocks were not compared: "
             "waiting and transfer cannot be separated."
         )
-    elif world.clock_error_us > 0:
+    elif world.recording.clock_error_us > 0:
         found.append(
             f"Ranks' clocks were compared over the network at {name}: offsets are known to "
-            f"±{_bound(world.clock_error_us)}. In each exposed stretch of "
+            f"±{_bound(world.recording.clock_error_us)}. In each exposed stretch of "
             "communication, the split into waiting and transfer may be off by twice that."
         )
-    if world.gloo_threads_assumed:
+    if world.recording.gloo_threads_assumed:
         found.append(
             f"At {name} a trace does not record how many threads run a gloo group's collectives; "
             f"queue and wait of each call assume torch's default of {DEFAULT_GLOO_THREADS}."
         )
-    if world.device_collectives:
+    if world.recording.device_collectives:
         found.append(_about_devices(world, name))
-    if world.missing_ranks:
+    if world.recording.missing_ranks:
         found.append(_about_missing(world, name))
     parts = world.parts
-    if world.clocks_shared and math.isnan(parts.wait_ms) and not math.isnan(parts.exposed_ms):
+    if (
+        world.recording.clocks_shared
+        and math.isnan(parts.wait_ms)
+        and not math.isnan(parts.exposed_ms)
+    ):
         found.append(
             f"At {name} some collectives were not seen on all ranks of their group: waiting and "
             "transfer cannot be separated."
@@ -269,19 +281,19 @@ def _about_world(world: WorldResult) -> list[str]:
             "transfer: it belongs to operations that were not recorded on all of their ranks, or "
             "to a recv from any source."
         )
-    if failed := [row for row in world.collectives if row.failed]:
+    if failed := [row for row in world.communication.collectives if row.failed]:
         calls = sum(row.failed for row in failed)
         found.append(
             f"At {name} {calls} {plural(calls, 'collective call')} ended with an error "
             f"({', '.join(dict.fromkeys(row.op for row in failed))}): failed calls count as "
             "exposed time, but are left out of all medians."
         )
-    if world.dropped_records:
+    if dropped := world.recording.dropped_records:
         found.append(
-            f"At {name} {world.dropped_records} records were dropped because a buffer was full: "
+            f"At {name} {dropped} records were dropped because a buffer was full: "
             "communication times may be too small."
         )
-    found.extend(f"At {name}: {problem}." for problem in world.problems)
+    found.extend(f"At {name}: {problem}." for problem in world.recording.problems)
     found += [_about_check(name, each) for each in world.cross_checks if each.agrees is False]
     return found
 
@@ -293,9 +305,9 @@ def _about_check(name: str, check: CrossCheck) -> str:
 
 
 def _about_missing(world: WorldResult, name: str) -> str:
-    missing = named_ranks(world.missing_ranks)
+    missing = named_ranks(world.recording.missing_ranks)
     text = f"At {name} no usable trace came from {missing}: times are those of the other ranks"
-    if math.isnan(world.samples_per_s):
+    if math.isnan(world.training.samples_per_s):
         return f"{text}, and samples/s, speed-up and efficiency are not known."
     return (
         f"{text}; the number of samples is known for all ranks, because the training loop "
@@ -332,7 +344,7 @@ def _about_lateness(late: LateRank) -> str:
 
 
 def _uneven_batches(world: WorldResult) -> str:
-    low, high = world.samples_per_step
+    low, high = world.training.samples_per_step
     if not low < high:
         return ""
     return (
@@ -369,19 +381,19 @@ def _about_cost(clock: str, cost: OwnCost) -> str:
 
 
 def _about_records(world: WorldResult) -> str:
-    cost_ns = world.records_per_step * world.record_cost_ns
-    share = ns_to_ms(cost_ns) / world.step_median_ms
+    cost_ns = world.profiler_cost.records_per_step * world.profiler_cost.record_cost_ns
+    share = ns_to_ms(cost_ns) / world.timing.step_median_ms
     return (
-        f"Recording alone: {world.records_per_step:.0f} records per step and rank at "
-        f"{world.record_cost_ns:.0f} ns each (measured in the run) cost {cost_ns / 1e3:.1f} µs, "
-        f"{share:.4%} of the step at {counted(world.world_size, 'rank')}."
+        f"Recording alone: {world.profiler_cost.records_per_step:.0f} records per step and rank at "
+        f"{world.profiler_cost.record_cost_ns:.0f} ns each (measured in the run) cost "
+        f"{cost_ns / 1e3:.1f} µs, {share:.4%} of the step at {counted(world.world_size, 'rank')}."
     )
 
 
 def _work_per_sample(world: WorldResult) -> float:
     own = sum(rank.parts.own_work_ms for rank in world.ranks)
     samples = sum(rank.samples for rank in world.ranks)
-    return own * world.measured_steps / samples if own > 0 and samples else math.nan
+    return own * world.timing.measured_steps / samples if own > 0 and samples else math.nan
 
 
 def _bound(value_us: float) -> str:
@@ -396,20 +408,21 @@ def _percent(ratio: float) -> str:
 
 
 def _about_devices(world: WorldResult, name: str) -> str:
-    text = f"At {name}, {world.device_collectives} collectives ran on a GPU. "
-    if world.foreign and not world.evidence.times:
+    text = f"At {name}, {world.recording.device_collectives} collectives ran on a GPU. "
+    if world.recording.foreign and not world.evidence.times:
         return (
-            f"At {name}, {world.device_collectives} collectives were called, and no kernel of "
-            "theirs was recorded: when they ran is not known."
+            f"At {name}, {world.recording.device_collectives} collectives were called, and no "
+            "kernel of theirs was recorded: when they ran is not known."
         )
-    if world.foreign:
+    if world.recording.foreign:
         return text + "Exposed time is the time in which only their kernels ran on the device."
-    untimed = world.device_collectives - world.device_timed
-    if world.device_timed:
+    untimed = world.recording.device_collectives - world.recording.device_timed
+    if world.recording.device_timed:
         text += (
             "Steps, phases and exposed time are those of the GPU's compute stream, timed by device "
-            f"events. An event's time may be off by ±{_bound(world.device_clock_error_us)} on the "
-            "host's clock; durations are more exact. "
+            "events. An event's time may be off by "
+            f"±{_bound(world.recording.device_clock_error_us)} on the host's "
+            "clock; durations are more exact. "
         )
         if world.world_size > 1:
             text += (
@@ -417,7 +430,11 @@ def _about_devices(world: WorldResult, name: str) -> str:
                 "be off by twice the error of an event's time. "
             )
     if untimed:
-        whose = f"{untimed} of the GPU collectives" if world.device_timed else "the GPU collectives"
+        whose = (
+            f"{untimed} of the GPU collectives"
+            if world.recording.device_timed
+            else "the GPU collectives"
+        )
         reason = world.evidence.no_device_times
         why = f" ({reason})" if reason else ""
         text += (
@@ -470,16 +487,16 @@ def script_remarks(
     worlds: Sequence[WorldResult], summaries: Sequence[SummaryResult] = ()
 ) -> list[str]:
     """Returns remarks on steps, updates and samples that commprof inferred from the script."""
-    ends = {world.steps_end for world in worlds} | {found.steps_end for found in summaries}
+    ends = {world.timing.steps_end for world in worlds} | {found.steps_end for found in summaries}
     found = [text for source, text in _STEPS.items() if source in ends]
     found += [
-        f"At world size {world.world_size}, commprof leaves {world.merged_steps} of the detected "
-        "steps out of all figures: each holds the backward passes of several iterations, because "
-        "the script skipped updates."
+        f"At world size {world.world_size}, commprof leaves {world.timing.merged_steps} of the "
+        "detected steps out of all figures: each holds the backward passes of several "
+        "iterations, because the script skipped updates."
         for world in worlds
-        if world.merged_steps
+        if world.timing.merged_steps
     ]
-    found += dict.fromkeys(text for world in worlds for text in world.repeats.sentences)
-    if any(world.samples_source == "dataloader" for world in worlds):
+    found += dict.fromkeys(text for world in worlds for text in world.timing.repeats.sentences)
+    if any(world.training.samples_source == "dataloader" for world in worlds):
         found.append(_SAMPLES)
     return found

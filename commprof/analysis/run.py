@@ -145,10 +145,10 @@ def _without_figures(world: WorldResult | None, run: WorldRun) -> str:
         return why_not_recorded(run.directory) or (
             recorded_nothing if ended else "did not run to its end"
         )
-    if world.measured_steps == 0:
+    if world.timing.measured_steps == 0:
         return "no step was recorded by all ranks"
     # Only damaged traces have steps of length 0, of which no fractions can be computed.
-    return "" if world.step_median_ms > 0 < world.parts.step_ms else "its steps took no time"
+    return "" if world.timing.step_median_ms > 0 < world.parts.step_ms else "its steps took no time"
 
 
 def _with_problems(reason: str, run: WorldRun, world: WorldResult | None) -> str:

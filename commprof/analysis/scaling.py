@@ -66,9 +66,9 @@ def scale(worlds: Sequence[WorldResult]) -> tuple[Scaling, ...]:
     return tuple(
         Scaling(
             world_size=world.world_size,
-            speedup=world.samples_per_s / base.samples_per_s,
-            efficiency=(world.samples_per_s / world.world_size)
-            / (base.samples_per_s / base.world_size),
+            speedup=world.training.samples_per_s / base.training.samples_per_s,
+            efficiency=(world.training.samples_per_s / world.world_size)
+            / (base.training.samples_per_s / base.world_size),
         )
         for world in worlds
     )
@@ -79,4 +79,4 @@ def pool_overhead(worlds: Sequence[WorldResult]) -> Overhead | None:
 
     :func:`commprof.analysis.step.overhead.overhead` says which steps are needed.
     """
-    return pooled_overhead([world.overhead_samples for world in worlds])
+    return pooled_overhead([world.profiler_cost.overhead_samples for world in worlds])

@@ -77,25 +77,27 @@ def _row(
     return StrategyRow(
         strategy=strategy,
         world_size=world.world_size,
-        samples_per_s=world.samples_per_s,
-        versus_first=world.samples_per_s / base.samples_per_s if base else math.nan,
+        samples_per_s=world.training.samples_per_s,
+        versus_first=world.training.samples_per_s / base.training.samples_per_s
+        if base
+        else math.nan,
         efficiency=efficiency,
-        step_median_ms=world.step_median_ms,
-        step_spread=world.relative_spread,
+        step_median_ms=world.timing.step_median_ms,
+        step_spread=world.timing.relative_spread,
         exposed_ms=world.parts.exposed_ms,
         exposed_share=world.parts.exposed_ms / world.parts.step_ms,
         training_bytes=max(world.known("training_bytes"), default=math.nan),
-        average_loss=world.average_loss,
+        average_loss=world.training.average_loss,
         operations=_operations(world),
     )
 
 
 def _operations(world: WorldResult) -> tuple[StrategyOperation, ...]:
     by_op: dict[str, list[CollectiveRow]] = {}
-    for row in world.collectives:
+    for row in world.communication.collectives:
         by_op.setdefault(row.op, []).append(row)
-    rank_steps = len(world.ranks) * world.measured_steps
-    in_flight = {time.op: time.in_flight_ms for time in world.times_in_flight}
+    rank_steps = len(world.ranks) * world.timing.measured_steps
+    in_flight = {time.op: time.in_flight_ms for time in world.communication.times_in_flight}
     found = [
         _operation(op, rows, rank_steps, in_flight.get(op, math.nan)) for op, rows in by_op.items()
     ]

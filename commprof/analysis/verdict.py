@@ -118,8 +118,8 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
     )
     if late is None:
         headline = " ".join(filter(None, (headline, _held_up(world, step) or found.sentence)))
-    if world.apart is not None:
-        headline = f"{world.apart.sentence} {headline}"
+    if world.communication.apart is not None:
+        headline = f"{world.communication.apart.sentence} {headline}"
     if comparison := _against_prediction(result.context, world):
         headline = f"{headline} {comparison}"
     return Verdict(
@@ -151,7 +151,7 @@ def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
     predicted = context.get("predicted")
     if predicted is None or predicted["world_size"] != world.world_size:
         return ""
-    step, measured_ms = predicted["step_ms"], world.step_median_ms
+    step, measured_ms = predicted["step_ms"], world.timing.step_median_ms
     inside = step["low"] <= measured_ms <= step["high"]
     times = (step["low"], step["high"], step["value"], measured_ms)
     low, high, value, measured = (plain_digits(time_ms, 4) for time_ms in times)
@@ -165,7 +165,7 @@ def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
 
 def _held_up(world: WorldResult, step: MeanStep) -> str:
     """Returns a sentence on a late rank that the headline does not name; empty if none is late."""
-    late = world.late_rank
+    late = world.lateness.late_rank
     if late is None:
         return ""
     where = f" falls behind {where}" if (where := fell_behind(late)) else " is late"
@@ -203,9 +203,9 @@ def _words(world: WorldResult, step: MeanStep) -> Mapping[str, str]:
 def _ranks(world: WorldResult) -> str:
     """Returns the number of ranks, with the number of recorded ones if some were not."""
     ranks = counted(world.world_size, "rank")
-    if not world.missing_ranks:
+    if not world.recording.missing_ranks:
         return ranks
-    return f"{ranks} ({world.world_size - len(world.missing_ranks)} recorded)"
+    return f"{ranks} ({world.world_size - len(world.recording.missing_ranks)} recorded)"
 
 
 def _headline(
@@ -250,10 +250,10 @@ def _split(binding: Binding) -> str:
 
 
 def _stalled(world: WorldResult) -> list[str]:
-    if not world.stalled_steps:
+    if not world.timing.stalled_steps:
         return []
-    one = len(world.stalled_steps) == 1
-    which = ", ".join(f"step {step} ({in_seconds(ms)})" for step, ms in world.stalled_steps)
+    one = len(world.timing.stalled_steps) == 1
+    which = ", ".join(f"step {step} ({in_seconds(ms)})" for step, ms in world.timing.stalled_steps)
     return [
         f"The verdict leaves out {which}, which {'is' if one else 'are'} more than ten times as "
         "long as the median step: find out separately what happened then."
@@ -290,7 +290,7 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
     if not step.exposed_ms > 0:
         return ["There is only one rank, so nothing to communicate."] * (world.world_size == 1)
     share = f"{step.share('communication'):.1%}"
-    whose = "The GPU's compute stream" if world.device_timed else "The training thread"
+    whose = "The GPU's compute stream" if world.recording.device_timed else "The training thread"
     text = f"{whose} waits for communication during {share} of the mean step"
     if any(rank.kernels is not None for rank in world.ranks):
         text = f"Only communication runs during {share} of the mean step"
@@ -310,14 +310,14 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
 
 def _sharded(world: WorldResult, step: MeanStep) -> list[str]:
     """Returns a sentence on the collectives of FSDP2 that delay the step; empty if they do not."""
-    if world.sharding is None or step.share("communication") < _WORTH_A_WORD:
+    if world.communication.sharding is None or step.share("communication") < _WORTH_A_WORD:
         return []
-    return [*filter(None, [world.sharding.sentence(step.step_ms)])]
+    return [*filter(None, [world.communication.sharding.sentence(step.step_ms)])]
 
 
 def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
     """Returns a remark if no forward phase was recorded and "other" is among the largest parts."""
-    known = world.foreign or world.evidence.supports(Figure.OTHER)
+    known = world.recording.foreign or world.evidence.supports(Figure.OTHER)
     if known or "other" not in dict(binding.largest):
         return []
     return [
@@ -327,7 +327,7 @@ def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
 
 
 def _late(world: WorldResult, step: MeanStep) -> list[str]:
-    late = world.late_rank
+    late = world.lateness.late_rank
     if late is None:
         if not world.evidence.supports(Figure.NOBODY_LATE):
             return []
@@ -344,7 +344,7 @@ def _late(world: WorldResult, step: MeanStep) -> list[str]:
 
 def _in_the_phases(world: WorldResult) -> list[str]:
     """Returns sentences on the lines and functions in which the late rank is slower."""
-    found, grown = lines.sentences(world.longer_lines), world.grown_functions
+    found, grown = lines.sentences(world.lateness.longer_lines), world.lateness.grown_functions
     return found if grown is None else [*found, grown.sentence]
 
 

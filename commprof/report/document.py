@@ -259,9 +259,9 @@ def _nccl(found: NcclWorld) -> Iterator[Section]:
 
 def _of_last_world(world: WorldResult) -> Iterator[Section]:
     ranks = counted(world.world_size, "rank")
-    if world.collectives:
+    if world.communication.collectives:
         yield _collectives("collectives", world)
-    if world.compression:
+    if world.communication.compression:
         yield Section(
             "compression",
             "Gradient compression",
@@ -286,7 +286,7 @@ def _of_last_world(world: WorldResult) -> Iterator[Section]:
 def own_cost(report: FullReport) -> Iterator[Section]:
     """Yields the section on commprof's own cost, if it was measured."""
     result = report.result
-    measured = [(counted(w.world_size, "rank"), w.overhead) for w in result.worlds]
+    measured = [(counted(w.world_size, "rank"), w.profiler_cost.overhead) for w in result.worlds]
     rows = [
         _overhead(name, clock, cost)
         for name, overhead in [*measured, ("all", result.overhead)]

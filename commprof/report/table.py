@@ -72,9 +72,9 @@ def parts_legend(worlds: Sequence[WorldResult]) -> str:
     """Returns the legend of the table of mean steps."""
     if _has_kernels(worlds):
         return KERNEL_LEGEND
-    if any(world.foreign for world in worlds):
+    if any(world.recording.foreign for world in worlds):
         return RECORDING_LEGEND
-    return DEVICE_LEGEND if any(world.device_timed for world in worlds) else PARTS_LEGEND
+    return DEVICE_LEGEND if any(world.recording.device_timed for world in worlds) else PARTS_LEGEND
 
 
 def _has_kernels(worlds: Sequence[WorldResult]) -> bool:
@@ -144,9 +144,9 @@ def _tables(result: RunResult, width: int | None) -> Iterator[tuple[str, str]]:
         yield memory, memory_table.LEGEND
     if (devices := devices_table.grid(result.worlds)) is not None:
         yield _table(*devices, width=width), devices_table.LEGEND
-    if last.collectives:
+    if last.communication.collectives:
         yield collectives_section(last, tables=width), LEGEND
-    if last.compression:
+    if last.communication.compression:
         section = compression_table.compression_section(last, tables=width)
         yield section, compression_table.LEGEND
 
@@ -199,15 +199,15 @@ def scaling_grid(result: RunResult) -> Grid:
     rows = [
         (
             world.world_size,
-            f"{world.measured_steps}+{world.warmup_steps}",
-            _number(world.samples_per_s),
-            _number(world.step_median_ms),
-            _number(world.step_p95_ms),
+            f"{world.timing.measured_steps}+{world.timing.warmup_steps}",
+            _number(world.training.samples_per_s),
+            _number(world.timing.step_median_ms),
+            _number(world.timing.step_p95_ms),
             _formatted(scale.speedup, ".2f"),
             _formatted(scale.efficiency, ".1%"),
             _formatted(world.imbalance, ".1%"),
-            _overhead(world.overhead),
-            _formatted(world.average_loss, ".4f"),
+            _overhead(world.profiler_cost.overhead),
+            _formatted(world.training.average_loss, ".4f"),
         )
         for world, scale in zip(result.worlds, result.scaling, strict=True)
     ]

@@ -70,7 +70,7 @@ def test_the_late_rank_is_named_and_the_wait_for_it_is_measured(
     wait_ms = np.median(details[0].parts_ms["wait"], axis=1)
     assert wait_ms[0] == pytest.approx(LATE_MS, abs=0.2 * LATE_MS)
     assert wait_ms[1] < 0.2 * LATE_MS
-    found = result.worlds[0].late_rank
+    found = result.worlds[0].lateness.late_rank
     assert found is not None
     assert found.rank == 1
     assert "rank 1 delays the step" in output

@@ -24,4 +24,4 @@ def analyse_world(run: WorldRun) -> WorldResult | None:
 
 def problems_of(world: WorldResult) -> list[str]:
     """Returns all problems except pauses: a shared host may stop this machine for a while."""
-    return [problem for problem in world.problems if "did not run for" not in problem]
+    return [problem for problem in world.recording.problems if "did not run for" not in problem]

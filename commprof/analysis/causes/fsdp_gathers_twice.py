@@ -27,7 +27,7 @@ def _again(calls: RankCalls) -> Mask:
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    sharding = facts.world.sharding
+    sharding = facts.world.communication.sharding
     if sharding is None or facts.on_device:  # a device's memory is not recorded
         return None
     masks = [_again(calls) for calls in facts.ranks]

@@ -15,7 +15,7 @@ _LEAST_BYTES = 2**20
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    sharding = facts.world.sharding
+    sharding = facts.world.communication.sharding
     if sharding is None or sharding.groups != 1:
         return None
     first = facts.first

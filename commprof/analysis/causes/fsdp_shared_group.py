@@ -21,7 +21,7 @@ _GATHER, _SCATTER = map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_te
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    if facts.world.sharding is None or not _same_group(facts):
+    if facts.world.communication.sharding is None or not _same_group(facts):
         return None
     saved = _apart(facts)
     if saved is None or saved.low < _WORTH:

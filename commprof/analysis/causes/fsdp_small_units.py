@@ -16,7 +16,7 @@ _EXPOSED = 0.1
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    sharding = facts.world.sharding
+    sharding = facts.world.communication.sharding
     if sharding is None or sharding.groups < _LEAST:
         return None
     first = facts.first

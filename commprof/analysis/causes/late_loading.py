@@ -12,7 +12,7 @@ from commprof.units import ns_to_ms
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    late = facts.world.late_rank
+    late = facts.world.lateness.late_rank
     if late is None or late.phase != "data":
         return None
     share = late.wait_ns / facts.step_ns

@@ -83,7 +83,7 @@ def named_causes(
     Empty for a single rank, without measured steps, and for recordings of other tools that do not
     name operations or sizes.
     """
-    if world.world_size < 2 or not world.measured_steps or not world.parts.step_ms > 0:
+    if world.world_size < 2 or not world.timing.measured_steps or not world.parts.step_ms > 0:
         return ()
     facts = Facts(context, world, seen)
     causes = [

@@ -17,7 +17,7 @@ _EXPOSED = 0.1
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    links, parts = facts.world.host_links, facts.world.parts
+    links, parts = facts.world.communication.host_links, facts.world.parts
     if links is None or not links.idle or len(links.interfaces) != 1:
         return None
     used = links.interfaces[0]

@@ -7,7 +7,7 @@ from commprof.analysis.causes.facts import Facts
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    apart = facts.world.apart
+    apart = facts.world.communication.apart
     return Sighting(apart.sentence) if apart is not None and apart.advice else None
 
 

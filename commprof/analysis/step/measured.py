@@ -195,6 +195,11 @@ class Observed:
     measured: Breakdown
 
 
+def observed_ranks(seen: MeasuredWorld) -> list[Observed]:
+    """Returns each rank's measured steps with its trace."""
+    return [Observed(*row) for row in zip(seen.traces, seen.tables, seen.measured, strict=True)]
+
+
 def measured_world(run: WorldRun) -> MeasuredWorld | None:
     """Brings the ranks' traces onto one clock and one set of steps; None if there is no trace."""
     usable = sorted(run.traces)

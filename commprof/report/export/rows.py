@@ -71,15 +71,15 @@ def _worlds(report: FullReport) -> Iterator[Row]:
     for i, (world, scale) in enumerate(zip(result.worlds, result.scaling, strict=True)):
         row: Row = {
             "world_size": world.world_size,
-            "measured_steps": world.measured_steps,
-            "warmup_steps": world.warmup_steps,
-            "samples_per_s": world.samples_per_s,
-            "step_median_ms": world.step_median_ms,
-            "step_p95_ms": world.step_p95_ms,
+            "measured_steps": world.timing.measured_steps,
+            "warmup_steps": world.timing.warmup_steps,
+            "samples_per_s": world.training.samples_per_s,
+            "step_median_ms": world.timing.step_median_ms,
+            "step_p95_ms": world.timing.step_p95_ms,
             "speedup": scale.speedup,
             "efficiency": scale.efficiency,
             "imbalance": world.imbalance,
-            "average_loss": world.average_loss,
+            "average_loss": world.training.average_loss,
             **_parts(world.parts),
         }
         if costs:
@@ -129,7 +129,7 @@ def _steps(report: FullReport) -> Iterator[Row]:
 def _collectives(report: FullReport) -> Iterator[Row]:
     """Yields the kinds of collectives; without steps, figures per step are per recording."""
     for world in report.result.worlds:
-        for kind in world.collectives:
+        for kind in world.communication.collectives:
             yield {"world_size": world.world_size, "has_steps": True, **_collective(kind)}
     for found in report.result.stepless:
         for kind in found.rows:

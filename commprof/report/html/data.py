@@ -84,14 +84,14 @@ def _text(value: Any) -> str:
 
 def _world(name: str, detail: WorldDetail, world: WorldResult, scale: Scaling) -> dict[str, Any]:
     """Returns the data of one world size without its timeline."""
-    low, high = world.step_quartiles_ms
+    low, high = world.timing.step_quartiles_ms
     return {
         "name": page_label(name),
         "ranks": world.world_size,
-        "samples_per_s": world.samples_per_s,
+        "samples_per_s": world.training.samples_per_s,
         "samples_per_s_range": _samples_per_s_range(detail, world),
         "efficiency": scale.efficiency,
-        "quartiles_ms": [low, world.step_median_ms, high],
+        "quartiles_ms": [low, world.timing.step_median_ms, high],
         "parts": [page_parts(r.rank, asdict(r.parts)) for r in world.ranks],
         "mean": page_parts(-1, asdict(world.parts)),
         "steps": _steps(detail),
@@ -103,7 +103,10 @@ def _samples_per_s_range(detail: WorldDetail, world: WorldResult) -> list[float]
     if len(detail.slowest_ms) == 0:
         return [math.nan, math.nan]
     step = mean_interval(detail.slowest_ms)
-    return [page_number(world.samples_per_s * step.value / end) for end in (step.high, step.low)]
+    return [
+        page_number(world.training.samples_per_s * step.value / end)
+        for end in (step.high, step.low)
+    ]
 
 
 def _predicted(predictions: Predictions | None) -> list[dict[str, Any]]:

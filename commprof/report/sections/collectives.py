@@ -90,7 +90,7 @@ def notes(world: Shown, most_rows: int) -> list[str]:
 
 
 def _rows_of(world: Shown) -> tuple[CollectiveRow, ...]:
-    return world.collectives if isinstance(world, WorldResult) else world.rows
+    return world.communication.collectives if isinstance(world, WorldResult) else world.rows
 
 
 def unlisted(world: WorldResult) -> list[str]:

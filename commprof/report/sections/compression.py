@@ -42,12 +42,12 @@ def compression_section(world: WorldResult, most_rows: int = 16, tables: int | N
 
 def notes(world: WorldResult, most_rows: int) -> list[str]:
     """Returns the number of rows left out of the table."""
-    return not_shown(len(world.compression) - most_rows, "bucket")
+    return not_shown(len(world.communication.compression) - most_rows, "bucket")
 
 
 def compression_grid(world: WorldResult, most_rows: int) -> Grid:
     """Makes a table with a row per scheme and bucket, with errors if they were measured."""
-    shown = world.compression[:most_rows]
+    shown = world.communication.compression[:most_rows]
     measured = any(not math.isnan(row.relative_error) for row in shown)
     width = len(_HEADERS) if measured else len(_HEADERS) - _QUALITY
     return Grid([_cells(row)[:width] for row in shown], _HEADERS[:width], [0])

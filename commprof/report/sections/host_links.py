@@ -33,9 +33,9 @@ def section(worlds: Sequence[WorldResult], tables: int | None = None) -> str:
 def host_links_grid(worlds: Sequence[WorldResult]) -> Grid | None:
     """Makes a table with a row per world size with several hosts; None if there is none."""
     rows = [
-        _cells(world.world_size, world.host_links)
+        _cells(world.world_size, world.communication.host_links)
         for world in worlds
-        if world.host_links is not None
+        if world.communication.host_links is not None
     ]
     if not rows:
         return None
@@ -49,9 +49,12 @@ def host_links_grid(worlds: Sequence[WorldResult]) -> Grid | None:
 def notes(worlds: Sequence[WorldResult]) -> list[str]:
     """Returns the reasons for missing figures, by world size."""
     return [
-        printable(f"{world.world_size} ranks: figures are missing, because {world.host_links.note}")
+        printable(
+            f"{world.world_size} ranks: figures are missing, because "
+            f"{world.communication.host_links.note}"
+        )
         for world in worlds
-        if world.host_links is not None and world.host_links.note
+        if world.communication.host_links is not None and world.communication.host_links.note
     ]
 
 

@@ -55,7 +55,7 @@ waiting of the mean step. Where waiting began on more than {MOST_RANKS} ranks, t
 
 def causes_grid(worlds: Sequence[WorldResult]) -> Grid | None:
     """Makes a table of causes of waiting, with a row per late rank; None without waiting."""
-    costs = worlds[-1].wait_costs if worlds else ()
+    costs = worlds[-1].lateness.wait_costs if worlds else ()
     if not costs:
         return None
     causes = [cause for cause in CAUSES if any(cost.cause == cause for cost in costs)]

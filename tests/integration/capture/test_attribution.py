@@ -77,7 +77,7 @@ def result_of(run: WorldRun) -> WorldResult:
     """Returns the figures of a run that has some."""
     result = analyse_world(run)
     assert result is not None
-    assert result.measured_steps > 0
+    assert result.timing.measured_steps > 0
     return result
 
 
@@ -164,10 +164,10 @@ def test_a_late_rank_is_named_and_does_not_change_the_wire_time(tmp_path: Path, 
     with netns.Hosts(2, "1gbit") as hosts:
         plain_run = run_on_hosts(hosts, tmp_path / "plain", plain, 25)
         late_run = run_on_hosts(hosts, tmp_path / "late", late, 50)
-    assert result_of(plain_run).late_rank is None
+    assert result_of(plain_run).lateness.late_rank is None
     after = result_of(late_run)
-    assert after.late_rank is not None
-    assert (after.late_rank.rank, after.late_rank.phase) == (1, phase)
+    assert after.lateness.late_rank is not None
+    assert (after.lateness.late_rank.rank, after.lateness.late_rank.phase) == (1, phase)
     parts = breakdowns(late_run)
     is_late = parts[0].step % 2 == 1  # the workload counts from 1, the trace from 0
     waited_ms = [float(np.median(parts[rank].wait_ns[is_late])) / 1e6 for rank in (0, 1)]
@@ -193,20 +193,20 @@ def test_a_slow_rank_of_a_mesh_is_named_across_its_process_groups(
     run_module("tests.support.scripts.mesh", [str(tmp_path), str(late)], 4)
     found = analyse_world(read_world(tmp_path, 4))
     assert found is not None
-    assert found.late_rank is not None
-    assert found.late_rank.rank == late
-    assert found.late_rank.phase == "forward"
+    assert found.lateness.late_rank is not None
+    assert found.lateness.late_rank.rank == late
+    assert found.lateness.late_rank.phase == "forward"
     # Attribution to the last arrival alone gives two thirds; a busy machine explains the rest.
-    no_core = sum(cost.share for cost in found.wait_costs if cost.cause == NO_CORE)
-    assert found.late_rank.share > 0.8 * (1 - no_core)
-    assert found.late_rank.wait_ns == pytest.approx(mesh.LATE_S * 1e9, rel=0.3)
+    no_core = sum(cost.share for cost in found.lateness.wait_costs if cost.cause == NO_CORE)
+    assert found.lateness.late_rank.share > 0.8 * (1 - no_core)
+    assert found.lateness.late_rank.wait_ns == pytest.approx(mesh.LATE_S * 1e9, rel=0.3)
 
 
 @pytest.mark.measures
 def test_phases_of_a_user_loop_are_found_and_reported(tmp_path: Path) -> None:
     run_module("tests.support.ranks.capture.user_loop", [str(tmp_path)], 2)
     (world,) = analyse_run(tmp_path).worlds
-    assert (world.world_size, world.steps) == (2, 12)
+    assert (world.world_size, world.timing.steps) == (2, 12)
     assert problems_of(world) == []
     assert read_trace(tmp_path / "rank_1.trace").metadata["hooks"] == ["mean all-reduce"]
     parts = world.parts

@@ -62,8 +62,10 @@ def test_ranks_that_make_their_group_themselves_are_recorded(tmp_path: Path) -> 
             assert columns.steps(trace).index.tolist() == list(range(6))
         assert traces[0].groups[1].token == traces[1].groups[1].token != ""
         (world,) = analyse_run(job).worlds
-        assert (world.world_size, world.steps) == (2, 6)
-        assert {row.calls for row in world.collectives} == {2 * world.measured_steps}
+        assert (world.world_size, world.timing.steps) == (2, 6)
+        assert {row.calls for row in world.communication.collectives} == {
+            2 * world.timing.measured_steps
+        }
     assert other_jobs(out) == [out / "job_2"]
 
 
@@ -106,7 +108,7 @@ def test_replicas_are_one_world_and_each_life_is_told(tmp_path: Path, names: boo
     ]
     result = analyse_run(out)
     (world,) = result.worlds
-    assert (world.world_size, world.steps, world.missing_ranks) == (3, 6, ())
+    assert (world.world_size, world.timing.steps, world.recording.missing_ranks) == (3, 6, ())
     assert result.context["backend"] == "gloo"
     report = call("-m", "commprof", "report", str(out), "--all", COLUMNS="400").stdout
     name = "r1" if names else "1"
@@ -141,7 +143,7 @@ def test_a_profile_of_a_replica_takes_a_directory_of_its_own(tmp_path: Path) -> 
     assert [each.returncode for each in replicas] == [0, 0], said
     assert sum("this one, of another replica or job, records to" in each for each in said) == 1
     (world,) = analyse_run(out).worlds
-    assert (world.world_size, world.steps) == (2, 6)
+    assert (world.world_size, world.timing.steps) == (2, 6)
     # When both have ended, a further run into the directory is refused as before.
     alone = subprocess.run(
         [sys.executable, str(script), f"0,1,1,{tmp_path / 'alone'}"],

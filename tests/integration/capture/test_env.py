@@ -131,9 +131,9 @@ def test_a_second_job_gets_a_directory_of_its_own(tmp_path: Path) -> None:
     assert names == [f"{job}rank_{rank}.trace" for job in ("job_2/", "") for rank in (0, 1)]
     for job in (tmp_path, tmp_path / "job_2"):
         (world,) = analyse_run(job).worlds
-        assert (world.world_size, world.steps, problems_of(world)) == (2, 12, [])
+        assert (world.world_size, world.timing.steps, problems_of(world)) == (2, 12, [])
         # 4 samples per step on each of two ranks, without the warm-up.
-        assert sum(rank.samples for rank in world.ranks) == 8 * world.measured_steps
+        assert sum(rank.samples for rank in world.ranks) == 8 * world.timing.measured_steps
     shown = call("-m", "commprof", "report", str(tmp_path), "--all")
     assert f"Another job in this directory: commprof report {tmp_path / 'job_2'}" in shown.stdout
     assert "samples/s counts the batches that DataLoaders returned" in shown.stdout.replace(

@@ -150,6 +150,6 @@ def test_stacks_requested_by_the_environment_name_the_line_in_the_report(
     monkeypatch.setenv("COMMPROF_STACKS", "1")
     recorded(tmp_path, "environment")
     (world,) = analyse_run(tmp_path).worlds
-    callers = {row.callers for row in world.collectives}
+    callers = {row.callers for row in world.communication.collectives}
     issued = line_of("        dist.all_reduce(torch.ones(4))", "one_line")
     assert any(issued in dict(found) for found in callers)

@@ -70,14 +70,14 @@ def test_a_killed_replica_that_joins_again_is_in_the_one_report(tmp_path: Path) 
     assert "never closed its trace" in lives[1]["ending"]
     result = analyse_run(out)
     (world,) = result.worlds
-    assert (world.world_size, world.missing_ranks) == (2, ())
+    assert (world.world_size, world.recording.missing_ranks) == (2, ())
     assert result.context["backend"] == "gloo"
     traces = read_world(out, 2).traces
     shared = set(columns.steps(traces[0]).index.tolist()) & set(
         columns.steps(traces[1]).index.tolist()
     )
     # The survivor's step that could not be committed holds two passes, and is left out.
-    assert 5 <= world.steps <= len(shared) <= 7
+    assert 5 <= world.timing.steps <= len(shared) <= 7
     for trace in traces.values():
         assert {group.size for group in trace.groups.values()} == {2}
         table, steps = columns.collectives(trace), columns.steps(trace)

@@ -64,11 +64,11 @@ def test_each_example_runs_as_documented_and_is_reported(name: str, tmp_path: Pa
     assert shown.returncode == 0, shown.stderr
 
     (world,) = analyse_run(tmp_path / "commprof-trace").worlds
-    assert (world.world_size, world.steps, world.steps_end) == (2, STEPS, "declared")
-    assert not world.missing_ranks
+    assert (world.world_size, world.timing.steps, world.timing.steps_end) == (2, STEPS, "declared")
+    assert not world.recording.missing_ranks
     assert problems_of(world) == []
-    assert {row.op for row in world.collectives} >= example.operations
-    assert world.samples_source == ("dataloader" if example.reads_batches else "")
+    assert {row.op for row in world.communication.collectives} >= example.operations
+    assert world.training.samples_source == ("dataloader" if example.reads_batches else "")
     parts = world.parts
     assert min(parts.forward_ms, parts.backward_ms, parts.optimizer_ms) > 0
     # The update takes less time than the backward pass, which Lightning runs inside the update.

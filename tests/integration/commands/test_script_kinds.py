@@ -121,16 +121,19 @@ def test_a_script_of_each_kind_runs_unchanged_and_is_recorded(name: str, tmp_pat
     assert_unchanged(twice)
 
     world = twice.report()
-    assert (world.world_size, world.steps) == (2, kind.steps)
-    assert not world.missing_ranks
+    assert (world.world_size, world.timing.steps) == (2, kind.steps)
+    assert not world.recording.missing_ranks
     assert problems_of(world) == []
-    assert not world.dropped_records
-    assert (world.steps_end, world.samples_source) == (kind.steps_end, kind.samples_source)
+    assert not world.recording.dropped_records
+    assert (world.timing.steps_end, world.training.samples_source) == (
+        kind.steps_end,
+        kind.samples_source,
+    )
     for rank in range(2):
         trace = read_trace(twice.directory / f"rank_{rank}.trace")
         names = {trace.metadata["ops"][op] for op in trace.records["op"]}
         assert names >= set(kind.operations)
-    assert world.merged_steps == (name == "skip")
+    assert world.timing.merged_steps == (name == "skip")
     for phase in kind.phases:
         assert getattr(world.parts, f"{phase}_ms") > 0, phase
     parts = ("data", "forward", "backward", "exposed", "optimizer", "other")

@@ -67,7 +67,7 @@ def ddp(base: Path) -> WorldResult:
 def bytes_of(world: WorldResult) -> dict[str, int]:
     """Returns bytes by operation, of all ranks and measured steps."""
     found: dict[str, int] = {}
-    for row in world.collectives:
+    for row in world.communication.collectives:
         found[row.op] = found.get(row.op, 0) + row.total_bytes
     return found
 
@@ -79,14 +79,14 @@ def check_theory(world: WorldResult, *operations: str) -> None:
     for check in checks.values():
         assert check.ours == check.other > 0, check
         assert check.agrees
-    steps = world.measured_steps * len(world.ranks)
+    steps = world.timing.measured_steps * len(world.ranks)
     for op in operations:
         assert bytes_of(world)[op] == round(checks[f"theory_{op}"].other * 1e6) * steps
 
 
 def test_ddp_exchanges_gradients_and_buffers(ddp: WorldResult) -> None:
     check_theory(ddp, "all_reduce", "broadcast")
-    assert ddp.weights_differ == ()
+    assert ddp.training.weights_differ == ()
     assert all(300e6 > rank.peak_rss_bytes - rank.before_rss_bytes > 0 for rank in ddp.ranks)
 
 
@@ -105,19 +105,19 @@ def test_every_strategy_trains_like_ddp_and_exchanges_what_theory_says(
     world = trained(base, ranks, strategy=strategy)
 
     check_theory(world, *operations)
-    assert world.step_losses == pytest.approx(ddp.step_losses, rel=1e-5)
+    assert world.training.step_losses == pytest.approx(ddp.training.step_losses, rel=1e-5)
 
 
 def test_blocks_wrapped_together_are_gathered_together(base: Path) -> None:
     directory, three = base / "three", SMALL.replace("layers=2", "layers=3")
     world = trained(directory, workload=three, strategy="fsdp:wrap_blocks=2")
     calls = Counter[str]()
-    for row in world.collectives:  # one row per operation and size
+    for row in world.communication.collectives:  # one row per operation and size
         calls[row.op] += round(row.calls_per_step)
     # Root and two units: gathered in forward, units again in backward, and reduce-scattered.
     assert calls == {"all_gather_into_tensor": 5, "reduce_scatter_tensor": 3}
-    assert world.step_losses == pytest.approx(
-        trained(directory, workload=three, strategy="fsdp").step_losses, rel=1e-5
+    assert world.training.step_losses == pytest.approx(
+        trained(directory, workload=three, strategy="fsdp").training.step_losses, rel=1e-5
     )
 
 
@@ -128,8 +128,10 @@ def test_fsdp_with_bf16_accumulation_and_checkpointing_trains_like_ddp(
     world = trained(base, strategy="fsdp", batch_size=8, clip_norm=1.0, **options)
 
     check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
-    assert world.step_losses == pytest.approx(ddp.step_losses, rel=2e-2)
-    (gathered,) = {row.dtype for row in world.collectives if row.op.startswith("all_gather")}
+    assert world.training.step_losses == pytest.approx(ddp.training.step_losses, rel=2e-2)
+    (gathered,) = {
+        row.dtype for row in world.communication.collectives if row.op.startswith("all_gather")
+    }
     assert gathered == "BFloat16"
 
 
@@ -155,7 +157,7 @@ def test_sharded_steps_are_predicted(
     measured_s = document["checks"][0]["measured_s"]
     assert own["step_s"]["value"] == pytest.approx(measured_s, rel=0.25)
     assert own["wait_s"] + own["wire_s"] + own["compute_s"] == pytest.approx(own["step_s"]["value"])
-    sharded = world.sharding
+    sharded = world.communication.sharding
     assert (sharded is None) == (strategy == "zero1")
     assert sharded is None or sharded.groups == 3
 
@@ -166,7 +168,9 @@ def test_fsdp_makes_no_superfluous_gathers_between_accumulated_passes(base: Path
     world = trained(base, workload=timed, strategy="fsdp", accumulate=2)
 
     check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
-    (gathered,) = (row for row in world.collectives if row.op == "all_gather_into_tensor")
+    (gathered,) = (
+        row for row in world.communication.collectives if row.op == "all_gather_into_tensor"
+    )
     assert gathered.calls_per_step == 2 * 2 * 3
 
 
@@ -176,8 +180,8 @@ def test_fp16_with_loss_scaling_trains_like_fp32(
 ) -> None:
     world = trained(base, strategy=strategy, precision="fp16", clip_norm=1.0)
 
-    assert world.step_losses == pytest.approx(ddp.step_losses, rel=2e-2)
-    assert world.weights_differ == ()
+    assert world.training.step_losses == pytest.approx(ddp.training.step_losses, rel=2e-2)
+    assert world.training.weights_differ == ()
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
@@ -193,10 +197,10 @@ def test_every_workload_trains_with_all_options_together(
         *(base, 2, SMALL_OF[workload]), strategy=strategy, precision="bf16", batch_size=4, **options
     )
 
-    assert len(world.step_losses) == 2
-    assert all(0 < loss < 20 for loss in world.step_losses)
+    assert len(world.training.step_losses) == 2
+    assert all(0 < loss < 20 for loss in world.training.step_losses)
     # Batch norm's statistics come from each rank's own batches: FSDP leaves buffers alone.
-    assert world.weights_differ == ()
+    assert world.training.weights_differ == ()
     if strategy == "fsdp":
         check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
 
@@ -211,7 +215,7 @@ def test_batch_norm_under_16_bit_fsdp_gives_the_loss_of_ddp(base: Path, precisio
     )
 
     # The result is that of DDP's autocast, with batch norm in fp32.
-    assert cut.step_losses[0] == pytest.approx(whole.step_losses[0], rel=1e-4)
+    assert cut.training.step_losses[0] == pytest.approx(whole.training.step_losses[0], rel=1e-4)
     check_theory(cut, "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
@@ -226,11 +230,11 @@ def test_four_passes_per_update_take_a_quarter_of_the_synchronisations(
         trained(base, accumulate=4, steps=3, batch_size=4),
     )
 
-    assert parts.step_losses == pytest.approx(ddp.step_losses, rel=1e-5)
+    assert parts.training.step_losses == pytest.approx(ddp.training.step_losses, rel=1e-5)
     check_theory(parts, "all_reduce", "broadcast")
-    per_pass = bytes_of(once)["all_reduce"] / once.measured_steps
-    assert bytes_of(fourth)["all_reduce"] / fourth.measured_steps / 4 == per_pass / 4
-    assert sum(once.step_samples) == sum(fourth.step_samples) == 12 * 4
+    per_pass = bytes_of(once)["all_reduce"] / once.timing.measured_steps
+    assert bytes_of(fourth)["all_reduce"] / fourth.timing.measured_steps / 4 == per_pass / 4
+    assert sum(once.training.step_samples) == sum(fourth.training.step_samples) == 12 * 4
 
 
 @pytest.mark.needs("peft", "transformers")
@@ -239,13 +243,13 @@ def test_only_lora_adapters_are_synchronised(base: Path) -> None:
 
     # 4 layers: 16 x (256 + 256) for each of q and o, 16 x (256 + 128) for each of k and v.
     adapters = 4 * 16 * (2 * 512 + 2 * 384)
-    steps = world.measured_steps * 2
-    reduced = [row for row in world.collectives if row.op == "all_reduce"]
+    steps = world.timing.measured_steps * 2
+    reduced = [row for row in world.communication.collectives if row.op == "all_reduce"]
     assert sum(row.total_bytes for row in reduced) == 4 * adapters * steps
     assert all(check.agrees for check in world.cross_checks if check.name.startswith("theory"))
     sharded = trained(base, workload="lora:sequence=8,samples=32", batch_size=8, strategy="fsdp")
     check_theory(sharded, "all_gather_into_tensor", "reduce_scatter_tensor")
-    assert sharded.step_losses == pytest.approx(world.step_losses, rel=1e-5)
+    assert sharded.training.step_losses == pytest.approx(world.training.step_losses, rel=1e-5)
 
 
 def test_strategies_are_shown_side_by_side(tmp_path: Path) -> None:

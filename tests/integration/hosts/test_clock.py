@@ -93,17 +93,17 @@ def test_a_late_rank_is_named_across_hosts_whose_clocks_differ(tmp_path: Path) -
     before, after = analyse_world(plain_run), analyse_world(late_run)
     assert before is not None
     assert after is not None
-    assert before.late_rank is None
+    assert before.lateness.late_rank is None
     assert max(waits_ms(plain_run)) < 1.5
-    assert after.late_rank is not None
-    assert after.late_rank.rank == 1
+    assert after.lateness.late_rank is not None
+    assert after.lateness.late_rank.rank == 1
     waited = waits_ms(late_run)
     assert waited[0] == pytest.approx(20, abs=1.5)
     assert waited[1] < 1
     for run, result in ((plain_run, before), (late_run, after)):
         clock = fitted(run.traces[1])
         assert (np.abs(clock.offset_ns - OFFSET_NS) <= clock.error_ns).all()
-        assert 0 < result.clock_error_us < 1000
+        assert 0 < result.recording.clock_error_us < 1000
     context = {"machine": {"usable_cpu_count": 2}, "threads_per_rank": 1}
     said = remarks(context, [after], scale([after]), None)
     assert any("Rank 1 is late" in sentence for sentence in said)

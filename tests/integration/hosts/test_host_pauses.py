@@ -40,7 +40,7 @@ def pause_lengths_ms(run: WorldRun, rank: int) -> list[float]:
 @pytest.mark.measures
 def test_a_rank_that_is_stopped_in_each_step_is_named_for_its_pauses(tmp_path: Path) -> None:
     run = run_here(tmp_path, STOPPED, 3, STEPS)
-    late = result_of(run).late_rank
+    late = result_of(run).lateness.late_rank
     assert late is not None
     assert (late.rank, late.phase) == (1, "host pause")
     assert late.phase_share > 0.75
@@ -90,5 +90,5 @@ def test_a_lack_of_cores_is_not_recorded_as_a_pause(tmp_path: Path) -> None:
     with no_free_core():
         run = run_here(tmp_path, TIMED, 3, STEPS)
     assert [pause_lengths_ms(run, rank) for rank in range(3)] == [[], [], []]
-    late = result_of(run).late_rank
+    late = result_of(run).lateness.late_rank
     assert late is None or late.phase != "host pause"

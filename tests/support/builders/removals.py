@@ -462,7 +462,7 @@ def _claims(whole: Shown, rest: Shown) -> Iterator[str]:
     assert before is not None
     if rest.result.incidents:
         yield "an incident"
-    late, known = of.late_rank, before.late_rank
+    late, known = of.lateness.late_rank, before.lateness.late_rank
     if late is not None and (known is None or known.rank != late.rank):
         yield f"rank {late.rank} is accused"
     if late is None and known is not None:
@@ -488,17 +488,22 @@ def _figures(case: Drawn, whole: WorldResult, rest: WorldResult) -> Iterator[str
         if not _same(now.exposed_ms, then.exposed_ms):
             if rank.rank in case.thinned and now.exposed_ms < then.exposed_ms * 1.001:
                 few = now.exposed_ms > (1 - 1.5 / _STEPS) * then.exposed_ms
-                if few or rest.dropped_records:
+                if few or rest.recording.dropped_records:
                     continue
             yield f"rank {rank.rank}: exposed {now.exposed_ms} for {then.exposed_ms}"
         for name in ("wait_ms", "wire_ms", *_NAMED):
             value, most = getattr(now, name), getattr(then, name)
             if value > most + 1e-3 + 1e-3 * most:
                 yield f"rank {rank.rank}: {name} {value} for {most}"
-    rows = {(row.op, row.size_bytes): row for row in whole.collectives}
-    for row in rest.collectives:
+    rows = {(row.op, row.size_bytes): row for row in whole.communication.collectives}
+    for row in rest.communication.collectives:
         earlier = rows.get((row.op, row.size_bytes))
-        if earlier is None or rest.missing_ranks or case.thinned or row.calls != earlier.calls:
+        if (
+            earlier is None
+            or rest.recording.missing_ranks
+            or case.thinned
+            or row.calls != earlier.calls
+        ):
             continue
         for name in ("algbw_gb_per_s", "busbw_gb_per_s"):
             value, then_value = getattr(row, name), getattr(earlier, name)
@@ -517,7 +522,7 @@ def _shares(case: Drawn, whole: Shown, rest: Shown) -> Iterator[str]:
     assert rest.verdict is not None
     assert whole.verdict is not None
     assert rest.world is not None
-    if rest.world.missing_ranks:
+    if rest.world.recording.missing_ranks:
         return  # shares are then those of the other ranks, and their figures are compared
     for binding, known in zip(rest.verdict.bindings, whole.verdict.bindings, strict=True):
         before = dict(known.largest)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from commprof.analysis import detail as step_detail
+from commprof.analysis.collectives.communication import Communication
 from commprof.analysis.collectives.compression import CompressionRow
 from commprof.analysis.collectives.kinds import CollectiveRow, Spread
 from commprof.analysis.collectives.mismatches import Issued, Mismatch
@@ -16,10 +17,14 @@ from commprof.analysis.detail import Later, WorldDetail
 from commprof.analysis.evidence import Evidence
 from commprof.analysis.late.anomalies import COMPUTE, Anomaly
 from commprof.analysis.late.incidents import HangReport, Incidents, StackFile, WatchEvent
+from commprof.analysis.late.lateness import Lateness
+from commprof.analysis.profiler_cost import ProfilerCost
 from commprof.analysis.rank_summary import RankSummary, StepParts
+from commprof.analysis.recording import WorldRecording
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.overhead import Overhead, OwnCost
+from commprof.analysis.step.timing import StepTiming
 from commprof.analysis.summaries import (
     LastRow,
     OperationRow,
@@ -28,6 +33,7 @@ from commprof.analysis.summaries import (
     SummaryResult,
 )
 from commprof.analysis.timeline.drawn_timeline import Timeline
+from commprof.analysis.training_account import TrainingAccount
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Interval
 
@@ -176,7 +182,43 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
         "cross_checks": (),
     }
     made = {**defaults, **values}
-    return WorldResult(**{"evidence": evidence_about(made, **evidence), **made})
+    return grouped({"evidence": evidence_about(made, **evidence), **made})
+
+
+#: Groups of ``WorldResult``'s fields, by the name of the group.
+_GROUPS: dict[str, Any] = {
+    "timing": StepTiming,
+    "training": TrainingAccount,
+    "recording": WorldRecording,
+    "profiler_cost": ProfilerCost,
+    "communication": Communication,
+    "lateness": Lateness,
+}
+
+
+def grouped(values: dict[str, Any]) -> WorldResult:
+    """Returns a result of which the fields of its groups are given by their own names."""
+    left = dict(values)
+    groups = {
+        name: group(
+            **{f.name: left.pop(f.name) for f in dataclasses.fields(group) if f.name in left}
+        )
+        for name, group in _GROUPS.items()
+    }
+    return WorldResult(**left, **groups)
+
+
+def changed_world(base: WorldResult, **values: Any) -> WorldResult:
+    """Returns a copy with other values of fields, whether of the result or of one of its groups."""
+    left = dict(values)
+    groups = {
+        name: dataclasses.replace(
+            getattr(base, name),
+            **{f.name: left.pop(f.name) for f in dataclasses.fields(group) if f.name in left},
+        )
+        for name, group in _GROUPS.items()
+    }
+    return dataclasses.replace(base, **groups, **left)
 
 
 #: Values of ``world`` that go to its evidence.

@@ -72,7 +72,7 @@ def test_without_operators_of_the_training_thread_nothing_bounds_the_step(tmp_pa
     for figure in (Figure.PARTS, Figure.EXPOSED, Figure.SPLIT, Figure.NOBODY_LATE, Figure.GAINS):
         assert measured.evidence.lacking(figure) == why
     assert measured.evidence.supports(Figure.CALLS)
-    assert measured.collectives[0].duration.median_ms == pytest.approx(170)
+    assert measured.communication.collectives[0].duration.median_ms == pytest.approx(170)
     assert measured.parts.step_ms == pytest.approx(210)
     assert found.bindings[0].part is None
     assert found.bindings[0].largest == ()
@@ -101,16 +101,16 @@ def test_calls_whose_transfer_was_not_recorded_are_neither_fast_nor_slow(tmp_pat
     assert seen is not None
     measured = world_result(run, seen)
     assert not measured.evidence.supports(Figure.CALLS)
-    assert measured.collectives
-    for row in measured.collectives:
+    assert measured.communication.collectives
+    for row in measured.communication.collectives:
         figures = row.duration.median_ms, row.exposed_ms, row.algbw_gb_per_s, row.busbw_gb_per_s
         assert all(map(math.isnan, figures))
         assert row.size_bytes == (4000, 4000)
-    assert measured.times_in_flight == ()
+    assert measured.communication.times_in_flight == ()
     assert math.isnan(measured.parts.exposed_ms)
     assert math.isnan(measured.parts.other_ms)
-    assert measured.late_rank is None
-    assert measured.wait_costs == ()
+    assert measured.lateness.late_rank is None
+    assert measured.lateness.wait_costs == ()
     assert measured.gains is None
     assert not find_incidents(run, seen)
 
@@ -168,7 +168,7 @@ def test_repeating_calls_are_no_steps_in_which_a_rank_is_late(
     ranks = [document(of_half_steps(rank, 12, mark), rank) for rank in range(2)]
     result, found, made = shown(write(tmp_path / "job", ranks))
     (measured,) = result.worlds
-    assert (measured.late_rank and measured.late_rank.rank) == named
+    assert (measured.lateness.late_rank and measured.lateness.late_rank.rank) == named
     text = " ".join(" ".join((found.headline, *found.sentences, render(made))).split())
     assert "No single rank" not in text
     if named is None:
@@ -211,7 +211,7 @@ def test_in_few_steps_only_a_rank_that_is_late_in_each_is_named(
         ranks.append(document(events, rank))
     result, found, made = shown(write(tmp_path / "job", ranks))
     (measured,) = result.worlds
-    assert (measured.late_rank and measured.late_rank.rank) == named
+    assert (measured.lateness.late_rank and measured.lateness.late_rank.rank) == named
     text = " ".join(" ".join((found.headline, *found.sentences, render(made))).split())
     assert ("rank 1 caused 85% of the waiting" in text) == (named is None)
     assert "No single rank" not in text

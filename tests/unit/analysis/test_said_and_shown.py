@@ -111,12 +111,12 @@ def card_says_what_is(one: Case) -> None:
     expected = [exposed] * (2 if exposed > 0 and size.ranks > 1 else 0)
     assert [float(x) for x in found] == pytest.approx(expected, abs=TENTH), text
     assert ("not separated" in text) == (bool(found) and not size.split_known), text
-    late = size.world.late_rank
+    late = size.world.lateness.late_rank
     assert (late is not None) == (re.search(r"Waited for: +rank \d", text) is not None), text
     if late is not None:
         assert f"rank {late.rank}" in text, text
     assert "no single rank stands out" not in text or late is None, text
-    rates = {each.ranks: each.world.samples_per_s for each in one.sizes}
+    rates = {each.ranks: each.world.training.samples_per_s for each in one.sizes}
     for ranks, rate, percent in re.findall(r"(\d+) ranks? ([\d.]+) samples/s \((\d+)%\)", text):
         base = min(rates)
         assert len(rates) > 1, text
@@ -144,7 +144,7 @@ def communication_is_what_it_is(one: Case) -> None:
 
 
 def nothing_is_compared_without_a_baseline(one: Case) -> None:
-    rates = {size.ranks: size.world.samples_per_s for size in one.sizes}
+    rates = {size.ranks: size.world.training.samples_per_s for size in one.sizes}
     base = min(rates)
     for found in one.result.scaling:
         if len(rates) == 1 or math.isnan(rates[base]) or math.isnan(rates[found.world_size]):
@@ -173,7 +173,7 @@ def growth_is_what_it_is(one: Case) -> None:
         if match is None:
             continue
         assert (int(match[1]), int(match[2])) == (base.ranks, size.ranks), line
-        grown = size.world.samples_per_s / base.world.samples_per_s
+        grown = size.world.training.samples_per_s / base.world.samples_per_s
         assert float(match[3]) == pytest.approx(grown, abs=0.0051), line
         ideal = 1 if one.result.context["scaling"] == "weak" else base.ranks / size.ranks
         total = size.step_ms - ideal * base.step_ms
@@ -236,7 +236,7 @@ def advice_follows_from_the_figures(one: Case) -> None:
         assert small or not (no_core(size) >= 0.1 and of_step >= 0.02), advice
         assert f"--nproc {size.ranks} " in advice.command
         larger = "try larger buckets" in " ".join(card_text.render(one.card).split())
-        splits = any(row.size_bytes[1] > 5 * 2**20 for row in size.world.collectives)
+        splits = any(row.size_bytes[1] > 5 * 2**20 for row in size.world.communication.collectives)
         caps = re.findall(r"bucket-cap=(\d+)", advice.command)
         serial = ["1"] if "First try smaller buckets" in advice.advice else []
         assert caps == (["25"] if larger else ["5"] if splits else serial), advice
@@ -255,9 +255,11 @@ def exchange_is_what_it_is(one: Case) -> None:
         assert size.parts["wire"] >= size.parts["wait"], headline
         assert hidden < 0.2 * min(backward, wire + hidden), headline
     if match := re.search(r"Communication is cut into (\d+) small calls", headline):
-        assert int(match[1]) == round(size.world.collectives[1].calls_per_step), headline
+        assert int(match[1]) == round(size.world.communication.collectives[1].calls_per_step), (
+            headline
+        )
         assert size.percent("communication") >= 10, headline
-    late = size.world.late_rank
+    late = size.world.lateness.late_rank
     own = r"Rank (\d+) (?:falls behind|is late).*: the other ranks spend (\d+)%"
     if match := re.search(own, headline):
         assert late is not None, headline
@@ -276,10 +278,10 @@ def late_ranks_are_told_alike(one: Case) -> None:
     assert bool(held_up) == bool(re.search(cost, advice)), (one.verdict.headline, advice)
     if held_up is not None:
         assert held_up[2] in advice
-        assert one.judged.world.late_rank is not None
-        assert int(held_up[1]) == one.judged.world.late_rank.rank
+        assert one.judged.world.lateness.late_rank is not None
+        assert int(held_up[1]) == one.judged.world.lateness.late_rank.rank
     text = " ".join((*one.verdict.sentences, one.verdict.next_step.advice))
-    found = one.judged.world.late_rank
+    found = one.judged.world.lateness.late_rank
     if found is None:
         assert "delays rank" not in text
         assert "wait for rank" not in text
@@ -297,7 +299,7 @@ def late_ranks_are_told_alike(one: Case) -> None:
     if "No single rank stands out" in text:
         parts = one.judged.world.parts
         assert not math.isnan(parts.wait_ms)
-        assert not one.judged.world.missing_ranks
+        assert not one.judged.world.recording.missing_ranks
         assert parts.unsplit_ms <= 0.1 * parts.exposed_ms
 
 
@@ -307,11 +309,13 @@ def what_is_left_out_is_told(one: Case) -> None:
     for size in one.sizes:
         name = f"At {size.ranks} rank{'' if size.ranks == 1 else 's'} "
         about = [x for x in one.result.remarks if x.startswith(name)]
-        failed = size.world.collectives[0].failed
+        failed = size.world.communication.collectives[0].failed
         assert any(f" {failed} collective call" in x for x in about) == (failed > 0)
-        assert any("no usable trace" in x for x in about) == bool(size.world.missing_ranks)
+        assert any("no usable trace" in x for x in about) == bool(
+            size.world.recording.missing_ranks
+        )
         lost = any("samples/s, speed-up and efficiency are not known" in x for x in about)
-        assert lost == math.isnan(size.world.samples_per_s)
+        assert lost == math.isnan(size.world.training.samples_per_s)
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))

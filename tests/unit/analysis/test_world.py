@@ -17,11 +17,11 @@ import pytest
 from commprof.analysis.detail import OF_OTHER
 from commprof.analysis.mean_step import mean_step
 from commprof.analysis.run import analyse_in_detail
-from commprof.analysis.world import Repeats, repeats
+from commprof.analysis.step.timing import Repeats, repeats
 from commprof.errors import CommprofError
 from commprof.trace.schema import Phase
 from tests.support.analysed import analyse_run, analyse_world
-from tests.support.builders.results import context
+from tests.support.builders.results import changed_world, context
 from tests.support.builders.traces import MS, Rank, world_run
 
 BUCKETS = 3
@@ -58,11 +58,15 @@ def test_figures_of_a_world_of_two_ranks_with_a_late_one() -> None:
     run = world_run([rank_of(0, 2, 12), rank_of(1, 2, 12, late_ms=15)])
     result = analyse_world(run)
     assert result is not None
-    assert (result.steps, result.warmup_steps, result.measured_steps) == (12, 1, 11)
-    assert (result.step_median_ms, result.step_p95_ms) == (100.0, 100.0)
-    assert result.step_quartiles_ms == (100.0, 100.0)
+    assert (result.timing.steps, result.timing.warmup_steps, result.timing.measured_steps) == (
+        12,
+        1,
+        11,
+    )
+    assert (result.timing.step_median_ms, result.timing.step_p95_ms) == (100.0, 100.0)
+    assert result.timing.step_quartiles_ms == (100.0, 100.0)
     # 2 ranks, 10 samples per step, 0.1 s per step.
-    assert result.samples_per_s == pytest.approx(200.0)
+    assert result.training.samples_per_s == pytest.approx(200.0)
     first, second = (rank.parts for rank in result.ranks)
     # Rank 0 waits [60, 80] and rank 1 arrives at 75; rank 1 waits [75, 80] for the wire.
     assert (first.exposed_ms, first.wait_ms, first.wire_ms) == pytest.approx((20, 15, 5))
@@ -75,13 +79,16 @@ def test_figures_of_a_world_of_two_ranks_with_a_late_one() -> None:
     assert result.parts.other_ms == pytest.approx(10.0)
     # Own work 80 and 95 ms: 95 / 87.5.
     assert result.imbalance == pytest.approx(95 / 87.5 - 1)
-    assert result.late_rank is not None
-    assert (result.late_rank.rank, result.late_rank.wait_ns) == (1, pytest.approx(15 * MS))
+    assert result.lateness.late_rank is not None
+    assert (result.lateness.late_rank.rank, result.lateness.late_rank.wait_ns) == (
+        1,
+        pytest.approx(15 * MS),
+    )
     # 1 step mark, 3 phases, 3 issues, 3 ends, 2 of the finalisation.
-    assert result.records_per_step == 12
-    assert result.record_cost_ns == 50.0
-    assert result.missing_ranks == result.problems == ()
-    assert result.clocks_shared
+    assert result.profiler_cost.records_per_step == 12
+    assert result.profiler_cost.record_cost_ns == 50.0
+    assert result.recording.missing_ranks == result.recording.problems == ()
+    assert result.recording.clocks_shared
 
 
 def test_parts_of_each_rank_and_of_the_mean_add_up_to_the_step() -> None:
@@ -103,14 +110,14 @@ def test_steps_are_as_long_as_on_the_slowest_rank() -> None:
     result = analyse_world(world_run([first, second]))
     assert result is not None
     # After the first: 109, 100, 109, 100 on the slower rank; 400 and 405 in all.
-    assert result.step_median_ms == 104.5
-    assert result.samples_per_s == pytest.approx(2 * 4 * 10 / 0.405)
+    assert result.timing.step_median_ms == 104.5
+    assert result.training.samples_per_s == pytest.approx(2 * 4 * 10 / 0.405)
 
 
 def test_a_world_of_one_rank_has_no_late_rank_imbalance_or_wait() -> None:
     result = analyse_world(world_run([rank_of(0, 1, 6)]))
     assert result is not None
-    assert (result.late_rank, result.imbalance) == (None, 0.0)
+    assert (result.lateness.late_rank, result.imbalance) == (None, 0.0)
     assert (result.parts.wait_ms, result.parts.wire_ms) == pytest.approx((0.0, 20.0))
 
 
@@ -122,10 +129,10 @@ def test_steps_of_the_overhead_block_are_left_out_of_the_figures() -> None:
     cpu_ns = [60, 63, 60, 63] * 2
     result = analyse_world(world_run([rank], overhead=samples, overhead_cpu_ns=cpu_ns))
     assert result is not None
-    assert (result.steps, result.step_p95_ms) == (6, 100.0)
-    assert result.overhead is not None
-    assert result.overhead.wall.on_over_off.value == pytest.approx(1.1)
-    assert result.overhead.best.on_over_off.value == pytest.approx(1.05)
+    assert (result.timing.steps, result.timing.step_p95_ms) == (6, 100.0)
+    assert result.profiler_cost.overhead is not None
+    assert result.profiler_cost.overhead.wall.on_over_off.value == pytest.approx(1.1)
+    assert result.profiler_cost.overhead.best.on_over_off.value == pytest.approx(1.05)
 
 
 def test_overhead_samples_take_the_slowest_rank_s_time_and_the_sum_of_cpu_times() -> None:
@@ -136,23 +143,26 @@ def test_overhead_samples_take_the_slowest_rank_s_time_and_the_sum_of_cpu_times(
     result = analyse_world(run)
     assert result is not None
     # Without the other rank's CPU time the sum is not known.
-    assert [one[:2] for one in result.overhead_samples] == [("on", 3.0), ("off_a", 5.0)]
-    assert all(math.isnan(cpu_ns) for _, _, cpu_ns in result.overhead_samples)
+    assert [one[:2] for one in result.profiler_cost.overhead_samples] == [
+        ("on", 3.0),
+        ("off_a", 5.0),
+    ]
+    assert all(math.isnan(cpu_ns) for _, _, cpu_ns in result.profiler_cost.overhead_samples)
     run.results[1]["overhead_cpu_ns"] = [0.75, 1.0]
     result = analyse_world(run)
     assert result is not None
-    assert result.overhead_samples == (("on", 3.0, 1.25), ("off_a", 5.0, 3.0))
+    assert result.profiler_cost.overhead_samples == (("on", 3.0, 1.25), ("off_a", 5.0, 3.0))
 
 
 def test_with_a_missing_rank_wait_and_transfer_are_unknown_but_exposed_time_is_known() -> None:
     result = analyse_world(world_run([rank_of(0, 3, 6), rank_of(2, 3, 6)], world_size=3))
     assert result is not None
-    assert result.missing_ranks == (1,)
+    assert result.recording.missing_ranks == (1,)
     assert math.isnan(result.parts.wait_ms)
     assert math.isnan(result.parts.wire_ms)
-    assert math.isnan(result.samples_per_s)
+    assert math.isnan(result.training.samples_per_s)
     assert result.parts.exposed_ms == pytest.approx(20.0)
-    assert result.late_rank is None
+    assert result.lateness.late_rank is None
 
 
 def test_a_late_rank_is_named_by_its_own_work_if_another_rank_is_missing() -> None:
@@ -173,8 +183,8 @@ def test_a_late_rank_is_named_by_its_own_work_if_another_rank_is_missing() -> No
         ranks.append(made)
     result = analyse_world(world_run(ranks, world_size=4))
     assert result is not None
-    assert result.late_rank is not None
-    assert (result.late_rank.rank, result.late_rank.phase) == (3, "forward")
+    assert result.lateness.late_rank is not None
+    assert (result.lateness.late_rank.rank, result.lateness.late_rank.phase) == (3, "forward")
 
 
 def test_samples_of_a_rank_without_a_trace_come_from_its_result_file() -> None:
@@ -184,13 +194,17 @@ def test_samples_of_a_rank_without_a_trace_come_from_its_result_file() -> None:
     damaged = analyse_world(run)
     assert whole is not None
     assert damaged is not None
-    assert damaged.missing_ranks == (1, 3)
-    assert damaged.samples_per_s == pytest.approx(whole.samples_per_s) == pytest.approx(400)
+    assert damaged.recording.missing_ranks == (1, 3)
+    assert (
+        damaged.training.samples_per_s
+        == pytest.approx(whole.training.samples_per_s)
+        == pytest.approx(400)
+    )
     del run.results[3]
     lost = analyse_world(run)
     assert lost is not None
-    assert math.isnan(lost.samples_per_s)
-    assert lost.samples_source == ""
+    assert math.isnan(lost.training.samples_per_s)
+    assert lost.training.samples_source == ""
 
 
 def test_samples_of_a_rank_with_a_damaged_trace_still_count(tmp_path: Path) -> None:
@@ -198,8 +212,8 @@ def test_samples_of_a_rank_with_a_damaged_trace_still_count(tmp_path: Path) -> N
     write_run(tmp_path, ranks, world_sizes=[2])
     (tmp_path / "world_2" / "rank_1.trace").write_bytes(b"nonsense")
     (damaged,) = analyse_run(tmp_path).worlds
-    assert damaged.missing_ranks == (1,)
-    assert damaged.samples_per_s == pytest.approx(200)
+    assert damaged.recording.missing_ranks == (1,)
+    assert damaged.training.samples_per_s == pytest.approx(200)
 
 
 def test_samples_and_loss_are_unknown_if_a_rank_left_no_results() -> None:
@@ -207,8 +221,8 @@ def test_samples_and_loss_are_unknown_if_a_rank_left_no_results() -> None:
     del run.results[1]
     result = analyse_world(run)
     assert result is not None
-    assert math.isnan(result.samples_per_s)
-    assert math.isnan(result.average_loss)
+    assert math.isnan(result.training.samples_per_s)
+    assert math.isnan(result.training.average_loss)
     assert result.parts.exposed_ms == pytest.approx(20.0)
 
 
@@ -219,16 +233,16 @@ def test_a_rank_that_ended_early_limits_the_steps() -> None:
     del run.results[1]
     result = analyse_world(run)
     assert result is not None
-    assert result.steps == 8
+    assert result.timing.steps == 8
 
 
 def test_without_comparable_clocks_wait_and_late_rank_are_unknown() -> None:
     ranks = [rank_of(rank, 2, 12, boot_id=f"boot {rank}") for rank in range(2)]
     result = analyse_world(world_run(ranks))
     assert result is not None
-    assert not result.clocks_shared
-    assert math.isnan(result.clock_error_us)
-    assert result.late_rank is None
+    assert not result.recording.clocks_shared
+    assert math.isnan(result.recording.clock_error_us)
+    assert result.lateness.late_rank is None
     assert math.isnan(result.parts.wait_ms)
     assert result.parts.exposed_ms == pytest.approx(20.0)
 
@@ -242,11 +256,14 @@ def test_compared_clocks_give_the_figures_of_one_clock_and_the_clock_error() -> 
     compared = analyse_world(world_run(ranks))
     assert one_clock is not None
     assert compared is not None
-    assert compared.clocks_shared
-    assert (one_clock.clock_error_us, compared.clock_error_us) == (0.0, pytest.approx(7.0))
+    assert compared.recording.clocks_shared
+    assert (one_clock.recording.clock_error_us, compared.recording.clock_error_us) == (
+        0.0,
+        pytest.approx(7.0),
+    )
     assert [rank.machine for rank in compared.ranks] == ["boot 0", "boot 1"]
     same = tuple(dataclasses.replace(rank, machine="boot") for rank in compared.ranks)
-    compared = dataclasses.replace(compared, clock_error_us=0.0, host_links=None, ranks=same)
+    compared = changed_world(compared, clock_error_us=0.0, host_links=None, ranks=same)
     assert dataclasses.astuple(compared) == dataclasses.astuple(one_clock)  # nan included
 
 
@@ -288,7 +305,7 @@ def test_communication_that_python_capture_cannot_see_is_nan_in_each_step(tmp_pa
 def test_dropped_records_of_all_ranks_are_added_up() -> None:
     result = analyse_world(world_run([Rank(rank, 2, steps=1, dropped=3) for rank in range(2)]))
     assert result is not None
-    assert result.dropped_records == 6
+    assert result.recording.dropped_records == 6
 
 
 def test_the_loop_s_clock_is_compared_with_the_trace_s_measured_steps() -> None:
@@ -308,8 +325,8 @@ def test_a_world_without_traces_has_no_result() -> None:
 def test_a_world_without_a_completed_step_has_nan_figures() -> None:
     result = analyse_world(world_run([Rank(rank, 2, steps=4) for rank in range(2)]))
     assert result is not None
-    assert result.measured_steps == 0
-    assert math.isnan(result.step_median_ms)
+    assert result.timing.measured_steps == 0
+    assert math.isnan(result.timing.step_median_ms)
 
 
 @pytest.mark.measures
@@ -319,7 +336,7 @@ def test_eight_ranks_are_analysed_within_the_time_limit() -> None:
     result = analyse_world(run)
     assert time.process_time() - begin < 2
     assert result is not None
-    assert result.measured_steps >= 100
+    assert result.timing.measured_steps >= 100
 
 
 @pytest.mark.measures
@@ -329,7 +346,7 @@ def test_a_long_run_of_one_rank_is_analysed_within_the_time_limit() -> None:
     result = analyse_world(run)
     assert time.process_time() - begin < 10
     assert result is not None
-    assert result.steps == 20_000
+    assert result.timing.steps == 20_000
 
 
 def _long(rank: int, world_size: int, steps: int, buckets: int) -> Rank:
@@ -388,7 +405,7 @@ def test_world_sizes_without_figures_are_listed_with_the_reason(tmp_path: Path) 
 def test_a_failed_world_size_is_listed_and_its_recorded_steps_are_shown(tmp_path: Path) -> None:
     write_run(tmp_path, [rank_of(0, 1, 5)], world_sizes=[1], errors={"1": "interrupted"})
     run = analyse_run(tmp_path)
-    assert [world.steps for world in run.worlds] == [5]
+    assert [world.timing.steps for world in run.worlds] == [5]
     assert run.failures == ((1, "interrupted"),)
 
 

@@ -159,7 +159,7 @@ def test_devices_of_all_kinds_have_these_parts(
     whole["distributedInfo"]["backend"] = backend if named else ""
     (tmp_path / "rank0.json").write_text(json.dumps(whole))
     world = analyse_in_detail(tmp_path / "rank0.json")[0].worlds[0]
-    (row,) = world.collectives
+    (row,) = world.communication.collectives
     assert (row.op, row.calls, row.size_bytes) == ("all_reduce", 3, (4000, 4000))
     assert world.parts.unphased_compute_ms == pytest.approx(0.4)
     assert world.parts.exposed_ms == pytest.approx(0.2)
@@ -276,7 +276,7 @@ def test_a_late_rank_whose_compute_has_no_phase_is_not_late_in_a_phase(tmp_path:
     """Rank 1's kernel before the all-reduce is longer, and nothing tells its phase."""
     ranks = [document(rank_events(rank, steps=30), rank) for rank in (0, 1)]
     result, _ = analyse_in_detail(write(tmp_path / "job", ranks))
-    late = result.worlds[0].late_rank
+    late = result.worlds[0].lateness.late_rank
     assert late is not None
     assert (late.rank, late.late_steps, late.phase) == (1, 30, None)
     assert any("the phase in which it fell behind is not known" in text for text in result.remarks)
@@ -322,7 +322,7 @@ def test_a_collective_belongs_to_the_phase_that_launched_it(
     path = tmp_path / "rank0.json"
     path.write_text(document(events, 0, 2))
     result, details = analyse_in_detail(path)
-    (row,) = result.worlds[0].collectives
+    (row,) = result.worlds[0].communication.collectives
     assert row.phases == ((phase or "other", 3),)
     found = verdict(result, details)
     assert found is not None

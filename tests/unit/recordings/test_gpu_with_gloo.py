@@ -55,13 +55,13 @@ def test_times_that_the_host_knows_are_known(tmp_path: Path) -> None:
     for parts in (first, second):
         whole = parts.unphased_compute_ms + parts.exposed_ms + parts.copies_ms + parts.idle_ms
         assert whole == pytest.approx(parts.step_ms)
-    assert world.late_rank is not None
-    assert world.late_rank.rank == 1
-    (row,) = world.collectives
+    assert world.lateness.late_rank is not None
+    assert world.lateness.late_rank.rank == 1
+    (row,) = world.communication.collectives
     assert (row.op, row.calls) == ("all_reduce", 2 * _STEPS)
     assert row.size_bytes == (4000, 4000)
     assert row.algbw_gb_per_s == pytest.approx(4000 / 100e-6 / 1e9)
-    assert world.device_collectives == 0
+    assert world.recording.device_collectives == 0
     assert result.context["backend"] == "gloo"
 
 
@@ -72,4 +72,4 @@ def test_a_range_within_the_call_shows_no_transfer(tmp_path: Path, backend: str)
     (world,) = result.worlds
     assert not world.evidence.supports(Figure.EXPOSED)
     assert not world.evidence.supports(Figure.CALLS)
-    assert world.late_rank is None
+    assert world.lateness.late_rank is None

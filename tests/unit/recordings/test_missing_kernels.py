@@ -161,10 +161,12 @@ def test_kernels_of_communication_alone_may_be_missing(
 def test_ranks_without_kernels_are_left_out(tmp_path: Path) -> None:
     folder = job(tmp_path, of_both(0), of_host())
     world = analyse_in_detail(folder)[0].worlds[0]
-    assert world.missing_ranks == (1,)
+    assert world.recording.missing_ranks == (1,)
     assert world.parts.exposed_ms == pytest.approx(1.0)
     assert world.parts.idle_ms == pytest.approx(3.0)
-    assert any("recorded on rank 1, which therefore is left out" in p for p in world.problems)
+    assert any(
+        "recorded on rank 1, which therefore is left out" in p for p in world.recording.problems
+    )
 
 
 def test_a_rank_without_kernels_is_left_out_though_it_has_times_of_gloo(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_a_rank_without_kernels_is_left_out_though_it_has_times_of_gloo(tmp_path
     ]
     folder = job(tmp_path, of_both(0), of_host() + barriers)
     world = analyse_in_detail(folder)[0].worlds[0]
-    assert world.missing_ranks == (1,)
+    assert world.recording.missing_ranks == (1,)
     assert world.parts.exposed_ms == pytest.approx(1.0)
 
 
@@ -193,11 +195,13 @@ def test_steps_without_kernels_are_left_out(
 
     ranks = [[e for e in of_both(rank) if is_kept(e)] for rank in (0, 1)]
     world = analyse_in_detail(job(tmp_path, *ranks))[0].worlds[0]
-    assert world.measured_steps == 12 - len(missing)
+    assert world.timing.measured_steps == 12 - len(missing)
     assert world.parts.exposed_ms == pytest.approx(0.9995)
     assert world.parts.unphased_compute_ms == pytest.approx(6.0)
     assert world.parts.idle_ms == pytest.approx(3.0005)
-    assert any(f"kernels of {len(missing)} steps of 12 were not" in p for p in world.problems)
+    assert any(
+        f"kernels of {len(missing)} steps of 12 were not" in p for p in world.recording.problems
+    )
 
 
 def test_idle_steps_of_a_whole_recording_stay(tmp_path: Path) -> None:
@@ -208,7 +212,7 @@ def test_idle_steps_of_a_whole_recording_stay(tmp_path: Path) -> None:
         if not (int((e["ts"] - 5e9) // 10_000) in (4, 5) and e["name"][:8] != "Profiler")
     ]
     world = analyse_in_detail(job(tmp_path, events))[0].worlds[0]
-    assert world.measured_steps == 12
+    assert world.timing.measured_steps == 12
     assert world.parts.idle_ms == pytest.approx((10 * 3 + 2 * 10) / 12)
 
 
@@ -228,7 +232,7 @@ def test_one_lost_kernel_concerns_its_own_step_only(tmp_path: Path, numbered: bo
     assert world.parts.unsplit_ms == pytest.approx(1 / 12 / 2, rel=1e-3)
     assert world.parts.wait_ms == pytest.approx(0.001 * 11 / 12 / 2, rel=1e-3)
     lost = "rank 1: 1 kernel that c10d launched was not recorded: its collective is in no figure"
-    assert lost in world.problems
+    assert lost in world.recording.problems
 
 
 def test_without_steps_a_lost_kernel_leaves_unnumbered_calls_unmatched(tmp_path: Path) -> None:

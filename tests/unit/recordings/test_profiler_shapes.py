@@ -108,7 +108,11 @@ def test_traces_with_other_event_names_units_and_order_are_read_alike(
         events = change(rank_events(rank))
         texts[f"rank{rank}.json"] = json.dumps(events) if alone else document(events, rank)
     world = world_of(written(tmp_path / "job", texts))
-    assert (world.world_size, world.steps, world.collectives[0].op) == (2, 4, "all_reduce")
+    assert (world.world_size, world.timing.steps, world.communication.collectives[0].op) == (
+        2,
+        4,
+        "all_reduce",
+    )
     assert world.parts.exposed_ms == pytest.approx(0.175, abs=1e-3)
     assert world.parts.wait_ms == pytest.approx(0.075, abs=1e-3)
 
@@ -171,10 +175,10 @@ def test_several_windows_of_a_rank_are_joined(
             said["distributedInfo"] = said["distributedInfo"] if says_rank else {}
             texts[f"rank{rank}.window{number}.json"] = json.dumps(said)
     world = world_of(written(tmp_path / "job", texts))
-    assert (world.world_size, world.steps, world.missing_ranks) == (2, steps, ())
+    assert (world.world_size, world.timing.steps, world.recording.missing_ranks) == (2, steps, ())
     assert world.parts.exposed_ms == pytest.approx(0.175, abs=1e-3)
     assert world.parts.wait_ms == pytest.approx(0.075, abs=1e-3)
-    assert sum(row.calls for row in world.collectives) == 2 * steps
+    assert sum(row.calls for row in world.communication.collectives) == 2 * steps
 
 
 def test_windows_that_some_ranks_lack_are_left_out(tmp_path: Path) -> None:
@@ -188,9 +192,9 @@ def test_windows_that_some_ranks_lack_are_left_out(tmp_path: Path) -> None:
             ]
             texts[f"iteration_{last}/rank{rank}_trace.json"] = document(events, rank)
     world = world_of(written(tmp_path / "job", texts))
-    assert world.steps == 5
+    assert world.timing.steps == 5
     assert world.parts.wait_ms == pytest.approx(0.075, abs=1e-3)
-    assert any("of which 2 are joined" in text for text in world.problems)
+    assert any("of which 2 are joined" in text for text in world.recording.problems)
 
 
 @pytest.mark.parametrize("numbered", [True, False])
@@ -221,8 +225,8 @@ def test_pipeline_messages_do_not_match_collectives(tmp_path: Path, numbered: bo
     assert [each and each.wait_ms for each in parts] == pytest.approx([0.1, 0.05, 0.0])
     assert [each and each.wire_ms for each in parts] == pytest.approx([0.1, 0.1, 0.1])
     assert [each and each.unsplit_ms for each in parts] == pytest.approx([0.05, 0.11, 0.06])
-    assert world.late_rank is not None
-    assert world.late_rank.rank == 2
+    assert world.lateness.late_rank is not None
+    assert world.lateness.late_rank.rank == 2
 
 
 def test_a_file_without_a_rank_gets_the_missing_rank(tmp_path: Path) -> None:
@@ -263,7 +267,7 @@ def test_recorded_sequence_numbers_are_used_for_groups_of_some_ranks(tmp_path: P
 def test_groups_with_the_same_name_and_different_ranks_are_separate(tmp_path: Path) -> None:
     texts = {f"rank{rank}.json": document(mesh(rank), rank, 4) for rank in range(4)}
     world = world_of(written(tmp_path / "job", texts))
-    assert {row.group for row in world.collectives} == {
+    assert {row.group for row in world.communication.collectives} == {
         *("tp (ranks 0, 1)", "tp (ranks 2, 3)", "dp (ranks 0, 2)", "dp (ranks 1, 3)")
     }
     # The first rank of each pair waits 20 µs in its row, and 40 µs in its column.
@@ -302,7 +306,7 @@ def test_the_range_around_the_launch_gives_the_operation_on_any_platform(
     ]
     path = tmp_path / "rank0.json"
     path.write_text(document(events, 0))
-    (row,) = world_of(path).collectives
+    (row,) = world_of(path).communication.collectives
     assert row.op == ("reduce_scatter_tensor" if "scatter" in range_name else "all_reduce")
 
 

@@ -63,7 +63,7 @@ def text_of(path: Path) -> str:
 
 def test_parts_of_a_step_equal_hand_computed_values(tmp_path: Path) -> None:
     world = world_of(both(tmp_path / "job"))
-    assert (world.world_size, world.steps, world.warmup_steps) == (2, 4, 0)
+    assert (world.world_size, world.timing.steps, world.timing.warmup_steps) == (2, 4, 0)
     first, second = world.ranks
     assert first.kernels is not None
     assert second.kernels is not None
@@ -80,9 +80,9 @@ def test_parts_of_a_step_equal_hand_computed_values(tmp_path: Path) -> None:
 
 def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     world = world_of(both(tmp_path / "job"))
-    assert world.late_rank is not None
-    assert (world.late_rank.rank, world.late_rank.measured_steps) == (1, 4)
-    assert np.isnan(world.late_rank.p_value)
+    assert world.lateness.late_rank is not None
+    assert (world.lateness.late_rank.rank, world.lateness.late_rank.measured_steps) == (1, 4)
+    assert np.isnan(world.lateness.late_rank.p_value)
     assert "The other ranks wait for rank 1" in text_of(tmp_path / "job")
     assert "too few to distinguish it from chance" in text_of(tmp_path / "job")
 
@@ -92,10 +92,10 @@ def test_a_clock_offset_between_ranks_does_not_change_the_result(
     tmp_path: Path, offset_us: float
 ) -> None:
     world = world_of(both(tmp_path / "job", ahead_us=offset_us))
-    assert world.clocks_shared
+    assert world.recording.clocks_shared
     assert world.parts.wait_ms == pytest.approx(0.075, abs=1e-3)
-    assert world.late_rank is not None
-    assert world.late_rank.rank == 1
+    assert world.lateness.late_rank is not None
+    assert world.lateness.late_rank.rank == 1
 
 
 def test_clock_drift_between_ranks_is_corrected(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_clock_drift_between_ranks_is_corrected(tmp_path: Path) -> None:
     ranks = [rank_events(0, steps=4000), rank_events(1, drift=50e-6, steps=4000)]
     folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
     world = world_of(folder)
-    assert world.clocks_shared
-    assert world.clock_error_us < 60
+    assert world.recording.clocks_shared
+    assert world.recording.clock_error_us < 60
     assert world.parts.wait_ms == pytest.approx(0.075, abs=0.01)
 
 
@@ -114,7 +114,7 @@ def test_with_jumping_clocks_wait_and_wire_are_unknown(tmp_path: Path) -> None:
         event["ts"] += 700.0 * (number // 4 % 3)
     folder = write(tmp_path / "job", [document(rank_events(0, steps=8), 0), document(events, 1)])
     world = world_of(folder)
-    assert not world.clocks_shared
+    assert not world.recording.clocks_shared
     assert np.isnan(world.parts.wait_ms)
     assert np.isnan(world.parts.wire_ms)
     assert "too much to separate waiting from transfer" in text_of(folder)
@@ -126,7 +126,7 @@ def test_wait_and_wire_of_a_single_recorded_rank_are_unknown(tmp_path: Path) -> 
     world = world_of(path)
     kernels = world.ranks[0].kernels
     assert kernels is not None
-    assert world.missing_ranks == (1,)
+    assert world.recording.missing_ranks == (1,)
     assert np.isnan(kernels.wait_ms)
     assert np.isnan(kernels.wire_ms)
     assert kernels.unsplit_ms == pytest.approx(0.3)
@@ -143,7 +143,7 @@ def test_unnumbered_collectives_are_matched_from_the_first_common_step(tmp_path:
         event.get("args", {}).pop("Seq", None)
     folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
     world = world_of(folder)
-    assert world.steps == 4
+    assert world.timing.steps == 4
     assert world.parts.wait_ms == pytest.approx(0.075, abs=1e-3)
     assert world.parts.unsplit_ms == pytest.approx(0, abs=1e-9)
 
@@ -162,7 +162,9 @@ def test_the_range_around_the_launch_names_an_ambiguous_kernel(tmp_path: Path) -
     ]
     path = tmp_path / "one.json"
     path.write_text(document(events, 0, 4))
-    known, guessed = sorted(world_of(path).collectives, key=lambda row: -row.exposed_ms)
+    known, guessed = sorted(
+        world_of(path).communication.collectives, key=lambda row: -row.exposed_ms
+    )
     assert (known.op, known.size_bytes, known.dtype) == (
         "all_gather_into_tensor",
         (1600,) * 2,
@@ -176,10 +178,10 @@ def test_unmarked_steps_are_found_from_repeating_collectives(tmp_path: Path) -> 
     unmarked = [e for e in rank_events(0, steps=12) if not e["name"].startswith("Profiler")]
     path = tmp_path / "repeats.json"
     path.write_text(document(unmarked, 0))
-    assert world_of(path).steps == 11
+    assert world_of(path).timing.steps == 11
     assert "1 collectives repeat" in text_of(path) or "no step is marked" in text_of(path)
     (path := tmp_path / "whole.json").write_text(document(unmarked[:4], 0))
-    assert world_of(path).steps == 1
+    assert world_of(path).timing.steps == 1
     assert "the whole recording counts as one step" in text_of(path)
 
 
@@ -250,7 +252,7 @@ def test_events_before_the_end_of_a_truncated_trace_are_used(tmp_path: Path) -> 
     text = document(rank_events(0, steps=40), 0)
     path = tmp_path / "cut.json"
     path.write_text(text[: len(text) // 2])
-    assert 15 <= world_of(path).steps <= 21
+    assert 15 <= world_of(path).timing.steps <= 21
     said = "only the first part of the trace could be read, because it is cut off or damaged"
     assert said in text_of(path)
 
@@ -271,7 +273,7 @@ def test_events_with_unusable_values_are_counted_and_left_out(tmp_path: Path) ->
     odd.append(kernel("ncclKernel", 1, 2, **{"Process Group Ranks": "[" * 900, "Seq": 1.5}))
     path = tmp_path / "odd.json"
     path.write_text(document([*odd, *rank_events(0)], 0))
-    assert world_of(path).steps == 4
+    assert world_of(path).timing.steps == 4
     assert "6 events had no usable times and were left out" in text_of(path)
 
 
@@ -290,7 +292,7 @@ def test_gloo_collectives_are_read_from_host_ranges(tmp_path: Path) -> None:
     world = world_of(path)
     assert world.ranks[0].kernels is None
     assert world.parts.exposed_ms == pytest.approx(0.04)
-    assert world.collectives[0].duration.median_ms == pytest.approx(0.07)
+    assert world.communication.collectives[0].duration.median_ms == pytest.approx(0.07)
 
 
 def of_host(name: str, begin_us: float, end_us: float, tid: int = 1) -> Event:
@@ -323,7 +325,7 @@ def test_host_work_during_a_gloo_collective_hides_it(
     path = tmp_path / "gloo.json"
     path.write_text(document(events, 0))
     world = world_of(path)
-    assert [found.op for found in world.collectives] == ["all_gather_into_tensor"]
+    assert [found.op for found in world.communication.collectives] == ["all_gather_into_tensor"]
     assert world.parts.exposed_ms == pytest.approx(exposed_us / 1000)
 
 
@@ -337,7 +339,7 @@ def test_gloo_collectives_that_begin_out_of_order_keep_their_own_issue(tmp_path:
     ]
     path = tmp_path / "gloo.json"
     path.write_text(document(events, 0))
-    found = {row.op: row.duration.median_ms for row in world_of(path).collectives}
+    found = {row.op: row.duration.median_ms for row in world_of(path).communication.collectives}
     assert found == pytest.approx({"all_reduce": 0.05, "all_gather_into_tensor": 0.028})
 
 
@@ -389,10 +391,10 @@ def test_the_dlrm_recording_of_8_gpus_has_the_known_times_and_late_rank() -> Non
             kernels.communication_ms, rel=1e-3
         )
         assert 0.01 <= kernels.wire_ms / rank.parts.step_ms <= 0.02
-    assert world.late_rank is not None
-    assert world.late_rank.rank == 7
-    assert 0 < world.clock_error_us <= 10
-    assert {row.op for row in world.collectives} == {"all_to_all", "all_reduce"}
+    assert world.lateness.late_rank is not None
+    assert world.lateness.late_rank.rank == 7
+    assert 0 < world.recording.clock_error_us <= 10
+    assert {row.op for row in world.communication.collectives} == {"all_to_all", "all_reduce"}
     assert "The other ranks wait for rank 7" in text_of(DLRM)
 
 
@@ -402,7 +404,7 @@ def test_the_resnet_recording_of_one_rank_has_the_known_times_and_buckets() -> N
     world = result.worlds[0]
     exposed = details[0].parts_ms["exposed"][0]
     assert exposed == pytest.approx([10.0, 10.4, 18.7], abs=0.06)
-    reduced = [row for row in world.collectives if row.op == "all_reduce"]
+    reduced = [row for row in world.communication.collectives if row.op == "all_reduce"]
     assert sum(row.calls_per_step for row in reduced) == 5
     assert sum(row.total_bytes for row in reduced) == 3 * 4 * 25_557_032
     assert "all-reduces 5 gradient buckets per step, 25,557,032 elements in all" in text_of(RESNET)
@@ -413,7 +415,7 @@ def test_the_resnet_recording_of_one_rank_has_the_known_times_and_buckets() -> N
 @with_data
 def test_operations_of_the_torchrec_recording_are_distinguished() -> None:
     world = world_of(TORCHREC)
-    ops = {row.op for row in world.collectives}
+    ops = {row.op for row in world.communication.collectives}
     assert ops >= {"all_to_all", "all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"}
     assert 0.13 <= world.parts.exposed_ms / world.parts.step_ms <= 0.17
 

@@ -69,12 +69,12 @@ def world_of(tmp_path: Path, *ranks: list[Event]) -> WorldResult:
 )
 def test_several_kernels_are_one_collective(tmp_path: Path, numbered: bool, ranges: str) -> None:
     world = world_of(tmp_path, *(copy_engine_job(rank, numbered, ranges) for rank in (0, 1)))
-    (row,) = world.collectives
+    (row,) = world.communication.collectives
     assert (row.op, row.calls_per_step, row.size_bytes) == (
         *("all_gather_into_tensor", 1),
         (8 * ELEMENTS, 8 * ELEMENTS),
     )
-    assert world.step_median_ms == pytest.approx(50.0)
+    assert world.timing.step_median_ms == pytest.approx(50.0)
     assert row.duration.median_ms == pytest.approx(5.9, abs=0.01)
     assert row.algbw_gb_per_s == pytest.approx(8 * ELEMENTS / 5.899e6, rel=1e-3)
 
@@ -125,7 +125,7 @@ def test_kernels_of_different_calls_stay_apart(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any], one_range: bool, calls: int
 ) -> None:
     world = world_of(tmp_path, two_calls(first, second, one_range))
-    assert sum(row.calls for row in world.collectives) == 4 * calls
+    assert sum(row.calls for row in world.communication.collectives) == 4 * calls
 
 
 @pytest.mark.parametrize("name", ["Memcpy PtoP (Device -> Device)", "Memcpy P2P"])
@@ -153,7 +153,7 @@ def test_copies_between_devices_are_communication_if_c10d_launched_them(
         if not in_call:
             events[-1]["args"]["correlation"] = 10_000
     world = world_of(tmp_path, events)
-    (row,) = world.collectives
+    (row,) = world.communication.collectives
     assert (row.op, row.calls) == ("all_gather", 4)
     assert world.parts.exposed_ms == pytest.approx(0.15 if in_call else 0.05)
     assert world.parts.copies_ms == pytest.approx(0.0 if in_call else 0.1)

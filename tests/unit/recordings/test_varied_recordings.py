@@ -81,7 +81,7 @@ def test_ranks_are_read_from_file_and_folder_names(tmp_path: Path, names: tuple[
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(without_rank(rank))
     assert ranks_of(tmp_path / "job") == [0, 1]
-    assert world_of(tmp_path / "job").late_rank is not None
+    assert world_of(tmp_path / "job").lateness.late_rank is not None
 
 
 def written(folder: Path, texts: dict[str, str]) -> Path:
@@ -146,11 +146,11 @@ def test_truncated_or_extended_gzip_files_are_read_as_far_as_possible(
 ) -> None:
     whole = gzip.compress(document(rank_events(0, steps=400), 0).encode())
     (tmp_path / "long.json.gz").write_bytes(whole + b"and more")
-    assert world_of(tmp_path / "long.json.gz").steps == 400
+    assert world_of(tmp_path / "long.json.gz").timing.steps == 400
     (tmp_path / "cut.json.gz").write_bytes(whole[: len(whole) // 2])
     cut = world_of(tmp_path / "cut.json.gz")
-    assert 50 < cut.steps < 350
-    assert any("cut off" in text for text in cut.problems)
+    assert 50 < cut.timing.steps < 350
+    assert any("cut off" in text for text in cut.recording.problems)
 
 
 def test_other_files_in_an_archive_are_ignored(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_nested_ranges_and_operators_give_the_operation_of_a_kernel(tmp_path: Pa
     ]
     path = tmp_path / "one.json"
     path.write_text(document(events, 0, 4))
-    assert {row.op for row in world_of(path).collectives} == {
+    assert {row.op for row in world_of(path).communication.collectives} == {
         *("reduce_scatter_tensor", "all_gather", "other")
     }
 
@@ -431,5 +431,5 @@ def test_shortened_and_textual_metadata_of_collectives_are_read(tmp_path: Path) 
     event["args"] |= {"Group size": 1024, "Process Group Name": "7"}
     path = tmp_path / "one.json"
     path.write_text(document([annotation("ProfilerStep#1", 0, 100), event], 0, 1024))
-    (row,) = world_of(path).collectives
+    (row,) = world_of(path).communication.collectives
     assert (row.op, row.size_bytes[0]) == ("all_reduce", 4000)

@@ -45,6 +45,7 @@ from commprof.report.export.rows import CANDIDATES, TABLES, as_csv, as_parquet, 
 from commprof.report.full_report import FullReport
 from commprof.stats.intervals import Interval
 from tests.support.builders.results import (
+    changed_world,
     collective,
     compression,
     context,
@@ -264,7 +265,7 @@ def with_devices(result: WorldResult) -> WorldResult:
         for r in result.ranks
     )
     parts = dataclasses.replace(result.parts, **of_other)
-    return dataclasses.replace(result, ranks=ranks, parts=parts, device_clock_error_us=2.0)
+    return changed_world(result, ranks=ranks, parts=parts, device_clock_error_us=2.0)
 
 
 def changed() -> Incidents:
@@ -349,7 +350,7 @@ def full_run() -> dict[str, Any]:
                 ),
                 loss_agreement=LossAgreement((1, 2), 10, 16, 1e-6, 2, 7, 1e-4),
                 incidents=(changed(),),
-                stepless=(SteplessCollectives(8, worlds[0].collectives),),
+                stepless=(SteplessCollectives(8, worlds[0].communication.collectives),),
                 attempts=(Attempt(4, 0, 4, 12, 3.5, 1.5, "rank 1: its process was killed"),),
                 nccl=(inside_nccl(),),
             ),
@@ -411,7 +412,7 @@ def test_csv_escapes_formulas_and_leaves_unknown_values_empty(report: FullReport
 def test_csv_has_the_collectives_of_a_run_without_steps(report: FullReport) -> None:
     found = read(as_csv(report, "collectives"))
     assert {row["has_steps"] for row in found} == {"True"}
-    kinds = report.result.worlds[1].collectives
+    kinds = report.result.worlds[1].communication.collectives
     without = dataclasses.replace(
         report.result, worlds=(), stepless=(SteplessCollectives(8, kinds),)
     )

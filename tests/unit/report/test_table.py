@@ -44,8 +44,7 @@ from tests.support.builders.results import (
     summary,
     world,
 )
-from tests.unit.analysis import test_strategies
-from tests.unit.analysis.align import test_summaries
+from tests.unit.analysis import test_strategies, test_summaries
 from tests.unit.report import test_table
 from tests.unit.tune.trials import test_trial_report
 

@@ -53,7 +53,7 @@ def outcome(drawn: Drawn) -> Outcome:
     seen = measured_world(run)
     assert seen is not None
     with patch("commprof.analysis.world.gains", return_value=None):
-        parts, late = seen.measured, world_result(run, seen).late_rank
+        parts, late = seen.measured, world_result(run, seen).lateness.late_rank
     used = parts[0].step
     step_ns = float(times.wall_ns[used].mean())
     wait, wire = (

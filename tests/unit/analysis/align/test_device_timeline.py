@@ -266,9 +266,9 @@ def test_world_analysis_uses_the_device_timeline() -> None:
     rank._add(Kind.DEVICE_CLOCK, 1990, bytes_in=7000, value=5)
     result = analyse_world(world_run([rank]))
     assert result is not None
-    assert (result.device_collectives, result.device_timed) == (2, 2)
-    assert result.device_clock_error_us == 7.0
-    assert result.step_median_ms == 0.001
+    assert (result.recording.device_collectives, result.recording.device_timed) == (2, 2)
+    assert result.recording.device_clock_error_us == 7.0
+    assert result.timing.step_median_ms == 0.001
     assert result.parts.exposed_ms == 0.00025
 
 
@@ -325,7 +325,7 @@ def test_a_collective_issued_in_backward_counts_as_backward_even_if_ready_in_for
         rank.device_collective(2 + step, 60 + step, at, graph_task=4, bytes=128)
     result = analyse_world(world_run([rank]))
     assert result is not None
-    assert [row.phases for row in result.collectives] == [(("backward", 1),)] * 2
+    assert [row.phases for row in result.communication.collectives] == [(("backward", 1),)] * 2
 
 
 def test_a_wait_for_a_completed_collective_does_not_delay_replayed_steps() -> None:

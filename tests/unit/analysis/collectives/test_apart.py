@@ -105,7 +105,7 @@ def before_training(rank: Rank, step: int, at: int) -> None:
 )
 @pytest.mark.parametrize("passes", [1, 4])
 def test_ranks_that_exchange_no_gradients_train_apart(exchange: Exchange, passes: int) -> None:
-    found = job(exchange, ranks=3, passes=passes).apart
+    found = job(exchange, ranks=3, passes=passes).communication.apart
     assert found is not None
     assert (found.kind, found.together) == ("nothing", ((0,), (1,), (2,)))
     assert found.apart_bytes == PARAMETERS
@@ -149,7 +149,7 @@ def test_ranks_that_exchange_no_gradients_train_apart(exchange: Exchange, passes
 def test_jobs_that_exchange_gradients_or_train_nothing_are_not_accused(
     exchange: Exchange, more: dict[str, Any]
 ) -> None:
-    assert job(exchange, **more).apart is None
+    assert job(exchange, **more).communication.apart is None
 
 
 def test_a_group_that_leaves_ranks_out_is_named_with_them() -> None:
@@ -160,7 +160,7 @@ def test_a_group_that_leaves_ranks_out_is_named_with_them() -> None:
         if rank.rank < 3:
             all_reduce(PARAMETERS)(rank, step, at)
 
-    found = job(exchange, ranks=4, groups=three_of_four).apart
+    found = job(exchange, ranks=4, groups=three_of_four).communication.apart
     assert found is not None
     assert (found.kind, found.together) == ("groups", ((0, 1, 2), (3,)))
     assert found.sentence.startswith("The ranks train apart: ranks 0-2 and rank 3 do not exchange")
@@ -170,7 +170,7 @@ def test_pairs_that_exchange_gradients_among_themselves_only_train_apart() -> No
     def pair(rank: int) -> dict[int, tuple[str, int]]:
         return {1: (f"pair {rank // 2}", 2)}
 
-    found = job(all_reduce(PARAMETERS), ranks=4, groups=pair).apart
+    found = job(all_reduce(PARAMETERS), ranks=4, groups=pair).communication.apart
     assert found is not None
     assert found.together == ((0, 1), (2, 3))
 
@@ -181,7 +181,7 @@ def test_pairs_that_exchange_gradients_among_themselves_only_train_apart() -> No
         all_reduce(PARAMETERS)(rank, step, at)
         all_reduce(PARAMETERS // 2, group=2)(rank, step, at)
 
-    assert job(both, ranks=4, groups=also_across).apart is None
+    assert job(both, ranks=4, groups=also_across).communication.apart is None
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_pairs_that_exchange_gradients_among_themselves_only_train_apart() -> No
     ],
 )
 def test_an_exchange_that_capture_cannot_see_is_not_seen(more: dict[str, Any], why: str) -> None:
-    found = job(**more).apart
+    found = job(**more).communication.apart
     assert found is not None
     assert found.kind == "not seen"
     assert why in found.sentence
@@ -225,7 +225,7 @@ def test_parameters_outside_of_the_ddp_model_are_named(
         if beside:
             rank.collective(STEPS + step, at + 5 * MS, at + 6 * MS, bytes=beside)
 
-    found = job(exchange, about=about).apart
+    found = job(exchange, about=about).communication.apart
     assert (found.apart_bytes if found else 0) == apart_bytes
     if found is not None:
         assert found.kind == "parameters"
@@ -233,7 +233,7 @@ def test_parameters_outside_of_the_ddp_model_are_named(
 
 
 def test_the_finding_is_the_first_sentence_of_the_report() -> None:
-    found = job().apart
+    found = job().communication.apart
     assert found is not None
     result = run_result(world(2, parts=parts(exposed_ms=0.0), apart=found))
     details = [detail(2, backward=60)]

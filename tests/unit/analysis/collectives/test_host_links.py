@@ -120,8 +120,8 @@ def two_hosts(counted: int, **metadata: Any) -> list[Rank]:
 def links_of(ranks: list[Rank], world_size: int = 2) -> HostLinks:
     result = analyse_world(world_run(ranks, world_size))
     assert result is not None
-    assert result.host_links is not None
-    return result.host_links
+    assert result.communication.host_links is not None
+    return result.communication.host_links
 
 
 def test_bytes_and_rates_of_a_link_between_two_hosts() -> None:
@@ -143,7 +143,7 @@ def test_bytes_between_hosts_are_unknown_if_a_rank_left_no_trace() -> None:
 def test_ranks_of_one_host_have_no_host_links() -> None:
     result = analyse_world(world_run(two_hosts(counted=1, cross_check_sources={})))
     assert result is not None
-    assert result.host_links is None
+    assert result.communication.host_links is None
 
 
 def hosts_of_ranks(*namespaces: str) -> list[Rank]:
@@ -166,7 +166,7 @@ def test_a_killed_rank_on_the_only_host_s_machine_adds_no_host_link(
 ) -> None:
     result = analyse_world(world_run(hosts_of_ranks(*namespaces)))
     assert result is not None
-    assert result.host_links is None
+    assert result.communication.host_links is None
 
 
 def test_a_killed_rank_s_host_uses_the_counters_of_its_other_ranks() -> None:

@@ -20,7 +20,7 @@ from commprof.analysis.step.measured import measured_world
 from commprof.analysis.verdict import verdict
 from commprof.analysis.world import world_result
 from commprof.trace.schema import Phase
-from tests.support.builders.results import run_result
+from tests.support.builders.results import changed_world, run_result
 from tests.support.builders.sharded_job import fsdp_ranks
 from tests.support.builders.traces import MS, Rank, world_run
 
@@ -218,10 +218,10 @@ def test_the_next_step_suggests_the_option_for_the_most_exposed_part(
     seen = measured_world(run)
     assert seen is not None
     world = world_result(run, seen)
-    assert world.sharding is not None
-    first = next(each for each in world.sharding.parts if each.part == part)
-    changed = dataclasses.replace(world.sharding, parts=(first,), directory="RUN")
-    world = dataclasses.replace(world, sharding=changed)
+    assert world.communication.sharding is not None
+    first = next(each for each in world.communication.sharding.parts if each.part == part)
+    changed = dataclasses.replace(world.communication.sharding, parts=(first,), directory="RUN")
+    world = changed_world(world, sharding=changed)
     detail = world_detail(run, seen)
     result = run_result(world)
     judged = verdict(result, [detail])

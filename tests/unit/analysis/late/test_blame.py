@@ -88,11 +88,13 @@ def test_a_rank_without_a_core_is_not_named_late_but_reported_as_the_cause() -> 
     seen = measured_world(run)
     assert seen is not None
     result = world_result(run, seen)
-    assert result.late_rank is None
-    assert sum(cost.wait_ms for cost in result.wait_costs) == pytest.approx(result.parts.wait_ms)
-    assert {result.wait_costs[0].rank} == of.ranks
-    assert result.wait_costs[0].cause == "no core"
-    lacked = result.longer_phase
+    assert result.lateness.late_rank is None
+    assert sum(cost.wait_ms for cost in result.lateness.wait_costs) == pytest.approx(
+        result.parts.wait_ms
+    )
+    assert {result.lateness.wait_costs[0].rank} == of.ranks
+    assert result.lateness.wait_costs[0].cause == "no core"
+    lacked = result.lateness.longer_phase
     assert lacked is not None
     assert ({lacked.rank}, lacked.phase) == (of.ranks, "forward")
     starved = of.steps[0][lacked.rank][1][2]
@@ -118,7 +120,7 @@ def test_a_rank_that_only_its_own_pair_waits_for_is_named_late() -> None:
             rank.step(begin, begin + 60 * MS)
     world = analyse_world(world_run(ranks))
     assert world is not None
-    late = world.late_rank
+    late = world.lateness.late_rank
     assert late is not None
     assert (late.rank, late.waiting_ranks, late.share) == (7, 1, 1.0)
     assert late.wait_ns == pytest.approx(40 * MS)

@@ -51,14 +51,14 @@ def late_world(no_core_ms: int = 0, lines: tuple[int, int, int] = (1, 2, 3)) -> 
                 rank.no_core((begin + 10) * MS, (begin + 36) * MS, no_core_ms * MS)
     world = analyse_world(world_run(ranks))
     assert world is not None
-    assert world.late_rank is not None
-    assert world.late_rank.rank == 2
+    assert world.lateness.late_rank is not None
+    assert world.lateness.late_rank.rank == 2
     return world
 
 
 def test_the_lines_between_which_a_late_rank_s_phase_takes_longer_are_named() -> None:
     world = late_world()
-    assert world.longer_lines == (
+    assert world.lateness.longer_lines == (
         LongerLines(2, "backward", pytest.approx(18), LINES[1], LINES[2], pytest.approx(16)),
         LongerLines(2, "backward", pytest.approx(18), LINES[2], LINES[3], pytest.approx(2)),
     )
@@ -69,18 +69,18 @@ def test_the_lines_between_which_a_late_rank_s_phase_takes_longer_are_named() ->
 
 
 def test_time_without_a_core_is_subtracted_from_the_longer_lines() -> None:
-    first, second = late_world(no_core_ms=4).longer_lines
+    first, second = late_world(no_core_ms=4).lateness.longer_lines
     assert (first.phase_ms, first.longer_ms) == (pytest.approx(14), pytest.approx(12))
     assert second.longer_ms == pytest.approx(2)
 
 
 def test_an_operation_without_a_stack_does_not_divide_the_lines() -> None:
-    (only,) = late_world(lines=(1, 0, 3)).longer_lines
+    (only,) = late_world(lines=(1, 0, 3)).lateness.longer_lines
     assert (only.begin, only.end) == (LINES[1], LINES[3])
 
 
 def test_without_stacks_there_are_no_lines() -> None:
-    assert late_world(lines=(0, 0, 0)).longer_lines == ()
+    assert late_world(lines=(0, 0, 0)).lateness.longer_lines == ()
 
 
 def test_sentences_name_lines_at_the_start_and_the_end_of_a_step() -> None:
@@ -168,8 +168,8 @@ def sampled(directory: Path, *texts: str, no_core_ms: int = 0) -> WorldResult:
             (directory / f"rank_{rank}.samples.txt").write_text(text)
     world = analyse_world(replace(world_run(ranks), directory=directory))
     assert world is not None
-    assert world.late_rank is not None
-    assert world.late_rank.rank == 2
+    assert world.lateness.late_rank is not None
+    assert world.lateness.late_rank.rank == 2
     return world
 
 
@@ -179,7 +179,7 @@ def test_functions_that_take_longer_on_the_late_rank_are_named(tmp_path: Path) -
     late = f"{MAIN} 95\n{ENGINE} 560\n{MAIN};noise (a.py:1) 5\n"
     late += f"{MAIN};augment (data.py:31) 240\n{MAIN};augment (data.py:33) 100\n"
     world = sampled(tmp_path, other, other, late)
-    found = world.grown_functions
+    found = world.lateness.grown_functions
     assert found is not None
     assert (found.rank, found.problem) == (2, "")
     assert found.functions == (
@@ -209,8 +209,8 @@ def test_functions_that_grew_less_than_the_time_without_a_core_are_not_named(
 def test_growth_that_may_be_chance_with_few_samples_is_not_reported(tmp_path: Path) -> None:
     other, late = (f"{MAIN} 50\n{MAIN};augment (data.py:31) {n}\n" for n in (10, 20))
     world = sampled(tmp_path, other, other, late)
-    assert world.grown_functions is not None
-    assert world.grown_functions.functions == ()
+    assert world.lateness.grown_functions is not None
+    assert world.lateness.grown_functions.functions == ()
     assert _in_the_phases(world) == [
         "In py-spy's samples no function takes 1 ms longer on rank 2 than on others."
     ]
@@ -232,10 +232,10 @@ def test_the_reason_why_functions_are_not_compared_is_given(
     tmp_path: Path, texts: tuple[str, ...], problem: str
 ) -> None:
     world = sampled(tmp_path, *texts)
-    assert world.grown_functions is not None
-    assert world.grown_functions.problem == problem
+    assert world.lateness.grown_functions is not None
+    assert world.lateness.grown_functions.problem == problem
     assert _in_the_phases(world) == [f"The functions of rank 2 are not compared: {problem}."]
 
 
 def test_without_sample_files_no_functions_are_compared(tmp_path: Path) -> None:
-    assert sampled(tmp_path).grown_functions is None
+    assert sampled(tmp_path).lateness.grown_functions is None

@@ -1,0 +1,91 @@
+"""Collectives, traffic and exchange of parameters at one world size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from commprof.analysis.collectives.apart import TrainedApart, trained_apart
+from commprof.analysis.collectives.compression import CompressionRow, compression_rows
+from commprof.analysis.collectives.host_links import HostLinks, host_links
+from commprof.analysis.collectives.in_flight import TimeInFlight, times_in_flight
+from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
+from commprof.analysis.collectives.sharding import Sharding, sharding
+from commprof.analysis.evidence import Evidence, Figure
+from commprof.analysis.step.measured import MeasuredWorld, observed_ranks
+from commprof.trace import columns
+from commprof.trace.exchanged import exchanged_by
+from commprof.trace.reader import Trace
+from commprof.trace.run.run_directory import WorldRun, run_of
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Collectives, traffic and exchange of parameters at one world size."""
+
+    #: Kinds of collectives, the most exposed time first.
+    collectives: tuple[CollectiveRow, ...] = ()
+    #: Times in flight per operation.
+    times_in_flight: tuple[TimeInFlight, ...] = ()
+    #: Sorted by scheme and bucket; empty without a compressor.
+    compression: tuple[CompressionRow, ...] = ()
+    #: None if all ranks ran on one host, or the hosts are unknown.
+    host_links: HostLinks | None = None
+    #: None if no parameters are sharded.
+    sharding: Sharding | None = None
+    #: Why no DDP model exchanged its gradients by DDP's own all-reduce, which a trial needs, as a
+    #: clause; empty if one did.
+    no_ddp: str = ""
+    #: Ranks or parameters that are trained without an exchange of gradients; None if there are
+    #: none, or if too little is known to say so.
+    apart: TrainedApart | None = None
+
+    def supported(self, evidence: Evidence) -> Communication:
+        """Returns a copy without the figures that the recordings do not support."""
+        shown = self
+        if not evidence.supports(Figure.EXPOSED):
+            rows = tuple(replace(row, exposed_ms=math.nan) for row in shown.collectives)
+            shown = replace(shown, collectives=rows, sharding=None)
+        if not evidence.supports(Figure.CALLS):
+            rows = tuple(map(CollectiveRow.untimed, shown.collectives))
+            shown = replace(shown, collectives=rows, times_in_flight=())
+        return shown
+
+
+def communication(run: WorldRun, seen: MeasuredWorld) -> Communication:
+    """Returns the collectives, traffic and exchange of parameters at one world size."""
+    traces, tables, step = seen.traces, seen.tables, seen.measured[0].step
+    foreign = seen.recorded[0].is_foreign
+    return Communication(
+        collectives=collective_rows(seen.matching, traces, tables, step, seen.clocks_shared),
+        times_in_flight=times_in_flight(traces, tables, step),
+        compression=compression_rows(traces, step, run.world_size),
+        host_links=None if foreign else host_links(run.world_size, observed_ranks(seen)),
+        sharding=None if foreign else sharding(seen, str(run_of(run.directory, run.world_size))),
+        no_ddp="" if foreign else _no_ddp(seen.recorded),
+        apart=None if foreign else _apart(run, seen),
+    )
+
+
+def _apart(run: WorldRun, seen: MeasuredWorld) -> TrainedApart | None:
+    """Returns ``Communication.apart``; None if records are missing that may show an exchange."""
+    if any(trace.dropped for trace in seen.recorded):
+        return None
+    by_python = any(trace.metadata.get("capture") == "python" for trace in seen.recorded)
+    found = [exchanged_by(trace) for trace in seen.recorded]
+    return trained_apart(found, run.world_size, sees_all=not by_python)
+
+
+def _no_ddp(traces: Sequence[Trace]) -> str:
+    """Returns ``Communication.no_ddp``, from what the ranks recorded."""
+    sources = [trace.metadata.get("cross_check_sources", {}) for trace in traces]
+    logs = [log for each in sources for log in each.get("ddp_logs", ())]
+    own = [str(log.get("own_exchange") or "") for log in logs if isinstance(log, dict)]
+    if own and all(own):
+        return f"{own[0]} exchanges the gradients instead of DDP's all-reduce"
+    by_ddp = (columns.finalizations(trace).span.key for trace in traces)
+    buckets = (columns.buckets(trace).index for trace in traces)
+    if any(map(len, by_ddp)) or any(map(len, buckets)):
+        return ""
+    return "no DDP model exchanged gradients in this run"

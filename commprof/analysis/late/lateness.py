@@ -1,0 +1,115 @@
+"""Who the ranks of one world size waited for, and in what that rank lost the time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from commprof.analysis.evidence import Evidence, Figure
+from commprof.analysis.late.costs import LongerPhase, WaitCost, longer_phase, wait_costs
+from commprof.analysis.late.functions import GrownFunctions, grown_functions
+from commprof.analysis.late.lines import LongerLines, longer_lines
+from commprof.analysis.late.stragglers import (
+    LateRank,
+    few_steps,
+    late_rank,
+    late_rank_of_few_steps,
+    of_ranks,
+)
+from commprof.analysis.step.breakdown import Breakdown, caused_in_all
+from commprof.analysis.step.exposure import NO_CORE
+from commprof.analysis.step.measured import MeasuredWorld, slowest_ns
+from commprof.analysis.step.stalls import stalled
+from commprof.trace.run.run_directory import WorldRun
+from commprof.units import ms_to_ns, us_to_ns
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """Waiting of one world size by cause, the late rank, and in what it lost the time."""
+
+    late_rank: LateRank | None = None
+    #: Waiting per rank and cause; adds up to ``WorldResult.parts.wait_ms``. Empty if arrivals are
+    #: not known.
+    wait_costs: tuple[WaitCost, ...] = ()
+    #: None if the kernel's counters show no phase that is longer on one rank than on the others.
+    longer_phase: LongerPhase | None = None
+    #: Lines of the script between which the late rank's phases take longer; empty without stacks.
+    longer_lines: tuple[LongerLines, ...] = ()
+    #: Functions in which the late rank takes longer; None without a late rank or samples.
+    grown_functions: GrownFunctions | None = None
+
+    def most_waited_for(self) -> tuple[int, float]:
+        """Returns the rank that caused most waiting, and its share; -1 and NaN if none is known."""
+        shares: dict[int, float] = {}
+        for cost in self.wait_costs:
+            shares[cost.rank] = shares.get(cost.rank, 0.0) + cost.share
+        most = max(shares, key=lambda rank: shares[rank], default=-1)
+        return most, shares.get(most, math.nan)
+
+    def supported(self, evidence: Evidence) -> Lateness:
+        """Returns a copy without the figures that the recordings do not support."""
+        return replace(
+            self,
+            late_rank=self.late_rank if evidence.supports(Figure.LATE) else None,
+            wait_costs=self.wait_costs if evidence.supports(Figure.SPLIT) else (),
+            longer_phase=self.longer_phase if evidence.supports(Figure.PARTS) else None,
+        )
+
+    def inside_phases(self, run: WorldRun, seen: MeasuredWorld) -> Lateness:
+        """Returns a copy with the lines and functions in which the late rank takes longer."""
+        if self.late_rank is None:
+            return self
+        rank = self.late_rank.rank
+        return replace(
+            self,
+            longer_lines=longer_lines(rank, seen),
+            grown_functions=grown_functions(rank, run, seen),
+        )
+
+
+def lateness(
+    run: WorldRun, seen: MeasuredWorld, step_median_ms: float, between_ranks_us: float
+) -> Lateness:
+    """Returns the waiting by cause, and the late rank.
+
+    Args:
+        run: the ranks' recordings.
+        seen: their measured steps.
+        step_median_ms: median over steps of the slowest rank's wall time.
+        between_ranks_us: bound on the error of time differences between ranks.
+    """
+    return Lateness(
+        late_rank=_late_rank(run, seen, ms_to_ns(step_median_ms), us_to_ns(between_ranks_us)),
+        wait_costs=wait_costs(seen.measured),
+        longer_phase=longer_phase(seen.ranks, seen.measured),
+    )
+
+
+def _late_rank(
+    run: WorldRun, seen: MeasuredWorld, step_ns: float, error_ns: float
+) -> LateRank | None:
+    """Searches for the late rank in the steps that did not stall."""
+    hung = stalled(slowest_ns(seen.measured))
+    caused = caused_in_all(seen.measured, ~hung)
+    by_waiting = np.zeros((run.world_size, run.world_size))
+    for rank, part in zip(seen.ranks, seen.measured, strict=True):
+        by_waiting[rank] = part.caused[np.flatnonzero(~hung)].by_rank_ns(without=NO_CORE)
+    foreign = seen.recorded[0].is_foreign
+    if foreign and few_steps(waited_for := of_ranks(caused), by_waiting):
+        late = late_rank_of_few_steps(waited_for, step_ns, error_ns, by_waiting)
+        if late is not None and late.late_steps < late.measured_steps:
+            late = None  # some rank is the last in each step; only the same one in all says more
+    else:
+        origin_ns = np.stack([part.by_origin_ns[:, ~hung] for part in seen.measured])
+        late = late_rank(caused, by_waiting, origin_ns, seen.ranks, step_ns, error_ns)
+    if late is not None and late.phase == "other" and any(map(_lacks_phases, seen.measured)):
+        late = replace(late, phase=None, phase_share=math.nan)  # "other" includes unknown phases
+    return late
+
+
+def _lacks_phases(part: Breakdown) -> bool:
+    """True if kernels of the rank's device ran whose phase is not known."""
+    return bool((part.unphased_compute_ns > 0).any())

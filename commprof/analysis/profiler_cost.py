@@ -1,0 +1,69 @@
+"""What commprof's own recording cost at one world size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from commprof.analysis.step.breakdown import Breakdown
+from commprof.analysis.step.measured import MeasuredWorld
+from commprof.analysis.step.overhead import Overhead, overhead
+from commprof.trace import columns
+from commprof.trace.run.run_directory import WorldRun
+
+
+@dataclass(frozen=True)
+class ProfilerCost:
+    """Cost of commprof's own recording at one world size."""
+
+    overhead: Overhead | None
+    #: Median number of records per step of rank 0.
+    records_per_step: float
+    #: Cost of one record, measured in rank 0 at the end of the run.
+    record_cost_ns: float
+    #: Steps after training that measure commprof's cost: label (see ``overhead.Samples``), wall
+    #: time of the slowest rank and CPU time of all ranks' training threads, in ns; the CPU time is
+    #: NaN if a rank did not report it.
+    overhead_samples: tuple[tuple[str, float, float], ...]
+
+
+def profiler_cost(run: WorldRun, seen: MeasuredWorld) -> ProfilerCost:
+    """Returns the cost of recording, from the training loop's account and the records."""
+    labelled, first = _overhead_samples(run), seen.ranks[0]
+    return ProfilerCost(
+        overhead=overhead(labelled),
+        records_per_step=_records_per_step(run, first, seen.measured[0]),
+        record_cost_ns=float(run.results.get(first, {}).get("record_cost_ns", math.nan)),
+        overhead_samples=labelled,
+    )
+
+
+def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float, float], ...]:
+    """Returns label, wall time and CPU time (ns) of each step that measures commprof's cost.
+
+    See ``ProfilerCost.overhead_samples`` for the three values.
+
+    All ranks switch capture on or off at the same steps, so the ranks' lists are joined by
+    position. Empty if a rank left no ``rank_N.json``.
+    """
+    if len(run.results) < run.world_size:
+        return ()
+    found = []
+    accounts = run.results.values()
+    per_rank = [result.get("overhead_cpu_ns") for result in accounts]
+    for index, rows in enumerate(zip(*(one["overhead"] for one in accounts), strict=False)):
+        cpu = [one[index] for one in per_rank if one is not None and index < len(one)]
+        total = float(sum(cpu)) if len(cpu) == len(rows) else math.nan
+        found.append((str(rows[0][0]), float(max(row[1] for row in rows)), total))
+    return tuple(found)
+
+
+def _records_per_step(run: WorldRun, rank: int, part: Breakdown) -> float:
+    steps = columns.steps(run.traces[rank])
+    times = run.traces[rank].records["timestamp_ns"]
+    chosen = np.isin(steps.index, part.step)
+    begin = np.searchsorted(times, steps.begin_ns[chosen].astype(np.uint64))
+    end = np.searchsorted(times, steps.end_ns[chosen].astype(np.uint64))
+    return float(np.median(end - begin)) if len(begin) else 0.0

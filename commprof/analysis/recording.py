@@ -1,0 +1,69 @@
+"""State of the recordings of one world size: ranks, clocks, devices, and what was lost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from commprof.analysis.align.device_timeline import clock_error_ns, timed_collectives
+from commprof.analysis.collectives.calls import assumes_threads
+from commprof.analysis.step.measured import MeasuredWorld
+from commprof.trace import columns, schema
+from commprof.trace.reader import Trace
+from commprof.trace.run.run_directory import WorldRun
+from commprof.units import ns_to_us
+
+
+@dataclass(frozen=True)
+class WorldRecording:
+    """State of the recordings of one world size."""
+
+    missing_ranks: tuple[int, ...]
+    dropped_records: int
+    #: Number of collectives on a GPU.
+    device_collectives: int
+    #: True if the ranks' times can be compared.
+    clocks_shared: bool
+    #: Bound on the error of a rank's clock against rank 0's; 0 on a shared clock, NaN if unknown.
+    clock_error_us: float
+    problems: tuple[str, ...]
+    #: Number of ``device_collectives`` whose completion or waiting a device event timed.
+    device_timed: int = 0
+    #: Bound on the error of device times against the host's clock; NaN if they were not compared.
+    device_clock_error_us: float = math.nan
+    #: True if a trace lacks a gloo group's number of threads, so that torch's default is assumed.
+    gloo_threads_assumed: bool = False
+    #: True if another profiler recorded the run.
+    foreign: bool = False
+
+    @property
+    def between_ranks_us(self) -> float:
+        """Bound in µs on the error of time differences between ranks, with device clock errors."""
+        on_devices = 2 * self.device_clock_error_us
+        return self.clock_error_us + (0.0 if math.isnan(on_devices) else on_devices)
+
+
+def world_recording(run: WorldRun, seen: MeasuredWorld) -> WorldRecording:
+    """Returns the state of the recordings of one world size."""
+    return WorldRecording(
+        missing_ranks=tuple(rank for rank in range(run.world_size) if rank not in seen.ranks),
+        dropped_records=sum(trace.dropped for trace in run.traces.values()),
+        device_collectives=sum(_on_device(trace) for trace in run.traces.values()),
+        clocks_shared=seen.clocks_shared,
+        clock_error_us=seen.clock_error_us,
+        problems=run.problems,
+        device_timed=sum(timed_collectives(trace) for trace in seen.recorded),
+        device_clock_error_us=_device_clock_error_us(seen.recorded),
+        gloo_threads_assumed=any(assumes_threads(trace) for trace in seen.traces),
+        foreign=seen.recorded[0].is_foreign,
+    )
+
+
+def _device_clock_error_us(traces: list[Trace]) -> float:
+    known = [error for trace in traces if not math.isnan(error := clock_error_ns(trace))]
+    return ns_to_us(max(known)) if known else math.nan
+
+
+def _on_device(trace: Trace) -> int:
+    flags = columns.of_kind(trace.records, schema.Kind.ISSUE)["flags"]
+    return int((flags & schema.FLAG_DEVICE_ASYNC != 0).sum())

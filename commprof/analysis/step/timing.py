@@ -1,0 +1,124 @@
+"""Number and length of the measured steps of one world size, and what such a step consists of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from commprof.analysis.step.measured import (
+    MeasuredWorld,
+    backward_passes,
+    median_per_step,
+    slowest_ns,
+)
+from commprof.analysis.step.stalls import stalled
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.found_steps import DECLARED
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Phase
+from commprof.units import ns_to_ms
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Numbers of backward passes, optimizer updates and DDP's gradient exchanges in a step.
+
+    Each number is the median over the measured steps of one rank; 0 if not recorded.
+    """
+
+    backward_passes: int = 0
+    updates: int = 0
+    #: Number of backward passes at whose end DDP waited for its buckets.
+    exchanges: int = 0
+
+    @property
+    def sentences(self) -> list[str]:
+        """Sentences on updates or backward passes that occur more than once per step."""
+        found = []
+        if self.updates > 1:
+            found.append(
+                f"A step has {self.updates} optimizer updates, for example of several "
+                "optimizers; the optimizer's time includes all updates."
+            )
+        if self.updates and self.backward_passes > self.updates:
+            text = (
+                f"A step has {self.backward_passes} backward passes before "
+                f"{'its update' if self.updates == 1 else f'{self.updates} updates'}: gradients "
+                "are accumulated."
+            )
+            if 0 < self.exchanges < self.backward_passes:
+                text += (
+                    f" DDP exchanges them in {self.exchanges} of these {self.backward_passes} "
+                    "passes."
+                )
+            found.append(text)
+        return found
+
+
+def repeats(trace: Trace, measured_steps: Ints) -> Repeats:
+    """Counts backward passes, updates and DDP's gradient exchanges in one rank's measured steps."""
+    steps, phases = columns.steps(trace), columns.phases(trace)
+    updates = phases.begin_ns[phases.key == Phase.OPTIMIZER]
+    exchanges = columns.finalizations(trace).span.begin_ns
+    return Repeats(
+        backward_passes(trace, measured_steps),
+        median_per_step(steps, measured_steps, updates),
+        median_per_step(steps, measured_steps, exchanges),
+    )
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """Number and length of the steps of one world size; lengths are of the measured steps."""
+
+    #: Number of trained steps; the first ``warmup_steps`` are left out of all figures.
+    steps: int
+    warmup_steps: int
+    #: Median, 95th percentile and quartiles over steps of the slowest rank's wall time.
+    step_median_ms: float
+    step_p95_ms: float
+    step_quartiles_ms: tuple[float, float]
+    #: Event that ends a step: "declared" by the script, an optimizer's "update", or "backward".
+    steps_end: str = DECLARED
+    #: Number of steps left out because they hold several iterations in one.
+    merged_steps: int = 0
+    #: Number and wall time in ms (slowest rank) of steps that stalled, see ``stalls.stalled``.
+    #: They are in the means over steps, but are left out of the verdict and the late rank.
+    stalled_steps: tuple[tuple[int, float], ...] = ()
+    #: Counts of the first rank that left a trace.
+    repeats: Repeats = field(default_factory=Repeats)
+
+    @property
+    def measured_steps(self) -> int:
+        """Number of steps that the figures are based on."""
+        return self.steps - self.warmup_steps
+
+    @property
+    def relative_spread(self) -> float:
+        """Interquartile range of the step divided by its median; NaN without a median above 0."""
+        low, high = self.step_quartiles_ms
+        return (high - low) / self.step_median_ms if self.step_median_ms > 0 else math.nan
+
+
+def step_timing(seen: MeasuredWorld) -> StepTiming:
+    """Returns number and length of the steps of one world size."""
+    slowest, step = slowest_ns(seen.measured), seen.measured[0].step
+    median_ns, p95_ns, low_ns, high_ns = (
+        np.percentile(slowest, [50, 95, 25, 75]) if len(slowest) else [np.nan] * 4
+    )
+    hung = stalled(slowest)
+    stalls = zip(step[hung].tolist(), slowest[hung].tolist(), strict=True)
+    return StepTiming(
+        steps=len(seen.parts[0].step),
+        warmup_steps=seen.warmup,
+        step_median_ms=ns_to_ms(median_ns),
+        step_p95_ms=ns_to_ms(p95_ns),
+        step_quartiles_ms=(ns_to_ms(low_ns), ns_to_ms(high_ns)),
+        steps_end=seen.steps.source,
+        merged_steps=seen.merged,
+        stalled_steps=tuple((number, ns_to_ms(ns)) for number, ns in stalls),
+        repeats=Repeats() if seen.recorded[0].is_foreign else repeats(seen.traces[0], step),
+    )

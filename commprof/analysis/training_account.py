@@ -1,0 +1,80 @@
+"""What the ranks of one world size trained: samples, losses and weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from commprof.analysis.checks.losses import differing_weights, global_losses
+from commprof.analysis.rank_summary import RankSummary, samples_trained
+from commprof.trace.columns import Ints
+from commprof.trace.run.run_directory import WorldRun
+
+
+@dataclass(frozen=True)
+class TrainingAccount:
+    """Samples, losses and weights of one world size."""
+
+    #: Samples of all ranks divided by the time of the slowest of ``WorldResult.ranks``, in measured
+    #: steps. NaN if the samples of a rank are unknown, for example if it left neither a trace nor
+    #: an account.
+    samples_per_s: float
+    #: Fewest and most samples of a step, over all ranks; NaN without the loop's account.
+    samples_per_step: tuple[float, float]
+    #: Mean over ranks of the last epoch's mean loss.
+    average_loss: float
+    #: Source of the sample counts: the training "loop", the "dataloader", or "" for none.
+    samples_source: str = "loop"
+    #: Mean loss over all ranks' samples per trained step, and the number of these samples; empty
+    #: without the account of every rank.
+    step_losses: tuple[float, ...] = ()
+    step_samples: tuple[int, ...] = ()
+    #: Ranks whose weights after training differ from most ranks' weights, if all must be equal.
+    weights_differ: tuple[int, ...] = ()
+
+
+def training_account(
+    run: WorldRun, ranks: tuple[RankSummary, ...], measured_steps: Ints
+) -> TrainingAccount:
+    """Returns what the ranks trained, from the loop's account and from the ranks' traces."""
+    duration_s = max(rank.duration_s for rank in ranks)
+    trained = _samples(run, ranks, measured_steps)
+    losses, samples = global_losses(run)
+    return TrainingAccount(
+        samples_per_s=trained / duration_s if duration_s > 0 else math.nan,
+        samples_per_step=_samples_per_step(run, measured_steps.tolist()),
+        average_loss=float(np.mean([rank.average_loss for rank in ranks])),
+        samples_source="" if math.isnan(trained) else _samples_source(run, ranks),
+        step_losses=losses,
+        step_samples=samples,
+        weights_differ=differing_weights(run),
+    )
+
+
+def _samples(run: WorldRun, ranks: tuple[RankSummary, ...], steps: Ints) -> float:
+    """Returns the samples of all ranks in these steps; NaN if a rank's samples are unknown.
+
+    For a rank without a trace, the number of samples comes from the file ``rank_N.json`` that the
+    built-in training loop writes on each rank.
+    """
+    recorded = {rank.rank: rank.samples for rank in ranks}
+    others = [rank for rank in range(run.world_size) if rank not in recorded]
+    if any(rank not in run.results for rank in others):
+        return math.nan
+    by_account = (samples_trained(run.results[rank], steps) for rank in others)
+    return sum(recorded.values()) + sum(by_account)
+
+
+def _samples_source(run: WorldRun, ranks: tuple[RankSummary, ...]) -> str:
+    return "loop" if all(rank.rank in run.results for rank in ranks) else "dataloader"
+
+
+def _samples_per_step(run: WorldRun, steps: list[int]) -> tuple[float, float]:
+    if len(run.results) < run.world_size or not steps:
+        return math.nan, math.nan
+    totals = [
+        sum(result["step_samples"][step] for result in run.results.values()) for step in steps
+    ]
+    return float(min(totals)), float(max(totals))
