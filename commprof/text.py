@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 _NEIGHBOURS, _SPACED = 3, 4
 #: Most ranges in a sentence.
 _MOST_RANGES = 24
+#: Most digits at the end of a name that count as its number.
+_MOST_DIGITS = 9
 
 
 def printable(text: str) -> str:
@@ -64,6 +66,30 @@ def rank_list(ranks: Collection[int], separator: str = ",", most: int | None = N
         return separator.join(text for text, _ in parts)
     more = sum(count for _, count in parts[most:])
     return separator.join(text for text, _ in parts[:most]) + f" and {more} more"
+
+
+def name_list(names: Iterable[str], most: int) -> str:
+    """Lists names in order, with ranges of those that end in numbers: "node01-node04, gpu7".
+
+    most: most ranges and single names that are listed; the other names are counted.
+    """
+    parts: list[list[str]] = []
+    for name in sorted(set(names), key=_with_number):
+        stem, number = _with_number(name)
+        if parts and number >= 0 and _with_number(parts[-1][-1]) == (stem, number - 1):
+            parts[-1].append(name)
+        else:
+            parts.append([name])
+    texts = [f"{part[0]}-{part[-1]}" if len(part) > 1 else part[0] for part in parts[:most]]
+    more = sum(len(part) for part in parts[most:])
+    return ", ".join(texts) + (f" and {more} more" if more else "")
+
+
+def _with_number(name: str) -> tuple[str, int]:
+    """Divides a name into its beginning and the number at its end, -1 without one."""
+    stem = name.rstrip("0123456789")
+    digits = name[len(stem) :]
+    return stem, int(digits[-_MOST_DIGITS:]) if digits else -1
 
 
 def _range(part: Sequence[int]) -> tuple[str, int]:

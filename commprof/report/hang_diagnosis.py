@@ -18,6 +18,8 @@ started or completed, from 0 as in other reports (SeqNum in c10d's messages is 1
 differ, each number is followed by its ranks. -: not recorded. messages: sends and receives that are
 pending. 0-12:4: every fourth rank from 0 to 12."""
 _MOST_LINES = 20
+#: Most groups in the table: those that are uneven, or that culprits belong to.
+_MOST_GROUPS = 10
 #: Most ranges of ranks in a cell.
 _MOST_RANGES = 8
 _HEADERS = ("group", "ranks", "scheduled", "started", "completed", "messages")
@@ -44,15 +46,13 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
     named = {one.rank for one in found.culprits}
     shown = [one for one in found.groups if one.uneven or (named & {*one.ranks})]
     if shown:
-        rows = [_row(one) for one in shown[:_MOST_LINES]]
+        rows = [_row(one) for one in shown[:_MOST_GROUPS]]
         table = tabulated(rows, _HEADERS, left=range(len(_HEADERS)), width=tables)
         blocks += [table, fitted(LEGEND, width)]
-    more = len(found.groups) - min(len(shown), _MOST_LINES)
+    more = len(found.groups) - min(len(shown), _MOST_GROUPS)
     if more:
-        blocks.append(
-            f"{counted(more, 'more group')} with operations that are, or may be, pending; --format "
-            "json shows all."
-        )
+        text = "with operations that are, or may be, pending; --format json shows all."
+        blocks.append(wrapped(f"{counted(more, 'more group')} {text}", width))
     caveats = [f"- {printable(one)}" for one in found.problems]
     if found.untold and found.kind != "unknown":
         caveats.append(

@@ -54,6 +54,9 @@ METADATA: Final[dict[str, Shape]] = {
     "elastic_run_id": str | None,
     # torchft's name of the replica group that the process belongs to; empty if there is none.
     "replica": str | None,
+    # SLURM's path of the host in its network, from the top: "switch.switch.node"; empty without
+    # one. Traces of older versions do not have it.
+    "topology": str | None,
 }
 #: More ranks than any job has: bounds the memory that a number in a file can make readers use.
 MOST_RANKS: Final = 1 << 20

@@ -169,3 +169,15 @@ class DumpedWords(Words):
         known = operation.peer < len(ranks)
         other = f"rank {ranks[operation.peer]}" if known else "another rank"
         return f"{op} {'to' if op == 'send' else 'from'} {other} in {where}"
+
+
+class WordsWithoutGroups(Words):
+    """Names operations without their groups, so that many ranks share one sentence."""
+
+    def operation(self, operation: PendingOperation) -> str:
+        """Describes an operation of a group that is one of many."""
+        if operation.seq < 0:
+            return "a recv from any rank"
+        if operation.peer < 0:
+            return f"{operation.op} number {operation.seq} of their groups"
+        return f"{operation.op} {'to' if operation.op == 'send' else 'from'} others"

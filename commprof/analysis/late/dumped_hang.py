@@ -15,8 +15,14 @@ from commprof.analysis.collectives.mismatches import (
     mismatch_of,
     usual_after,
 )
-from commprof.analysis.late.circles import Circle, chain_to
-from commprof.analysis.late.dumped_diagnosis import Chain, Diagnosis, DumpedWords, GroupProgress
+from commprof.analysis.late.chains import chains_to
+from commprof.analysis.late.circles import Circle
+from commprof.analysis.late.dumped_diagnosis import (
+    Diagnosis,
+    DumpedWords,
+    GroupProgress,
+    WordsWithoutGroups,
+)
 from commprof.analysis.late.standing import (
     MOST_RECENT,
     OwnCall,
@@ -54,6 +60,10 @@ class DumpedRank:
     last: Entry | None = None
 
 
+#: Most different groups in which culprits are missed that are named.
+_MOST_ALONE = 10
+
+
 def diagnosis(path: Path) -> Diagnosis:
     """Diagnoses a hang from a folder of Flight Recorder dumps, or from one dump.
 
@@ -84,7 +94,7 @@ def diagnosis(path: Path) -> Diagnosis:
         kind=kind,
         culprits=culprits,
         victims=tuple(s.rank for s in states if s.pending and s.rank not in ranks),
-        chains=_chains(states, waits, ranks, words),
+        chains=chains_to([state.rank for state in states], waits, ranks, words),
         mismatches=mismatches,
         groups=_progress(dumps, states, members),
         dumps=len(dumps),
@@ -270,10 +280,12 @@ def _culprits(
     certain = tuple(rank for rank in cause.ranks if rank in by_rank)
     if certain or cause.mismatch is not None:
         told = replace(cause, ranks=certain)
+        words = _short_for(certain, waits, words)
         whys = accused_of(told, waits, words, lambda rank: _absent(by_rank[rank], waits, words))
         behind = bool(certain) and all(rank in cause.behind for rank in certain)
         return "behind" if behind else cause.kind, whys
     if cause.ranks:
+        words = _short_for(cause.ranks, waits, words)
         return "undumped", tuple(
             Accused(
                 rank,
@@ -283,6 +295,19 @@ def _culprits(
             for rank in cause.ranks
         )
     return cause.kind, ()
+
+
+def _short_for(ranks: Sequence[int], waits: Mapping[int, Waits], words: Words) -> Words:
+    """Returns words without groups if many ranks are missed, each in groups of its own."""
+    if len(ranks) <= _MOST_ALONE:
+        return words
+    missed: dict[int, set[str]] = {rank: set() for rank in ranks}
+    absent_in = {(op.group, op.seq): absent for found in waits.values() for op, absent in found}
+    for (group, _), absent in absent_in.items():
+        for rank in missed.keys() & {*absent}:
+            missed[rank].add(group)
+    sets = {frozenset(groups) for groups in missed.values()}
+    return WordsWithoutGroups() if len(sets) > _MOST_ALONE else words
 
 
 def _absent(state: DumpedRank, waits: Mapping[int, Waits], words: Words) -> Accused:
@@ -310,38 +335,6 @@ def _missed(rank: int, waits: Mapping[int, Waits], words: Words) -> str:
 def _with_line(operation: PendingOperation, words: Words) -> str:
     """Describes an operation, and says at which line it was issued if that is known."""
     return words.operation(operation) + (f" ({operation.line})" if operation.line else "")
-
-
-def _chains(
-    states: Sequence[DumpedRank], waits: Mapping[int, Waits], ranks: Sequence[int], words: Words
-) -> tuple[Chain, ...]:
-    """Returns the chains of waiting ranks that lead to the culprits ``ranks``.
-
-    Ranks that wait in the same operations for the same ranks share one chain.
-    """
-    shared: dict[tuple[str, ...], list[int]] = {}
-    for state in states:
-        way = [] if state.rank in ranks else chain_to(state.rank, waits, ranks)
-        if way:
-            last = dict(waits[way[-1][0]])[way[-1][1]]
-            ends = named_ranks([rank for rank in last if rank in ranks])
-            links = tuple(
-                f"in {words.operation(op)} for {_next(way, at, ends)}"
-                for at, (_, op) in enumerate(way)
-            )
-            shared.setdefault(links, []).append(state.rank)
-    return tuple(
-        Chain(
-            tuple(waiting),
-            f"{named_ranks(waiting)} wait{'s' * (len(waiting) == 1)} "
-            + ", which waits ".join(links),
-        )
-        for links, waiting in sorted(shared.items(), key=lambda item: item[1])
-    )
-
-
-def _next(way: Sequence[tuple[int, PendingOperation]], at: int, ends: str) -> str:
-    return ends if at + 1 == len(way) else f"rank {way[at + 1][0]}"
 
 
 def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:

@@ -22,6 +22,9 @@ from commprof.trace.documents import MORE_METADATA, backends_by_device
 from commprof.trace.run.endings import restart_count
 from commprof.trace.run.processes import link_of, text_of
 
+#: Most characters of a network address that are recorded.
+_LONGEST_ADDRESS = 400
+
 
 def _backend() -> str:
     """Name of the default group's backend for the accelerator, or for the CPU if there is none."""
@@ -70,6 +73,11 @@ def _local_rank() -> int:
 def elastic_run_id() -> str:
     """Returns torchrun's name of the job, equal in all its attempts; empty without torchrun."""
     return os.environ.get("TORCHELASTIC_RUN_ID", "")
+
+
+def topology_address() -> str:
+    """Returns SLURM's path of this host in its network: "switch.switch.node"; empty without one."""
+    return os.environ.get("SLURM_TOPOLOGY_ADDR", "")[:_LONGEST_ADDRESS]
 
 
 def replica_label() -> str:
@@ -154,6 +162,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "dtypes": [] if native is None else list(native.DTYPES),
         "elastic_run_id": elastic_run_id(),
         "replica": replica_label(),
+        "topology": topology_address(),
     }
     _refuse_own_keys(own, extra)
     return {**extra, **own}

@@ -24,7 +24,7 @@ from commprof.files import replace_file
 from commprof.monitor.rank_state import FollowedRank
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.hang import Hang
-from commprof.text import printable
+from commprof.monitor.watchdog.hang_text import hang_text
 
 _MOST_HANGS = 1000
 _MOST_PENDING = 16
@@ -95,7 +95,7 @@ class HangFile:
         _write(
             self._directory / f"hang_{self.number}.json", json.dumps(self.value, indent=1) + "\n"
         )
-        _write(self._directory / f"hang_{self.number}.txt", _text(self.value))
+        _write(self._directory / f"hang_{self.number}.txt", hang_text(self.value))
 
 
 def now_text() -> str:
@@ -130,6 +130,7 @@ def _rank(feed: RankFeed, now_ns: int) -> dict[str, Any]:
     return {
         "rank": state.rank,
         "host": feed.metadata["machine"]["hostname"],
+        "topology": feed.metadata.get("topology") or "",
         "pid": feed.metadata["pid"],
         "process": feed.process.state if feed.process is not None else "",
         "step": state.step,
@@ -161,38 +162,3 @@ def _operation(one: PendingOperation, now_ns: int) -> dict[str, Any]:
 
 def _ago(now_ns: int, then_ns: int) -> float | None:
     return round((now_ns - then_ns) / _NS_PER_S, 3) if then_ns else None
-
-
-def _text(value: dict[str, Any]) -> str:
-    """Returns the text of ``hang_N.txt``."""
-    lines = [f"Hang {value['number']} on {value['host']}, found {value['found']}", ""]
-    lines += [value["sentence"], ""]
-    if "threshold" in value:
-        lines.append(f"Threshold: {value['threshold']}")
-    lines += value["reasons"]
-    lines.append("")
-    for rank in value["ranks"]:
-        process = f", process {rank['pid']}, {rank['process'] or 'on another host'}"
-        last = rank["last_record_s_ago"]
-        seen = f", last record {last:.1f} s ago" if last is not None else ""
-        lines.append(
-            f"rank {rank['rank']} ({rank['host']}{process}): step {rank['step']}, "
-            f"{rank['phase']}{seen}"
-        )
-        lines += [
-            f"    next collective of group {g!r}: number {n}"
-            for g, n in rank["next_collective"].items()
-        ]
-        for one in rank["pending"]:
-            since = f" for {one['pending_s']:.1f} s" if one["pending_s"] is not None else ""
-            bucket = f", bucket {one['bucket']}" if one["bucket"] >= 0 else ""
-            lines.append(
-                f"    pending{since}: {one['op']} {one['seq']} of group {one['group']!r}{bucket}, "
-                f"{one['bytes_in']} bytes"
-            )
-    lines.append("")
-    for stack in value["stacks"]:
-        lines.append(f"Stacks of rank {stack['rank']}: {stack['file'] or stack['problem']}")
-    if value["ended_after_s"] is not None:
-        lines.append(f"The hang ended {value['ended_after_s']:.1f} s after commprof found it.")
-    return "\n".join(printable(line) for line in lines) + "\n"

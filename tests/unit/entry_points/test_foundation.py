@@ -17,6 +17,7 @@ from commprof.text import (
     counted,
     in_seconds,
     listed,
+    name_list,
     named_ranks,
     plain_digits,
     plural,
@@ -85,6 +86,16 @@ def test_a_sentence_lists_few_ranges_and_counts_the_other_ranks() -> None:
     assert said.startswith("ranks 0, 4, 10, 18, ")
     assert said.endswith(f" and {150 - 24} more")
     assert named_ranks(scattered, most=None).count(",") == 149
+
+
+def test_names_that_end_in_successive_numbers_are_listed_as_a_range() -> None:
+    assert name_list([], 8) == ""
+    assert name_list(["gpu7"], 8) == "gpu7"
+    assert name_list([f"n{number:03}" for number in range(98, 103)], 8) == "n098-n102"
+    assert name_list(["b", "a2", "a1", "a9", "a10", "b"], 8) == "a1-a2, a9-a10, b"
+    assert name_list(["9", "10", "12"], 8) == "9-10, 12"
+    assert name_list(["a1", "a2", "c", "d"], 1) == "a1-a2 and 2 more"
+    assert name_list(["x" + "9" * 5000], 1) == "x" + "9" * 5000
 
 
 def test_what_is_the_same_for_several_ranks_is_said_once() -> None:

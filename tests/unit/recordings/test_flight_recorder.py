@@ -15,6 +15,7 @@ import pytest
 from commprof.analysis.late import standstill
 from commprof.analysis.late.dumped_diagnosis import Diagnosis
 from commprof.analysis.late.dumped_hang import diagnosis
+from commprof.analysis.late.standstill import reasons
 from commprof.errors import TraceError
 from commprof.recordings.flight_recorder import read_dumps
 from commprof.recordings.flight_recorder_files import is_flight_recorder
@@ -332,3 +333,60 @@ def test_a_pickle_of_more_than_plain_values_is_refused(tmp_path: Path) -> None:
     value = {"a": [1, -(2**62), 2.5, None, True, ("x", "y" * 300), {}, [], ()], "b": [2**31] * 3}
     for protocol in (2, 3, 4, 5):
         assert read_plain_pickle(pickle.dumps(value, protocol=protocol)) == value
+
+
+def pipelines(folder: Path, size: int, stages: int, late: int) -> Path:
+    """Writes dumps of pipelines in which each stage waits for the next one.
+
+    The last stages meet in an all-reduce of group 900, at which the pipeline ``late`` does not
+    arrive.
+    """
+    lines = size // stages
+    dumps = []
+    for rank in range(size):
+        stage, line = divmod(rank, lines)
+        own = [line + lines * number for number in range(stages)]
+        groups = {str(1 + line): own, "900": list(range(size - lines, size))}
+        waits = [entry(str(1 + line), 5, f"recv {stage}<-{stage + 1}")]
+        last = [entry("900", 9)] if line != late else []
+        dumps.append(dump(groups, *(waits if stage + 1 < stages else last)))
+    return write_dumps(folder, *dumps)
+
+
+def test_ranks_of_many_pipelines_are_told_by_their_distance_from_the_culprit(
+    tmp_path: Path,
+) -> None:
+    found = diagnosis(pipelines(tmp_path / "pipes", 64, 4, late=3))
+    assert culprits(found) == ("absent", [51])
+    assert [one.sentence for one in found.chains] == [
+        "rank 35 waits in recv from rank 51 in group '4' (GROUP_4) for rank 51",
+        "ranks 48-50, 52-63 wait in all_reduce number 9 of group '900' (GROUP_900) for rank 51",
+        "ranks 19, 32-34, 36-47 wait in recv of 16 groups for ranks 35, 48-50, 52-63",
+        "ranks 3, 16-18, 20-31 wait in recv of 16 groups for ranks 19, 32-34, 36-47",
+        "ranks 0-2, 4-15 wait in recv of 15 groups for ranks 16-18, 20-31",
+    ]
+    assert sorted(rank for one in found.chains for rank in one.ranks) == [*found.victims]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_hang_of_1024_ranks_is_told_on_a_screen(tmp_path: Path, width: int) -> None:
+    text = render(diagnosis(pipelines(tmp_path / "pipes", 1024, 8, 77)), width, width)
+    verdict = "The job hangs because of rank 973; 1023 other ranks wait for it."
+    assert verdict in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= width
+    assert len(text.splitlines()) < 60
+
+
+def test_many_culprits_in_groups_of_their_own_share_a_sentence(tmp_path: Path) -> None:
+    """In each of 32 groups of four ranks the second one does not arrive."""
+    dumps = []
+    for rank in range(128):
+        group, place = divmod(rank, 4)
+        ranks = {str(group): list(range(4 * group, 4 * group + 4))}
+        dumps.append(dump(ranks, *([entry(str(group), 3)] if place != 1 else [])))
+    found = diagnosis(write_dumps(tmp_path, *dumps))
+    assert culprits(found) == ("absent", [*range(1, 128, 4)])
+    assert reasons(found.culprits) == [
+        "ranks 1-125:4 did not arrive at all_reduce number 3 of their groups; they have nothing "
+        "pending"
+    ]

@@ -1,0 +1,138 @@
+"""Text of ``hang_N.txt``: the diagnosis, and the ranks' states.
+
+Of few ranks each has its lines. Of many ranks, those in the same state share one line, so that the
+ranks that differ stand out; the ranks at fault are listed by host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from commprof.text import counted, name_list, named_ranks, printable
+
+#: Most ranks that have lines of their own.
+_MOST_RANKS = 16
+#: Most states of many ranks, and most hosts with ranks at fault.
+_MOST_ROWS = 10
+#: Most ranges of ranks, and of hosts, in a line.
+_MOST_RANGES = 8
+
+_Rank = dict[str, Any]
+
+
+def hang_text(value: dict[str, Any]) -> str:
+    """Formats the content of a ``hang_N.json`` for people."""
+    lines = [f"Hang {value['number']} on {value['host']}, found {value['found']}", ""]
+    lines += [value["sentence"], ""]
+    if "threshold" in value:
+        lines.append(f"Threshold: {value['threshold']}")
+    lines += value["reasons"]
+    ranks: list[_Rank] = value["ranks"]
+    accused = {one["rank"] for one in value["accused"]}
+    lines += _hosts([rank for rank in ranks if rank["rank"] in accused], ranks)
+    lines.append("")
+    if len(ranks) <= _MOST_RANKS:
+        lines += [line for rank in ranks for line in _alone(rank)]
+    else:
+        lines += _by_state(ranks, accused)
+    lines.append("")
+    for stack in value["stacks"]:
+        lines.append(f"Stacks of rank {stack['rank']}: {stack['file'] or stack['problem']}")
+    if value["ended_after_s"] is not None:
+        lines.append(f"The hang ended {value['ended_after_s']:.1f} s after commprof found it.")
+    return "\n".join(printable(line) for line in lines) + "\n"
+
+
+def _hosts(accused: Sequence[_Rank], ranks: Sequence[_Rank]) -> list[str]:
+    """Returns a line for each host with ranks at fault, those with most first; none of one host."""
+    if len({rank["host"] for rank in ranks}) < 2:
+        return []
+    of_host: dict[str, list[_Rank]] = {}
+    for rank in accused:
+        of_host.setdefault(rank["host"], []).append(rank)
+    most = sorted(of_host.items(), key=lambda item: -len(item[1]))
+    lines = [f"on {host}{_place(found[0])}: {_named(found)}" for host, found in most[:_MOST_ROWS]]
+    left = most[_MOST_ROWS:]
+    if left:
+        count = sum(len(found) for _, found in left)
+        lines.append(f"on {counted(len(left), 'more host')}: {counted(count, 'rank')}")
+    return lines
+
+
+def _named(ranks: Sequence[_Rank]) -> str:
+    return named_ranks([rank["rank"] for rank in ranks], _MOST_RANGES)
+
+
+def _place(rank: _Rank) -> str:
+    """Returns the switches above a rank's host, as the scheduler names them."""
+    switches, _, _ = rank.get("topology", "").rpartition(".")
+    return f" (below {switches.replace('.', ', ')})" if switches else ""
+
+
+def _alone(rank: _Rank) -> list[str]:
+    process = f", process {rank['pid']}, {rank['process'] or 'on another host'}"
+    last = rank["last_record_s_ago"]
+    seen = f", last record {last:.1f} s ago" if last is not None else ""
+    lines = [
+        f"rank {rank['rank']} ({rank['host']}{process}): step {rank['step']}, {rank['phase']}{seen}"
+    ]
+    lines += [
+        f"    next collective of group {g!r}: number {n}"
+        for g, n in rank["next_collective"].items()
+    ]
+    for one in rank["pending"]:
+        since = f" for {one['pending_s']:.1f} s" if one["pending_s"] is not None else ""
+        lines.append(f"    pending{since}: {_operation(one, repr(one['group']))}")
+    return lines
+
+
+def _operation(one: dict[str, Any], group: str) -> str:
+    bucket = f", bucket {one['bucket']}" if one["bucket"] >= 0 else ""
+    return f"{one['op']} {one['seq']} of group {group}{bucket}, {one['bytes_in']} bytes"
+
+
+def _by_state(ranks: Sequence[_Rank], accused: set[int]) -> list[str]:
+    """Returns lines for the ranks in each state: first those at fault, then the most common."""
+    alike: dict[Hashable, list[_Rank]] = {}
+    for rank in ranks:
+        alike.setdefault(_state(rank, accused), []).append(rank)
+    ordered = sorted(
+        alike.values(), key=lambda found: (found[0]["rank"] not in accused, -len(found))
+    )
+    lines = [line for found in ordered[:_MOST_ROWS] for line in _together(found)]
+    left = ordered[_MOST_ROWS:]
+    if left:
+        others = [rank for found in left for rank in found]
+        lines.append(f"{_named(others)}: in {counted(len(left), 'other state')}, see the JSON file")
+    return lines
+
+
+def _state(rank: _Rank, accused: set[int]) -> Hashable:
+    """Returns what ranks in the same state share: all but times and the names of their groups."""
+    pending = tuple((one["op"], one["seq"], one["bucket"]) for one in rank["pending"])
+    return rank["rank"] in accused, rank["process"], rank["step"], rank["phase"], pending
+
+
+def _together(found: Sequence[_Rank]) -> list[str]:
+    hosts = name_list({rank["host"] for rank in found}, _MOST_RANGES)
+    first = found[0]
+    process = first["process"] or "on another host"
+    seen = _span([rank["last_record_s_ago"] for rank in found], "last record ", " ago")
+    lines = [f"{_named(found)} ({hosts}; {process}): step {first['step']}, {first['phase']}{seen}"]
+    for place, one in enumerate(first["pending"]):
+        groups = {rank["pending"][place]["group"] for rank in found}
+        times = [rank["pending"][place]["pending_s"] for rank in found]
+        lines.append(
+            f"    pending: {_operation(one, name_list(groups, _MOST_RANGES))}{_span(times, 'for ')}"
+        )
+    return lines
+
+
+def _span(values: Sequence[float | None], before: str, after: str = "") -> str:
+    """Returns smallest and largest of times in s; empty if none is known."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return ""
+    least, largest = f"{min(known):.1f}", f"{max(known):.1f}"
+    return f", {before}{least if least == largest else f'{least} to {largest}'} s{after}"
