@@ -28,6 +28,10 @@ NAMES = {
 }
 
 
+#: Satellite that gives each public name of commprof that is not the profiler's own.
+PUBLIC_NAMES = {"Trial": "tune", "compressors": "tune", "trial": "tune"}
+
+
 class AddedReport(Protocol):
     """What a satellite found in a run, in place of the means over all of the run's steps."""
 
@@ -90,6 +94,9 @@ class Forecast(Commands, Protocol):
 class Tune(Commands, Protocol):
     """What compressors and trials give the profiler."""
 
+    def public_name(self, name: str) -> Any:
+        """Returns what commprof offers under one of ``PUBLIC_NAMES``."""
+
     def sharding(self) -> ModuleType:
         """Returns the module that reads settings of FSDP2 as text."""
 
@@ -143,6 +150,18 @@ def tune_if_there() -> Tune | None:
     return cast(Tune | None, _seam("tune"))
 
 
+def public_name(name: str) -> Any:
+    """Returns what a satellite gives commprof under one of ``PUBLIC_NAMES``.
+
+    Raises:
+        AttributeError: the satellite is not installed; the message says which.
+    """
+    seam = _seam(PUBLIC_NAMES[name])
+    if seam is None:
+        raise AttributeError(f"commprof.{name}: {_lacks(PUBLIC_NAMES[name])}")
+    return seam.public_name(name)
+
+
 def all_commands() -> Iterator[Commands]:
     """Yields the seams of the satellites that are installed, for their commands."""
     for name in NAMES:
@@ -153,11 +172,15 @@ def all_commands() -> Iterator[Commands]:
 def _needed(name: str) -> ModuleType:
     seam = _seam(name)
     if seam is None:
-        raise UsageError(
-            f"this needs the package commprof.{name}, {NAMES[name]}, which this installation of "
-            "commprof leaves out; install commprof whole"
-        )
+        raise UsageError(_lacks(name))
     return seam
+
+
+def _lacks(name: str) -> str:
+    return (
+        f"this needs the package commprof.{name}, {NAMES[name]}, which this installation of "
+        "commprof leaves out; install commprof whole"
+    )
 
 
 @cache

@@ -59,11 +59,7 @@ MAY_IMPORT = {
     "entry points": {
         *("foundation", "capture", "capture.boot", "commands", "monitor", "monitor.watchdog"),
     },
-    # What `import commprof` offers, of the satellites too: imported when it is first used, and
-    # named for type checkers.
-    "public names": {
-        *("foundation", "capture", "commands", "tune.compressors", "tune.trials.live"),
-    },
+    "public names": {"foundation", "satellites"},
     "audit": {"foundation"},
     "forecast": {
         *("foundation", "satellites", "stats", "trace", "recordings", "analysis", "report"),
@@ -228,7 +224,6 @@ def test_the_profiler_imports_no_satellite_and_they_not_each_other() -> None:
     reached = {
         layer.partition(".")[0]: {name.partition(".")[0] for name in allowed_layers} & SATELLITES
         for layer, allowed_layers in MAY_IMPORT.items()
-        if layer != "public names"
     }
     assert {name: found for name, found in reached.items() if found - {name}} == {}
     assert (ROOT / "commprof/satellites.py").read_text().count("import_module") == 1

@@ -37,6 +37,17 @@ See docs/trials.md.
 """
 
 
+def public_name(name: str) -> Any:
+    """Returns ``commprof.compressors``, ``commprof.Trial`` or ``commprof.trial``."""
+    if name == "compressors":
+        from commprof.tune import compressors
+
+        return compressors
+    from commprof.tune.trials import live
+
+    return getattr(live, name)
+
+
 def sharding() -> ModuleType:
     """Returns the module that reads settings of FSDP2: ``commprof.tune.trials.sharding``."""
     from commprof.tune.trials import sharding as settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -17,7 +18,7 @@ import pytest
 import yaml
 
 import commprof
-from commprof import _version
+from commprof import _version, satellites
 from commprof.capture import boot
 from tests.support.machines.programs.programs import PROMETHEUS_VARIABLE, how_to_run, missing, needs
 
@@ -35,6 +36,27 @@ for name in commprof.__all__:
 
 def test_all_public_names_exist_and_torch_is_imported_only_when_needed() -> None:
     subprocess.run([sys.executable, "-c", CHECK], check=True)
+
+
+def test_type_checkers_see_all_public_names() -> None:
+    stub = ast.parse((ROOT / "commprof/__init__.pyi").read_text())
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    assert sorted(alias.asname or "" for node in imports for alias in node.names) == sorted(
+        commprof.__all__
+    )
+    for node in imports:
+        module = importlib.import_module(str(node.module))
+        for alias in node.names:
+            assert getattr(commprof, alias.name) is getattr(module, alias.name)
+
+
+def test_a_name_of_a_missing_satellite_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(satellites, "_seam", lambda name: None)
+    with pytest.raises(AttributeError, match=r"commprof.trial: this needs the package commprof.tu"):
+        commprof.trial  # noqa: B018
+    assert not hasattr(commprof, "nothing")
 
 
 COMMAND = """
