@@ -31,6 +31,7 @@ transfer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -45,7 +46,8 @@ from commprof.analysis.step.breakdown import own_run_delay_ns
 from commprof.analysis.step.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.step.stalls import stalled
 from commprof.stats.groups import two_groups
-from commprof.stats.intervals import Interval, percentile_interval, resampled_means
+from commprof.stats.intervals import Interval, interval_of, percentile_interval, resampled_means
+from commprof.stats.rank_tests import lag_one, worth
 from commprof.text import rank_list
 from commprof.trace import columns
 from commprof.trace.columns import Ints
@@ -79,7 +81,8 @@ class Gain:
     #: the change concerns no single group.
     group: str
     step_ms: float
-    #: Fraction of the step that would be saved, with its 95 % bootstrap interval over the steps.
+    #: Fraction of the step that would be saved, with its 95 % bootstrap interval over the steps
+    #: (:func:`saved_by`).
     saved: Interval
 
 
@@ -117,10 +120,10 @@ def gains(seen: MeasuredWorld) -> Gains | None:
     base = recorded[found.counted]
     ideal = found.step_ns(free=found.all_rows)
     own = np.array([table[found.counted].sum() for table in found.own_ns])
-    rows = []
+    rows, is_sample = [], len(found.counted) < len(seen.measured[0].step)
     for gain, changed in found.changes(seen, own):
         if changed is not None:
-            rows.append(_gain(gain, base, changed[found.counted]))
+            rows.append(_gain(gain, base, changed[found.counted], is_sample))
     ideal_ns = float(ideal[found.counted].sum()) if ideal is not None else np.nan
     return Gains(
         step_ms=ns_to_ms(float(base.mean())),
@@ -456,19 +459,33 @@ def _groups(seen: MeasuredWorld, group: Ints) -> list[tuple[int, str]]:
     return found
 
 
-def saved_by(base: Floats, changed: Floats) -> Interval:
-    """Returns the fraction of the mean step that a change saves, from the times of each step."""
+def saved_by(base: Floats, changed: Floats, is_sample: bool = False) -> Interval:
+    """Returns the fraction of the mean step that a change saves, from the times of each step.
+
+    Args:
+        base: time of each step as recorded.
+        changed: time of each step with the change.
+        is_sample: True if the steps are a few of those that the interval is about. It is then
+            widened for neighbours that are alike, of which a stretch consists, and for the small
+            number of steps (``interval_of``).
+    """
     drawn = resampled_means(np.stack([base, changed], axis=1))
-    low, high = percentile_interval(1 - drawn[:, 1] / drawn[:, 0]).tolist()
-    return Interval(float(1 - changed.mean() / base.mean()), low, high)
+    saved, ratio = 1 - drawn[:, 1] / drawn[:, 0], float(changed.mean() / base.mean())
+    if not is_sample:
+        low, high = percentile_interval(saved).tolist()
+        return Interval(1 - ratio, low, high)
+    independent = worth(lag_one(changed - ratio * base))
+    wider = 1 - ratio + (saved - (1 - ratio)) / math.sqrt(independent)
+    count = max(2, round(len(base) * independent))
+    return interval_of(1 - ratio, wider, count, 0.95)
 
 
-def _gain(change: _Change, base: Floats, changed: Floats) -> Gain:
+def _gain(change: _Change, base: Floats, changed: Floats, is_sample: bool) -> Gain:
     return Gain(
         change.change,
         change.rank,
         change.phase,
         change.group,
         ns_to_ms(float(changed.mean())),
-        saved_by(base, changed),
+        saved_by(base, changed, is_sample),
     )

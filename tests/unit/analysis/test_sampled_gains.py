@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from commprof.analysis.replay import program
-from commprof.analysis.replay.gains import Gains, gains
+from commprof.analysis.replay.gains import Gains, gains, saved_by
 from commprof.analysis.step.measured import measured_world
 from tests.support.builders.exact.drawn import drawn
 from tests.support.builders.exact.recorded import recorded
@@ -46,3 +47,23 @@ def test_gains_of_a_sample_hold_those_of_all_steps_in_their_intervals() -> None:
     # Of 95 % intervals, some may miss.
     assert tried >= 12
     assert inside >= 0.85 * tried
+
+
+@pytest.mark.parametrize(("steps", "alike"), [(12, 0.0), (24, 0.5), (40, 0.7)])
+def test_intervals_of_few_steps_that_are_alike_hold_the_saving(steps: int, alike: float) -> None:
+    """The saving is 10 %; its part in a step differs, and neighbours are alike."""
+    random = np.random.default_rng(steps)
+    inside = {True: 0, False: 0}
+    runs = 300
+    for _ in range(runs):
+        drawn, part = random.standard_normal(steps), np.empty(steps)
+        part[0] = drawn[0]
+        for step in range(1, steps):
+            part[step] = alike * part[step - 1] + np.sqrt(1 - alike**2) * drawn[step]
+        base = 1e7 * (1 + 0.05 * random.standard_normal(steps))
+        changed = base * (0.9 + 0.03 * part)
+        for is_sample in inside:
+            saved = saved_by(base, changed, is_sample)
+            inside[is_sample] += saved.low <= 0.1 <= saved.high
+    assert inside[True] >= 0.92 * runs
+    assert inside[False] < 0.92 * runs
