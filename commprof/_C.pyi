@@ -81,6 +81,7 @@ def arrivals_carry(
 def arrivals_create(
     token: typing.SupportsInt | typing.SupportsIndex,
     rank: typing.SupportsInt | typing.SupportsIndex,
+    local_ranks: typing.SupportsInt | typing.SupportsIndex,
 ) -> int: ...
 def arrivals_flush() -> None: ...
 def arrivals_open(
@@ -89,6 +90,7 @@ def arrivals_open(
     rank: typing.SupportsInt | typing.SupportsIndex,
 ) -> None: ...
 def arrivals_peer(
+    host: typing.SupportsInt | typing.SupportsIndex,
     address: str,
     port: typing.SupportsInt | typing.SupportsIndex,
     token: typing.SupportsInt | typing.SupportsIndex,

@@ -88,25 +88,27 @@ def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
 def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
     """Finds the rank that the others wait for, as :func:`stragglers.find_late_rank` does.
 
-    Returns None if there is no such rank, if a rank left no summary, or if times of several hosts
-    cannot be compared. Also returns None if the cause is unclear: neither a single phase nor pauses
-    account for at least half of the rank's total excess of time, see :func:`_slow_phase`, or the
-    excess is less than half of the waiting. The rank may then have waited for a third rank itself.
+    Returns None if there is no such rank, if a rank left no summary, or if the waits of half of the
+    ranks or more cannot be compared, see :func:`_comparable`. Also returns None if the cause is
+    unclear: neither a single phase nor pauses account for at least half of the rank's total excess
+    of time, see :func:`_slow_phase`, or the excess is less than half of the waiting. The rank may
+    then have waited for a third rank itself.
     """
     ranks = [trace.rank for trace in traces]
     steps = min(summary.steps.count for summary in summaries)
     if ranks != list(range(traces[0].world_size)) or steps == 0:
         return None
-    if not _times_compare(traces, summaries):
+    comparable = _comparable(traces, summaries)
+    if 2 * sum(comparable) <= len(summaries):
         return None
-    waited_for = _waited_for(summaries)
+    waited_for = _waited_for(summaries, comparable)
     rows = len(waited_for)
     step_ns = quantile_ns(merged_histogram(s.steps for s in summaries), 0.5)
     error = merged_histogram(s.arrival_clock_error for s in summaries)
     error_ns = quantile_ns(error, 0.95) if error.count else 0.0  # one clock for all
     # find_late_rank works per row, and a row holds this many steps.
     per_row = steps / max(1, rows)
-    by_waiting = _by_waiting(summaries)
+    by_waiting = _by_waiting(summaries, comparable)
     found = find_late_rank(waited_for, step_ns * per_row, error_ns * per_row, by_waiting)
     if found is None:
         return None
@@ -126,23 +128,27 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
     )
 
 
-def _times_compare(traces: Sequence[Trace], summaries: Sequence[Summary]) -> bool:
-    """True if the ranks' arrival times can be compared: on a shared clock, or on rank 0's clock.
+def _comparable(traces: Sequence[Trace], summaries: Sequence[Summary]) -> list[bool]:
+    """Returns for each rank whether its waits for ranks of other hosts are known.
 
-    To use rank 0's clock, each host must know its own clock's offset to rank 0's clock, and have
-    received the arrival times of ranks on other hosts.
+    They are if all ranks share a clock, or if the rank's host knows its clock's offset to rank 0's
+    clock and has received arrivals of other hosts. A host that is cut off has no such waits.
     """
-    return clocks_are_shared(traces) or all(s.hosts.clock and s.hosts.heard for s in summaries)
+    shared = clocks_are_shared(traces)
+    return [shared or bool(s.hosts.clock and s.hosts.heard) for s in summaries]
 
 
-def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Returns waiting time in ns as ``[block, rank waited for]``, summed over the waiting ranks.
+def _waited_for(
+    summaries: Sequence[Summary], comparable: Sequence[bool]
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Returns waiting time in ns as ``[block, rank waited for]``, summed over comparable ranks.
 
     A block is an interval of time. Its length is the largest block length of any summary.
     """
-    block_ns = max(summary.waited_for.block_ns for summary in summaries)
+    waiting = [summary for summary, known in zip(summaries, comparable, strict=True) if known]
+    block_ns = max(summary.waited_for.block_ns for summary in waiting)
     blocks, culprits, waited = [], [], []
-    for summary in summaries:
+    for summary in waiting:
         cells = summary.waited_for.cells
         blocks.append(cells[:, 0] * summary.waited_for.block_ns // block_ns)
         culprits.append(cells[:, 1])
@@ -155,10 +161,17 @@ def _waited_for(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.
     return total
 
 
-def _by_waiting(summaries: Sequence[Summary]) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Returns waiting time in ns as ``[waiting rank, rank waited for]``, over all blocks."""
+def _by_waiting(
+    summaries: Sequence[Summary], comparable: Sequence[bool]
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """Returns waiting time in ns as ``[waiting rank, rank waited for]``, over all blocks.
+
+    Ranks that are not comparable count as not waiting.
+    """
     total = np.zeros((len(summaries), len(summaries)))
-    for row, summary in zip(total, summaries, strict=True):
+    for row, summary, known in zip(total, summaries, comparable, strict=True):
+        if not known:
+            continue
         _, culprit, waited = summary.waited_for.cells.T
         inside = culprit < len(summaries)
         np.add.at(row, culprit[inside], waited[inside])
@@ -270,16 +283,22 @@ class SummaryResult:
     arrivals_unknown: int
     #: Those in ``arrivals_unknown`` whose group had no place, or no room, in the shared memory.
     arrivals_without_place: int
+    #: Those in ``arrivals_unknown`` that depend on single ranks of groups of more than 256.
+    arrivals_unlisted: int
     #: Number of collectives whose last arrival is known, summed over the ranks.
     arrivals_known: int
+    #: Those in ``arrivals_known`` for which ranks of other hosts were not seen.
+    arrivals_partial: int
     #: Number of hosts with ranks; the ranks of a host share memory and a clock.
     machines: int
     #: True if the offset of every host's clock to rank 0's is known.
     clocks_compared: bool
-    #: Smallest number of other hosts from which a host received arrivals.
+    #: Smallest number of other hosts in the tree in which a host exchanges arrivals.
     hosts_heard: int
     #: Datagrams with arrivals that the network refused.
     unsent_datagrams: int
+    #: Collectives for which a host had no room when it passed on their arrivals.
+    skipped_collectives: int
     #: Bound on the error of arrivals, in µs, over known collectives between ranks of several
     #: hosts: 95th percentile, within 1 %, and maximum. NaN without any.
     arrival_clock_error_p95_us: float
@@ -313,10 +332,13 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
     steps = merged_histogram(summary.steps for summary in summaries)
     exposed = merged_histogram(summary.exposed for summary in summaries)
     clock_error = merged_histogram(summary.arrival_clock_error for summary in summaries)
-    # All ranks of a host report the same counter, read at different moments.
+    # All ranks of a host report the same counters, read at different moments.
     unsent: dict[tuple[str, ...], int] = {}
+    skipped: dict[tuple[str, ...], int] = {}
     for trace, summary in found.values():
-        unsent[_host(trace)] = max(unsent.get(_host(trace), 0), summary.hosts.unsent)
+        host = _host(trace)
+        unsent[host] = max(unsent.get(host, 0), summary.hosts.unsent)
+        skipped[host] = max(skipped.get(host, 0), summary.hosts.skipped)
     means = {phase: _mean_ms([s.phases[phase] for s in summaries]) for phase in Phase}
     return SummaryResult(
         world_size=run.world_size,
@@ -339,11 +361,14 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         unsplit_steps=sum(summary.unsplit_steps for summary in summaries),
         arrivals_unknown=sum(summary.arrivals_unknown for summary in summaries),
         arrivals_without_place=sum(summary.arrivals_without_place for summary in summaries),
+        arrivals_unlisted=sum(summary.arrivals_unlisted for summary in summaries),
         arrivals_known=sum(summary.arrivals_known for summary in summaries),
+        arrivals_partial=sum(summary.arrivals_partial for summary in summaries),
         machines=len(unsent),
         clocks_compared=all(summary.hosts.clock for summary in summaries),
         hosts_heard=min(summary.hosts.heard for summary in summaries),
         unsent_datagrams=sum(unsent.values()),
+        skipped_collectives=sum(skipped.values()),
         arrival_clock_error_p95_us=ns_to_us(quantile_ns(clock_error, 0.95)),
         arrival_clock_error_us=ns_to_us(clock_error.max_ns) if clock_error.count else math.nan,
         last=last_rows(summaries),

@@ -20,6 +20,7 @@ from commprof.monitor.figures.steps import SETTLED_NS, NewSteps, StepFollower
 from commprof.monitor.figures.summarised import Summaries, late_by_summaries
 from commprof.monitor.follow import JobTail, TraceTail, newest_job, written_ns
 from commprof.monitor.state import (
+    ArrivalState,
     GradientState,
     HostState,
     JobState,
@@ -265,6 +266,11 @@ def _rank_state(
             recent=summaries.recent,
             operations=summaries.operations(names),
             waited_for_s=waited_for_s,
+            arrivals=ArrivalState(
+                known=summaries.newest.arrivals_known - summaries.newest.arrivals_partial,
+                partial=summaries.newest.arrivals_partial,
+                unknown=summaries.newest.arrivals_unknown,
+            ),
             **common,
         )
     return RankState(

@@ -107,6 +107,18 @@ class HostState:
 
 
 @dataclass(frozen=True)
+class ArrivalState:
+    """Collectives of a rank in always-on mode, by what is known of their last arrival."""
+
+    #: The last of all ranks is known.
+    known: int
+    #: Known of the ranks that were seen; ranks of other hosts, which may have been later, were not.
+    partial: int
+    #: Not known: their waiting is not split from the transfer.
+    unknown: int
+
+
+@dataclass(frozen=True)
 class RankState:
     """State of one rank."""
 
@@ -138,6 +150,8 @@ class RankState:
     gradients: GradientState | None = None
     #: True if the process died without closing its trace, or an exception ended it.
     failed: bool = False
+    #: None outside always-on mode.
+    arrivals: ArrivalState | None = None
 
     @property
     def compression_ratio(self) -> float:

@@ -102,11 +102,25 @@ def _losses(state: JobState) -> list[str]:
     dropped = sum(rank.dropped for rank in state.ranks)
     left_out = state.monitor.left_out_records
     lines = [f"{dropped} events could not be recorded."] if dropped else []
+    lines += _arrivals(state)
     if left_out:
         lines.append(
             f"{left_out} events were left out above: some ranks are too many steps behind."
         )
     return lines + _marked(state.monitor.problems)
+
+
+def _arrivals(state: JobState) -> list[str]:
+    """Returns a sentence on the collectives whose last rank is not, or not surely, known."""
+    counts = [rank.arrivals for rank in state.ranks if rank.arrivals is not None]
+    unknown = sum(each.unknown for each in counts)
+    partial = sum(each.partial for each in counts)
+    total = unknown + partial + sum(each.known for each in counts)
+    if state.world_size == 1 or not unknown + partial:
+        return []
+    parts = [f"not known for {unknown}"] if unknown else []
+    parts += [f"known only of the hosts that were heard for {partial}"] if partial else []
+    return [f"The rank that came last is {' and '.join(parts)} of {total} collectives."]
 
 
 def _marked(problems: Sequence[str]) -> list[str]:

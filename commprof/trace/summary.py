@@ -1,14 +1,14 @@
 """The summary block of a trace, which always-on mode keeps instead of records.
 
 It is a JSON object, followed by spaces. Its keys are the fields of :class:`Summary`, with two
-exceptions: the object ``arrivals`` holds ``known``, ``unknown``, ``without_place``,
-``unsplit_steps`` and ``unsplit_ns``, and ``paused`` holds ``paused_ns``. A histogram is an object
-of ``count``, ``sum``, ``min``, ``max`` and ``buckets``: for each bucket that is not empty, its
-distance from the previous non-empty bucket (the first: from bucket 0), and its count. At most 255
-combinations of operation, group and size class are kept; further ones, and the rarest if the block
-gets too long, are added up in an entry of the same ``op`` whose ``group`` and ``size_class`` are 0.
-If the block is then still too long, the rarest operations are added up in such an entry whose
-``op`` is 0, where older versions added up all of these.
+exceptions: the object ``arrivals`` holds ``known``, ``unknown``, ``without_place``, ``unlisted``,
+``partial``, ``unsplit_steps`` and ``unsplit_ns``, and ``paused`` holds ``paused_ns``. A histogram
+is an object of ``count``, ``sum``, ``min``, ``max`` and ``buckets``: for each bucket that is not
+empty, its distance from the previous non-empty bucket (the first: from bucket 0), and its count. At
+most 255 combinations of operation, group and size class are kept; further ones, and the rarest if
+the block gets too long, are added up in an entry of the same ``op`` whose ``group`` and
+``size_class`` are 0. If the block is then still too long, the rarest operations are added up in
+such an entry whose ``op`` is 0, where older versions added up all of these.
 
 This module also computes quantiles, means and sums of these histograms. The buckets are those of
 ``csrc/always_on/summary/histogram.h`` (HdrHistogram's): 64 of equal width for each power of two. A
@@ -113,11 +113,14 @@ class SummarisedLinks:
 
     #: 1 if the host's clock was compared with rank 0's, or is the same; else 0.
     clock: int
-    #: Number of other hosts with a known address, and number of those whose arrivals were received.
+    #: Number of other hosts that it exchanges arrivals with, and number of other hosts in the tree.
     peers: int
     heard: int
     #: Number of datagrams that could not be sent.
     unsent: int
+    #: Number of collectives for which the host had no room when it passed on their arrivals; 0 in
+    #: summaries of older versions.
+    skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,12 @@ class Summary:
     #: Part of ``arrivals_unknown`` from groups that had no place in the shared memory; 0 in
     #: summaries of older versions.
     arrivals_without_place: int = 0
+    #: Part of ``arrivals_unknown`` that depends on the arrivals of single ranks in groups of more
+    #: than 256 ranks, of which other hosts do not send them; 0 in summaries of older versions.
+    arrivals_unlisted: int = 0
+    #: Part of ``arrivals_known`` for which ranks of other hosts were not seen, so that one of those
+    #: may have come last; 0 in summaries of older versions.
+    arrivals_partial: int = 0
     #: Sum of the exposed times of the steps in ``unsplit_steps``; None in summaries of older
     #: versions.
     unsplit_ns: int | None = None
@@ -195,6 +204,8 @@ def read_summary(payload: memoryview) -> Summary:
         arrivals_known=_whole(arrivals, "known"),
         arrivals_unknown=_whole(arrivals, "unknown"),
         arrivals_without_place=_whole({"without_place": 0} | arrivals, "without_place"),
+        arrivals_unlisted=_whole({"unlisted": 0} | arrivals, "unlisted"),
+        arrivals_partial=_whole({"partial": 0} | arrivals, "partial"),
         unsplit_steps=_whole(arrivals, "unsplit_steps"),
         unsplit_ns=_whole(arrivals, "unsplit_ns") if "unsplit_ns" in arrivals else None,
         arrival_clock_error=_histogram(
@@ -250,8 +261,10 @@ def _operation(value: object) -> OperationSummary:
 
 
 def _hosts(value: object) -> SummarisedLinks:
+    names = ("clock", "peers", "heard", "unsent")
     return SummarisedLinks(
-        **{name: _whole(value, name) for name in ("clock", "peers", "heard", "unsent")}
+        skipped=_whole({"skipped": 0} | checked(value, dict, "hosts"), "skipped"),
+        **{name: _whole(value, name) for name in names},
     )
 
 

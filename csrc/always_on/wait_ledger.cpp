@@ -212,18 +212,22 @@ bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
     const uint64_t done_ns = end_ns == 0 ? UINT64_MAX : end_ns;
     const ArrivalBoard::State found =
         exchange_.last(entry.issued_as, entry.issue_ns, done_ns, last);
-    if (found == ArrivalBoard::State::kKnown) {
+    const bool is_partial = found == ArrivalBoard::State::kPartial;
+    if (found == ArrivalBoard::State::kKnown || (is_partial && over)) {
       entry.state = State::kKnown;
       entry.last_ns = last.at_ns;
       entry.last_rank = last.rank;
       ++known_;
+      partial_ += is_partial;
       if (last.clock_error_ns > 0) {
         clock_error_.add(last.clock_error_ns);
       }
-    } else if (over || found != ArrivalBoard::State::kMissing) {
+    } else if (
+        over || (found != ArrivalBoard::State::kMissing && !is_partial)) {
       entry.state = State::kUnknown;
       ++unknown_;
       without_place_ += found == ArrivalBoard::State::kNoPlace;
+      unlisted_ += found == ArrivalBoard::State::kUnlisted;
     }
   }
   if (entry.state != State::kKnown || end_ns == 0) {
@@ -323,6 +327,8 @@ void WaitLedger::appendJson(std::string& out) const {
   out += "\"arrivals\":{\"known\":" + std::to_string(known_);
   out += ",\"unknown\":" + std::to_string(unknown_);
   out += ",\"without_place\":" + std::to_string(without_place_);
+  out += ",\"unlisted\":" + std::to_string(unlisted_);
+  out += ",\"partial\":" + std::to_string(partial_);
   out += ",\"unsplit_steps\":" + std::to_string(unsplit_steps_);
   out += ",\"unsplit_ns\":" + std::to_string(unsplit_ns_);
   out += "},\"arrival_clock_error\":";
@@ -331,6 +337,7 @@ void WaitLedger::appendJson(std::string& out) const {
   out += ",\"peers\":" + std::to_string(links_.peers);
   out += ",\"heard\":" + std::to_string(links_.heard);
   out += ",\"unsent\":" + std::to_string(links_.unsent);
+  out += ",\"skipped\":" + std::to_string(links_.skipped);
   out += "},\"exposed_wait\":";
   exposed_wait_.appendJson(out);
   out += ",\"exposed_wire\":";

@@ -134,6 +134,8 @@ class WaitLedger {
   uint64_t known_ = 0;
   uint64_t unknown_ = 0;
   uint64_t without_place_ = 0; // of unknown_: group without a board place
+  uint64_t unlisted_ = 0; // of unknown_: needs single ranks of a large group
+  uint64_t partial_ = 0; // of known_: ranks of other hosts were not seen
   uint64_t unsplit_steps_ = 0;
   uint64_t unsplit_ns_ = 0; // exposed time of these steps
   Histogram clock_error_; // bounds, for collectives across hosts

@@ -29,6 +29,10 @@ _POLL_S = 0.01
 #: exchange with the store.
 _LATER_S = 0.1
 _LOOKS = 100
+#: Hosts that send their arrivals to one host: how the tree of hosts branches.
+_CHILDREN = 16
+#: Hosts that take the root's place, in this order, if it does not answer.
+_STAND_INS = (2, 3)
 
 
 class StoreLink(ABC):
@@ -173,7 +177,7 @@ class ArrivalLink(StoreLink):
 
 
 class _BoardRendezvous:
-    """Connects a process group's ranks to their host's board of arrivals, and hosts to each other.
+    """Connects a process group's ranks to their host's board of arrivals, and hosts in a tree.
 
     A board is memory that the ranks of a host share. The rendezvous outlives a capture, but keeps
     neither the group nor its store alive: a store's server that outlives
@@ -188,10 +192,8 @@ class _BoardRendezvous:
         self._host_prefix = "commprof_arrivals/" + "/".join(identity)
         self._is_first: bool | None = None
         self._has_board = False
-        #: How many hosts this rank has read from the store (numbered from 1), and the number of its
-        #: own host; 0 if this rank does not connect its host to the others.
-        self._known_hosts = 0
-        self._number = 0
+        #: Hosts (numbered from 1) whose addresses this rank has yet to read from the store.
+        self._parents: list[int] = []
 
     def agreed(self) -> bool:
         """Tries once to connect; returns True if another try is not needed or cannot succeed."""
@@ -200,7 +202,7 @@ class _BoardRendezvous:
         job = default_store("commprof_arrivals")
         if not self._has_board and not self._meet_on_this_host(job):
             return False
-        return self._number == 0 or self._meet_hosts(job)
+        return self._meet_parents(job)
 
     def _meet_on_this_host(self, job: Any) -> bool:
         host = default_store(self._host_prefix)
@@ -209,7 +211,7 @@ class _BoardRendezvous:
         if self._is_first:
             board = _make_board(self._native)
             if board["token"] and not on_one_host(dist.get_world_size()):
-                self._number = self._begin_to_carry(job)
+                self._parents = possible_parents(self._begin_to_carry(job))
             host.set("board", json.dumps(board))
         elif not host.check(["board"]):
             return False
@@ -218,7 +220,6 @@ class _BoardRendezvous:
             if board["token"]:
                 self._native.arrivals_open(board["path"], board["token"], dist.get_rank())
         self._has_board = True
-        job.add("ranks", 1)
         return True
 
     def _begin_to_carry(self, job: Any) -> int:
@@ -238,24 +239,42 @@ class _BoardRendezvous:
         job.set(f"host/{number}", json.dumps(here))
         return number if here["port"] else 0
 
-    def _meet_hosts(self, job: Any) -> bool:
-        """Connects to hosts that are new in the store; returns True if all ranks have connected."""
-        all_came = int(job.add("ranks", 0)) >= dist.get_world_size()
-        hosts = int(job.add("hosts", 0))
-        while self._known_hosts < hosts:
-            key = f"host/{self._known_hosts + 1}"
+    def _meet_parents(self, job: Any) -> bool:
+        """Connects to the hosts above this one; returns True if it has read all their addresses."""
+        while self._parents:
+            key = f"host/{self._parents[0]}"
             if not job.check([key]):
                 return False
-            self._known_hosts += 1
-            there = json.loads(job.get(key))
-            if self._known_hosts != self._number and there["port"]:
-                self._native.arrivals_peer(there["address"], there["port"], there["token"])
-        return all_came
+            host, there = self._parents.pop(0), json.loads(job.get(key))
+            if there["port"]:
+                self._native.arrivals_peer(host, there["address"], there["port"], there["token"])
+        return True
+
+
+def possible_parents(host: int) -> list[int]:
+    """Returns the hosts to which a host may send its arrivals, the best first.
+
+    Hosts are numbered from 1 in a tree in which each has at most 16 children. A host sends to its
+    parent; if that is silent, to the one above, up to the root, and then to the root's stand-ins.
+    All have lower numbers, and so exist already. Host 1, and 0 (no host), send to none.
+    """
+    above = []
+    number = host
+    while number > 1:
+        number = (number - 2) // _CHILDREN + 1
+        above.append(number)
+    return above + [number for number in _STAND_INS if number < host and number not in above]
 
 
 #: The rendezvous of the current default group, if there is one.
 _meetings: list[_BoardRendezvous] = []
 os.register_at_fork(after_in_child=_meetings.clear)
+
+
+def _ranks_per_host() -> int:
+    """Returns how many ranks the launcher started here, or else a usual number of devices."""
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return min(dist.get_world_size(), int(given) if given.isdigit() else 8)
 
 
 def _make_board(native: Any) -> dict[str, Any]:
@@ -266,7 +285,7 @@ def _make_board(native: Any) -> dict[str, Any]:
     """
     token = secrets.randbits(63) | 1
     try:
-        descriptor = native.arrivals_create(token, dist.get_rank())
+        descriptor = native.arrivals_create(token, dist.get_rank(), _ranks_per_host())
     except OSError:
         return {"path": "", "token": 0}
     return {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "token": token}

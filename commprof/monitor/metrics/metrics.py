@@ -262,6 +262,12 @@ METRICS: Final = (
         values.network,
     ),
     _total(
+        "arrivals",
+        "Collectives in always-on mode by their last arrival: of all ranks (known), of the ranks "
+        "that were seen (partial), or unknown.",
+        values.arrivals,
+    ),
+    _total(
         "dropped_events",
         "Events that could not be recorded.",
         values.ranks(lambda rank: float(rank.dropped)),

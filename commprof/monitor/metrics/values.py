@@ -110,6 +110,15 @@ def tells_of_job(state: JobState) -> bool:
     return any(rank.rank == 0 for rank in local(state))
 
 
+def arrivals(state: JobState) -> Values:
+    """Yields the number of each local rank's collectives by what is known of their last arrival."""
+    for rank in local(state):
+        if rank.arrivals is not None and state.world_size > 1:
+            for name in ("known", "partial", "unknown"):
+                count = float(getattr(rank.arrivals, name))
+                yield {"rank": str(rank.rank), "state": name}, count
+
+
 def late(state: JobState) -> Values:
     """Yields 1 for the late rank and 0 for the others; nothing before the first step."""
     if not tells_of_job(state) or not any(rank.recent for rank in state.ranks):

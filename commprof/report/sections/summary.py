@@ -136,6 +136,12 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
             f"within {summary.arrival_clock_error_p95_us:.0f} us for 95 % of the collectives and "
             f"{summary.arrival_clock_error_us:.0f} us for all; shorter waits mean nothing."
         )
+    if summary.arrivals_partial:
+        found.append(
+            f"for {summary.arrivals_partial} of {summary.arrivals_known} collectives, the arrivals "
+            "of ranks on other hosts were not seen: those hosts are dead, slow or cut off, or do "
+            "not record. If one of these ranks came last, the wait for it counts as transfer."
+        )
     if summary.world_size == 1 or not summary.arrivals_unknown:
         return found
     known = summary.arrivals_known + summary.arrivals_unknown
@@ -154,18 +160,33 @@ def _lies_in(origin: str) -> str:
 
 
 def _why_unknown(summary: SummaryResult) -> str:
-    if summary.arrivals_without_place:
-        rest = summary.arrivals_unknown - summary.arrivals_without_place
-        reason = (
-            f"{summary.arrivals_without_place} of these collectives belong to groups that did not "
-            "fit into the memory that the ranks of a host share (at most 192 groups and 64 MiB)"
-        )
-        return f"{reason}; for the others, {_why_others(summary)}" if rest else reason
-    return _why_others(summary)
+    rest = summary.arrivals_unknown
+    reasons = []
+    for count, reason in (
+        (
+            summary.arrivals_without_place,
+            "groups that did not fit into the memory that the ranks of a host share (at most 1,024 "
+            "groups and 48 MiB)",
+        ),
+        (
+            summary.arrivals_unlisted,
+            "groups of more than 256 ranks on several hosts, and are of a kind in which a rank may "
+            "be done before another one arrives",
+        ),
+    ):
+        if count:
+            reasons.append(f"{count} of these collectives belong to {reason}")
+            rest -= count
+    if reasons and rest:
+        reasons.append(f"for the others, {_why_others(summary)}")
+    return "; ".join(reasons) or _why_others(summary)
 
 
 def _why_others(summary: SummaryResult) -> str:
-    behind = "a rank did not record, or was more than 5 s or 16,384 collectives behind another rank"
+    behind = (
+        "a rank did not record, or was more than 5 s or 16,384 collectives (fewer in a job of many "
+        "groups) behind another rank"
+    )
     if not summary.arrivals_known and len(summary.ranks) < summary.world_size:
         return "not all ranks recorded in always-on mode; start capture on every rank"
     if summary.machines > 1 and not summary.clocks_compared:
@@ -186,7 +207,10 @@ def _why_others(summary: SummaryResult) -> str:
             "full) splits waiting from transfer without this exchange"
         )
     if summary.machines > 1:
-        return f"{behind}, or other hosts' issue times were lost on the network{_unsent(summary)}"
+        lost = f"other hosts' issue times were lost on the network{_unsent(summary)}"
+        if summary.skipped_collectives:
+            lost += f", or a host had no room for them ({summary.skipped_collectives} collectives)"
+        return f"{behind}, or {lost}"
     return behind
 
 

@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
-#include <new>
 #include <stdexcept>
 #include <system_error>
 
+#include "base/fnv1a.h"
 #include "core/record.h"
 
 namespace commprof {
@@ -55,6 +55,16 @@ bool needs(
   return true;
 }
 
+bool needsAll(const Meaning& meaning, uint32_t size, uint32_t rank) noexcept {
+  if (size <= 2) {
+    return true;
+  }
+  if (meaning.op == Op::kGather || meaning.op == Op::kScatter) {
+    return rank == meaning.root;
+  }
+  return meaning.op != Op::kBroadcast || !meaning.is_gloo;
+}
+
 namespace {
 
 using Word = std::atomic<uint64_t>;
@@ -65,17 +75,10 @@ constexpr uint32_t kTimeBits = 45;
 constexpr uint64_t kTimeMask = (uint64_t(1) << kTimeBits) - 1;
 constexpr uint64_t kNoRoom = 1; // no place begins there
 
-// Words of each group rank before the cells: global rank, end(), clock error.
-constexpr uint64_t kWordsPerRank = 3;
-constexpr uint64_t kRemote = uint64_t(1) << 32; // next to global rank + 1
-
-// Numbers of collectives, and with them rounds, wrap around.
+// Numbers of collectives wrap around, and with them rounds; those of groups
+// with fewer slots do so more often.
 constexpr uint64_t kRounds = (uint64_t(1) << 32) / ArrivalBoard::kSlots;
 static_assert(kRounds < uint64_t(1) << (64 - kTimeBits));
-
-uint64_t roundOf(uint32_t seq) noexcept {
-  return uint64_t(seq / ArrivalBoard::kSlots) + 1;
-}
 
 enum class Age { kEmpty, kOlder, kSame, kNewer };
 
@@ -94,33 +97,147 @@ int64_t sinceNs(uint64_t cell, uint64_t near_ns) noexcept {
   return int64_t((cell - near_ns) << (64 - kTimeBits)) >> (64 - kTimeBits);
 }
 
+uint64_t pairOf(uint32_t low, uint32_t high) noexcept {
+  return uint64_t(high) << 32 | low;
+}
+
 } // namespace
+
+namespace board_memory {
+
+// The carrier writes these words one after another, and `check`, which is 0
+// meanwhile, last. A reader that finds the same `check` before and after has
+// read the words that belong together.
+struct Checked {
+  Word check;
+  Word first;
+  Word second;
+
+  void write(uint64_t new_check, uint64_t one, uint64_t two) noexcept {
+    check.store(0, std::memory_order_relaxed);
+    first.store(one, std::memory_order_release);
+    second.store(two, std::memory_order_release);
+    check.store(new_check, std::memory_order_release);
+  }
+  // Returns `check`; 0 if the words changed meanwhile.
+  uint64_t read(uint64_t& one, uint64_t& two) const noexcept {
+    const uint64_t before = check.load(std::memory_order_acquire);
+    one = first.load(std::memory_order_acquire);
+    two = second.load(std::memory_order_acquire);
+    return check.load(std::memory_order_relaxed) == before ? before : 0;
+  }
+};
+
+// Arrivals of single ranks of other hosts, by a hash of group, number and rank.
+struct ListedTable {
+  static constexpr size_t kWays = 4; // of which the oldest is overwritten
+  static constexpr size_t kSets = 1 << 13;
+  Checked places[kSets][kWays]; // time, global rank
+
+  static uint64_t hashOf(uint64_t key, uint32_t seq, uint32_t rank) noexcept {
+    Fnv1a hash;
+    hash.add(key);
+    hash.add(pairOf(seq, rank));
+    return hash.value() | 1;
+  }
+  void write(uint64_t hash, uint64_t at_ns, uint32_t global_rank) noexcept {
+    Checked* const ways = places[(hash >> 32) % kSets];
+    Checked* oldest = ways;
+    for (Checked* way = ways; way != ways + kWays; ++way) {
+      if (way->check.load(std::memory_order_relaxed) == hash) {
+        oldest = way;
+        break;
+      }
+      if (int64_t(
+              way->first.load(std::memory_order_relaxed) -
+              oldest->first.load(std::memory_order_relaxed)) < 0) {
+        oldest = way;
+      }
+    }
+    oldest->write(hash, at_ns, global_rank);
+  }
+  bool read(uint64_t hash, uint64_t& at_ns, uint64_t& global_rank)
+      const noexcept {
+    for (const Checked& way : places[(hash >> 32) % kSets]) {
+      if (way.read(at_ns, global_rank) == hash) {
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+} // namespace board_memory
+
+using board_memory::Checked;
+using board_memory::ListedTable;
+
+struct ArrivalBoard::Place {
+  Word key; // 0: free
+  Word shape; // ranks of the group, and slots
+  Word lasts; // offset; 0 until it has one, kNoRoom if it gets none
+  Word columns; // offset of the newest column; 0: none
+  Word local_ranks; // number of columns
+
+  uint32_t size() const noexcept {
+    return uint32_t(shape.load(std::memory_order_relaxed));
+  }
+  uint32_t slots() const noexcept {
+    return uint32_t(shape.load(std::memory_order_relaxed) >> 32);
+  }
+  uint64_t roundOf(uint32_t seq) const noexcept {
+    return seq / slots() % kRounds + 1;
+  }
+};
+
+// The arrivals of one rank of this host; cells, and their kinds, follow.
+struct ArrivalBoard::Column {
+  Word who; // rank in the group, and global rank
+  Word next; // offset of an older column; 0: none
+  Word end; // one past the newest collective; 0: none yet
+  Word reserved;
+
+  Word* cells() noexcept {
+    return reinterpret_cast<Word*>(this + 1);
+  }
+  std::atomic<Kind>* kinds(uint32_t slots) noexcept {
+    return reinterpret_cast<std::atomic<Kind>*>(cells() + slots);
+  }
+  uint32_t rank() const noexcept {
+    return uint32_t(who.load(std::memory_order_relaxed));
+  }
+  uint32_t globalRank() const noexcept {
+    return uint32_t(who.load(std::memory_order_relaxed) >> 32);
+  }
+  static uint64_t bytes(uint64_t slots) noexcept {
+    return sizeof(Column) + slots * (sizeof(Word) + sizeof(Kind));
+  }
+};
 
 struct ArrivalBoard::Header {
   Word token; // written last
   Word used_bytes;
+  Word local_ranks; // expected on this host
   // The fields of HostLinks.
   Word clock_known;
   Word clock_offset_ns;
   Word peers;
   Word heard;
   Word unsent;
-  struct Place {
-    Word key; // 0: free
-    Word size; // ranks
-    Word offset; // 0 until it has one, kNoRoom if it gets none
-  };
+  Word skipped;
   Place places[kMaxGroups];
+  ListedTable listed;
 
   // Reserves `bytes` and returns their offset; kNoRoom if too few are left,
   // which stay available to smaller groups.
   uint64_t take(uint64_t bytes) noexcept {
+    const uint64_t whole = (bytes + 63) / 64 * 64;
     uint64_t begin = used_bytes.load();
     do {
-      if (bytes > kBytes - begin) {
+      if (whole > kBytes - begin) {
         return kNoRoom;
       }
-    } while (!used_bytes.compare_exchange_weak(begin, begin + bytes));
+    } while (!used_bytes.compare_exchange_weak(begin, begin + whole));
     return begin;
   }
 };
@@ -130,6 +247,11 @@ namespace {
 void* mapShared(int fd) noexcept {
   const int access = PROT_READ | PROT_WRITE;
   return mmap(nullptr, ArrivalBoard::kBytes, access, MAP_SHARED, fd, 0);
+}
+
+template <class T>
+T* inMemory(void* memory, uint64_t offset) noexcept {
+  return reinterpret_cast<T*>(static_cast<char*>(memory) + offset);
 }
 
 [[noreturn]] void fail(int fd, const std::string& what) {
@@ -150,7 +272,9 @@ ArrivalBoard::~ArrivalBoard() {
   close(fd_);
 }
 
-std::unique_ptr<ArrivalBoard> ArrivalBoard::create(uint64_t token) {
+std::unique_ptr<ArrivalBoard> ArrivalBoard::create(
+    uint64_t token,
+    uint32_t local_ranks) {
   const int fd = memfd_create("commprof-arrivals", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, off_t(kBytes)) != 0) {
     fail(fd, "memory for arrivals");
@@ -159,8 +283,9 @@ std::unique_ptr<ArrivalBoard> ArrivalBoard::create(uint64_t token) {
   if (memory == MAP_FAILED) {
     fail(fd, "memory for arrivals");
   }
-  auto* header = new (memory) Header{};
+  auto* header = static_cast<Header*>(memory); // new memory is zero
   header->used_bytes.store((sizeof(Header) + 63) / 64 * 64);
+  header->local_ranks.store(local_ranks);
   header->token.store(token, std::memory_order_release);
   return std::unique_ptr<ArrivalBoard>(new ArrivalBoard(fd, memory));
 }
@@ -189,58 +314,95 @@ std::unique_ptr<ArrivalBoard> ArrivalBoard::open(
   return board;
 }
 
+size_t ArrivalBoard::usedBytes() const noexcept {
+  return header_->used_bytes.load();
+}
+
+// The first groups of a job get all slots if their ranks are not too many; the
+// share of later ones shrinks, so that there is room for as many as possible.
+uint32_t ArrivalBoard::slotsFor(uint32_t size) const noexcept {
+  const uint64_t local = std::min(
+      uint64_t(size), std::max<uint64_t>(header_->local_ranks.load(), 1));
+  const uint64_t left = kBytes - header_->used_bytes.load();
+  const uint64_t share = left > kBytes / 2 ? left / 8 : left / 192;
+  uint32_t slots = kSlots;
+  while (slots > kFewestSlots &&
+         slots * sizeof(Checked) + local * Column::bytes(slots) > share) {
+    slots /= 2;
+  }
+  return slots;
+}
+
 bool ArrivalBoard::join(const Member& member, Group& group) noexcept {
-  const uint64_t words = (kSlots + kWordsPerRank) * member.size;
-  const uint64_t bytes = words * sizeof(Word);
   for (uint32_t step = 0; step < kMaxGroups; ++step) {
-    Header::Place& place = header_->places[(member.key + step) % kMaxGroups];
+    Place& place = header_->places[(member.key + step) % kMaxGroups];
     uint64_t key = 0;
     if (place.key.compare_exchange_strong(key, member.key)) {
-      place.size.store(member.size);
-      place.offset.store(header_->take(bytes));
+      const uint32_t slots = slotsFor(member.size);
+      place.shape.store(pairOf(member.size, slots));
+      place.lasts.store(header_->take(slots * sizeof(Checked)));
     } else if (key != member.key) {
       continue;
     }
-    const uint64_t offset = place.offset.load();
-    if (offset == kNoRoom) {
-      return false;
-    }
-    if (offset == 0) {
+    const uint64_t lasts = place.lasts.load();
+    if (lasts == 0) {
       return true;
     }
-    if (place.size.load() != member.size || member.rank >= member.size) {
+    if (lasts == kNoRoom || place.size() != member.size ||
+        member.rank >= member.size) {
       return false;
     }
-    group = groupAt(offset, member.size);
-    group.rank_ = member.rank;
-    group.ranks_[member.rank].store(uint64_t(member.global_rank) + 1);
-    group.errors_ns_[member.rank].store(0);
+    Column* const own = columnOf(place, member);
+    if (own == nullptr) {
+      return false;
+    }
+    group.board_ = this;
+    group.place_ = &place;
+    group.own_ = own;
     return true;
   }
   return false;
 }
 
-ArrivalBoard::Group ArrivalBoard::groupAt(
-    uint64_t offset,
-    uint64_t size) noexcept {
-  Group group;
-  group.size_ = uint32_t(size);
-  group.ranks_ =
-      reinterpret_cast<Word*>(reinterpret_cast<char*>(header_) + offset);
-  group.ends_ = group.ranks_ + size;
-  group.errors_ns_ = group.ends_ + size;
-  group.cells_ = group.errors_ns_ + size;
-  return group;
+ArrivalBoard::Column* ArrivalBoard::columnAt(uint64_t offset) const noexcept {
+  return offset == 0 ? nullptr : inMemory<Column>(header_, offset);
+}
+
+// Returns the column of a rank, which it makes if there is none; null without
+// room. Only the rank itself makes it.
+ArrivalBoard::Column* ArrivalBoard::columnOf(
+    Place& place,
+    const Member& member) noexcept {
+  for (Column* column = columnAt(place.columns.load()); column != nullptr;
+       column = columnAt(column->next.load())) {
+    if (column->rank() == member.rank) {
+      column->who.store(pairOf(member.rank, member.global_rank));
+      return column;
+    }
+  }
+  const uint64_t offset = header_->take(Column::bytes(place.slots()));
+  if (offset == kNoRoom) {
+    return nullptr;
+  }
+  Column* const column = columnAt(offset);
+  column->who.store(pairOf(member.rank, member.global_rank));
+  uint64_t newest = place.columns.load();
+  do {
+    column->next.store(newest);
+  } while (!place.columns.compare_exchange_weak(newest, offset));
+  place.local_ranks.fetch_add(1);
+  return column;
 }
 
 ArrivalBoard::Group ArrivalBoard::at(uint32_t place, uint64_t& key) noexcept {
-  const Header::Place& found = header_->places[place];
+  Place& found = header_->places[place];
   key = found.key.load();
-  const uint64_t offset = key == 0 ? 0 : found.offset.load();
-  if (offset <= kNoRoom) {
-    return {};
+  Group group;
+  if (key != 0 && found.lasts.load() > kNoRoom) {
+    group.board_ = this;
+    group.place_ = &found;
   }
-  return groupAt(offset, found.size.load());
+  return group;
 }
 
 ArrivalBoard::Group ArrivalBoard::find(uint64_t key) noexcept {
@@ -262,6 +424,7 @@ void ArrivalBoard::setLinks(const HostLinks& links) noexcept {
   header_->peers.store(links.peers);
   header_->heard.store(links.heard);
   header_->unsent.store(links.unsent);
+  header_->skipped.store(links.skipped);
   header_->clock_known.store(links.clock_known);
 }
 
@@ -272,54 +435,100 @@ HostLinks ArrivalBoard::links() const noexcept {
   links.peers = uint32_t(header_->peers.load());
   links.heard = uint32_t(header_->heard.load());
   links.unsent = header_->unsent.load();
+  links.skipped = header_->skipped.load();
   return links;
 }
 
+uint32_t ArrivalBoard::Group::size() const noexcept {
+  return place_->size();
+}
+
+uint32_t ArrivalBoard::Group::slots() const noexcept {
+  return place_->slots();
+}
+
+uint32_t ArrivalBoard::Group::localRanks() const noexcept {
+  return uint32_t(place_->local_ranks.load(std::memory_order_acquire));
+}
+
 bool ArrivalBoard::Group::isLocal(uint32_t rank) const noexcept {
-  const uint64_t who = ranks_[rank].load();
-  return who != 0 && (who & kRemote) == 0;
+  for (const Column* column = board_->columnAt(place_->columns.load());
+       column != nullptr;
+       column = board_->columnAt(column->next.load())) {
+    if (column->rank() == rank) {
+      return true;
+    }
+  }
+  return false;
 }
 
-uint32_t ArrivalBoard::Group::globalRank(uint32_t rank) const noexcept {
-  return uint32_t((ranks_[rank].load() & ~kRemote) - 1);
+bool ArrivalBoard::Group::newestEnd(uint32_t& newest) const noexcept {
+  bool any = false;
+  for (Column* column = board_->columnAt(place_->columns.load());
+       column != nullptr;
+       column = board_->columnAt(column->next.load())) {
+    const uint64_t end = column->end.load(std::memory_order_acquire);
+    if (end != 0 && (!any || comesBefore(newest, uint32_t(end)))) {
+      newest = uint32_t(end);
+      any = true;
+    }
+  }
+  return any;
 }
 
-uint64_t ArrivalBoard::Group::end(uint32_t rank) const noexcept {
-  return ends_[rank].load(std::memory_order_acquire);
-}
-
-bool ArrivalBoard::Group::find(
-    uint32_t rank,
+void ArrivalBoard::Group::arrivals(
     uint32_t seq,
     uint64_t near_ns,
-    uint64_t& issue_ns) const noexcept {
-  const uint64_t cell = cells_[uint64_t(seq % kSlots) * size_ + rank].load(
-      std::memory_order_acquire);
-  issue_ns = near_ns + uint64_t(sinceNs(cell, near_ns));
-  return ageOf(cell, roundOf(seq)) == Age::kSame;
-}
-
-bool ArrivalBoard::Group::beginPostingFor(
-    const Member& remote,
-    uint64_t clock_error_ns) noexcept {
-  if (remote.rank >= size_ || isLocal(remote.rank)) {
-    return false;
+    std::vector<Arrival>& out) const {
+  const uint32_t slots = place_->slots();
+  for (Column* column = board_->columnAt(place_->columns.load());
+       column != nullptr;
+       column = board_->columnAt(column->next.load())) {
+    const uint64_t cell =
+        column->cells()[seq % slots].load(std::memory_order_acquire);
+    if (ageOf(cell, place_->roundOf(seq)) == Age::kSame) {
+      out.push_back(
+          {column->rank(),
+           column->globalRank(),
+           near_ns + uint64_t(sinceNs(cell, near_ns)),
+           column->kinds(slots)[seq % slots].load(std::memory_order_relaxed)});
+    }
   }
-  rank_ = remote.rank;
-  ranks_[rank_].store((uint64_t(remote.global_rank) + 1) | kRemote);
-  errors_ns_[rank_].store(clock_error_ns, std::memory_order_relaxed);
-  return true;
 }
 
-void ArrivalBoard::Group::post(uint32_t seq, uint64_t issue_ns) noexcept {
-  const uint64_t cell = roundOf(seq) << kTimeBits | (issue_ns & kTimeMask);
-  cells_[uint64_t(seq % kSlots) * size_ + rank_].store(
-      cell, std::memory_order_release);
-  const uint64_t end = ends_[rank_].load(std::memory_order_relaxed);
+void ArrivalBoard::Group::setLast(
+    uint32_t seq,
+    const GroupLast& last) noexcept {
+  auto* lasts = inMemory<Checked>(board_->header_, place_->lasts.load());
+  lasts[seq % place_->slots()].write(
+      place_->roundOf(seq) << kTimeBits | (last.at_ns & kTimeMask),
+      pairOf(last.global_rank, last.absent),
+      last.error_ns);
+}
+
+void ArrivalBoard::Group::setListed(
+    uint32_t seq,
+    const Arrival& arrival) noexcept {
+  board_->header_->listed.write(
+      ListedTable::hashOf(place_->key.load(), seq, arrival.rank),
+      arrival.at_ns,
+      arrival.global_rank);
+}
+
+void ArrivalBoard::Group::post(
+    uint32_t seq,
+    uint64_t issue_ns,
+    Kind kind) noexcept {
+  const uint32_t slots = place_->slots();
+  const uint64_t cell =
+      place_->roundOf(seq) << kTimeBits | (issue_ns & kTimeMask);
+  own_->kinds(slots)[seq % slots].store(kind, std::memory_order_relaxed);
+  own_->cells()[seq % slots].store(cell, std::memory_order_release);
+  const uint64_t end = own_->end.load(std::memory_order_relaxed);
   const uint32_t further = seq + 1 - uint32_t(end); // numbers wrap around
   if (end == 0 || comesBefore(uint32_t(end), seq + 1)) {
     const uint64_t next = end == 0 ? uint64_t(seq) + 1 : end + further;
-    ends_[rank_].store(next, std::memory_order_release);
+    own_->end.store(next, std::memory_order_release);
   }
 }
 
@@ -328,37 +537,108 @@ ArrivalBoard::State ArrivalBoard::Group::last(
     uint64_t near_ns,
     Last& found,
     const AskedAbout& asked) const noexcept {
-  const Word* cells = cells_ + uint64_t(seq % kSlots) * size_;
-  const uint64_t round = roundOf(seq);
+  const uint32_t slots = place_->slots();
+  const uint32_t size = place_->size();
+  const uint64_t round = place_->roundOf(seq);
+  // Read first: a rank of this host that the carrier knows of is seen below.
+  const auto* lasts = inMemory<Checked>(board_->header_, place_->lasts.load());
+  uint64_t who = 0;
+  uint64_t error_ns = 0;
+  const uint64_t group_cell = lasts[seq % slots].read(who, error_ns);
+
   int64_t latest_ns = INT64_MIN; // relative to near_ns
   uint32_t latest_rank = 0;
-  uint64_t error_ns = 0;
+  uint32_t local_ranks = 0;
   bool missing = false;
-  for (uint32_t rank = 0; rank < size_; ++rank) {
-    const uint64_t cell = cells[rank].load(std::memory_order_acquire);
+  bool last_is_local = false;
+  for (Column* column = board_->columnAt(place_->columns.load());
+       column != nullptr;
+       column = board_->columnAt(column->next.load())) {
+    ++local_ranks;
+    const uint64_t cell =
+        column->cells()[seq % slots].load(std::memory_order_acquire);
     const Age age = ageOf(cell, round);
     if (age == Age::kNewer) {
       return State::kLost;
     }
     missing = missing || age != Age::kSame;
+    last_is_local = last_is_local || column->globalRank() == uint32_t(who);
+    const uint32_t rank = column->rank();
     const int64_t after_ns = sinceNs(cell, near_ns);
-    error_ns =
-        std::max(error_ns, errors_ns_[rank].load(std::memory_order_relaxed));
     const bool came = near_ns + uint64_t(after_ns) <= asked.done_ns;
-    const bool held_up =
-        rank == rank_ || (came && needs(asked.meaning, size_, rank_, rank));
+    const bool held_up = column == own_ ||
+        (came && needs(asked.meaning, size, own_->rank(), rank));
     if (held_up && after_ns > latest_ns) {
       latest_ns = after_ns;
-      latest_rank = rank;
+      latest_rank = column->globalRank();
     }
   }
-  if (missing) {
+  const Age age = ageOf(group_cell, round);
+  const bool is_local = local_ranks == size;
+  if (!is_local && age == Age::kNewer) {
+    return State::kLost;
+  }
+  if (missing || (!is_local && age != Age::kSame)) {
     return State::kMissing;
   }
-  found.at_ns = near_ns + uint64_t(latest_ns);
-  found.rank = globalRank(latest_rank);
+  found = {near_ns + uint64_t(latest_ns), latest_rank, 0};
+  if (is_local) {
+    return State::kKnown;
+  }
+  GroupLast last;
+  last.at_ns = near_ns + uint64_t(sinceNs(group_cell, near_ns));
+  last.global_rank = uint32_t(who);
+  last.absent = uint32_t(who >> 32);
   found.clock_error_ns = error_ns;
-  return State::kKnown;
+  if (mayBeDoneEarly(asked.meaning.op) && size > 2 &&
+      (last.at_ns > asked.done_ns ||
+       !needsAll(asked.meaning, size, own_->rank()))) {
+    return lastOfSome(seq, last, asked, found);
+  }
+  if (!last_is_local && last.at_ns <= asked.done_ns &&
+      int64_t(last.at_ns - found.at_ns) > 0) {
+    found.at_ns = last.at_ns;
+    found.rank = last.global_rank;
+  }
+  return last.absent == 0 ? State::kKnown : State::kPartial;
+}
+
+// Looks at single ranks of other hosts; `found` is the last one of this host.
+ArrivalBoard::State ArrivalBoard::Group::lastOfSome(
+    uint32_t seq,
+    const GroupLast& last,
+    const AskedAbout& asked,
+    Last& found) const noexcept {
+  const uint32_t size = place_->size();
+  const uint32_t own = own_->rank();
+  const bool for_root_only =
+      (asked.meaning.op == Op::kGather || asked.meaning.op == Op::kScatter) &&
+      own != asked.meaning.root;
+  if (size > kMostListed && !for_root_only) {
+    return State::kUnlisted;
+  }
+  const uint64_t key = place_->key.load();
+  const uint32_t begin = for_root_only ? asked.meaning.root : 0;
+  const uint32_t end = for_root_only ? begin + 1 : size;
+  bool unseen = false;
+  for (uint32_t rank = begin; rank < end; ++rank) {
+    if (isLocal(rank) || !needs(asked.meaning, size, own, rank)) {
+      continue;
+    }
+    uint64_t at_ns = 0;
+    uint64_t global_rank = 0;
+    if (!board_->header_->listed.read(
+            ListedTable::hashOf(key, seq, rank), at_ns, global_rank)) {
+      unseen = true;
+    } else if (at_ns <= asked.done_ns && int64_t(at_ns - found.at_ns) > 0) {
+      found.at_ns = at_ns;
+      found.rank = uint32_t(global_rank);
+    }
+  }
+  if (!unseen) {
+    return State::kKnown;
+  }
+  return last.absent == 0 ? State::kMissing : State::kPartial;
 }
 
 } // namespace commprof

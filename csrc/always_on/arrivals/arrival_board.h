@@ -1,11 +1,13 @@
 // Memory shared by the ranks of one host, with the time at which each of them
 // issued each collective. Any rank can read which one came last, and when.
 //
-// Every cell has one writer, the helper thread of its rank, so no process waits
-// for another, and one that dies leaves nothing half done. A cell is
-// overwritten kSlots collectives of its group later, which a late reader
-// detects. The carrier (hosts/arrival_carrier.h) writes for the ranks of other
-// hosts, in this host's clock.
+// A group takes a column of cells for each of its ranks on this host, and one
+// word list for all of its other ranks, however many there are: the last
+// arrival of the whole group, which the carrier (hosts/arrival_carrier.h)
+// writes in this host's clock. Every word has one writer, the helper thread of
+// a rank or the carrier, so no process waits for another, and one that dies
+// leaves nothing half done. A cell is overwritten some collectives of its group
+// later (at most kSlots), which a late reader detects.
 #pragma once
 
 #include <atomic>
@@ -13,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/record.h"
 
@@ -40,13 +43,17 @@ bool needs(
     uint32_t rank,
     uint32_t other) noexcept;
 
+// True if `rank` needs every other rank of the group.
+bool needsAll(const Meaning& meaning, uint32_t size, uint32_t rank) noexcept;
+
 // State of this host's carrier, and its links to those of other hosts.
 struct HostLinks {
   bool clock_known = false; // compared with rank 0's
   int64_t clock_offset_ns = 0; // rank 0's clock minus this host's
-  uint32_t peers = 0; // other hosts whose address is known
-  uint32_t heard = 0; // other hosts whose arrivals were taken
+  uint32_t peers = 0; // other hosts that it exchanges datagrams with
+  uint32_t heard = 0; // other hosts of the tree that it is in
   uint64_t unsent = 0; // datagrams that the network did not accept
+  uint64_t skipped = 0; // collectives for which the carrier had no room
 };
 
 // An operation that a rank asks about, and when the rank was done with it.
@@ -57,16 +64,24 @@ struct AskedAbout {
 
 class ArrivalBoard {
  public:
-  // Collectives of one group between the newest and the oldest known.
+  // Collectives of one group between the newest and the oldest known; fewer if
+  // the group has many ranks on this host, or once half of the memory is taken.
   static constexpr uint32_t kSlots = 1 << 14;
+  static constexpr uint32_t kFewestSlots = 64;
   // Each ordered pair of ranks that exchange messages is a group, too.
-  static constexpr uint32_t kMaxGroups = 192;
-  // Size for all groups of one host. Pages take memory when first written to.
-  static constexpr size_t kBytes = 64 << 20;
+  static constexpr uint32_t kMaxGroups = 1024;
+  // Size for all groups of one host, so that with the carrier's table it stays
+  // below 64 MiB. Pages take memory when first written to.
+  static constexpr size_t kBytes = 48 << 20;
+  // Ranks of a group whose arrivals other hosts get one by one, where a rank
+  // may be done before another has arrived; of a larger group only the root's.
+  static constexpr uint32_t kMostListed = 256;
 
   // Makes unnamed memory, which is freed with the last process that holds it.
-  // Throws std::system_error.
-  static std::unique_ptr<ArrivalBoard> create(uint64_t token);
+  // `local_ranks`: ranks expected on this host. Throws std::system_error.
+  static std::unique_ptr<ArrivalBoard> create(
+      uint64_t token,
+      uint32_t local_ranks = 8);
   // Opens the same memory in another process of this user and host; `path` is
   // /proc/<pid>/fd/<fd()> of the one that made it. Throws std::system_error, or
   // std::invalid_argument if the file is not the board with this token.
@@ -83,9 +98,11 @@ class ArrivalBoard {
 
   enum class State {
     kMissing, // not all ranks of the group have arrived
+    kPartial, // as known, but some ranks of other hosts were not seen
     kKnown,
     kLost, // overwritten by now
     kNoPlace, // the board had no place, or no room, for its group
+    kUnlisted, // depends on single ranks, of which a large group sends none
   };
   struct Last {
     uint64_t at_ns = 0; // issue by the last rank that delayed the asking one
@@ -99,13 +116,38 @@ class ArrivalBoard {
     uint32_t size = 0;
     uint32_t global_rank = 0;
   };
+  // How much the other hosts must know of an arrival.
+  enum class Kind : uint8_t {
+    kAll, // all ranks wait for all: the last arrival is enough
+    kSingle, // a rank may be done before another has arrived
+    kRoot, // the same, and this rank is the root
+  };
+  struct Arrival {
+    uint32_t rank = 0; // in the group
+    uint32_t global_rank = 0;
+    uint64_t at_ns = 0;
+    Kind kind = Kind::kAll;
+  };
+  // The last arrival of a group, from the carrier.
+  struct GroupLast {
+    uint64_t at_ns = 0; // by this host's clock
+    uint64_t error_ns = 0;
+    uint32_t global_rank = 0;
+    uint32_t absent = 0; // ranks that were not seen
+  };
 
+ private:
+  struct Header;
+  struct Place;
+  struct Column;
+
+ public:
   // One group as one of its ranks sees it. Not thread-safe; must not outlive
   // the board.
   class Group {
    public:
     Group() = default;
-    void post(uint32_t seq, uint64_t issue_ns) noexcept;
+    void post(uint32_t seq, uint64_t issue_ns, Kind kind = Kind::kAll) noexcept;
     // Finds the last rank to issue collective `seq` among those that this rank
     // needs and that came before it was done; this rank if none came later.
     // `near_ns` is one issue of it, since cells keep times modulo 9.7 hours.
@@ -115,37 +157,34 @@ class ArrivalBoard {
         Last& found,
         const AskedAbout& asked = {}) const noexcept;
     explicit operator bool() const noexcept {
-      return cells_ != nullptr;
+      return place_ != nullptr;
     }
 
-    // The functions below are for the carrier, which sees all ranks.
-    uint32_t size() const noexcept {
-      return size_;
-    }
-    // True if a rank of this host has joined as `rank`.
-    bool isLocal(uint32_t rank) const noexcept;
-    uint32_t globalRank(uint32_t rank) const noexcept;
-    // One past the newest collective that the rank wrote down; 0: none yet.
-    // Counts on in 64 bits when the numbers wrap around.
-    uint64_t end(uint32_t rank) const noexcept;
-    // Finds when the rank issued `seq`; false if not there yet, or no longer.
-    bool find(uint32_t rank, uint32_t seq, uint64_t near_ns, uint64_t& issue_ns)
-        const noexcept;
-    // Makes post() write for that rank of another host from now on, with times
-    // known within `clock_error_ns`. False if it is a rank of this host.
-    bool beginPostingFor(
-        const Member& remote,
-        uint64_t clock_error_ns) noexcept;
+    // The functions below are for the carrier.
+    uint32_t size() const noexcept;
+    uint32_t slots() const noexcept;
+    uint32_t localRanks() const noexcept; // that have joined
+    // One past the newest collective that a rank of this host wrote down; false
+    // if there is none yet. Numbers wrap around.
+    bool newestEnd(uint32_t& end) const noexcept;
+    // Appends the arrivals of this host's ranks at `seq`.
+    void arrivals(uint32_t seq, uint64_t near_ns, std::vector<Arrival>& out)
+        const;
+    void setLast(uint32_t seq, const GroupLast& last) noexcept;
+    void setListed(uint32_t seq, const Arrival& arrival) noexcept;
 
    private:
     friend class ArrivalBoard;
-    uint32_t rank_ = 0;
-    uint32_t size_ = 0;
-    // By group rank: global rank + 1, end(), and the clock's error bound.
-    std::atomic<uint64_t>* ranks_ = nullptr;
-    std::atomic<uint64_t>* ends_ = nullptr;
-    std::atomic<uint64_t>* errors_ns_ = nullptr;
-    std::atomic<uint64_t>* cells_ = nullptr; // [slot][group rank]
+    bool isLocal(uint32_t rank) const noexcept;
+    State lastOfSome(
+        uint32_t seq,
+        const GroupLast& last,
+        const AskedAbout& asked,
+        Last& found) const noexcept;
+
+    ArrivalBoard* board_ = nullptr;
+    Place* place_ = nullptr;
+    Column* own_ = nullptr; // null for the carrier
   };
 
   // False if there is no place left. While another rank is making the group's
@@ -155,15 +194,18 @@ class ArrivalBoard {
   Group find(uint64_t key) noexcept;
   // Returns the group in a place below kMaxGroups, and its key; empty if none.
   Group at(uint32_t place, uint64_t& key) noexcept;
+  // Bytes taken by the groups so far.
+  size_t usedBytes() const noexcept;
 
   // Only the carrier sets the links.
   void setLinks(const HostLinks& links) noexcept;
   HostLinks links() const noexcept;
 
  private:
-  struct Header;
   ArrivalBoard(int fd, void* memory) noexcept;
-  Group groupAt(uint64_t offset, uint64_t size) noexcept;
+  uint32_t slotsFor(uint32_t size) const noexcept;
+  Column* columnOf(Place& place, const Member& member) noexcept;
+  Column* columnAt(uint64_t offset) const noexcept;
 
   int fd_;
   Header* header_;

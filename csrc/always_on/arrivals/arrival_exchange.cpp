@@ -16,6 +16,16 @@ uint64_t hashOf(const std::string& text) noexcept {
   return hash.value() == 0 ? 1 : hash.value();
 }
 
+ArrivalBoard::Kind kindOf(
+    const IssuedOp& issued,
+    const ArrivalBoard::Member& member) noexcept {
+  if (!mayBeDoneEarly(issued.op) || member.size <= 2) {
+    return ArrivalBoard::Kind::kAll;
+  }
+  return issued.peer == member.rank ? ArrivalBoard::Kind::kRoot
+                                    : ArrivalBoard::Kind::kSingle;
+}
+
 } // namespace
 
 void ArrivalExchange::addGroup(const GroupMembership& group) {
@@ -79,7 +89,7 @@ ArrivalExchange::Membership* ArrivalExchange::joined(const IssuedOp& issued) {
 void ArrivalExchange::post(const IssuedOp& issued, uint64_t issue_ns) {
   Membership* own = joined(issued);
   if (own != nullptr && own->joined) {
-    own->joined.post(issued.seq, issue_ns);
+    own->joined.post(issued.seq, issue_ns, kindOf(issued, own->member));
   }
 }
 

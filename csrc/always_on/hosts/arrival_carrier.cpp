@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <new>
 #include <optional>
@@ -43,10 +44,8 @@ ArrivalCarrier::ArrivalCarrier(
       clock_(clock),
       socket_(UdpSocket::bound(options.address)),
       wake_fd_(openEvent()),
-      receiver_(*board_),
-      sender_(*board_) {
+      tree_(*board_) {
   try {
-    hosts_heard_.resize(kMaxHosts);
     thread_ = startHelper("commprof-hosts", [this] { loop(); });
   } catch (...) {
     ::close(wake_fd_);
@@ -74,13 +73,18 @@ void ArrivalCarrier::wake() noexcept {
 }
 
 void ArrivalCarrier::addPeer(const ArrivalPeer& peer) {
-  const Target target{IpAddress::parse(peer.address, peer.port), peer.token};
+  const IpAddress address = IpAddress::parse(peer.address, peer.port);
+  if (peer.host == 0 || peer.host >= options_.host) {
+    throw std::invalid_argument("a parent's number is below the child's");
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    peers_.push_back(target);
-    sender_.resendLatest(nowNs());
+    peers_.push_back({peer.host, address, peer.token});
+    if (peers_.size() == 1) {
+      beParentedLocked(0, nowNs());
+    }
   }
-  has_peers_.store(true);
+  has_others_.store(true);
   wake();
 }
 
@@ -91,7 +95,7 @@ void ArrivalCarrier::loop() noexcept {
     const uint64_t now_ns = nowNs();
     const uint64_t left_ns = next_ns > now_ns ? next_ns - now_ns : 0;
     const int wait_ms =
-        has_peers_.load() ? int((left_ns + 999'999) / 1'000'000) : -1;
+        has_others_.load() ? int((left_ns + 999'999) / 1'000'000) : -1;
     const int ready = poll(watched, 2, wait_ms);
     if (ready < 0 && errno != EINTR) {
       return; // no memory for a poll: the others' arrivals are then not known
@@ -102,6 +106,10 @@ void ArrivalCarrier::loop() noexcept {
     }
     if (ready > 0 && watched[0].revents != 0) {
       receiveAll();
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (tree_.hasNews()) {
+        next_ns = std::min(next_ns, nowNs() + kHurryNs);
+      }
     }
     if (nowNs() >= next_ns) {
       flush();
@@ -113,69 +121,195 @@ void ArrivalCarrier::loop() noexcept {
 void ArrivalCarrier::receiveAll() noexcept {
   char data[ArrivalPacker::kMaxBytes];
   for (int i = 0; i < kInARow; ++i) {
-    const ssize_t n =
-        recv(socket_.fd(), data, sizeof(data), MSG_DONTWAIT | MSG_TRUNC);
+    IpAddress from;
+    from.length = sizeof(from.address);
+    const ssize_t n = recvfrom(
+        socket_.fd(),
+        data,
+        sizeof(data),
+        MSG_DONTWAIT | MSG_TRUNC,
+        reinterpret_cast<sockaddr*>(&from.address),
+        &from.length);
     if (n < 0) {
       return;
     }
     try {
-      take(data, size_t(n));
+      const std::lock_guard<std::mutex> lock(mutex_);
+      takeLocked(data, size_t(n), from);
     } catch (const std::bad_alloc&) {
     }
   }
 }
 
-void ArrivalCarrier::take(const char* data, size_t size) {
-  const std::optional<ClockLine> clock = clock_.line();
-  if (!clock) {
-    return;
-  }
+void ArrivalCarrier::takeLocked(
+    const char* data,
+    size_t size,
+    const IpAddress& from) {
   const auto message = readArrivals(data, size, options_.token);
-  if (!message || message->host >= kMaxHosts) {
+  const uint32_t host = message ? message->header.host : 0;
+  if (host == 0 || host >= kMaxHosts || host == options_.host ||
+      (host < options_.host) != message->header.goes_down) {
+    return; // numbers decide who is above, so that there is no circle
+  }
+  const uint64_t now_ns = nowNs();
+  if (message->header.goes_down) {
+    takeParentLocked(message->header, now_ns);
+  } else {
+    takeChildLocked(message->header, from, now_ns);
+    if (!children_.contains(host)) {
+      return; // too many: it will try another one
+    }
+  }
+  tree_.take(*message, now_ns);
+}
+
+void ArrivalCarrier::takeChildLocked(
+    const ArrivalHeader& header,
+    const IpAddress& from,
+    uint64_t now_ns) {
+  if (children_.size() >= kMaxChildren && !children_.contains(header.host)) {
     return;
   }
-  if (receiver_.take(*message, *clock, nowNs()) > 0 &&
-      !hosts_heard_[message->host]) {
-    hosts_heard_[message->host] = true;
-    heard_.fetch_add(1);
+  children_[header.host] = {from, header.own_token, now_ns, header.hosts};
+  has_others_.store(true);
+}
+
+void ArrivalCarrier::takeParentLocked(
+    const ArrivalHeader& header,
+    uint64_t now_ns) {
+  for (size_t i = 0; i < peers_.size() && i <= parent_; ++i) {
+    if (peers_[i].host != header.host) {
+      continue;
+    }
+    if (i == parent_) {
+      parent_heard_ns_ = now_ns;
+      tree_hosts_ = header.hosts;
+    } else if (now_ns > parent_since_ns_ + kStayNs) {
+      beParentedLocked(i, now_ns);
+    }
+    return;
   }
+}
+
+void ArrivalCarrier::beParentedLocked(size_t peer, uint64_t now_ns) {
+  parent_ = peer;
+  parent_since_ns_ = parent_heard_ns_ = now_ns;
+  tree_.changeParent();
 }
 
 void ArrivalCarrier::flush() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   const std::optional<ClockLine> clock = clock_.line();
   const uint64_t now_ns = nowNs();
-  if (clock && !peers_.empty()) {
+  if (!peers_.empty() || !children_.empty()) {
     try {
-      sendLocked(*clock, now_ns);
+      followLocked(now_ns);
+      if (clock) {
+        tree_.gather(*clock, now_ns);
+      }
+      tree_.advance(isRoot(), now_ns);
+      sendRoundLocked(now_ns);
+      tree_.publish(clock, now_ns);
     } catch (const std::bad_alloc&) {
     }
   }
   HostLinks links;
   links.clock_known = clock.has_value();
   links.clock_offset_ns = clock ? clock->offsetAt(now_ns) : 0;
-  links.peers = uint32_t(peers_.size());
-  links.heard = heard_.load();
+  links.peers = uint32_t(children_.size()) + (isRoot() ? 0 : 1);
+  const uint32_t hosts = isRoot() ? subtreeHosts() : tree_hosts_;
+  links.heard = hosts > 0 ? hosts - 1 : 0;
   links.unsent = unsent_;
+  links.skipped = tree_.skipped();
   board_->setLinks(links);
 }
 
-void ArrivalCarrier::sendLocked(const ClockLine& clock, uint64_t now_ns) {
-  ArrivalPacker packer(options_.host);
-  sender_.collect(clock, now_ns, packer);
-  for (Datagram& datagram : packer.datagrams()) {
-    for (const Target& peer : peers_) {
-      setToken(datagram, peer.token);
-      const ssize_t n = sendto(
-          socket_.fd(),
-          datagram.data(),
-          datagram.size(),
-          MSG_DONTWAIT,
-          peer.address.get(),
-          peer.address.length);
-      unsent_ += n != ssize_t(datagram.size());
-    }
+// Leaves a parent that is silent, and forgets children that are.
+void ArrivalCarrier::followLocked(uint64_t now_ns) {
+  std::erase_if(children_, [&](const auto& child) {
+    return now_ns > child.second.heard_ns + kForgetNs;
+  });
+  if (!isRoot() && now_ns > parent_heard_ns_ + kSilentNs) {
+    beParentedLocked(parent_ + 1, now_ns);
   }
+}
+
+uint32_t ArrivalCarrier::subtreeHosts() const noexcept {
+  uint32_t hosts = 1;
+  for (const auto& [host, child] : children_) {
+    hosts += child.hosts;
+  }
+  return hosts;
+}
+
+ArrivalHeader ArrivalCarrier::headerFor(uint64_t token, bool goes_down)
+    const noexcept {
+  const uint32_t hosts = goes_down && !isRoot() ? tree_hosts_ : subtreeHosts();
+  return {token, options_.token, options_.host, hosts, goes_down};
+}
+
+void ArrivalCarrier::sendRoundLocked(uint64_t now_ns) {
+  const bool is_sign_due = now_ns >= alive_ns_ + kAliveNs;
+  alive_ns_ = is_sign_due ? now_ns : alive_ns_;
+  if (!isRoot()) {
+    const Peer& parent = peers_[parent_];
+    ArrivalPacker packer(headerFor(parent.token, false));
+    tree_.packUp(packer);
+    if (is_sign_due) {
+      packer.addEmpty();
+    }
+    sendLocked(packer, parent.address);
+  }
+  for (const auto& [host, child] : children_) {
+    ArrivalPacker packer(headerFor(child.token, true));
+    tree_.packDown(host, packer);
+    if (is_sign_due) {
+      packer.addEmpty();
+    }
+    sendLocked(packer, child.address);
+  }
+  tree_.endOfRound();
+  askBetterLocked(now_ns);
+}
+
+// A better parent that lives again answers, since it takes this host for a
+// child without a subtree.
+void ArrivalCarrier::askBetterLocked(uint64_t now_ns) {
+  if (parent_ == 0 || now_ns < asked_ns_ + kReturnNs) {
+    return;
+  }
+  asked_ns_ = now_ns;
+  for (size_t i = 0; i < parent_; ++i) {
+    ArrivalHeader header = headerFor(peers_[i].token, false);
+    header.hosts = 0;
+    ArrivalPacker packer(header);
+    packer.addEmpty();
+    sendLocked(packer, peers_[i].address);
+  }
+}
+
+void ArrivalCarrier::sendLocked(
+    const ArrivalPacker& packer,
+    const IpAddress& address) {
+  for (const Datagram& datagram : packer.datagrams()) {
+    const ssize_t n = sendto(
+        socket_.fd(),
+        datagram.data(),
+        datagram.size(),
+        MSG_DONTWAIT,
+        address.get(),
+        address.length);
+    unsent_ += n != ssize_t(datagram.size());
+    ++traffic_.datagrams;
+    traffic_.bytes += datagram.size();
+  }
+}
+
+ArrivalCarrier::Traffic ArrivalCarrier::traffic() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Traffic found = traffic_;
+  found.flows = uint32_t(children_.size()) + (isRoot() ? 0 : 1);
+  return found;
 }
 
 HostCarrier& HostCarrier::instance() {
@@ -187,9 +321,11 @@ HostCarrier::HostCarrier() {
   pthread_atfork(&beforeFork, &afterForkParent, &afterForkChild);
 }
 
-std::shared_ptr<ArrivalBoard> HostCarrier::makeBoard(uint64_t token) {
+std::shared_ptr<ArrivalBoard> HostCarrier::makeBoard(
+    uint64_t token,
+    uint32_t local_ranks) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<ArrivalBoard> made = ArrivalBoard::create(token);
+  std::shared_ptr<ArrivalBoard> made = ArrivalBoard::create(token, local_ranks);
   carrier_.reset();
   board_ = made;
   return made;

@@ -1,10 +1,12 @@
-// Sends this host's arrivals to the other hosts, and puts theirs on its board.
+// Connects this host's board with those of the other hosts: a node of the tree
+// (arrival_tree.h), with a socket and a thread.
 //
 // One process of each host does this for all: the one that made the board.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -12,7 +14,8 @@
 #include <vector>
 
 #include "always_on/arrivals/arrival_board.h"
-#include "always_on/hosts/arrival_relay.h"
+#include "always_on/hosts/arrival_tree.h"
+#include "base/ip_address.h"
 #include "clock/clock_track.h"
 #include "clock/udp_socket.h"
 
@@ -20,6 +23,7 @@ namespace commprof {
 
 // Address of another host's carrier.
 struct ArrivalPeer {
+  uint32_t host = 0; // its number, below this host's
   std::string address; // numeric
   uint16_t port = 0;
   uint64_t token = 0; // that it accepts
@@ -32,13 +36,28 @@ struct ArrivalCarrierOptions {
 };
 
 // A thread that sleeps in poll(), takes datagrams that come, and every
-// kPeriodNs sends what is new; without peers it sends nothing. Datagrams that
-// the network does not accept at once are counted and dropped. Without a clock
-// nothing is sent and nothing is taken.
+// kPeriodNs, or kHurryNs after one came, sends what is new; with nobody to send
+// to it sends nothing. Datagrams that the network does not accept at once are
+// counted and dropped. Without a clock it passes on what others send, but
+// nothing of this host.
+//
+// The parent is the first of the peers that answers; without one, this host is
+// the root of those that send to it.
 class ArrivalCarrier {
  public:
   static constexpr uint64_t kPeriodNs = 100'000'000;
+  static constexpr uint64_t kHurryNs = 25'000'000;
+  // Between two signs of life in either direction; a parent that gave none for
+  // kSilentNs is left for the next peer, a child for kForgetNs is forgotten.
+  static constexpr uint64_t kAliveNs = 500'000'000;
+  static constexpr uint64_t kSilentNs = 2'000'000'000;
+  static constexpr uint64_t kForgetNs = 5'000'000'000;
+  // Between two questions to better peers, and least time with one parent
+  // before the return to a better one.
+  static constexpr uint64_t kReturnNs = 2'000'000'000;
+  static constexpr uint64_t kStayNs = 5'000'000'000;
   static constexpr uint32_t kMaxHosts = 1 << 16;
+  static constexpr size_t kMaxChildren = 64;
 
   // `clock` must outlive it. Throws std::system_error, or
   // std::invalid_argument.
@@ -53,23 +72,52 @@ class ArrivalCarrier {
   uint16_t port() const noexcept {
     return socket_.port();
   }
-  // Any thread. Throws std::invalid_argument.
+  // Any thread: adds a possible parent, the best first. Throws
+  // std::invalid_argument.
   void addPeer(const ArrivalPeer& peer);
   // Any thread: sends now what is new.
   void flush() noexcept;
+  // Any thread: datagrams and bytes sent, and other hosts that they go to.
+  struct Traffic {
+    uint64_t datagrams = 0;
+    uint64_t bytes = 0;
+    uint32_t flows = 0;
+  };
+  Traffic traffic() const;
   // For a forked child, where the thread does not exist: closes the descriptors
   // and releases the board. The object must then be leaked.
   void abandon() noexcept;
 
  private:
-  struct Target {
+  struct Peer {
+    uint32_t host;
     IpAddress address;
     uint64_t token;
   };
+  struct Child {
+    IpAddress address;
+    uint64_t token;
+    uint64_t heard_ns;
+    uint32_t hosts; // in its subtree; 0: it only asks whether this host lives
+  };
   void loop() noexcept;
   void receiveAll() noexcept;
-  void take(const char* data, size_t size);
-  void sendLocked(const ClockLine& clock, uint64_t now_ns);
+  void takeLocked(const char* data, size_t size, const IpAddress& from);
+  void takeChildLocked(
+      const ArrivalHeader& header,
+      const IpAddress& from,
+      uint64_t now_ns);
+  void takeParentLocked(const ArrivalHeader& header, uint64_t now_ns);
+  void beParentedLocked(size_t peer, uint64_t now_ns);
+  void followLocked(uint64_t now_ns);
+  void sendRoundLocked(uint64_t now_ns);
+  void askBetterLocked(uint64_t now_ns);
+  void sendLocked(const ArrivalPacker& packer, const IpAddress& address);
+  ArrivalHeader headerFor(uint64_t token, bool goes_down) const noexcept;
+  uint32_t subtreeHosts() const noexcept;
+  bool isRoot() const noexcept {
+    return parent_ == peers_.size();
+  }
   void wake() noexcept;
 
   const ArrivalCarrierOptions options_;
@@ -78,16 +126,20 @@ class ArrivalCarrier {
   UdpSocket socket_;
   int wake_fd_; // readable when the thread must wake up
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> has_peers_{false};
-  std::atomic<uint32_t> heard_{0}; // hosts whose arrivals were taken
+  std::atomic<bool> has_others_{false}; // to send to
 
-  ArrivalReceiver receiver_; // used only by the thread
-  std::vector<bool> hosts_heard_; // the same; by number of the host
-
-  std::mutex mutex_; // guards the next three
-  ArrivalSender sender_;
-  std::vector<Target> peers_;
+  mutable std::mutex mutex_; // guards everything below but the thread
+  ArrivalTree tree_;
+  std::vector<Peer> peers_; // possible parents, the best first
+  size_t parent_ = 0; // of peers_; their number: none, this host is the root
+  uint64_t parent_since_ns_ = 0;
+  uint64_t parent_heard_ns_ = 0;
+  uint64_t asked_ns_ = 0; // better peers
+  uint64_t alive_ns_ = 0; // last sign of life to all
+  uint32_t tree_hosts_ = 0; // as the root says
+  std::map<uint32_t, Child> children_; // by number
   uint64_t unsent_ = 0;
+  Traffic traffic_;
 
   std::unique_ptr<std::thread> thread_;
 };
@@ -101,7 +153,9 @@ class HostCarrier {
 
   // Makes a board, which replaces that of an earlier process group. Throws like
   // ArrivalBoard::create().
-  std::shared_ptr<ArrivalBoard> makeBoard(uint64_t token);
+  std::shared_ptr<ArrivalBoard> makeBoard(
+      uint64_t token,
+      uint32_t local_ranks = 8);
   // Starts a carrier for the board, which runs until the process ends or
   // stop(): ranks that finish later still need it. Returns its port. Throws
   // like ArrivalCarrier, and std::logic_error without a board.

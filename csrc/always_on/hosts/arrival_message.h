@@ -1,9 +1,10 @@
-// Messages from one host's carrier to another's: arrivals of its ranks, packed
-// into datagrams that need no fragmentation.
+// Messages between the carriers of two hosts of the tree: for each collective
+// the last arrival among the ranks that the sender knows of, packed into
+// datagrams that need no fragmentation.
 //
-// A datagram is a header and runs of consecutive collectives of one rank in one
-// group. Times are in rank 0's clock; within a run, each but the first is
-// stored as the difference from the one before, as a variable-length number.
+// A datagram is a header and runs of consecutive collectives of one group.
+// Times are in rank 0's clock; within a run, each but the first is stored as
+// the difference from the one before, as a variable-length number.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +16,35 @@
 
 namespace commprof {
 
-// One rank's collectives in one group, from `first_seq` on without a gap.
+// What is known of one collective.
+struct KnownArrivals {
+  uint32_t seq = 0;
+  uint32_t present = 0; // ranks of the group that were seen
+  uint64_t last_ns = 0; // the last arrival of these, by rank 0's clock
+  uint32_t last_rank = 0; // its global rank
+  // Arrivals of single ranks by rank 0's clock, where those are needed; their
+  // kind is not sent.
+  std::vector<ArrivalBoard::Arrival> listed{};
+};
+
+// Collectives of one group.
 struct ArrivalRun {
-  ArrivalBoard::Member member;
-  uint32_t first_seq = 0;
-  std::vector<uint64_t> common_ns; // issues, by rank 0's clock
+  uint64_t key = 0; // of the group
+  uint32_t size = 0; // its ranks
+  std::vector<KnownArrivals> collectives{};
+};
+
+struct ArrivalHeader {
+  uint64_t token = 0; // that the receiver accepts
+  uint64_t own_token = 0; // that the sender accepts
+  uint32_t host = 0; // number of the sender, from 1
+  uint32_t hosts =
+      0; // in the sender's subtree; from the root down: in the tree
+  bool goes_down = false; // to a child
 };
 
 struct ArrivalMessage {
-  uint32_t host = 0; // number of the sender, from 1
+  ArrivalHeader header;
   uint64_t error_ns = 0; // bound on the error of its times
   std::vector<ArrivalRun> runs;
 };
@@ -34,39 +55,40 @@ using Datagram = std::vector<char>;
 class ArrivalPacker {
  public:
   static constexpr size_t kMaxBytes = 1200; // fits IPv6's minimum MTU of 1280
-  static constexpr size_t kMaxDatagrams = 64;
+  static constexpr size_t kMaxDatagrams = 16;
+  static constexpr size_t kMostListed = 48; // in one run
 
-  explicit ArrivalPacker(uint32_t host) : host_(host) {}
+  explicit ArrivalPacker(const ArrivalHeader& header) : header_(header) {}
 
-  // False if there is no room left. Add a rank's collectives in their order.
+  // False if there is no room left: of the collective, nothing was added, or
+  // only some of its single ranks. Add a group's collectives in their order.
   bool add(
-      const ArrivalBoard::Member& member,
-      uint32_t seq,
-      uint64_t common_ns,
+      uint64_t key,
+      uint32_t size,
+      const KnownArrivals& known,
       uint64_t error_ns);
-  // Returns the datagrams; each still needs setToken().
-  std::vector<Datagram>& datagrams() noexcept {
+  // Adds a datagram without arrivals, if there is none, as a sign of life.
+  void addEmpty();
+  const std::vector<Datagram>& datagrams() const noexcept {
     return datagrams_;
   }
 
  private:
-  bool continues(const ArrivalBoard::Member& member, uint32_t seq) const;
-  bool beginRun(
-      const ArrivalBoard::Member& member,
-      uint32_t seq,
-      uint64_t common_ns);
+  bool beginDatagram();
+  bool addPart(
+      uint64_t key,
+      uint32_t size,
+      const KnownArrivals& known,
+      size_t first_listed,
+      uint64_t error_ns);
 
-  const uint32_t host_;
+  const ArrivalHeader header_;
   std::vector<Datagram> datagrams_;
   // The run that is open, in the last datagram.
-  ArrivalBoard::Member member_;
+  uint64_t key_ = 0;
   size_t run_at_ = 0; // 0: none
-  uint32_t next_seq_ = 0;
-  uint64_t last_ns_ = 0;
+  KnownArrivals before_; // its last collective
 };
-
-// Sets the receiver's token, without which it ignores the datagram.
-void setToken(Datagram& datagram, uint64_t token) noexcept;
 
 // Reads a datagram with `token`. Returns nothing if any part of it is invalid.
 // May throw std::bad_alloc.

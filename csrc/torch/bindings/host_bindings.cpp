@@ -58,15 +58,18 @@ void bindClock(py::module_& m) {
 void bindArrivals(py::module_& m) {
   m.def(
       "arrivals_create",
-      [](uint64_t token, uint32_t rank) {
-        const auto board = HostCarrier::instance().makeBoard(token);
+      [](uint64_t token, uint32_t rank, uint32_t local_ranks) {
+        const auto board =
+            HostCarrier::instance().makeBoard(token, local_ranks);
         Recorder::instance().setBoard(board, rank);
         return board->fd();
       },
       "Creates the memory in which the ranks of this host exchange arrivals; "
-      "returns its file descriptor.",
+      "returns its file descriptor. `local_ranks`: how many ranks are expected "
+      "on this host.",
       py::arg("token"),
-      py::arg("rank"));
+      py::arg("rank"),
+      py::arg("local_ranks"));
   m.def(
       "arrivals_open",
       [](const std::string& path, uint64_t token, uint32_t rank) {
@@ -83,7 +86,8 @@ void bindArrivals(py::module_& m) {
       [](const std::string& address, uint64_t token, uint32_t host) {
         return HostCarrier::instance().carry({address, token, host});
       },
-      "Exchanges arrivals with other hosts until the process ends, as host "
+      "Exchanges last arrivals with other hosts until the process ends, as "
+      "host "
       "number `host`; call it after arrivals_create. Returns the port at which "
       "it receives datagrams with `token`.",
       py::arg("address"),
@@ -91,10 +95,16 @@ void bindArrivals(py::module_& m) {
       py::arg("host"));
   m.def(
       "arrivals_peer",
-      [](const std::string& address, uint16_t port, uint64_t token) {
-        HostCarrier::instance().addPeer({address, port, token});
+      [](uint32_t host,
+         const std::string& address,
+         uint16_t port,
+         uint64_t token) {
+        HostCarrier::instance().addPeer({host, address, port, token});
       },
-      "Adds another host's address; call it after arrivals_carry.",
+      "Adds a possible parent of this host in the tree of hosts, the best "
+      "first; call it after arrivals_carry. Its number `host` is below this "
+      "host's.",
+      py::arg("host"),
       py::arg("address"),
       py::arg("port"),
       py::arg("token"));

@@ -162,27 +162,36 @@ void arrivalsAreFoundWhenSequenceNumbersWrap() {
     CHECK(rank0.last(seq, at_ns, last) == State::kKnown);
     CHECK_EQ(last.rank, 101u);
     CHECK_EQ(last.at_ns, at_ns + 10);
-    CHECK_EQ(uint32_t(rank0.end(0)), seq + 1);
+    uint32_t end = 0;
+    CHECK(rank0.newestEnd(end));
+    CHECK_EQ(end, seq + 1);
   }
   // Overwritten by a collective after the wrap-around.
   CHECK(rank0.last(UINT32_MAX, at_ns, last) == State::kLost);
-  uint64_t issue_ns = 0;
-  CHECK(!rank0.find(0, UINT32_MAX, at_ns, issue_ns));
-  CHECK(rank0.find(0, seq - 1, at_ns, issue_ns));
-  const uint64_t end = rank0.end(0);
+  std::vector<ArrivalBoard::Arrival> arrivals;
+  rank0.arrivals(UINT32_MAX, at_ns, arrivals);
+  CHECK(arrivals.empty());
+  rank0.arrivals(seq - 1, at_ns, arrivals);
+  CHECK_EQ(arrivals.size(), 2u);
   rank0.post(UINT32_MAX - 5, at_ns); // a late cell does not move the end back
-  CHECK_EQ(rank0.end(0), end);
+  uint32_t end = 0;
+  CHECK(rank0.newestEnd(end));
+  CHECK_EQ(end, seq);
 }
 
+// With more groups, each gets fewer collectives, until there are too many.
 void theNumberOfGroupsIsBounded() {
-  const auto board = ArrivalBoard::create(kToken);
+  const auto board = ArrivalBoard::create(kToken, 16);
   uint32_t joined = 0;
   for (uint64_t key = 1; key <= 2 * ArrivalBoard::kMaxGroups; ++key) {
     ArrivalBoard::Group group;
-    joined += board->join({key, 0, 16, 0}, group) && group;
+    for (uint32_t rank = 0; rank < 16; ++rank) {
+      joined += board->join({key, rank, 16, rank}, group) && group;
+    }
+    CHECK(key > 8 || group.slots() == ArrivalBoard::kSlots);
   }
-  // 16 ranks take 2 MiB; the directory of groups takes the rest of the 32nd.
-  CHECK_EQ(joined, ArrivalBoard::kBytes / (2 << 20) - 1);
+  CHECK(joined > 400 * 16);
+  CHECK(board->usedBytes() <= ArrivalBoard::kBytes);
   const auto board_of_pairs = ArrivalBoard::create(kToken);
   joined = 0;
   for (uint64_t key = 1; key <= 2 * ArrivalBoard::kMaxGroups; ++key) {
@@ -194,12 +203,86 @@ void theNumberOfGroupsIsBounded() {
   CHECK(!board_of_pairs->join({1, 0, 3, 0}, group));
 }
 
-void aTooLargeGroupTakesNoRoomFromOthers() {
+// A group takes memory for its ranks on this host only.
+void aGroupOf8192RanksHasRoomForAllSlots() {
+  const auto board = ArrivalBoard::create(kToken, 8);
+  std::vector<ArrivalBoard::Group> ranks(8);
+  for (uint32_t rank = 0; rank < 8; ++rank) {
+    CHECK(board->join({1, 8 * rank, 8192, 8 * rank}, ranks[rank]));
+  }
+  CHECK_EQ(ranks[0].slots(), ArrivalBoard::kSlots);
+  CHECK(board->usedBytes() < (4u << 20));
+  for (uint32_t rank = 0; rank < 8; ++rank) {
+    ranks[rank].post(9, kBegin + rank);
+  }
+  ArrivalBoard::Last last;
+  CHECK(ranks[0].last(9, kBegin, last) == State::kMissing);
+  ranks[0].setLast(9, {kBegin + 500, 30, 4711, 0});
+  CHECK(ranks[0].last(9, kBegin, last) == State::kKnown);
+  CHECK_EQ(last.rank, 4711u);
+  CHECK_EQ(last.at_ns, kBegin + 500);
+  CHECK_EQ(last.clock_error_ns, 30u);
+  // A rank of this host keeps its own exact time.
+  ranks[0].setLast(9, {kBegin + 9, 30, 56, 3});
+  CHECK(ranks[0].last(9, kBegin, last) == State::kPartial);
+  CHECK_EQ(last.rank, 56u);
+  CHECK_EQ(last.at_ns, kBegin + 7);
+  ranks[0].setLast(9 + ArrivalBoard::kSlots, {kBegin + 9, 30, 1, 0});
+  CHECK(ranks[0].last(9, kBegin, last) == State::kLost);
+}
+
+// One host stands for all ranks.
+void aGroupOf8192RanksFitsOnOneHost() {
+  const auto board = ArrivalBoard::create(kToken, 8192);
+  std::vector<ArrivalBoard::Group> ranks(8192);
+  for (uint32_t rank = 0; rank < 8192; ++rank) {
+    CHECK(board->join({1, rank, 8192, rank}, ranks[rank]) && ranks[rank]);
+  }
+  CHECK(board->usedBytes() < (8u << 20));
+  ArrivalBoard::Last last;
+  for (uint32_t seq = 0; seq < 200; ++seq) {
+    for (uint32_t rank = 0; rank < 8192; ++rank) {
+      ranks[rank].post(seq, kBegin + (rank == 40 * seq ? 9'999 : rank));
+    }
+    CHECK(ranks[5].last(seq, kBegin, last) == State::kKnown);
+    CHECK_EQ(last.rank, 40 * seq);
+  }
+}
+
+// Of operations in which a rank may be done before another has arrived, other
+// hosts' ranks are known one by one.
+void singleRanksOfOtherHostsAreFound() {
   const auto board = ArrivalBoard::create(kToken);
-  ArrivalBoard::Group group;
-  CHECK(!board->join({1, 0, 512, 0}, group));
-  CHECK(!board->join({1, 1, 512, 1}, group));
-  CHECK(board->join({2, 0, 8, 0}, group) && group);
+  ArrivalBoard::Group rank0;
+  CHECK(board->join({1, 0, 4, 100}, rank0));
+  rank0.post(0, kBegin, ArrivalBoard::Kind::kSingle);
+  rank0.setLast(0, {kBegin + 900, 30, 103, 0});
+  const Meaning reduce{Op::kReduce, 1, true};
+  const Meaning gather{Op::kGather, 1, true};
+  ArrivalBoard::Last last;
+  const AskedAbout late{reduce, kBegin + 1'000};
+  CHECK(rank0.last(0, kBegin, last, late) == State::kKnown);
+  CHECK_EQ(last.rank, 103u);
+  const AskedAbout early{reduce, kBegin + 600};
+  CHECK(rank0.last(0, kBegin, last, early) == State::kMissing);
+  rank0.setListed(0, {1, 101, kBegin + 200});
+  CHECK(rank0.last(0, kBegin, last, {gather, kBegin + 600}) == State::kKnown);
+  CHECK_EQ(last.rank, 101u); // the root alone is needed
+  rank0.setListed(0, {2, 102, kBegin + 500});
+  rank0.setListed(0, {3, 103, kBegin + 900});
+  CHECK(rank0.last(0, kBegin, last, early) == State::kKnown);
+  CHECK_EQ(last.rank, 102u);
+  CHECK_EQ(last.at_ns, kBegin + 500);
+  // Of a large group, only the root is known.
+  ArrivalBoard::Group large;
+  CHECK(board->join({2, 0, 1000, 0}, large));
+  large.post(0, kBegin, ArrivalBoard::Kind::kSingle);
+  large.setLast(0, {kBegin + 900, 30, 103, 0});
+  large.setListed(0, {1, 101, kBegin + 200});
+  CHECK(large.last(0, kBegin, last, early) == State::kUnlisted);
+  CHECK(large.last(0, kBegin, last, late) == State::kKnown);
+  CHECK(large.last(0, kBegin, last, {gather, kBegin + 600}) == State::kKnown);
+  CHECK_EQ(last.rank, 101u);
 }
 
 } // namespace
@@ -211,7 +294,11 @@ int main() {
   overwrittenArrivalsAreReportedAsLost();
   arrivalTimesAreCorrectWhenCellsWrap();
   arrivalsAreFoundWhenSequenceNumbersWrap();
-  theNumberOfGroupsIsBounded();
-  aTooLargeGroupTakesNoRoomFromOthers();
+  if (!check::kThreadSanitized) { // they have no threads, and many steps
+    theNumberOfGroupsIsBounded();
+    aGroupOf8192RanksFitsOnOneHost();
+  }
+  aGroupOf8192RanksHasRoomForAllSlots();
+  singleRanksOfOtherHostsAreFound();
   return check::report();
 }

@@ -54,7 +54,7 @@ struct CarriedHost {
             host.clock,
             {kLoopback, kToken + host_number, host_number}) {}
   ArrivalPeer peer(uint32_t host_number) const {
-    return {kLoopback, carrier.port(), kToken + host_number};
+    return {host_number, kLoopback, carrier.port(), kToken + host_number};
   }
 };
 
@@ -63,8 +63,7 @@ struct Pair {
   CarriedHost one{0, 0, 1};
   CarriedHost two{300 * int64_t(kMs), 2, 2};
 
-  void addPeers() {
-    one.carrier.addPeer(two.peer(2));
+  void connect() {
     two.carrier.addPeer(one.peer(1));
   }
 };
@@ -106,14 +105,21 @@ void arrivalsCrossHostsAndClocks() {
       [&] { correct_on_two = runHost(pair.two.host, begin_ns, count); });
   std::thread connector([&] {
     sleepMs(20); // the hosts find each other while the job runs
-    pair.addPeers();
+    pair.connect();
   });
   CHECK_EQ(runHost(pair.one.host, begin_ns, count), count);
   host_two.join();
   connector.join();
   CHECK_EQ(correct_on_two, count);
   pair.one.carrier.flush();
-  const HostLinks links = pair.one.host.board->links();
+  HostLinks links;
+  CHECK(becomesTrue([&] {
+    links = pair.two.host.board->links();
+    return links.heard == 1;
+  }));
+  CHECK_EQ(links.peers, 1u);
+  CHECK_EQ(links.unsent, 0u);
+  links = pair.one.host.board->links();
   CHECK(links.clock_known);
   CHECK_EQ(links.peers, 1u);
   CHECK_EQ(links.heard, 1u);
@@ -124,7 +130,7 @@ void arrivalsCrossHostsAndClocks() {
 
 void arrivalsAreUnknownUntilClocksAreCompared() {
   Pair pair;
-  pair.addPeers();
+  pair.connect();
   pair.one.host.compare();
   pair.one.host.join();
   pair.two.host.join();
@@ -150,23 +156,103 @@ void arrivalsAreUnknownUntilClocksAreCompared() {
 }
 
 void anUnreachablePeerOnlyCountsAsUnsent() {
-  CarriedHost local(0, 0, 1);
+  CarriedHost local(0, 0, 3);
   local.host.compare();
   local.host.join();
   {
     const UdpSocket gone = UdpSocket::bound(kLoopback);
-    local.carrier.addPeer({kLoopback, gone.port(), 1});
+    local.carrier.addPeer({1, kLoopback, gone.port(), 1});
   }
-  local.carrier.addPeer({"::1", 9, 1}); // unreachable from an IPv4 socket
+  local.carrier.addPeer({2, "::1", 9, 1}); // unreachable from an IPv4 socket
   CHECK_THROWS(
-      std::invalid_argument, local.carrier.addPeer({"no.such.host", 9, 1}));
+      std::invalid_argument, local.carrier.addPeer({1, "no.such.host", 9, 1}));
+  CHECK_THROWS(
+      std::invalid_argument, local.carrier.addPeer({3, kLoopback, 9, 1}));
   local.host.post(0, 0, nowNs());
-  local.carrier.flush();
-  local.carrier.flush();
-  const HostLinks links = local.host.board->links();
-  CHECK_EQ(links.peers, 2u);
-  CHECK_EQ(links.heard, 0u);
-  CHECK(links.unsent >= 2);
+  CHECK(becomesTrue([&] { return local.host.board->links().unsent >= 1; }));
+  CHECK_EQ(local.host.board->links().heard, 0u);
+}
+
+// Hosts 1 to 4, each with two of eight ranks; 2 and 3 send to 1, and 4 to 3.
+struct Four {
+  std::vector<std::unique_ptr<CarriedHost>> hosts;
+  static constexpr uint64_t kKey = 78;
+
+  Four() {
+    for (uint32_t number = 1; number <= 4; ++number) {
+      hosts.push_back(
+          std::make_unique<CarriedHost>(
+              (number - 1) * 300 * int64_t(kMs), 2 * (number - 1), number));
+      Host& host = hosts.back()->host;
+      host.compare();
+      for (uint32_t rank = host.first_rank; rank < host.first_rank + 2;
+           ++rank) {
+        host.board->join(
+            {kKey, rank, 8, 100 + rank}, host.ranks.emplace_back());
+      }
+    }
+    add(2, {1});
+    add(3, {1, 2});
+    add(4, {3, 1, 2});
+  }
+  void add(uint32_t host, const std::vector<uint32_t>& peers) {
+    for (const uint32_t peer : peers) {
+      hosts[host - 1]->carrier.addPeer(hosts[peer - 1]->peer(peer));
+    }
+  }
+  // Ranks of the given hosts issue `seq`; the last one is rank `late`.
+  void issue(
+      uint32_t seq,
+      uint32_t late,
+      const std::vector<uint32_t>& numbers) {
+    const uint64_t now_ns = nowNs();
+    for (const uint32_t number : numbers) {
+      Host& host = hosts[number - 1]->host;
+      for (uint32_t rank = host.first_rank; rank < host.first_rank + 2;
+           ++rank) {
+        host.post(rank, seq, now_ns - (rank == late ? 0 : 1'000'000));
+      }
+    }
+  }
+  bool isKnown(uint32_t number, uint32_t seq, uint32_t late, State state) {
+    ArrivalBoard::Last last;
+    return becomesTrue([&] {
+             return hosts[number - 1]->host.last(seq, nowNs(), last) == state;
+           }) &&
+        last.rank == 100 + late;
+  }
+};
+
+void aHostWithoutItsParentSendsToTheNextOne() {
+  Four job;
+  job.issue(0, 6, {1, 2, 3, 4});
+  for (uint32_t number = 1; number <= 4; ++number) {
+    CHECK(job.isKnown(number, 0, 6, State::kKnown));
+  }
+  job.hosts[2].reset(); // host 3, between 4 and 1
+  CHECK(becomesTrue([&] { // host 4 has found host 1
+    return job.hosts[0]->host.board->links().peers == 2 &&
+        job.hosts[3]->host.board->links().heard == 2;
+  }));
+  job.issue(1, 7, {1, 2, 4});
+  for (const uint32_t number : {1u, 2u, 4u}) {
+    CHECK(job.isKnown(number, 1, 7, State::kPartial));
+  }
+}
+
+void withoutTheRootTheNextHostTakesItsPlace() {
+  Four job;
+  job.issue(0, 3, {1, 2, 3, 4});
+  CHECK(job.isKnown(4, 0, 3, State::kKnown));
+  job.hosts[0].reset();
+  CHECK(becomesTrue([&] {
+    return job.hosts[3]->host.board->links().heard == 2 &&
+        job.hosts[1]->host.board->links().heard == 2;
+  }));
+  job.issue(1, 7, {2, 3, 4});
+  for (const uint32_t number : {2u, 3u, 4u}) {
+    CHECK(job.isKnown(number, 1, 7, State::kPartial));
+  }
 }
 
 void foreignDatagramsAreIgnored() {
@@ -184,12 +270,9 @@ void foreignDatagramsAreIgnored() {
         ssize_t(datagram.size()));
   };
   const auto arrival = [&](uint32_t host, uint64_t token) {
-    ArrivalPacker packer(host);
-    packer.add({kGroup, 2, kRanks, 102}, 0, now_ns, 0);
-    packer.add({kGroup, 3, kRanks, 103}, 0, now_ns + 1, 0);
-    Datagram message = packer.datagrams()[0];
-    setToken(message, token);
-    return message;
+    ArrivalPacker packer({token, 1, host, 1, false});
+    packer.add(kGroup, kRanks, {0, 2, now_ns + 1, 103, {}}, 0);
+    return packer.datagrams()[0];
   };
   std::mt19937 random(1);
   for (int i = 0; i < 2'000; ++i) {
@@ -199,7 +282,7 @@ void foreignDatagramsAreIgnored() {
     }
     sendDatagram(noise);
     Datagram damaged = arrival(2, kToken + 1);
-    damaged[16 + random() % 4] ^= char(1 + random() % 255); // its host
+    damaged[24 + random() % 4] ^= char(1 + random() % 255); // its host
     damaged.resize(random() % damaged.size());
     sendDatagram(damaged);
   }
@@ -229,10 +312,10 @@ void aForkedChildInheritsNoCarrier() {
   ClockSync::instance().track().setSame();
   const size_t open_before = openFiles();
   CHECK_THROWS(std::logic_error, carrier.carry({kLoopback, kToken, 1}));
-  CHECK_THROWS(std::logic_error, carrier.addPeer({kLoopback, 9, 1}));
+  CHECK_THROWS(std::logic_error, carrier.addPeer({1, kLoopback, 9, 1}));
   carrier.makeBoard(kToken);
-  CHECK(carrier.carry({kLoopback, kToken, 1}) != 0);
-  carrier.addPeer({kLoopback, 9, 1});
+  CHECK(carrier.carry({kLoopback, kToken, 2}) != 0);
+  carrier.addPeer({1, kLoopback, 9, 1});
   for (int i = 0; i < 5; ++i) {
     sleepMs(30); // the thread is running
     const pid_t pid = fork();
@@ -250,7 +333,7 @@ void aForkedChildInheritsNoCarrier() {
     CHECK_EQ(status, 0);
   }
   carrier.makeBoard(kToken + 1); // for the next process group
-  CHECK_THROWS(std::logic_error, carrier.addPeer({kLoopback, 9, 1}));
+  CHECK_THROWS(std::logic_error, carrier.addPeer({1, kLoopback, 9, 1}));
   carrier.stop();
   CHECK_EQ(openFiles(), open_before);
 }
@@ -261,6 +344,8 @@ int main() {
   arrivalsCrossHostsAndClocks();
   arrivalsAreUnknownUntilClocksAreCompared();
   anUnreachablePeerOnlyCountsAsUnsent();
+  aHostWithoutItsParentSendsToTheNextOne();
+  withoutTheRootTheNextHostTakesItsPlace();
   foreignDatagramsAreIgnored();
   aForkedChildInheritsNoCarrier();
   return check::report();

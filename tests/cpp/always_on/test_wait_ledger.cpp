@@ -335,7 +335,8 @@ void aMissingArrivalIsGivenUpAfterATimeout() {
   ranks.early.ledger.resolve(kBegin + timeout_ns + 10 * kMs);
   CHECK(!ranks.early.ledger.pending());
   CHECK(ranks.early.holds(
-      "\"known\":0,\"unknown\":1,\"without_place\":0,\"unsplit_steps\":1,"
+      "\"known\":0,\"unknown\":1,\"without_place\":0,\"unlisted\":0,"
+      "\"partial\":0,\"unsplit_steps\":1,"
       "\"unsplit_ns\":1000000}"));
   ranks.early.ledger.forgetSteps();
   CHECK(ranks.early.holds("\"unsplit_steps\":0,\"unsplit_ns\":0}"));
@@ -431,7 +432,7 @@ void memoryIsBounded() {
   // Operations that lost their place are abandoned; others are still pending.
   CHECK(ranks.early.holds(
       "\"unknown\":" + std::to_string(count - WaitLedger::kMaxOpen) +
-      ",\"without_place\":0,\"unsplit_steps\":" +
+      ",\"without_place\":0,\"unlisted\":0,\"partial\":0,\"unsplit_steps\":" +
       std::to_string(count - WaitLedger::kMaxSteps) + ",\"unsplit_ns\":" +
       std::to_string(3 * (count - WaitLedger::kMaxSteps)) + "}"));
 }
@@ -441,7 +442,7 @@ void memoryIsBounded() {
 void theClockErrorAcrossHostsIsRecorded() {
   const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
   const int64_t offset_ns = int64_t(1'000 * LateRanks::kFirstBlockNs);
-  board->setLinks({true, offset_ns, 3, 2, 7});
+  board->setLinks({true, offset_ns, 3, 2, 7, 4});
   Rank early{board, 0};
   early.issue(3, 1 * kMs);
   ArrivalBoard::Group group;
@@ -449,8 +450,7 @@ void theClockErrorAcrossHostsIsRecorded() {
   for (uint32_t place = 0; !group; ++place) {
     group = board->at(place, key);
   }
-  CHECK(group.beginPostingFor({key, 1, 2, 1}, 250));
-  group.post(3, kBegin + 21 * kMs);
+  group.setLast(3, {kBegin + 21 * kMs, 250, 1, 0});
   early.end(3, 24 * kMs);
   early.ledger.takeStep(
       {kBegin,
@@ -463,11 +463,33 @@ void theClockErrorAcrossHostsIsRecorded() {
   early.ledger.resolve(kBegin + 32 * kMs);
   CHECK(early.holds("\"arrival_clock_error\":" + histogram({250})));
   CHECK(early.holds(
-      "\"hosts\":{\"clock\":1,\"peers\":3,\"heard\":2,\"unsent\":7}"));
+      "\"hosts\":{\"clock\":1,\"peers\":3,\"heard\":2,\"unsent\":7,"
+      "\"skipped\":4}"));
   const uint64_t block = (kBegin + 2 * kMs) / LateRanks::kFirstBlockNs + 1'000;
   CHECK(early.holds(
       "\"cells\":[" + std::to_string(block) + ",1," + std::to_string(19 * kMs) +
       "]"));
+}
+
+// Ranks of other hosts that stay unseen: what is known counts, and is counted.
+void aPartialLastArrivalCountsAfterTheTimeout() {
+  const std::shared_ptr<ArrivalBoard> board = ArrivalBoard::create(1);
+  Rank early{board, 0};
+  early.issue(3, 1 * kMs);
+  ArrivalBoard::Group group;
+  uint64_t key = 0;
+  for (uint32_t place = 0; !group; ++place) {
+    group = board->at(place, key);
+  }
+  group.setLast(3, {kBegin + 21 * kMs, 250, 1, 1});
+  early.end(3, 24 * kMs);
+  CHECK(early.ledger.resolve(kBegin + 4'900 * kMs).empty());
+  const auto found = early.ledger.resolve(kBegin + 5'100 * kMs);
+  CHECK_EQ(found.size(), 1u);
+  CHECK_EQ(found[0].wait_ns, 20 * kMs);
+  CHECK(early.holds(
+      "\"known\":1,\"unknown\":0,\"without_place\":0,"
+      "\"unlisted\":0,\"partial\":1,"));
 }
 
 } // namespace
@@ -485,6 +507,7 @@ int main() {
   aWaitIsSplitWhenItsStepIsOver();
   aFinalisationIsSplitAtTheDecidingBucket();
   theClockErrorAcrossHostsIsRecorded();
+  aPartialLastArrivalCountsAfterTheTimeout();
   aMissingArrivalIsGivenUpAfterATimeout();
   aStepCountsAsUnsplitOnlyAfterTheTimeout();
   withoutABoardArrivalsAreUnknown();

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from commprof.monitor.state import (
+    ArrivalState,
     Bandwidth,
     GradientState,
     HostState,
@@ -42,6 +43,7 @@ def rank_state(rank: int, **changes: Any) -> RankState:
         "trace_bytes": 12_345,
         "process": ProcessState(12.5, 400_000_000, 0.25),
         "gradients": GradientState(240, 1.5, 0.25, 0.003),
+        "arrivals": ArrivalState(500, 0, 0),
         **changes,
     }
     return RankState(**values)

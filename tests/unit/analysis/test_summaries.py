@@ -261,11 +261,13 @@ def four_ranks(
     links: dict[str, int] | None = None,
     paused_ms: int = 0,
     waiting: tuple[int, ...] = (0, 1, 3),
+    cut_off: tuple[int, ...] = (),
     **changes: Any,
 ) -> Path:
     """Writes 40 steps of 100 ms; backward takes 23 ms on rank 2, 3 ms elsewhere.
 
-    Ranks ``waiting`` wait 20 ms for rank 2, whose process is paused for ``paused_ms`` in total.
+    Ranks ``waiting`` wait 20 ms for rank 2, whose process is paused for ``paused_ms`` in total. The
+    hosts of ranks ``cut_off`` receive no arrivals.
     """
     for rank in range(4):
         late = rank == 2
@@ -279,6 +281,7 @@ def four_ranks(
             "last": [{"rank": 2, "count": 40, "wait_ns": 0 if late else 800 * MS}],
             "waited_for": {"block_ns": length, "cells": cells if rank in waiting else []},
             **({} if links is None else {"hosts": links}),
+            **({"hosts": state_of(heard=0)} if rank in cut_off else {}),
             **({"paused": [0, 0, 0, paused_ms * MS if late else 0, 0]} if paused_ms else {}),
             **changes,
         }
@@ -391,9 +394,9 @@ def test_no_late_rank_is_named_across_hosts_that_received_no_clocks_or_arrivals(
         ),
         (2, state_of(heard=0), 0, 0, "one of them received no arrival times: UDP"),
         (1, state_of(clock=0, heard=0), 0, 0, "the ranks did not exchange the times at which"),
-        (1, state_of(clock=0, heard=0), 9, 0, "or 16,384 collectives behind another rank."),
+        (1, state_of(clock=0, heard=0), 9, 0, "16,384 collectives (fewer in a job of many groups)"),
         (1, state_of(), 9, 2, "8 of these collectives belong to groups that did not fit"),
-        (1, state_of(), 9, 1, "192 groups and 64 MiB); for the others, a rank did not record, or"),
+        (1, state_of(), 9, 1, "groups and 48 MiB); for the others, a rank did not record, or was"),
         (2, state_of(), 9, 0, "other hosts' issue times were lost on the network."),
         # Counted once per host: its ranks share a carrier.
         (2, state_of(unsent=3), 9, 0, "were lost on the network (6 datagrams could not be sent)"),
@@ -407,6 +410,30 @@ def test_the_report_gives_the_reason_why_the_last_rank_is_unknown(
     text = " ".join(table.render(result, 100).split())
     assert f"the rank that came last is not known for 8 of {4 * known + 8} collectives" in text
     assert reason in text
+
+
+def test_the_report_says_how_many_arrivals_were_dropped_and_why(tmp_path: Path) -> None:
+    counts = {"known": 9, "unknown": 7, "without_place": 2, "unlisted": 3, "partial": 4}
+    links = state_of() | {"skipped": 11}
+    result = analyse_run(
+        four_ranks(tmp_path, hosts=2, links=links, arrivals=counts | {"unsplit_steps": 1})
+    )
+    text = " ".join(table.render(result, 100).split())
+    assert "not known for 28 of 64 collectives" in text
+    assert "8 of these collectives belong to groups that did not fit into the memory" in text
+    assert "12 of these collectives belong to groups of more than 256 ranks on several" in text
+    assert "for the others, a rank did not record" in text
+    assert "or a host had no room for them (22 collectives)" in text
+    assert "for 16 of 36 collectives, the arrivals of ranks on other hosts were not seen" in text
+
+
+def test_a_host_that_is_cut_off_costs_its_own_waits_only(tmp_path: Path) -> None:
+    four_ranks(tmp_path, hosts=4, links=state_of(), cut_off=(0,))
+    (found,) = analyse_run(tmp_path).summaries
+    assert found.late_rank is not None
+    assert found.late_rank.rank == 2
+    assert found.late_rank.waiting_ranks == 2
+    assert found.hosts_heard == 0
 
 
 def test_a_rank_that_did_not_record_is_the_reason_why_the_last_rank_is_unknown(

@@ -189,17 +189,17 @@ class Native:
     """Stand-in for the native module that notes its calls."""
 
     def __init__(self) -> None:
-        self.created: list[tuple[int, int]] = []
+        self.created: list[tuple[int, int, int]] = []
         self.opened: list[tuple[str, int, int]] = []
         self.carried: list[tuple[str, int, int]] = []
-        self.peers: list[tuple[str, int, int]] = []
+        self.peers: list[tuple[int, str, int, int]] = []
         self.flushed = 0
         self.refuses = False
 
-    def arrivals_create(self, token: int, rank: int) -> int:
+    def arrivals_create(self, token: int, rank: int, local_ranks: int) -> int:
         if self.refuses:
             raise OSError("no memory")
-        self.created.append((token, rank))
+        self.created.append((token, rank, local_ranks))
         return 9
 
     def arrivals_open(self, path: str, token: int, rank: int) -> None:
@@ -211,8 +211,8 @@ class Native:
         self.carried.append((address, token, host))
         return 77
 
-    def arrivals_peer(self, address: str, port: int, token: int) -> None:
-        self.peers.append((address, port, token))
+    def arrivals_peer(self, host: int, address: str, port: int, token: int) -> None:
+        self.peers.append((host, address, port, token))
 
     def arrivals_flush(self) -> None:
         self.flushed += 1
@@ -245,9 +245,9 @@ def test_the_first_rank_to_arrive_on_a_host_creates_the_shared_memory(native: Na
     link = ArrivalLink()
     link.start()
     assert not link.pending
-    ((token, rank),) = native.created
+    ((token, rank, local_ranks),) = native.created
     board = json.loads(store.get("board"))
-    assert (rank, token) == (1, board["token"])
+    assert (rank, token, local_ranks) == (1, board["token"], 2)
     assert native.carried == []  # one launcher started all ranks: there is no other host
     assert board["path"] == f"/proc/{os.getpid()}/fd/9"
     assert native.opened == []
@@ -335,23 +335,45 @@ def test_the_first_rank_of_a_host_exchanges_arrivals_with_the_other_hosts(
     assert (address, number) == ("127.0.0.1", 2)
     own = {"address": "127.0.0.1", "port": 77, "token": token}
     assert json.loads(job.get("host/2")) == own
-    assert native.peers == [("10.0.0.2", 88, 4712)]
-    assert link.pending  # only one of four ranks has arrived
-    job.add("hosts", 1)
-    job.add("ranks", 3)
-    link.poll()
-    assert link.pending  # the third host has not published its address
-    job.set("host/3", there(99))
-    link.poll()
-    assert not link.pending
-    assert native.peers[1:] == [("10.0.0.2", 99, 4712)]
+    assert native.peers == [(1, "10.0.0.2", 88, 4712)]
+    assert native.created[0][2] == 4  # the launcher does not say how many ranks it started
+    assert not link.pending  # hosts that come later connect to this one
     link.stop()
     assert native.flushed == 1
     # A later capture of the same group has nothing left to do.
     later = ArrivalLink()
     later.start()
     assert not later.pending
-    assert (len(native.created), len(native.carried), len(native.peers)) == (1, 1, 2)
+    assert (len(native.created), len(native.carried), len(native.peers)) == (1, 1, 1)
+
+
+def test_a_host_deep_in_the_tree_connects_to_the_hosts_above_it(
+    native: Native, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = several_hosts(monkeypatch, 0, 2400)
+    job.add("hosts", 299)
+    for number in (19, 2, 3):
+        job.set(f"host/{number}", there(1000 + number))
+    link = ArrivalLink()
+    link.start()
+    assert link.pending  # host 1 has not published its address
+    assert native.peers == [(19, "10.0.0.2", 1019, 4712), (2, "10.0.0.2", 1002, 4712)]
+    job.set("host/1", there(0))  # and it has none
+    link.poll()
+    assert not link.pending
+    assert native.peers[2:] == [(3, "10.0.0.2", 1003, 4712)]
+
+
+def test_possible_parents_have_lower_numbers_and_end_at_the_root_and_its_stand_ins() -> None:
+    assert store_links.possible_parents(0) == []
+    assert store_links.possible_parents(1) == []
+    assert store_links.possible_parents(2) == [1]
+    assert store_links.possible_parents(3) == [1, 2]
+    assert store_links.possible_parents(17) == [1, 2, 3]
+    assert store_links.possible_parents(18) == [2, 1, 3]
+    assert store_links.possible_parents(1024) == [64, 4, 1, 2, 3]
+    parents = [store_links.possible_parents(host)[0] for host in range(2, 1025)]
+    assert max(parents.count(host) for host in set(parents)) == 16
 
 
 def test_a_host_without_a_reachable_address_publishes_port_0(
@@ -392,7 +414,7 @@ def test_later_ranks_of_a_host_exchange_nothing_with_other_hosts(
     link = ArrivalLink()
     link.start()
     assert not link.pending
-    assert job.add("ranks", 0) == 1
+    assert not job.check(["host/1"])
     assert (native.carried, len(native.opened)) == ([], 1)
 
 

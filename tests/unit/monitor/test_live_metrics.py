@@ -24,7 +24,7 @@ from commprof.monitor.metrics.endpoint import Endpoint, listen, parse_address
 from commprof.monitor.metrics.metrics import METRICS, flat, samples
 from commprof.monitor.metrics.outputs import JsonLines, TensorBoard, TextFile, exposition, write_to
 from commprof.monitor.metrics.tensorboard import EventFile, crc32c
-from commprof.monitor.state import JobState
+from commprof.monitor.state import ArrivalState, JobState
 from tests.support.builders.live_states import job_state, rank_state
 from tests.support.builders.run_directories import HOSTILE
 
@@ -79,6 +79,7 @@ def test_unknown_metrics_are_left_out() -> None:
         sent_bytes=0.0,
         process=None,
         gradients=None,
+        arrivals=None,
         since_step_s=math.nan,
         status="",
     )
@@ -93,6 +94,15 @@ def test_unknown_metrics_are_left_out() -> None:
         "commprof_monitor_left_out_events_total",
         "commprof_monitor_problems",
     }
+
+
+def test_arrivals_are_counted_by_what_is_known_of_them() -> None:
+    found = shown(job_state(ranks=(rank_state(0, arrivals=ArrivalState(90, 4, 6)),)))
+    counts = [
+        found[f'commprof_arrivals_total{{rank="0",state="{state}"}}']
+        for state in ("known", "partial", "unknown")
+    ]
+    assert counts == [90, 4, 6]
 
 
 def test_metrics_distinguish_failed_ranks_from_ended_ones() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from commprof.commands import main, top
-from commprof.monitor.state import Late, MonitorState
+from commprof.monitor.state import ArrivalState, Late, MonitorState
 from commprof.report.live_frame import frame, waiting_frame
 from tests.support.builders.live_states import job_state, rank_state
 from tests.support.builders.run_directories import HOSTILE, ranks_of, write_run
@@ -197,3 +197,17 @@ def test_top_restores_the_terminal_when_it_quits(tmp_path: Path) -> None:
     assert termios.tcgetattr(theirs) == before
     os.close(ours)
     os.close(theirs)
+
+
+def test_collectives_whose_last_rank_is_not_surely_known_are_counted() -> None:
+    known = job_state(ranks=tuple(rank_state(r, arrivals=ArrivalState(9, 0, 0)) for r in (0, 1)))
+    assert not any("came last" in line for line in frame(known, "run", 200))
+    ranks = (
+        rank_state(0, arrivals=ArrivalState(90, 4, 6)),
+        rank_state(1, arrivals=ArrivalState(100, 0, 0)),
+    )
+    said = (
+        "The rank that came last is not known for 6 and known only of the hosts that were heard "
+        "for 4 of 200 collectives."
+    )
+    assert said in frame(job_state(ranks=ranks), "run", 200)

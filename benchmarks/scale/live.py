@@ -1,0 +1,217 @@
+"""Measures always-on mode's exchange between simulated hosts, with the real board and carrier.
+
+Each host is a process that stands for many ranks (``live_host.cpp``), all on this machine. A rank
+arrives 20 ms late in every step; after it has been named by every living host, another one is late.
+A host names a rank if that came last to eight world collectives in a row. In two further phases a
+host is killed, and the host above others (the root, if there is no other) is frozen and goes on.
+
+    python benchmarks/scale/live.py [--hosts 16] [--ranks 4096] [--trials 50] [-o FILE]
+
+It prints one JSON object; with ``-o`` it appends it to a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from commprof.capture.job.store_links import possible_parents
+
+ROOT = Path(__file__).resolve().parents[2]
+#: World collectives in a row to which the late rank must come last.
+IN_A_ROW = 8
+LIMIT_S = 10.0
+KINDS = ("world", "tp", "dp", "pp")
+
+
+class SimulatedHost:
+    """One process of ``live_host``, and the lines that it wrote."""
+
+    def __init__(self, program: Path, host: int, hosts: int, per_host: int) -> None:
+        self.host = host
+        self.token = secrets.randbits(63) | 1
+        arguments = (host, hosts, per_host, self.token)
+        self.process = subprocess.Popen(
+            [str(program), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+        self.lines: list[dict[str, Any]] = []
+        self.newest_last: list[int] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            line = json.loads(text)
+            self.newest_last = (self.newest_last + line.pop("world_last"))[-IN_A_ROW:]
+            self.lines.append(line)
+
+    def tell(self, line: str) -> None:
+        """Writes a command to the host, if it lives."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass
+
+    @property
+    def named(self) -> int:
+        """The rank that came last to the newest collectives; -1 if it was not one rank."""
+        same = len(self.newest_last) == IN_A_ROW and len(set(self.newest_last)) == 1
+        return self.newest_last[0] if same else -1
+
+
+def build(directory: Path) -> Path:
+    """Compiles ``live_host`` with the sources of the core; returns the program."""
+    program = directory / "live_host"
+    core = directory / "core.cpp"
+    sources = [
+        source
+        for folder in ("always_on", "base", "clock", "core", "device")
+        for source in sorted((ROOT / "csrc" / folder).rglob("*.cpp"))
+    ]
+    core.write_text("".join(f'#include "{source}"\n' for source in sources))
+    own = str(ROOT / "benchmarks/scale/live_host.cpp")
+    options = ("-std=c++20", "-O1", "-pthread", f"-I{ROOT / 'csrc'}")
+    subprocess.run(
+        ["c++", *options, "-o", str(program), str(core), own],
+        check=True,
+    )
+    return program
+
+
+def until_named(hosts: list[SimulatedHost], rank: int) -> float:
+    """Makes a rank late; returns the seconds until all hosts name it, NaN after ``LIMIT_S``."""
+    began = time.monotonic()
+    for host in hosts:
+        host.tell(f"late {rank}")
+    while time.monotonic() - began < LIMIT_S:
+        if all(host.named == rank for host in hosts):
+            return time.monotonic() - began
+        time.sleep(0.05)
+    return float("nan")
+
+
+def trials(living: list[SimulatedHost], number: int, per_host: int, seed: int) -> dict[str, Any]:
+    """Makes random ranks of living hosts late, one after another."""
+    chosen = random.Random(seed)
+    times = []
+    for _ in range(number):
+        rank = (chosen.choice(living).host - 1) * per_host + chosen.randrange(per_host)
+        times.append(until_named(living, rank))
+    named = [time_s for time_s in times if time_s == time_s]
+    return {
+        "named": len(named),
+        "of": number,
+        "median_s": round(statistics.median(named), 2) if named else None,
+        "longest_s": round(max(named), 2) if named else None,
+    }
+
+
+def rates(hosts: list[SimulatedHost], since: list[int]) -> dict[str, Any]:
+    """Returns what hosts sent per second and counted since the given lines, and their memory."""
+    found: dict[str, list[float]] = {"bytes_per_s": [], "datagrams_per_s": [], "cpu_percent": []}
+    counts = {kind: [0, 0, 0, 0] for kind in KINDS}
+    for host, first in zip(hosts, since, strict=True):
+        before, after = host.lines[first], host.lines[-1]
+        elapsed_s = (after["time_ns"] - before["time_ns"]) / 1e9
+        found["bytes_per_s"].append((after["bytes"] - before["bytes"]) / elapsed_s)
+        found["datagrams_per_s"].append((after["datagrams"] - before["datagrams"]) / elapsed_s)
+        found["cpu_percent"].append(100 * (after["cpu_s"] - before["cpu_s"]) / elapsed_s)
+        for kind in KINDS:
+            counts[kind] = [
+                total + b - a
+                for total, a, b in zip(counts[kind], before[kind], after[kind], strict=True)
+            ]
+    newest = [host.lines[-1] for host in hosts]
+    result: dict[str, Any] = {
+        name: {"median": round(statistics.median(values), 1), "max": round(max(values), 1)}
+        for name, values in found.items()
+    }
+    for name in ("flows", "hosts", "skipped", "unsent", "refused", "board_bytes", "resident_bytes"):
+        values = [line[name] for line in newest]
+        result[name] = {"median": statistics.median(values), "max": max(values)}
+    result["collectives"] = {
+        kind: dict(zip(("known", "partial", "unknown", "correct"), counts[kind], strict=True))
+        for kind in KINDS
+    }
+    return result
+
+
+def phase(hosts: list[SimulatedHost], number: int, per_host: int, seed: int) -> dict[str, Any]:
+    """Runs trials on the given hosts; returns how often the late rank was named, and rates."""
+    since = [len(host.lines) - 1 for host in hosts]
+    found = trials(hosts, number, per_host, seed)
+    return found | rates(hosts, since)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hosts", type=int, default=16)
+    parser.add_argument("--ranks", type=int, default=4096)
+    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("-o", "--output", type=Path)
+    args = parser.parse_args()
+    per_host = args.ranks // args.hosts
+    with tempfile.TemporaryDirectory() as directory:
+        program = build(Path(directory))
+        hosts = [
+            SimulatedHost(program, number, args.hosts, per_host)
+            for number in range(1, args.hosts + 1)
+        ]
+        try:
+            for host in hosts:
+                for parent in possible_parents(host.host):
+                    there = hosts[parent - 1]
+                    host.tell(f"peer {parent} {there.port} {there.token}")
+            begin_ns = time.monotonic_ns() + 1_000_000_000
+            for host in hosts:
+                host.tell(f"go {begin_ns}")
+            time.sleep(4)
+            few = max(3, args.trials // 5)
+            result: dict[str, Any] = {"hosts": args.hosts, "ranks": args.ranks}
+            result["all live"] = phase(hosts, args.trials, per_host, 1)
+            # With hosts of three levels, host 3 has children; with two, no host but the root has.
+            hosts[2].process.kill()
+            living = [host for host in hosts if host.host != 3]
+            result["a host killed"] = phase(living, few, per_host, 2)
+            time.sleep(3)
+            result["some seconds later"] = phase(living, few, per_host, 3)
+            above = 2 if args.hosts > 17 else 1
+            hosts[above - 1].process.send_signal(signal.SIGSTOP)
+            rest = [host for host in living if host.host != above]
+            result[f"host {above} frozen"] = phase(rest, few, per_host, 4)
+            hosts[above - 1].process.send_signal(signal.SIGCONT)
+            time.sleep(8)
+            result[f"host {above} goes on"] = phase(living, few, per_host, 5)
+        finally:
+            for host in hosts:
+                host.tell("end")
+            time.sleep(0.5)
+            for host in hosts:
+                host.process.kill()
+    for name, figures in result.items():
+        print(f"{name}: {json.dumps(figures)}")
+    if args.output is not None:
+        with args.output.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+// This host's part in the tree of hosts, in which the last arrivals of groups
+// are found: what each host knows of a collective goes up, one value whatever
+// the number of ranks, until all ranks of the group were seen; the last arrival
+// then goes down to the hosts that sent something, and onto their boards.
+//
+// If a rank stays unseen for kPartialNs, because its host is dead, slow or cut
+// off or does not record, the root sends what is known, with the number of
+// ranks that it lacks, if that is at most half of the group.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "always_on/arrivals/arrival_board.h"
+#include "always_on/hosts/arrival_message.h"
+#include "clock/clock_track.h"
+
+namespace commprof {
+
+// Not thread-safe; must not outlive the board. All functions but skipped() may
+// throw std::bad_alloc.
+class ArrivalTree {
+ public:
+  // Arrivals farther in the past, or in the future, are rejected.
+  static constexpr uint64_t kPastNs = 60'000'000'000;
+  static constexpr uint64_t kFutureNs = 1'000'000'000;
+  // After this time, what a host knows goes up without its ranks that lack.
+  static constexpr uint64_t kSettleNs = 300'000'000;
+  static constexpr uint64_t kPartialNs = 3'000'000'000;
+  // How long a collective is kept, and how long after its last arrival is
+  // known.
+  static constexpr uint64_t kKeepNs = 8'000'000'000;
+  static constexpr uint64_t kKeepKnownNs = 1'500'000'000;
+  // Earlier collectives of a group that is new to the carrier.
+  static constexpr uint32_t kRewind = 1024;
+  // Collectives kept of larger groups, and as many of smaller ones, so that
+  // neither take the room of the other; the oldest is dropped.
+  static constexpr uint32_t kLargeRanks = 64;
+  static constexpr size_t kMaxCollectives = 1 << 14;
+  static constexpr size_t kMaxListed = 1 << 16; // arrivals of single ranks
+  // Everything is sent twice, so that a single lost datagram loses nothing.
+  static constexpr uint8_t kSends = 2;
+
+  explicit ArrivalTree(ArrivalBoard& board) : board_(board) {}
+
+  // Takes what the ranks of this host have written since the last call.
+  void gather(const ClockLine& clock, uint64_t now_ns);
+  // Takes what a child or the parent sent.
+  void take(const ArrivalMessage& message, uint64_t now_ns);
+  // Decides which last arrivals are known by now, and forgets old collectives.
+  void advance(bool is_root, uint64_t now_ns);
+  // Packs what is new for the parent, or for a child; what does not fit comes
+  // first in the next call. Then call endOfRound().
+  void packUp(ArrivalPacker& out);
+  void packDown(uint32_t child, ArrivalPacker& out);
+  void endOfRound();
+  // Writes what is known onto the board; after sending it, so that ranks that
+  // end then leave no other host behind.
+  void publish(const std::optional<ClockLine>& clock, uint64_t now_ns);
+  // What went to the former parent stays there, so that nothing counts twice.
+  void changeParent();
+
+  bool hasNews() const noexcept {
+    return !up_.empty() || !down_.empty() || !changed_.empty();
+  }
+  // Collectives dropped before their last arrival was known.
+  uint64_t skipped() const noexcept {
+    return skipped_;
+  }
+
+ private:
+  struct Id {
+    uint64_t key;
+    uint32_t seq;
+    bool operator==(const Id&) const = default;
+  };
+  struct IdHash {
+    size_t operator()(const Id& id) const noexcept {
+      return size_t(id.key ^ (id.seq * 0x9e3779b97f4a7c15ull));
+    }
+  };
+  // What one host's subtree sent; of this host (0) what its ranks wrote.
+  struct Part {
+    uint32_t host = 0;
+    uint32_t present = 0;
+    uint64_t last_ns = 0; // by rank 0's clock
+    uint32_t last_rank = 0;
+    uint32_t error_ns = 0;
+  };
+  struct Collective {
+    Id id;
+    uint32_t size = 0;
+    uint64_t begin_ns = 0; // when this host first heard of it
+    std::vector<Part> parts{};
+    Part last{}; // once known, of the whole group
+    std::vector<ArrivalBoard::Arrival> listed{};
+    uint8_t up_sends = 0;
+    uint8_t down_sends = 0;
+    bool is_open = false; // ranks of this host may still arrive
+    bool is_changed = false;
+    bool was_sent_up = false;
+    bool is_with_former = false; // sent to a former parent
+    bool is_blocked = false; // a child's datagrams were full
+  };
+  struct Progress {
+    uint32_t next = 0; // collective
+    uint32_t local_ranks = 0;
+  };
+
+  Collective* collective(const Id& id, uint32_t size, uint64_t now_ns);
+  Collective* find(const Id& id) noexcept;
+  void drop(const Id& id);
+  void reopen(uint64_t key);
+  bool scan(Collective& one, const ClockLine& clock, uint64_t now_ns);
+  void takeFromChild(
+      Collective& one,
+      const KnownArrivals& known,
+      const ArrivalMessage& message);
+  void takeFromParent(
+      Collective& one,
+      const KnownArrivals& known,
+      uint64_t error_ns,
+      uint64_t now_ns);
+  void addListed(
+      Collective& one,
+      const std::vector<ArrivalBoard::Arrival>& listed);
+  void change(Collective& one);
+  void setLast(Collective& one, const Part& last, uint64_t now_ns);
+  void publish(
+      const Collective& one,
+      const ClockLine& clock,
+      uint64_t now_ns) noexcept;
+  static Part total(const Collective& one) noexcept;
+  static KnownArrivals known(const Collective& one, const Part& part);
+
+  ArrivalBoard& board_;
+  std::unordered_map<Id, Collective, IdHash> all_;
+  // By when they began: of small and of large groups, and those not known yet.
+  std::array<std::deque<Id>, 2> by_age_;
+  std::array<size_t, 2> number_{}; // of those kept
+  std::deque<Id> waiting_;
+  std::deque<std::pair<uint64_t, Id>> finished_; // and until when to keep them
+  std::unordered_map<uint64_t, Progress> progress_; // by key
+  // Those with ranks to come, with changes, to send, and to publish.
+  std::vector<Id> open_;
+  std::vector<Id> changed_;
+  std::vector<Id> up_;
+  std::vector<Id> down_;
+  std::vector<Id> known_;
+  size_t listed_ = 0;
+  uint64_t skipped_ = 0;
+  std::vector<ArrivalBoard::Arrival> arrivals_; // of one scan
+};
+
+} // namespace commprof
