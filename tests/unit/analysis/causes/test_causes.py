@@ -360,11 +360,12 @@ def in_turns(ms: float, every: int):  # type: ignore[no-untyped-def]
 
 
 def test_ranks_that_take_turns_at_being_late_are_named() -> None:
-    found = causes_of(in_turns(20.0, 3), steps=31, models=0)
+    found = causes_of(in_turns(20.0, 3), steps=61, models=0)
     assert list(found) == ["ranks-in-turns"]
     cause = found["ranks-in-turns"]
-    assert cause.sentence.startswith("Ranks 0, 1 take turns at being late: in 10 of 30 steps")
-    assert saved(cause) == pytest.approx(200 / (30 * 33 + 200), abs=0.01)
+    assert cause.sentence.startswith("Ranks 0, 1 take turns at being late: in 20 of 60 steps")
+    # If both work longer in the same steps, ten of twenty delays of 20 ms remain.
+    assert saved(cause) == pytest.approx(200 / (60 * 33 + 400), abs=0.01)
 
 
 def test_a_little_noise_in_turns_is_usual() -> None:
