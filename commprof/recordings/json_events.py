@@ -22,6 +22,13 @@ _EVENT_BEGINS = '"ph"'
 _DAMAGED = "it is cut off or damaged"
 #: Top-level values that are kept.
 _KEPT = ("distributedInfo", "baseTimeNanoseconds", "host_name", "deviceProperties")
+#: Where the next event and the next known top-level value begin, as torch writes them.
+_NEXT_EVENT = re.compile(r'\n\s*(?=\{\s*"ph")')
+_NEXT_MEMBER = re.compile(rf'\n\s*(?="(?:traceEvents|{"|".join(_KEPT)})":)')
+#: Errors of json that may be gone once more of the text was read.
+_MAY_CONTINUE = ("Unterminated string", "Invalid \\")
+#: Characters before the end of the text in which any error may be.
+_MAY_BE_CUT_CHARS = 64
 
 
 #: Function that takes events from a place of the text on and returns the place where it stopped, in
@@ -49,6 +56,11 @@ class EventReader:
     found_events: bool = False
     #: The reason if the text ended early or was damaged; empty for a sound trace.
     problem: str = ""
+    #: Number of events that are not JSON and were passed over, and such top-level values. torch's
+    #: profiler writes a double quote in the name of a range, in a process group's description or in
+    #: metadata as it is (``findings/profiler_quotes_break_json.sh``).
+    passed_over: int = 0
+    passed_over_in_head: int = 0
     _text: str = ""
     _at: int = 0
     _ended: bool = False
@@ -75,19 +87,23 @@ class EventReader:
             self.problem = str(error)
 
     def _members(self) -> Iterator[list[Any]]:
-        self._skip()
-        while self._peek() == '"':
+        while True:
+            self._skip()
+            if self._peek() == "}":
+                return
+            if self._peek() != '"':  # behind a value that ended early, by a quote in its text
+                self._pass_over(_NEXT_MEMBER, _DAMAGED)
+                self.passed_over_in_head += 1
+                continue
             key = self._value()
             self._skip()
             if key == "traceEvents" and self._peek() == "[":
                 yield from self._array()
-            else:
-                value = self._value()
-                if key in _KEPT:
-                    self.head[key] = value
-            self._skip()
-        if self._peek() != "}":
-            raise DamagedError(_DAMAGED)
+                continue
+            value = self._value_or_pass_over(_NEXT_MEMBER)
+            if key in _KEPT and value:
+                self.head[key] = value[0]
+            self.passed_over_in_head += not value
 
     def _array(self) -> Iterator[list[Any]]:
         self.found_events = True
@@ -101,7 +117,9 @@ class EventReader:
             if self._peek() == "]":
                 self._at += 1
                 return
-            yield [self._value()]
+            event = self._value_or_pass_over(_NEXT_EVENT)
+            self.passed_over += not event
+            yield event
 
     def _scanned(self) -> list[Any]:
         """Lets ``scan`` take events. Returns events that it does not take, if it takes no more."""
@@ -151,6 +169,27 @@ class EventReader:
         self._at = last
         return list(found)
 
+    def _value_or_pass_over(self, following: re.Pattern[str]) -> list[Any]:
+        """Returns the value at the current position in a list.
+
+        Passes over a value that is not JSON if what follows it is found; returns an empty list.
+
+        Raises:
+            DamagedError: the value is not JSON, and nothing that follows is found.
+        """
+        try:
+            return [self._value()]
+        except DamagedError as error:
+            self._pass_over(following, str(error))
+            return []
+
+    def _pass_over(self, following: re.Pattern[str], reason: str) -> None:
+        """Goes to what follows; raises DamagedError with the reason if it is not found."""
+        begin = following.search(self._text, self._at)
+        if begin is None:
+            raise DamagedError(reason)
+        self._at = begin.end()
+
     def _value(self) -> Any:
         """Returns the value at the current position, reading further text as needed."""
         while True:
@@ -158,8 +197,8 @@ class EventReader:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except RecursionError:
                 raise DamagedError("it is nested too deeply") from None
-            except ValueError:
-                if self._ended:
+            except ValueError as error:
+                if self._ended or not self._may_continue(error):
                     raise DamagedError(_DAMAGED) from None
                 if len(self._text) - self._at > _MOST_VALUE_CHARS:
                     raise DamagedError(
@@ -173,6 +212,13 @@ class EventReader:
                 continue
             self._at = end
             return value
+
+    def _may_continue(self, error: ValueError) -> bool:
+        """Whether the value may be read once more of the text is there."""
+        if not isinstance(error, json.JSONDecodeError):  # a number of thousands of digits
+            return False
+        cut = len(self._text) - error.pos < _MAY_BE_CUT_CHARS
+        return cut or error.msg.startswith(_MAY_CONTINUE)
 
     def _skip(self) -> None:
         while True:

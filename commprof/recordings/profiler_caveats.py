@@ -28,6 +28,17 @@ def caveats(
         found.append(f"only the first part of the trace could be read, because {events.problem}")
     if events.unusable:
         found.append(f"{counted(events.unusable, 'event')} had no usable times and were left out")
+    quotes = "torch.profiler writes double quotes in names as they are"
+    if events.passed_over:
+        found.append(
+            f"{counted(events.passed_over, 'event')} had text that is not JSON and were left out "
+            f"({quotes})"
+        )
+    if events.passed_over_in_head:
+        found.append(
+            "what the trace says about the job (rank, process groups, metadata) is not all JSON, "
+            f"and was left out where it is not ({quotes} and descriptions)"
+        )
     if events.unreadable:
         found.append(
             f"{counted(events.unreadable, 'kernel')} such as "

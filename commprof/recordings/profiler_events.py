@@ -116,6 +116,9 @@ class ProfilerEvents:
     unreadable_name: str = ""
     #: Number of events without usable times.
     unusable: int = 0
+    #: Numbers of events and of top-level values that are not JSON.
+    passed_over: int = 0
+    passed_over_in_head: int = 0
     problem: str = ""
 
     @property
@@ -197,6 +200,8 @@ def read_events(stream: BinaryIO, scanner: TraceScanner | None = None) -> Profil
                 if begun is not None:
                     _take(begun, event, found)
     found.unusable += pairs.unended
+    found.passed_over = reader.passed_over
+    found.passed_over_in_head = reader.passed_over_in_head
     found.problem = reader.problem
     base = reader.head.get("baseTimeNanoseconds")
     if type(base) is int and 0 < base <= _MOST_BASE_NS:

@@ -158,6 +158,8 @@ def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, un
     whole.unreadable += part.unreadable
     whole.unreadable_name = whole.unreadable_name or part.unreadable_name
     whole.unusable += part.unusable
+    whole.passed_over += part.passed_over
+    whole.passed_over_in_head += part.passed_over_in_head
     whole.problem = whole.problem or part.problem
 
 

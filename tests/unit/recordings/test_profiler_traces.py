@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import sys
 import tarfile
 import time
 import zipfile
@@ -275,6 +276,47 @@ def test_events_with_unusable_values_are_counted_and_left_out(tmp_path: Path) ->
     path.write_text(document([*odd, *rank_events(0)], 0))
     assert world_of(path).timing.steps == 4
     assert "6 events had no usable times and were left out" in text_of(path)
+
+
+def in_lines(rank: int) -> str:
+    """A trace of ``rank`` in lines, as torch writes it; its gemm kernels are named ``gemm@a@``."""
+    events = [
+        {**event, "name": "gemm@a@"} if event.get("name") == "gemm" else event
+        for event in rank_events(rank)
+    ]
+    head = json.loads(document(events, rank, run="a @long@ run"))
+    return json.dumps({"run": head.pop("run"), **head}, indent=2)
+
+
+@pytest.mark.parametrize("scanned", [True, False], ids=["scanned", "in Python"])
+def test_events_with_quotes_in_names_are_left_out(
+    tmp_path: Path, scanned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.profiler writes quotes in names, descriptions and metadata as they are."""
+    if not scanned:
+        monkeypatch.setitem(sys.modules, "commprof._reading", None)
+    for rank in range(2):
+        quoted = in_lines(rank).replace("@", '"')
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(quoted)
+        (tmp_path / f"rank{rank}.json").write_text(quoted)
+    world = world_of(tmp_path)
+    assert (world.world_size, world.steps) == (2, 4)
+    assert world.ranks[0].kernels is not None
+    assert world.ranks[0].kernels.communication_ms == pytest.approx(0.3)
+    text = text_of(tmp_path)
+    assert "4 events had text that is not JSON and were left out" in text
+    assert "rank, process groups, metadata) is not all JSON" in text
+
+
+def test_a_group_description_with_quotes_leaves_the_collectives(tmp_path: Path) -> None:
+    for rank in range(2):
+        text = in_lines(rank).replace("@", "").replace('"nccl"', '"nccl "inner""')
+        (tmp_path / f"rank{rank}.json").write_text(text)
+    world = world_of(tmp_path)
+    assert (world.world_size, world.steps) == (2, 4)
+    assert world.parts.exposed_ms == pytest.approx((0.25 + 0.1) / 2)
+    assert "rank, process groups, metadata) is not all JSON" in text_of(tmp_path)
 
 
 def test_gloo_collectives_are_read_from_host_ranges(tmp_path: Path) -> None:
