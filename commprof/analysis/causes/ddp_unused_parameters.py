@@ -106,7 +106,8 @@ CAUSE = CatalogueCause(
         "forward pass, and after backward all ranks agree by one more all-reduce on the parameters "
         "that somebody used. Buckets are not put into the order in which gradients become ready. "
         "None of this is needed if every parameter gets a gradient. If the same parameters are "
-        "unused in every pass, use `static_graph=True`."
+        "unused in every pass, use `static_graph=True`. The Trainer of transformers searches if it "
+        "is not told otherwise: `TrainingArguments(ddp_find_unused_parameters=False)`."
     ),
     fix="model = DistributedDataParallel(model, find_unused_parameters=False)",
     source="https://github.com/m2lines/Samudra/issues/630",
