@@ -179,7 +179,27 @@ def rank_problems(traces: Sequence[Trace], launched: LaunchedAttempt | None = No
         for predicate in (_ending(trace, launched), _full_disk(trace), _paused(trace))
         if predicate is not None
     ]
-    return [*clauses(said), *filter(None, map(_in_sync, traces))]
+    return [*clauses(said), *filter(None, map(_in_sync, traces)), *_versions_of_torch(traces)]
+
+
+def _versions_of_torch(traces: Sequence[Trace]) -> list[str]:
+    """Returns a sentence if ranks ran different releases of torch, or if one is not known, none.
+
+    What one release does in one collective another may do in two, so that such ranks can exchange
+    other data than they should, or wait for ever (``docs/pytorch_really.md``).
+    """
+    ranks: dict[str, list[int]] = {}
+    for trace in traces:
+        release = str(trace.metadata.get("torch") or "").partition("+")[0]
+        if release:
+            ranks.setdefault(release, []).append(trace.rank)
+    if len(ranks) < 2:
+        return []
+    each = "; ".join(f"{release} on {named_ranks(ranks[release])}" for release in sorted(ranks))
+    return [
+        f"the ranks ran different versions of torch ({each}), which may cut buckets and issue "
+        "collectives differently: install one version everywhere"
+    ]
 
 
 def exit_text(code: int, oom_kills: int = 0, of_several: bool = False) -> str:

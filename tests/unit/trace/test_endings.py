@@ -54,6 +54,27 @@ def gone_pid() -> int:
     return process.pid
 
 
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        (("2.13.0", "2.13.0+cpu", "2.13.0+cu126"), ""),
+        (("2.13.0", "", "2.13.0"), ""),  # NCCL's plugin does not know the version
+        (("2.13.0+cpu", "2.15.0", "2.15.0"), "(2.13.0 on rank 0; 2.15.0 on ranks 1, 2)"),
+    ],
+)
+def test_ranks_of_different_versions_of_torch_are_named_in_one_sentence(
+    tmp_path: Path, versions: tuple[str, ...], said: str
+) -> None:
+    traces = []
+    for rank, version in enumerate(versions):
+        path = tmp_path / f"rank_{rank}.trace"
+        path.write_bytes(made.trace(made.end(), rank=rank, world_size=3, torch=version))
+        traces.append(read_trace(path))
+    problems = rank_problems(traces)
+    assert len(problems) == bool(said)
+    assert all(f"different versions of torch {said}, which" in text for text in problems)
+
+
 def test_a_rank_that_ended_normally_has_no_problem(tmp_path: Path) -> None:
     assert rank_problems([trace(tmp_path, made.end())]) == []
 
