@@ -37,6 +37,7 @@ from benchmarks.own_cost import (
     calls,
     instructions,
     live_overhead,
+    long_day,
     long_run,
     nccl_plugin,
     overhead,
@@ -300,6 +301,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"own_cost/long_run.py --json {RESULTS}/long_run.json",
             ("a million collectives: memory flat, summary below 1 MB",),
             object_of(long_run.demands),
+        ),
+        Study(
+            "A day in always-on mode, in minutes",
+            "long_day.json",
+            f"own_cost/long_day.py --json {RESULTS}/long_day.json",
+            ("a million steps, a full disk, a stepped clock: none lost, memory flat",),
+            object_of(long_day.demands),
         ),
     ),
     "Compressors": (
