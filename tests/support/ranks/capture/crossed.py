@@ -137,6 +137,19 @@ def groups_beside_checkpoints(folder: Path) -> str:
     return _digest([*tensors, read["weight"]])
 
 
+def stray_forward_undoes_no_sync(_: Path) -> str:
+    """A forward pass without backward makes backward in a following no_sync exchange all the same.
+
+    ``findings/ddp_forward_without_backward_undoes_no_sync.sh`` shows it without commprof.
+    """
+    model = DistributedDataParallel(_layers(64))
+    model(torch.ones(4, 64)).square().mean().backward()
+    model(torch.ones(4, 64))
+    with model.no_sync():
+        model(torch.ones(4, 64)).square().mean().backward()
+    return _digest(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+
+
 JOBS = {
     job.__name__: job
     for job in (
@@ -145,6 +158,7 @@ JOBS = {
         three_recorders,
         functional_results,
         groups_beside_checkpoints,
+        stray_forward_undoes_no_sync,
     )
 }
 
