@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
 
 
 def stop_for_a_while():
@@ -64,6 +65,13 @@ def spawn():
     mp.spawn(in_a_child, args=(1,), nprocs=1)
 
 
+def load_in_workers():
+    """Reads two epochs in forked workers, which hold copies of all of the rank's state."""
+    for _ in range(2):
+        loader = DataLoader(TensorDataset(torch.ones(16, 4)), batch_size=4, num_workers=2)
+        assert sum(batch.sum().item() for (batch,) in loader) == 64
+
+
 FAULTS = {
     "none": lambda: None,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -76,6 +84,7 @@ FAULTS = {
     "grow": grow,
     "fork": fork,
     "spawn": spawn,
+    "workers": load_in_workers,
 }
 
 

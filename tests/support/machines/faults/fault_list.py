@@ -128,6 +128,12 @@ FAULTS: tuple[Fault, ...] = (
     Fault("fork in the job", "fork", cause="Step boundaries were inferred"),
     Fault("mp.spawn in the job", "spawn", cause="Step boundaries were inferred"),
     Fault(
+        "DataLoader workers in always-on mode",
+        "workers",
+        environment={"COMMPROF_MODE": "always-on"},
+        cause="Step boundaries were inferred",
+    ),
+    Fault(
         "run directory deleted",
         outside=remove_directory,
         steps=400,
