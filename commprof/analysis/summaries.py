@@ -80,7 +80,7 @@ def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
         for last in summary.last:
             count[last.rank] = count.get(last.rank, 0) + last.count
             wait_ns[last.rank] = wait_ns.get(last.rank, 0) + last.wait_ns
-    total = sum(count.values())
+    total = sum(count.values()) + sum(summary.last_others_count for summary in summaries)
     rows = [LastRow(rank, count[rank] / total, ns_to_s(wait_ns[rank])) for rank in count]
     return tuple(sorted(rows, key=lambda row: (-row.cost_s, row.rank)))
 

@@ -174,6 +174,10 @@ class Summary:
     #: Part of ``arrivals_known`` for which ranks of other hosts were not seen, so that one of those
     #: may have come last; 0 in summaries of older versions.
     arrivals_partial: int = 0
+    #: Number of operations whose last rank is not in ``last``, which holds the 1,024 costliest, and
+    #: the sum of the waits for these ranks; 0 in summaries of older versions.
+    last_others_count: int = 0
+    last_others_wait_ns: int = 0
     #: Sum of the exposed times of the steps in ``unsplit_steps``; None in summaries of older
     #: versions.
     unsplit_ns: int | None = None
@@ -206,6 +210,8 @@ def read_summary(payload: memoryview) -> Summary:
         arrivals_without_place=_whole({"without_place": 0} | arrivals, "without_place"),
         arrivals_unlisted=_whole({"unlisted": 0} | arrivals, "unlisted"),
         arrivals_partial=_whole({"partial": 0} | arrivals, "partial"),
+        last_others_count=_whole(value.get("last_others", _NO_OTHERS), "count"),
+        last_others_wait_ns=_whole(value.get("last_others", _NO_OTHERS), "wait_ns"),
         unsplit_steps=_whole(arrivals, "unsplit_steps"),
         unsplit_ns=_whole(arrivals, "unsplit_ns") if "unsplit_ns" in arrivals else None,
         arrival_clock_error=_histogram(
@@ -226,6 +232,7 @@ def read_summary(payload: memoryview) -> Summary:
     )
 
 
+_NO_OTHERS = {"count": 0, "wait_ns": 0}
 SUMMARY_COUNTERS = ("sequence", "begin_ns", "end_ns", "records", "dropped", "unmatched", "moved")
 OPERATION_COUNTERS = ("op", "group", "size_class", "count", "bytes", "failed", "unfinished")
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace commprof {
 
@@ -110,13 +111,22 @@ void LateRanks::exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns) {
     return;
   }
   waited_ns_[{at_ns / block_ns_, rank}] += wait_ns;
-  // One block cannot hold more cells than there are ranks.
   while (
       waited_ns_.rbegin()->first.first - waited_ns_.begin()->first.first >=
           kMaxBlocks ||
       (waited_ns_.size() > kMaxCells &&
        waited_ns_.rbegin()->first.first != waited_ns_.begin()->first.first)) {
     doubleBlocks();
+  }
+  // All in one block: more ranks were waited for than fit.
+  if (waited_ns_.size() > kMaxCells) {
+    waited_ns_.erase(
+        std::min_element(
+            waited_ns_.begin(),
+            waited_ns_.end(),
+            [](const auto& one, const auto& other) {
+              return one.second < other.second;
+            }));
   }
 }
 
@@ -153,9 +163,31 @@ void LateRanks::appendJson(std::string& out) const {
   const auto number = [&out](const char* name, uint64_t value) {
     out.append(name).append(std::to_string(value));
   };
+  // Of more ranks, those that were waited for the longest.
+  std::vector<uint64_t> waits_ns;
+  for (const auto& [rank, last] : last_) {
+    waits_ns.push_back(last.wait_ns);
+  }
+  const bool are_all = waits_ns.size() <= kMaxCells;
+  if (!are_all) {
+    std::nth_element(
+        waits_ns.begin(),
+        waits_ns.begin() + kMaxCells - 1,
+        waits_ns.end(),
+        std::greater<>());
+  }
+  const uint64_t least_ns = are_all ? 0 : waits_ns[kMaxCells - 1];
+  Last others;
+  size_t written = 0;
   out += "\"last\":[";
   const char* separator = "";
   for (const auto& [rank, last] : last_) {
+    if (last.wait_ns < least_ns || written == kMaxCells) {
+      others.count += last.count;
+      others.wait_ns += last.wait_ns;
+      continue;
+    }
+    ++written;
     out += separator;
     number("{\"rank\":", rank);
     number(",\"count\":", last.count);
@@ -163,7 +195,9 @@ void LateRanks::appendJson(std::string& out) const {
     out += "}";
     separator = ",";
   }
-  number("],\"waited_for\":{\"block_ns\":", block_ns_);
+  number("],\"last_others\":{\"count\":", others.count);
+  number(",\"wait_ns\":", others.wait_ns);
+  number("},\"waited_for\":{\"block_ns\":", block_ns_);
   out += ",\"cells\":[";
   separator = "";
   for (const auto& [cell, wait_ns] : waited_ns_) {

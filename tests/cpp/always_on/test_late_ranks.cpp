@@ -68,6 +68,28 @@ void timesMoveByWholeBlocks() {
       holds(late, waitedFor(kBlock, cell(102, 2, 5) + "," + cell(105, 1, 8))));
 }
 
+// In a group of 8,192 ranks, the 1,024 that cost most are kept one by one.
+void theNumberOfRanksIsBounded() {
+  LateRanks late;
+  for (uint32_t rank = 0; rank < 8192; ++rank) {
+    late.wasLast(rank, rank);
+    late.exposed(kBlock, rank, rank);
+  }
+  std::string text;
+  late.appendJson(text);
+  CHECK(text.size() < 100'000);
+  const auto has = [&](const std::string& part) {
+    return text.find(part) != std::string::npos;
+  };
+  CHECK(has("{\"rank\":8191,\"count\":1,\"wait_ns\":8191}"));
+  CHECK(has("{\"rank\":7168,"));
+  CHECK(!has("{\"rank\":7167,"));
+  const std::string others_ns = std::to_string(uint64_t(7168) * 7167 / 2);
+  CHECK(has("\"last_others\":{\"count\":7168,\"wait_ns\":" + others_ns + "}"));
+  CHECK(has(cell(1, 8191, 8191)));
+  CHECK(!has(cell(1, 7000, 7000)));
+}
+
 // One rank of a host that has been up for ten days, and its neighbour, which
 // comes 20 ms late to each collective.
 struct Neighbours {
@@ -144,5 +166,6 @@ int main() {
   timeBlocksGrowToBoundTheirNumber();
   timesMoveByWholeBlocks();
   earlierStepsMoveWhenRank0sClockBecomesKnown();
+  theNumberOfRanksIsBounded();
   return check::report();
 }

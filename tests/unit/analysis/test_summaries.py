@@ -427,6 +427,12 @@ def test_the_report_says_how_many_arrivals_were_dropped_and_why(tmp_path: Path) 
     assert "for 16 of 36 collectives, the arrivals of ranks on other hosts were not seen" in text
 
 
+def test_ranks_beyond_the_costliest_count_in_the_shares_of_the_others(tmp_path: Path) -> None:
+    four_ranks(tmp_path, last_others={"count": 40, "wait_ns": 5})
+    (found,) = analyse_run(tmp_path).summaries
+    assert [(row.rank, row.share) for row in found.last] == [(2, 0.5)]
+
+
 def test_a_host_that_is_cut_off_costs_its_own_waits_only(tmp_path: Path) -> None:
     four_ranks(tmp_path, hosts=4, links=state_of(), cut_off=(0,))
     (found,) = analyse_run(tmp_path).summaries
