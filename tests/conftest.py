@@ -23,6 +23,8 @@ _DESELECTED = pytest.StashKey[list[pytest.Item]]()
 # Hundreds of processes import the same modules; compiling commprof would take each of them 0.5 s.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A folder that does not exist: no machine profile of this user enters a test.
+os.environ["XDG_CONFIG_HOME"] = str(Path(sys.prefix) / "no_configuration")
 # Simulates an activated environment, in which commands are printed as `commprof ...`.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 

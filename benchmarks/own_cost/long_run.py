@@ -120,7 +120,7 @@ def main() -> int:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     # The other rank never writes its arrivals: memory of records that wait for them is bounded.
     assert _native.native is not None
-    _native.native.arrivals_create(1, 0)
+    _native.native.arrivals_create(1, 0, 2)
     with tempfile.TemporaryDirectory() as directory:
         figures = measure(Path(directory), args.collectives)
     dist.destroy_process_group()

@@ -66,7 +66,7 @@ _TELEMETRY: Final = ("utilisation_percent", "sm_clock_mhz", "power_w", "memory_u
 MORE_METADATA: Final[dict[str, Shape]] = {
     # As in the first block; "threads" if the script has changed the number since.
     "hooks": list[str],
-    "threads": int,
+    "threads": int,  # as set by the script last
     # From the start of capture on: begin_monotonic_ns, before which another trace of the process
     # ended; network_namespace, empty if unknown. Older versions wrote both at the end of capture.
     # From the end on also: interfaces, by name received_bytes and sent_bytes while capture was on;
@@ -115,6 +115,7 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # Begin and end of DDP's own work in forward passes, of 4,096 passes at most: sending its
     # buffers, their collectives included, and searching the graph for unused parameters.
     "ddp_buffer_syncs": {"begin_ns": list[int], "end_ns": list[int]},
+    # Times at which DDP searched the autograd graph for unused parameters.
     "ddp_searches": {"begin_ns": list[int], "end_ns": list[int]},
     # Bytes of the parameters that the optimizers updated in their first updates: of all, of those
     # that DDP models reduce, and of those that DDP models were told to ignore; sharded is True if

@@ -17,11 +17,6 @@ import numpy.typing as npt
 from commprof.trace.lookup import among
 from commprof.trace.schema import RECORD_DTYPE, TIME_IN_VALUE, Kind, Records
 
-try:
-    from commprof._reading import pack_records as native_pack_records
-except ImportError:  # the module was not built, or is an older one: the same in Python
-    native_pack_records = None  # type: ignore[assignment]
-
 Ints = npt.NDArray[np.int64]
 Column = npt.NDArray[Any]
 #: Kinds of records, kinds that occur, how often, [kind, field, (base, width, offset)], and bytes.
@@ -210,10 +205,18 @@ def packed(records: Records | PackedRecords) -> PackedRecords:
     """Packs an array of records; returns records that are packed already as they are."""
     if isinstance(records, PackedRecords):
         return records
-    pack = pack_in_python if native_pack_records is None else native_pack_records
-    kinds, present, counts, fields, data = pack(np.ascontiguousarray(records).view(np.uint8))
+    kinds, present, counts, fields, data = packing()(np.ascontiguousarray(records).view(np.uint8))
     kinds.flags.writeable = False
     return PackedRecords(kinds, tuple(present.tolist()), tuple(counts.tolist()), fields, data)
+
+
+def packing() -> Callable[[npt.NDArray[np.uint8]], Parts]:
+    """Returns the function that packs; imports the module now, as ranks that train never pack."""
+    try:
+        from commprof._reading import pack_records
+    except ImportError:  # the module was not built, or is an older one: the same in Python
+        return pack_in_python
+    return pack_records
 
 
 def pack_in_python(raw: npt.NDArray[np.uint8]) -> Parts:

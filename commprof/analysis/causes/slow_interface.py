@@ -14,6 +14,13 @@ from commprof.text import listed
 _FASTER = 2.0
 #: Exposed time, as a fraction of the step.
 _EXPOSED = 0.1
+_EXAMPLE = "ib0"
+_FIX = f"""\
+import os
+
+# before init_process_group, on every rank
+os.environ["NCCL_SOCKET_IFNAME"] = "{_EXAMPLE}"
+os.environ["GLOO_SOCKET_IFNAME"] = "{_EXAMPLE}\""""
 
 
 def _rule(facts: Facts) -> Sighting | None:
@@ -36,16 +43,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"The hosts exchange their data over {used}, rated {slow / 1000:g} Gbit/s, and "
         f"{listed(sorted(fast))}, rated {fast[best] / 1000:g} Gbit/s, is idle.",
         share * (1 - slow / fast[best]),
-        fix=_fix(best),
-    )
-
-
-def _fix(interface: str) -> str:
-    return (
-        "import os\n\n"
-        "# before init_process_group, on every rank\n"
-        f'os.environ["NCCL_SOCKET_IFNAME"] = "{interface}"\n'
-        f'os.environ["GLOO_SOCKET_IFNAME"] = "{interface}"'
+        fix=_FIX.replace(_EXAMPLE, best),
     )
 
 
@@ -66,6 +64,6 @@ CAUSE = CatalogueCause(
         "containers, or Ethernet where InfiniBand has an address of its own. Nothing fails: the "
         "job is only several times slower."
     ),
-    fix=_fix("ib0"),
+    fix=_FIX,
     source="https://github.com/areal-project/AReaL/issues/639",
 )

@@ -173,7 +173,7 @@ def growth_is_what_it_is(one: Case) -> None:
         if match is None:
             continue
         assert (int(match[1]), int(match[2])) == (base.ranks, size.ranks), line
-        grown = size.world.training.samples_per_s / base.world.samples_per_s
+        grown = size.world.training.samples_per_s / base.world.training.samples_per_s
         assert float(match[3]) == pytest.approx(grown, abs=0.0051), line
         ideal = 1 if one.result.context["scaling"] == "weak" else base.ranks / size.ranks
         total = size.step_ms - ideal * base.step_ms

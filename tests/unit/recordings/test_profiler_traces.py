@@ -301,7 +301,7 @@ def test_events_with_quotes_in_names_are_left_out(
             json.loads(quoted)
         (tmp_path / f"rank{rank}.json").write_text(quoted)
     world = world_of(tmp_path)
-    assert (world.world_size, world.steps) == (2, 4)
+    assert (world.world_size, world.timing.steps) == (2, 4)
     assert world.ranks[0].kernels is not None
     assert world.ranks[0].kernels.communication_ms == pytest.approx(0.3)
     text = text_of(tmp_path)
@@ -314,7 +314,7 @@ def test_a_group_description_with_quotes_leaves_the_collectives(tmp_path: Path) 
         text = in_lines(rank).replace("@", "").replace('"nccl"', '"nccl "inner""')
         (tmp_path / f"rank{rank}.json").write_text(text)
     world = world_of(tmp_path)
-    assert (world.world_size, world.steps) == (2, 4)
+    assert (world.world_size, world.timing.steps) == (2, 4)
     assert world.parts.exposed_ms == pytest.approx((0.25 + 0.1) / 2)
     assert "rank, process groups, metadata) is not all JSON" in text_of(tmp_path)
 

@@ -41,7 +41,7 @@ def test_ranks_that_share_cores_take_longer_for_their_own_work(
     found = made.predict(Scenario(2, cores_per_host=0.5))
     assert found.step_s.value * 1e3 == pytest.approx(30 + own * 66)
     words = "as long" if math.isnan(busy) else f"{own:.3g} times as long"
-    end = f"own work is assumed to take {words} as at the measured number"
+    end = f"own work is assumed to take {words} as in the recorded run"
     assert any(text.endswith(end) for text in found.outside)
 
 
