@@ -10,7 +10,7 @@ from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask
 from commprof.analysis.evidence import Figure
 from commprof.analysis.replay.engine import replay
-from commprof.analysis.replay.gains import recorded_replays, saved_by
+from commprof.analysis.replay.gains import recorded_replays
 from commprof.stats.intervals import Interval
 from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS
@@ -53,7 +53,7 @@ def _apart(facts: Facts) -> Interval | None:
         if times is None:
             return None
         steps.append(times)
-    return saved_by(base[recorded.counted], np.concatenate(steps)[recorded.counted])
+    return recorded.saved(base, np.concatenate(steps))
 
 
 def _same_kind(before: Ints, is_scatter: Mask) -> Ints:

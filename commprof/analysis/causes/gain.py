@@ -10,7 +10,7 @@ import numpy as np
 from commprof.analysis.causes.facts import Facts, Floats, Mask, RankCalls
 from commprof.analysis.named_cause import Saving
 from commprof.analysis.replay.engine import replay
-from commprof.analysis.replay.gains import recorded_replays, saved_by
+from commprof.analysis.replay.gains import recorded_replays
 from commprof.analysis.replay.program import WAIT, Program, own_times
 from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace
@@ -59,8 +59,7 @@ def saving_without(facts: Facts, removed: Sequence[Removed]) -> Saving | None:
     base = recorded.step_ns()
     if base is None:
         return None
-    saved = saved_by(base[recorded.counted], np.concatenate(steps)[recorded.counted])
-    return Saving(saved, "replayed")
+    return Saving(recorded.saved(base, np.concatenate(steps)), "replayed")
 
 
 def _changed(rank: Program, trace: Trace, removed: Removed, free: Mask) -> Program:

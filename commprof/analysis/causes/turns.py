@@ -68,8 +68,7 @@ def saving_without(facts: Facts, steps: LongSteps, places: Sequence[int]) -> Sav
                 own[place][is_long] = np.median(own[place][~is_long], axis=0)
         changed = recorded.step_ns(own)
         if changed is not None:
-            saved = saved_by(base[recorded.counted], changed[recorded.counted])
-            return Saving(saved, "replayed")
+            return Saving(recorded.saved(base, changed), "replayed")
     wall = np.mean([part.wall_ns for part in facts.seen.measured], axis=0)
     cost = steps.cost_ns[list(places)].sum(axis=0)
     return Saving(saved_by(wall, np.maximum(wall - cost, 0.0)), "measured")

@@ -120,10 +120,11 @@ def gains(seen: MeasuredWorld) -> Gains | None:
     base = recorded[found.counted]
     ideal = found.step_ns(free=found.all_rows)
     own = np.array([table[found.counted].sum() for table in found.own_ns])
-    rows, is_sample = [], len(found.counted) < len(seen.measured[0].step)
+    rows = []
     for gain, changed in found.changes(seen, own):
         if changed is not None:
-            rows.append(_gain(gain, base, changed[found.counted], is_sample))
+            step_ms = ns_to_ms(float(changed[found.counted].mean()))
+            rows.append(_gain(gain, step_ms, found.saved(recorded, changed)))
     ideal_ns = float(ideal[found.counted].sum()) if ideal is not None else np.nan
     return Gains(
         step_ms=ns_to_ms(float(base.mean())),
@@ -163,7 +164,8 @@ def recorded_replays(seen: MeasuredWorld) -> Replays | None:
     kept = [
         own_run_delay_ns(trace)[np.isin(columns.steps(trace).index, step)] for trace in seen.traces
     ]
-    return Replays(list(zip(made, calls(seen, made), strict=True)), wall, kept, counted, begun)
+    stretches = list(zip(made, calls(seen, made), strict=True))
+    return Replays(stretches, wall, kept, counted, begun, several)
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ class Replays:
         kept_ns: Sequence[Floats],
         counted: npt.NDArray[np.bool_],
         begun: npt.NDArray[np.bool_],
+        is_sample: bool,
     ) -> None:
         """Prepares the replays.
 
@@ -195,8 +198,10 @@ class Replays:
                 never replaced by another rank's.
             counted: mask of the steps used for figures; steps that stalled are not used.
             begun: mask of the other steps, with which a stretch begins.
+            is_sample: True if these are not all measured steps.
         """
         self.stretches, self.counted, self.begun = stretches, counted, begun
+        self.is_sample = is_sample
         #: Global numbers of the ranks, and the calls' groups, which are those of every stretch.
         self.ranks = [rank.rank for rank in stretches[0][0]]
         self.group = stretches[0][1].group
@@ -211,6 +216,15 @@ class Replays:
             wall - own.sum(axis=1) for wall, own in zip(wall_ns, self.own_ns, strict=True)
         ]
         self.all_rows = np.ones(len(self.group), dtype=bool)
+
+    def saved(self, base_ns: Floats, changed_ns: Floats) -> Interval:
+        """Returns the fraction of the mean step that a change saves, by the steps that count.
+
+        Args:
+            base_ns: time of each step as :meth:`step_ns` returns it without a change.
+            changed_ns: time of each step with the change.
+        """
+        return saved_by(base_ns[self.counted], changed_ns[self.counted], self.is_sample)
 
     def step_ns(
         self,
@@ -480,12 +494,5 @@ def saved_by(base: Floats, changed: Floats, is_sample: bool = False) -> Interval
     return interval_of(1 - ratio, wider, count, 0.95)
 
 
-def _gain(change: _Change, base: Floats, changed: Floats, is_sample: bool) -> Gain:
-    return Gain(
-        change.change,
-        change.rank,
-        change.phase,
-        change.group,
-        ns_to_ms(float(changed.mean())),
-        saved_by(base, changed, is_sample),
-    )
+def _gain(change: _Change, step_ms: float, saved: Interval) -> Gain:
+    return Gain(change.change, change.rank, change.phase, change.group, step_ms, saved)

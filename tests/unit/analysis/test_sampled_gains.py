@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from commprof.analysis.replay import program
-from commprof.analysis.replay.gains import Gains, gains, saved_by
+from commprof.analysis.replay.gains import Gains, gains, recorded_replays, saved_by
 from commprof.analysis.step.measured import measured_world
 from tests.support.builders.exact.drawn import drawn
 from tests.support.builders.exact.recorded import recorded
@@ -18,6 +18,19 @@ from tests.support.builders.traces import world_run
 _STEPS = 120
 #: Events of the sample: those of 13 to 50 steps.
 _SAMPLE = 3000
+
+
+def test_savings_of_causes_are_as_wide_as_those_of_the_gains() -> None:
+    job = drawn("ddp", 0, size=4, steps=_STEPS, cause="forward", times_backward=0.4).job
+    seen = measured_world(world_run(recorded(job, simulate(job))))
+    assert seen is not None
+    for most_events, is_sample in ((_SAMPLE, True), (10**6, False)):
+        with patch.object(program, "_MOST_EVENTS", most_events):
+            replays = recorded_replays(seen)
+        assert replays is not None
+        base = np.linspace(1e7, 2e7, len(replays.counted))
+        expected = saved_by(base[replays.counted], 1e7 * np.ones(replays.counted.sum()), is_sample)
+        assert replays.saved(base, np.full(len(base), 1e7)) == expected
 
 
 def _gains(seed: int, most_events: int) -> Gains:
