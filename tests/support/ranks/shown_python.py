@@ -66,6 +66,7 @@ class _Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.backbone = self.layers[0]
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -89,16 +90,20 @@ def of_fixes(text: str) -> dict[str, Any]:
         **{"loss": 1.0, "accuracy": 0.5, "count": 4, "device": "cpu"},
         **{"dataset": validation, "validation_set": validation, "batch_size": 4},
         **{"rows": 16, "width": 8},
+        "value": torch.ones(1),
+        "values": [(torch.ones(1), dist.group.WORLD) for _ in range(2)],
+        "train": lambda model, batch: model(batch[0]).sum().backward(),
         "evaluate": lambda model, loader: sum(model(part).sum().detach() for (part,) in loader),
     }
-    if "set_requires_gradient_sync" in text:
+    if "set_requires_gradient_sync" in text or "set_separate_reduce_scatter_group" in text:
         from torch.distributed.fsdp import fully_shard
 
         model = fully_shard(_Layers())
-    elif "no_sync()" in text or "evaluate(model.module" in text:
+    elif any(word in text for word in ("no_sync()", "evaluate(model.module", "Join([model])")):
         model = DistributedDataParallel(model)
     of_model = ("fully_shard", "set_requires", "no_sync()", "model.module", "grads", "_buffers=")
-    of_wrapper = ("find_unused_parameters=", "bucket_cap_mb=25")
+    of_wrapper = ("find_unused_parameters=", "bucket_cap_mb=25", "Join([model])")
+    of_model += ("model.backbone", "set_separate")
     is_fix = any(word in text for word in of_model + of_wrapper)
     return {**names, "model": model} if is_fix else names
 
