@@ -6,13 +6,12 @@ from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
 from commprof.text import named_ranks
 from commprof.trace import columns
+from commprof.trace.reader import Trace
 
 
 def _rule(facts: Facts) -> Sighting | None:
     traces = facts.seen.recorded
-    if len(traces) < facts.world.world_size or not all(trace.complete for trace in traces):
-        return None
-    if any((trace.metadata.get("ending") or {}).get("error") for trace in traces):
+    if len(traces) < facts.world.world_size or not all(map(_has_all_steps, traces)):
         return None
     steps = [len(columns.steps(trace)) for trace in traces]
     most, least = max(steps), min(steps)
@@ -27,14 +26,26 @@ def _rule(facts: Facts) -> Sighting | None:
     )
 
 
+def _has_all_steps(trace: Trace) -> bool:
+    """True if the rank came to its regular end and nothing that it recorded is known to lack steps.
+
+    A recording of another profiler holds the steps of its window, and one whose mode changed those
+    at which it recorded: their numbers say nothing of the rank's batches.
+    """
+    is_whole = trace.complete and not trace.dropped and not trace.is_foreign
+    is_one_mode = trace.summary is None and "capture_state" not in trace.metadata
+    return is_whole and is_one_mode and not (trace.metadata.get("ending") or {}).get("error")
+
+
 CAUSE = CatalogueCause(
     id="fewer-batches",
     title="Some ranks have fewer batches than others",
     needs=(),
     rule=_rule,
     looks_like=(
-        "All ranks recorded to their regular end, and some of them made fewer optimizer steps than "
-        "others. A job that hangs at this point is diagnosed as a hang."
+        "All ranks recorded all of their steps to their regular end, and some of them made fewer "
+        "than others. Recordings of other profilers, which hold a window of each rank, do not "
+        "tell. A job that hangs at this point is diagnosed as a hang."
     ),
     why=(
         "Every exchange of gradients needs all ranks. If the data are divided by files, shards or "

@@ -32,8 +32,8 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"{counted(round(number), 'collective')} per step of "
         f"{in_bytes(float(first.size_bytes[mask].mean()))} on average"
-        f"{at_line(line)} {'works' if round(number) == 1 else 'work'} on tensors of the host, by "
-        f"gloo over TCP, for {in_ms(ms)}, though the ranks' devices exchange theirs.",
+        f"{at_line(line)} {'works' if round(number) == 1 else 'work'} on tensors of the host, "
+        f"for {in_ms(ms)}, though the ranks' devices exchange theirs.",
         share,
         None,
         line,

@@ -63,6 +63,19 @@ def job(folder: Path) -> Path:
     return write(folder, [document(events, rank) for rank in (0, 1)])
 
 
+def test_a_shorter_recording_of_one_rank_is_no_lack_of_batches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def steps(number: int) -> list[Event]:
+        return [event for step in range(number) for event in step_of_ddp(5e9 + 1e3 * step, step)]
+
+    folder = write(tmp_path / "job", [document(steps(STEPS), 0), document(steps(STEPS - 2), 1)])
+    assert main(["report", str(folder), "--format", "json"]) == 0
+    (world,) = json.loads(capsys.readouterr().out)["runs"]
+    assert world["num_processes"] == 2
+    assert world["aggregated_metrics"]["causes"] == []
+
+
 def test_the_ddp_schedule_is_read_from_device_traces(tmp_path: Path) -> None:
     """Times count from 700 of the step before, when its last bucket was reduced."""
     (recorded,), refused = read_recorded(job(tmp_path / "job"))

@@ -183,6 +183,8 @@ def test_a_rank_with_fewer_batches_is_named() -> None:
     )
     ended = {"ending": {"error": "KeyboardInterrupt"}}
     assert causes_of(trained, fewer={1: 2}, ranks=3, steps=14, **ended) == {}
+    paused = {"capture_state": {"recording": True, "monotonic_ns": 1}}
+    assert causes_of(trained, fewer={1: 2}, ranks=3, steps=14, **paused) == {}
 
 
 def in_turns(groups: tuple[int, ...], script: Script, step: int) -> None:
