@@ -136,6 +136,17 @@ class EventScanner:
     @property
     def thread(self) -> numpy.typing.NDArray[numpy.int64]: ...
 
+class AlikeDictionaries:
+    def __init__(
+        self,
+        integers: collections.abc.Sequence[str],
+        truths: collections.abc.Sequence[str],
+        ignored: collections.abc.Sequence[str],
+    ) -> None: ...
+    def read(
+        self, dictionaries: list[typing.Any]
+    ) -> tuple[numpy.typing.NDArray[numpy.int64], numpy.typing.NDArray[numpy.int64]]: ...
+
 def inspector_collectives(
     members: collections.abc.Sequence[InspectorMember],
     kind: str,

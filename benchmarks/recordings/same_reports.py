@@ -11,26 +11,16 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
-import resource
-import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from tabulate import tabulate
 
+from benchmarks.judging.command_cost import CommandCost, command_cost
+
 ROOT = Path(__file__).parents[2]
 _MOST_SHOWN = 12
-
-
-@dataclass(frozen=True)
-class Told:
-    """What one checkout says, and what that takes."""
-
-    text: str
-    cpu_s: float
-    peak_mb: float
 
 
 def main() -> int:
@@ -55,7 +45,7 @@ def main() -> int:
             lines = difflib.unified_diff(other[0].text.splitlines(), this[0].text.splitlines(), n=0)
             print(f"{path.name}:", *[line.rstrip() for line in lines][:_MOST_SHOWN], sep="\n  ")
         old_s, new_s = (min(told.cpu_s for told in each) for each in (other, this))
-        memory = (max(told.peak_mb for told in each) for each in (other, this))
+        memory = (max(told.memory_mb for told in each) for each in (other, this))
         rows.append(
             [path.name, "same" if is_same else "DIFFERS", old_s, new_s, old_s / new_s, *memory]
         )
@@ -64,24 +54,12 @@ def main() -> int:
     return 1 if differ else 0
 
 
-def _told(root: Path, path: Path) -> Told:
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+def _told(root: Path, path: Path) -> CommandCost:
     for format in ("json", "table"):
-        command = [sys.executable, "-m", "commprof", "report", str(path), "--format", format]
-        child = subprocess.Popen(
-            command, cwd="/", env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        assert child.stdout is not None
-        text = child.stdout.read().decode()
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        if child.returncode == 0:
+        cost = command_cost(root, ["report", path, "--format", format], Path("/"))
+        if cost.exit_code == 0:
             break
-    return Told(text.replace(str(root), ""), _cpu_s(usage), usage.ru_maxrss / 1000)
-
-
-def _cpu_s(usage: resource.struct_rusage) -> float:
-    return usage.ru_utime + usage.ru_stime
+    return replace(cost, text=cost.text.replace(str(root), ""))
 
 
 if __name__ == "__main__":

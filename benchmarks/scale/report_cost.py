@@ -13,16 +13,14 @@ are also at most twice the CPU time of a collective at one number of ranks than 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from tabulate import tabulate
 
+from benchmarks.judging.command_cost import CommandCost, median_cost, sound_cost
 from benchmarks.judging.demands import Demand, at_most, judged
 from benchmarks.scale.runs import write_run
 
@@ -68,15 +66,6 @@ _HEAD = (
 )
 
 
-@dataclass(frozen=True)
-class Cost:
-    """What one command took."""
-
-    wall_s: float
-    cpu_s: float
-    memory_mb: float
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--old", type=Path, help="checkout of the version to compare with")
@@ -90,11 +79,11 @@ def main() -> int:
         row = ROWS[name]
         with tempfile.TemporaryDirectory(dir=args.place) as place:
             folders = _written(row, Path(place))
-            costs: dict[str, list[Cost]] = {tree: [] for tree in trees}
+            costs: dict[str, list[CommandCost]] = {tree: [] for tree in trees}
             for _ in range(args.turns):
                 for tree, directory in trees.items():
                     costs[tree].append(_cost(row, folders, directory))
-        median = {tree: _median(found) for tree, found in costs.items()}
+        median = {tree: median_cost(found) for tree, found in costs.items()}
         new, old = median["new"], median.get("old")
         collectives = row.ranks * row.steps * _CALLS * row.runs
         each_us = 1e6 * new.cpu_s / collectives
@@ -122,32 +111,10 @@ def _written(row: Row, place: Path) -> list[Path]:
     return folders
 
 
-def _cost(row: Row, folders: list[Path], tree: Path) -> Cost:
+def _cost(row: Row, folders: list[Path], tree: Path) -> CommandCost:
     """Runs the row's command with the commprof of a tree; returns what it took."""
     name, *options = row.command
-    command = [sys.executable, "-m", "commprof", name, *map(str, folders), *options]
-    begin_s = time.perf_counter()
-    pid = os.fork()
-    if pid == 0:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        os.chdir(folders[0].parent)
-        home = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-        os.execve(sys.executable, command, {**os.environ, **home})
-    _, status, usage = os.wait4(pid, 0)
-    if status:
-        raise SystemExit(f"{' '.join(command)} in {tree}: exit status {status}")
-    wall_s = time.perf_counter() - begin_s
-    return Cost(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000)
-
-
-def _median(costs: list[Cost]) -> Cost:
-    return Cost(
-        statistics.median(cost.wall_s for cost in costs),
-        statistics.median(cost.cpu_s for cost in costs),
-        statistics.median(cost.memory_mb for cost in costs),
-    )
+    return sound_cost(tree, [name, *folders, *options], folders[0].parent)
 
 
 if __name__ == "__main__":

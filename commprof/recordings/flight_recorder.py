@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from commprof.errors import TraceError
 from commprof.invocation import quoted
+from commprof.recordings.flight_recorder_alike import INTEGERS, alike_entries
 from commprof.recordings.flight_recorder_files import dump_files
 from commprof.recordings.objects import without_collections
 from commprof.text import named_ranks, printable
@@ -133,10 +134,11 @@ def read_dumps(path: Path) -> tuple[list[Dump], list[str]]:
 def _read(path: Path) -> tuple[list[Dump], list[str]]:
     found: dict[int, Dump] = {}
     dumped, problems = dump_files(path)
+    entries_of = _Entries()
     for each in dumped:
         file, rank = each.file, each.rank
         try:
-            dump = _dump(rank, each.value())
+            dump = _dump(rank, each.value(), entries_of)
         except (OSError, ValueError) as error:
             what = printable(str(error).splitlines()[0] if str(error) else "damaged")
             problems.append(f"{quoted(file)} is not a readable Flight Recorder dump: {what}")
@@ -292,7 +294,7 @@ def members_of(dumps: Sequence[Dump]) -> dict[str, tuple[int, ...]]:
     return {**{group: tuple(sorted(ranks)) for group, ranks in users.items()}, **members}
 
 
-def _dump(rank: int, value: Any) -> Dump:
+def _dump(rank: int, value: Any, entries_of: _Entries) -> Dump:
     """Makes a dump from a file's decoded value.
 
     Raises:
@@ -304,9 +306,9 @@ def _dump(rank: int, value: Any) -> Dump:
     if version and not version.startswith("2."):
         raise ValueError(f"version {version!r} is not supported (allowed: 2.x)")
     config, status = (_dictionary(value, key) for key in ("pg_config", "pg_status"))
-    found = [_entry(one) for one in value.get("entries", [])]
-    entries = _launches([entry for entry, _ in found])
-    ids = {pg_id: entry.group for entry, pg_id in found}
+    found, descriptions, first = entries_of.of(value.get("entries", []))
+    entries = _launches(found)
+    ids = {about.pg_id: about.before[0] for about in descriptions}
     of_library = _is_of_library(value, version)
     if any(entry.backend == "gloo" for entry in entries) or (entries and not of_library):
         # gloo also counts operations that have no entries, and a hook counts messages.
@@ -325,19 +327,10 @@ def _dump(rank: int, value: Any) -> Dump:
         last_completed=_in_status("last_completed_collective", status, ids, list(named)),
         unknown_pending=len(enqueued) < sum(_is_behind(one) for one in status.values()),
         of_library=of_library,
-        since_ns=_since_ns(value.get("entries", []), entries),
-        unnamed=frozenset(
-            pg_id
-            for (_, pg_id), one in zip(found, value.get("entries", []), strict=True)
-            if "process_group" not in one
-        ),
+        # The first record's number says that there were earlier ones.
+        since_ns=min((entry.created_ns for entry in entries), default=0) if first > 0 else 0,
+        unnamed=frozenset(about.pg_id for about in descriptions if not about.names_group),
     )
-
-
-def _since_ns(listed: Sequence[Mapping[str, Any]], entries: Sequence[Entry]) -> int:
-    """Returns the time of the first entry, if its number says that there were earlier ones."""
-    first = min((_integer(one.get("record_id", 0), "record_id") for one in listed), default=0)
-    return min((entry.created_ns for entry in entries), default=0) if first > 0 else 0
 
 
 def _is_of_library(value: Mapping[str, Any], version: str) -> bool:
@@ -427,9 +420,64 @@ def _in_status(
     return found
 
 
-def _entry(value: Any) -> tuple[Entry, int]:
-    if not isinstance(value, dict):
-        raise ValueError("an entry is not a dictionary")
+class _Description(NamedTuple):
+    """What entries that are alike have in common."""
+
+    #: Fields of an entry before its number, between this and its time, and after that.
+    before: tuple[str, str, str, bool]
+    between: tuple[int, str, int, int, str]
+    after: tuple[bool, str]
+    pg_id: int
+    #: Name of the field with the entry's number.
+    number: str
+    names_group: bool
+
+
+class _Entries:
+    """Makes entries, and describes those that are alike once, of whichever dump."""
+
+    def __init__(self) -> None:
+        self._alike = alike_entries()
+        #: Descriptions by the numbers of the entries; without those that cannot be read.
+        self._descriptions: dict[int, _Description] = {}
+
+    def of(self, values: list[Any]) -> tuple[list[Entry], list[_Description], int]:
+        """Makes the entries of a dump from their decoded values.
+
+        Also returns the descriptions of the dump's entries, each once, and the least number of
+        a record, 0 if there is none.
+
+        Raises:
+            ValueError: a value does not have the structure of an entry.
+        """
+        numbered, integers = self._alike.read(values)
+        numbers = numbered.tolist()
+        for number in dict.fromkeys(numbers):
+            if number not in self._descriptions:
+                self._descriptions[number] = _description_of(values[numbers.index(number)])
+        columns = dict(zip(INTEGERS, integers.T.tolist(), strict=True))
+        created_ns, record = columns["time_created_ns"], columns["record_id"]
+        entries = []
+        for row, number in enumerate(numbers):
+            about = self._descriptions[number]
+            seq, created = columns[about.number][row], created_ns[row]
+            if seq < 0 or created < 0:
+                seq, created = _number_and_time(values[row], about.number)
+            entries.append(Entry._make((*about.before, seq, *about.between, created, *about.after)))
+        if min(record, default=0) < 0:
+            record = [_integer(value.get("record_id", 0), "record_id") for value in values]
+        used = [self._descriptions[number] for number in dict.fromkeys(numbers)]
+        return entries, used, min(record, default=0)
+
+
+def _number_and_time(value: Mapping[str, Any], number: str) -> tuple[int, int]:
+    return (
+        _integer(value.get(number, value.get("seq_id")), number),
+        _integer(value.get("time_created_ns", value.get("record_id")), "time_created_ns"),
+    )
+
+
+def _description_of(value: Mapping[str, Any]) -> _Description:
     pg_id = _integer(value.get("pg_id", -1), "pg_id")
     group = value.get("process_group", str(pg_id))
     group = [group] if isinstance(group, str) else group  # without a description
@@ -446,30 +494,21 @@ def _entry(value: Any) -> tuple[Entry, int]:
     message = message if value.get("is_p2p", True) else None
     is_message = bool(value.get("is_p2p", message))
     op = message[0] if message else _OPS.get(op.lower(), op)
-    number = "p2p_seq_id" if is_message else "collective_seq_id"
     bytes_out = _bytes(value.get("output_sizes"), value.get("output_dtypes"))
     if (backend, op) == ("gloo", "all_reduce"):
         op = _called(value.get("frames"))
         if op != "all_reduce":
             bytes_out = -1  # recorded is the all-reduce's
-    entry = Entry(
-        group=group[0],
-        backend=backend[:80],
-        op=op[:80],
-        is_message=is_message,
-        seq=_integer(value.get(number, value.get("seq_id")), number),
-        peer=message[1] if message else -1,
-        state=state,
-        bytes_in=_bytes(value.get("input_sizes"), value.get("input_dtypes")),
-        bytes_out=bytes_out,
-        dtype=_dtype(value.get("input_dtypes")) or _dtype(value.get("output_dtypes")),
-        created_ns=_integer(
-            value.get("time_created_ns", value.get("record_id")), "time_created_ns"
-        ),
-        has_start=bool(value.get("time_discovered_started_ns")),
-        line=_line_of(value.get("frames")),
+    bytes_in = _bytes(value.get("input_sizes"), value.get("input_dtypes"))
+    dtype = _dtype(value.get("input_dtypes")) or _dtype(value.get("output_dtypes"))
+    return _Description(
+        before=(group[0], backend[:80], op[:80], is_message),
+        between=(message[1] if message else -1, state, bytes_in, bytes_out, dtype),
+        after=(bool(value.get("time_discovered_started_ns")), _line_of(value.get("frames"))),
+        pg_id=pg_id,
+        number="p2p_seq_id" if is_message else "collective_seq_id",
+        names_group="process_group" in value,
     )
-    return entry, pg_id
 
 
 @lru_cache(maxsize=1 << 12)

@@ -11,6 +11,7 @@
 #include "inspector/log_file.h"
 #include "inspector/sequence.h"
 #include "inspector/waits.h"
+#include "reading/alike_dictionaries.h"
 #include "reading/bind_events.h"
 #include "reading/bind_records.h"
 #include "reading/bind_replay.h"
@@ -308,4 +309,5 @@ PYBIND11_MODULE(_reading, m) {
   commprof::bindReplay(m);
   commprof::bindRecords(m);
   commprof::bindPickles(m);
+  commprof::bindAlikeDictionaries(m);
 }

@@ -1,0 +1,68 @@
+"""Processor time and memory of a command, run by the commprof of some checkout."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CommandCost:
+    """What a command took, and what it printed."""
+
+    wall_s: float
+    #: User and system time.
+    cpu_s: float
+    #: Largest resident set.
+    memory_mb: float
+    exit_code: int = 0
+    #: Standard output and standard error.
+    text: str = ""
+
+
+def command_cost(tree: Path, arguments: Sequence[str | Path], directory: Path) -> CommandCost:
+    """Runs ``commprof`` with the arguments, in a process of its own; returns what it took.
+
+    Args:
+        tree: the checkout whose commprof runs, with its modules built.
+        arguments: those of the command.
+        directory: the command's working directory.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "commprof", *map(str, arguments)]
+    begin_s = time.perf_counter()
+    child = subprocess.Popen(
+        command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert child.stdout is not None
+    text = child.stdout.read().decode()
+    _, status, usage = os.wait4(child.pid, 0)
+    wall_s = time.perf_counter() - begin_s
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return CommandCost(
+        *(wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6),
+        *(child.returncode, text),
+    )
+
+
+def sound_cost(tree: Path, arguments: Sequence[str | Path], directory: Path) -> CommandCost:
+    """Does what :func:`command_cost` does, and ends the benchmark if the command fails."""
+    cost = command_cost(tree, arguments, directory)
+    if cost.exit_code:
+        raise SystemExit(f"{cost.text}\n{arguments} in {tree}: exit code {cost.exit_code}")
+    return cost
+
+
+def median_cost(costs: Sequence[CommandCost]) -> CommandCost:
+    """Returns the median of each figure."""
+    return CommandCost(
+        statistics.median(cost.wall_s for cost in costs),
+        statistics.median(cost.cpu_s for cost in costs),
+        statistics.median(cost.memory_mb for cost in costs),
+    )

@@ -1,0 +1,78 @@
+"""Numbers the entries of dumps by what they have in common, so that each kind is read once.
+
+The ranks of a job issue the same operations, from the same lines: entries differ in numbers and
+times.
+"""
+
+from __future__ import annotations
+
+import marshal
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+#: Integers that differ between entries that are alike; columns in this order.
+INTEGERS: Final = (*("record_id", "seq_id", "collective_seq_id", "p2p_seq_id", "time_created_ns"),)
+#: Fields of which only the truth counts, and those that no reader uses.
+_TRUTHS: Final = ("time_discovered_started_ns", "time_discovered_completed_ns")
+_IGNORED: Final = ("op_id", "duration_ms", "thread_id", "thread_name", "timeout_ms")
+_WITHOUT_REFERENCES: Final = 2
+
+
+class AlikeEntries(Protocol):
+    """Numbers entries; those with the same number are alike, in whichever dump."""
+
+    def read(self, dictionaries: list[Any]) -> tuple[Ints, Ints]:
+        """Returns the entries' numbers, which count up from 0, and a row of ``INTEGERS`` for each.
+
+        An integer is -1 if the entry has none, or none from 0 to 2**63 - 1.
+
+        Raises:
+            ValueError: an entry is not a dictionary of plain values.
+        """
+
+
+class AlikeInPython:
+    """Does what commprof's C++ module does (``csrc/reading/alike_dictionaries.cpp``)."""
+
+    def __init__(self) -> None:
+        """Knows no entry yet."""
+        self._numbers: dict[bytes, int] = {}
+
+    def read(self, dictionaries: list[Any]) -> tuple[Ints, Ints]:
+        """See :class:`AlikeEntries`."""
+        if not all(isinstance(entry, dict) for entry in dictionaries):
+            raise ValueError("an entry is not a dictionary")
+        apart = {*INTEGERS, *_IGNORED}
+        numbers = [
+            self._numbers.setdefault(
+                marshal.dumps(
+                    [
+                        (key, bool(value) if key in _TRUTHS else value)
+                        for key, value in entry.items()
+                        if key not in apart
+                    ],
+                    _WITHOUT_REFERENCES,
+                ),
+                len(self._numbers),
+            )
+            for entry in dictionaries
+        ]
+        rows = [[_integer(entry.get(key)) for key in INTEGERS] for entry in dictionaries]
+        return np.array(numbers, np.int64), np.array(rows, np.int64).reshape(-1, len(INTEGERS))
+
+
+def _integer(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < 2**63 else -1
+
+
+def alike_entries() -> AlikeEntries:
+    """Returns the numbering in C++; that in Python if commprof's module is missing."""
+    try:
+        from commprof._reading import AlikeDictionaries
+    except ImportError:
+        return AlikeInPython()
+    return AlikeDictionaries(list(INTEGERS), list(_TRUTHS), list(_IGNORED))

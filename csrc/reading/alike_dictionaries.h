@@ -1,0 +1,54 @@
+// Numbers dictionaries by their values, so that a reader in Python looks at one
+// of many that are alike.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/typing.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace commprof {
+
+// Dictionaries have the same number if all of their values are equal, except
+// those of three kinds of keys: `ignored`, `integers`, which become columns,
+// and `truths`, of which only the truth counts. Numbers count up from 0 and
+// hold for all dictionaries that were given. The GIL is held.
+class AlikeDictionaries {
+ public:
+  using Column = pybind11::array_t<int64_t>;
+  using Read = pybind11::typing::Tuple<Column, Column>;
+
+  AlikeDictionaries(
+      const std::vector<std::string>& integers,
+      const std::vector<std::string>& truths,
+      const std::vector<std::string>& ignored);
+
+  // The number of each dictionary, and a matrix of a row for each with the
+  // values of `integers`: -1 where there is none or none from 0 to 2^63 - 1.
+  // Throws py::value_error if there is anything but plain values.
+  Read read(const pybind11::typing::List<pybind11::object>& dictionaries);
+
+ private:
+  using Numbers = std::unordered_map<std::string, int64_t>;
+  using Seen = std::unordered_map<PyObject*, int64_t>;
+
+  static int64_t numberOf(Numbers& numbers, const std::string& text);
+  void append(std::string& text, PyObject* value, Seen& seen, int depth);
+
+  // Role of each key: kDescribes, kIgnored, kTruth, or the column.
+  std::unordered_map<std::string, int> roles_;
+  std::unordered_map<PyObject*, int> roleOfKey_; // of keys in `keys_`
+  std::vector<pybind11::object> keys_; // kept alive
+  size_t columns_;
+  Numbers dictionaries_;
+  Numbers inner_; // dictionaries within, such as the frames of stacks
+};
+
+void bindAlikeDictionaries(pybind11::module_& m);
+
+} // namespace commprof
