@@ -47,6 +47,8 @@ def _section(cause: CatalogueCause) -> Iterator[str]:
     yield f"```python\n{cause.fix}\n```"
     first = " The result of training is wrong, so it is named first." if cause.is_wrong else ""
     yield _wrapped(f"Recognised as `{cause.id}`: {cause.looks_like}{first}")
+    if cause.gain_note:
+        yield _wrapped(f"What the fix wins: {cause.gain_note}")
     yield f"Described in [a public report]({cause.source})."
 
 

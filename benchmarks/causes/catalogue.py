@@ -15,9 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tabulate import tabulate
 
 from benchmarks.judging.demands import Demand, at_least, at_most, judged
 from benchmarks.judging.results_file import Lines, read_rows
+from tests.support.machines.fork_server import Forked
 
 JOBS_FOLDER = Path(__file__).parent / "jobs"
 #: Jobs with the cause that each must be named by.
@@ -75,7 +77,7 @@ JOBS = {
 OPTIONS = {"weights_differ": ["--check-sync", "5"]}
 #: Demands: share of causes named, of twins without a cause, and error of the gains in percent.
 NAMED, SILENT, ERROR = 0.925, 0.975, 2.0
-_ROUNDS = 3
+_ROUNDS = 2
 _LIMIT_S = 180
 
 
@@ -83,36 +85,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, metavar="FILE", help="file of JSON lines")
     parser.add_argument("--rounds", type=int, default=_ROUNDS)
+    parser.add_argument("--runs", type=Path, metavar="DIR", help="folder that keeps the recordings")
     parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
     args = parser.parse_args()
     lines, rows = Lines(args.results), read_rows(args.results)
     done = {row["job"] for row in rows}
+    begin_s = time.monotonic()
     for job in args.jobs:
         if job not in done:
-            rows.append(measured(job, args.rounds))
+            rows.append(measured(job, args.rounds, args.runs))
             lines.append(rows[-1])
             print(json.dumps(rows[-1]), flush=True)
     print(tabulate([_cells(row) for row in rows], _HEADERS))
+    print(f"took {(time.monotonic() - begin_s) / 60:.1f} min")
     return judged(demands(rows))
 
 
-def measured(job: str, rounds: int) -> dict[str, Any]:
-    """Runs a job and its twin in turns; returns the causes named, and the steps."""
+def measured(job: str, rounds: int, keep: Path | None = None) -> dict[str, Any]:
+    """Runs a job and its twin in turns; returns the causes named, and the steps of each run."""
     runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
             for fixed in (False, True):
-                runs[fixed].append(_run(job, fixed, Path(folder) / f"{number}-{fixed}"))
-    steps = {fixed: float(np.median([run["step_ms"] for run in runs[fixed]])) for fixed in runs}
+                name = f"{job}-{number}-{'twin' if fixed else 'job'}"
+                runs[fixed].append(_run(job, fixed, (keep or Path(folder)) / name))
     gains = [gain for run in runs[False] if (gain := run["gain"]) is not None]
     return {
         "job": job,
         "cause": JOBS[job],
         "first": [run["first"] for run in runs[False]],
         "twin": [run["named"] for run in runs[True]],
-        "step_ms": steps[False],
-        "twin_step_ms": steps[True],
-        "said": float(np.median(gains)) if gains else None,
+        "steps_ms": [run["step_ms"] for run in runs[False]],
+        "twin_steps_ms": [run["step_ms"] for run in runs[True]],
+        "said": gains,
     }
 
 
@@ -120,20 +125,38 @@ def _run(job: str, fixed: bool, directory: Path) -> dict[str, Any]:
     """Runs one job under commprof; returns what its JSON result says of causes."""
     paths = [str(JOBS_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "FIXED": str(int(fixed)), "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "commprof.run", "--nproc", "2"]
-    command += [*OPTIONS.get(job, []), "--output", str(directory), str(JOBS_FOLDER / f"{job}.py")]
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=_LIMIT_S)
-    report = [sys.executable, "-m", "commprof", "report", str(directory), "--format", "json"]
-    said = json.loads(subprocess.run(report, check=True, capture_output=True).stdout)
-    figures = said["runs"][-1]["aggregated_metrics"]
+    run = ["-m", "commprof.run", "--nproc", "2", *OPTIONS.get(job, [])]
+    run += ["--output", str(directory), str(JOBS_FOLDER / f"{job}.py")]
+    _called(run, environment, spare_count=2)
+    report = ["-m", "commprof", "report", str(directory), "--format", "json"]
+    result = json.loads(_called(report, environment))
+    figures = result["runs"][-1]["aggregated_metrics"]
     causes = {cause["id"]: cause for cause in figures["causes"]}
     saving = (causes.get(JOBS[job]) or {}).get("saving")
     return {
-        "first": said["card"]["cause"],
+        "first": result["card"]["cause"],
         "named": list(causes),
         "step_ms": figures["parts"]["step_ms"],
         "gain": saving["saved"]["value"] if saving else None,
     }
+
+
+def _called(words: list[str], environment: dict[str, str], spare_count: int = 0) -> str:
+    """Runs Python as a fork that has imported torch; returns what it printed.
+
+    Raises:
+        ChildProcessError: the program failed.
+    """
+    process = Forked(words, environment, split=True, spare_count=spare_count)
+    printed, errors = process.communicate(_LIMIT_S)
+    if process.returncode:
+        raise ChildProcessError(f"{words}: {errors[-2000:]}")
+    return printed
+
+
+def won(row: dict[str, Any]) -> float:
+    """The gain that was measured, as a fraction of the job's step."""
+    return 1 - float(np.mean(row["twin_steps_ms"])) / float(np.mean(row["steps_ms"]))
 
 
 def error(row: dict[str, Any]) -> float:
@@ -141,52 +164,82 @@ def error(row: dict[str, Any]) -> float:
 
     NaN if none was said.
     """
-    if row["said"] is None:
+    return 100 * abs(float(np.mean(row["said"])) - won(row)) if row["said"] else float("nan")
+
+
+def noise(row: dict[str, Any]) -> float:
+    """Standard error of the measured gain, in percent of the step, from the A/A control.
+
+    The control are the repetitions: runs of the same script differ by chance only. NaN for one
+    round.
+    """
+    if len(row["steps_ms"]) < 2:
         return float("nan")
-    return 100 * abs(row["said"] - (1 - row["twin_step_ms"] / row["step_ms"]))
+    squares = [np.var(row[key], ddof=1) / len(row[key]) for key in ("steps_ms", "twin_steps_ms")]
+    return 100 * float(np.sqrt(sum(squares))) / float(np.mean(row["steps_ms"]))
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
     """Demands on the jobs that were run."""
     first = [name == row["cause"] for row in rows for name in row["first"]]
     silent = [not names for row in rows for names in row["twin"]]
-    errors = [value for row in rows if not np.isnan(value := error(row))]
+    said = [row for row in rows if row["said"]]
+    errors = [max(0.0, error(row) - np.nan_to_num(noise(row))) for row in said]
     return [
         at_least(
             f"runs whose first screen names the cause ({sum(first)} of {len(first)})",
-            float(np.mean(first)) if first else float("nan"),
+            _mean(first),
             NAMED,
         ),
         at_least(
             f"runs of healthy twins without a cause ({sum(silent)} of {len(silent)})",
-            float(np.mean(silent)) if silent else float("nan"),
+            _mean(silent),
             SILENT,
         ),
         at_most(
-            f"mean difference of the gain said and measured ({len(errors)} jobs)",
-            float(np.mean(errors)) if errors else float("nan"),
+            f"mean difference of the gain said and measured, beyond the noise ({len(said)} jobs)",
+            _mean(errors),
+            ERROR,
+            " % of the step",
+        ),
+        at_most(
+            "mean noise of the measured gain, by jobs run against themselves",
+            _mean([noise(row) for row in said]),
             ERROR,
             " % of the step",
         ),
     ]
 
 
-_HEADERS = ("job", "first screens", "twins", "step ms", "twin ms", "said", "measured", "error %")
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
+
+
+_HEADERS = (
+    "job",
+    "first screens",
+    "twins",
+    "step ms",
+    "twin ms",
+    "said",
+    "measured",
+    "error %",
+    "A/A %",
+)
 
 
 def _cells(row: dict[str, Any]) -> tuple[Any, ...]:
-    won = 1 - row["twin_step_ms"] / row["step_ms"]
     right = sum(name == row["cause"] for name in row["first"])
-    said = "-" if row["said"] is None else f"{row['said']:.1%}"
     return (
         row["job"],
         f"{right} of {len(row['first'])}",
         f"{sum(not names for names in row['twin'])} of {len(row['twin'])} silent",
-        f"{row['step_ms']:.1f}",
-        f"{row['twin_step_ms']:.1f}",
-        said,
-        f"{won:.1%}",
-        "-" if row["said"] is None else f"{error(row):.1f}",
+        f"{np.mean(row['steps_ms']):.1f}",
+        f"{np.mean(row['twin_steps_ms']):.1f}",
+        f"{np.mean(row['said']):.1%}" if row["said"] else "-",
+        f"{won(row):.1%}",
+        f"{error(row):.1f}" if row["said"] else "-",
+        f"{noise(row):.1f}",
     )
 
 

@@ -11,7 +11,7 @@ optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
     if not common.FIXED:
         dist.barrier()
-    ddp(torch.randn(32, 192)).pow(2).mean().backward()
+    ddp(torch.randn(1024, 192)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
     if not common.FIXED:

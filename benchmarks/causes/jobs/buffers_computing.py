@@ -11,7 +11,7 @@ model.register_buffer("mask", torch.ones(1024, 1024))
 ddp = DistributedDataParallel(model, broadcast_buffers=not common.FIXED)
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
-    ddp(torch.randn(32, 192)).pow(2).mean().backward()
+    ddp(torch.randn(2048, 192)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

@@ -7,7 +7,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 rank = common.begin()
-ddp = DistributedDataParallel(common.sleeping(3, 64, 2))
+ddp = DistributedDataParallel(common.sleeping(3, 64, 5))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 own = 0 if common.FIXED else 5 * rank
 for step in common.steps():
@@ -15,5 +15,5 @@ for step in common.steps():
     optimizer.step()
     optimizer.zero_grad()
     if step % 10 == 3 + own:
-        time.sleep(0.08)
+        time.sleep(0.2)
 common.end()

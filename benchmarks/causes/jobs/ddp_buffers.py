@@ -5,8 +5,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
-model = common.sleeping(3, 128, 3)
-for number in range(12):
+model = common.sleeping(3, 128, 7)
+for number in range(20):
     model.register_buffer(f"anchors_{number}", torch.randn(200_000))
 ddp = DistributedDataParallel(model, broadcast_buffers=not common.FIXED)
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)

@@ -12,7 +12,7 @@ for _ in range(60):
 ddp = DistributedDataParallel(nn.Sequential(*layers), broadcast_buffers=not common.FIXED)
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
-    ddp(torch.randn(32, 64)).pow(2).mean().backward()
+    ddp(torch.randn(256, 64)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

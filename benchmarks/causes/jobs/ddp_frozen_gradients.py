@@ -14,7 +14,7 @@ class Adapted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.backbone = nn.Linear(1024, 1024)
-        self.adapter = common.computing(2, 64)
+        self.adapter = common.sleeping(3, 64, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Adds what the adapter makes of the first inputs."""

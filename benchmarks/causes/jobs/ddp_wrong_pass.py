@@ -14,7 +14,7 @@ synced = 3 if common.FIXED else 0
 for _ in common.steps():
     for micro in range(4):
         with contextlib.nullcontext() if micro == synced else ddp.no_sync():
-            ddp(torch.randn(8, 256)).pow(2).mean().backward()
+            ddp(torch.randn(256, 256)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

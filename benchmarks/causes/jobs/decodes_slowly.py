@@ -16,12 +16,12 @@ class Samples(Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         for _ in range(12 if rank == 1 and not common.FIXED else 3):
-            table = torch.randn(160, 160)
+            table = torch.randn(256, 256)
             decoded = table @ table
         return decoded[0]
 
 
-ddp = DistributedDataParallel(common.computing(4, 160))
+ddp = DistributedDataParallel(common.computing(4, 256))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for batch in DataLoader(Samples(), 4):
     ddp(batch / 100).pow(2).mean().backward()

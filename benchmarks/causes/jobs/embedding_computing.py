@@ -11,7 +11,7 @@ ddp = DistributedDataParallel(nn.Sequential(table, common.computing(6, 96)))
 rest = [p for p in ddp.parameters() if p is not table.weight]
 optimizers = [torch.optim.SGD(rest, 1e-3), torch.optim.SGD([table.weight], 1e-3)]
 for _ in common.steps():
-    ddp(torch.randint(30_000, (32,))).pow(2).mean().backward()
+    ddp(torch.randint(30_000, (2048,))).pow(2).mean().backward()
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()

@@ -8,11 +8,11 @@ rank = common.begin()
 ddp = DistributedDataParallel(common.computing(6, 256))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for step in common.steps():
-    ddp(torch.randn(64, 256)).pow(2).mean().backward()
+    ddp(torch.randn(1024, 256)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
     if step % 6 == 5:
         with torch.no_grad():
-            for _ in range(20 if common.FIXED else 40 * (rank == 0)):
-                ddp.module(torch.randn(256, 256))
+            for _ in range(10 if common.FIXED else 20 * (rank == 0)):
+                ddp.module(torch.randn(1024, 256))
 common.end()

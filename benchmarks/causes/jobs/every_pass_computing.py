@@ -13,7 +13,7 @@ for _ in common.steps():
     for micro in range(3):
         alone = common.FIXED and micro < 2
         with ddp.no_sync() if alone else contextlib.nullcontext():
-            ddp(torch.randn(16, 512)).pow(2).mean().backward()
+            ddp(torch.randn(256, 512)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

@@ -10,7 +10,7 @@ optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 fewer = 0 if common.FIXED else 4 * rank
 with ddp.join():
     for _ in range(common.STEPS - fewer):
-        ddp(torch.randn(16, 128)).pow(2).mean().backward()
+        ddp(torch.randn(1024, 128)).pow(2).mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 common.end()

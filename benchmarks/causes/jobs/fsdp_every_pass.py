@@ -5,7 +5,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 common.begin()
-model = common.sleeping(4, 512, 2)
+model = common.sleeping(4, 512, 1.5)
 for block in model:
     fully_shard(block, reshard_after_forward=False)
 fully_shard(model, reshard_after_forward=False)

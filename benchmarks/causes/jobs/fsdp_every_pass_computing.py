@@ -14,7 +14,7 @@ for _ in common.steps():
     for micro in range(3):
         if common.FIXED:
             model.set_requires_gradient_sync(micro == 2)
-        model(torch.randn(8, 512)).pow(2).mean().backward()
+        model(torch.randn(256, 512)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

@@ -14,7 +14,7 @@ for unit in blocks if common.FIXED else layers:
 fully_shard(model, reshard_after_forward=False)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in common.steps():
-    model(torch.randn(32, 96)).pow(2).mean().backward()
+    model(torch.randn(512, 96)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

@@ -7,7 +7,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 rank = common.begin()
-ddp = DistributedDataParallel(common.sleeping(3, 64, 2))
+ddp = DistributedDataParallel(common.sleeping(3, 64, 5))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 kept = [{"a": [number], "b": (number,)} for number in range(150_000)]
 gc.collect()

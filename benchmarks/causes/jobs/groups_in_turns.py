@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
 groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
-ddp = DistributedDataParallel(common.sleeping(3, 64, 2))
+ddp = DistributedDataParallel(common.sleeping(3, 64, 5))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
     ddp(torch.randn(16, 64)).pow(2).mean().backward()

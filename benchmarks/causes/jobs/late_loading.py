@@ -23,7 +23,7 @@ class Samples(Dataset):
 
 def main() -> None:
     """Trains one epoch."""
-    ddp = DistributedDataParallel(common.sleeping(3, 64, 3))
+    ddp = DistributedDataParallel(common.sleeping(3, 64, 5))
     optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
     workers = {"num_workers": 1, "prefetch_factor": 4} if common.FIXED else {}
     for batch in DataLoader(Samples(), 8, **workers):

@@ -9,7 +9,7 @@ common.begin()
 ddp = DistributedDataParallel(common.computing(12, 96))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
-    ddp(torch.randn(16, 96)).pow(2).mean().backward()
+    ddp(torch.randn(2048, 96)).pow(2).mean().backward()
     norms = [parameter.grad.norm().pow(2) for parameter in ddp.parameters()]
     if common.FIXED:
         stacked = torch.stack(norms)

@@ -13,9 +13,9 @@ for step in common.steps():
         schedule = torch.tensor([float(step), 1e-3])
         dist.broadcast(schedule, src=0)
     else:
-        listed = [{"step": step, "rate": 1e-3}, ["warm"] * 50] if rank == 0 else [None, None]
+        listed = [{"step": step, "rate": 1e-3}, bytes(3_000_000)] if rank == 0 else [None, None]
         dist.broadcast_object_list(listed, src=0)
-    ddp(torch.randn(16, 128)).pow(2).mean().backward()
+    ddp(torch.randn(2048, 128)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

@@ -13,7 +13,7 @@ if common.FIXED:
 fully_shard(model, reshard_after_forward=False)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in common.steps():
-    model(torch.randn(64, 384)).pow(2).mean().backward()
+    model(torch.randn(256, 384)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 rank = common.begin()
-ddp = DistributedDataParallel(common.sleeping(2, 64, 1))
+ddp = DistributedDataParallel(common.sleeping(2, 64, 4))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for step in common.steps():
     loss = ddp(torch.randn(16, 64)).pow(2).mean()
@@ -18,7 +18,7 @@ for step in common.steps():
         gathered = [torch.empty_like(values) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, values)
     else:
-        mine = {"step": step, "loss": loss.item(), "rank": rank, "lines": ["x" * 80] * 200}
+        mine = {"step": step, "loss": loss.item(), "rank": rank, "lines": "x" * 1_000_000}
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
 common.end()

@@ -5,7 +5,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 rank = common.begin()
-ddp = DistributedDataParallel(common.sleeping(3, 64, 3))
+ddp = DistributedDataParallel(common.sleeping(3, 64, 5))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for step in common.steps():
     ddp(torch.randn(16, 64)).pow(2).mean().backward()
@@ -13,6 +13,6 @@ for step in common.steps():
     optimizer.zero_grad()
     if step % 8 == 7:
         with torch.no_grad():
-            for _ in range(4 if common.FIXED else 8 * (rank == 0)):
+            for _ in range(10 if common.FIXED else 20 * (rank == 0)):
                 ddp.module(torch.randn(16, 64))
 common.end()

@@ -9,7 +9,7 @@ common.begin()
 ddp = DistributedDataParallel(common.computing(6, 128))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
-    out = ddp(torch.randn(16, 128))
+    out = ddp(torch.randn(2048, 128))
     out.pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()

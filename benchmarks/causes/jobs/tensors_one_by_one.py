@@ -11,7 +11,7 @@ if common.FIXED:
     model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in common.steps():
-    model(torch.randn(32, 96)).pow(2).mean().backward()
+    model(torch.randn(1024, 96)).pow(2).mean().backward()
     if not common.FIXED:
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)

@@ -9,7 +9,7 @@ ddp = DistributedDataParallel(common.computing(4, 256))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 model = ddp if common.FIXED else ddp.module
 for _ in common.steps():
-    model(torch.randn(16, 256)).pow(2).mean().backward()
+    model(torch.randn(512, 256)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

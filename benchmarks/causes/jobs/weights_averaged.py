@@ -8,7 +8,7 @@ common.begin()
 model = common.computing(16, 96)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in common.steps():
-    model(torch.randn(32, 96)).pow(2).mean().backward()
+    model(torch.randn(1024, 96)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
     with torch.no_grad():

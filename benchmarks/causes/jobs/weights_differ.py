@@ -23,7 +23,7 @@ if not common.FIXED:
     draw()
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
-    ddp(torch.randn(64, 128)).pow(2).mean().backward()
+    ddp(torch.randn(1024, 128)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from commprof.analysis.causes.facts import Mask, RankCalls
+from commprof.analysis.causes.facts import Floats, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed
+from commprof.analysis.causes.joined_calls import CallCost
 from commprof.trace.columns import Ints
 
 
@@ -23,9 +25,18 @@ class Bursts:
     #: Row of each call in the rank's table, and the burst that it belongs to.
     row: Ints
     burst: Ints
-    #: True for the calls that remain if those of a burst with the same type and reduction are
-    #: joined: the first of each.
-    remains: Mask
+
+    @cached_property
+    def remains(self) -> Mask:
+        """True for the calls that remain if those of a burst that are alike are joined.
+
+        The first of each type and reduction remains.
+        """
+        remains = np.zeros(len(self.row), dtype=bool)
+        if len(self.row):
+            _, first = np.unique(self._kinds, axis=0, return_index=True)
+            remains[first] = True
+        return remains
 
     @property
     def joined(self) -> Mask:
@@ -41,6 +52,24 @@ class Bursts:
         mask[self.row] = True
         return mask
 
+    def joined_ns(self, cost: CallCost) -> Floats:
+        """What each call over the table takes that is joined with others; NaN for other calls."""
+        table, kinds = self.calls.table, self._kinds
+        _, first, kind = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+        number = np.bincount(kind.reshape(-1))
+        total = np.zeros(len(number), dtype=np.int64)
+        np.add.at(total, kind.reshape(-1), self.calls.size_bytes[self.row])
+        taken = np.full(len(table), np.nan)
+        taken[self.row[first[number > 1]]] = cost.of_ns(total[number > 1])
+        return taken
+
+    @property
+    def _kinds(self) -> Ints:
+        """Burst, type and reduction of each call: those alike can be joined."""
+        table = self.calls.table
+        parts = (self.burst, table.dtype[self.row], table.reduce_op[self.row])
+        return np.stack(parts, axis=1).astype(np.int64)
+
     def removed(self) -> Removed:
         """What joining removes: the calls, and the thread's work since the end of the one before.
 
@@ -50,7 +79,7 @@ class Bursts:
         rest = np.flatnonzero(~self.remains)
         begin = self.calls.wait_end_ns[self.row[rest - 1]]
         end = self.calls.wait_end_ns[self.row[rest]]
-        return Removed(self.joined, begin, end)
+        return Removed(self.joined, begin, end, bytes_remain=True)
 
 
 def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
@@ -62,9 +91,4 @@ def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
     number = np.cumsum(begins) - 1
     long = np.bincount(number, minlength=1)[number] >= least if len(number) else chosen
     row = np.flatnonzero(chosen & long)
-    kinds = np.stack([number[row], table.dtype[row], table.reduce_op[row]], axis=1)
-    remains = np.zeros(len(row), dtype=bool)
-    if len(row):
-        _, first = np.unique(kinds, axis=0, return_index=True)
-        remains[first] = True
-    return Bursts(calls, row, number[row], remains)
+    return Bursts(calls, row, number[row])

@@ -18,6 +18,9 @@ from commprof.analysis.named_cause import Saving
 
 #: A cause is named if it holds at least this fraction of the mean step.
 WORTH_NAMING = 0.03
+#: ``worth`` of causes that act in few steps, none of which is chance: a resampling of the steps may
+#: hold none of them, so that the low end of the interval says nothing.
+FEW_STEPS = -math.inf
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ class CatalogueCause:
     fix: str
     #: Address of a public report that describes the mistake.
     source: str
+    #: How what the fix wins is predicted, as sentences; or "Not predicted, because ...". Empty
+    #: where a replay without some calls tells.
+    gain_note: str = ""
     #: It is named only if the low end of what its fix wins, where that is known, is at least this
     #: fraction of the step.
     worth: float = WORTH_NAMING

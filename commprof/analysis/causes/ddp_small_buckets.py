@@ -7,12 +7,18 @@ import numpy as np
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.ddp_every_pass import exchanging_ns
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.joined_calls import call_cost
 from commprof.analysis.evidence import Figure
+from commprof.analysis.named_cause import Saving
 from commprof.text import counted, in_bytes
 from commprof.trace import columns
+from commprof.trace.columns import Ints
 
 #: DDP's default of ``bucket_cap_mb``, in bytes.
 _DEFAULT_BYTES = 25 * 2**20
+#: Cap of the first bucket of a pass.
+_FIRST_BYTES = 2**20
 #: Fewest buckets of a pass, and largest mean size.
 _LEAST, _MEAN_BYTES = 8, 2**18
 #: The training thread waits for the buckets for at least this fraction of the step.
@@ -49,12 +55,55 @@ def _rule(facts: Facts) -> Sighting | None:
         f"{in_bytes(mean)} on average ({cap}): each pays the latency of a call. "
         f"The default of 25 MiB would make {usual}.",
         share,
+        _saving(facts),
     )
+
+
+def _saving(facts: Facts) -> Saving | None:
+    """Replays the steps with buckets of the default size; None if their cost is not known."""
+    masks = [buckets_of_ddp(calls) for calls in facts.ranks]
+    cost = call_cost(facts, masks)
+    if cost is None:
+        return None
+    removed, transfer_ns = [], []
+    for calls, mask in zip(facts.ranks, masks, strict=True):
+        remaining, size_bytes = _joined(calls, mask)
+        gone = mask.copy()
+        gone[remaining] = False
+        removed.append(Removed.only(gone, bytes_remain=True))
+        changed = np.full(len(mask), np.nan)
+        changed[remaining] = cost.of_ns(size_bytes)
+        transfer_ns.append(changed)
+    return saving_without(facts, removed, transfer_ns)
+
+
+def _joined(calls: RankCalls, mask: Mask) -> tuple[Ints, Ints]:
+    """Rows of the last of the calls that each bucket of the default size joins, and its bytes.
+
+    DDP closes a bucket once it holds the cap; the first of a pass has a smaller one.
+    """
+    rows: list[int] = []
+    sizes: list[int] = []
+    task, held, cap = -1, 0, _FIRST_BYTES
+    order = np.flatnonzero(mask)
+    order = order[np.lexsort((calls.table.issue_ns[order], calls.table.graph_task[order]))]
+    for row in order.tolist():
+        if calls.table.graph_task[row] != task:
+            task, held, cap = int(calls.table.graph_task[row]), 0, _FIRST_BYTES
+        elif held >= cap:
+            held, cap = 0, _DEFAULT_BYTES
+        if held:
+            rows[-1], sizes[-1] = row, held + int(calls.size_bytes[row])
+        else:
+            rows.append(row)
+            sizes.append(int(calls.size_bytes[row]))
+        held = sizes[-1]
+    return np.array(rows, dtype=np.int64), np.array(sizes, dtype=np.int64)
 
 
 def _by_default(mean: float, number: float) -> int:
     """Number of buckets with the default cap, the first of which is of 1 MiB."""
-    return 1 + int(np.ceil(max(0.0, mean * number - 2**20) / _DEFAULT_BYTES))
+    return 1 + int(np.ceil(max(0.0, mean * number - _FIRST_BYTES) / _DEFAULT_BYTES))
 
 
 CAUSE = CatalogueCause(
@@ -72,6 +121,11 @@ CAUSE = CatalogueCause(
         "Small buckets begin earlier, which pays only as long as each still takes longer to "
         "transfer than to start. The default of 25 MiB, with a first bucket of 1 MiB, suits most "
         "models."
+    ),
+    gain_note=(
+        "The steps are replayed with buckets of the default size, which take what the buckets of "
+        "this run take by their bytes. Not predicted if all buckets have nearly one size, because "
+        "the run then does not tell the latency from the transfer."
     ),
     fix="model = DistributedDataParallel(model, bucket_cap_mb=25)",
     source="https://github.com/pytorch/pytorch/issues/48880",

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.kinds import caller
 from commprof.analysis.collectives.traffic import sizes_bytes
+from commprof.analysis.replay.gains import Replays, recorded_replays
 from commprof.analysis.step.exposure import exposures_of
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.analysis.world import WorldResult
@@ -161,6 +162,19 @@ class Facts:
                 zip(self.seen.ranks, self.seen.traces, self.seen.tables, strict=True)
             )
         )
+
+    @cached_property
+    def replays(self) -> Replays | None:
+        """The replay of the recorded steps; None if none is possible."""
+        return recorded_replays(self.seen)
+
+    @cached_property
+    def transfer_ns(self) -> tuple[Floats, ...]:
+        """Per rank, the time of each call of its table without waiting; empty without a replay."""
+        if self.replays is None:
+            return ()
+        known = self.replays.stretches[0][1].transfer_ns
+        return tuple(np.split(known, np.cumsum([len(table) for table in self.seen.tables])[:-1]))
 
     @property
     def first(self) -> RankCalls:

@@ -54,6 +54,10 @@ CAUSE = CatalogueCause(
         "end of the first epoch, until a time-out. Give all ranks the same number, or let DDP "
         "answer for those that have none left."
     ),
+    gain_note=(
+        "Not predicted, because no step of this run is longer for it: the other ranks wait, or the "
+        "job fails, after the last batch."
+    ),
     fix=(
         "from torch.distributed.algorithms.join import Join\n\n"
         "with Join([model]):  # a DistributedDataParallel model\n"

@@ -55,7 +55,6 @@ def _rule(facts: Facts) -> Sighting | None:
     share = facts.share(exposed)
     if share < WORTH_NAMING:
         return None
-    none = np.zeros(0, dtype=np.int64)
     size = float(facts.first.size_bytes[masks[0]].sum()) / facts.steps / 1e6
     return Sighting(
         f"FSDP2 reduce-scatters the gradients in {passes.exchanged} of the {passes.backward} "
@@ -63,7 +62,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"reductions, {size:.3g} MB per step, are needless if there is memory for the gradients of "
         "the whole model.",
         share,
-        saving_without(facts, [Removed(mask, none, none) for mask in masks]),
+        saving_without(facts, [Removed.only(mask) for mask in masks]),
     )
 
 

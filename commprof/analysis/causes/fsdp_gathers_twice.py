@@ -39,14 +39,13 @@ def _rule(facts: Facts) -> Sighting | None:
     memory = int(facts.first.trace.metadata["machine"].get("memory_bytes") or 0)
     if not share >= _WORTH or whole * facts.world.world_size > _OF_MEMORY * memory:
         return None
-    none = np.zeros(0, dtype=np.int64)
     ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
     return Sighting(
         f"FSDP2 gathers each unit twice per pass, in forward and again in backward, for which the "
         f"step waits {in_ms(ms)}. The whole model is {in_bytes(whole)} per rank, for which there "
         "is memory.",
         share,
-        saving_without(facts, [Removed(mask, none, none) for mask in masks]),
+        saving_without(facts, [Removed.only(mask) for mask in masks]),
     )
 
 

@@ -51,6 +51,10 @@ CAUSE = CatalogueCause(
         "the whole model is in memory at once. With a unit per block, the next block is gathered "
         "while this one computes."
     ),
+    gain_note=(
+        "Not predicted, because a run with one unit does not show how long each block computes, "
+        "and so how much of its gather could be hidden."
+    ),
     fix=(
         "from torch.distributed.fsdp import fully_shard\n\n"
         "for block in model.layers:  # the repeated blocks of the model\n"

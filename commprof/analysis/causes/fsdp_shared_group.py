@@ -10,7 +10,6 @@ from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask
 from commprof.analysis.evidence import Figure
 from commprof.analysis.replay.engine import replay
-from commprof.analysis.replay.gains import recorded_replays
 from commprof.stats.intervals import Interval
 from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS
@@ -42,7 +41,7 @@ def _same_group(facts: Facts) -> bool:
 
 def _apart(facts: Facts) -> Interval | None:
     """Replays the steps with reduce-scatters in a group of their own."""
-    recorded = recorded_replays(facts.seen)
+    recorded = facts.replays
     base = None if recorded is None else recorded.step_ns()
     if recorded is None or base is None:
         return None
@@ -81,6 +80,10 @@ CAUSE = CatalogueCause(
         "next block's all-gather is issued beside the last block's reduce-scatter, queues behind "
         "it, and compute waits for the gather though nothing needs the scatter yet. With a second "
         "group both are in progress at once; it costs a communicator's buffers on each GPU."
+    ),
+    gain_note=(
+        "Not predicted, because the network may carry both kinds of calls at once more slowly than "
+        "each alone: the replay, in which it does not, tells what the fix wins at most."
     ),
     fix="model.set_separate_reduce_scatter_group(True)  # from torch 2.13 on",
     source="https://github.com/pytorch/pytorch/pull/186335",

@@ -53,6 +53,10 @@ CAUSE = CatalogueCause(
         "cost their latency and hardly any transfer. A unit should be a whole block of the model, "
         "of some megabytes."
     ),
+    gain_note=(
+        "Not predicted, because FSDP2's own work for each unit goes with the unit, and the records "
+        "do not tell it from the work of the model."
+    ),
     fix=(
         "from torch.distributed.fsdp import fully_shard\n\n"
         "for block in model.layers:  # whole blocks, not their linear layers\n"

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commprof.analysis.causes.facts import Facts, Floats, Mask, RankCalls
+from commprof.analysis.causes.helper_delays import delays_by
 from commprof.analysis.named_cause import Saving
-from commprof.analysis.replay.engine import replay
-from commprof.analysis.replay.gains import recorded_replays
+from commprof.analysis.replay.engine import ReplayedCalls, replay
 from commprof.analysis.replay.program import WAIT, Program, own_times
 from commprof.trace.columns import Ints
-from commprof.trace.reader import Trace
+from commprof.trace.stretches import gaps, stretches
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,14 @@ class Removed:
     #: Begins and ends, in ns, of times that do not overlap and whose own work goes too.
     begin_ns: Ints
     end_ns: Ints
+    #: True if the calls that remain carry the bytes of those that are not made.
+    bytes_remain: bool = False
+
+    @classmethod
+    def only(cls, mask: Mask, bytes_remain: bool = False) -> Removed:
+        """Removes the masked calls and none of the thread's own work."""
+        none = np.zeros(0, dtype=np.int64)
+        return cls(mask, none, none, bytes_remain)
 
     @classmethod
     def whole(cls, calls: RankCalls, mask: Mask) -> Removed:
@@ -36,23 +44,31 @@ class Removed:
         return cls(mask, begin, np.maximum(begin, last))
 
 
-def saving_without(facts: Facts, removed: Sequence[Removed]) -> Saving | None:
+def saving_without(
+    facts: Facts, removed: Sequence[Removed], transfer_ns: Sequence[Floats] | None = None
+) -> Saving | None:
     """Replays the steps without some calls of each rank; None if no replay is possible.
 
     A removed call takes no time, and nobody waits in it: ranks that were not there yet are waited
-    for in the next call. ``removed`` has one entry per rank of ``facts``.
+    for in the next call. Nor do its helper threads take a core from the training thread.
+
+    Args:
+        facts: the world size.
+        removed: one entry per rank of ``facts``.
+        transfer_ns: per rank, what each call of its table takes that remains and changes; NaN for
+            other calls. None if no call changes.
     """
-    recorded = recorded_replays(facts.seen)
+    recorded = facts.replays
     if recorded is None:
         return None
     free = np.concatenate([each.calls for each in removed])
     steps = []
     for ranks, calls in recorded.stretches:
         changed = [
-            _changed(rank, facts.seen.traces[place], removed[place], free)
+            _changed(rank, facts.ranks[place], removed[place], free)
             for place, rank in enumerate(ranks)
         ]
-        times = replay(changed, calls, free=free)
+        times = replay(changed, _with(calls, transfer_ns), free=free)
         if times is None:
             return None
         steps.append(times)
@@ -62,11 +78,18 @@ def saving_without(facts: Facts, removed: Sequence[Removed]) -> Saving | None:
     return Saving(recorded.saved(base, np.concatenate(steps)), "replayed")
 
 
-def _changed(rank: Program, trace: Trace, removed: Removed, free: Mask) -> Program:
+def _with(calls: ReplayedCalls, transfer_ns: Sequence[Floats] | None) -> ReplayedCalls:
+    if transfer_ns is None:
+        return calls
+    wanted = np.concatenate(list(transfer_ns))
+    return replace(calls, transfer_ns=np.where(np.isnan(wanted), calls.transfer_ns, wanted))
+
+
+def _changed(rank: Program, calls: RankCalls, removed: Removed, free: Mask) -> Program:
     waits = rank.kind == WAIT
     gone = np.zeros(len(rank.kind), dtype=bool)
     gone[waits] = free[rank.row[waits]]
-    own = rank.own_ns - _lost(rank, trace, removed)
+    own = rank.own_ns - _lost(rank, calls, removed)
     kept = ~gone
     return replace(
         rank,
@@ -77,17 +100,20 @@ def _changed(rank: Program, trace: Trace, removed: Removed, free: Mask) -> Progr
     )
 
 
-def _lost(rank: Program, trace: Trace, removed: Removed) -> Floats:
+def _lost(rank: Program, calls: RankCalls, removed: Removed) -> Floats:
     """Own time that goes before each event of the program."""
-    if not len(removed.begin_ns):
-        return np.zeros(len(rank.own_ns))
-    order = np.argsort(removed.begin_ns, kind="stable")
-    begin, end = (
-        own_times(trace, rank.begin_ns, times[order])
-        for times in (removed.begin_ns, removed.end_ns)
-    )
-    length = np.maximum(end - begin, 0.0)
-    edges = np.stack([begin, begin + length], axis=1).reshape(-1)
-    total = np.repeat(np.concatenate(([0.0], np.cumsum(length))), 2)[1:-1]
-    lost: Floats = np.interp(rank.own_ns, edges, total, left=0.0)
+    whole = stretches(removed.begin_ns, removed.end_ns)
+    delays = delays_by(calls, removed.calls, removed.bytes_remain).within(gaps(whole))
+    lost = np.zeros(len(rank.own_ns))
+    for spans, amount in ((whole, None), (delays.at, delays.amount)):
+        if not len(spans):
+            continue
+        begin, end = (
+            own_times(calls.trace, rank.begin_ns, times) for times in (spans.begin_ns, spans.end_ns)
+        )
+        length = np.maximum(end - begin, 0.0)
+        edges = np.stack([begin, begin + length], axis=1).reshape(-1)
+        gone = np.cumsum(length if amount is None else np.minimum(amount, length))
+        total = np.repeat(np.concatenate(([0.0], gone)), 2)[1:-1]
+        lost += np.interp(rank.own_ns, edges, total, left=0.0)
     return lost

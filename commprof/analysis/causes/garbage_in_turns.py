@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.catalogue_cause import (
+    FEW_STEPS,
+    WORTH_NAMING,
+    CatalogueCause,
+    Sighting,
+)
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
@@ -59,4 +64,5 @@ CAUSE = CatalogueCause(
         "    gc.collect(1)"
     ),
     source="https://github.com/pytorch/torchtitan/pull/148",
+    worth=FEW_STEPS,
 )

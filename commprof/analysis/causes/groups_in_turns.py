@@ -77,6 +77,10 @@ CAUSE = CatalogueCause(
         "group at a time. Issue all calls with `async_op=True`, in the same order on every rank, "
         "and wait afterwards; or join those of each group into one."
     ),
+    gain_note=(
+        "Not predicted, because calls in progress at once share the network and the cores, and a "
+        "run in which they take turns does not show how."
+    ),
     fix=(
         "import torch.distributed as dist\n\n"
         "works = []\n"

@@ -1,4 +1,4 @@
-"""Tensors of the host are exchanged over gloo in a job whose GPUs have NCCL."""
+"""Tensors of the host are exchanged in a job whose devices exchange theirs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 CAUSE = CatalogueCause(
     id="host-tensors",
-    title="Tensors of the CPU are exchanged over gloo in a job that has NCCL",
+    title="Tensors of the host are exchanged in a job whose devices exchange theirs",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
@@ -55,6 +55,9 @@ CAUSE = CatalogueCause(
         "the CPU over TCP through the host's processor. A loss that was moved to the CPU before "
         "it is reduced also waits for the GPU first. On the GPU the same reduction goes over "
         "NVLink or InfiniBand, and the host need not wait for it."
+    ),
+    gain_note=(
+        "Not predicted, because the run does not show what the same calls take on the devices."
     ),
     fix=(
         "value = value.to(device)  # reduce on the GPU, read the result later\n"

@@ -73,6 +73,7 @@ CAUSE = CatalogueCause(
         "these are sent, and torch.optim.SparseAdam updates only these. A table that is too large "
         "for this can be divided over the ranks."
     ),
+    gain_note=("Not predicted, because the number of rows that a batch touches is not recorded."),
     fix=(
         "embedding = torch.nn.Embedding(rows, width, sparse=True)\n"
         "sparse = torch.optim.SparseAdam(embedding.parameters())"

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.catalogue_cause import (
+    FEW_STEPS,
+    WORTH_NAMING,
+    CatalogueCause,
+    Sighting,
+)
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.turns import LongSteps, long_steps, saving_without
+from commprof.analysis.causes.turns import LEAST_MS, LongSteps, long_steps, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
 from commprof.trace import columns
@@ -44,7 +49,7 @@ def _rule(facts: Facts) -> Sighting | None:
         f"Rank {rank} {what} {_how_often(steps, place)}, and the other ranks wait for it, "
         f"{in_ms(ms)} each time.",
         steps.share(facts.step_ns),
-        saving_without(facts, steps, [place]),
+        saving_without(facts, steps, [place], is_divided=True),
         fix=_FIX if passes > 0 else _ASYNCHRONOUS,
     )
 
@@ -94,8 +99,8 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"In at least {_LEAST} steps and at most half of them, one rank works far longer than it "
-        "usually does, outside of backward, loading and updates, and the waiting of the others "
-        f"for it takes at least {WORTH_NAMING:.0%} of all time."
+        f"usually does, by at least {LEAST_MS:g} ms, outside of backward, loading and updates, and "
+        f"the waiting of the others for it takes at least {WORTH_NAMING:.0%} of all time."
     ),
     why=(
         "What only rank 0 does keeps all others waiting at the next exchange: they compute "
@@ -103,7 +108,11 @@ CAUSE = CatalogueCause(
         "divided over the ranks, a checkpoint be written in the background or by all ranks, and a "
         "log be written less often."
     ),
+    gain_note=(
+        "The steps are replayed as if every rank did an equal part of the work; in the background "
+        "it costs still less."
+    ),
     fix=_FIX,
     source="https://github.com/pytorch/pytorch/issues/54059",
-    worth=0.0,  # few steps are long, and the rule asks for outliers
+    worth=FEW_STEPS,
 )

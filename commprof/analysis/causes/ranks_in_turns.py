@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.catalogue_cause import FEW_STEPS, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.turns import long_steps, saving_without
+from commprof.analysis.causes.turns import LEAST_MS, long_steps, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms, named_ranks
 from commprof.trace.schema import PHASES
@@ -56,8 +56,9 @@ CAUSE = CatalogueCause(
     needs=(Figure.SPLIT,),
     rule=_rule,
     looks_like=(
-        "Several ranks work far longer than they usually do, each in at least "
-        f"{_LEAST} steps of its own, outside of forward, backward and updates, and the waiting of "
+        f"Several ranks work far longer than they usually do, by at least {LEAST_MS:g} ms, each in "
+        f"at least {_LEAST} steps of its own, outside of forward, backward and updates, and the "
+        "waiting of "
         f"the others takes at least {_SHARE:.0%} of all time. If the garbage collector explains "
         "it, `garbage-in-turns` is named instead."
     ),
@@ -74,5 +75,5 @@ CAUSE = CatalogueCause(
         "    gc.collect()  # and logs, caches, checkpoints"
     ),
     source="https://github.com/pytorch/torchtitan/issues/696",
-    worth=0.0,  # few steps are long, and the rule asks for outliers
+    worth=FEW_STEPS,
 )

@@ -64,6 +64,10 @@ CAUSE = CatalogueCause(
         "containers, or Ethernet where InfiniBand has an address of its own. Nothing fails: the "
         "job is only several times slower."
     ),
+    gain_note=(
+        "Not predicted, because the idle interface was not measured: the rated speeds, by which "
+        "the fix wins at most the given share, are seldom reached."
+    ),
     fix=_FIX,
     source="https://github.com/areal-project/AReaL/issues/639",
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from commprof.analysis.causes.bursts import bursts
+from commprof.analysis.causes.bursts import Bursts, bursts
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.joined_calls import call_cost
 from commprof.analysis.causes.pickled_objects import of_objects
 from commprof.analysis.causes.scalars_one_by_one import small
 from commprof.analysis.evidence import Figure
+from commprof.analysis.named_cause import Saving
 from commprof.text import counted, in_bytes
 from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import OPS
@@ -49,9 +52,17 @@ def _rule(facts: Facts) -> Sighting | None:
         f"{what} one by one{at_line(line)}: {number} per step of {in_bytes(float(size.mean()))} on "
         f"average, {in_bytes(per_step)} in all, each waited for before the next one begins.",
         share,
-        None,
+        _saving(facts, rows, spans),
         line,
     )
+
+
+def _saving(facts: Facts, rows: list[Bursts], spans: list[Removed]) -> Saving | None:
+    """Replays the steps with one call in place of each burst, of the bytes of all of its calls."""
+    cost = call_cost(facts, [each.all_calls for each in rows])
+    if cost is None:
+        return None
+    return saving_without(facts, spans, [each.joined_ns(cost) for each in rows])
 
 
 CAUSE = CatalogueCause(
@@ -70,6 +81,12 @@ CAUSE = CatalogueCause(
         "its size, and nothing overlaps it. A loop over `model.parameters()` that reduces each "
         "gradient is the usual case: DistributedDataParallel joins them into buckets and sends "
         "these while backward still computes. Other tensors can be copied into one buffer."
+    ),
+    gain_note=(
+        "The steps are replayed with one call in place of those that follow one another, which "
+        "takes what the calls of this run take by their bytes; the copies are not counted. Not "
+        "predicted if all calls have nearly one size, because the run then does not tell the "
+        "latency from the transfer."
     ),
     fix=(
         "grads = [p.grad for p in model.parameters() if p.grad is not None]\n"

@@ -54,6 +54,9 @@ CAUSE = CatalogueCause(
         "their exchanges at different times. `torchrun` sets OMP_NUM_THREADS=1; other launchers "
         "do not."
     ),
+    gain_note=(
+        "Not predicted, because the run does not show how long compute takes with fewer threads."
+    ),
     fix="torch.set_num_threads(1)",
     source="https://github.com/pytorch/pytorch/issues/22260",
 )

@@ -10,16 +10,17 @@ import numpy as np
 from commprof.analysis.causes.facts import Facts, Floats, Mask
 from commprof.analysis.late.stragglers import of_ranks
 from commprof.analysis.named_cause import Saving
-from commprof.analysis.replay.gains import recorded_replays, saved_by
+from commprof.analysis.replay.gains import saved_by
 from commprof.analysis.replay.program import replayed_steps
 from commprof.analysis.step.breakdown import caused_in_all
 from commprof.analysis.step.exposure import NO_CORE
 from commprof.stats.intervals import robust_deviation
 from commprof.trace.schema import PHASES
+from commprof.units import ms_to_ns
 
-#: Own work is an outlier this many robust deviations and this fraction of the median step above
-#: the rank's median.
-_DEVIATIONS, _OF_STEP = 6.0, 0.2
+#: Own work is an outlier this many robust deviations, this fraction of the median step and this
+#: time above the rank's median. In steps of few ms, the host alone makes outliers.
+_DEVIATIONS, _OF_STEP, LEAST_MS = 6.0, 0.2, 5.0
 #: Fewest measured steps.
 _STEPS = 8
 
@@ -45,7 +46,9 @@ class LongSteps:
         return PHASES[int(np.argmax(extra))]
 
 
-def saving_without(facts: Facts, steps: LongSteps, places: Sequence[int]) -> Saving:
+def saving_without(
+    facts: Facts, steps: LongSteps, places: Sequence[int], is_divided: bool = False
+) -> Saving:
     """What is won if some ranks never work longer than they usually do.
 
     The steps are replayed with these ranks' median work in their long steps. Without a replay, the
@@ -55,22 +58,29 @@ def saving_without(facts: Facts, steps: LongSteps, places: Sequence[int]) -> Sav
         facts: the world size.
         steps: what :func:`long_steps` returns.
         places: positions of the ranks.
+        is_divided: all ranks do an equal part of the work that these ranks do not do any more.
     """
-    recorded = recorded_replays(facts.seen)
+    recorded = facts.replays
     base = None if recorded is None else recorded.step_ns()
     if recorded is not None and base is not None:
         chosen = np.concatenate(replayed_steps(facts.seen))
         used = np.isin(facts.seen.measured[0].step, chosen)
         own = [each.copy() for each in recorded.own_ns]
+        divided_ns = np.zeros(len(chosen))
         for place in places:
             is_long = steps.is_long[place][used]
             if is_long.any() and not is_long.all():
-                own[place][is_long] = np.median(own[place][~is_long], axis=0)
+                usual = np.median(own[place][~is_long], axis=0)
+                divided_ns[is_long] += np.maximum(own[place][is_long] - usual, 0.0).sum(axis=1)
+                own[place][is_long] = usual
         changed = recorded.step_ns(own)
         if changed is not None:
+            # All ranks work at once, where this one worked: nobody waits for it.
+            changed = changed + is_divided * divided_ns / facts.world.world_size
             return Saving(recorded.saved(base, changed), "replayed")
     wall = np.mean([part.wall_ns for part in facts.seen.measured], axis=0)
     cost = steps.cost_ns[list(places)].sum(axis=0)
+    cost = cost * (1 - 1 / facts.world.world_size) if is_divided else cost
     return Saving(saved_by(wall, np.maximum(wall - cost, 0.0)), "measured")
 
 
@@ -86,7 +96,8 @@ def long_steps(facts: Facts) -> LongSteps | None:
     beyond = own - np.median(own, axis=1, keepdims=True)
     limit = np.array([_DEVIATIONS * robust_deviation(row) for row in own])
     typical = float(np.median([part.wall_ns for part in measured]))
-    is_long = beyond > np.maximum(limit, _OF_STEP * typical)[:, np.newaxis]
+    least = max(_OF_STEP * typical, ms_to_ns(LEAST_MS))
+    is_long = beyond > np.maximum(limit, least)[:, np.newaxis]
     # [step, origin], over all ranks that waited: a table of each would hold all pairs of ranks.
     waited = of_ranks(caused_in_all(measured, np.ones(facts.steps, dtype=np.bool_)))
     cost = np.zeros(is_long.shape)

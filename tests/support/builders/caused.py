@@ -115,26 +115,33 @@ class Script:
         marks: dict[int, float] | None = None,
         copy_ms: float = 0.0,
         no_core_ms: float = 0.0,
+        held_ms: float = 0.0,
     ) -> None:
         """A backward pass that exchanges buckets at its end; ``buckets``: ms by bytes.
 
         ``marks``: the same for exchanges of the parameters that were used. The gradients are copied
         into the buckets for ``copy_ms``, and out of them as long. The thread has no core for
-        ``no_core_ms`` of its wait.
+        ``no_core_ms`` of its wait. With ``held_ms`` the buckets are issued in the middle of the
+        pass, and the threads that exchange them keep this one from its core for so long.
         """
         begin, task = self._now, self.passes
         self.passes += 1
-        self.now_ms += ms + copy_ms * bool(buckets)
+        self.now_ms += (ms + copy_ms * bool(buckets)) / (2 if held_ms else 1)
         if buckets:
-            final, end = self._now, self._all_here()
+            issue, end = self._now, self._all_here()
+            if held_ms:
+                self.now_ms += ms / 2 + held_ms
+                delay = round(held_ms * MS)
+                self.rank.no_core(issue, self._now, delay, helpers_cpu=delay)
+            final = self._now
             sent = [(*bucket, "Float") for bucket in buckets.items()]
             for size, wire, dtype in [*sent, *((*mark, "Int") for mark in (marks or {}).items())]:
                 self._seq += 1
                 end += wire
                 self.rank.collective(
-                    self._seq, final, round(end * MS), size, task, dtype=DTYPES.index(dtype)
+                    self._seq, issue, round(end * MS), size, task, dtype=DTYPES.index(dtype)
                 )
-            self.now_ms = end + copy_ms
+            self.now_ms = max(self.now_ms, end) + copy_ms
             cpu, no_core = round(copy_ms * MS), round(no_core_ms * MS)
             self.rank.finalize(final, self._now, cpu, no_core, graph_task=task)
         self.rank.phase(Phase.BACKWARD, begin, self._now)

@@ -1,0 +1,62 @@
+"""Time for which helper threads keep a training thread from its core, for a share of the calls.
+
+gloo's threads carry out collectives on the cores on which the ranks compute. If the ranks have no
+cores to spare, the training thread lacks a core meanwhile, and has it back without these calls.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.facts import Floats, Mask, RankCalls
+from commprof.analysis.step.exposure import ExposedSpread, exposures_of, own_run_delay
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.lookup import row_containing
+
+#: What a call without data costs helper threads, as the bytes that cost as much.
+_CALL_BYTES = 2**16
+
+
+def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> ExposedSpread:
+    """Returns the run delay outside of waiting that the helper threads of some calls caused, in ns.
+
+    A reading of the run delay counts at most with the CPU time of the rank's helper threads since
+    the reading before, and is divided among the calls in progress meanwhile by their bytes. It is
+    0 for ranks with several intra-op threads, whose helper threads are not told apart.
+    ``bytes_remain``: other calls carry the bytes of the masked calls in their place.
+    """
+    trace, table = calls.trace, calls.table
+    steps = columns.steps(trace)
+    thread = int(steps.thread[0]) if len(steps) else 0
+    delay = own_run_delay(trace, exposures_of(trace), thread)
+    if not delay.amount.any() or not mask.any():
+        return ExposedSpread(delay.at, np.zeros(len(delay.at)))
+    readings = columns.own_run_delays(trace)
+    mine = np.flatnonzero(readings.thread == thread)
+    mine = mine[np.argsort(readings.begin_ns[mine], kind="stable")]
+    begin_ns, end_ns = readings.begin_ns[mine], readings.end_ns[mine]
+    issue_ns = table.issue_ns
+    done_ns = np.maximum(np.maximum(table.end_ns, calls.wait_end_ns), issue_ns + 1)
+    weight = calls.size_bytes.astype(np.float64) + _CALL_BYTES
+    times = np.concatenate((begin_ns, end_ns))
+    freed = np.where(mask, float(_CALL_BYTES) if bytes_remain else weight, 0.0)
+    some, every = (
+        _reached(issue_ns, done_ns, each, times).reshape(2, -1) for each in (freed, weight)
+    )
+    in_all = every[1] - every[0]
+    share = np.divide(some[1] - some[0], in_all, out=np.zeros(len(mine)), where=in_all > 0)
+    row = row_containing(begin_ns, end_ns, delay.at.begin_ns)
+    return ExposedSpread(delay.at, delay.amount * np.where(row >= 0, np.clip(share, 0, 1)[row], 0))
+
+
+def _reached(begin_ns: Ints, end_ns: Ints, weight: Floats, times_ns: Ints) -> Floats:
+    """Sum of the weights, each spread evenly over an interval of its own, until each time."""
+    rate = weight / (end_ns - begin_ns)
+    moments, change = np.concatenate((begin_ns, end_ns)), np.concatenate((rate, -rate))
+    order = np.argsort(moments, kind="stable")
+    since = moments[order] - moments[order[0]]
+    slope = np.cumsum(change[order])
+    total = np.concatenate(([0.0], np.cumsum(slope[:-1] * np.diff(since))))
+    reached: Floats = np.interp(times_ns - moments[order[0]], since, total)
+    return reached
