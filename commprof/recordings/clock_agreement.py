@@ -23,9 +23,10 @@ from commprof.trace.schema import OPS, Kind
 from commprof.units import ns_to_us
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-_CODES = [code for code, name in enumerate(OPS) if name.startswith(_TOGETHER)]
+_ENDS_TOGETHER = np.array([name.startswith(_TOGETHER) for name in OPS], np.bool_)
 #: Fewest collectives and shortest time of a window that gets its own offset.
 _IN_WINDOW: Final = 16
 _WINDOW_NS: Final = 1_000_000_000
@@ -93,7 +94,7 @@ def _ends(traces: Sequence[Trace]) -> Ends:
     keys, ranks, end, length, size = [], [], [], [], []
     for place, trace in enumerate(traces):
         table = columns.collectives(trace)
-        chosen = np.isin(table.op, _CODES) & (table.end_ns > 0)
+        chosen = _ENDS_TOGETHER[table.op] & (table.end_ns > 0)
         for group in trace.groups.values():
             rows = np.flatnonzero(chosen & (table.group == group.id))
             number = names.setdefault(group.name, len(names))
@@ -132,14 +133,29 @@ def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
     holds the pairs of rank and parent, see :func:`_tree`.
     """
     offset, error = np.zeros((2, end_ns.shape[1]), dtype=np.int64)
-    for rank, parent in reached:
-        shared = end_ns[(end_ns[:, rank] > 0) & (end_ns[:, parent] > 0)]
-        ahead = shared[:, parent] - shared[:, rank]
-        middle = int(np.median(ahead))
-        offset[rank] = middle + offset[parent]
-        left = np.percentile(np.abs(ahead - middle), 100 * _MOSTLY)
-        error[rank] = round(float(left)) + error[parent]
+    if not reached:
+        return _Offsets(offset, error)
+    rank, parent = np.array(reached, np.int64).T
+    shared = (end_ns[:, rank] > 0) & (end_ns[:, parent] > 0)
+    ahead = end_ns[:, parent] - end_ns[:, rank]
+    middle = _quantiles(ahead, shared, 0.5).astype(np.int64)
+    left = np.rint(_quantiles(np.abs(ahead - middle), shared, _MOSTLY)).astype(np.int64)
+    for place, (one, of) in enumerate(reached):
+        offset[one], error[one] = middle[place] + offset[of], left[place] + error[of]
     return _Offsets(offset, error)
+
+
+def _quantiles(values: Ints, chosen: npt.NDArray[np.bool_], quantile: float) -> Floats:
+    """Returns a quantile of the chosen values of each column, as ``np.quantile`` interpolates."""
+    ordered = np.sort(np.where(chosen, values, np.iinfo(np.int64).max), axis=0)
+    last = chosen.sum(axis=0) - 1
+    at = last * quantile
+    below = np.floor(at).astype(np.int64)
+    column = np.arange(values.shape[1])
+    low = ordered[below, column]
+    high = ordered[np.minimum(below + 1, last), column]
+    part, difference = at - below, high - low
+    return np.where(part >= 0.5, high - difference * (1 - part), low + difference * part)
 
 
 def _in_windows(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> tuple[Ints, list[_Offsets]]:
@@ -155,11 +171,9 @@ def _in_windows(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> tuple[Ints,
     span = int(at.max() - at.min())
     count = max(1, min(_MOST_WINDOWS, len(at) // _IN_WINDOW, span // _WINDOW_NS))
     parts = [end_ns[rows] for rows in np.array_split(np.argsort(at, kind="stable"), count)]
-    if not all(
-        ((part[:, rank] > 0) & (part[:, parent] > 0)).any()
-        for part in parts
-        for rank, parent in reached
-    ):
+    rank, parent = np.array(reached, np.int64).reshape(-1, 2).T
+    present = (part > 0 for part in parts)
+    if not all((has_end[:, rank] & has_end[:, parent]).any(axis=0).all() for has_end in present):
         parts = [end_ns]
     middles = np.array([int(np.median(part.max(axis=1))) for part in parts], dtype=np.int64)
     return middles, [_offset(part, reached) for part in parts]
@@ -171,18 +185,23 @@ def _tree(present: npt.NDArray[np.bool_]) -> list[tuple[int, int]] | None:
     A parent is the first rank or one that is paired already (Prim's algorithm). None if some ranks
     share no collective with the others.
     """
-    shared = present.astype(np.int64).T @ present.astype(np.int64)
+    counts = np.ascontiguousarray(present.T, np.float64)
+    most, place = counts @ counts[0], np.zeros(len(counts), np.int64)
     inside, found = [0], []
-    left = set(range(1, shared.shape[0]))
-    while left:
-        rest = sorted(left)
-        block = shared[np.ix_(inside, rest)]
-        parent, child = np.unravel_index(int(np.argmax(block)), block.shape)
-        if block[parent, child] == 0:
+    outside = np.ones(len(counts), np.bool_)
+    outside[0] = False
+    while outside.any():
+        open_counts = np.where(outside, most, -1.0)
+        best = np.flatnonzero(open_counts == open_counts.max())
+        rank = int(best[np.argmin(place[best])])
+        if most[rank] == 0:
             return None
-        found.append((rest[child], inside[parent]))
-        inside.append(rest[child])
-        left.remove(rest[child])
+        found.append((rank, inside[int(place[rank])]))
+        outside[rank] = False
+        shared = counts @ counts[rank]
+        place = np.where(shared > most, len(inside), place)
+        most = np.maximum(shared, most)
+        inside.append(rank)
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from commprof.errors import CommprofError, TraceError
 from commprof.invocation import quoted
 from commprof.recordings.clock_agreement import with_compared_clocks
 from commprof.recordings.containers import each_file
+from commprof.recordings.profiler_call_columns import CallColumns, CallKinds
 from commprof.recordings.profiler_calls import ROOTED, Call, of_job
 from commprof.recordings.profiler_collectives import OF_FEW
 from commprof.recordings.profiler_events import read_events
@@ -41,6 +42,8 @@ from commprof.text import counted, named_ranks, with_ranks
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import NO_SEQ
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -115,18 +118,20 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
     most = max(max(each.world_size for each in found), max(by_rank) + 1)
     # Tensors on the host tell the size of a group only if nothing else tells that of the job.
     telling = [each for each in found if each.device is not None or not each.world_size]
-    world_size = max(most, max((c.group_size for each in telling for c in each.calls), default=0))
+    sizes = (kind.group_size for each in telling for kind in each.calls.used())
+    world_size = max(most, max(sizes, default=0))
     if not any(each.calls for each in found):
         raise CommprofError(_no_communication(path, found))
+    kinds = CallKinds()
     by_rank = {
-        rank: replace(each, calls=_with_groups(each, rank, world_size))
+        rank: replace(each, calls=_with_groups(each, rank, world_size, kinds))
         for rank, each in by_rank.items()
     }
     by_rank, without_kernels = _with_times(_with_distinct_groups(by_rank))
     said += without_kernels
     seqs, counted_so = _numbers(by_rank)
     # Analyses compare the numbers of element types between ranks.
-    dtypes = sorted({call.dtype for each in by_rank.values() for call in each.calls})
+    dtypes = sorted({kind.dtype for each in by_rank.values() for kind in each.calls.used()})
     traces = {
         rank: trace_of(each, rank, world_size, seqs[rank], dtypes)
         for rank, each in sorted(by_rank.items())
@@ -151,11 +156,11 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
     )
 
 
-def _with_groups(each: RankRecording, rank: int, world_size: int) -> list[Call]:
+def _with_groups(each: RankRecording, rank: int, world_size: int, kinds: CallKinds) -> CallColumns:
     if each.device is not None:
-        return [of_job(call, world_size) for call in each.calls]
+        return each.calls.changed(lambda kind: of_job(kind, world_size), kinds)
     listed = listed_groups(each.events.about)
-    return [with_group(call, listed, rank, world_size) for call in each.calls]
+    return each.calls.changed(lambda kind: with_group(kind, listed, rank, world_size), kinds)
 
 
 def _no_communication(path: Path, found: Sequence[RankRecording]) -> str:
@@ -237,7 +242,7 @@ def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], 
 def _with_times(by_rank: dict[int, RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
     """Leaves out ranks that lack times of collectives, if others have all; with a caveat."""
     calling = {rank for rank, each in by_rank.items() if each.calls}
-    timed = {rank for rank in calling if all(call.timed for call in by_rank[rank].calls)}
+    timed = {rank for rank in calling if by_rank[rank].calls.all_timed()}
     without = sorted(calling - timed)
     if not timed or not without:
         return by_rank, []
@@ -248,7 +253,7 @@ def _with_times(by_rank: dict[int, RankRecording]) -> tuple[dict[int, RankRecord
     return {rank: each for rank, each in by_rank.items() if rank not in without}, [said]
 
 
-def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], list[str]]:
+def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, Ints], list[str]]:
     """Returns each call's sequence number in its group, by rank; also returns caveats.
 
     The recorded numbers of a group are used if they are complete and distinct on every rank; else
@@ -266,27 +271,40 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, list[int]], l
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
     unnumbered = set[str]().union(*(_unnumbered(each) for each in by_rank.values()))
     apart = _numbers_by_step(by_rank, unnumbered)
-    seqs: dict[int, list[int]] = {}
+    seqs: dict[int, Ints] = {}
     for rank, each in by_rank.items():
         begin = each.steps.begin_ns[each.steps.number >= first_step]
         begins_ns = int(begin[0]) if len(begin) and not each.steps.said else 0
-        before = Counter(_group(c) for c in each.calls if c.launch_ns < begins_ns and _joins(c))
-        turn: Counter[tuple[str, int]] = Counter()
-        seqs[rank] = []
-        for call in each.calls:
-            name, window = _group(call), bisect_right(each.windows_ns[1:], call.launch_ns)
-            if not _joins(call):
-                seqs[rank].append(NO_SEQ)
-            elif (rank, name) in apart:
-                seqs[rank].append(apart[rank, name][turn[name, 0]])
-                turn[name, 0] += 1
-            elif name not in unnumbered:
-                seqs[rank].append(call.seq)
-            else:
-                counted_from = _FIRST_SEQ + window * _OF_WINDOW - before[name] * (window == 0)
-                seqs[rank].append(counted_from + turn[name, window])
-                turn[name, window] += 1
+        launch_ns = each.calls.launch_ns
+        window = np.searchsorted(np.array(each.windows_ns[1:], np.int64), launch_ns, side="right")
+        seqs[rank] = np.where(each.calls.of_kind(_joins, np.bool_), each.calls.seq, NO_SEQ)
+        for name, rows in _rows_by_group(each.calls).items():
+            if (rank, name) in apart:
+                seqs[rank][rows] = apart[rank, name]
+            elif name in unnumbered:
+                before = int((launch_ns[rows] < begins_ns).sum())
+                counted_from = _FIRST_SEQ + window[rows] * _OF_WINDOW - before * (window[rows] == 0)
+                seqs[rank][rows] = counted_from + _turns(window[rows])
     return seqs, _unequal(by_rank)
+
+
+def _rows_by_group(calls: CallColumns) -> dict[str, Ints]:
+    """Returns the rows of the calls that can be matched, by their group."""
+    rows_of: dict[str, list[Ints]] = {}
+    for number in np.unique(calls.kind).tolist():
+        kind = calls.kinds.kinds[number]
+        if _joins(kind):
+            rows_of.setdefault(_group(kind), []).append(np.flatnonzero(calls.kind == number))
+    return {name: np.sort(np.concatenate(rows)) for name, rows in rows_of.items()}
+
+
+def _turns(values: Ints) -> Ints:
+    """Returns, for each value, how many equal values come before it."""
+    turns = np.zeros(len(values), np.int64)
+    for value in np.unique(values):
+        chosen = values == value
+        turns[chosen] = np.arange(int(chosen.sum()))
+    return turns
 
 
 def _numbers_by_step(
@@ -303,13 +321,14 @@ def _numbers_by_step(
     places: dict[str, dict[int, list[int]]] = {}
     kinds: dict[tuple[str, int], dict[int, list[tuple[str, int]]]] = {}
     for rank, each in by_rank.items():
-        launch_ns = np.array([call.launch_ns for call in each.calls], np.int64)
+        launch_ns, kind = each.calls.launch_ns, each.calls.of_kind(_kind, np.object_)
         row = row_containing(each.steps.begin_ns, each.steps.end_ns, launch_ns).tolist()
-        for call, at in zip(each.calls, row, strict=True):
-            if _joins(call) and _group(call) in names:
+        for name, rows in _rows_by_group(each.calls).items():
+            for place in rows.tolist() if name in names else ():
+                at = row[place]
                 step = int(each.steps.number[at]) if marked and at >= 0 else -1
-                places.setdefault(_group(call), {}).setdefault(rank, []).append(step)
-                kinds.setdefault((_group(call), step), {}).setdefault(rank, []).append(_kind(call))
+                places.setdefault(name, {}).setdefault(rank, []).append(step)
+                kinds.setdefault((name, step), {}).setdefault(rank, []).append(kind[place])
     numbers: dict[tuple[int, str], list[int]] = {}
     for name, steps_of in places.items():
         counts = {rank: Counter(steps) for rank, steps in steps_of.items()}
@@ -360,11 +379,12 @@ def _alike(of_ranks: Sequence[Sequence[tuple[str, int]]]) -> bool:
 
 def _unnumbered(each: RankRecording) -> set[str]:
     """Returns the groups of a rank whose calls do not all have distinct recorded numbers."""
-    numbers: dict[str, list[int]] = {}
-    for call in each.calls:
-        if _joins(call):
-            numbers.setdefault(_group(call), []).append(call.seq)
-    return {name for name, own in numbers.items() if min(own) < 0 or len(set(own)) < len(own)}
+    unnumbered = set()
+    for name, rows in _rows_by_group(each.calls).items():
+        seq = each.calls.seq[rows]
+        if seq.min() < 0 or len(np.unique(seq)) < len(seq):
+            unnumbered.add(name)
+    return unnumbered
 
 
 def _group(call: Call) -> str:
@@ -382,7 +402,9 @@ def _joins(call: Call) -> bool:
 
 
 def _unequal(by_rank: dict[int, RankRecording]) -> list[str]:
-    counts = {rank: sum(map(_joins, each.calls)) for rank, each in by_rank.items()}
+    counts = {
+        rank: int(each.calls.of_kind(_joins, np.bool_).sum()) for rank, each in by_rank.items()
+    }
     if len(set(counts.values())) < 2:
         return []
     low, high = min(counts, key=lambda r: counts[r]), max(counts, key=lambda r: counts[r])
@@ -396,8 +418,8 @@ def _with_distinct_groups(by_rank: dict[int, RankRecording]) -> dict[int, RankRe
     """Renames groups that share a name but not their ranks, so that names are unique."""
     of_name: dict[str, set[tuple[int, tuple[int, ...]]]] = {}
     for each in by_rank.values():
-        for call in each.calls:
-            of_name.setdefault(call.group, set()).add((call.group_size, call.group_ranks))
+        for kind in each.calls.used():
+            of_name.setdefault(kind.group, set()).add((kind.group_size, kind.group_ranks))
     names: dict[tuple[str, int, tuple[int, ...]], str] = {}
     for name, groups in of_name.items():
         several_of = Counter(size for size, _ in groups)
@@ -408,17 +430,14 @@ def _with_distinct_groups(by_rank: dict[int, RankRecording]) -> dict[int, RankRe
             names[name, size, ranks] = f"{name} ({of})"
     if not names:
         return by_rank
+
+    def renamed(kind: Call) -> Call:
+        name = names.get((kind.group, kind.group_size, kind.group_ranks), kind.group)
+        return replace(kind, group=name)
+
+    kinds = CallKinds()
     return {
-        rank: replace(
-            each,
-            calls=[
-                replace(
-                    call,
-                    group=names.get((call.group, call.group_size, call.group_ranks), call.group),
-                )
-                for call in each.calls
-            ],
-        )
+        rank: replace(each, calls=each.calls.changed(renamed, kinds))
         for rank, each in by_rank.items()
     }
 
@@ -430,7 +449,13 @@ def _one_clock(traces: dict[int, Trace]) -> bool:
 
 def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
     """Returns caveats about kinds of calls for which some figures cannot be known."""
-    ops = Counter(call.op for each in by_rank.values() for call in each.calls)
+    ops, of_none = Counter[str](), 0
+    for each in by_rank.values():
+        numbers, counts = np.unique(each.calls.kind, return_counts=True)
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            kind = each.calls.kinds.kinds[number]
+            ops[kind.op] += count
+            of_none += 0 if kind.group_known else count
     messages = sum(count for op, count in ops.items() if op in OF_FEW)
     said = []
     if messages:
@@ -438,7 +463,6 @@ def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
             f"waiting and transfer cannot be separated in {counted(messages, 'kernel')} of send, "
             "recv or an unknown operation"
         )
-    of_none = sum(not call.group_known for each in by_rank.values() for call in each.calls)
     if of_none:
         said.append(
             f"the process group of {counted(of_none, 'call')} is not recorded, and not one of the "

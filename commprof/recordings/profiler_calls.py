@@ -1,8 +1,4 @@
-"""Collectives of one torch.profiler trace: operation, group, size and times of each.
-
-The operation comes from the kernel's arguments; else from c10d's range around the launch
-(``nccl:all_reduce``); else from the kernel's name, which NCCL may also use for other operations.
-"""
+"""Collectives of one torch.profiler trace: operation, group, size and times of each."""
 
 from __future__ import annotations
 
@@ -16,7 +12,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from commprof.recordings.profiler_events import Event, ProfilerEvents
+from commprof.recordings.profiler_events import ProfilerEvents
+from commprof.recordings.profiler_named import Event
 from commprof.recordings.profiler_words import operation
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.schema import ELEMENT_BYTES, NO_SEQ
@@ -34,8 +31,6 @@ _ELEMENT_BYTES: Final = {
 }
 #: Operations with a root.
 ROOTED: Final = ("broadcast", "reduce", "gather", "scatter")
-#: Most nested ranges that are searched; c10d's ranges nest three or four deep.
-_DEEPEST: Final = 64
 
 
 @dataclass(frozen=True)
@@ -90,31 +85,6 @@ class Call:
         return self.kernels or ((self.begin_ns, self.end_ns),) * self.timed
 
 
-def device_calls(events: ProfilerEvents, device: int, world_size: int) -> list[Call]:
-    """Returns the communication kernels of one device, in order of their start times.
-
-    Copies to or from another device count as such kernels if c10d launched them: collectives may
-    run on copy engines.
-    """
-    kernels = sorted(
-        (e for e in events.communication if e.device == device),
-        key=lambda e: (e.begin_ns, e.end_ns),
-    )
-    copies = sorted(
-        (e for e in events.between_devices if e.device == device),
-        key=lambda e: (e.begin_ns, e.end_ns),
-    )
-    both = kernels + copies
-    launched_ns, thread = launches(events, np.array([e.correlation for e in both], np.int64))
-    ranges = _RangesByThread(events.backend_ranges + [_by_metadata(e) for e in events.issued])
-    calls = [
-        _device_call(kernel, at, by, *ranges.launching(kernel, by, at), world_size)
-        for kernel, at, by in zip(both, launched_ns.tolist(), thread.tolist(), strict=True)
-    ]
-    theirs = [call for call in calls[len(kernels) :] if not call.guessed]
-    return sorted(calls[: len(kernels)] + theirs, key=lambda call: (call.begin_ns, call.end_ns))
-
-
 def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
     """Returns the launch time and the launching thread of kernels; -1 if not recorded."""
     ids = np.frombuffer(events.launched, np.int64) if events.launched else np.zeros(0, np.int64)
@@ -129,110 +99,9 @@ def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
     return np.where(known, time_ns, -1), np.where(known, thread, -1)
 
 
-def _by_metadata(issued: Event) -> Event:
-    """Renames c10d's generic operator, ``record_param_comms``, to the collective that it names."""
-    name = issued.arguments.get("Collective name")
-    return issued._replace(name=name) if isinstance(name, str) else issued
-
-
-class _RangesByThread:
-    """Index of c10d's ranges by thread and time, and by the External id shared with kernels."""
-
-    def __init__(self, ranges: Sequence[Event]) -> None:
-        self._of: dict[int, tuple[Ints, list[Event], list[int]]] = {}
-        by_thread: dict[int, list[Event]] = {}
-        for each in ranges:
-            by_thread.setdefault(each.thread, []).append(each)
-        for thread, found in by_thread.items():
-            found.sort(key=lambda e: (e.begin_ns, -e.end_ns))
-            begins = np.array([e.begin_ns for e in found], np.int64)
-            self._of[thread] = begins, found, _parents(found)
-        self._number = {id(e): number for number, e in enumerate(ranges)}
-        self._by_number = {
-            number: e for e in ranges if (number := external_id(e)) and operation(e.name) != "other"
-        }
-
-    def launching(
-        self, kernel: Event, thread: int, time_ns: int
-    ) -> tuple[Event | None, tuple[int, ...]]:
-        """Finds the range that names a launch's operation; None if there is none.
-
-        Also returns the numbers of this range and of all ranges around the launch.
-
-        This is the innermost range around the launch that names an operation; arguments that it
-        lacks are taken from other ranges around the launch. If no range around the launch names an
-        operation, it is the range with the kernel's External id.
-        """
-        nothing = np.zeros(0, np.int64), list[Event](), list[int]()
-        begins, found, parents = self._of.get(thread, nothing)
-        row = int(np.searchsorted(begins, time_ns, side="right")) - 1
-        inside = []
-        for _ in range(_DEEPEST):
-            if row < 0:
-                break
-            if time_ns <= found[row].end_ns:
-                inside.append(found[row])
-            row = parents[row]
-        telling = (e for e in inside if operation(e.name) != "other")
-        best = next(telling, None) or self._numbered_as(kernel)
-        others = (e for e in inside if e is not best)
-        numbers = tuple(self._number[id(e)] for e in (*([best] if best else []), *others))
-        if best is None or best not in inside:
-            return best, numbers
-        arguments: dict[str, Any] = {}
-        for event in reversed(inside):
-            arguments |= event.arguments
-        return best._replace(arguments=arguments | best.arguments), numbers
-
-    def _numbered_as(self, kernel: Event) -> Event | None:
-        """Returns the range with the kernel's External id; None if there is none.
-
-        A range that begins after the kernel does not count. Also returns None if the External id
-        equals the kernel's correlation id: the id then identifies the kernel's launch, not a range.
-        """
-        number = external_id(kernel)
-        found = self._by_number.get(number) if number != kernel.correlation else None
-        return found if found is not None and found.begin_ns <= kernel.begin_ns else None
-
-
-def _parents(ordered: Sequence[Event]) -> list[int]:
-    """Returns, for each range, the row of the last earlier range still open; -1 if none is."""
-    parents, around = [], list[int]()
-    for row, event in enumerate(ordered):
-        while around and ordered[around[-1]].end_ns < event.begin_ns:
-            around.pop()
-        parents.append(around[-1] if around else -1)
-        around.append(row)
-    return parents
-
-
 def external_id(event: Event) -> int:
     """Returns the External id that kineto gives an operator and its kernels; 0 without one."""
     return _whole(event.arguments.get("External id", event.arguments.get("external id")))
-
-
-def _device_call(
-    kernel: Event,
-    launch_ns: int,
-    thread: int,
-    around: Event | None,
-    launched_in: tuple[int, ...],
-    world_size: int,
-) -> Call:
-    arguments = {**around.arguments, **kernel.arguments} if around is not None else kernel.arguments
-    names = kernel.arguments.get("Collective name"), around.name if around is not None else None
-    name = next((n for n in names if isinstance(n, str) and operation(n) != "other"), None)
-    sizes = sizes_of(around) if around is not None else {}
-    return replace(
-        described(name or kernel.name, {**sizes, **arguments}, world_size),
-        launch_ns=launch_ns if launch_ns >= 0 else kernel.begin_ns,
-        launch_thread=thread,
-        begin_ns=kernel.begin_ns,
-        end_ns=kernel.end_ns,
-        device=kernel.device,
-        guessed=name is None,
-        launched_in=launched_in,
-    )
 
 
 def element_bytes(type_name: str) -> int:
@@ -312,9 +181,9 @@ def output_bytes(op: str, bytes_in: int, ranks: int) -> int:
     return bytes_in
 
 
-def sizes_of(around: Event) -> dict[str, Any]:
-    """Returns element count and type of the event's first input; empty if not recorded."""
-    shapes, types = around.arguments.get("Input Dims"), around.arguments.get("Input type")
+def sizes_of(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Returns element count and type of an event's first input; empty if not recorded."""
+    shapes, types = arguments.get("Input Dims"), arguments.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):
         return {}
     known = next((t for t in types if element_bytes(str(t))), None)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
+from commprof.recordings.profiler_call_columns import CallColumns
 from commprof.recordings.profiler_calls import Call
 from commprof.recordings.profiler_events import ProfilerEvents
 from commprof.recordings.profiler_host import HostCalls
@@ -20,7 +20,7 @@ _WORTH_A_WORD: Final = 0.01
 
 
 def caveats(
-    events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps, device: int | None
+    events: ProfilerEvents, calls: CallColumns, steps: FoundSteps, device: int | None
 ) -> list[str]:
     """Returns the caveats of this rank's recording, as sentences."""
     found = [text for text in (steps.said, find_buckets(events, calls, steps)) if text]
@@ -45,7 +45,7 @@ def caveats(
             f"{events.unreadable_name} move data between ranks outside of c10d: they count as "
             "compute, because the recording has no details of them"
         )
-    devices = {event.device for event in events.communication}
+    devices = np.unique(events.communication.table.device)
     if len(devices) > 1:
         found.append(f"the file holds {len(devices)} devices; only device {device} is analysed")
     if events.graph_launches:
@@ -53,7 +53,7 @@ def caveats(
             f"CUDA graphs were launched {counted(events.graph_launches, 'time')}: sizes, groups "
             "and phases of the kernels in them are not known"
         )
-    guessed = sum(call.guessed and call.op != "other" for call in calls)
+    guessed = int(calls.of_kind(_is_guessed, np.bool_).sum())
     if guessed:
         found.append(
             f"the operation of {counted(guessed, 'collective')} is known only from the kernel's "
@@ -80,15 +80,16 @@ def about_host(of_host: HostCalls) -> list[str]:
     return about
 
 
-def _outside_steps(calls: Sequence[Call], steps: FoundSteps) -> list[str]:
+def _is_guessed(kind: Call) -> bool:
+    return kind.guessed and kind.op != "other"
+
+
+def _outside_steps(calls: CallColumns, steps: FoundSteps) -> list[str]:
     """Returns a caveat if more than 1 % of the communication is outside of complete steps."""
-    calls = [call for call in calls if call.timed]
-    if not calls:
+    timed = calls.timed
+    if not timed.any():
         return []
-    alone = stretches(
-        np.array([c.begin_ns for c in calls], np.int64),
-        np.array([c.end_ns for c in calls], np.int64),
-    )
+    alone = stretches(calls.begin_ns[timed], calls.end_ns[timed])
     inside = rows_within(alone, Stretches(steps.begin_ns, steps.end_ns))[1]
     total, left = int(alone.length_ns.sum()), int(alone.length_ns.sum() - inside.length_ns.sum())
     if left <= _WORTH_A_WORD * total:

@@ -12,18 +12,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
+from commprof.recordings.profiler_call_columns import CallColumns, in_columns
 from commprof.recordings.profiler_calls import Call
 
 #: Operations that need not be issued by all ranks of the group: messages and unknown ones.
 OF_FEW: Final = ("send", "recv", "recv_any_source", "other")
 
 
-def as_collectives(kernels: Sequence[Call]) -> list[Call]:
+def as_collectives(kernels: CallColumns) -> CallColumns:
     """Returns the collectives in order of their begin.
 
     Args:
         kernels: the kernels of one device, each as a call of its own, in order of their begin.
     """
+    if not _may_join(kernels):
+        return kernels
     found: list[list[Call]] = []
     last: dict[tuple[str, tuple[int, ...]], list[Call]] = {}
     for kernel in kernels:
@@ -34,7 +39,29 @@ def as_collectives(kernels: Sequence[Call]) -> list[Call]:
             continue
         last[group] = [kernel]
         found.append(last[group])
-    return [_joined(each) for each in found]
+    return in_columns(kernels.kinds, map(_joined, found))
+
+
+def _may_join(kernels: CallColumns) -> bool:
+    """False if no two kernels that follow each other in a group can be of one collective."""
+    numbers: dict[tuple[str, str, tuple[int, ...]], int] = {}
+    of_kind = np.full(len(kernels.kinds.kinds), -1, np.int64)
+    for number in np.unique(kernels.kind).tolist():
+        kind = kernels.kinds.kinds[number]
+        if kind.op not in OF_FEW:
+            key = kind.op, kind.group, kind.group_ranks
+            of_kind[number] = numbers.setdefault(key, len(numbers))
+    alike, seq = of_kind[kernels.kind], kernels.seq
+    first = np.full(len(alike), -1) if kernels.launching is None else kernels.launching.first
+    for number in numbers.values():
+        rows = np.flatnonzero(alike == number)
+        before, after = rows[:-1], rows[1:]
+        same = seq[before] == seq[after]
+        known = (first[before] >= 0) & (first[after] >= 0)
+        may = np.where(seq[before] >= 0, True, known & (first[before] == first[after]))
+        if (same & may).any():
+            return True
+    return False
 
 
 def _are_one(first: Call, second: Call) -> bool:

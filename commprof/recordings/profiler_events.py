@@ -6,12 +6,11 @@ their names.
 
 from __future__ import annotations
 
-import itertools
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from commprof.recordings.profiler_kinds import (
     EventKind,
     kind_of,
 )
+from commprof.recordings.profiler_named import Event, EventTable, EventTexts, Ints, NamedEvents
 from commprof.recordings.profiler_words import (
     backend_of,
     has_certain_word,
@@ -44,19 +44,6 @@ _MOST_BASE_NS: Final = 2_300_000_000_000_000_000
 _MOST_NAMED: Final = 400_000
 #: Most events of a trace at which the C++ scanner stops before Python reads all of the others.
 _MOST_UNUSUAL: Final = 1000
-
-
-class Event(NamedTuple):
-    """A communication kernel, a c10d operator or an annotated range of the host, with its name."""
-
-    name: str
-    begin_ns: int
-    end_ns: int
-    #: Host thread of the event; for a kernel, its stream.
-    thread: int
-    device: int
-    correlation: int
-    arguments: dict[str, Any]
 
 
 @dataclass
@@ -84,15 +71,15 @@ class Intervals:
 class ProfilerEvents:
     """Events of one trace; times in ns since 1970."""
 
-    head: dict[str, Any] = field(default_factory=dict)
     #: Communication on a device, in the order of the file.
-    communication: list[Event] = field(default_factory=list)
-    #: Host ranges of communication, steps or phases.
-    ranges: list[Event] = field(default_factory=list)
-    #: Operators of c10d on the host.
-    issued: list[Event] = field(default_factory=list)
+    communication: NamedEvents
     #: Copies between devices; they are in ``other_copies``, too.
-    between_devices: list[Event] = field(default_factory=list)
+    between_devices: NamedEvents
+    #: Host ranges of communication, steps or phases.
+    ranges: NamedEvents
+    #: Operators of c10d on the host.
+    issued: NamedEvents
+    head: dict[str, Any] = field(default_factory=dict)
     #: All other kernels, and copies within a device, tagged with the correlation id.
     kernels: Intervals = field(default_factory=Intervals)
     copies: Intervals = field(default_factory=Intervals)
@@ -144,22 +131,24 @@ class ProfilerEvents:
         Without those of other names, which may be the script's own, such as ``data:gather``. If the
         recording does not name the job's backends, words that only a collective has are enough.
         """
-        backends = self.backends
-        return [
-            event
-            for event in self.ranges
-            if is_collective_range(event.name)
-            and (
-                is_backend_of_torch(event.name)
-                or backend_of(event.name) in backends
-                or (not backends and has_certain_word(event.name))
-            )
-        ]
+        return self.ranges.pick(self.backend_range_rows)
 
-    def keep(self, place: str, events: Iterable[tuple[Any, ...]]) -> None:
+    @property
+    def backend_range_rows(self) -> Ints:
+        """Rows of ``backend_ranges`` in ``ranges``."""
+        texts, backends = self.ranges.texts, self.backends
+        known = texts.known.setdefault("backend_ranges", {})
+        judge = known.setdefault(frozenset(backends), _of_backends(backends))
+        return self.ranges.rows_named(judge)
+
+    def keep(self, place: str, events: EventTable | Event) -> None:
         """Adds events to a list in ``NAMED``, up to a number that no real trace has."""
-        kept: list[Event] = getattr(self, place)
-        kept.extend(map(Event._make, itertools.islice(events, _MOST_NAMED - len(kept))))
+        kept: NamedEvents = getattr(self, place)
+        room = _MOST_NAMED - len(kept)
+        if isinstance(events, EventTable):
+            kept.add(events.rows(slice(room)) if len(events.name) > room else events)
+        elif room > 0:
+            kept.append(events)
 
     def add_unreadable(self, name: str, count: int) -> None:
         """Counts kernels that communicate without recorded details, the first of this name."""
@@ -174,6 +163,26 @@ COLUMNS: Final = (*COLUMNS_OF_DEVICE, "backward", "waits", "callers", "operators
 NAMED: Final = ("communication", "between_devices", "ranges", "issued")
 
 
+def no_events(texts: EventTexts) -> ProfilerEvents:
+    """Returns the events of an empty trace."""
+    return ProfilerEvents(
+        *(NamedEvents(texts), NamedEvents(texts), NamedEvents(texts), NamedEvents(texts))
+    )
+
+
+def _of_backends(backends: Collection[str]) -> Callable[[str], bool]:
+    """Returns a function that says whether a range's name is one of a collective by a backend."""
+
+    def is_of_backend(name: str) -> bool:
+        return is_collective_range(name) and (
+            is_backend_of_torch(name)
+            or backend_of(name) in backends
+            or (not backends and has_certain_word(name))
+        )
+
+    return is_of_backend
+
+
 def read_events(stream: BinaryIO, scanner: TraceScanner | None = None) -> ProfilerEvents:
     """Reads one trace to its end, or to the place where it is damaged.
 
@@ -184,7 +193,10 @@ def read_events(stream: BinaryIO, scanner: TraceScanner | None = None) -> Profil
     Raises:
         ValueError: the file is not a trace at all.
     """
-    found, pairs = ProfilerEvents(), _Pairs()
+    if scanner is not None:
+        scanner.begin_trace()
+    found = no_events(EventTexts() if scanner is None else scanner.texts)
+    pairs = _Pairs()
     scan = _scan_into(found, scanner) if scanner is not None else None
     reader = EventReader(stream, head=found.head, scan=scan)
     for events in reader.events():
@@ -212,7 +224,6 @@ def read_events(stream: BinaryIO, scanner: TraceScanner | None = None) -> Profil
 
 
 def _scan_into(found: ProfilerEvents, scanner: TraceScanner) -> Scan:
-    scanner.begin_trace()
     unusual = 0
 
     def scan(text: str, at: int) -> int | None:
@@ -229,8 +240,8 @@ def _scan_into(found: ProfilerEvents, scanner: TraceScanner) -> Scan:
 def _shift(found: ProfilerEvents, by_ns: int) -> None:
     """Converts times from the trace's own zero to times since 1970."""
     for named in NAMED:
-        events: list[Event] = getattr(found, named)
-        events[:] = [Event(e[0], e[1] + by_ns, e[2] + by_ns, *e[3:]) for e in events]
+        events: NamedEvents = getattr(found, named)
+        events.shift(by_ns)
     columns = [found.launched_ns, found.copied_back_ns]
     for name in COLUMNS:
         some: Intervals = getattr(found, name)
@@ -340,7 +351,7 @@ def _put(kind: EventKind, event: Event, found: ProfilerEvents) -> None:
         device, correlation = (_int(arguments.get(key)) for key in ("device", "correlation"))
         event = event._replace(thread=stream, device=device, correlation=correlation)
     if kind in LIST_OF:
-        found.keep(LIST_OF[kind], [event])
+        found.keep(LIST_OF[kind], event)
     if kind in COLUMN_OF:
         tag = event.correlation if kind in OF_DEVICE else event.thread
         getattr(found, COLUMN_OF[kind]).add(begin, end, tag, event.device)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.recordings.profiler_events import COLUMNS_OF_DEVICE, ProfilerEvents
+from commprof.recordings.profiler_named import joined
 from commprof.recordings.profiler_steps import FoundSteps
 from commprof.text import counted
 from commprof.trace.lookup import row_containing
@@ -41,9 +42,7 @@ def recorded_steps(
         np.bincount(row[(row >= 0) & chosen], minlength=len(begin))
         for chosen in (np.ones(len(row), np.bool_), has_kernel)
     )
-    calls = row_containing(
-        begin, end, np.sort(np.array([e.begin_ns for e in events.issued], np.int64))
-    )
+    calls = row_containing(begin, end, np.sort(events.issued.table.begin_ns))
     called = np.bincount(calls[calls >= 0], minlength=len(begin))
     is_idle = covered(busy.begin_ns, busy.end_ns, None, begin, end) == 0
     lost = (launched > 0) & (kept < _MOST * launched)
@@ -70,13 +69,11 @@ def lost_kernels(events: ProfilerEvents, steps: FoundSteps) -> list[str]:
     thread = np.frombuffer(events.launching_thread, np.int64) if len(at) else at
     within = row_containing(steps.begin_ns, steps.end_ns, at) >= 0
     count = 0
-    of_c10d = events.backend_ranges + events.issued
-    for each in {event.thread for event in of_c10d}:
-        mine = [event for event in of_c10d if event.thread == each]
-        inside = stretches(
-            np.array([event.begin_ns for event in mine], np.int64),
-            np.array([event.end_ns for event in mine], np.int64),
-        )
+    ranges = events.ranges.table.rows(events.backend_range_rows)
+    of_c10d = joined((ranges, events.issued.table))
+    for each in np.unique(of_c10d.thread).tolist():
+        mine = of_c10d.thread == each
+        inside = stretches(of_c10d.begin_ns[mine], of_c10d.end_ns[mine])
         rows = np.flatnonzero((thread == each) & ~has_kernel & within)
         count += int((row_containing(inside.begin_ns, inside.end_ns, at[rows]) >= 0).sum())
     if not count or not has_kernel.any():
@@ -90,7 +87,7 @@ def _launches(events: ProfilerEvents) -> tuple[Ints, npt.NDArray[np.bool_]]:
     """Returns the times of all launches, and which of them have a recorded kernel or copy."""
     if not events.launched:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)
-    ran = [np.array([event.correlation for event in events.communication], np.int64)]
+    ran = [events.communication.table.correlation]
     for name in COLUMNS_OF_DEVICE:
         tags = getattr(events, name).tag
         ran += [np.frombuffer(tags, np.int64)] if len(tags) else []

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from commprof.recordings.profiler_calls import Call, described, sizes_of
-from commprof.recordings.profiler_events import Event, ProfilerEvents
+from commprof.recordings.profiler_events import ProfilerEvents
+from commprof.recordings.profiler_named import Event
 from commprof.recordings.profiler_words import backend_of, is_collective_range, operation
 
 #: Backends whose ranges on the host end when a collective is in the queue of a device.
@@ -39,7 +40,7 @@ def handed_over(events: ProfilerEvents, world_size: int) -> list[Call]:
             inside = [e for e in nest if event.begin_ns <= e.begin_ns and e.end_ns <= event.end_ns]
             arguments: dict[str, Any] = {}
             for other in (*around, *inside):
-                arguments = {**sizes_of(other), **other.arguments, **arguments}
+                arguments = {**sizes_of(other.arguments), **other.arguments, **arguments}
             arguments |= event.arguments
             call = described(_told(event), arguments, world_size)
             call = replace(call, launch_ns=event.begin_ns, launch_thread=event.thread)
@@ -54,7 +55,7 @@ def _told(event: Event) -> str:
 
 def _nests(events: ProfilerEvents) -> Iterator[Sequence[Event]]:
     """Yields c10d's ranges and operators with all that lie within them, outermost first."""
-    of_c10d = events.backend_ranges + events.issued
+    of_c10d = [*events.backend_ranges, *events.issued]
     nest: list[Event] = []
     for event in sorted(of_c10d, key=lambda e: (e.thread, e.begin_ns, -e.end_ns)):
         if nest and (event.thread != nest[0].thread or event.begin_ns >= nest[0].end_ns):

@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from commprof.recordings.profiler_calls import ROOTED, Call, described, element_bytes
-from commprof.recordings.profiler_events import Event, ProfilerEvents
+from commprof.recordings.profiler_events import ProfilerEvents
 from commprof.recordings.profiler_handed_over import OF_DEVICES
+from commprof.recordings.profiler_named import Event
 from commprof.recordings.profiler_words import (
     backend_of,
     form_of,

@@ -8,8 +8,7 @@ runs no other kernel and no copy within the device, on any stream.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -18,9 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.errors import TraceError
-from commprof.recordings.profiler_calls import Call, device_calls
+from commprof.recordings.profiler_call_columns import CallColumns, in_columns, kinds_of
+from commprof.recordings.profiler_calls import Call
 from commprof.recordings.profiler_caveats import about_host, caveats
 from commprof.recordings.profiler_collectives import as_collectives
+from commprof.recordings.profiler_device_calls import device_calls
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
 from commprof.recordings.profiler_gaps import lost_kernels, recorded_steps
 from commprof.recordings.profiler_handed_over import handed_over, hands_over
@@ -33,6 +34,7 @@ from commprof.recordings.profiler_steps import (
     phases_of_launches,
 )
 from commprof.recordings.profiler_unnamed import with_unnamed_communication
+from commprof.recordings.profiler_words import is_operator_of_c10d
 from commprof.recordings.profiler_work import HostWork, host_work, no_host_work, working_or_python
 from commprof.trace import schema
 from commprof.trace.device_activity import DeviceActivity
@@ -61,7 +63,7 @@ class RankRecording:
     rank: int | None
     world_size: int
     events: ProfilerEvents
-    calls: list[Call]
+    calls: CallColumns
     steps: FoundSteps
     #: Device whose kernels count; None if only the host was recorded.
     device: int | None
@@ -88,20 +90,22 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     world_size = _whole(about.get("world_size")) or 0
     device = _device(events)
     of_host, host, by_host = HostCalls([], frozenset(), 0, 0, ""), no_host_work(), False
+    kinds = kinds_of(events)
     if device is None:
         of_host = host_calls(events)
         host = host_work(events, of_host.blocking)
-        calls, work = of_host.calls, host.work
-        if (hands_over(events) or not calls) and not any(call.timed for call in calls):
-            calls, of_host = handed_over(events, 0), HostCalls([], frozenset(), 0, 0, "")
+        calls, work = in_columns(kinds, of_host.calls), host.work
+        if (hands_over(events) or not calls) and not calls.timed.any():
+            calls = in_columns(kinds, handed_over(events, 0))
+            of_host = HostCalls([], frozenset(), 0, 0, "")
     else:
         calls = as_collectives(device_calls(events, device, world_size))
         if not calls and not hands_over(events):
             of_host = host_calls(events)  # the device computes, gloo transfers
-            calls = of_host.calls if any(call.timed for call in of_host.calls) else []
-        by_host = len(calls) > 0 and calls is of_host.calls
+            by_host = any(call.timed for call in of_host.calls)
+            calls = in_columns(kinds, of_host.calls) if by_host else calls
         of_host = of_host if by_host else HostCalls([], frozenset(), 0, 0, "")
-        calls = calls or handed_over(events, world_size)
+        calls = calls or in_columns(kinds, handed_over(events, world_size))
         work = _on(events.kernels, device)
     if not calls and len(work) == 0:
         raise TraceError("it holds no events of kernels, operators or collectives")
@@ -109,7 +113,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     steps = find_steps(events, calls, busy)
     if device is not None:
         steps, gaps_said = recorded_steps(events, steps, busy)
-        gaps_said += lost_kernels(events, steps) if any(call.timed for call in calls) else []
+        gaps_said += lost_kernels(events, steps) if calls.timed.any() else []
     rank = _whole(about.get("rank"))
     return RankRecording(
         *(name, rank_in_name(name) if rank is None else rank, world_size, events, calls, steps),
@@ -120,7 +124,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
 
 
 def trace_of(
-    found: RankRecording, rank: int, world_size: int, seqs: Sequence[int], dtypes: Sequence[str]
+    found: RankRecording, rank: int, world_size: int, seqs: Ints, dtypes: Sequence[str]
 ) -> Trace:
     """Makes the trace of one rank.
 
@@ -169,48 +173,62 @@ def _activity(found: RankRecording, computing: Stretches) -> DeviceActivity | No
     if found.device is None:
         return None
     return DeviceActivity(
-        communication=stretches(*_transfers(found.calls)[1:])
-        if all(call.timed for call in found.calls)
-        else None,
+        communication=stretches(*found.calls.transfers()[1:]) if found.calls.all_timed() else None,
         compute=computing,
         copies_within=_union(_on(found.events.copies, found.device)),
         other_copies=_union(_on(found.events.other_copies, found.device)),
     )
 
 
-def _recorded(found: RankRecording, seqs: Sequence[int]) -> Recorded:
+def _recorded(found: RankRecording, seqs: Ints) -> Recorded:
     calls = found.calls
     only, _ = _only_group(found.events.about)
     events = found.events
-    of_host = len(events.operators) + len(events.backward) > 0 or any(
-        event.name.startswith("c10d::") for event in events.issued
-    )
+    has_operators = len(events.operators) + len(events.backward) > 0
+    of_host = has_operators or events.issued.any_named(is_operator_of_c10d)
     return Recorded(
         device=found.device is not None,
         training_thread=len(found.host.ran_ns) > 0 if found.device is None else of_host,
-        times=_mask(call.timed for call in calls),
-        number=_mask(call.seq == seq >= 0 for call, seq in zip(calls, seqs, strict=True)),
-        operation=_mask(call.op != "other" and not call.guessed for call in calls),
-        size=_mask(call.dtype != "" for call in calls),
-        group=_mask(
-            call.group_known and (call.group != "" or only != UNNAMED_GROUP) for call in calls
+        times=calls.timed,
+        number=(calls.seq == seqs) & (seqs >= 0),
+        operation=calls.of_kind(_tells_operation, np.bool_),
+        size=calls.of_kind(_tells_size, np.bool_),
+        group=calls.of_kind(
+            _tells_group if only == UNNAMED_GROUP else _tells_whether_group, np.bool_
         ),
-        root=_mask(call.root_known for call in calls),
+        root=calls.of_kind(_tells_root, np.bool_),
         phase=None if found.device is None else phases_of_launches(found.events, calls),
         steps_marked=not found.steps.repeats,
     )
 
 
-def _mask(values: Iterable[bool]) -> npt.NDArray[np.bool_]:
-    return np.fromiter(values, np.bool_)
+def _tells_operation(kind: Call) -> bool:
+    return kind.op != "other" and not kind.guessed
+
+
+def _tells_size(kind: Call) -> bool:
+    return kind.dtype != ""
+
+
+def _tells_whether_group(kind: Call) -> bool:
+    return kind.group_known
+
+
+def _tells_group(kind: Call) -> bool:
+    return kind.group_known and kind.group != ""
+
+
+def _tells_root(kind: Call) -> bool:
+    return kind.root_known
 
 
 def _device(events: ProfilerEvents) -> int | None:
     """Returns the device with most communication kernels, else most kernels; None if none ran."""
-    on = Counter(event.device for event in events.communication)
-    if not on:
-        on = Counter(events.kernels.device)
-    return on.most_common(1)[0][0] if on else None
+    devices = events.communication.table.device
+    if not len(devices):
+        devices = np.array(events.kernels.device, np.int64)
+    values, first, counts = np.unique(devices, return_index=True, return_counts=True)
+    return int(values[np.lexsort((first, -counts))[0]]) if len(values) else None
 
 
 def _on(some: Intervals, device: int) -> Intervals:
@@ -225,13 +243,6 @@ def _on(some: Intervals, device: int) -> Intervals:
     return kept
 
 
-def _transfers(calls: Sequence[Call]) -> tuple[Ints, Ints, Ints]:
-    """Returns, for each kernel of the calls, the row of its call, and its begin and end."""
-    rows = [(row, *times) for row, call in enumerate(calls) for times in call.times_ns]
-    row, begin_ns, end_ns = np.array(rows, np.int64).reshape(-1, 3).T
-    return row, begin_ns, end_ns
-
-
 def _ends(*several: Intervals) -> tuple[Ints, Ints]:
     begin, end = (
         np.concatenate([np.frombuffer(getattr(some, name), np.int64) for some in several])
@@ -244,38 +255,59 @@ def _union(some: Intervals) -> Stretches:
     return stretches(*_ends(some))
 
 
-def _busy(calls: Sequence[Call], work: Intervals) -> Stretches:
+def _busy(calls: CallColumns, work: Intervals) -> Stretches:
     begin, end = _ends(work)
-    _, begin_ns, end_ns = _transfers(calls)
+    _, begin_ns, end_ns = calls.transfers()
     return stretches(np.concatenate((begin, begin_ns)), np.concatenate((end, end_ns)))
 
 
-def _calls(
-    found: RankRecording, group: Sequence[int], seqs: Sequence[int], dtypes: Sequence[str]
-) -> Records:
-    rows = np.zeros(len(found.calls), dtype=schema.RECORD_DTYPE)
+def _calls(found: RankRecording, group: Ints, seqs: Ints, dtypes: Sequence[str]) -> Records:
+    calls = found.calls
+    rows = np.zeros(len(calls), dtype=schema.RECORD_DTYPE)
     rows["kind"], rows["op_id"] = Kind.ISSUE, np.arange(1, len(rows) + 1)
     rows["group"], rows["seq"], rows["reduce_op"] = group, seqs, schema.UNKNOWN_REDUCE_OP
     by_device = found.device is not None and not found.by_host
-    on_device = [by_device or not call.timed for call in found.calls]
-    rows["flags"] = np.where(on_device, schema.FLAG_DEVICE_ASYNC, 0)
-    for name, values in {
-        "timestamp_ns": [call.begin_ns for call in found.calls],
-        "op": [OPS.index(call.op) for call in found.calls],
-        "dtype": [min(dtypes.index(call.dtype), 255) for call in found.calls],
-        "aux": [min(call.peer, 2**31) for call in found.calls],
-        "bytes_in": [call.bytes_in for call in found.calls],
-        "bytes_out": [call.bytes_out for call in found.calls],
-    }.items():
-        rows[name] = values
+    rows["flags"] = np.where(by_device | ~calls.timed, schema.FLAG_DEVICE_ASYNC, 0)
+    rows["timestamp_ns"] = calls.begin_ns
+    for name, value in _FIELDS.items():
+        rows[name] = calls.of_kind(value)
+    names = calls.of_kind(_dtype, np.object_)
+    different, place = np.unique(names.astype(np.str_), return_inverse=True)
+    numbers = [min(dtypes.index(name), 255) for name in different.tolist()]
+    rows["dtype"] = np.array(numbers, np.int64)[place]
     return rows
 
 
+def _dtype(kind: Call) -> str:
+    return kind.dtype
+
+
+def _op_code(kind: Call) -> int:
+    return OPS.index(kind.op)
+
+
+def _peer(kind: Call) -> int:
+    return min(kind.peer, 2**31)
+
+
+def _bytes_in(kind: Call) -> int:
+    return kind.bytes_in
+
+
+def _bytes_out(kind: Call) -> int:
+    return kind.bytes_out
+
+
+_FIELDS: Final = {
+    **{"op": _op_code, "aux": _peer, "bytes_in": _bytes_in, "bytes_out": _bytes_out},
+}
+
+
 def _completions(found: RankRecording, calls: Records) -> Records:
-    timed = np.array([call.timed for call in found.calls], np.bool_)
+    timed = found.calls.timed
     rows = np.zeros(int(timed.sum()), dtype=schema.RECORD_DTYPE)
     rows["kind"], rows["op_id"] = Kind.END, calls["op_id"][timed]
-    rows["timestamp_ns"] = [call.end_ns for call in found.calls if call.timed]
+    rows["timestamp_ns"] = found.calls.end_ns[timed]
     by_device = found.device is not None and not found.by_host
     rows["flags"] = schema.FLAG_DEVICE_TIME if by_device else 0
     return rows
@@ -283,7 +315,7 @@ def _completions(found: RankRecording, calls: Records) -> Records:
 
 def _waits(calls: Records, found: RankRecording, others: Stretches, thread: int) -> Records:
     """Makes wait records: communication that no other work overlapped, split at step boundaries."""
-    of_call, begin_ns, end_ns = _transfers(found.calls)
+    of_call, begin_ns, end_ns = found.calls.transfers()
     row, alone = each_once(begin_ns, end_ns)
     row = of_call[row]
     part, alone = rows_within(alone, gaps(others))
@@ -334,17 +366,21 @@ def _backend(found: RankRecording) -> str:
     return by_device[devices[0]] if devices else name
 
 
-def _groups(found: RankRecording, rank: int) -> tuple[dict[int, Group], list[int]]:
+def _groups(found: RankRecording, rank: int) -> tuple[dict[int, Group], Ints]:
     """Returns the process groups by number, and each call's group number.
 
-    Calls whose group is not known are those of a group without a name, of size 0 if that is not
+    CallColumns whose group is not known are those of a group without a name, of size 0 if that is not
     known either.
     """
     backend, only = _backend(found), _only_group(found.events.about)
     number: dict[tuple[str, tuple[int, ...], int], int] = {}
     groups: dict[int, Group] = {}
-    of_call = []
-    for call in found.calls:
+    different, first, kind_of_call = np.unique(
+        found.calls.kind, return_index=True, return_inverse=True
+    )
+    of_kind = np.zeros(len(different), np.int64)
+    for turn in np.argsort(first).tolist():  # in the order of their first calls
+        call = found.calls.kinds.kinds[int(different[turn])]
         key = call.group, call.group_ranks, call.group_size
         if key not in number:
             number[key] = len(number) + 1
@@ -354,8 +390,8 @@ def _groups(found: RankRecording, rank: int) -> tuple[dict[int, Group], list[int
                 *(number[key], *(named if call.group or not call.group_known else only)),
                 *(backend, place, call.group_size),
             )
-        of_call.append(number[key])
-    return groups, of_call
+        of_kind[turn] = number[key]
+    return groups, of_kind[kind_of_call]
 
 
 def _only_group(about: dict[str, Any]) -> tuple[str, str]:

@@ -27,13 +27,23 @@ from commprof.recordings.profiler_kinds import (
     EventKind,
     kind_of,
 )
+from commprof.recordings.profiler_named import (
+    INTEGERS,
+    UNDECIDED,
+    EventTable,
+    EventTexts,
+    external_ids,
+    whole_number,
+)
 
 if TYPE_CHECKING:
-    from commprof._reading import EventScanner
+    from commprof._reading import TraceEventScanner
     from commprof.recordings.profiler_events import ProfilerEvents
 
 Ints = npt.NDArray[np.int64]
 
+#: Arguments that are kept, but for those that are columns.
+_KEPT: Final = tuple(key for key in KEPT_ARGUMENTS if key not in INTEGERS)
 _UNKNOWN: Final = -1
 #: Most names and values that are remembered from one trace to the next.
 _MOST_TEXTS: Final = 200_000
@@ -68,20 +78,24 @@ class TraceScanner:
         self._begin()
 
     def _begin(self) -> None:
-        from commprof._reading import EventScanner
+        from commprof._reading import TraceEventScanner
 
-        self._scanner: EventScanner = EventScanner(
-            list(CATEGORIES), list(KEPT_ARGUMENTS), COLLECTIVE
+        self._scanner: TraceEventScanner = TraceEventScanner(
+            list(CATEGORIES), list(_KEPT), list(INTEGERS), COLLECTIVE
         )
         self._names: list[str] = []
         #: Kind by category, is_collective and name; -1 if not known yet.
         self._kinds = np.full((2 * len(Category), 0), _UNKNOWN, np.int8)
         self._values: list[Any] = []
-        self._arguments: dict[bytes, dict[str, Any]] = {}
+        #: What all traces have in common; numbers there by the scanner's numbers.
+        self.texts = EventTexts()
+        self._name_in_texts = np.zeros(0, np.int64)
+        self._arguments_in_texts = np.zeros(0, np.int64)
 
     def begin_trace(self) -> None:
         """Forgets names and values if they are many."""
-        if max(len(self._names), len(self._values)) > _MOST_TEXTS:
+        counts = len(self._names), len(self._values), len(self._arguments_in_texts)
+        if max(counts) > _MOST_TEXTS:
             self._begin()
 
     @property
@@ -100,7 +114,11 @@ class TraceScanner:
         return until
 
     def _kinds_of(self, category: Ints, is_collective: Ints, name: Ints) -> Ints:
-        self._names += [json.loads(text) for text in self._scanner.names(len(self._names))]
+        new_names = [json.loads(text) for text in self._scanner.names(len(self._names))]
+        if new_names:
+            self._names += new_names
+            numbers = np.array([self.texts.name(text) for text in new_names], np.int64)
+            self._name_in_texts = np.concatenate((self._name_in_texts, numbers))
         count = len(self._names)
         if count > self._kinds.shape[1]:
             more = np.full((len(self._kinds), count - self._kinds.shape[1] + 64), _UNKNOWN, np.int8)
@@ -153,35 +171,45 @@ class TraceScanner:
 
     def _keep_named(self, kind: EventKind, rows: Ints, found: ProfilerEvents) -> None:
         scanner = self._scanner
-        numbers = scanner.arguments(rows)
-        self._values += [json.loads(text) for text in scanner.values(len(self._values))]
-        nothing = np.full(len(rows), -1, np.int64)
-        zeros = np.zeros(len(rows), np.int64)
-        columns = (
-            (scanner.stream[rows], scanner.device[rows], scanner.correlation[rows])
-            if kind in OF_DEVICE
-            else (scanner.thread[rows], zeros, nothing)
+        combination, integers = scanner.arguments(rows)
+        for row, column in np.argwhere(integers == UNDECIDED).tolist():
+            told = json.loads(scanner.arguments_text(int(rows[row])))
+            integers[row, column] = whole_number(told[INTEGERS[column]])
+        self._learn_arguments()
+        on_device = kind in OF_DEVICE
+        nothing, zeros = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
+        table = EventTable(
+            name=self._name_in_texts[scanner.name[rows]],
+            arguments=self._arguments_in_texts[combination],
+            begin_ns=scanner.begin_ns[rows],
+            end_ns=scanner.end_ns[rows],
+            thread=(scanner.stream if on_device else scanner.thread)[rows],
+            device=scanner.device[rows] if on_device else zeros,
+            correlation=scanner.correlation[rows] if on_device else nothing,
+            seq=integers[:, 0] if len(rows) else zeros,
+            external_id=external_ids(integers) if len(rows) else zeros,
         )
-        times = scanner.begin_ns[rows].tolist(), scanner.end_ns[rows].tolist()
-        found.keep(
-            LIST_OF[kind],
-            zip(
-                [self._names[number] for number in scanner.name[rows].tolist()],
-                *times,
-                *(column.tolist() for column in columns),
-                [self._arguments_of(row) for row in numbers],
-                strict=True,
-            ),
-        )
+        found.keep(LIST_OF[kind], table)
 
-    def _arguments_of(self, numbers: Ints) -> dict[str, Any]:
-        key = numbers.tobytes()
-        arguments = self._arguments.get(key)
-        if arguments is None:
-            pairs = zip(KEPT_ARGUMENTS, numbers.tolist(), strict=True)
-            arguments = {name: self._values[number] for name, number in pairs if number >= 0}
-            self._arguments[key] = arguments
-        return arguments
+    def _learn_arguments(self) -> None:
+        """Numbers new combinations of arguments."""
+        new = self._scanner.combinations(len(self._arguments_in_texts))
+        if not new:
+            return
+        self._values += [json.loads(text) for text in self._scanner.values(len(self._values))]
+        numbers = [
+            self.texts.of_arguments(
+                {
+                    key: self._values[value]
+                    for key, value in zip(_KEPT, combination, strict=True)
+                    if value >= 0
+                }
+            )
+            for combination in new
+        ]
+        self._arguments_in_texts = np.concatenate(
+            (self._arguments_in_texts, np.array(numbers, np.int64))
+        )
 
 
 def trace_scanner() -> TraceScanner | None:

@@ -18,8 +18,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from commprof.recordings.profiler_call_columns import CallColumns
 from commprof.recordings.profiler_calls import Call, launches
-from commprof.recordings.profiler_events import Event, Intervals, ProfilerEvents
+from commprof.recordings.profiler_events import Intervals, ProfilerEvents
+from commprof.recordings.profiler_named import Event
 from commprof.text import counted
 from commprof.trace import schema
 from commprof.trace.reader import Trace
@@ -45,6 +47,38 @@ _LONGEST_PERIOD: Final = 5000
 _REPEATED: Final = 0.95
 
 
+def _is_step(name: str) -> bool:
+    return _STEP.match(name) is not None
+
+
+def _is_update(name: str) -> bool:
+    return name.startswith(_UPDATE)
+
+
+def _is_forward(name: str) -> bool:
+    return _FORWARD.match(name) is not None
+
+
+def _is_forward_of_ddp(name: str) -> bool:
+    return name.startswith("DistributedDataParallel.forward")
+
+
+def _is_of_fsdp(name: str) -> bool:
+    return name.startswith("FSDP::")
+
+
+def _is_backward(name: str) -> bool:
+    return _BACKWARD.match(name) is not None
+
+
+def _is_optimizer(name: str) -> bool:
+    return _OPTIMIZER.match(name) is not None
+
+
+def _is_data(name: str) -> bool:
+    return _DATA.match(name) is not None
+
+
 @dataclass(frozen=True)
 class FoundSteps:
     """Numbers, begins and ends of steps in order, and how the steps were found."""
@@ -63,7 +97,7 @@ class FoundSteps:
         return bool(self.said) and not self.by_updates
 
 
-def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -> FoundSteps:
+def find_steps(events: ProfilerEvents, calls: CallColumns, busy: Stretches) -> FoundSteps:
     """Finds steps from ProfilerStep, the optimizer or repeating calls; else there is one step.
 
     Args:
@@ -71,7 +105,7 @@ def find_steps(events: ProfilerEvents, calls: Sequence[Call], busy: Stretches) -
         calls: the trace's collectives, in order.
         busy: times at which the device, or the host, was busy.
     """
-    marked = _of_one_thread([e for e in events.ranges if _STEP.match(e.name)])
+    marked = _of_one_thread(events.ranges.named(_is_step))
     if marked:
         number = [int(e.name.rpartition("#")[2]) for e in marked]
         return _steps(number, [e.begin_ns for e in marked], [e.end_ns for e in marked], "")
@@ -110,7 +144,7 @@ def _updates(events: ProfilerEvents) -> list[int]:
     between backward passes are one round: a CUDA graph hides later backward passes. The optimizer
     with most updates counts; if several have as many, the one that updates first.
     """
-    ranges = [e for e in events.ranges if e.name.startswith(_UPDATE)]
+    ranges = events.ranges.named(_is_update)
     ranges.sort(key=lambda e: (e.begin_ns, -e.end_ns))
     begin, end, thread = (
         np.array([getattr(e, name) for e in ranges], np.int64)
@@ -174,22 +208,17 @@ def _period(calls: Sequence[tuple[str, str, int]]) -> int:
     return 0
 
 
-def bucket_rows(
-    events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps
-) -> tuple[Ints, Ints]:
+def bucket_rows(events: ProfilerEvents, calls: CallColumns, steps: FoundSteps) -> tuple[Ints, Ints]:
     """Returns the rows of the calls that are DDP's gradient buckets, and their steps.
 
     Buckets are the all-reduces that are launched while a backward pass runs an operator. Both
     arrays are empty if the trace has no forward of DistributedDataParallel.
     """
     none = np.zeros(0, dtype=np.int64)
-    if not any(e.name.startswith("DistributedDataParallel.forward") for e in events.ranges):
+    if not events.ranges.any_named(_is_forward_of_ddp):
         return none, none
-    rows = np.array(
-        [row for row, call in enumerate(calls) if call.op.startswith("all_reduce")], np.int64
-    )
-    at = np.array([calls[row].launch_ns for row in rows], dtype=np.int64)
-    thread = np.array([calls[row].launch_thread for row in rows], dtype=np.int64)
+    rows = np.flatnonzero(calls.of_kind(_is_all_reduce, np.bool_))
+    at, thread = calls.launch_ns[rows], calls.launch_thread[rows]
     step = np.searchsorted(steps.begin_ns, at, side="right") - 1
     chosen = _in_backward(events, at, thread)
     chosen &= step >= 0
@@ -213,12 +242,20 @@ def _in_backward(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> npt.NDArr
     return chosen
 
 
-def find_buckets(events: ProfilerEvents, calls: Sequence[Call], steps: FoundSteps) -> str:
+def _is_all_reduce(kind: Call) -> bool:
+    return kind.op.startswith("all_reduce")
+
+
+def _elements(kind: Call) -> int:
+    return kind.elements
+
+
+def find_buckets(events: ProfilerEvents, calls: CallColumns, steps: FoundSteps) -> str:
     """Describes a step's DDP gradient buckets in a sentence; empty if steps differ or have none."""
     rows, step = bucket_rows(events, calls, steps)
     if len(rows) == 0:
         return ""
-    elements = np.array([calls[row].elements for row in rows], dtype=np.int64)
+    elements = calls.of_kind(_elements)[rows]
     counts = np.bincount(step, minlength=len(steps.number))
     sums = np.bincount(step, weights=elements, minlength=len(steps.number))
     if len(np.unique(counts)) > 1 or len(np.unique(sums)) > 1 or not sums[0]:
@@ -257,10 +294,9 @@ def find_phases(
     return phase[first][kept], Stretches(starts[kept], stops[kept])
 
 
-def phases_of_launches(events: ProfilerEvents, calls: Sequence[Call]) -> Ints:
+def phases_of_launches(events: ProfilerEvents, calls: CallColumns) -> Ints:
     """Returns the code of the phase in which the host launched each call."""
-    at_ns = np.array([call.launch_ns for call in calls], np.int64)
-    return _phase_of(events, at_ns, np.array([call.launch_thread for call in calls], np.int64))
+    return _phase_of(events, calls.launch_ns, calls.launch_thread)
 
 
 def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
@@ -279,18 +315,17 @@ def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
         )
     for each, inside in _forward_of_fsdp(events).items():
         _set(phase, Phase.FORWARD, at_ns, thread, each, inside, only=Phase.OTHER)
-    for code, pattern in (
-        *((Phase.BACKWARD, _BACKWARD), (Phase.FORWARD, _FORWARD)),
-        *((Phase.OPTIMIZER, _OPTIMIZER), (Phase.DATA, _DATA)),
+    for code, is_of_phase in (
+        *((Phase.BACKWARD, _is_backward), (Phase.FORWARD, _is_forward)),
+        *((Phase.OPTIMIZER, _is_optimizer), (Phase.DATA, _is_data)),
     ):
-        by_thread: dict[int, list[Event]] = {}
-        for event in events.ranges:
-            if pattern.match(event.name):
-                by_thread.setdefault(event.thread, []).append(event)
-        for each, found in by_thread.items():
-            begins = np.array([e.begin_ns for e in found], np.int64)
-            ends = np.array([e.end_ns for e in found], np.int64)
-            _set(phase, code, at_ns, thread, each, stretches(begins, ends))
+        rows = events.ranges.rows_named(is_of_phase)
+        if len(rows):
+            ranges = events.ranges.table.rows(rows)
+            for each in np.unique(ranges.thread).tolist():
+                mine = ranges.thread == each
+                inside = stretches(ranges.begin_ns[mine], ranges.end_ns[mine])
+                _set(phase, code, at_ns, thread, each, inside)
     return phase
 
 
@@ -298,11 +333,9 @@ def _forward_of_fsdp(events: ProfilerEvents) -> dict[int, Stretches]:
     """Returns FSDP2's forward passes by thread, from the root's start to the last module's end."""
     passes: dict[int, list[list[int]]] = {}
     open_in: set[int] = set()
-    for event in sorted(
-        (e for e in events.ranges if e.name.startswith("FSDP::")), key=lambda e: e.begin_ns
-    ):
+    for event in sorted(events.ranges.named(_is_of_fsdp), key=lambda e: e.begin_ns):
         thread, of_thread = event.thread, passes.setdefault(event.thread, [])
-        if _BACKWARD.match(event.name):
+        if _is_backward(event.name):
             open_in.clear()
         elif event.name.startswith(_FSDP_BEGINS):
             if thread not in open_in or event.name.startswith(_FSDP_BEGINS[0]):
@@ -336,7 +369,7 @@ def _set(
 
 def pass_records(
     events: ProfilerEvents,
-    calls: Sequence[Call],
+    calls: CallColumns,
     steps: FoundSteps,
     work: Intervals,
     device: int | None,
@@ -344,7 +377,7 @@ def pass_records(
 ) -> Records | None:
     """Makes the backward-pass records that capture would have written; None without DDP buckets."""
     rows, step = bucket_rows(events, calls, steps)
-    if len(rows) == 0 or not all(calls[row].timed for row in rows.tolist()):
+    if len(rows) == 0 or not calls.timed[rows].all():
         return None
     buckets = [calls[row] for row in rows.tolist()]
     ready_ns = _ready_ns(events, buckets, work, device)

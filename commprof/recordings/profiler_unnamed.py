@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from commprof.recordings.profiler_calls import launches
-from commprof.recordings.profiler_events import Event, Intervals, ProfilerEvents
+from commprof.recordings.profiler_events import Intervals, ProfilerEvents
+from commprof.recordings.profiler_named import Event, named_events
 from commprof.recordings.profiler_words import is_backend_of_torch
 from commprof.trace.lookup import row_containing
 from commprof.trace.stretches import stretches
@@ -23,7 +24,9 @@ def with_unnamed_communication(events: ProfilerEvents) -> ProfilerEvents:
 
     The same events if there are no such kernels, or kernels of communication are known by name.
     """
-    ranges = [event for event in events.backend_ranges if not is_backend_of_torch(event.name)]
+    rows, of_ranges = events.backend_range_rows, events.ranges
+    of_torch = of_ranges.texts.mask(is_backend_of_torch)[of_ranges.table.name[rows]]
+    ranges = of_ranges.pick(rows[~of_torch])
     kernels = events.kernels
     if not ranges or events.communication or not len(kernels):
         return events
@@ -38,10 +41,13 @@ def with_unnamed_communication(events: ProfilerEvents) -> ProfilerEvents:
         )
         chosen |= (thread == each) & (row_containing(inside.begin_ns, inside.end_ns, at_ns) >= 0)
     rest, communication = Intervals(), list[Event]()
-    rows = zip(kernels.begin_ns, kernels.end_ns, kernels.tag, kernels.device, strict=True)
-    for (begin, end, tag, device), sends in zip(rows, chosen.tolist(), strict=True):
+    columns = zip(kernels.begin_ns, kernels.end_ns, kernels.tag, kernels.device, strict=True)
+    for (begin, end, tag, device), sends in zip(columns, chosen.tolist(), strict=True):
         if sends:
             communication.append(Event("", begin, end, -1, device, tag, {}))
         else:
             rest.add(begin, end, tag, device)
-    return replace(events, kernels=rest, communication=communication) if communication else events
+    if not communication:
+        return events
+    named = named_events(events.ranges.texts, communication)
+    return replace(events, kernels=rest, communication=named)

@@ -16,9 +16,10 @@ from commprof.recordings.profiler_events import (
     COLUMNS,
     COLUMNS_OF_DEVICE,
     NAMED,
-    Event,
     ProfilerEvents,
+    no_events,
 )
+from commprof.recordings.profiler_named import Event, NamedEvents
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank
 from commprof.text import counted, named_ranks
 
@@ -41,13 +42,14 @@ def of_one_process(first: RankRecording, second: RankRecording) -> bool:
 
     Without calls in that time, the recordings must have a step that begins at the same ns.
     """
-    there = {(call.begin_ns, call.end_ns) for call in first.calls}
-    begins = [call.begin_ns for call in first.calls]
+    begins, ends = first.calls.begin_ns.tolist(), first.calls.end_ns.tolist()
+    there = {*zip(begins, ends, strict=True)}
     earliest_ns, latest_ns = min(begins, default=0), max(begins, default=-1)
+    columns = second.calls.begin_ns.tolist(), second.calls.end_ns.tolist()
     both = [
-        (call.begin_ns, call.end_ns)
-        for call in second.calls
-        if earliest_ns <= call.begin_ns <= latest_ns
+        (begin_ns, end_ns)
+        for begin_ns, end_ns in zip(*columns, strict=True)
+        if earliest_ns <= begin_ns <= latest_ns
     ]
     if not both:
         return bool(np.isin(first.steps.begin_ns, second.steps.begin_ns).any())
@@ -124,7 +126,8 @@ def _common(windows: Mapping[int, Sequence[RankRecording]]) -> set[int]:
 def _as_one(rank: int, windows: Sequence[RankRecording]) -> RankRecording:
     begins_ns = tuple(int(each.steps.begin_ns[0]) for each in windows)
     bounds = (0, *begins_ns[1:], _END_OF_TIME)
-    whole = ProfilerEvents(head=windows[-1].events.head)
+    whole = no_events(windows[-1].events.ranges.texts)
+    whole.head = windows[-1].events.head
     for number, each in enumerate(windows):
         _add(whole, each.events, number * _APART, bounds[number], bounds[number + 1])
     last = windows[-1]
@@ -138,7 +141,7 @@ def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, un
     ``apart`` is added to their correlation ids and External ids.
     """
     for name in NAMED:
-        kept: list[Event] = getattr(whole, name)
+        kept: NamedEvents = getattr(whole, name)
         for event in getattr(part, name):
             if since <= event.begin_ns < until:
                 kept.append(_moved(event, apart))

@@ -82,6 +82,11 @@ def is_collective_range(name: str) -> bool:
     return _OF_TORCH.match(name) is not None or _OF_ANY.fullmatch(name) is not None
 
 
+def is_operator_of_c10d(name: str) -> bool:
+    """True for an operator of c10d, such as ``c10d::allreduce_``."""
+    return name.startswith("c10d::")
+
+
 def has_certain_word(range_name: str) -> bool:
     """True if only a collective has such a word; a script may have its own ``data:gather``."""
     match = _OF_ANY.fullmatch(range_name)

@@ -28,7 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.recordings.profiler_calls import Call
-from commprof.recordings.profiler_events import Event, Intervals, ProfilerEvents
+from commprof.recordings.profiler_events import Intervals, ProfilerEvents
+from commprof.recordings.profiler_named import Event
 from commprof.recordings.profiler_words import is_collective_range
 from commprof.trace.stretches import Stretches, between, outside, stretches, within
 

@@ -6,6 +6,7 @@
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+#include <pybind11/typing.h>
 
 #include "recordings/event_scanner.h"
 
@@ -90,20 +91,23 @@ std::vector<std::string> since(const Texts& texts, size_t first) {
 
 void bindEvents(py::module_& m) {
   py::class_<BoundScanner>(
-      m, "EventScanner", "Events of a profiler's traces, as columns.")
+      m, "TraceEventScanner", "Events of a profiler's traces, as columns.")
       .def(
           py::init([](std::vector<std::string> categories,
                       std::vector<std::string> kept,
+                      std::vector<std::string> integers,
                       std::string collective) {
             return new BoundScanner{
                 EventScanner(
                     std::move(categories),
                     std::move(kept),
+                    std::move(integers),
                     std::move(collective)),
                 py::str()};
           }),
           py::arg("categories"),
           py::arg("kept"),
+          py::arg("integers"),
           py::arg("collective"))
       .def(
           "scan",
@@ -145,15 +149,43 @@ void bindEvents(py::module_& m) {
           [](BoundScanner& self, const py::array_t<int64_t>& rows) {
             const std::vector<int64_t> chosen(
                 rows.data(), rows.data() + rows.size());
-            const std::vector<int64_t> numbers =
+            const EventScanner::Arguments found =
                 self.scanner.arguments(utf8Of(self.text), chosen);
             const py::ssize_t count = rows.size();
             const std::vector<py::ssize_t> shape = {
-                count, count == 0 ? 0 : py::ssize_t(numbers.size()) / count};
-            return py::array_t<int64_t>(shape, numbers.data());
+                count,
+                count == 0 ? 0 : py::ssize_t(found.integers.size()) / count};
+            return py::typing::
+                Tuple<py::array_t<int64_t>, py::array_t<int64_t>>(
+                    py::make_tuple(
+                        arrayOf(found.combination),
+                        py::array_t<int64_t>(shape, found.integers.data())));
           },
-          "For each row and each kept key, the value's number or -1.",
-          py::arg("rows"));
+          "For each row, the number of its combination of kept values, and the "
+          "integers: -1 if there is none, -2 for what is no whole number, -3 "
+          "if "
+          "only Python can tell.",
+          py::arg("rows"))
+      .def(
+          "arguments_text",
+          [](BoundScanner& self, size_t row) {
+            return std::string(
+                self.scanner.argumentsText(utf8Of(self.text), row));
+          },
+          "The arguments of a row, as JSON.",
+          py::arg("row"))
+      .def(
+          "combinations",
+          [](const BoundScanner& self, size_t first) {
+            const auto& all = self.scanner.combinations();
+            return std::vector<std::vector<int64_t>>(
+                all.begin() + ptrdiff_t(std::min(first, all.size())),
+                all.end());
+          },
+          "Combinations from this number on: the value's number, or -1, of "
+          "each "
+          "kept key.",
+          py::arg("first"));
 }
 
 } // namespace commprof

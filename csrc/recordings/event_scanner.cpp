@@ -163,9 +163,11 @@ struct EventScanner::Tokens {
 EventScanner::EventScanner(
     std::vector<std::string> categories,
     std::vector<std::string> kept,
+    std::vector<std::string> integers,
     std::string collective)
     : categories_(std::move(categories)),
       kept_(std::move(kept)),
+      integers_(std::move(integers)),
       collective_(std::move(collective)) {}
 
 size_t EventScanner::scan(std::string_view text, size_t at) {
@@ -312,27 +314,49 @@ int64_t EventScanner::categoryOf(std::string_view name) {
   return -1;
 }
 
-std::vector<int64_t> EventScanner::arguments(
+std::string_view EventScanner::argumentsText(std::string_view text, size_t row)
+    const {
+  const auto [at, length] = events_.arguments.at(row);
+  return text.substr(at, length);
+}
+
+EventScanner::Arguments EventScanner::arguments(
     std::string_view text,
     const std::vector<int64_t>& rows) {
-  std::vector<int64_t> numbers(rows.size() * kept_.size(), -1);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const auto [at, length] = events_.arguments[size_t(rows[i])];
-    if (length == 0) {
-      continue;
-    }
-    int64_t* const row = numbers.data() + i * kept_.size();
+  Arguments all;
+  all.combination.reserve(rows.size());
+  all.integers.assign(rows.size() * integers_.size(), kAbsent);
+  std::vector<int64_t> numbers(kept_.size());
+  int64_t* integers = all.integers.data();
+  for (const int64_t chosen : rows) {
+    std::fill(numbers.begin(), numbers.end(), -1);
+    const auto [at, length] = events_.arguments[size_t(chosen)];
     JsonScan scan(text.substr(at, length));
     scan.object([&](std::string_view key) {
       const std::string_view value = scan.value(1);
+      const auto column = std::find(integers_.begin(), integers_.end(), key);
+      if (column != integers_.end()) {
+        const std::optional<int64_t> integer = identifier(value);
+        integers[column - integers_.begin()] = !integer.has_value() ? kUndecided
+            : *integer >= 0                                         ? *integer
+                            : kNoInteger;
+        return true;
+      }
       const auto place = std::find(kept_.begin(), kept_.end(), key);
       if (place != kept_.end()) {
-        row[place - kept_.begin()] = values_.number(value);
+        numbers[size_t(place - kept_.begin())] = values_.number(value);
       }
       return true;
     });
+    integers += integers_.size();
+    const auto [known, isNew] =
+        numberOf_.emplace(numbers, int64_t(combinations_.size()));
+    if (isNew) {
+      combinations_.push_back(numbers);
+    }
+    all.combination.push_back(known->second);
   }
-  return numbers;
+  return all;
 }
 
 } // namespace commprof::recordings

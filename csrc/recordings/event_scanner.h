@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -53,11 +54,12 @@ struct EventColumns {
 // One thread uses it. Numbers of names and values stay the same for all texts.
 class EventScanner {
  public:
-  // `kept` are the keys of arguments() and `collective` is the one that tells
-  // that an event is part of a collective.
+  // `kept` are the keys of arguments(), `integers` those of its columns, and
+  // `collective` is the one that tells that an event is part of a collective.
   EventScanner(
       std::vector<std::string> categories,
       std::vector<std::string> kept,
+      std::vector<std::string> integers,
       std::string collective);
 
   // Replaces events() by those of the text from `at` on, separated by spaces,
@@ -81,10 +83,26 @@ class EventScanner {
     return isUnusual_;
   }
 
-  // For each of these rows and each kept key, the value's number or -1.
-  std::vector<int64_t> arguments(
-      std::string_view text,
-      const std::vector<int64_t>& rows);
+  struct Arguments {
+    // For each row, the number of its values in combinations().
+    std::vector<int64_t> combination;
+    // For each row and each key of a column, the value: kAbsent if there is
+    // none, kNoInteger for what is no whole number from 0 to 2^62 - 1, and
+    // kUndecided if only Python can tell.
+    std::vector<int64_t> integers;
+  };
+  static constexpr int64_t kAbsent = -1, kNoInteger = -2, kUndecided = -3;
+
+  Arguments arguments(std::string_view text, const std::vector<int64_t>& rows);
+
+  // The arguments of a row as they are written.
+  std::string_view argumentsText(std::string_view text, size_t row) const;
+
+  // The different values that rows have: for each kept key, the value's number
+  // or -1. Numbers of combinations stay the same for all texts.
+  const std::vector<std::vector<int64_t>>& combinations() const {
+    return combinations_;
+  }
 
  private:
   enum class Outcome { kTaken, kCutOff, kUnusual };
@@ -97,10 +115,13 @@ class EventScanner {
 
   const std::vector<std::string> categories_;
   const std::vector<std::string> kept_;
+  const std::vector<std::string> integers_;
   const std::string collective_;
   EventColumns events_;
   Texts names_;
   Texts values_;
+  std::vector<std::vector<int64_t>> combinations_;
+  std::map<std::vector<int64_t>, int64_t> numberOf_;
   size_t lastCategory_ = 0;
   bool isUnusual_ = false;
 };

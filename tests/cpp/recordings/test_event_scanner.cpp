@@ -11,7 +11,10 @@ namespace {
 
 EventScanner newScanner() {
   return EventScanner(
-      {"kernel", "cpu_op"}, {"Seq", "Collective name"}, "Collective name");
+      {"kernel", "cpu_op"},
+      {"dtype", "Collective name"},
+      {"Seq", "External id"},
+      "Collective name");
 }
 
 const std::string kKernel =
@@ -38,10 +41,33 @@ void eventsBecomeRows() {
   CHECK((events.correlation == std::vector<int64_t>{9, -1}));
   CHECK((events.isCollective == std::vector<int64_t>{1, 0}));
   CHECK(scanner.names()[size_t(events.name[0])] == R"("nccl\u0041")");
-  const std::vector<int64_t> numbers = scanner.arguments(text, {0, 1});
-  CHECK(scanner.values()[size_t(numbers[0])] == "4");
-  CHECK(scanner.values()[size_t(numbers[1])] == "\"allreduce\"");
-  CHECK(numbers[2] == -1 && numbers[3] == -1);
+  const EventScanner::Arguments found = scanner.arguments(text, {0, 1, 0});
+  CHECK((found.combination == std::vector<int64_t>{0, 1, 0}));
+  CHECK((found.integers == std::vector<int64_t>{4, -1, -1, -1, 4, -1}));
+  const std::vector<int64_t>& kept = scanner.combinations()[0];
+  CHECK(kept[0] == -1);
+  CHECK(scanner.values()[size_t(kept[1])] == "\"allreduce\"");
+  CHECK((scanner.combinations()[1] == std::vector<int64_t>{-1, -1}));
+}
+
+void integersAreWholeNumbers() {
+  const std::vector<std::pair<std::string, int64_t>> values = {
+      {"7", 7},
+      {"\"7\"", 7},
+      {"-7", -2},
+      {"7.0", -2},
+      {"true", -2},
+      {"\"x\"", -2},
+      {"4611686018427387904", -2},
+      {"\"\\u0037\"", -3}};
+  for (const auto& [value, expected] : values) {
+    EventScanner scanner = newScanner();
+    std::string event = kKernel;
+    event.replace(event.find("4}}"), 1, value);
+    CHECK(scanner.scan(event, 0) == event.size());
+    CHECK(scanner.arguments(event, {0}).integers[0] == expected);
+    CHECK(scanner.argumentsText(event, 0).front() == '{');
+  }
 }
 
 void namesKeepTheirNumbers() {
@@ -87,6 +113,7 @@ void unusualEventsAreLeft() {
 
 int main() {
   eventsBecomeRows();
+  integersAreWholeNumbers();
   namesKeepTheirNumbers();
   cutOffEventsAreLeft();
   unusualEventsAreLeft();

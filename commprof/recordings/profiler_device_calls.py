@@ -1,0 +1,227 @@
+"""Collectives of a device: kernels, and the ranges and operators of c10d that launched them.
+
+The operation comes from the kernel's arguments; else from c10d's range around the launch
+(``nccl:all_reduce``); else from the kernel's name, which NCCL may also use for other operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.recordings.profiler_call_columns import CallColumns, CallKinds, Launching, kinds_of
+from commprof.recordings.profiler_calls import Call, described, launches, sizes_of
+from commprof.recordings.profiler_events import ProfilerEvents
+from commprof.recordings.profiler_kinds import COLLECTIVE
+from commprof.recordings.profiler_named import (
+    ABSENT,
+    EventTable,
+    EventTexts,
+    NamedEvents,
+    joined,
+)
+from commprof.recordings.profiler_words import operation
+from commprof.trace.schema import NO_SEQ
+
+Ints = npt.NDArray[np.int64]
+
+#: Most nested ranges that are searched; c10d's ranges nest three or four deep.
+_DEEPEST: Final = 64
+
+
+def device_calls(events: ProfilerEvents, device: int, world_size: int) -> CallColumns:
+    """Returns the communication kernels of one device, in order of their start times.
+
+    Copies to or from another device count as such kernels if c10d launched them: collectives may
+    run on copy engines.
+    """
+    kernels = _in_order(events.communication, device)
+    copies = _in_order(events.between_devices, device)
+    both = joined((kernels, copies))
+    launched_ns, thread = launches(events, both.correlation)
+    ranges, texts = _ranges_of(events), events.ranges.texts
+    around = _around(ranges, both, thread, launched_ns, texts)
+    kinds = kinds_of(events)
+    kind = _kinds(texts, kinds, both, ranges, around, world_size)
+    columns = {
+        "seq": _numbers(both, ranges, around),
+        "launch_ns": np.where(launched_ns >= 0, launched_ns, both.begin_ns),
+        "launch_thread": thread,
+        "begin_ns": both.begin_ns,
+        "end_ns": both.end_ns,
+        "device": both.device,
+    }
+    calls = CallColumns(kinds, kind, columns, Launching(around.best, around.inside))
+    if not len(copies.name):
+        return calls
+    is_theirs = ~calls.of_kind(_is_guessed, np.bool_)
+    is_theirs[: len(kernels.name)] = True
+    rows = np.flatnonzero(is_theirs)
+    return calls.rows(rows[np.lexsort((both.end_ns[rows], both.begin_ns[rows]))])
+
+
+def _in_order(events: NamedEvents, device: int) -> EventTable:
+    table = events.table.rows(events.table.device == device)
+    return table.rows(np.lexsort((table.end_ns, table.begin_ns)))
+
+
+def _is_guessed(kind: Call) -> bool:
+    return kind.guessed
+
+
+def _is_operation(name: str) -> bool:
+    return operation(name) != "other"
+
+
+def _ranges_of(events: ProfilerEvents) -> EventTable:
+    """Returns c10d's ranges and operators; generic operators have the name of their collective."""
+    issued, texts = events.issued.table, events.issued.texts
+    known: dict[int, int] = texts.known.setdefault(COLLECTIVE, {})
+    different, place = np.unique(issued.arguments, return_inverse=True)
+    for number in different.tolist():
+        if number not in known:
+            name = texts.arguments[number].get(COLLECTIVE)
+            known[number] = texts.name(name) if isinstance(name, str) else -1
+    renamed = np.array([known[number] for number in different.tolist()], np.int64)[place]
+    named = issued._replace(name=np.where(renamed >= 0, renamed, issued.name))
+    return joined((events.ranges.table.rows(events.backend_range_rows), named))
+
+
+class _Around(NamedTuple):
+    """Rows of the ranges in which kernels were launched; -1 if there is none."""
+
+    #: Ranges around the launch of each kernel, innermost first, ``[depth, kernel]``.
+    inside: Ints
+    #: The range that names the operation: the innermost that does; else that with the kernel's
+    #: External id.
+    best: Ints
+    #: True if ``best`` is around the launch.
+    is_inside: npt.NDArray[np.bool_]
+
+
+def _around(
+    ranges: EventTable, kernels: EventTable, thread: Ints, launched_ns: Ints, texts: EventTexts
+) -> _Around:
+    order = np.lexsort((-ranges.end_ns, ranges.begin_ns, ranges.thread))
+    begin_ns, end_ns = ranges.begin_ns[order], ranges.end_ns[order]
+    threads, firsts = np.unique(ranges.thread[order], return_index=True)
+    ends = [*firsts[1:].tolist(), len(order)][: len(firsts)]
+    row, parent = np.full(len(thread), -1, np.int64), np.full(len(order), -1, np.int64)
+    for one, first, end in zip(threads.tolist(), firsts.tolist(), ends, strict=True):
+        mine = thread == one
+        found = np.searchsorted(begin_ns[first:end], launched_ns[mine], side="right") - 1
+        row[mine] = np.where(found >= 0, found + first, -1)
+        parents = _parents(begin_ns[first:end].tolist(), end_ns[first:end].tolist())
+        parent[first:end] = np.where(parents >= 0, parents + first, -1)
+    depths = []
+    for _ in range(_DEEPEST):
+        is_open = row >= 0
+        if not is_open.any():
+            break
+        is_open &= launched_ns <= end_ns[row]
+        if is_open.any():
+            depths.append(np.where(is_open, order[row], -1))
+        row = np.where(row >= 0, parent[row], -1)
+    inside = np.stack(depths) if depths else np.zeros((0, len(thread)), np.int64)
+    tells = texts.mask(_is_operation)[ranges.name]
+    best = np.full(len(thread), -1, np.int64)
+    for rows in inside:
+        telling = (best < 0) & (rows >= 0)
+        telling[telling] = tells[rows[telling]]
+        best[telling] = rows[telling]
+    is_inside = best >= 0
+    if not is_inside.all():
+        best = np.where(is_inside, best, _numbered_as(kernels, ranges, tells))
+    return _Around(inside, best, is_inside)
+
+
+def _numbered_as(kernels: EventTable, ranges: EventTable, tells: npt.NDArray[np.bool_]) -> Ints:
+    """Returns the range with each kernel's External id; -1 if there is none.
+
+    A range that begins after the kernel does not count, nor an External id that is equal to the
+    kernel's correlation id: the id then identifies the kernel's launch, not a range.
+    """
+    rows = np.flatnonzero(tells & (ranges.external_id > 0))
+    by_number = dict(zip(ranges.external_id[rows].tolist(), rows.tolist(), strict=True))
+    found = np.array([by_number.get(n, -1) for n in kernels.external_id.tolist()], np.int64)
+    is_its = (found >= 0) & (kernels.external_id != kernels.correlation)
+    is_its[is_its] = ranges.begin_ns[found[is_its]] <= kernels.begin_ns[is_its]
+    return np.where(is_its, found, -1)
+
+
+def _parents(begin_ns: Sequence[int], end_ns: Sequence[int]) -> Ints:
+    """Returns, for each range, the row of the last earlier range still open; -1 if none is."""
+    parents, around = [], list[int]()
+    for row, begin in enumerate(begin_ns):
+        while around and end_ns[around[-1]] < begin:
+            around.pop()
+        parents.append(around[-1] if around else -1)
+        around.append(row)
+    return np.array(parents, np.int64)
+
+
+def _kinds(
+    texts: EventTexts,
+    kinds: CallKinds,
+    kernels: EventTable,
+    ranges: EventTable,
+    around: _Around,
+    world_size: int,
+) -> Ints:
+    """Returns the kind of each kernel's call.
+
+    Kernels with the same texts, launched in ranges with the same texts, are of one kind.
+    """
+    known: dict[bytes, int] = texts.known.setdefault((len(around.inside), world_size), {})
+    chosen = np.concatenate((around.best[None], np.where(around.is_inside, around.inside, -1)))
+    told = [kernels.name, kernels.arguments, around.is_inside.astype(np.int64)]
+    for rows in chosen:
+        has_range = rows >= 0
+        for column in (ranges.name, ranges.arguments):
+            numbers = np.full(len(rows), -1, np.int64)
+            numbers[has_range] = column[rows[has_range]]
+            told.append(numbers)
+    keys = np.stack(told, axis=1)
+    data, size = keys.tobytes(), keys.shape[1] * keys.itemsize
+    kind = []
+    for row, at in enumerate(range(0, len(data), size)):
+        key = data[at : at + size]
+        number = known.get(key)
+        if number is None:
+            number = known[key] = kinds.number(_kind(texts, keys[row].tolist(), world_size))
+        kind.append(number)
+    return np.array(kind, np.int64)
+
+
+def _kind(texts: EventTexts, key: Sequence[int], world_size: int) -> Call:
+    """Makes a call from the numbers of texts: of the kernel, the best range and those around."""
+    kernel, kernel_name = texts.arguments[key[1]], texts.names[key[0]]
+    best, *inside = (pair for pair in zip(key[3::2], key[4::2], strict=True))
+    told: dict[str, Any] = {}
+    range_name = None
+    if best[0] >= 0:
+        range_name = texts.names[best[0]]
+        for name, arguments in reversed(inside):
+            told |= texts.arguments[arguments] if name >= 0 else {}
+        told |= texts.arguments[best[1]]
+    names = kernel.get(COLLECTIVE), range_name
+    telling = next((n for n in names if isinstance(n, str) and operation(n) != "other"), None)
+    whole = {**sizes_of(told), **told, **kernel}
+    call = described(telling or kernel_name, whole, world_size)
+    return replace(call, guessed=telling is None)
+
+
+def _numbers(kernels: EventTable, ranges: EventTable, around: _Around) -> Ints:
+    """Returns c10d's number of each call: the kernel's, else that of the range; -1 without one."""
+    seq = np.full(len(kernels.name), ABSENT, np.int64)
+    outermost_first = around.inside[::-1]
+    for rows in (*np.where(around.is_inside, outermost_first, -1), around.best):
+        of_range = rows >= 0
+        of_range[of_range] = ranges.seq[rows[of_range]] != ABSENT
+        seq[of_range] = ranges.seq[rows[of_range]]
+    seq = np.where(kernels.seq != ABSENT, kernels.seq, seq)
+    return np.where((seq >= 0) & (seq < NO_SEQ), seq, -1)

@@ -1,0 +1,38 @@
+"""Offsets of clocks by the ends of shared collectives: the tree of ranks, medians and quantiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from commprof.recordings.clock_agreement import _offset, _quantiles, _tree
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_quantiles_of_columns_are_those_of_numpy(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    values = draw.integers(-(10**12), 10**12, (int(draw.integers(1, 30)), 5))
+    chosen = draw.random(values.shape) < 0.6
+    chosen[int(draw.integers(len(values)))] = True
+    for quantile in (0.5, 0.95):
+        expected = [np.quantile(values[chosen[:, i], i], quantile) for i in range(5)]
+        assert _quantiles(values, chosen, quantile).tolist() == expected
+
+
+def test_each_rank_is_joined_to_the_one_with_which_it_shares_most() -> None:
+    # Rank 3 shares two collectives with rank 2 and one with rank 0; rank 1 one with rank 0.
+    present = np.array(
+        [[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 0], [0, 0, 1, 1], [0, 0, 1, 1], [1, 0, 0, 1]], bool
+    )
+    assert _tree(present) == [(2, 0), (3, 2), (1, 0)]
+    assert _tree(np.array([[1, 1, 0], [0, 0, 1]], bool)) is None
+    assert _tree(np.ones((3, 1), bool)) == []
+
+
+def test_offsets_add_up_along_the_tree() -> None:
+    # Rank 1 is 100 ns behind rank 0, and rank 2 is 30 ns ahead of rank 1 in the median.
+    end_ns = np.array([[1000, 900, 0], [2000, 1900, 0], [0, 3000, 3030], [0, 4000, 4020]])
+    end_ns = np.concatenate((end_ns, [[0, 5000, 5040]]))
+    found = _offset(end_ns, [(1, 0), (2, 1)])
+    assert found.offset_ns.tolist() == [0, 100, 70]
+    assert found.error_ns.tolist() == [0, 0, 10]
