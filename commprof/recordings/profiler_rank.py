@@ -369,7 +369,7 @@ def _backend(found: RankRecording) -> str:
 def _groups(found: RankRecording, rank: int) -> tuple[dict[int, Group], Ints]:
     """Returns the process groups by number, and each call's group number.
 
-    CallColumns whose group is not known are those of a group without a name, of size 0 if that is not
+    Calls whose group is not known are those of a group without a name, of size 0 if that is not
     known either.
     """
     backend, only = _backend(found), _only_group(found.events.about)
