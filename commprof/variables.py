@@ -1,8 +1,8 @@
 """Every environment variable of commprof, with its meaning, allowed values and default.
 
 ``docs/your_job.md`` has the same table. An empty value counts as unset everywhere. The C++ code
-reads ``DEVICE_EVENTS``, ``NCCL``, ``SIMD`` and ``KERNEL_THREADS`` itself; setup.py's own variables
-are in setup.py.
+reads ``DEVICE_EVENTS``, ``NCCL``, ``NCCL_PLUGIN``, ``SIMD`` and ``KERNEL_THREADS`` itself;
+setup.py's own variables are in setup.py.
 """
 
 from __future__ import annotations
@@ -176,6 +176,12 @@ NCCL = _choice(
     "what NCCL's profiler plugin records: nothing, NCCL's operations, their times on the GPU too, "
     "or also what the network does; auto: kernels, but operations from NCCL 2.31 on",
     *("auto", "off", "operations", "kernels", "network"),
+)
+NCCL_PLUGIN = Variable(
+    "COMMPROF_NCCL_PLUGIN",
+    "set by commprof from `NCCL_PROFILER_PLUGIN`: another profiler plugin, to which commprof's "
+    "passes NCCL's calls on",
+    "a name or path, as in `NCCL_PROFILER_PLUGIN`",
 )
 SIMD = Variable(
     "COMMPROF_SIMD",

@@ -4,6 +4,8 @@ No GPU is needed. For each wheel of nvidia-nccl-cu12 the library is loaded, and 
 ``getNcclProfiler_v<N>``, whose address is in its symbol table, is given the plugin. What this
 returns takes events in the library's own layout and passes them on in that of version N. The same
 calls are played to it each time (``tests/cpp/nccl_plugin``), and the trace is compared with them.
+Another plugin, which has version N only, is then loaded by NCCL alone, and by commprof's, which
+NCCL asks for its newest version: what it logs of its calls is compared.
 
     make nccl-matrix
     python -m tools.nccl_matrix --keep DIR 2.28.9 2.30.7
@@ -21,15 +23,23 @@ import sys
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.machines.core_tests import build
-from tests.support.nccl_runs import Operation, Played, Times, differences, played, recorded
+from tests.support.nccl_runs import (
+    Operation,
+    Played,
+    Times,
+    differences,
+    logged,
+    played,
+    recorded,
+)
 
 #: The first release of each version of the interface that could be had, and the newest.
 RELEASES = ("2.26.2", "2.27.5", "2.28.9", "2.29.7", "2.30.7", "2.32.3")
 OLDEST = 3
+COMMPROF = "libnccl-profiler-commprof.so"
 PLACE = {"RANK": "0", "WORLD_SIZE": "2"}
 
 
@@ -39,18 +49,23 @@ def main() -> int:
     parser.add_argument("releases", nargs="*", default=RELEASES, metavar="RELEASE")
     parser.add_argument("--keep", type=Path, help="folder of the wheels, kept (1.9 GB for all)")
     options = parser.parse_args()
-    tree = build("", "test_nccl_plugin", "nccl-profiler-commprof")
+    logging = [f"logging-v{version}" for version in range(OLDEST, 8)]
+    tree = build("", "test_nccl_plugin", "nccl-profiler-commprof", *logging)
     wrong: list[str] = []
-    print("| NCCL | interface | collectives | messages | replays | times | unknown ends |")
-    print("|---|---|---|---|---|---|---|")
+    heads = "collectives | messages | replays | times | unknown ends | passed on"
+    print(f"| NCCL | interface | {heads} |\n|---|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as scratch:
         wheels = options.keep or Path(scratch)
         for release in options.releases:
             library = library_of(release, wheels, Path(scratch))
-            for version, address, newest in loaders(library):
+            addresses = loaders(library)
+            newest = max(addresses)
+            for version, address in addresses.items():
                 row, lines = one_pair(tree, library, address, version, newest)
-                print(f"| {release} | v{version}{' *' * (version == newest)} | {row} |", flush=True)
-                wrong += [f"NCCL {release}, v{version}: {line}" for line in lines]
+                same, more = passed_on(tree, library, addresses, version)
+                star = " *" * (version == newest)
+                print(f"| {release} | v{version}{star} | {row} | {same} |", flush=True)
+                wrong += [f"NCCL {release}, v{version}: {line}" for line in lines + more]
             library.unlink()
     print("\n\\* the version that this NCCL chooses")
     print("\n".join(wrong), file=sys.stderr)
@@ -70,15 +85,50 @@ def library_of(release: str, wheels: Path, scratch: Path) -> Path:
         return Path(archive.extract("nvidia/nccl/lib/libnccl.so.2", scratch))
 
 
-def loaders(library: Path) -> Iterator[tuple[int, str, int]]:
-    """Yields each version that a library can ask for, its loader's address, and the newest."""
+def loaders(library: Path) -> dict[int, str]:
+    """Returns the address of the loader of each version that a library can ask for."""
     command = ["readelf", "--syms", "--wide", str(library)]
     symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     pattern = r"([0-9a-f]+)\s+\d+\s+FUNC\b.*\b_Z18getNcclProfiler_v(\d+)Pv$"
     addresses = {int(m[2]): m[1] for m in re.finditer(pattern, symbols, re.MULTILINE)}
-    for version in sorted(addresses):
-        if version >= OLDEST:
-            yield version, addresses[version], max(addresses)
+    return {version: addresses[version] for version in sorted(addresses) if version >= OLDEST}
+
+
+def through(
+    tree: Path, plugin: str, library: Path, address: str, newest: int, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Plays to a plugin through a loader; with ``LOGGED`` events of all types."""
+    arguments = ["through", str(library), str(tree / plugin), address, str(newest)]
+    return subprocess.run(
+        [str(tree / "test_nccl_plugin"), *arguments, *["all"] * ("LOGGED" in environment)],
+        env={**os.environ, **PLACE, "COMMPROF_NCCL": "kernels", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def passed_on(
+    tree: Path, library: Path, addresses: dict[int, str], version: int
+) -> tuple[str, list[str]]:
+    """Returns how many lines a plugin of this version logs as alone, and what was wrong."""
+    newest = max(addresses)
+    name = f"liblogging-v{version}.so"
+    with tempfile.TemporaryDirectory() as out:
+        alone, behind = Path(out) / "alone", Path(out) / "behind"
+        through(tree, name, library, addresses[version], newest, LOGGED=str(alone))
+        done = through(
+            *(tree, COMMPROF, library, addresses[newest], newest),
+            LOGGED=str(behind),
+            COMMPROF_OUT=out,
+            COMMPROF_NCCL_PLUGIN=str(tree / name),
+        )
+        if version < newest and version == OLDEST:  # its fields are others
+            said = "it has no table of versions" in done.stderr
+            return "no", [] if said else [done.stderr]
+        heard, expected = (Counter("\n".join(logged(log)).split("\n")) for log in (behind, alone))
+    same = (heard & expected).total()
+    return f"{same}/{expected.total()}", [] if heard == expected else ["calls are not as alone"]
 
 
 def one_pair(
@@ -86,15 +136,7 @@ def one_pair(
 ) -> tuple[str, list[str]]:
     """Plays the calls once; returns the cells of the table's row, and what was wrong."""
     with tempfile.TemporaryDirectory() as out:
-        plugin = tree / "libnccl-profiler-commprof.so"
-        arguments = ["through", str(library), str(plugin), address, str(newest)]
-        done = subprocess.run(
-            [str(tree / "test_nccl_plugin"), *arguments],
-            env={**os.environ, **PLACE, "COMMPROF_OUT": out, "COMMPROF_NCCL": "kernels"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = through(tree, COMMPROF, library, address, newest, COMMPROF_OUT=out)
         if done.returncode != 0:
             return "failed | | | |", [done.stderr.strip() or f"exit code {done.returncode}"]
         _, found = recorded(Path(out) / "rank_0.trace")

@@ -1,4 +1,4 @@
-"""Makes NCCL load commprof's profiler plugin, if the user has set no other one.
+"""Makes NCCL load commprof's profiler plugin, which passes all calls on to the one of the user's.
 
 NCCL loads one plugin per process, when the process makes its first communicator. A process with
 torch gets capture's own module, which records into the trace that capture has open; other programs
@@ -18,6 +18,7 @@ PLUGIN_VARIABLE = "NCCL_PROFILER_PLUGIN"
 #: Copied from ``commprof.variables``.
 LEVEL_VARIABLE = "COMMPROF_NCCL"
 NATIVE_VARIABLE = "COMMPROF_NATIVE"
+PASSED_ON_VARIABLE = "COMMPROF_NCCL_PLUGIN"
 #: The folder of the package.
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 #: For programs without torch.
@@ -27,15 +28,16 @@ _LONGEST_PATH = 254
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variable with which programs without torch record; empty if they shall not.
+    """Returns the variables with which programs without torch record; empty if they shall not.
 
     Args:
-        given: the environment to which it is to be added.
+        given: the environment to which they are to be added.
     """
+    users, _ = plugin_of_user(given)
     off = given.get(LEVEL_VARIABLE) == "off" or not _has_gpu()
-    if off or plugin_of_user(given) or not _usable(PLUGIN):
+    if off or _forbids_all(users) or not _usable(PLUGIN):
         return {}
-    return {PLUGIN_VARIABLE: PLUGIN}
+    return {PLUGIN_VARIABLE: PLUGIN, **({PASSED_ON_VARIABLE: users} if users else {})}
 
 
 def set_up() -> str:
@@ -47,37 +49,48 @@ def set_up() -> str:
     """
     version = sys.modules.get("torch.version")
     may_use_nccl = getattr(version, "cuda", None) is not None and _has_gpu()
-    chosen = plugin_of_user(os.environ)
-    if chosen:
-        left = f"{chosen} is NCCL's profiler plugin and is left alone"
-        return f"{left}, so NCCL's own operations are not recorded" if may_use_nccl else ""
+    users, chosen_in = plugin_of_user(os.environ)
     module = _module(str(getattr(version, "__version__", "")))
     off = os.environ.get(LEVEL_VARIABLE) == "off" or os.environ.get(NATIVE_VARIABLE) == "0"
-    if off or not may_use_nccl or not _usable(module):
-        os.environ.pop(PLUGIN_VARIABLE, None)  # else it would claim the trace of this rank
-        return ""
+    if off or not may_use_nccl or not _usable(module) or _forbids_all(users):
+        if _is_ours(os.environ.get(PLUGIN_VARIABLE, "")):  # it would claim this rank's trace
+            del os.environ[PLUGIN_VARIABLE]
+            if users:
+                os.environ[PLUGIN_VARIABLE] = users
+        said = _forbids_all(users) and may_use_nccl and not off
+        forbidden = f"{PLUGIN_VARIABLE}={users} in {chosen_in} forbids profiler plugins"
+        return f"{forbidden}, so NCCL's own operations are not recorded" if said else ""
     os.environ[PLUGIN_VARIABLE] = module
+    if users:
+        os.environ[PASSED_ON_VARIABLE] = users
     return ""
 
 
-def plugin_of_user(given: Mapping[str, str]) -> str:
-    """Returns where the user has chosen a plugin for NCCL, and which; empty if nowhere.
+def plugin_of_user(given: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the plugin that the user has chosen for NCCL, and where; two empty texts if none.
 
     NCCL looks at the variable, then into its configuration files, and without a choice it loads
     ``libnccl-profiler.so`` if there is one.
     """
     value = given.get(PLUGIN_VARIABLE, "")
-    if value:
-        return "" if _is_ours(value) else f"{PLUGIN_VARIABLE}={value}"
+    if value and not _is_ours(value):
+        return value, "the environment"
+    passed_on = given.get(PASSED_ON_VARIABLE, "")
+    if value or passed_on:
+        return passed_on, "the environment" if passed_on else ""
     for path in _configuration_files(given):
         value = _value_in(path)
         if value:
-            return "" if _is_ours(value) else f"{value} of {path}"
+            return ("", "") if _is_ours(value) else (value, path)
     for folder in given.get("LD_LIBRARY_PATH", "").split(os.pathsep):
         path = os.path.join(folder, "libnccl-profiler.so")
         if folder and os.path.exists(path):
-            return path
-    return ""
+            return path, folder
+    return "", ""
+
+
+def _forbids_all(users: str) -> bool:
+    return users.lower() == "none"
 
 
 def _is_ours(value: str) -> bool:

@@ -15,7 +15,12 @@ from commprof.trace.schema import MODES
 from commprof.variables import Variable
 
 #: Variables that the recorder or the package itself reads: this module only checks them.
-_READ_ELSEWHERE = (variables.DEVICE_EVENTS, variables.NATIVE, variables.NCCL)
+_READ_ELSEWHERE = (
+    variables.DEVICE_EVENTS,
+    variables.NATIVE,
+    variables.NCCL,
+    variables.NCCL_PLUGIN,
+)
 
 
 def _of(variable: Variable) -> Any:

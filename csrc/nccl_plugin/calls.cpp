@@ -7,9 +7,6 @@ namespace commprof::nccl {
 
 namespace {
 
-constexpr uint32_t kRecent = 1 << 12;
-constexpr uint32_t kMaxCaptured = 1 << 16;
-
 // Any thread may read an entry while another one writes it: `use` is odd then.
 struct Entry {
   std::atomic<uint32_t> use{0}; // twice the number of uses
@@ -50,27 +47,27 @@ struct CapturedEntry : Entry {
   }
 };
 
-constinit std::array<Entry, kRecent> g_recent{};
-constinit std::array<CapturedEntry, kMaxCaptured> g_captured{};
+constinit std::array<Entry, kCalls> g_recent{};
+constinit std::array<CapturedEntry, kCapturedCalls> g_captured{};
 std::atomic<uint64_t> g_calls{0};
 std::atomic<uint32_t> g_captures{0};
 
-constexpr uint32_t kNoSlot = kMaxCaptured;
+constexpr uint32_t kNoSlot = kCapturedCalls;
 
 } // namespace
 
 Handle rememberCall(const ApiCall& call) noexcept {
   const uint64_t ticket = g_calls.fetch_add(1, std::memory_order_relaxed);
-  const auto slot = uint32_t(ticket % kRecent);
-  const uint32_t use = (uint32_t(ticket / kRecent) + 1) & kUseMask;
+  const auto slot = uint32_t(ticket % kCalls);
+  const uint32_t use = (uint32_t(ticket / kCalls) + 1) & kUseMask;
   g_recent[slot].write(call, use);
   return {Tag::kCall, 0, slot, use};
 }
 
 Handle rememberCapturedCall(const ApiCall& call) noexcept {
-  if (g_captures.load(std::memory_order_relaxed) < kMaxCaptured) {
+  if (g_captures.load(std::memory_order_relaxed) < kCapturedCalls) {
     const uint32_t slot = g_captures.fetch_add(1, std::memory_order_relaxed);
-    if (slot < kMaxCaptured) {
+    if (slot < kCapturedCalls) {
       g_captured[slot].write(call, 1);
       return {Tag::kCapturedCall, 0, slot, 1};
     }
@@ -82,12 +79,12 @@ Caller callerOf(Handle handle, uint32_t part) noexcept {
   Caller caller;
   if (handle.tag == Tag::kCapturedCall) {
     caller.origin = Origin::kReplay;
-    caller.known = handle.slot < kMaxCaptured &&
+    caller.known = handle.slot < kCapturedCalls &&
         g_captured[handle.slot].read(caller.call, handle.use);
     caller.replay =
         caller.known ? g_captured[handle.slot].replayOf(part) : kReplayUnknown;
   } else if (handle.tag == Tag::kCall) {
-    caller.known = handle.slot < kRecent &&
+    caller.known = handle.slot < kCalls &&
         g_recent[handle.slot].read(caller.call, handle.use);
   }
   return caller;

@@ -16,16 +16,23 @@ namespace commprof::nccl {
 // on all ranks. So replays are numbered apart, in a process group of their own.
 enum class Origin : uint8_t { kCall, kReplay };
 
-// Never destroyed, since NCCL may use a context after finalize(); reused after
-// kQuarantine others were finalised.
+// NCCL's context of a communicator. Never destroyed, since NCCL may use it
+// after finalize(); reused after kQuarantine others were finalised.
 struct Communicator {
   static constexpr int kUnknown = -1; // rank or ranks, with version 3
+
+  // Null if a context is none of these: the user's plugin's, or another
+  // process's (PXN), which is no address here.
+  static Communicator* of(void* context) noexcept;
 
   std::atomic<uint32_t> generation{0}; // rises with each use of this object
   std::atomic<bool> open{false};
   std::atomic<int> rank{kUnknown};
   int ranks = kUnknown;
   uint32_t number = 0; // in the trace, from 1; never used again
+  // Whether the user's plugin knows it, and under which context.
+  std::atomic<bool> passed_on{false};
+  std::atomic<void*> users_context{nullptr};
   // Numbers in the trace's table of groups, by Origin; 0: not described yet.
   std::atomic<uint32_t> groups[2]{};
 
@@ -83,6 +90,8 @@ void nameCommunicator(
     uint64_t id,
     const char* name,
     int rank);
+// A context of communicators that only the user's plugin knows, without one.
+Communicator* unrecordedCommunicator() noexcept;
 // Returns true if it was the last one.
 bool closeCommunicator(Communicator& communicator) noexcept;
 

@@ -1,6 +1,7 @@
 // Handles of events. They are numbers and never addresses: NCCL uses a handle
 // after it has stopped the event, stops some twice, and may pass one on to
 // another process. A number whose slot holds something else by now is ignored.
+// Those of the user's own plugin (user_plugin.h) may be addresses.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,16 @@ enum class Tag : uint8_t {
   kChannel, // one channel of an operation's kernel
   kTransfer, // an operation's sends to one peer, or receives from it
   kStep, // one of a transfer's steps in flight
+  kUsers, // nothing but a handle of the user's plugin that has bits of a tag
 };
+
+// How many of each there are at a time.
+inline constexpr uint32_t kCalls = 1 << 14;
+inline constexpr uint32_t kCapturedCalls = 1 << 16; // ever
+inline constexpr uint32_t kOperations = 1 << 14;
+inline constexpr uint32_t kMaxChannels = 128; // of an operation
+inline constexpr uint32_t kTransfers = 1 << 13;
+inline constexpr uint32_t kStepsInFlight = 8; // of a transfer; NCCL_STEPS
 
 struct Handle {
   Tag tag = Tag::kNone;
@@ -26,9 +36,8 @@ struct Handle {
   static Handle of(const void* pointer) noexcept {
     const auto bits = reinterpret_cast<uintptr_t>(pointer);
     static_assert(sizeof(bits) == 8);
-    const auto tag = uint8_t(bits & 7);
     return {
-        tag <= uint8_t(Tag::kStep) ? Tag(tag) : Tag::kNone,
+        Tag(bits & 7),
         uint8_t(bits >> 3 & 127),
         uint32_t(bits >> 10 & 0xffffff),
         uint32_t(bits >> 34)};

@@ -22,12 +22,17 @@ inline constexpr uint64_t kColl = 1 << 1; // a collective of a launched kernel
 inline constexpr uint64_t kP2p = 1 << 2; // a message of a launched kernel
 inline constexpr uint64_t kProxyOp = 1 << 3; // a channel's traffic with a peer
 inline constexpr uint64_t kProxyStep = 1 << 4; // one buffer of it
+inline constexpr uint64_t kProxyCtrl = 1 << 5; // what the proxy's thread does
 inline constexpr uint64_t kKernelCh = 1 << 6; // one channel of a kernel
+inline constexpr uint64_t kNetPlugin = 1 << 7; // of NCCL's network plugin
 inline constexpr uint64_t kGroupApi = 1 << 8; // the outermost group of calls
 inline constexpr uint64_t kCollApi = 1 << 9; // a call of a collective
 inline constexpr uint64_t kP2pApi = 1 << 10; // a call of ncclSend or ncclRecv
 inline constexpr uint64_t kKernelLaunch = 1 << 11;
 inline constexpr uint64_t kCeColl = 1 << 12; // a collective by copy engines
+inline constexpr uint64_t kCeSync = 1 << 13;
+inline constexpr uint64_t kCeBatch = 1 << 14;
+inline constexpr uint64_t kKernelPhase = 1 << 15; // of a channel; version 7
 
 // State of a kKernelCh event: its kernel has ended on this channel.
 inline constexpr int kKernelChStop = 22;
@@ -85,6 +90,17 @@ struct P2pFields {
   uint8_t channels;
 };
 
+// Since version 5 with the group of kernels, which is the parent before.
+struct CollFieldsV5 {
+  CollFields of_all_versions;
+  void* group;
+};
+
+struct P2pFieldsV5 {
+  P2pFields of_version_4;
+  void* group;
+};
+
 struct ProxyOpFields {
   int pid; // of the process whose operation it is (PXN)
   uint8_t channel;
@@ -124,8 +140,8 @@ struct DescriptorV5 {
     GroupApiFields group_api;
     CollApiFields coll_api;
     P2pApiFields p2p_api;
-    CollFields coll;
-    P2pFields p2p;
+    CollFieldsV5 coll;
+    P2pFieldsV5 p2p;
     ProxyOpFields proxy_op;
     ProxyStepFields proxy_step;
     KernelChFields kernel_ch;
@@ -171,6 +187,8 @@ struct DescriptorV3 {
   union {
     CollFieldsV3 coll;
     P2pFieldsV3 p2p;
+    ProxyOpFields proxy_op;
+    ProxyStepFields proxy_step;
     KernelChFields kernel_ch; // its time is not set
   };
 };

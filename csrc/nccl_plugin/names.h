@@ -11,6 +11,8 @@
 
 namespace commprof::nccl {
 
+inline constexpr const char* kPluginName = "commprof"; // in its tables
+
 struct FuncName {
   std::string_view nccl;
   Op op;

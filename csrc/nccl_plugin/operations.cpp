@@ -12,10 +12,6 @@ namespace commprof::nccl {
 
 namespace {
 
-// Operations at a time, of all communicators; a power of two.
-constexpr uint32_t kSlots = 1 << 14;
-constexpr int kMaxChannels = 128;
-
 class Bits {
  public:
   // Returns false if the bit was set.
@@ -61,7 +57,7 @@ struct Slot {
   Operation operation;
 };
 
-constinit std::array<Slot, kSlots> g_slots{};
+constinit std::array<Slot, kOperations> g_slots{};
 std::atomic<uint64_t> g_begun{0};
 std::atomic<uint64_t> g_unended{0};
 
@@ -165,19 +161,19 @@ Handle beginOperation(
   constexpr int kTries = 8; // no more threads than this hold slots in a row
   for (int i = 0; i < kTries; ++i) {
     const uint64_t ticket = g_begun.fetch_add(1, std::memory_order_relaxed);
-    Slot& slot = g_slots[ticket % kSlots];
+    Slot& slot = g_slots[ticket % kOperations];
     if (slot.used.test_and_set(std::memory_order_acquire)) {
       continue;
     }
     settle(slot.operation);
-    slot.use = uint32_t(ticket / kSlots) & kUseMask;
+    slot.use = uint32_t(ticket / kOperations) & kUseMask;
     slot.operation = Operation();
     slot.operation.pending = true;
     slot.operation.communicator = &communicator;
     slot.operation.generation = communicator.generation.load();
     slot.operation.launched = launched;
     const Handle handle{
-        Tag::kOperation, 0, uint32_t(ticket % kSlots), slot.use};
+        Tag::kOperation, 0, uint32_t(ticket % kOperations), slot.use};
     slot.used.clear(std::memory_order_release);
     return handle;
   }
@@ -187,7 +183,7 @@ Handle beginOperation(
 }
 
 OperationId idOf(Handle handle) noexcept {
-  if (handle.tag != Tag::kOperation || handle.slot >= kSlots) {
+  if (handle.tag != Tag::kOperation || handle.slot >= kOperations) {
     return {};
   }
   Slot& slot = g_slots[handle.slot];
@@ -198,7 +194,7 @@ OperationId idOf(Handle handle) noexcept {
 }
 
 Handle beginChannel(Handle handle, uint8_t channel, uint64_t gpu_ns) noexcept {
-  if (handle.tag != Tag::kOperation || handle.slot >= kSlots ||
+  if (handle.tag != Tag::kOperation || handle.slot >= kOperations ||
       channel >= kMaxChannels) {
     return {};
   }
@@ -225,7 +221,7 @@ Handle beginChannel(Handle handle, uint8_t channel, uint64_t gpu_ns) noexcept {
 namespace {
 
 void end(Handle handle, uint64_t gpu_ns, bool timed) noexcept {
-  if (handle.tag != Tag::kChannel || handle.slot >= kSlots) {
+  if (handle.tag != Tag::kChannel || handle.slot >= kOperations) {
     return;
   }
   const uint64_t now_ns = nowNs();

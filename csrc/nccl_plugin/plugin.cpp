@@ -6,8 +6,6 @@
 //
 // One file, because all versions share the translations and capture's module
 // compiles it again, to export the tables itself.
-#include <unistd.h>
-
 #include <atomic>
 #include <cstdio>
 #include <exception>
@@ -26,19 +24,19 @@
 #include "nccl_plugin/operations.h"
 #include "nccl_plugin/run.h"
 #include "nccl_plugin/transfers.h"
+#include "nccl_plugin/user_plugin.h"
 
 namespace commprof::nccl {
 
 namespace {
 
-// The masks of each level, without and with kernels' and proxy's events.
-constexpr int kOperationsV3 = int(kColl | kP2p);
-constexpr int kOperationsV5 = kOperationsV3 | int(kCollApi | kP2pApi);
-constexpr int kOperationsV6 = kOperationsV5 | int(kCeColl);
-constexpr int kProxy = int(kProxyOp | kProxyStep);
-
-std::atomic<bool> g_kernels{false}; // the mask has kKernelCh
-std::atomic<int> g_process{0}; // this process
+// The events of each level, from a version of the interface on, and those of
+// kernels and of the proxy.
+constexpr uint64_t operationsOf(int version) {
+  return kColl | kP2p | (version >= 5 ? kCollApi | kP2pApi : 0) |
+      (version >= 6 ? kCeColl : 0);
+}
+constexpr uint64_t kProxy = kProxyOp | kProxyStep;
 
 // Runs what may throw; a failure switches the plugin off.
 template <class Body>
@@ -54,67 +52,78 @@ void guarded(Body body) noexcept {
 
 // ---- Communicators
 
-// Decides what is recorded; for kAuto, `unset`. Returns the mask.
-int maskOf(int operations, Level unset) {
-  const Level wanted = levelFromEnvironment();
-  const Level level = wanted == Level::kAuto ? unset : wanted;
-  g_kernels.store(level >= Level::kKernels);
-  g_process.store(getpid());
-  return operations | (level >= Level::kKernels ? int(kKernelCh) : 0) |
-      (level >= Level::kNetwork ? kProxy : 0);
+// Decides what is recorded. Version 7 comes with NCCL 2.31, which polls kernels
+// in a thread of its own.
+template <int version>
+int eventsAskedFor() {
+  Level level = levelFromEnvironment();
+  if (level == Level::kAuto) {
+    level = version < 7 ? Level::kKernels : Level::kOperations;
+    static std::atomic_flag warned;
+    if (version >= 7 && !warned.test_and_set()) {
+      std::fputs(
+          "commprof: NCCL's operations are recorded without times on the GPU, "
+          "which cost NCCL 2.31 and newer up to a tenth of a collective's time "
+          "(NVIDIA/nccl issue 2357); COMMPROF_NCCL=kernels records them\n",
+          stderr);
+    }
+  }
+  return int(
+      operationsOf(version) | (level >= Level::kKernels ? kKernelCh : 0) |
+      (level >= Level::kNetwork && version > 3 ? kProxy : 0));
 }
 
-// `versioned`: returns the mask, and may throw.
-template <class Versioned>
-Result openNamed(
-    void** context,
-    uint64_t id,
-    int* mask,
-    Versioned versioned,
-    const char* name,
-    int ranks,
-    int rank) noexcept {
-  *context = nullptr;
-  *mask = 0;
-  guarded([&] {
-    if (!isOn()) {
-      return;
+// Returns null if the communicator is not recorded. May throw.
+template <int version>
+Communicator* openRecorded(const Opening& opening) {
+  if (!isOn()) {
+    return nullptr;
+  }
+  askFor(eventsAskedFor<version>());
+  const std::optional<Place> launched = placeFromLauncher();
+  if (!isRunOpen()) {
+    if (!launched && version == 3) {
+      throw std::runtime_error(
+          "NCCL below 2.27 does not say how many ranks there are; set RANK "
+          "and WORLD_SIZE");
     }
-    const int wanted = versioned();
-    const Place place = placeFromLauncher().value_or(Place{rank, ranks});
-    if (!isRunOpen()) {
-      openRun(place);
+    openRun(launched.value_or(Place{opening.rank, opening.ranks}));
+  }
+  setFirstRank((launched ? launched->rank : opening.rank) == 0);
+  return version == 3
+      ? openUnnamedCommunicator()
+      : openCommunicator(opening.id, opening.name, opening.rank, opening.ranks);
+}
+
+template <int version>
+Result open(const Opening& opening) {
+  *opening.context = nullptr;
+  *opening.mask = 0;
+  // It is not known for how long the mask of version 7 lives.
+  if (isOn() && version < 7) {
+    holdMask(opening.mask);
+  }
+  thisProcess();
+  Communicator* communicator = nullptr;
+  guarded([&] { communicator = openRecorded<version>(opening); });
+  *opening.context = communicator;
+  void* users = nullptr;
+  if (UserPlugin* user = UserPlugin::load(version);
+      user != nullptr && user->init(opening, &users)) {
+    if (communicator != nullptr) {
+      communicator->users_context.store(users);
+      communicator->passed_on.store(true);
+    } else {
+      *opening.context = users != nullptr ? users : unrecordedCommunicator();
     }
-    setFirstRank(place.rank == 0);
-    *context = openCommunicator(id, name, rank, ranks);
-    *mask = isOn() ? wanted : 0;
-  });
+  }
+  *opening.mask = mask();
   return kSuccess;
 }
 
 Result initV3(void** context, int* mask) {
-  *context = nullptr;
-  *mask = 0;
-  holdMask(mask);
-  guarded([&] {
-    const std::optional<Place> place = placeFromLauncher();
-    if (!isOn()) {
-      return;
-    }
-    const int wanted = maskOf(kOperationsV3, Level::kKernels) & ~kProxy;
-    if (!isRunOpen()) {
-      if (!place) {
-        throw std::runtime_error(
-            "NCCL below 2.27 does not say how many ranks there are; set RANK "
-            "and WORLD_SIZE");
-      }
-      openRun(*place);
-    }
-    setFirstRank(!place || place->rank == 0);
-    *context = openUnnamedCommunicator();
-    *mask = isOn() ? wanted : 0;
-  });
-  return kSuccess;
+  return open<3>(
+      {context, 0, mask, nullptr, 0, Communicator::kUnknown, 0, nullptr});
 }
 
 Result initV4(
@@ -122,57 +131,39 @@ Result initV4(
     int* mask,
     const char* name,
     uint64_t id,
-    int /*nodes*/,
+    int nodes,
     int ranks,
     int rank,
-    Logger /*logger*/) {
-  holdMask(mask);
-  const auto versioned = [] { return maskOf(kOperationsV3, Level::kKernels); };
-  return openNamed(context, id, mask, versioned, name, ranks, rank);
+    Logger logger) {
+  return open<4>({context, id, mask, name, nodes, ranks, rank, logger});
 }
 
-template <int operations>
+template <int version>
 Result initV5(
     void** context,
     uint64_t id,
     int* mask,
     const char* name,
-    int /*nodes*/,
+    int nodes,
     int ranks,
     int rank,
-    Logger /*logger*/) {
-  holdMask(mask);
-  const auto versioned = [] { return maskOf(operations, Level::kKernels); };
-  return openNamed(context, id, mask, versioned, name, ranks, rank);
+    Logger logger) {
+  return open<version>({context, id, mask, name, nodes, ranks, rank, logger});
 }
 
-// Version 7 comes with NCCL 2.31, which polls kernels in a thread of its own.
-// It is not known for how long its mask lives, so nothing writes to it later.
-Result initV7(
-    void** context,
-    uint64_t id,
-    int* mask,
-    const char* name,
-    int /*nodes*/,
-    int ranks,
-    int rank,
-    Logger /*logger*/) {
-  const auto versioned = [] {
-    static std::atomic_flag warned;
-    if (levelFromEnvironment() == Level::kAuto && !warned.test_and_set()) {
-      std::fputs(
-          "commprof: NCCL's operations are recorded without times on the GPU, "
-          "which cost NCCL 2.31 and newer up to a tenth of a collective's time "
-          "(NVIDIA/nccl issue 2357); COMMPROF_NCCL=kernels records them\n",
-          stderr);
-    }
-    return maskOf(kOperationsV6, Level::kOperations);
-  };
-  return openNamed(context, id, mask, versioned, name, ranks, rank);
-}
-
+template <int version>
 Result finalize(void* context) {
-  auto* communicator = static_cast<Communicator*>(context);
+  Communicator* communicator = Communicator::of(context);
+  if (UserPlugin* user = UserPlugin::of(version)) {
+    void* users = context;
+    if (communicator != nullptr) {
+      const bool passed_on = communicator->passed_on.load();
+      users = passed_on ? communicator->users_context.load() : nullptr;
+    }
+    if (users != nullptr) {
+      user->finalize(users);
+    }
+  }
   if (communicator != nullptr && isOn()) {
     guarded([&] {
       settleOperations(communicator);
@@ -285,7 +276,7 @@ Handle begin(
   if (!isJoined()) {
     pushIssue(communicator, launched, caller, datatype);
   }
-  if (!told.has_kernel || !g_kernels.load(std::memory_order_relaxed)) {
+  if (!told.has_kernel || !isAsked(kKernelCh)) {
     recordUntimed(launched);
     return {};
   }
@@ -321,6 +312,25 @@ Told told(const P2pFields& p2p) noexcept {
   return {p2p.func, p2p.datatype, p2p.count, p2p.peer, {p2p.channels, least}};
 }
 
+Told told(const CollFieldsV5& coll) noexcept {
+  return told(coll.of_all_versions);
+}
+
+Told told(const P2pFieldsV5& p2p) noexcept {
+  return told(p2p.of_version_4);
+}
+
+// Of how many channels there are, version 3 tells a collective's maximum.
+Told told(const CollFieldsV3& coll) noexcept {
+  Told of_coll = told(coll.of_all_versions);
+  of_coll.channels.least = 1;
+  return of_coll;
+}
+
+Told told(const P2pFieldsV3& p2p) noexcept {
+  return {p2p.func, p2p.datatype, p2p.count, p2p.peer, {0, 1}};
+}
+
 // Copy engines run no kernel, so no channel tells its times.
 Handle beginCeColl(
     Communicator& communicator,
@@ -350,16 +360,32 @@ Handle beginCall(
 
 // ---- Events
 
-// Returns the open communicator of an event; null if it is not recorded.
-Communicator* communicatorOf(void* context) noexcept {
-  auto* communicator = static_cast<Communicator*>(context);
-  const bool recorded = communicator != nullptr &&
-      communicator->open.load(std::memory_order_relaxed);
-  return recorded ? communicator : nullptr;
+// Version 3 names the communicator in each operation.
+template <class Fields>
+void nameFrom(Communicator& communicator, const Fields& fields, int rank) {
+  if (communicator.rank.load(std::memory_order_relaxed) ==
+      Communicator::kUnknown) {
+    guarded([&] {
+      nameCommunicator(
+          communicator, fields.communicator_id, fields.communicator_name, rank);
+    });
+  }
 }
 
-Handle beginEvent(Communicator& communicator, const DescriptorV5& event) {
+// Those of the proxy. Of another process's operation (PXN) they come with its
+// context and its handles, which mean nothing here.
+template <class Descriptor>
+Handle beginProxyEvent(const Descriptor& event) noexcept {
   const Handle parent = Handle::of(event.parent);
+  if (event.type == kProxyStep) {
+    return beginStep(parent, event.proxy_step.step);
+  }
+  const bool own = event.proxy_op.pid == thisProcess();
+  return beginTransfer(own ? idOf(parent) : OperationId{}, event.proxy_op);
+}
+
+// Events that are new in version 5.
+Handle beginNewEvent(Communicator& communicator, const DescriptorV5& event) {
   switch (event.type) {
     case kCollApi:
       return beginCall(
@@ -367,145 +393,123 @@ Handle beginEvent(Communicator& communicator, const DescriptorV5& event) {
     case kP2pApi:
       return beginCall(
           communicator, event.p2p_api.datatype, event.p2p_api.graph_captured);
-    case kColl:
-      return begin(communicator, told(event.coll), parent);
-    case kP2p:
-      return begin(communicator, told(event.p2p), parent);
     case kCeColl:
-      return beginCeColl(communicator, event.ce_coll, parent);
-    case kKernelCh:
-      return beginChannel(
-          parent, event.kernel_ch.channel, event.kernel_ch.gpu_ns);
+      return beginCeColl(communicator, event.ce_coll, Handle::of(event.parent));
     default:
       return {};
   }
 }
 
-// In version 4 the parent of an operation is the group of kernels.
-Handle beginEvent(Communicator& communicator, const DescriptorV4& event) {
-  switch (event.type) {
-    case kColl:
-      return begin(communicator, told(event.coll), {});
-    case kP2p:
-      return begin(communicator, told(event.p2p), {});
-    case kKernelCh:
-      return beginChannel(
-          Handle::of(event.parent),
-          event.kernel_ch.channel,
-          event.kernel_ch.gpu_ns);
-    default:
-      return {};
-  }
-}
-
-void nameFrom(
-    Communicator& communicator,
-    uint64_t id,
-    const char* name,
-    int rank) noexcept {
-  if (communicator.rank.load(std::memory_order_relaxed) ==
-      Communicator::kUnknown) {
-    guarded([&] { nameCommunicator(communicator, id, name, rank); });
-  }
-}
-
-Handle beginEvent(Communicator& communicator, const DescriptorV3& event) {
-  switch (event.type) {
-    case kColl: {
-      const CollFieldsV3& coll = event.coll;
-      nameFrom(
-          communicator,
-          coll.communicator_id,
-          coll.communicator_name,
-          event.rank);
-      Told of_coll = told(coll.of_all_versions);
-      of_coll.channels.least = 1;
-      return begin(communicator, of_coll, {});
-    }
-    case kP2p: {
-      const P2pFieldsV3& p2p = event.p2p;
-      nameFrom(
-          communicator, p2p.communicator_id, p2p.communicator_name, event.rank);
-      const Channels channels{0, 1};
-      return begin(
-          communicator,
-          {p2p.func, p2p.datatype, p2p.count, p2p.peer, channels},
-          {});
-    }
-    case kKernelCh:
-      return beginChannel(Handle::of(event.parent), event.kernel_ch.channel, 0);
-    default:
-      return {};
-  }
-}
-
-// Of the proxy's events. Those of another process's operation (PXN) come with
-// its context and its handles, which mean nothing here.
+// `communicator`: the event's, unless it is of another process.
 template <class Descriptor>
-Handle beginProxyEvent(const Descriptor& event) noexcept {
-  const Handle parent = Handle::of(event.parent);
-  if (event.type == kProxyStep) {
-    return beginStep(parent, event.proxy_step.step);
-  }
-  const bool own =
-      event.proxy_op.pid == g_process.load(std::memory_order_relaxed);
-  return beginTransfer(own ? idOf(parent) : OperationId{}, event.proxy_op);
-}
-
-template <class Descriptor>
-Handle beginAny(void* context, const Descriptor& event) {
-  if (!isRecording()) {
+Handle beginEvent(Communicator* communicator, const Descriptor& event) {
+  constexpr bool is_v3 = std::is_same_v<Descriptor, DescriptorV3>;
+  constexpr bool is_v5 = std::is_same_v<Descriptor, DescriptorV5>;
+  if (!isRecording() || !isAsked(event.type)) {
     return {};
   }
-  if constexpr (!std::is_same_v<Descriptor, DescriptorV3>) {
-    if (event.type == kProxyOp || event.type == kProxyStep) {
-      return beginProxyEvent(event);
-    }
+  if (event.type == kProxyOp || event.type == kProxyStep) {
+    return beginProxyEvent(event);
   }
-  Communicator* communicator = communicatorOf(context);
-  return communicator == nullptr ? Handle{} : beginEvent(*communicator, event);
+  if (communicator == nullptr ||
+      !communicator->open.load(std::memory_order_relaxed)) {
+    return {};
+  }
+  const Handle parent = Handle::of(event.parent);
+  // Before version 5 the parent of an operation is the group of kernels.
+  const Handle call = is_v5 ? parent : Handle{};
+  switch (event.type) {
+    case kColl:
+      if constexpr (is_v3) {
+        nameFrom(*communicator, event.coll, event.rank);
+      }
+      return begin(*communicator, told(event.coll), call);
+    case kP2p:
+      if constexpr (is_v3) {
+        nameFrom(*communicator, event.p2p, event.rank);
+      }
+      return begin(*communicator, told(event.p2p), call);
+    case kKernelCh:
+      return beginChannel(
+          parent, event.kernel_ch.channel, is_v3 ? 0 : event.kernel_ch.gpu_ns);
+    default:
+      if constexpr (is_v5) {
+        return beginNewEvent(*communicator, event);
+      }
+      return {};
+  }
 }
 
-template <class Descriptor>
+// ---- What NCCL calls, for this plugin and for the user's
+
+template <int version, class Descriptor>
 Result startEvent(void* context, void** handle, Descriptor* event) {
+  Communicator* communicator = Communicator::of(context);
+  const Handle ours = beginEvent(communicator, *event);
+  void* users = nullptr;
+  if (UserPlugin* user = UserPlugin::of(version)) {
+    const bool passed_on = communicator == nullptr
+        ? context != nullptr
+        : communicator->passed_on.load(std::memory_order_relaxed);
+    if (passed_on) {
+      users = user->start(
+          communicator == nullptr ? context
+                                  : communicator->users_context.load(),
+          *event);
+    }
+  }
   // Always set: NCCL keeps the handle of an earlier event otherwise.
-  *handle = beginAny(context, *event).pointer();
+  *handle = joinHandles(ours, users);
   return kSuccess;
 }
 
 // Calls and operations are only enqueued when they are stopped.
+template <int version>
 Result stopEvent(void* pointer) {
   const Handle handle = Handle::of(pointer);
-  if (handle.tag == Tag::kStep && isOn()) {
+  if (version == 3 && isOn()) {
+    endUntimedChannel(handle); // nothing if it is no channel's
+  } else if (handle.tag == Tag::kStep && isOn()) {
     endStep(handle);
   } else if (handle.tag == Tag::kTransfer && isOn()) {
     endTransfer(handle);
   }
-  return kSuccess;
-}
-
-Result stopEventV3(void* handle) {
-  if (isOn()) {
-    endUntimedChannel(Handle::of(handle)); // nothing else if it is no channel's
+  if (UserPlugin* user = UserPlugin::of(version)) {
+    if (void* users = usersHandle(pointer)) {
+      user->stop(users);
+    }
   }
   return kSuccess;
 }
 
+template <int version>
 Result recordEventState(void* pointer, int state, StateArgs* args) {
   const Handle handle = Handle::of(pointer);
-  if (state == kKernelChStop && args != nullptr && isOn()) {
+  if (version == 3 || !isOn()) {
+    // Version 3 tells of no times.
+  } else if (state == kKernelChStop && args != nullptr) {
     endChannel(handle, args->gpu_ns);
-  } else if (handle.tag == Tag::kStep && isOn()) {
+  } else if (handle.tag == Tag::kStep) {
     recordStepState(handle, state, args);
+  }
+  if (UserPlugin* user = UserPlugin::of(version)) {
+    if (void* users = usersHandle(pointer)) {
+      user->record(users, state, args);
+    }
   }
   return kSuccess;
 }
 
-Result ignoreState(void* /*handle*/, int /*state*/, StateArgs* /*args*/) {
-  return kSuccess;
+template <int version, class Init, class Descriptor>
+constexpr Table<Init, Descriptor> tableOf(Init init) {
+  return {
+      kPluginName,
+      init,
+      startEvent<version, Descriptor>,
+      stopEvent<version>,
+      recordEventState<version>,
+      finalize<version>};
 }
-
-constexpr const char* kName = "commprof";
 
 #ifdef COMMPROF_MODULE // a part of capture's module
 [[maybe_unused]] const bool g_joined = (join(), true);
@@ -526,38 +530,8 @@ COMMPROF_EXPORT commprof::nccl::TableV5 ncclProfiler_v7;
 
 using namespace commprof::nccl;
 
-TableV3 ncclProfiler_v3 = {
-    kName,
-    initV3,
-    startEvent<DescriptorV3>,
-    stopEventV3,
-    ignoreState,
-    finalize};
-TableV4 ncclProfiler_v4 = {
-    kName,
-    initV4,
-    startEvent<DescriptorV4>,
-    stopEvent,
-    recordEventState,
-    finalize};
-TableV5 ncclProfiler_v5 = {
-    kName,
-    initV5<kOperationsV5>,
-    startEvent<DescriptorV5>,
-    stopEvent,
-    recordEventState,
-    finalize};
-TableV5 ncclProfiler_v6 = {
-    kName,
-    initV5<kOperationsV6>,
-    startEvent<DescriptorV5>,
-    stopEvent,
-    recordEventState,
-    finalize};
-TableV5 ncclProfiler_v7 = {
-    kName,
-    initV7,
-    startEvent<DescriptorV5>,
-    stopEvent,
-    recordEventState,
-    finalize};
+TableV3 ncclProfiler_v3 = tableOf<3, InitV3, DescriptorV3>(initV3);
+TableV4 ncclProfiler_v4 = tableOf<4, InitV4, DescriptorV4>(initV4);
+TableV5 ncclProfiler_v5 = tableOf<5, InitV5, DescriptorV5>(initV5<5>);
+TableV5 ncclProfiler_v6 = tableOf<6, InitV5, DescriptorV5>(initV5<6>);
+TableV5 ncclProfiler_v7 = tableOf<7, InitV5, DescriptorV5>(initV5<7>);

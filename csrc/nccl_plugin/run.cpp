@@ -33,13 +33,14 @@ std::atomic<bool> g_says{false};
 std::atomic<bool> g_said{false};
 std::atomic<bool> g_open{false};
 std::atomic<int*> g_mask{nullptr};
+std::atomic<int> g_asked{0};
+std::atomic<int> g_asked_by_user{0};
 std::mutex g_opening; // in a forked child, which is off, nobody takes it
 
 void turnOff() noexcept {
   g_on.store(false);
-  if (int* mask = g_mask.load()) {
-    __atomic_store_n(mask, 0, __ATOMIC_RELAXED);
-  }
+  askFor(0);
+  g_mask.store(nullptr); // it is not heard any more when NCCL ends
 }
 
 std::string variable(const char* name) {
@@ -241,6 +242,42 @@ void switchOff(const std::string& reason) noexcept {
 
 void holdMask(int* mask) noexcept {
   g_mask.store(mask);
+}
+
+int mask() noexcept {
+  return g_asked.load(std::memory_order_relaxed) |
+      g_asked_by_user.load(std::memory_order_relaxed);
+}
+
+namespace {
+
+void ask(std::atomic<int>& asked, int events) noexcept {
+  asked.store(events, std::memory_order_relaxed);
+  if (int* variable = g_mask.load()) {
+    __atomic_store_n(variable, mask(), __ATOMIC_RELAXED);
+  }
+}
+
+} // namespace
+
+void askFor(int events) noexcept {
+  ask(g_asked, events);
+}
+
+void askForUser(int events) noexcept {
+  if (events != g_asked_by_user.load(std::memory_order_relaxed)) {
+    ask(g_asked_by_user, events);
+  }
+}
+
+bool isAsked(uint64_t type) noexcept {
+  return (uint64_t(unsigned(g_asked.load(std::memory_order_relaxed))) & type) !=
+      0;
+}
+
+int thisProcess() noexcept {
+  static const int process = getpid();
+  return process;
 }
 
 std::optional<Place> placeFromLauncher() {

@@ -32,11 +32,22 @@ void sayRecorded() noexcept;
 void setFirstRank(bool first) noexcept;
 
 // Switches the plugin off for good, with one line on stderr. NCCL goes on, and
-// asks for no more events once it reads its mask again.
+// tells of no more events, but for the user's plugin, once it reads its mask
+// again.
 void switchOff(const std::string& reason) noexcept;
 
-// Tells which variable of NCCL's switchOff() sets to 0; null for none.
+// Tells which variable of NCCL's has the mask of events; null for none.
 void holdMask(int* mask) noexcept;
+// Sets the events that this plugin asks for; the user's, which come on top.
+void askFor(int events) noexcept;
+void askForUser(int events) noexcept;
+// True if this plugin asks for events of this type.
+bool isAsked(uint64_t type) noexcept;
+// The mask for NCCL.
+int mask() noexcept;
+
+// The process, as NCCL knows it: a fork does not change it.
+int thisProcess() noexcept;
 
 struct Place {
   int rank;

@@ -10,10 +10,6 @@ namespace commprof::nccl {
 
 namespace {
 
-// Transfers at a time, used in turn.
-constexpr uint32_t kTransfers = 1 << 13;
-constexpr int kStepsInFlight = 8; // NCCL_STEPS
-
 // What a step waits for, the one that counts first: to send, the network, the
 // peer, or the GPU; to receive, arrival, the flush, or the GPU.
 enum class Awaits : uint8_t { kNothing, kWire, kPeerOrFlush, kGpu };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,3 +186,18 @@ def differences(
         if not right:
             lines.append(f"times of {operation}: {times}, not {truth}")
     return lines
+
+
+def logged(path: Path) -> list[str]:
+    """Returns what ``logging_plugin.cpp`` logged of each communicator, sorted.
+
+    Where two threads log into one, their lines are sorted and have no numbers of events.
+    """
+    return sorted(
+        block if block.startswith(("dp", "unnamed")) else "\n".join(sorted(_without_numbers(block)))
+        for block in path.read_text().split("\f")[1:]
+    )
+
+
+def _without_numbers(block: str) -> list[str]:
+    return re.sub(r"^\d+ |\b(parent|of) \d+", r"\1", block, flags=re.MULTILINE).splitlines()

@@ -5,10 +5,11 @@
 //                                        and kills itself before it finalises
 //   test_nccl_plugin joined VERSION      the same inside of operations that
 //                                        capture records, but for one call
-//   test_nccl_plugin unloaded PLUGIN     the same against the loaded plugin,
-//   which
-//                                        is then closed as by NCCL
-//   test_nccl_plugin through LIBNCCL PLUGIN ADDRESS VERSION
+//   test_nccl_plugin loaded PLUGIN VERSION [all]
+//       the same against the loaded plugin, which is then closed as by NCCL.
+//       all: events of every type, for two communicators at a time, and for a
+//       third one when the plugin is loaded again
+//   test_nccl_plugin through LIBNCCL PLUGIN ADDRESS VERSION [all]
 //       plays the same against what NCCL's own loader makes of the plugin:
 //       ADDRESS is that of getNcclProfiler_v<N> in the library, VERSION the
 //       newest version that the library knows
@@ -111,26 +112,39 @@ class Job {
 
   void plain(const Player::Operation& operation, uint8_t lost = 0) {
     const InsideOp inside(issued(operation));
-    void* call = begun(operation, false);
-    player_.stop(call);
-    Played& played = add("", operation);
-    played.op_id = t_current_op;
-    void* handle = player_.launch(c_, operation, call, played.seq);
-    player_.stop(handle); // enqueued: no kernel has run yet
-    onProxy([&] { runKernels(player_, c_, {{handle, &played}}, lost); });
+    inGroup([&](void* group) {
+      void* call = begun(operation, false, group);
+      player_.stop(call);
+      launchAll("", {operation}, {call}, {t_current_op}, group, 0, lost);
+    });
   }
 
   // Calls in one group, launched together at its end.
   void grouped(const std::vector<Player::Operation>& operations) {
-    std::vector<void*> calls;
-    std::vector<uint64_t> ids;
-    for (const auto& operation : operations) {
-      const InsideOp inside(issued(operation));
-      ids.push_back(t_current_op);
-      calls.push_back(begun(operation, false));
-      player_.stop(calls.back());
-    }
-    launchAll("", operations, calls, ids);
+    inGroup([&](void* group) {
+      std::vector<void*> calls;
+      std::vector<uint64_t> ids;
+      for (const auto& operation : operations) {
+        const InsideOp inside(issued(operation));
+        ids.push_back(t_current_op);
+        calls.push_back(begun(operation, false, group));
+        player_.stop(calls.back());
+      }
+      launchAll("", operations, calls, ids, group);
+    });
+  }
+
+  // By copy engines; not printed.
+  void copied(const Player::Operation& operation) {
+    inGroup([&](void* group) {
+      void* call = begun(operation, false, group);
+      player_.stop(call);
+      void* copied = player_.begin(nccl::kCeColl, c_.context, call);
+      for (const uint64_t type : {nccl::kCeSync, nccl::kCeBatch}) {
+        player_.stop(player_.begin(type, c_.context, copied));
+      }
+      player_.stop(copied);
+    });
   }
 
   void capture(const std::vector<Player::Operation>& operations) {
@@ -138,7 +152,7 @@ class Job {
     for (const auto& operation : operations) {
       const InsideOp inside(issued(operation));
       captured_ids_.push_back(t_current_op);
-      captured_calls_.push_back(begun(operation, true));
+      captured_calls_.push_back(begun(operation, true, nullptr));
       player_.stop(captured_calls_.back());
     }
   }
@@ -147,7 +161,8 @@ class Job {
     replays_ += player_.hasCalls() ? 1 : 0;
     std::thread([this] {
       const char* group = player_.hasCalls() ? " replays" : "";
-      launchAll(group, captured_, captured_calls_, captured_ids_, replays_);
+      launchAll(
+          group, captured_, captured_calls_, captured_ids_, nullptr, replays_);
     }).join();
   }
 
@@ -191,8 +206,17 @@ class Job {
     return issue.op_id;
   }
 
-  void* begun(const Player::Operation& o, bool captured) {
-    return player_.call(c_, o.func, o.datatype, o.count, captured);
+  void* begun(const Player::Operation& o, bool captured, void* group) {
+    return player_.call(c_, o.func, o.datatype, o.count, captured, group);
+  }
+
+  template <class Calls>
+  void inGroup(Calls calls) {
+    void* group = player_.begin(nccl::kGroupApi, c_.context, nullptr);
+    player_.state(group, 23); // NCCL's ncclProfilerGroupStartApiStop
+    calls(group);
+    player_.state(group, 24); // ncclProfilerGroupEndApiStart
+    player_.stop(group);
   }
 
   Played& add(const std::string& group, const Player::Operation& operation) {
@@ -214,18 +238,53 @@ class Job {
       const std::vector<Player::Operation>& operations,
       const std::vector<void*>& calls,
       const std::vector<uint64_t>& ids,
-      uint32_t replay = 0) {
+      void* calls_group = nullptr,
+      uint32_t replay = 0,
+      uint8_t lost = 0) {
     std::vector<std::pair<void*, Played*>> launched;
+    void* launch = player_.begin(nccl::kKernelLaunch, c_.context, calls_group);
+    void* kernels = player_.begin(nccl::kGroup, c_.context, nullptr);
     for (size_t i = 0; i < operations.size(); ++i) {
       Played& played = add(group, operations[i]);
       // Without events of calls, those launched together cannot be joined.
-      played.op_id = player_.hasCalls() ? ids[i] : 0;
+      played.op_id = player_.hasCalls() || operations.size() == 1 ? ids[i] : 0;
       played.replay = replay;
-      void* handle = player_.launch(c_, operations[i], calls[i], played.seq);
-      player_.stop(handle);
+      void* handle =
+          player_.launch(c_, operations[i], calls[i], played.seq, kernels);
       launched.emplace_back(handle, &played);
     }
-    onProxy([&] { runKernels(player_, c_, launched); });
+    for (const auto& [handle, played] : launched) {
+      player_.stop(handle); // enqueued: no kernel has run yet
+    }
+    player_.stop(kernels);
+    player_.stop(launch);
+    onProxy([&] {
+      send(launched.front().first);
+      runKernels(player_, c_, launched, lost);
+    });
+  }
+
+  // What the proxy does for an operation, and for one of another process.
+  void send(void* operation) {
+    void* control = player_.begin(nccl::kProxyCtrl, c_.context, nullptr);
+    player_.state(control, 14); // ncclProfilerProxyCtrlActive
+    player_.stop(control);
+    void* const elsewhere = reinterpret_cast<void*>(0x1234560);
+    for (const bool foreign : {false, true}) {
+      void* context = foreign ? elsewhere : c_.context;
+      void* transfer = player_.beginProxyOp(
+          context,
+          foreign ? elsewhere : operation,
+          {foreign ? 1 : getpid(), 0, 1, 2, 4096, 1});
+      for (int i = 0; i < 2; ++i) {
+        void* step = player_.beginStep(context, transfer, i);
+        player_.state(step, nccl::kSendGpuWait);
+        player_.stop(player_.begin(nccl::kNetPlugin, context, step));
+        player_.state(step, nccl::kSendWait, 4096);
+        player_.stop(step);
+      }
+      player_.stop(transfer);
+    }
   }
 
   // NCCL's proxy is one thread; the test waits for it each time.
@@ -305,21 +364,60 @@ void* tableOf(int version) {
   }
 }
 
-int playUnloaded(const char* path) {
-  void* plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  void* table = plugin ? dlsym(plugin, "ncclProfiler_v6") : nullptr;
-  if (table == nullptr) {
-    std::fprintf(stderr, "%s\n", dlerror());
-    return 1;
+// Events of all types, of one communicator.
+void playAll(Player& player, Communicator& c) {
+  Job job(player, c);
+  job.plain(kReduceGradients);
+  job.grouped({kReduceGradients, kGather});
+  job.plain({"Send", "ncclFloat16", 8, 1, 1});
+  job.copied(kGather);
+  job.capture({kReduceGradients, kScatter});
+  for (int i = 0; i < 3; ++i) {
+    job.replay();
   }
-  Player player(6, table);
-  play(player);
-  dlclose(plugin);
-  std::this_thread::sleep_for(std::chrono::milliseconds(300)); // its thread
+}
+
+void playAllOfTwo(Player& player) {
+  Communicator first{nullptr, 0xabc, "dp0", 2, 0};
+  Communicator second{nullptr, 0xdef, "dp1", 2, 0};
+  player.init(first);
+  player.init(second);
+  std::thread other([&] { playAll(player, second); });
+  playAll(player, first);
+  other.join();
+  player.finalize(second);
+  player.finalize(first);
+}
+
+int playLoaded(const char* path, int version, bool all) {
+  for (int load = 0; load < (all ? 2 : 1); ++load) {
+    void* plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    const std::string name = "ncclProfiler_v" + std::to_string(version);
+    void* table = plugin ? dlsym(plugin, name.c_str()) : nullptr;
+    if (table == nullptr) {
+      std::fprintf(stderr, "%s\n", dlerror());
+      return 1;
+    }
+    Player player(version, table);
+    if (load > 0) {
+      Communicator third{nullptr, 0x123, "dp2", 2, 0};
+      player.init(third);
+      playAll(player, third);
+      player.finalize(third);
+    } else if (all) {
+      playAllOfTwo(player);
+    } else {
+      play(player);
+    }
+    dlclose(plugin);
+    if (!all) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300)); // its thread
+    }
+  }
   return 0;
 }
 
-int playThrough(char** arguments) {
+int playThrough(char** arguments, bool all) {
   void* library = dlopen(arguments[0], RTLD_NOW | RTLD_LOCAL);
   void* plugin =
       library ? dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL) : nullptr;
@@ -337,7 +435,11 @@ int playThrough(char** arguments) {
     return 1;
   }
   Player player(std::atoi(arguments[3]), table);
-  play(player);
+  if (all) {
+    playAllOfTwo(player);
+  } else {
+    play(player);
+  }
   return 0;
 }
 
@@ -573,11 +675,11 @@ int main(int count, char** arguments) {
     play(player, false, true);
     return 0;
   }
-  if (mode == "unloaded") {
-    return playUnloaded(arguments[2]);
+  if (mode == "loaded") {
+    return playLoaded(arguments[2], std::atoi(arguments[3]), count > 4);
   }
   if (mode == "through") {
-    return playThrough(arguments + 2);
+    return playThrough(arguments + 2, count > 6);
   }
   const trace_file::Directory directory;
   setenv("COMMPROF_OUT", (directory / "run").c_str(), 1);

@@ -1,9 +1,13 @@
 // Plays the part of NCCL: calls a profiler plugin's table in NCCL's order, in
-// the layout of one version of the interface.
+// the layout of one version of the interface, for the events of its mask.
 #pragma once
 
+#include <unistd.h>
+
+#include <bit>
 #include <cstring>
 #include <string>
+#include <type_traits>
 
 #include "nccl_plugin/interface.h"
 
@@ -19,13 +23,7 @@ struct Wide {
   Wide() {
     std::memset(static_cast<void*>(this), 0, sizeof(*this));
   }
-  void setPointer(size_t offset, void* pointer) {
-    std::memcpy(reinterpret_cast<char*>(this) + offset, &pointer, 8);
-  }
 };
-// Places of the group of kernels in a Coll and a P2p since version 5.
-constexpr size_t kCollGroup = 104;
-constexpr size_t kP2pGroup = 64;
 
 struct Communicator {
   void* context = nullptr;
@@ -64,37 +62,86 @@ class Player {
         &c.context, c.id, &mask, name, 1, c.ranks, c.rank, logNothing);
   }
   void finalize(Communicator& c) {
-    version_ == 3       ? v3()->finalize(c.context)
-        : version_ == 4 ? v4()->finalize(c.context)
-                        : v5()->finalize(c.context);
+    if (c.context != nullptr) {
+      v5()->finalize(c.context);
+    }
   }
 
-  // A call of the API; null before version 5.
+  // True if NCCL tells of events of a type: it also tells of the parents of
+  // those that the mask asks for.
+  bool tells(uint64_t type) const {
+    const uint64_t newer = version_ < 5 ? kGroupApi
+        : version_ == 5                 ? kCeColl
+        : version_ == 6                 ? kKernelPhase
+                                        : 2 * kKernelPhase;
+    const uint64_t proxy = kProxyOp | kProxyStep | kNetPlugin;
+    const uint64_t kernel = kKernelCh | kKernelPhase;
+    const uint64_t copies = kCeColl | kCeSync | kCeBatch;
+    uint64_t asked = type;
+    switch (type) {
+      case kGroupApi:
+        asked = ~uint64_t(kProxyCtrl);
+        break;
+      case kGroup:
+        asked = kGroup | kColl | kP2p | proxy | kernel;
+        break;
+      case kCollApi:
+        asked = kCollApi | kColl | proxy | kernel | copies;
+        break;
+      case kP2pApi:
+        asked = kP2pApi | kP2p | proxy | kernel;
+        break;
+      case kColl:
+      case kP2p:
+        asked = type | proxy | kernel;
+        break;
+      case kProxyOp:
+        asked = proxy;
+        break;
+      case kProxyStep:
+        asked = kProxyStep | kNetPlugin;
+        break;
+      case kKernelCh:
+        asked = kernel;
+        break;
+      case kCeColl:
+        asked = copies;
+        break;
+      default:
+        break;
+    }
+    return type < newer &&
+        (uint64_t(unsigned(mask)) & (newer - 1) & asked) != 0;
+  }
+
+  // An event of which only the type is told.
+  void* begin(uint64_t type, void* context, void* parent) {
+    return start(type, context, parent, [](auto&) {});
+  }
+  // A call of the API.
   void* call(
       Communicator& c,
       const char* func,
       const char* datatype,
       size_t count,
-      bool captured) {
-    if (!hasCalls()) {
-      return nullptr;
-    }
-    Wide<DescriptorV5> wide;
-    if (isMessage(func)) {
-      wide.event.type = kP2pApi;
-      wide.event.p2p_api = {func, count, datatype, nullptr, captured};
-    } else {
-      wide.event.type = kCollApi;
-      wide.event.coll_api = {func, count, datatype, 0, nullptr, captured};
-    }
-    return started(v5(), c, wide);
+      bool captured,
+      void* group = nullptr) {
+    const bool message = isMessage(func);
+    return start(
+        message ? kP2pApi : kCollApi, c.context, group, [&](auto& event) {
+          if constexpr (std::is_same_v<decltype(event), DescriptorV5&>) {
+            if (message) {
+              event.p2p_api = {func, count, datatype, nullptr, captured};
+            } else {
+              event.coll_api = {func, count, datatype, 0, nullptr, captured};
+            }
+          }
+        });
   }
   // Whatever began, or nothing.
   void stop(void* handle) {
     if (handle != nullptr) {
-      version_ == 3       ? v3()->stop_event(handle)
-          : version_ == 4 ? v4()->stop_event(handle)
-                          : v5()->stop_event(handle);
+      v5()->stop_event(handle);
     }
   }
 
@@ -106,26 +153,57 @@ class Player {
     uint8_t channels;
     uint8_t without_data = 0; // channels that report nothing, the last ones
   };
+  // `group`: of kernels.
   void* launch(
       Communicator& c,
-      const Operation& operation,
+      const Operation& o,
       void* call,
-      uint64_t seq = 0) {
-    if (version_ == 3) {
-      return launchV3(c, operation, seq);
-    }
-    if (version_ == 4) {
-      Wide<DescriptorV4> wide;
-      wide.event.rank = c.rank;
-      describe(wide.event, operation, seq);
-      return started(v4(), c, wide);
-    }
-    Wide<DescriptorV5> wide;
-    wide.event.rank = c.rank;
-    wide.event.parent = call;
-    describe(wide.event, operation, seq);
-    wide.setPointer(isMessage(operation.func) ? kP2pGroup : kCollGroup, this);
-    return started(v5(), c, wide);
+      uint64_t seq = 0,
+      void* group = nullptr) {
+    const CollFields coll{
+        seq,
+        o.func,
+        nullptr,
+        nullptr,
+        o.count,
+        o.root_or_peer,
+        o.datatype,
+        o.channels,
+        8,
+        "RING",
+        "SIMPLE"};
+    const P2pFields p2p{
+        o.func, nullptr, o.datatype, o.count, o.root_or_peer, o.channels};
+    const bool message = isMessage(o.func);
+    const auto describe = [&](auto& event) {
+      event.rank = c.rank;
+      if constexpr (std::is_same_v<decltype(event), DescriptorV3&>) {
+        if (message) {
+          event.p2p = {
+              c.name.c_str(),
+              c.id,
+              o.func,
+              nullptr,
+              o.datatype,
+              o.count,
+              o.root_or_peer};
+        } else {
+          event.coll = {c.name.c_str(), c.id, coll};
+        }
+      } else if constexpr (std::is_same_v<decltype(event), DescriptorV4&>) {
+        if (message) {
+          event.p2p = p2p;
+        } else {
+          event.coll = coll;
+        }
+      } else if (message) {
+        event.p2p = {p2p, group};
+      } else {
+        event.coll = {coll, group};
+      }
+    };
+    return start(
+        message ? kP2p : kColl, c.context, hasCalls() ? call : group, describe);
   }
 
   void* beginChannel(
@@ -133,56 +211,37 @@ class Player {
       void* operation,
       uint8_t channel,
       uint64_t gpu_ns) {
-    const auto play = [&](auto* table, auto wide) {
-      wide.event.type = kKernelCh;
-      wide.event.parent = operation;
-      wide.event.kernel_ch = {channel, hasGpuTimes() ? gpu_ns : 0};
-      return started(table, c, wide);
-    };
-    return version_ == 3 ? play(v3(), Wide<DescriptorV3>())
-        : version_ == 4  ? play(v4(), Wide<DescriptorV4>())
-                         : play(v5(), Wide<DescriptorV5>());
+    return start(kKernelCh, c.context, operation, [&](auto& event) {
+      event.kernel_ch = {channel, hasGpuTimes() ? gpu_ns : 0};
+    });
   }
   void endChannel(void* handle, uint64_t gpu_ns) {
-    StateArgs args{gpu_ns};
-    if (version_ == 4) {
-      v4()->record_event_state(handle, kKernelChStop, &args);
-    } else if (version_ > 4) {
-      v5()->record_event_state(handle, kKernelChStop, &args);
+    if (hasGpuTimes()) {
+      state(handle, kKernelChStop, gpu_ns);
     }
     stop(handle);
   }
 
-  // The proxy's events; from version 4 on.
   void* beginProxyOp(
       void* context,
       void* operation,
       const ProxyOpFields& fields) {
-    const auto play = [&](auto* table, auto wide) {
-      wide.event.type = kProxyOp;
-      wide.event.parent = operation;
-      wide.event.proxy_op = fields;
-      return started(table, context, wide);
-    };
-    return version_ == 4 ? play(v4(), Wide<DescriptorV4>())
-                         : play(v5(), Wide<DescriptorV5>());
+    return start(kProxyOp, context, operation, [&](auto& event) {
+      event.proxy_op = fields;
+    });
   }
   void* beginStep(void* context, void* proxy_op, int step) {
-    const auto play = [&](auto* table, auto wide) {
-      wide.event.type = kProxyStep;
-      wide.event.parent = proxy_op;
-      wide.event.proxy_step = {step};
-      return started(table, context, wide);
-    };
-    return version_ == 4 ? play(v4(), Wide<DescriptorV4>())
-                         : play(v5(), Wide<DescriptorV5>());
+    return start(kProxyStep, context, proxy_op, [&](auto& event) {
+      if constexpr (!std::is_same_v<decltype(event), DescriptorV3&>) {
+        event.proxy_step = {step};
+      }
+    });
   }
-  void state(void* handle, int state, size_t bytes) {
-    StateArgs args;
-    args.bytes = bytes;
+  // `value`: bytes, or a time of the GPU.
+  void state(void* handle, int state, uint64_t value = 0) {
+    StateArgs args{value};
     if (handle != nullptr) {
-      version_ == 4 ? v4()->record_event_state(handle, state, &args)
-                    : v5()->record_event_state(handle, state, &args);
+      v5()->record_event_state(handle, state, &args);
     }
   }
 
@@ -197,65 +256,27 @@ class Player {
   TableV4* v4() {
     return static_cast<TableV4*>(table_);
   }
+  // Also for the functions that all versions have in common.
   TableV5* v5() {
     return static_cast<TableV5*>(table_);
   }
 
-  template <class Table, class Descriptor>
-  static void* started(Table* table, Communicator& c, Wide<Descriptor>& wide) {
-    return started(table, c.context, wide);
-  }
-  template <class Table, class Descriptor>
-  static void* started(Table* table, void* context, Wide<Descriptor>& wide) {
-    void* handle = nullptr;
-    table->start_event(context, &handle, &wide.event);
-    return handle;
-  }
-
-  template <class Descriptor>
-  static void describe(Descriptor& event, const Operation& o, uint64_t seq) {
-    if (isMessage(o.func)) {
-      event.type = kP2p;
-      event.p2p = {
-          o.func, nullptr, o.datatype, o.count, o.root_or_peer, o.channels};
-    } else {
-      event.type = kColl;
-      event.coll = collOf(o, seq);
+  template <class Describe>
+  void* start(uint64_t type, void* context, void* parent, Describe describe) {
+    if (!tells(type)) {
+      return nullptr;
     }
-  }
-  static CollFields collOf(const Operation& o, uint64_t seq) {
-    return {
-        seq,
-        o.func,
-        nullptr,
-        nullptr,
-        o.count,
-        o.root_or_peer,
-        o.datatype,
-        o.channels,
-        8,
-        "RING",
-        "SIMPLE"};
-  }
-
-  void* launchV3(Communicator& c, const Operation& o, uint64_t seq) {
-    Wide<DescriptorV3> wide;
-    wide.event.rank = c.rank;
-    if (isMessage(o.func)) {
-      wide.event.type = kP2p;
-      wide.event.p2p = {
-          c.name.c_str(),
-          c.id,
-          o.func,
-          nullptr,
-          o.datatype,
-          o.count,
-          o.root_or_peer};
-    } else {
-      wide.event.type = kColl;
-      wide.event.coll = {c.name.c_str(), c.id, collOf(o, seq)};
-    }
-    return started(v3(), c, wide);
+    const auto play = [&](auto* table, auto wide) {
+      wide.event.type = decltype(wide.event.type)(type);
+      wide.event.parent = parent;
+      describe(wide.event);
+      void* handle = nullptr;
+      table->start_event(context, &handle, &wide.event);
+      return handle;
+    };
+    return version_ == 3 ? play(v3(), Wide<DescriptorV3>())
+        : version_ == 4  ? play(v4(), Wide<DescriptorV4>())
+                         : play(v5(), Wide<DescriptorV5>());
   }
 
   int version_;

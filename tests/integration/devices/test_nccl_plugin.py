@@ -216,7 +216,7 @@ def test_a_plugin_that_nccl_has_closed_still_writes_its_trace(player: Path, tmp_
     build("", "nccl-profiler-commprof")
     environment = {"COMMPROF_OUT": str(tmp_path), "RANK": "0", "WORLD_SIZE": "2"}
     done = subprocess.run(
-        [player, "unloaded", player.parent / "libnccl-profiler-commprof.so"],
+        [player, "loaded", player.parent / "libnccl-profiler-commprof.so", "6"],
         env={"COMMPROF_NCCL": "kernels", **environment},
         capture_output=True,
         text=True,

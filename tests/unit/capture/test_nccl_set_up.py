@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,13 @@ from commprof.capture import nccl
 from commprof.capture.boot import environment
 
 CHOSEN = nccl.PLUGIN_VARIABLE
+PASSED_ON = nccl.PASSED_ON_VARIABLE
+Choose = Callable[[Path, pytest.MonkeyPatch, str], str]
 
 
 def test_the_copied_names_are_those_of_the_variables() -> None:
     assert (nccl.LEVEL_VARIABLE, nccl.NATIVE_VARIABLE) == (variables.NCCL, variables.NATIVE)
+    assert variables.NCCL_PLUGIN == PASSED_ON
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +28,7 @@ def _with_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(nccl, "_has_gpu", lambda: True)
     monkeypatch.setattr("torch.version.cuda", "13.0")
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in (CHOSEN, "LD_LIBRARY_PATH", "NCCL_CONF_FILE", nccl.LEVEL_VARIABLE):
+    for name in (CHOSEN, PASSED_ON, "LD_LIBRARY_PATH", "NCCL_CONF_FILE", nccl.LEVEL_VARIABLE):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
 
@@ -66,12 +70,12 @@ def in_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> str:
     path.write_text(f"# of the cluster\nNCCL_DEBUG=WARN\n{CHOSEN}=inspector\n")
     if name != ".nccl.conf":
         monkeypatch.setenv("NCCL_CONF_FILE", str(path))
-    return f"inspector of {path}"
+    return "inspector"
 
 
 def in_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> str:
     monkeypatch.setenv(CHOSEN, name)
-    return f"{CHOSEN}={name}"
+    return name
 
 
 def in_a_library_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> str:
@@ -80,26 +84,62 @@ def in_a_library_folder(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
     return str(folder / name)
 
 
-@pytest.mark.parametrize(
+WAYS = pytest.mark.parametrize(
     ("choose", "name"),
     [
         (in_the_environment, "inspector"),
         (in_the_environment, "/opt/libnccl-profiler-inspector.so"),
-        (in_the_environment, "none"),
         (in_a_file, ".nccl.conf"),
         (in_a_file, "cluster.conf"),
         (in_a_library_folder, "libnccl-profiler.so"),
     ],
 )
-def test_a_plugin_that_the_user_chose_is_left_alone(
-    choose: object, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+
+
+@WAYS
+def test_calls_are_passed_on_to_a_plugin_that_the_user_chose(
+    choose: Choose, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert callable(choose)
-    where = choose(tmp_path, monkeypatch, name)
-    before = os.environ.get(CHOSEN)
+    users = choose(tmp_path, monkeypatch, name)
+    given = environment(tmp_path)
+    assert (given[CHOSEN], given[PASSED_ON]) == (nccl.PLUGIN, users)
+    assert nccl.set_up() == ""
+    assert os.environ[CHOSEN] == _native.native.__file__
+    assert os.environ[PASSED_ON] == users
+    # The same in a child, which sees what its parent has set.
+    assert environment(tmp_path)[PASSED_ON] == users
+    assert nccl.set_up() == ""
+    assert os.environ[PASSED_ON] == users
+
+
+@WAYS
+@pytest.mark.parametrize("started", [False, True])
+def test_without_commprofs_the_users_plugin_is_loaded_again(
+    choose: Choose, name: str, started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users = choose(tmp_path, monkeypatch, name)
+    if started:  # by a command that has set commprof's
+        for variable, value in environment(tmp_path).items():
+            monkeypatch.setenv(variable, value)
+    monkeypatch.setenv(nccl.NATIVE_VARIABLE, "0")
+    assert nccl.set_up() == ""
+    assert nccl.plugin_of_user(os.environ)[0] == users
+    assert os.environ.get(CHOSEN) != nccl.PLUGIN
+
+
+def test_a_user_who_wants_no_plugin_gets_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CHOSEN, "None")
     assert nccl.set_up() == (
-        f"{where} is NCCL's profiler plugin and is left alone, so NCCL's own operations are not "
-        "recorded"
+        "NCCL_PROFILER_PLUGIN=None in the environment forbids profiler plugins, so NCCL's own "
+        "operations are not recorded"
     )
-    assert os.environ.get(CHOSEN) == before
+    assert os.environ[CHOSEN] == "None"
     assert CHOSEN not in environment(tmp_path)
+
+
+def test_a_newer_choice_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSED_ON, "of an outer command")
+    monkeypatch.setenv(CHOSEN, "inspector")
+    assert environment(tmp_path)[PASSED_ON] == "inspector"

@@ -113,6 +113,7 @@ def test_names_of_environment_variables_are_defined_in_one_module() -> None:
         ("__init__.py", variables.CPUS),
         ("nccl.py", variables.NCCL),
         ("nccl.py", variables.NATIVE),
+        ("nccl.py", variables.NCCL_PLUGIN),
         ("sitecustomize.py", variables.OUT),
     }
     assert (boot.OUT_VARIABLE, boot.CPUS_VARIABLE) == (variables.OUT, variables.CPUS)
@@ -124,7 +125,7 @@ def test_names_of_environment_variables_are_defined_in_one_module() -> None:
     # The plugin of NCCL runs in programs without Python, and reads where to write by itself.
     assert read == {
         *(variables.DEVICE_EVENTS, variables.SIMD, variables.KERNEL_THREADS),
-        *(variables.OUT, variables.NCCL),
+        *(variables.OUT, variables.NCCL, variables.NCCL_PLUGIN),
     }
 
 

@@ -1,0 +1,121 @@
+#include "nccl_plugin/handle_pairs.h"
+
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <stdexcept>
+
+namespace commprof::nccl {
+
+namespace {
+
+constexpr uint32_t kUsersOnly = 1 << 14; // at a time, of handles like tags
+
+// A user's handle beside the handle of this plugin. Any thread may read an
+// entry while another one writes it, when the slot is used anew.
+struct HandlePair {
+  std::atomic<uint32_t> use; // one more than that of the handle; 0: being set
+  std::atomic<void*> users;
+};
+
+// Of each tag: its slots, and how many handles each has.
+struct Room {
+  uint32_t slots;
+  uint32_t of_slot;
+};
+constexpr std::array<Room, 8> kRooms = {{
+    {0, 0},
+    {kCalls, 1},
+    {kCapturedCalls, 1},
+    {kOperations, 1},
+    {kOperations, kMaxChannels},
+    {kTransfers, 1},
+    {kTransfers, kStepsInFlight},
+    {kUsersOnly, 1},
+}};
+
+// The place of each tag's first pair; the last one is the number of all.
+constexpr std::array<size_t, 9> kFirst = [] {
+  std::array<size_t, 9> first{};
+  for (size_t tag = 0; tag < kRooms.size(); ++tag) {
+    first[tag + 1] =
+        first[tag] + size_t(kRooms[tag].slots) * kRooms[tag].of_slot;
+  }
+  return first;
+}();
+
+// Mapped when a plugin is loaded; pages take memory when they are first used.
+std::atomic<HandlePair*> g_pairs{nullptr};
+std::atomic<uint64_t> g_users_only{0};
+
+HandlePair* pairOf(Handle handle) noexcept {
+  const Room& room = kRooms[size_t(handle.tag)];
+  HandlePair* pairs = g_pairs.load(std::memory_order_acquire);
+  if (pairs == nullptr || handle.slot >= room.slots ||
+      handle.channel >= room.of_slot) {
+    return nullptr;
+  }
+  return pairs + kFirst[size_t(handle.tag)] +
+      size_t(handle.channel) * room.slots + handle.slot;
+}
+
+} // namespace
+
+void mapHandlePairs() {
+  if (g_pairs.load() != nullptr) {
+    return;
+  }
+  void* mapped = mmap(
+      nullptr,
+      kFirst.back() * sizeof(HandlePair),
+      PROT_READ | PROT_WRITE,
+      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+      -1,
+      0);
+  if (mapped == MAP_FAILED) {
+    throw std::runtime_error("there is no memory for its handles");
+  }
+  g_pairs.store(static_cast<HandlePair*>(mapped));
+}
+
+void* joinHandles(Handle ours, void* users) noexcept {
+  if (users == nullptr) {
+    return ours.pointer();
+  }
+  if (ours.tag == Tag::kNone) {
+    if (Handle::of(users).tag == Tag::kNone) {
+      return users;
+    }
+    const uint64_t ticket =
+        g_users_only.fetch_add(1, std::memory_order_relaxed);
+    ours = {
+        Tag::kUsers,
+        0,
+        uint32_t(ticket % kUsersOnly),
+        uint32_t(ticket / kUsersOnly) & kUseMask};
+  }
+  if (HandlePair* pair = pairOf(ours)) {
+    pair->use.store(0, std::memory_order_seq_cst);
+    pair->users.store(users, std::memory_order_release);
+    pair->use.store(ours.use + 1, std::memory_order_release);
+  }
+  return ours.pointer();
+}
+
+void* usersHandle(void* joined) noexcept {
+  const Handle handle = Handle::of(joined);
+  if (handle.tag == Tag::kNone) {
+    return joined;
+  }
+  const HandlePair* pair = pairOf(handle);
+  if (pair == nullptr) {
+    return nullptr;
+  }
+  const uint32_t before = pair->use.load(std::memory_order_acquire);
+  void* users = pair->users.load(std::memory_order_acquire);
+  const uint32_t after = pair->use.load(std::memory_order_acquire);
+  return before == after && before == handle.use + 1 ? users : nullptr;
+}
+
+} // namespace commprof::nccl

@@ -1,0 +1,119 @@
+// The profiler plugin that the user has chosen for NCCL, $COMMPROF_NCCL_PLUGIN.
+// NCCL loads one plugin per process, so this one passes on to it what NCCL
+// would tell it alone, and whatever the user's does, NCCL hears only of
+// success.
+//
+// NCCL gets one handle for both. It is the user's own where this plugin has
+// none for an event; else it is this plugin's, and the user's is kept beside it
+// for as long as this plugin knows its own. No function below init() allocates,
+// locks or calls into the system.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "nccl_plugin/handle_pairs.h"
+#include "nccl_plugin/interface.h"
+#include "nccl_plugin/run.h"
+
+namespace commprof::nccl {
+
+// What NCCL gives to a plugin for a new communicator.
+struct Opening {
+  void** context;
+  uint64_t id; // 0 with version 3, as all below
+  int* mask;
+  const char* name;
+  int nodes;
+  int ranks; // Communicator::kUnknown with version 3
+  int rank;
+  Logger logger;
+};
+
+class UserPlugin {
+ public:
+  // The plugin, for an NCCL that asks for this version of the interface; null
+  // if there is none, or none yet.
+  static UserPlugin* of(int asked) noexcept {
+    return loaded_[size_t(asked)].load(std::memory_order_acquire);
+  }
+  // The same; loads it at the first call. Says on stderr, in one line, why it
+  // cannot be loaded.
+  static UserPlugin* load(int asked) noexcept;
+
+  // Returns whether the communicator is passed on; sets the user's context.
+  bool init(const Opening& opening, void** context) noexcept;
+  void finalize(void* context) noexcept {
+    table_->finalize(context);
+  }
+  // Returns the user's handle; null if NCCL would not tell it of the event.
+  // `event` is as it was after the call.
+  template <class Descriptor>
+  void* start(void* context, Descriptor& event) noexcept;
+  void stop(void* handle) noexcept {
+    table_->stop_event(handle);
+  }
+  void record(void* handle, int state, StateArgs* args) noexcept {
+    table_->record_event_state(handle, state, args);
+  }
+
+ private:
+  // All versions differ only in init() and in the descriptor.
+  using AnyTable = Table<void*, void>;
+
+  UserPlugin(int version, const AnyTable* table, const char* name)
+      : version_(version), table_(table), name_(name) {}
+  static UserPlugin* opened(int asked, const char* name);
+  Result initTable(const Opening& opening, void** context, int* mask) const;
+  bool wants(uint64_t type) const noexcept;
+  // Asks NCCL for what the plugin has asked for.
+  void followMask() noexcept {
+    askForUser(__atomic_load_n(&mask_, __ATOMIC_RELAXED));
+  }
+
+  static constexpr int kOldest = 3;
+  static constexpr int kNewest = 7;
+  static inline std::array<std::atomic<UserPlugin*>, kNewest + 1> loaded_{};
+
+  const int version_; // the newest that it has, up to the one asked for
+  const AnyTable* const table_;
+  const char* const name_;
+  int mask_ = 0; // the plugin may keep the address, and write at any time
+};
+
+// ---- Of the template above
+
+template <class Descriptor>
+void* UserPlugin::start(void* context, Descriptor& event) noexcept {
+  if (!wants(event.type)) {
+    followMask(); // it may have changed since NCCL's last event
+    return nullptr;
+  }
+  // Changed in place: how long NCCL's descriptor is depends on the version.
+  void* const parent = event.parent;
+  const bool foreign = // a handle of another process (PXN)
+      event.type == kProxyOp && event.proxy_op.pid != thisProcess();
+  event.parent = foreign ? parent : usersHandle(parent);
+  void** group = nullptr;
+  void* group_given = nullptr;
+  if constexpr (std::is_same_v<Descriptor, DescriptorV5>) {
+    if (event.type == kColl || event.type == kP2p) {
+      group = event.type == kColl ? &event.coll.group : &event.p2p.group;
+      group_given = std::exchange(*group, usersHandle(*group));
+      event.parent = version_ < 5 ? *group : event.parent;
+    }
+  }
+  void* handle = nullptr;
+  table_->start_event(context, &handle, &event);
+  followMask();
+  event.parent = parent;
+  if (group != nullptr) {
+    *group = group_given;
+  }
+  return handle;
+}
+
+} // namespace commprof::nccl

@@ -1,0 +1,242 @@
+// A profiler plugin of NCCL, in one VERSION of the interface, that logs what it
+// is told: at the end of each communicator its lines go to $LOGGED. It asks for
+// the events of $LOGGED_MASK, and from the first event of a communicator "dp2"
+// on for those of $LOGGED_MASK_LATER. $LOGGED_FAULT:
+//   init    init() fails
+//   errors  all other functions fail, after they have done their work
+//   null    there are no contexts, and no handles but for operations
+//   odd     handles are odd numbers instead of addresses
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "nccl_plugin/interface.h"
+
+using namespace commprof::nccl;
+
+namespace {
+
+std::mutex g_mutex;
+
+bool hasFault(const char* fault) {
+  const char* given = std::getenv("LOGGED_FAULT");
+  return given != nullptr && std::strcmp(given, fault) == 0;
+}
+const Result kResult = hasFault("errors") ? 3 : kSuccess;
+int* g_mask = nullptr; // NCCL's, which it reads again and again
+const bool g_odd = hasFault("odd");
+const bool g_null = hasFault("null");
+
+struct Context {
+  std::string name;
+  std::vector<std::string> lines;
+  int events = 0;
+};
+struct Event {
+  Context* context;
+  int number;
+};
+// Kept, so that a handle of any time can be told.
+std::vector<std::unique_ptr<Context>> g_contexts;
+std::vector<std::unique_ptr<Event>> g_events;
+Context g_foreign{"of other processes", {}, 0};
+Context g_without_context{"without context", {}, 0};
+
+void* handleOf(const Event* event, size_t place) {
+  return g_odd ? reinterpret_cast<void*>(2 * place + 1)
+               : const_cast<Event*>(event);
+}
+const Event* eventOf(void* handle) {
+  for (size_t i = g_events.size(); i > 0; --i) {
+    if (handleOf(g_events[i - 1].get(), i - 1) == handle) {
+      return g_events[i - 1].get();
+    }
+  }
+  std::fprintf(stderr, "%p is no handle\n", handle);
+  std::abort();
+}
+std::string numberOf(void* handle) {
+  return handle == nullptr ? "-" : std::to_string(eventOf(handle)->number);
+}
+
+Result init(void** context, int* mask, const char* name, int ranks, int rank) {
+  const std::lock_guard<std::mutex> lock(g_mutex);
+  if (hasFault("init")) {
+    *context = &g_mutex;
+    *mask = ~0;
+    return 2;
+  }
+  g_mask = mask;
+  const char* wanted = std::getenv("LOGGED_MASK");
+  *mask = wanted == nullptr ? ~0 : int(std::strtol(wanted, nullptr, 0));
+  if (!g_null) {
+    g_contexts.push_back(std::make_unique<Context>());
+    g_contexts.back()->name = name == nullptr ? "unnamed" : name;
+    g_contexts.back()->lines.push_back(
+        "init " + std::to_string(ranks) + " " + std::to_string(rank));
+    *context = g_contexts.back().get();
+  }
+  return kSuccess;
+}
+
+std::string fieldsOf(const CollFields& coll) {
+  return std::string(coll.func) + " " + std::to_string(coll.count) + " " +
+      coll.datatype + " " + std::to_string(coll.channels) + " " +
+      coll.algorithm;
+}
+#if VERSION == 3
+using Descriptor = DescriptorV3;
+std::string operationOf(const Descriptor& event) {
+  return event.type == kColl ? fieldsOf(event.coll.of_all_versions)
+                             : std::string(event.p2p.func);
+}
+std::string groupOf(const Descriptor&) {
+  return "";
+}
+#elif VERSION == 4
+using Descriptor = DescriptorV4;
+std::string operationOf(const Descriptor& event) {
+  return event.type == kColl ? fieldsOf(event.coll)
+                             : std::string(event.p2p.func);
+}
+std::string groupOf(const Descriptor&) {
+  return "";
+}
+#else
+using Descriptor = DescriptorV5;
+std::string operationOf(const Descriptor& event) {
+  return event.type == kColl ? fieldsOf(event.coll.of_all_versions)
+                             : std::string(event.p2p.of_version_4.func);
+}
+std::string groupOf(const Descriptor& event) {
+  return " of " +
+      numberOf(event.type == kColl ? event.coll.group : event.p2p.group);
+}
+#endif
+
+std::string fieldsOf(const Descriptor& event) {
+  switch (event.type) {
+    case kColl:
+    case kP2p:
+      return operationOf(event) + groupOf(event);
+    case kProxyOp:
+      return "peer " + std::to_string(event.proxy_op.peer);
+    case kKernelCh:
+      return "channel " + std::to_string(event.kernel_ch.channel);
+    default:
+      return "";
+  }
+}
+
+Result start(void* given, void** handle, Descriptor* event) {
+  const std::lock_guard<std::mutex> lock(g_mutex);
+  const bool foreign =
+      event->type == kProxyOp && event->proxy_op.pid != getpid();
+  Context* context = g_null ? &g_without_context : static_cast<Context*>(given);
+  std::string parent = foreign ? "of another process" : numberOf(event->parent);
+  if (foreign) { // context and parent are no addresses here
+    context = &g_foreign;
+  } else if (event->parent != nullptr) {
+    context = eventOf(event->parent)->context; // may be foreign
+  }
+  const char* later = std::getenv("LOGGED_MASK_LATER");
+  if (later != nullptr && context->name == "dp2" && context->events == 0) {
+    *g_mask = int(std::strtol(later, nullptr, 0));
+  }
+  g_events.push_back(
+      std::make_unique<Event>(Event{context, ++context->events}));
+  context->lines.push_back(
+      std::to_string(context->events) + " begins: type " +
+      std::to_string(event->type) + " rank " + std::to_string(event->rank) +
+      " parent " + parent + " " + fieldsOf(*event));
+  if (!g_null || event->type == kColl || event->type == kP2p) {
+    *handle = handleOf(g_events.back().get(), g_events.size() - 1);
+  }
+  return kResult;
+}
+
+void logged(void* handle, const std::string& what) {
+  const std::lock_guard<std::mutex> lock(g_mutex);
+  const Event* event = eventOf(handle);
+  event->context->lines.push_back(std::to_string(event->number) + what);
+}
+Result stop(void* handle) {
+  logged(handle, " stops");
+  return kResult;
+}
+Result record(void* handle, int state, StateArgs*) {
+  logged(handle, " is in state " + std::to_string(state));
+  return kResult;
+}
+
+void write(const Context& context) {
+  const char* path = std::getenv("LOGGED");
+  std::FILE* file = std::fopen(path == nullptr ? "/dev/null" : path, "a");
+  std::fprintf(file, "\f%s\n", context.name.c_str());
+  for (const std::string& line : context.lines) {
+    std::fprintf(file, "%s\n", line.c_str());
+  }
+  std::fclose(file);
+}
+Result finalize(void* context) {
+  const std::lock_guard<std::mutex> lock(g_mutex);
+  write(*static_cast<Context*>(context));
+  return kResult;
+}
+// Those that have no end of their own, when the library is closed.
+struct AtEnd {
+  ~AtEnd() {
+    for (const Context* context : {&g_foreign, &g_without_context}) {
+      if (!context->lines.empty()) {
+        write(*context);
+      }
+    }
+  }
+} g_at_end;
+
+#if VERSION == 3
+Result initTable(void** context, int* mask) {
+  return init(context, mask, nullptr, 0, 0);
+}
+#elif VERSION == 4
+Result initTable(
+    void** context,
+    int* mask,
+    const char* name,
+    uint64_t,
+    int,
+    int ranks,
+    int rank,
+    Logger) {
+  return init(context, mask, name, ranks, rank);
+}
+#else
+Result initTable(
+    void** context,
+    uint64_t,
+    int* mask,
+    const char* name,
+    int,
+    int ranks,
+    int rank,
+    Logger) {
+  return init(context, mask, name, ranks, rank);
+}
+#endif
+
+} // namespace
+
+#define COMMPROF_JOINED(name, version) name##version
+#define COMMPROF_TABLE(version) COMMPROF_JOINED(ncclProfiler_v, version)
+
+extern "C" __attribute__((
+    visibility("default"))) Table<decltype(&initTable), Descriptor>
+    COMMPROF_TABLE(VERSION);
+Table<decltype(&initTable), Descriptor> COMMPROF_TABLE(
+    VERSION) = {"logging", initTable, start, stop, record, finalize};
