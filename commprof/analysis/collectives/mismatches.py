@@ -105,6 +105,9 @@ class Mismatch:
     usual: Issued | None = None
     #: Ranks with the file and line at which they issued the collective, as far as known.
     lines: tuple[tuple[int, str], ...] = ()
+    #: The earlier collective from which on the ranks were at other lines than each other, see
+    #: ``shifted_since``: its number, and the line of each rank. None if this is not known.
+    shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None
 
     @property
     def odd_ranks(self) -> tuple[int, ...]:
@@ -135,7 +138,23 @@ class Mismatch:
         odd = [part for part in self.issued if {*part[1]} <= {*told}] or self.issued[1:]
         rest = [part for part in self.issued if part not in odd]
         who = who_differs(told, by_majority=len(self.issued[0][1]) * 2 > len(self.issue_ns))
-        return f"{self._said(odd)} where {self._said(rest)}; {who}"
+        return f"{self._said(odd)} where {self._said(rest)}; {who}{self._shift}"
+
+    @property
+    def _shift(self) -> str:
+        """Clause that says since when the ranks are at different calls that look alike."""
+        if self.shifted is None:
+            return ""
+        seq, lines = self.shifted
+        by_line: dict[str, list[int]] = {}
+        for rank, line in lines:
+            by_line.setdefault(line, []).append(rank)
+        ordered = sorted(by_line.items(), key=lambda item: (len(item[1]), -item[1][0]))
+        said = [f"{named_ranks(ranks)} issued it at {line}" for line, ranks in ordered]
+        return (
+            f"; already number {seq} is alike only in operation and size: {', '.join(said)}, so "
+            "that a call was left out or added there"
+        )
 
     def _said(self, parts: Sequence[tuple[Issued, tuple[int, ...]]]) -> str:
         said = []
@@ -167,6 +186,39 @@ def who_differs(ranks: Sequence[int], by_majority: bool) -> str:
     several = len(ranks) > 1
     other = "the majority" if by_majority else f"{'their' if several else 'its'} own earlier steps"
     return f"{named_ranks(ranks)} differ{'' if several else 's'} from {other}"
+
+
+def shifted_since(
+    lines: Mapping[int, Mapping[int, str]], seq: int
+) -> tuple[int, tuple[tuple[int, str], ...]] | None:
+    """Finds the first of the collectives before a mismatch that ranks issued at different lines.
+
+    If a rank leaves out a call whose successors have its operation and size, all of its calls are
+    those that follow until one looks different. Ranks that always issue a collective at lines of
+    their own, as in the branches of an ``if``, have done so before, which is no shift.
+
+    Args:
+        lines: the line of each rank, by the number of the collective in its group.
+        seq: number of the mismatch.
+
+    Returns:
+        The number and each rank's line; None if the lines of the collective before the mismatch
+        are the same, not known of several ranks, or usual.
+    """
+
+    def of(number: int) -> tuple[tuple[int, str], ...]:
+        return tuple(sorted(lines.get(number, {}).items()))
+
+    def differ(number: int) -> bool:
+        return len({line for _, line in of(number)}) > 1
+
+    first = seq
+    while differ(first - 1):
+        first -= 1
+    usual = {of(number) for number in lines if number < first and differ(number)}
+    while first < seq and of(first) in usual:
+        first += 1
+    return (first, of(first)) if first < seq else None
 
 
 def common_bytes(op: int, bytes_in: int, bytes_out: int) -> int:
@@ -482,6 +534,7 @@ def mismatch_of(
     members: Mapping[int, tuple[Issued, int]],
     usual: Issued | None = None,
     lines: Mapping[int, str] | None = None,
+    shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None,
 ) -> Mismatch:
     """Makes a ``Mismatch`` from the collectives that ranks issued under one sequence number.
 
@@ -491,6 +544,7 @@ def mismatch_of(
         members: each rank's collective and its time of issue in ns, on the rank's own clock.
         usual: as in ``Mismatch``.
         lines: file and line of ranks, as in ``Mismatch``.
+        shifted: as in ``Mismatch``.
     """
     by_value: dict[Issued, list[int]] = {}
     for rank, (issued, _) in sorted(members.items()):
@@ -503,4 +557,5 @@ def mismatch_of(
         tuple((rank, issue_ns) for rank, (_, issue_ns) in sorted(members.items())),
         usual,
         tuple(sorted((lines or {}).items())),
+        shifted,
     )

@@ -13,6 +13,7 @@ from commprof.analysis.collectives.mismatches import (
     Mismatch,
     common_bytes,
     mismatch_of,
+    shifted_since,
     usual_after,
 )
 from commprof.analysis.late.chains import chains_to
@@ -340,7 +341,7 @@ def _with_line(operation: PendingOperation, words: Words) -> str:
 def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
     """Returns the first mismatch of each group, and the first that is pending on a rank."""
     issued: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
-    lines: dict[tuple[str, int], dict[int, str]] = {}
+    lines: dict[str, dict[int, dict[int, str]]] = {}
     pending: set[tuple[str, int]] = set()
     for dump in dumps:
         for entry in dump.entries:
@@ -351,7 +352,8 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
             what = _issued(entry.op, entry.bytes_in, entry.bytes_out, entry.dtype)
             issued.setdefault(key, {}).setdefault(dump.rank, (what, entry.created_ns))
             if entry.line:
-                lines.setdefault(key, {}).setdefault(dump.rank, entry.line)
+                of_group = lines.setdefault(entry.group, {})
+                of_group.setdefault(entry.seq, {}).setdefault(dump.rank, entry.line)
             if entry.state in ("scheduled", "started"):
                 pending.add(key)
     first: dict[tuple[str, bool], Mismatch] = {}
@@ -368,7 +370,9 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
                 for (rank, (_, issue_ns)), value in zip(members.items(), values, strict=True)
             }
             usual = usual_after(earlier.get(group, []))
-            first[which] = mismatch_of(group, seq, compared, usual, lines.get((group, seq)))
+            at = lines.get(group, {})
+            shifted = shifted_since(at, seq)
+            first[which] = mismatch_of(group, seq, compared, usual, at.get(seq), shifted)
     return tuple(first.values())
 
 

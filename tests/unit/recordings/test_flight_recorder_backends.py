@@ -198,6 +198,41 @@ def test_the_rank_that_differs_from_its_earlier_steps_is_the_culprit(tmp_path: P
     assert "rank 0 differs from its own earlier steps" in found.sentence
 
 
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_call_left_out_among_calls_that_look_alike_is_found_by_its_line(
+    tmp_path: Path, branches: bool
+) -> None:
+    """A step has three all-reduces that look alike, at lines 1 to 3, and a fourth.
+
+    Rank 1 leaves out the second one of the third step. With ``branches`` it is at another line than
+    rank 0 in the first one of every step.
+    """
+
+    def issued_by(rank: int) -> list[Value]:
+        places = [(step, line) for step in range(3) for line in range(1, 5)]
+        places.remove((2, 2)) if rank == 1 else None
+        made = []
+        for seq, (_, line) in enumerate(places):
+            one = ended(seq) | {"input_sizes": [[8 + 8 * (line == 4)]]}
+            at = line + 10 * (branches and rank == 1 and line == 1)
+            made.append(framed(one | {"output_sizes": one["input_sizes"]}, at))
+        return made
+
+    whole, short = issued_by(0), issued_by(1)
+    waiting = [one | {"state": "scheduled"} for one in (whole[10], short[10])]
+    dumps = (
+        dump(PAIR, *steps[:10], last) for steps, last in zip((whole, short), waiting, strict=True)
+    )
+    found = diagnosed(tmp_path, *dumps)
+    assert found.mismatch is not None
+    assert found.mismatch.seq == 10
+    assert found.mismatch.shifted == (9, ((0, "train.py:2"), (1, "train.py:3")))
+    assert (
+        "already number 9 is alike only in operation and size: rank 1 issued it at train.py:3, "
+        "rank 0 issued it at train.py:2, so that a call was left out or added there"
+    ) in found.sentence
+
+
 def test_a_size_that_one_dump_lacks_is_no_mismatch(tmp_path: Path) -> None:
     unsized = entry("0", 1) | {"input_sizes": None, "output_sizes": None}
     untyped = entry("0", 1) | {"input_dtypes": ["Unheard"], "output_dtypes": ["Unheard"]}
