@@ -3,11 +3,18 @@
     PYTHONPATH=. python benchmarks/causes/catalogue.py --results benchmarks/results/causes.jsonl
 
 Jobs are in ``benchmarks/causes/jobs``; ``FIXED=1`` makes the twin, with the fix applied. Each round
-runs the job and its twin one after the other, under `commprof run` as a user would type it. The
-report of the job must name the cause, on the first screen, and that of the twin none. The step of
-the twin, as a fraction of the job's, is compared with what the report said that the fix would win;
-the error is in percent of the job's step. Sleeping jobs sleep where others compute; half of the
-jobs compute. Jobs in the results file are not run again. The exit code is 1 if a demand is not met.
+runs the job and its twin one after the other, as `commprof run`. The report of the job must name
+the cause, on the first screen, and that of the twin none.
+
+The mean step of the twin, as a fraction of the job's, is compared with what the report said that
+the fix would win, also of the mean step; the error is in percent of the job's step. The A/A control
+is each script against its own repetition in the next round: its standard error is the noise of what
+was measured, and only an error beyond it is judged.
+
+Sleeping jobs sleep where others compute. Of those that compute, some rest as well: on hosts with as
+few cores as ranks, the threads of the exchanges take a core from compute. The processes are forks
+of one that has imported torch, so that all jobs take about ten minutes. Jobs in the results file
+are not run again. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations

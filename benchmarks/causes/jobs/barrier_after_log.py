@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 rank = common.begin()
-ddp = DistributedDataParallel(common.sleeping(2, 64, 2))
+ddp = DistributedDataParallel(common.sleeping(2, 64, 4))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 with open(os.devnull, "w") as log:
     for step in common.steps():

@@ -6,12 +6,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
-ddp = DistributedDataParallel(common.computing(6, 192))
+ddp = DistributedDataParallel(common.resting(common.computing(6, 192), 192, 4))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
     if not common.FIXED:
         dist.barrier()
-    ddp(torch.randn(1024, 192)).pow(2).mean().backward()
+    ddp(torch.randn(512, 192)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
     if not common.FIXED:

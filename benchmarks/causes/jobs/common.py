@@ -75,3 +75,11 @@ def computing(layers: int, width: int) -> nn.Sequential:
     """A model whose compute is real."""
     parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*parts)
+
+
+def resting(model: nn.Module, width: int, ms: float) -> nn.Sequential:
+    """A model that computes, and then rests for ``ms`` in forward and twice of it in backward.
+
+    The ranks of a host with few cores then leave the threads of their exchanges a core.
+    """
+    return nn.Sequential(model, Slept(width, ms))

@@ -9,7 +9,8 @@ common.begin()
 layers = []
 for _ in range(60):
     layers += [nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU()]
-ddp = DistributedDataParallel(nn.Sequential(*layers), broadcast_buffers=not common.FIXED)
+model = common.resting(nn.Sequential(*layers), 64, 5)
+ddp = DistributedDataParallel(model, broadcast_buffers=not common.FIXED)
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
     ddp(torch.randn(256, 64)).pow(2).mean().backward()

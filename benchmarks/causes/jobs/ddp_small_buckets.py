@@ -14,7 +14,7 @@ model = nn.Sequential(
     common.computing(14, 160),
 )
 cap = {} if common.FIXED else {"bucket_cap_mb": 0.1}
-ddp = DistributedDataParallel(model, **cap)
+ddp = DistributedDataParallel(common.resting(model, 160, 5), **cap)
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
     ddp(torch.randn(256, 160)).pow(2).mean().backward()

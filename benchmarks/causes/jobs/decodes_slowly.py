@@ -21,7 +21,7 @@ class Samples(Dataset):
         return decoded[0]
 
 
-ddp = DistributedDataParallel(common.computing(4, 256))
+ddp = DistributedDataParallel(common.resting(common.computing(4, 256), 256, 6))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for batch in DataLoader(Samples(), 4):
     ddp(batch / 100).pow(2).mean().backward()

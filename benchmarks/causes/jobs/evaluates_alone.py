@@ -5,7 +5,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 rank = common.begin()
-ddp = DistributedDataParallel(common.computing(6, 256))
+ddp = DistributedDataParallel(common.resting(common.computing(6, 256), 256, 6))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for step in common.steps():
     ddp(torch.randn(1024, 256)).pow(2).mean().backward()
@@ -13,6 +13,6 @@ for step in common.steps():
     optimizer.zero_grad()
     if step % 6 == 5:
         with torch.no_grad():
-            for _ in range(10 if common.FIXED else 20 * (rank == 0)):
-                ddp.module(torch.randn(1024, 256))
+            for _ in range(20 if common.FIXED else 40 * (rank == 0)):
+                ddp.module[0](torch.randn(1024, 256))
 common.end()

@@ -6,10 +6,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
-ddp = DistributedDataParallel(common.computing(12, 96))
+ddp = DistributedDataParallel(common.resting(common.computing(12, 96), 96, 8))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
-    ddp(torch.randn(2048, 96)).pow(2).mean().backward()
+    ddp(torch.randn(1024, 96)).pow(2).mean().backward()
     norms = [parameter.grad.norm().pow(2) for parameter in ddp.parameters()]
     if common.FIXED:
         stacked = torch.stack(norms)

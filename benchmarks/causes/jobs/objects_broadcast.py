@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 rank = common.begin()
-ddp = DistributedDataParallel(common.computing(4, 128))
+ddp = DistributedDataParallel(common.resting(common.computing(4, 128), 128, 8))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for step in common.steps():
     if common.FIXED:
@@ -15,7 +15,7 @@ for step in common.steps():
     else:
         listed = [{"step": step, "rate": 1e-3}, bytes(3_000_000)] if rank == 0 else [None, None]
         dist.broadcast_object_list(listed, src=0)
-    ddp(torch.randn(2048, 128)).pow(2).mean().backward()
+    ddp(torch.randn(1024, 128)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

@@ -6,10 +6,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
-ddp = DistributedDataParallel(common.computing(6, 128))
+ddp = DistributedDataParallel(common.resting(common.computing(6, 128), 128, 8))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
-    out = ddp(torch.randn(2048, 128))
+    out = ddp(torch.randn(1024, 128))
     out.pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -6,12 +6,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
-model = common.computing(24, 96)
+model = common.resting(common.computing(24, 96), 96, 8)
 if common.FIXED:
     model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in common.steps():
-    model(torch.randn(1024, 96)).pow(2).mean().backward()
+    model(torch.randn(512, 96)).pow(2).mean().backward()
     if not common.FIXED:
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)

@@ -5,10 +5,10 @@ import torch
 import torch.distributed as dist
 
 common.begin()
-model = common.computing(16, 96)
+model = common.resting(common.computing(16, 96), 96, 8)
 optimizer = torch.optim.SGD(model.parameters(), 1e-3)
 for _ in common.steps():
-    model(torch.randn(1024, 96)).pow(2).mean().backward()
+    model(torch.randn(512, 96)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
     with torch.no_grad():

@@ -49,6 +49,10 @@ CAUSE = CatalogueCause(
         "samples, every rank waits for it in every step. Workers load batches while the last one "
         "trains; a look at the rank's disk and at the length of its samples tells the rest."
     ),
+    gain_note=(
+        "The steps are replayed with this rank as fast as the others. Workers that load while the "
+        "last batch trains also win what the other ranks load."
+    ),
     fix=(
         'workers = {"num_workers": 4, "persistent_workers": True, "prefetch_factor": 4}\n'
         "loader = torch.utils.data.DataLoader(dataset, batch_size, **workers)"
