@@ -50,7 +50,7 @@ class AddedReport(Protocol):
         """Yields the rows of its table; all have the same columns."""
 
     def section(self) -> Any:
-        """Returns its ``commprof.report.document.Section``."""
+        """Returns its ``commprof.report.section.Section``."""
 
     def pictures(self) -> dict[str, list[dict[str, Any]]]:
         """Returns the data of its pictures, by the names that the page's scripts use."""

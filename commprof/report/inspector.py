@@ -18,7 +18,7 @@ from commprof.analysis.inspector.result import (
     StepRow,
 )
 from commprof.files import plain
-from commprof.report.document import Section
+from commprof.report.section import Section
 from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
 from commprof.text import counted, fitted, plain_digits, printable, wrapped
 

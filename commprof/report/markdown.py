@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from commprof.report.document import Section, sections
 from commprof.report.full_report import ComparedStrategies, FullReport
+from commprof.report.section import PAGE, Section
+from commprof.report.sections.order import sections
 from commprof.report.sections.setup import setup_text
 from commprof.report.strategies import strategy_sections
 from commprof.report.tabulated import Grid, one_line
@@ -22,7 +23,7 @@ _LINKS = {"://": ":&#47;&#47;", "www.": "www&#46;"}
 
 def render(report: FullReport, added: AddedReport | None = None) -> str:
     """Renders the whole report as Markdown."""
-    return _page(report.result.context, sections(report, added))
+    return _page(report.result.context, sections(report, PAGE, added))
 
 
 def render_strategies(compared: ComparedStrategies) -> str:

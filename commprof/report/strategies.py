@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,14 +12,14 @@ from commprof import invocation
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.strategies import StrategyOperation, StrategyRow
 from commprof.analysis.verdict import Verdict
-from commprof.report.document import Section, incidents, own_cost, pictures
 from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, table_lines
-from commprof.report.sections import memory as memory_table
+from commprof.report.section import PAGE, Maker, Section
+from commprof.report.sections import incidents, memory, own_cost, pictures, waiting
+from commprof.report.sections.caveats import TITLE as CAVEATS
+from commprof.report.sections.caveats import caveats
 from commprof.report.sections.setup import setup_text
-from commprof.report.sections.waiting import LEGEND as WAITING_LEGEND
-from commprof.report.sections.waiting import waiting_grid
-from commprof.report.table import notes, parts_grid, parts_legend
+from commprof.report.sections.step import parts_grid, parts_legend
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.text import counted, fitted, printable, wrapped
 
@@ -77,7 +77,7 @@ def render(
     found = [
         f"{result.context.get('strategy')}: {note}"
         for result in results.values()
-        for note in notes(result)
+        for note in caveats(result)
     ]
     found += [
         f"{result.context.get('strategy')}'s own report: "
@@ -170,7 +170,7 @@ def render_screen(
         all_command: command that prints the full report.
     """
     top = [cut(str(results[0].context["description"]))]
-    found = sum(len(notes(result)) for result in results)
+    found = sum(len(caveats(result)) for result in results)
     bottom = [f"! {counted(found, 'caveat')}: see --all"] if found else []
     bottom += ["Next, to see the full report:", *command_lines(all_command)]
     headlines: list[list[str]] = []
@@ -196,12 +196,14 @@ def render_screen(
 def strategy_sections(compared: ComparedStrategies) -> Iterator[Section]:
     """Yields all sections for which these runs have content."""
     yield _verdict(compared.reports)
-    yield from _titled(compared.reports, lambda report: incidents(report.result))
+    yield from _titled(compared.reports, incidents.sections)
     noted = tuple(
-        f"{report.strategy}: {note}" for report in compared.reports for note in notes(report.result)
+        f"{report.strategy}: {note}"
+        for report in compared.reports
+        for note in caveats(report.result)
     )
     if noted:
-        yield Section("notes", "Caveats", bullets=noted)
+        yield Section("notes", CAVEATS, bullets=noted)
     shown = [report for report in compared.reports if report.result.worlds]
     if not shown:
         return
@@ -213,20 +215,17 @@ def strategy_sections(compared: ComparedStrategies) -> Iterator[Section]:
         legend=parts_legend([world for one in shown for world in one.result.worlds]),
     )
     yield Section("scaling", "Scaling", stands_alone=False)
-    if memory := _memory(shown):
-        yield memory
-    yield from pictures()
-    if waiting := tuple(_waiting(shown)):
-        yield Section("waiting", "Who waits for whom", grids=waiting, legend=WAITING_LEGEND)
-    yield from _titled(shown, own_cost)
+    yield from _memory(shown)
+    yield from pictures.sections(shown[0], PAGE)
+    if grids := tuple(_waiting(shown)):
+        yield Section("waiting", waiting.TITLE, grids=grids, legend=waiting.LEGEND)
+    yield from _titled(shown, own_cost.sections)
 
 
-def _titled(
-    reports: Sequence[FullReport], found: Callable[[FullReport], Iterator[Section]]
-) -> Iterator[Section]:
+def _titled(reports: Sequence[FullReport], made: Maker) -> Iterator[Section]:
     """Yields the sections of each strategy, with the strategy's name in the title."""
     for number, report in enumerate(reports):
-        for section in found(report):
+        for section in made(report, PAGE):
             title = f"{section.title}: {report.strategy}"
             yield replace(section, id=f"{section.id}-{number}", title=title)
 
@@ -248,20 +247,19 @@ def _side_by_side(compared: ComparedStrategies) -> Section:
     return Section("strategies", "Strategies side by side", grids=tuple(grids), legend=legend)
 
 
-def _memory(reports: Sequence[FullReport]) -> Section | None:
+def _memory(reports: Sequence[FullReport]) -> Iterator[Section]:
     grids = [
         (f"{one.strategy}: memory in MB", grid)
         for one in reports
-        if (grid := memory_table.memory_grid(one.result.worlds)) is not None
+        if (grid := memory.memory_grid(one.result.worlds)) is not None
     ]
-    if not grids:
-        return None
-    return Section("memory", "Memory", grids=tuple(grids), legend=memory_table.LEGEND)
+    if grids:
+        yield Section("memory", "Memory", grids=tuple(grids), legend=memory.LEGEND)
 
 
 def _waiting(reports: Sequence[FullReport]) -> Iterator[tuple[str, Grid]]:
     for report in reports:
         for detail in report.details:
-            grid = waiting_grid(detail)
+            grid = waiting.waiting_grid(detail)
             if grid is not None:
                 yield f"{report.strategy}, {detail.world_size} ranks", grid

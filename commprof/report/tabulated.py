@@ -145,3 +145,12 @@ def three_digits(value: float) -> str:
     if math.isnan(value):
         return "-"
     return plain_digits(value) if value == 0 or abs(value) >= 0.001 else "<0.001"
+
+
+def decimals(value: float) -> str:
+    """Formats with two decimals below 10, one below 1000, and none from 1000 on; "-" for NaN."""
+    if math.isnan(value):
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

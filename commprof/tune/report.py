@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from commprof.analysis.detail import PARTS
-from commprof.report.document import Section
 from commprof.report.export.rows import CANDIDATES
 from commprof.report.html.data import page_label, page_number, page_parts
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, table_lines
+from commprof.report.section import Section
 from commprof.report.tabulated import Grid, tabulated, three_digits
 from commprof.stats.intervals import Interval
 from commprof.text import counted, fitted, plain_digits, printable, wrapped

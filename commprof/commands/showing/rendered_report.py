@@ -71,10 +71,10 @@ class _Run:
     def card(self, colour: bool = False) -> str:
         result = self.run.result
         if self.run.added is not None:
-            from commprof.report import table
+            from commprof.report.sections.caveats import caveats
 
-            caveats = len(table.notes(result))
-            return self.run.added.screen(result.context["description"], self.all_command, caveats)
+            number = len(caveats(result))
+            return self.run.added.screen(result.context["description"], self.all_command, number)
         if self.run.card is None:
             return ""
         from commprof.report import card
@@ -84,13 +84,9 @@ class _Run:
     def text(self, width: int, tables: int | None = None) -> str:
         from commprof.report import table
 
-        result = self.run.result
         if self.run.added is None:
-            return table.render(result, width, self.run.verdict, tables)
-        # Means over the steps of all candidates would describe none of them.
-        description, caveats = result.context["description"], table.notes(result)
-        text = self.run.added.text(description, width, caveats, tables)
-        return "\n\n".join([text.rstrip("\n"), *table.incidents_block(result, width)]) + "\n"
+            return table.render(self.run.result, width, self.run.verdict, tables)
+        return table.render_added(self.run.result, self.run.added, width, tables)
 
     def json(self, cost: Cost | None = None) -> str:
         from commprof.report.export import as_json

@@ -18,9 +18,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from commprof.report.document import Section, sections
 from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.html.data import MOST_BYTES, page_data
+from commprof.report.section import PAGE, Section
+from commprof.report.sections.order import sections
 from commprof.report.sections.setup import setup_text
 from commprof.report.strategies import strategy_sections
 from commprof.report.tabulated import one_line
@@ -74,7 +75,7 @@ _DATA = "\0figures\0"
 
 def render(report: FullReport, added: AddedReport | None = None) -> str:
     """Returns the HTML of the page of one run, to be written as UTF-8."""
-    parts = list(sections(report, added))
+    parts = list(sections(report, PAGE, added))
     return _page(report.result.context, parts, partial(page_data, [report], added))
 
 

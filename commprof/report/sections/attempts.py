@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from commprof.analysis.late.attempts import Attempt
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
 from commprof.report.tabulated import Grid, three_digits
 from commprof.text import printable
 
@@ -15,18 +17,25 @@ steps to the start of the first step of the next attempt with steps."""
 _HEADERS = ("ranks", "attempt", "traces", "steps", "lasted s", "lost s", "ended")
 
 
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the section on a job that was restarted."""
+    if attempts := report.result.attempts:
+        grids = (("The job's first start and each restart", attempts_grid(attempts)),)
+        yield Section("attempts", "Attempts", grids=grids, legend=LEGEND)
+
+
 def attempts_grid(attempts: Sequence[Attempt]) -> Grid:
     """Makes a table with a row per attempt."""
     rows = [
         (
-            each.world_size,
-            each.number,
-            each.ranks,
-            each.steps,
-            three_digits(each.duration_s),
-            three_digits(each.lost_s),
-            printable(each.ending) or "-",
+            attempt.world_size,
+            attempt.number,
+            attempt.ranks,
+            attempt.steps,
+            three_digits(attempt.duration_s),
+            three_digits(attempt.lost_s),
+            printable(attempt.ending) or "-",
         )
-        for each in attempts
+        for attempt in attempts
     ]
     return Grid(rows, _HEADERS, left=(len(_HEADERS) - 1,))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterator
 
 from commprof.analysis.collectives.kinds import CollectiveRow, SteplessCollectives
 from commprof.analysis.world import WorldResult
-from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
+from commprof.report.tabulated import Grid, not_shown, three_digits
 from commprof.text import plain_digits, printable, rank_list
 
 LEGEND = """\
@@ -61,20 +64,38 @@ def title_of(world: Shown) -> str:
     return f"Collectives of {ranks}, sorted by exposed time"
 
 
-def collectives_section(world: Shown, most_rows: int = 12, tables: int | None = None) -> str:
-    """Renders heading, table, notes, and callers if known.
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the section on the collectives of the largest world size, if there are any."""
+    worlds = report.result.worlds
+    if worlds and worlds[-1].communication.collectives:
+        yield section("collectives", worlds[-1], medium)
+
+
+def of_stepless(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields a section per world size of a job without steps."""
+    for world in report.result.stepless:
+        yield section(f"collectives-{world.world_size}", world, medium)
+
+
+def section(place: str, world: Shown, medium: Medium) -> Section:
+    """Makes the section on the collectives of one world size.
 
     Args:
+        place: the section's id.
         world: figures of one world size.
-        most_rows: largest number of rows in the table.
-        tables: largest width in characters; a wider table is split. None leaves the table whole.
+        medium: what the section is made for.
     """
-    shown = _rows_of(world)[:most_rows]
-    table = tabulated(*collectives_grid(world, most_rows), width=tables)
-    lines = [f"{title_of(world)}:", table]
-    lines += [textwrap.fill(line, tables or 100) for line in notes(world, most_rows)]
-    callers = [line for row in shown if row.callers for line in _callers(row, tables or 100)]
-    return "\n".join([*lines, *callers])
+    most = medium.most_rows
+    callers = [line for row in _rows_of(world)[:most] for line in _callers(row, medium.width)]
+    return Section(
+        place,
+        "Collectives",
+        captioned=True,
+        grids=((title_of(world), collectives_grid(world, most)),),
+        bullets=tuple(notes(world, most)),
+        preformatted=("\n".join(callers),) if callers else (),
+        legend=LEGEND,
+    )
 
 
 def notes(world: Shown, most_rows: int) -> list[str]:
@@ -164,7 +185,9 @@ def _phases(row: CollectiveRow) -> str:
 
 
 def _callers(row: CollectiveRow, width: int) -> list[str]:
-    """Returns lines with the commonest caller, and the number of other callers."""
+    """Returns lines with the commonest caller, and the number of other callers; none if unknown."""
+    if not row.callers:
+        return []
     text, calls = row.callers[0]
     rest = len(row.callers) - 1
     also = f", and {rest} other {'line' if rest == 1 else 'lines'}" if rest else ""

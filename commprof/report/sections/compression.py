@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from commprof.analysis.collectives.compression import CompressionRow
 from commprof.analysis.world import WorldResult
-from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
-from commprof.text import plain_digits, printable
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
+from commprof.report.tabulated import Grid, not_shown, three_digits
+from commprof.text import counted, plain_digits, printable
 
 LEGEND = """\
 Times in ms, medians over calls and ranks. queue: the bucket was ready, but the compressor's thread
@@ -26,23 +29,20 @@ _HEADERS = (
 _QUALITY = 4  # the last columns
 
 
-def compression_section(world: WorldResult, most_rows: int = 16, tables: int | None = None) -> str:
-    """Renders heading, table, and the number of rows left out.
-
-    Args:
-        world: figures of one world size.
-        most_rows: largest number of rows in the table.
-        tables: number of characters; a wider table is split. None leaves the table whole.
-    """
-    ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
-    table = tabulated(*compression_grid(world, most_rows), width=tables)
-    lines = [f"Compressed buckets of {ranks}:", table]
-    return "\n".join([*lines, *notes(world, most_rows)])
-
-
-def notes(world: WorldResult, most_rows: int) -> list[str]:
-    """Returns the number of rows left out of the table."""
-    return not_shown(len(world.communication.compression) - most_rows, "bucket")
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the section on the compressed buckets of the largest world size, if there are any."""
+    worlds, most = report.result.worlds, medium.most_rows
+    if not worlds or not worlds[-1].communication.compression:
+        return
+    caption = f"Compressed buckets of {counted(worlds[-1].world_size, 'rank')}"
+    yield Section(
+        "compression",
+        "Gradient compression",
+        captioned=True,
+        grids=((caption, compression_grid(worlds[-1], most)),),
+        bullets=tuple(not_shown(len(worlds[-1].communication.compression) - most, "bucket")),
+        legend=LEGEND,
+    )
 
 
 def compression_grid(world: WorldResult, most_rows: int) -> Grid:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterator
 
 from commprof.analysis.cost import Cost, CostRow
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
 from commprof.report.tabulated import Grid, tabulated
 from commprof.text import counted, fitted, plain_digits
 
@@ -13,6 +16,18 @@ LEGEND = """\
 Time and money from the measured samples/s [95 % interval of the mean step]; money in the currency
 of the price. cost efficiency: cost per sample of the first row divided by that of this row; above
 100 % this row is cheaper."""
+
+
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the section on what the run's samples cost, if a price was given."""
+    if (cost := report.cost) is not None:
+        yield Section(
+            "cost",
+            "Cost",
+            paragraphs=tuple(best(cost)),
+            grids=((heading(cost), cost_grid(cost)),),
+            legend=LEGEND,
+        )
 
 
 def section(cost: Cost, width: int = 100, tables: int | None = None) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.world import WorldResult
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
 from commprof.report.tabulated import Grid
 from commprof.text import counted, fitted, plain_digits, printable
+
+TITLE = "Cross-checks"
 
 HEADING = """\
 Cross-checks: commprof's figure compared with another measurement of the same run. DDP's log holds
@@ -18,30 +22,44 @@ exposed time includes copies. Bytes sent: payload of the collectives, compared w
 the interface counted."""
 
 
-def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
-    """Renders the cross-checks of a run whose records were kept (mode ``full``)."""
-    return check_blocks(
-        HEADING, [(world.world_size, world.cross_checks) for world in worlds], width
-    )
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the section on the cross-checks of a run whose records were kept (mode ``full``)."""
+    worlds = report.result.worlds
+    if not medium.is_page:
+        checks = [(world.world_size, world.cross_checks) for world in worlds]
+        yield from as_lines("checks", HEADING, checks, medium)
+    elif worlds and worlds[-1].cross_checks:
+        caption = counted(worlds[-1].world_size, "rank")
+        grids = ((caption, cross_checks_grid(worlds[-1])),)
+        yield Section("checks", TITLE, grids=grids, legend=HEADING)
 
 
-def check_blocks(
-    heading: str, checks: Sequence[tuple[int, Sequence[CrossCheck]]], width: int
-) -> list[str]:
-    """Renders all checks of the last world size, and disagreeing checks of the others.
+def as_lines(
+    place: str, heading: str, checks: Sequence[tuple[int, Sequence[CrossCheck]]], medium: Medium
+) -> Iterator[Section]:
+    """Yields a section with a line for each check that is worth one.
+
+    These are all checks of the last world size, and disagreeing checks of the others.
 
     Args:
+        place: the section's id.
         heading: text above the checks.
         checks: checks of each world size, in order.
-        width: columns of a line.
+        medium: what the section is made for.
     """
     lines = [
-        textwrap.fill(printable(_line(world_size, check)), width, subsequent_indent="    ")
-        for i, (world_size, found) in enumerate(checks)
-        for check in found
+        textwrap.fill(printable(_line(world_size, check)), medium.width, subsequent_indent="    ")
+        for i, (world_size, of_size) in enumerate(checks)
+        for check in of_size
         if i == len(checks) - 1 or check.agrees is False
     ]
-    return ["\n".join([fitted(heading, width), *lines])] if lines else []
+    if not lines:
+        return
+    if medium.is_page:
+        yield Section(place, TITLE, preformatted=("\n".join(lines),), legend=heading)
+    else:
+        text = "\n".join([fitted(heading, medium.width), *lines])
+        yield Section(place, TITLE, preformatted=(text,))
 
 
 def cross_checks_grid(world: WorldResult) -> Grid:

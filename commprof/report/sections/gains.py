@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from commprof.analysis.replay.gains import Gain
 from commprof.analysis.world import WorldResult
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
 from commprof.report.tabulated import Grid, three_digits
 
 TITLE = "Time saved per step by one change"
@@ -18,16 +20,22 @@ over the steps]. The replay keeps the order of each rank's collectives and the d
 transfer."""
 
 
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the section on the changes that were replayed."""
+    if (grid := gains_grid(report.result.worlds)) is not None:
+        yield Section("gains", TITLE, grids=(("Mean step with one change", grid),), legend=LEGEND)
+
+
 def gains_grid(worlds: Sequence[WorldResult]) -> Grid | None:
     """Makes a table with a row per change at the largest world size; None without a replay."""
-    found = worlds[-1].gains if worlds else None
-    if found is None:
+    replay = worlds[-1].gains if worlds else None
+    if replay is None:
         return None
     recorded = "as recorded"
-    if found.steps < found.measured_steps:
-        recorded += f" ({found.steps} of {found.measured_steps} steps)"
-    rows: list[tuple[str, ...]] = [(recorded, three_digits(found.step_ms), "")]
-    rows += [(changed(gain), three_digits(gain.step_ms), saved(gain)) for gain in found.gains]
+    if replay.steps < replay.measured_steps:
+        recorded += f" ({replay.steps} of {replay.measured_steps} steps)"
+    rows: list[tuple[str, ...]] = [(recorded, three_digits(replay.step_ms), "")]
+    rows += [(changed(gain), three_digits(gain.step_ms), saved(gain)) for gain in replay.gains]
     return Grid(rows, ("if", "step\nms", "saved"), (0, 2))
 
 

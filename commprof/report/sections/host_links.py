@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.world import WorldResult
-from commprof.report.tabulated import Grid, tabulated
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
+from commprof.report.tabulated import Grid
 from commprof.text import plain_digits, printable
 
 TITLE = "Between hosts, per host and outgoing link"
@@ -22,12 +24,18 @@ per two segments. in flight: rate while a collective of the host was in flight, 
 step: rate over the whole step. MB is 1e6 bytes, Gbit 1e9 bits."""
 
 
-def section(worlds: Sequence[WorldResult], tables: int | None = None) -> str:
-    """Renders title, table and notes; empty if no world size had several hosts."""
-    grid = host_links_grid(worlds)
-    if grid is None:
-        return ""
-    return "\n".join([f"{TITLE}:", tabulated(*grid, width=tables), *notes(worlds)])
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the section on the links between hosts, if a world size had several."""
+    worlds = report.result.worlds
+    if (grid := host_links_grid(worlds)) is not None:
+        yield Section(
+            "hosts",
+            TITLE,
+            heading=TITLE,
+            grids=(("By ranks", grid),),
+            bullets=tuple(notes(worlds)),
+            legend=LEGEND,
+        )
 
 
 def host_links_grid(worlds: Sequence[WorldResult]) -> Grid | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from commprof.analysis.late.incidents import HangReport, Incidents
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
 from commprof.text import counted
 
 TITLE = "Incidents"
@@ -12,6 +14,12 @@ LEGEND = """\
 Hangs were reported by the watchdog while the job ran. A change counts if the step time, a rank's
 own work or a bandwidth stays at least 10 % away from its former level. If the former level returned
 later, the change is listed under the caveats instead."""
+
+
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the section on incidents, if there are any."""
+    if bullets := tuple(sentences(report.result.incidents)):
+        yield Section("incidents", TITLE, heading=TITLE, bullets=bullets, legend=LEGEND)
 
 
 def sentences(found: Sequence[Incidents]) -> list[str]:

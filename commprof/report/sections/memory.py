@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from commprof.analysis.world import WorldResult
-from commprof.report.tabulated import Grid, tabulated, three_digits
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
+from commprof.report.tabulated import Grid, three_digits
 
 LEGEND = """\
 Memory in MB (1e6 bytes) of the rank that uses most and of the rank that uses least. peak RSS:
@@ -17,13 +19,11 @@ _HEADERS = ("ranks", "peak RSS\nmax", "\nmin", "at start", "GPU\nmax", "\nmin")
 _ON_CPU = 4  # columns
 
 
-def memory_section(worlds: Sequence[WorldResult], tables: int | None = None) -> str:
-    """Renders a row per world size; empty if memory was not measured.
-
-    ``tables`` is the largest number of characters in a line: the ``width`` of ``tabulated``.
-    """
-    grid = memory_grid(worlds)
-    return "" if grid is None else tabulated(*grid, width=tables)
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the section on memory, if it was measured."""
+    if (grid := memory_grid(report.result.worlds)) is not None:
+        grids = (("Memory in MB, by ranks", grid),)
+        yield Section("memory", "Memory", grids=grids, legend=LEGEND)
 
 
 def memory_grid(worlds: Sequence[WorldResult]) -> Grid | None:

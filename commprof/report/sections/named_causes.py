@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
-from commprof.analysis.world import WorldResult
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
 from commprof.text import wrapped
 
 TITLE = "What to change in the script"
@@ -16,15 +17,16 @@ interval over the steps]; replayed: the recorded steps were replayed without the
 time in the calls, if it is not known how much of it the fix wins."""
 
 
-def blocks(worlds: Sequence[WorldResult], width: int) -> list[str]:
-    """Renders the causes of the largest world size; empty for none."""
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the section on the causes that the largest world size shows."""
+    worlds = report.result.worlds
     causes = worlds[-1].named_causes if worlds else ()
     if not causes:
-        return []
-    lines = [f"{TITLE}:"]
+        return
+    lines = []
     for number, cause in enumerate(causes, 1):
         text = f"{cause.title} ({cause.id}). {cause.told}"
-        lines.append(wrapped(text, width, f"{number}. ", "   "))
+        lines.append(wrapped(text, medium.width, f"{number}. ", "   "))
         lines += [f"       {line}" for line in cause.fix.splitlines() if line]
         lines.append(f"   Described in {cause.source}")
-    return ["\n".join(lines), LEGEND]
+    yield Section("fixes", TITLE, heading=TITLE, preformatted=("\n".join(lines),), legend=LEGEND)

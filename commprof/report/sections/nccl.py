@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterator
 
 from commprof.analysis.collectives.nccl import NcclLink, NcclRow, NcclWorld, Split
-from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
-from commprof.text import counted, plain_digits, printable, wrapped
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
+from commprof.report.tabulated import Grid, not_shown, three_digits
+from commprof.text import counted, plain_digits, printable
 
 TITLE = "Inside NCCL"
-MOST_ROWS = 12
+_MOST_ROWS = 12
 
 LEGEND = """\
 Operations that NCCL carried out, by communicator, algorithm and protocol; size as in NCCL's call.
@@ -40,29 +42,37 @@ _HEADERS = (
 _SPLIT = ("network", "peer", "GPU")
 
 
-def section(found: NcclWorld, tables: int | None = None) -> list[tuple[str, str]]:
-    """Renders each table with its notes, and its legend."""
-    title = f"{TITLE}, {counted(found.world_size, 'rank')}"
-    parts = [(_drawn(f"{title}:", operations(found), notes(found), tables), LEGEND)]
-    if found.links:
-        drawn = _drawn(f"{title}, by link:", links(found), link_notes(found), tables)
-        parts.append((drawn, SPLIT_LEGEND))
-    return parts
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields sections on the operations and the links of each world size that was recorded."""
+    for world in report.result.nccl:
+        ranks = counted(world.world_size, "rank")
+        yield Section(
+            f"nccl-{world.world_size}",
+            TITLE,
+            heading=f"{TITLE}, {ranks}",
+            grids=((f"Operations of {ranks}", operations(world)),),
+            bullets=tuple(notes(world)),
+            legend=LEGEND,
+        )
+        if world.links:
+            yield Section(
+                f"nccl-links-{world.world_size}",
+                "Links of NCCL",
+                heading=f"{TITLE}, {ranks}, by link",
+                grids=(("Sends by NCCL's proxy", links(world)),),
+                bullets=tuple(link_notes(world)),
+                legend=SPLIT_LEGEND,
+            )
 
 
-def _drawn(title: str, grid: Grid, sentences: list[str], tables: int | None) -> str:
-    said = (wrapped(sentence, tables or 100) for sentence in sentences)
-    return "\n".join([title, tabulated(*grid, width=tables), *said])
-
-
-def operations(found: NcclWorld) -> Grid:
+def operations(world: NcclWorld) -> Grid:
     """Makes a table with a row per kind of operation."""
-    split = any(row.split is not None for row in found.rows)
-    rows = [_cells(row, split) for row in found.rows[:MOST_ROWS]]
+    split = any(row.split is not None for row in world.rows)
+    rows = [_cells(row, split) for row in world.rows[:_MOST_ROWS]]
     return Grid(rows, (*_HEADERS, *(_SPLIT if split else ())), (0, 1, 3, 4, 8))
 
 
-def links(found: NcclWorld) -> Grid:
+def links(world: NcclWorld) -> Grid:
     """Makes a table with a row per link, the slowest first."""
     rows = [
         (
@@ -73,32 +83,32 @@ def links(found: NcclWorld) -> Grid:
             three_digits(link.gb_per_s),
             "-" if math.isnan(link.slower) else f"{plain_digits(link.slower)}x",
         )
-        for link in found.links[:MOST_ROWS]
+        for link in world.links[:_MOST_ROWS]
     ]
     headers = ("communicator", "from\nrank", "\nto", "transfers", "MB", *_SPLIT, "GB/s", "slower")
     return Grid(rows, headers, (0,))
 
 
-def notes(found: NcclWorld) -> list[str]:
+def notes(world: NcclWorld) -> list[str]:
     """Returns what the table of operations leaves out, and how both kinds of waits compare."""
-    return [*not_shown(len(found.rows) - MOST_ROWS, "kind", " of operation"), *_waits(found)]
+    return [*not_shown(len(world.rows) - _MOST_ROWS, "kind", " of operation"), *_waits(world)]
 
 
-def link_notes(found: NcclWorld) -> list[str]:
+def link_notes(world: NcclWorld) -> list[str]:
     """Returns sentences on the slow links, and on transfers for other processes."""
     return [
-        *not_shown(len(found.links) - MOST_ROWS, "link"),
-        *(_slow(link) for link in found.links if link.slow),
+        *not_shown(len(world.links) - _MOST_ROWS, "link"),
+        *(_slow(link) for link in world.links if link.slow),
         *(
-            [f"Transfers for other processes of the host (PXN), in no row: {found.for_others}."]
-            if found.for_others
+            [f"Transfers for other processes of the host (PXN), in no row: {world.for_others}."]
+            if world.for_others
             else []
         ),
     ]
 
 
-def _waits(found: NcclWorld) -> Iterator[str]:
-    both = found.waits
+def _waits(world: NcclWorld) -> Iterator[str]:
+    both = world.waits
     if both is not None:
         yield (
             f"Waits by the shortest kernel and by clocks differ by a median of "

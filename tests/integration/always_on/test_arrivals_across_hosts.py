@@ -12,7 +12,7 @@ from commprof.analysis.align.arrivals import match_arrivals
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
 from commprof.analysis.align.matching import POINT_TO_POINT, match
 from commprof.analysis.summaries import analyse_summaries
-from commprof.report.sections import summary as summary_table
+from commprof.report.sections import always_on
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from commprof.trace.summary import merged_histogram
@@ -88,6 +88,6 @@ def test_a_late_rank_is_named_from_summaries_alone(
     assert (found.late_rank.rank, found.late_rank.phase) == (3, "forward")
     assert found.late_rank.wait_ms == pytest.approx(30, abs=5)
     assert found.last[0].rank == 3
-    text = " ".join(summary_table.notes([found], (), ()))
+    text = " ".join(always_on.notes([found], (), ()))
     assert "rank 3 is late" in text
     assert "arrivals on other hosts are known to within" in text

@@ -24,9 +24,11 @@ from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.verdict import Verdict, verdict
 from commprof.analysis.world import WorldResult
 from commprof.report import card as card_text
-from commprof.report import document, table
 from commprof.report.full_report import FullReport
+from commprof.report.section import PAGE
 from commprof.report.sections import cost as cost_table
+from commprof.report.sections.caveats import caveats
+from commprof.report.sections.order import sections
 from tests.support.builders.results import collective, context, detail, run_result, summary, world
 
 SIZES = ((1,), (2,), (4,), (1, 2), (2, 4), (4, 8), (1, 2, 4), (1, 2, 4, 8))
@@ -215,7 +217,7 @@ def _said(
 ) -> Iterator[str]:
     yield from card_text.render(shown).splitlines()
     yield from (judged.headline, *judged.sentences, judged.next_step.advice)
-    yield from table.notes(result)
+    yield from caveats(result)
     yield from cost_table.best(paid)
-    for section in document.sections(FullReport(result, tuple(details), judged, paid)):
+    for section in sections(FullReport(result, tuple(details), judged, paid), PAGE):
         yield from (section.lead, *section.paragraphs, *section.bullets)

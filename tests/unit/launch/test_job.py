@@ -26,6 +26,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from commprof.analysis.rank_summary import RankSummary
+from commprof.analysis.world import WorldResult
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.invocation import quoted
 from commprof.launch import elastic, rendezvous, worker
@@ -34,9 +35,10 @@ from commprof.launch.job import Job, per_rank_batch
 from commprof.launch.progress import ProgressFile, ProgressLine
 from commprof.launch.rendezvous import Rendezvous
 from commprof.launch.worker import PeakMemory
-from commprof.report.sections.memory import memory_section
-from tests.support.builders.results import PARTS, world
+from commprof.report.sections import memory as memory_table
+from tests.support.builders.results import PARTS, run_result, world
 from tests.support.machines.ranks import free_port
+from tests.support.section_text import tables_text
 
 HERE = Path("run/w2")
 
@@ -369,15 +371,23 @@ def test_training_memory_is_that_of_the_gpu_if_there_is_one() -> None:
     assert rank().training_bytes != rank().training_bytes  # NaN
 
 
+def memory_text(found: WorldResult) -> str:
+    return tables_text(memory_table.sections, run_result(found))
+
+
 def test_the_memory_table_shows_the_highest_and_lowest_use_of_any_rank() -> None:
     ranks = (
         rank(before_rss_bytes=300e6, peak_rss_bytes=800e6),
         rank(before_rss_bytes=310e6, peak_rss_bytes=700e6),
     )
-    assert memory_section([world(2, ranks=ranks)]).splitlines()[-1].split() == [
+    assert memory_text(world(2, ranks=ranks)).splitlines()[-1].split() == [
         "2", "800", "700", "310",
     ]  # fmt: skip
     on_gpu = (*ranks, rank(before_rss_bytes=1e6, peak_rss_bytes=2e6, device_peak_bytes=5e6))
-    row = memory_section([world(3, ranks=on_gpu)]).splitlines()[-1].split()
+    row = (
+        tables_text(memory_table.sections, run_result(world(3, ranks=on_gpu)))
+        .splitlines()[-1]
+        .split()
+    )
     assert row == ["3", "800", "2", "310", "5", "5"]
-    assert memory_section([world(1, ranks=(rank(),))]) == ""
+    assert memory_text(world(1, ranks=(rank(),))) == ""

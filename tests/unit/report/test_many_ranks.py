@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from commprof.analysis.late.costs import WaitCost
 from commprof.analysis.world import WorldResult
-from commprof.report.sections.waiting import causes_grid
+from commprof.report.sections.waiting_causes import causes_grid
 from tests.support.builders import results
 
 

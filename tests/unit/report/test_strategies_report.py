@@ -15,8 +15,8 @@ from commprof.report import markdown
 from commprof.report.full_report import ComparedStrategies, FullReport
 from commprof.report.html import page
 from commprof.report.sections import incidents as incidents_table
+from commprof.report.sections.step import DEVICE_LEGEND, PARTS_LEGEND
 from commprof.report.strategies import render_screen, strategy_sections
-from commprof.report.table import DEVICE_LEGEND, PARTS_LEGEND
 from tests.support.builders import results
 from tests.support.builders.results import context, detail, incidents, run_result
 from tests.support.builders.run_directories import write_strategies

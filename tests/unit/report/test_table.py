@@ -21,14 +21,18 @@ from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.strategies import strategy_rows
 from commprof.analysis.summaries import LastRow
 from commprof.analysis.verdict import verdict
+from commprof.analysis.world import WorldResult
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.report import markdown, table
 from commprof.report import strategies as strategies_table
 from commprof.report.full_report import FullReport
-from commprof.report.sections import summary as summary_table
-from commprof.report.sections.collectives import collectives_grid, collectives_section
+from commprof.report.sections import collectives as collectives_table
+from commprof.report.sections.always_on import last_ranks
+from commprof.report.sections.caveats import caveats
+from commprof.report.sections.collectives import collectives_grid
+from commprof.report.sections.scaling import scaling_grid
 from commprof.report.table import render
-from commprof.report.tabulated import tabulated, three_digits
+from commprof.report.tabulated import tabulated
 from commprof.stats.intervals import Interval
 from commprof.text import printable, rank_list
 from commprof.tune import report as trial_table
@@ -44,6 +48,7 @@ from tests.support.builders.results import (
     summary,
     world,
 )
+from tests.support.section_text import table_text, tables_text
 from tests.unit.analysis import test_strategies, test_summaries
 from tests.unit.report import test_table
 from tests.unit.tune.trials import test_trial_report
@@ -189,7 +194,7 @@ def test_unknown_figures_are_dashes() -> None:
     assert "nan" not in text
     rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["1"]]
     memory = ["1", "800", "800", "300"]
-    assert rows == [["1", "10+2", *["-"] * 8], ["1", *["-"] * 10], memory]
+    assert rows == [["1", *["-"] * 10], ["1", "10+2", *["-"] * 8], memory]
 
 
 @pytest.mark.parametrize(
@@ -208,15 +213,19 @@ def test_unknown_figures_are_dashes() -> None:
 def test_numbers_have_fewer_decimals_the_larger_they_are(value: float, shown: str) -> None:
     text = render(run_result(world(1, parts=parts(data_ms=value))), 100)
     rows = [line.split() for line in text.splitlines() if line.split()[:1] == ["1"]]
-    assert rows[1][1] == shown
+    assert rows[0][1] == shown
+
+
+def collectives_text(found: WorldResult) -> str:
+    return tables_text(collectives_table.sections, run_result(found))
 
 
 def test_kinds_of_call_not_shown_in_the_table_are_counted() -> None:
     kinds = tuple(collective(size_bytes=(size, size)) for size in range(1, 15))
-    section = collectives_section(world(2, collectives=kinds))
+    section = collectives_text(world(2, collectives=kinds))
     assert section.splitlines()[-1] == "Not shown: 2 more kinds of call (see the JSON result)."
     assert len([line for line in section.splitlines() if line.startswith("all_reduce")]) == 12
-    section = collectives_section(world(1, collectives=kinds[:13]))
+    section = collectives_text(world(1, collectives=kinds[:13]))
     assert section.splitlines()[-1] == "Not shown: 1 more kind of call (see the JSON result)."
     assert section.splitlines()[0] == "Collectives of 1 rank, sorted by exposed time:"
 
@@ -232,22 +241,23 @@ def test_a_page_counts_the_rows_that_it_leaves_out() -> None:
 
 def test_ranks_that_issued_last_are_counted_beyond_eight() -> None:
     ranks = tuple(LastRow(rank, 0.1, 2.5) for rank in range(10))
-    text = "\n".join(summary_table.blocks([summary(10, last=ranks)], tabulated, three_digits))
-    assert "\nNot shown: 2 more ranks (see the JSON result).\n" in text
+    (section,) = last_ranks([summary(10, last=ranks)])
+    note = "\nNot shown: 2 more ranks at 10 ranks (see the JSON result)."
+    assert table_text(section).endswith(note)
 
 
 def test_a_size_in_gigabytes_is_written_without_an_exponent() -> None:
-    section = collectives_section(world(2, collectives=(collective(size_bytes=(2**31, 2**31)),)))
+    section = collectives_text(world(2, collectives=(collective(size_bytes=(2**31, 2**31)),)))
     assert " 2147 " in section
 
 
 def test_group_and_failed_columns_are_shown_only_if_needed() -> None:
-    one = collectives_section(world(2, collectives=(collective(), collective(op="reduce"))))
+    one = collectives_text(world(2, collectives=(collective(), collective(op="reduce"))))
     assert "group" not in one
     assert "failed" not in one
-    failing = collectives_section(world(2, collectives=(collective(), collective(failed=3))))
+    failing = collectives_text(world(2, collectives=(collective(), collective(failed=3))))
     assert "failed" in failing
-    two = collectives_section(world(2, collectives=(collective(), collective(group="7"))))
+    two = collectives_text(world(2, collectives=(collective(), collective(group="7"))))
     assert "7 (2)" in two
 
 
@@ -303,7 +313,7 @@ def test_groups_of_a_mesh_are_named_by_dimension_and_ranks() -> None:
             [("dp", (0, 2)), ("dp", (1, 3)), ("tp", (0, 1)), ("tp", (2, 3))]
         )
     ]
-    shown = collectives_section(world(4, collectives=tuple(rows)))
+    shown = collectives_text(world(4, collectives=tuple(rows)))
     for group in ("mesh dp {0,2}", "mesh dp {1,3}", "mesh tp {0,1}", "mesh tp {2,3}"):
         assert group in shown
     assert "with the ranks in braces" in shown
@@ -350,7 +360,7 @@ def test_the_report_of_summaries_is_no_wider_than_the_terminal(tmp_path: Path) -
 
 GRIDS = {
     "trial": trial_table.candidates_grid(test_trial_report.sample()),
-    "scaling": table.scaling_grid(test_table.golden_run()),
+    "scaling": scaling_grid(test_table.golden_run()),
     "collectives": collectives_grid(test_table.golden_run().worlds[-1], 12),
 }
 
@@ -443,5 +453,5 @@ def test_a_problem_of_a_trace_is_told_once_in_always_on_mode_too() -> None:
         ((), f"Always-on, 2 ranks: {problem}"),
         (((2, f"a rank was killed. {problem}"),), f"2 ranks: a rank was killed. {problem}"),
     ):
-        found = table.notes(run_result(summaries=(damaged,), failures=failures))
+        found = caveats(run_result(summaries=(damaged,), failures=failures))
         assert [note for note in found if problem in note] == [told]

@@ -17,11 +17,12 @@ from commprof.analysis.collectives.kinds import (
     stepless_collectives,
 )
 from commprof.analysis.collectives.traffic import bus_factor, sizes_bytes
-from commprof.report.sections.collectives import collectives_section
+from commprof.report.sections import collectives as collectives_table
 from commprof.trace import columns, schema
 from commprof.trace.schema import Kind, Phase
-from tests.support.builders.results import collective, parts, world
+from tests.support.builders.results import collective, parts, run_result, world
 from tests.support.builders.traces import MS, Rank
+from tests.support.section_text import tables_text
 
 MB = 1_000_000
 DTYPES = ["Byte", "Char"]
@@ -78,7 +79,7 @@ def test_in_a_job_without_steps_all_collectives_of_the_recording_count() -> None
     (row,) = found.rows
     assert (row.calls, row.calls_per_step, row.exposed_ms) == (10, 5.0, 100.0)
     assert row.busbw_gb_per_s == pytest.approx(0.4)
-    shown = collectives_section(found)
+    shown = tables_text(collectives_table.of_stepless, run_result(stepless=(found,)))
     assert shown.startswith("Collectives of 2 ranks in a job without steps, sorted by exposed")
     assert "/rank" in shown
     ranks[1].step(0, 100 * MS)
@@ -336,6 +337,8 @@ def test_barriers_and_unknown_operations_have_no_bus_factor(op: str) -> None:
 def test_exposed_time_that_is_in_no_row_is_shown() -> None:
     found = world(2, parts=parts(exposed_ms=10.0), collectives=(collective(exposed_ms=4.0),))
     assert found.unlisted_exposed_ms == pytest.approx(6.0)
-    assert "Exposed time in no row: 6 of 10 ms per step" in collectives_section(found)
+    assert "Exposed time in no row: 6 of 10 ms per step" in tables_text(
+        collectives_table.sections, run_result(found)
+    )
     found = world(2, parts=parts(exposed_ms=10.0), collectives=(collective(exposed_ms=9.9),))
-    assert "in no row" not in collectives_section(found)
+    assert "in no row" not in tables_text(collectives_table.sections, run_result(found))

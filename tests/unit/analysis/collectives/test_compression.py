@@ -12,12 +12,14 @@ from commprof.analysis.collectives.compression import (
     compression_remarks,
     compression_rows,
 )
-from commprof.report.sections.compression import compression_section
+from commprof.analysis.world import WorldResult
+from commprof.report.sections import compression as compression_table
 from commprof.trace import schema
 from commprof.trace.columns import compressions
 from tests.support.builders.results import compression as row
-from tests.support.builders.results import world
+from tests.support.builders.results import run_result, world
 from tests.support.builders.traces import MS, Rank
+from tests.support.section_text import tables_text
 
 MB = 1_000_000
 
@@ -147,17 +149,28 @@ MEASURED = [
 ]
 
 
+def table_of(found: WorldResult) -> str:
+    return tables_text(compression_table.sections, run_result(found))
+
+
 def test_the_compression_table_is_unchanged() -> None:
-    section = compression_section(world(2, compression=(row(), row(bucket=1, ratio=math.nan))))
+    section = tables_text(
+        compression_table.sections,
+        run_result(world(2, compression=(row(), row(bucket=1, ratio=math.nan)))),
+    )
     assert section == PLAIN
     measured = row(relative_error=0.0078, cosine=0.99997, residual_ratio=0.0, zeroed=0.0123)
-    lines = compression_section(world(1, compression=(measured, row()))).splitlines()
+    lines = tables_text(
+        compression_table.sections, run_result(world(1, compression=(measured, row())))
+    ).splitlines()
     assert lines[0] == "Compressed buckets of 1 rank:"
     width = len(PLAIN.splitlines()[1])
     assert [line[width:].split() for line in lines[1:]] == MEASURED
 
 
 def test_buckets_not_shown_in_the_compression_table_are_counted() -> None:
-    rows = tuple(row(bucket=i) for i in range(18))
-    last = compression_section(world(2, compression=rows)).splitlines()[-1]
+    rows = tuple(row(bucket=i) for i in range(14))
+    last = tables_text(
+        compression_table.sections, run_result(world(2, compression=rows))
+    ).splitlines()[-1]
     assert last == "Not shown: 2 more buckets (see the JSON result)."

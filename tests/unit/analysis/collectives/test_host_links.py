@@ -19,8 +19,9 @@ from commprof.analysis.collectives.traffic import sent_to_other_hosts
 from commprof.report.sections import host_links as host_links_table
 from commprof.trace.columns import collectives
 from tests.support.analysed import analyse_world
-from tests.support.builders.results import world
+from tests.support.builders.results import run_result, world
 from tests.support.builders.traces import MS, Rank, world_run
+from tests.support.section_text import tables_text
 
 ROOT = Path(__file__).parents[4]
 TWO_BY_TWO = ("a", "a", "b", "b")
@@ -237,16 +238,16 @@ def test_counters_that_exceed_the_payload_by_packet_headers_agree(
 
 def test_host_links_table_has_a_row_per_world_with_several_hosts() -> None:
     links = replace(LINKS, header_share=0.0456)
-    text = host_links_table.section([world(1), world(2, host_links=links)])
+    text = tables_text(host_links_table.sections, run_result(world(1), world(2, host_links=links)))
     assert text.splitlines()[0] == "Between hosts, per host and outgoing link:"
     (row,) = [line.split() for line in text.splitlines() if line.lstrip().startswith("2 ")]
     assert row == ["2", "2", "eth0", "6", "0.8", "0.25", "240", "242.4", "+1.0%", "4.6%", "yes"]
-    assert host_links_table.section([world(1)]) == ""
+    assert tables_text(host_links_table.sections, run_result(world(1))) == ""
 
 
 def test_host_links_table_gives_the_reason_for_missing_figures() -> None:
     gone = HostLinks(2, (), math.nan, math.nan, math.nan, math.nan, math.nan, "a rank is missing")
-    text = host_links_table.section([world(2, host_links=gone)])
+    text = tables_text(host_links_table.sections, run_result(world(2, host_links=gone)))
     assert "2 ranks: figures are missing, because a rank is missing" in text
 
 

@@ -23,6 +23,7 @@ from commprof.monitor.watchdog.hang_files import HangFile
 from commprof.monitor.watchdog.tasks import Log
 from commprof.report import table
 from commprof.report.sections import incidents as incidents_table
+from commprof.report.sections.caveats import caveats
 from tests.support.builders import results
 from tests.support.builders.results import hang_report, incidents
 from tests.support.builders.traces import MS, Rank, world_run
@@ -168,7 +169,7 @@ def test_a_level_change_that_ended_is_a_note_and_no_incident() -> None:
     assert len(incidents_table.sentences([found])) == 1
     assert incidents_table.sentences([ended]) == incidents_table.ended_changes([found]) == []
     run = results.run_result(results.world(3), incidents=(ended,))
-    assert table.notes(run) == [
+    assert caveats(run) == [
         "3 ranks: Rank 1's own work rose from 20 to 30 ms (+50%) from step 120 to 150, most of it "
         "in backward; then the former level returned. The means include these steps."
     ]

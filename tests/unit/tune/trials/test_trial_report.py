@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from commprof.report import markdown
-from commprof.report.document import sections
 from commprof.report.export import as_json
 from commprof.report.full_report import FullReport
 from commprof.report.html import page
+from commprof.report.section import PAGE
+from commprof.report.sections.order import sections
 from commprof.stats.intervals import Interval
 from commprof.tune import report as trial_table
 from commprof.tune.report import TrialReport, render_screen
@@ -167,7 +168,7 @@ REPORT = FullReport(run_result(world(2)), (detail(2),), None, None)
 
 
 def test_the_trial_s_section_comes_first_and_sections_of_means_are_left_out() -> None:
-    found = {section.id: section for section in sections(REPORT, TrialReport(sample()))}
+    found = {section.id: section for section in sections(REPORT, PAGE, TrialReport(sample()))}
     assert next(iter(found)) == "trial"
     assert not {"verdict", "step", "scaling", "collectives", "waiting"} & found.keys()
     assert "steps" not in found  # quartiles over all candidates' steps describe none
@@ -177,7 +178,7 @@ def test_the_trial_s_section_comes_first_and_sections_of_means_are_left_out() ->
 
 def test_a_trial_that_ended_before_its_first_step_has_no_picture_without_figures() -> None:
     ended = FullReport(run_result(), (), None, None)
-    assert [section.id for section in sections(ended, TrialReport(sample()))] == ["trial"]
+    assert [section.id for section in sections(ended, PAGE, TrialReport(sample()))] == ["trial"]
     assert "-picture" in page.render(ended, TrialReport(sample()))  # of the trial itself
 
 

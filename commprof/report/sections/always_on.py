@@ -1,20 +1,19 @@
-"""Summaries of always-on mode as text for the terminal."""
+"""Tables and caveats of the summaries of always-on mode."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from commprof.analysis.late.stragglers import each_waits
 from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.analysis.summaries import OperationRow, Quantiles, SummaryResult
-from commprof.report.sections.cross_checks import check_blocks
-from commprof.report.tabulated import not_shown
-from commprof.text import fitted, named_ranks, printable
-
-#: Function that renders rows under headers.
-Table = Callable[[Sequence[Sequence[Any]], Sequence[str]], str]
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
+from commprof.report.sections.cross_checks import as_lines
+from commprof.report.tabulated import Grid, not_shown, three_digits
+from commprof.text import counted, named_ranks, printable
 
 _LEGEND = """\
 From the histograms of always-on mode, over all ranks, without each rank's first step. Times in ms.
@@ -44,30 +43,64 @@ cost: time from the calling rank's issue to the issue by the row's rank, summed 
 which the row's rank was last. Operations can overlap, so the sum can exceed the elapsed time."""
 
 
-def blocks(
-    summaries: Sequence[SummaryResult],
-    table: Table,
-    number: Callable[[float], str],
-    width: int = 100,
-) -> list[str]:
-    """Renders summaries as blocks of text, with legends wrapped to ``width``; empty for none."""
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the sections on the summaries that ranks left, if there are any."""
+    summaries = report.result.summaries
     if not summaries:
-        return []
-    parts = [table([_parts_row(s, number) for s in summaries], _PARTS_HEADERS)]
-    parts.append(fitted(_LEGEND, width))
-    for summary in summaries:
-        if summary.operations:
-            rows = [_operation_row(row, number) for row in summary.operations]
-            parts.append(_heading(summary) + "\n" + table(rows, _OPERATION_HEADERS))
-        if summary.world_size > 1 and summary.last:
-            rows = [(row.rank, f"{row.share:.0%}", number(row.cost_s)) for row in summary.last]
-            ranks = table(rows[:_LAST_ROWS], ("rank", "last", "cost s"))
-            heading = f"Ranks that issued last, at {_ranks(summary.world_size)}:"
-            more = not_shown(len(rows) - _LAST_ROWS, "rank")
-            parts.append("\n".join([heading, ranks, *more, fitted(_LAST_LEGEND, width)]))
+        return
+    grids = (("Mean step in ms, by ranks", parts_grid(summaries)),)
+    yield Section("always-on", "Always-on mode", grids=grids, legend=_LEGEND)
+    operations = tuple(_operations(summary) for summary in summaries if summary.operations)
+    if operations:
+        place, title = "always-on-operations", "Operations in always-on mode"
+        yield Section(place, title, captioned=True, grids=operations, legend=_OPERATIONS_LEGEND)
+    yield from last_ranks(summaries)
     checks = [(summary.world_size, summary.cross_checks) for summary in summaries]
-    about = fitted(_OPERATIONS_LEGEND, width)
-    return [*parts, about, *check_blocks(_CHECKS_HEADING, checks, width)]
+    yield from as_lines("always-on-checks", _CHECKS_HEADING, checks, medium)
+
+
+def parts_grid(summaries: Sequence[SummaryResult]) -> Grid:
+    """Makes a table with a row per world size: the parts of its mean step."""
+    return Grid([_parts_row(summary) for summary in summaries], _PARTS_HEADERS)
+
+
+def _operations(summary: SummaryResult) -> tuple[str, Grid]:
+    rows = [_operation_row(row) for row in summary.operations]
+    caption = f"Operations at {_ranks(summary)}, {summary.covered_s:.1f} s"
+    return caption, Grid(rows, _OPERATION_HEADERS)
+
+
+def last_ranks(summaries: Sequence[SummaryResult]) -> Iterator[Section]:
+    """Yields the section on the ranks that were last to issue operations, if there are any."""
+    shown = [summary for summary in summaries if summary.world_size > 1 and summary.last]
+    if shown:
+        yield Section(
+            "always-on-last",
+            "Ranks that issued last",
+            captioned=True,
+            grids=tuple(map(_last, shown)),
+            bullets=tuple(
+                note
+                for summary in shown
+                for note in not_shown(
+                    len(summary.last) - _LAST_ROWS, "rank", f" at {_ranks(summary)}"
+                )
+            ),
+            legend=_LAST_LEGEND,
+        )
+
+
+def _last_not_shown(summary: SummaryResult) -> list[str]:
+    return not_shown(len(summary.last) - _LAST_ROWS, "rank", f" at {_ranks(summary)}")
+
+
+def _last(summary: SummaryResult) -> tuple[str, Grid]:
+    rows = [
+        (row.rank, f"{row.share:.0%}", three_digits(row.cost_s))
+        for row in summary.last[:_LAST_ROWS]
+    ]
+    caption = f"Ranks that issued last, at {_ranks(summary)}"
+    return caption, Grid(rows, ("rank", "last", "cost s"))
 
 
 def notes(
@@ -82,7 +115,7 @@ def notes(
     """
     found = []
     for summary in summaries:
-        where = f"Always-on, {_ranks(summary.world_size)}: "
+        where = f"Always-on, {_ranks(summary)}: "
         if summary.apart is not None and summary.world_size not in shown:
             found.append(where + summary.apart.sentence)
         missing = [rank for rank in range(summary.world_size) if rank not in summary.ranks]
@@ -233,34 +266,34 @@ _OPERATION_HEADERS = (
 )
 
 
-def _parts_row(summary: SummaryResult, number: Callable[[float], str]) -> tuple[Any, ...]:
+def _parts_row(summary: SummaryResult) -> tuple[Any, ...]:
     times = (
         *(summary.step_median_ms, summary.step_p95_ms, summary.data_ms, summary.forward_ms),
         *(summary.backward_ms, summary.exposed_ms, summary.exposed_p95_ms),
         *(summary.optimizer_ms, summary.other_ms, summary.step_ms),
         *(summary.exposed_wait_ms, summary.exposed_wire_ms),
     )
-    return (summary.world_size, summary.steps, *map(number, times))
+    return (summary.world_size, summary.steps, *map(three_digits, times))
 
 
-def _operation_row(row: OperationRow, number: Callable[[float], str]) -> tuple[Any, ...]:
+def _operation_row(row: OperationRow) -> tuple[Any, ...]:
     return (
         *(printable(row.op), printable(row.group) or "-"),
         *(_size(row.below_bytes) if row.group else "-", row.count),
-        number(row.bytes / 1e6),
-        *_times(row.duration, number),
+        three_digits(row.bytes / 1e6),
+        *_times(row.duration),
         row.wait.count,
-        *_times(row.wait, number),
-        *(number(row.until_last.p50_ms), number(row.until_last.p99_ms)),
-        *(number(row.wire.p50_ms), number(row.wire.p99_ms)),
-        *(number(row.algbw_gb_per_s), number(row.busbw_gb_per_s)),
+        *_times(row.wait),
+        *(three_digits(row.until_last.p50_ms), three_digits(row.until_last.p99_ms)),
+        *(three_digits(row.wire.p50_ms), three_digits(row.wire.p99_ms)),
+        *(three_digits(row.algbw_gb_per_s), three_digits(row.busbw_gb_per_s)),
         row.failed,
         row.unfinished,
     )
 
 
-def _times(quantiles: Quantiles, number: Callable[[float], str]) -> list[str]:
-    return [number(x) for x in (quantiles.p50_ms, quantiles.p95_ms, quantiles.p99_ms)]
+def _times(quantiles: Quantiles) -> list[str]:
+    return [three_digits(x) for x in (quantiles.p50_ms, quantiles.p95_ms, quantiles.p99_ms)]
 
 
 def _size(below_bytes: int) -> str:
@@ -274,9 +307,5 @@ def _size(below_bytes: int) -> str:
     return f"<{2 ** (power - unit)}{name}"
 
 
-def _heading(summary: SummaryResult) -> str:
-    return f"Operations at {_ranks(summary.world_size)}, {summary.covered_s:.1f} s:"
-
-
-def _ranks(world_size: int) -> str:
-    return f"{world_size} {'rank' if world_size == 1 else 'ranks'}"
+def _ranks(summary: SummaryResult) -> str:
+    return counted(summary.world_size, "rank")

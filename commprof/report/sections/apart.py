@@ -1,0 +1,20 @@
+"""Ranks that train apart, of world sizes that no verdict is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from commprof.report.full_report import FullReport
+from commprof.report.section import Medium, Section
+
+
+def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
+    """Yields the section on summaries in which ranks exchanged nothing, if there are any."""
+    judged = {world.world_size for world in report.result.worlds}
+    sentences = tuple(
+        f"{summary.apart.sentence} {summary.apart.advice}".strip()
+        for summary in report.result.summaries
+        if summary.apart is not None and summary.world_size not in judged
+    )
+    if sentences:
+        yield Section("apart", "Ranks that train apart", paragraphs=sentences)
