@@ -11,8 +11,6 @@ import numpy as np
 
 from tests.support.builders.flight_dumps import dump, entry
 
-#: Texts of traces that differ in their times; each rank's is one of them.
-_VARIANTS = 8
 _STEP_US, _BASE_NS = 100_000, 1_780_000_000_000_000_000
 _HEAD = """{
   "schemaVersion": 1,
@@ -22,11 +20,11 @@ _HEAD = """{
       "computeMajor": 9, "computeMinor": 0, "warpSize": 32, "numSms": 132
     }
   ],
-  "distributedInfo": {"backend": "nccl", "rank": @rank@, "world_size": %(ranks)d, "pg_count": 1,
+  "distributedInfo": {"backend": "nccl", "rank": %(rank)d, "world_size": %(ranks)d, "pg_count": 1,
  "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl",
  "pg_size": %(ranks)d, "ranks": %(listed)s}], "nccl_version": "2.28.9"},
   "displayTimeUnit": "ms",
-  "baseTimeNanoseconds": @base@,
+  "baseTimeNanoseconds": %(base_ns)d,
   "traceEvents": [
 """
 _EVENT = """  {
@@ -87,24 +85,23 @@ def write_traces(folder: Path, job: TracedJob) -> int:
     The clocks of the ranks differ by milliseconds. All-reduces end together; their begins differ.
     """
     folder.mkdir()
-    texts = ["".join(_trace(job, variant)) for variant in range(_VARIANTS)]
-    draw, size_bytes = np.random.default_rng(7), 0
-    for rank, ahead_ns in enumerate(draw.integers(-5_000_000, 5_000_000, job.ranks).tolist()):
-        text = texts[int(draw.integers(_VARIANTS))]
-        text = text.replace("@rank@", str(rank), 1).replace("@base@", str(_BASE_NS + ahead_ns), 1)
+    size_bytes = 0
+    for rank in range(job.ranks):
+        text = "".join(_trace(job, rank))
         size_bytes += (folder / f"rank{rank}.pt.trace.json").write_text(text)
     return size_bytes
 
 
-def _trace(job: TracedJob, variant: int) -> Iterator[str]:
-    """Yields the text of a trace, without rank and base of the times."""
-    draw = np.random.default_rng(variant)
+def _trace(job: TracedJob, rank: int) -> Iterator[str]:
+    """Yields the text of a rank's trace."""
+    draw = np.random.default_rng(rank)
+    base_ns = _BASE_NS + int(draw.integers(-5_000_000, 5_000_000))
     listed = list(range(job.ranks))
-    about = {"ranks": job.ranks, "listed": listed}
+    about = {"ranks": job.ranks, "listed": listed, "rank": rank, "base_ns": base_ns}
     # torch shortens long lists in arguments, and not in the head.
     told = str(listed) if job.ranks <= 32 else f"[{', '.join(map(str, listed[:30]))}, ...]"
     yield _HEAD % about
-    number, each_us = 0, _STEP_US / job.all_reduces
+    number, each_us = 1000 + 7 * rank, _STEP_US / job.all_reduces  # ids count from anywhere
     own_us = 0.6 * each_us / (job.operators + 1)
     for step in range(job.steps):
         begin_us = 1000.0 + _STEP_US * step
@@ -113,7 +110,7 @@ def _trace(job: TracedJob, variant: int) -> Iterator[str]:
             first_us = begin_us + each_us * call
             for place in range(job.operators):
                 number += 1
-                at_us = first_us + own_us * place
+                at_us = first_us + own_us * place + (rank * 31 + number) % 89 / 1000
                 name = _OPERATORS[place % len(_OPERATORS)]
                 yield _host("cpu_op", name, at_us, 0.5 * own_us, number)
                 kernel = f"void at::native::kernel<{name[6:]}, 4>(int, float*)"

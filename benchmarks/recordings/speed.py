@@ -49,7 +49,7 @@ INPUTS = {
     ),
     "large": Input(
         "256 torch.profiler traces of 5 MB",
-        lambda path: write_traces(path, TracedJob(256, 10, 20, 15)),
+        lambda path: write_traces(path, TracedJob(256, 10, 20, 20)),
         *(20, 250),
     ),
     "dumps": Input(
