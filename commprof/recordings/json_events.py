@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 _PIECE_BYTES = 1 << 20
 #: Most characters of an event or of another top-level value; a file with longer ones is no trace.
 _MOST_VALUE_CHARS = 16 << 20
+_SHORT_CHARS = 1 << 16
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[\s,:]*")
 #: The first key of an event, as torch writes them.
@@ -193,6 +194,9 @@ class EventReader:
     def _value(self) -> Any:
         """Returns the value at the current position, reading further text as needed."""
         while True:
+            if 0 < len(self._text) - self._at < _SHORT_CHARS < self._at:
+                # Python counts the lines up to an error, and an event is cut off in each piece.
+                self._text, self._at = self._text[self._at :], 0
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
             except RecursionError:

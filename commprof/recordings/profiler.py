@@ -110,16 +110,13 @@ def read_recording(path: Path) -> Recording | None:
     return _recording(path, found, problems)
 
 
-def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> Recording:
-    _one_job(path, found)
-    found, said = _of_all_processes(found)
+def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Recording:
+    """Makes a recording of the ranks that were read, which it takes out of the list."""
+    _one_job(path, read)
+    found, said = _of_all_processes(read)
     by_rank, about_ranks = _by_rank(found)
     said += about_ranks
-    most = max(max(each.world_size for each in found), max(by_rank) + 1)
-    # Tensors on the host tell the size of a group only if nothing else tells that of the job.
-    telling = [each for each in found if each.device is not None or not each.world_size]
-    sizes = (kind.group_size for each in telling for kind in each.calls.used())
-    world_size = max(most, max(sizes, default=0))
+    world_size = max(_world_size(found), max(by_rank) + 1)
     if not any(each.calls for each in found):
         raise CommprofError(_no_communication(path, found))
     kinds = CallKinds()
@@ -132,11 +129,14 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
     seqs, counted_so = _numbers(by_rank)
     # Analyses compare the numbers of element types between ranks.
     dtypes = sorted({kind.dtype for each in by_rank.values() for kind in each.calls.used()})
-    traces = {
-        rank: trace_of(each, rank, world_size, seqs[rank], dtypes)
-        for rank, each in sorted(by_rank.items())
-    }
     said += counted_so + _about_calls(by_rank)
+    begin_ns = min(map(_begin_ns, by_rank.values()))
+    read.clear()
+    found.clear()
+    traces = {}
+    for rank in sorted(by_rank):  # with its trace, a rank's events are no longer needed
+        each = by_rank.pop(rank)
+        traces[rank] = trace_of(each, rank, world_size, seqs.pop(rank), dtypes)
     if len(traces) > 1:
         if not _one_clock(traces):
             compared, about_clocks = with_compared_clocks(list(traces.values()))
@@ -149,11 +149,19 @@ def _recording(path: Path, found: list[RankRecording], problems: list[str]) -> R
         )
     per_rank = ((rank, text) for rank, t in traces.items() for text in t.problems)
     return Recording(
-        context=_context(path, by_rank, world_size, traces),
+        context=_context(path, begin_ns, world_size, traces),
         world_size=world_size,
         traces=traces,
         problems=(*with_ranks(per_rank, traces), *said, *problems),
     )
+
+
+def _world_size(found: Sequence[RankRecording]) -> int:
+    """Returns the number of ranks that the files or their groups tell."""
+    # Tensors on the host tell the size of a group only if nothing else tells that of the job.
+    telling = [each for each in found if each.device is not None or not each.world_size]
+    sizes = (kind.group_size for each in telling for kind in each.calls.used())
+    return max(max(each.world_size for each in found), max(sizes, default=0))
 
 
 def _with_groups(each: RankRecording, rank: int, world_size: int, kinds: CallKinds) -> CallColumns:
@@ -477,10 +485,9 @@ def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
 
 
 def _context(
-    path: Path, by_rank: dict[int, RankRecording], world_size: int, traces: dict[int, Trace]
+    path: Path, begin_ns: int, world_size: int, traces: dict[int, Trace]
 ) -> dict[str, Any]:
     first = traces[min(traces)]
-    begin_ns = min(_begin_ns(each) for each in by_rank.values())
     return {
         "timestamp": _date(begin_ns),
         "command": "",
