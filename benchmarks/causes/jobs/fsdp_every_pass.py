@@ -5,7 +5,7 @@ import torch
 from torch.distributed.fsdp import fully_shard
 
 common.begin()
-model = common.sleeping(4, 512, 1.5)
+model = common.sleeping(6, 192, 1)
 for block in model:
     fully_shard(block, reshard_after_forward=False)
 fully_shard(model, reshard_after_forward=False)
@@ -14,7 +14,7 @@ for _ in common.steps():
     for micro in range(4):
         if common.FIXED:
             model.set_requires_gradient_sync(micro == 3)
-        model(torch.randn(8, 512)).pow(2).mean().backward()
+        model(torch.randn(8, 192)).pow(2).mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 common.end()

@@ -147,12 +147,17 @@ class Script:
         self.rank.phase(Phase.BACKWARD, begin, self._now)
 
     def sharded(
-        self, units: Sequence[int], ms: float = 5.0, again: bool = True, reduce: bool = True
+        self,
+        units: Sequence[int],
+        ms: float = 5.0,
+        again: bool = True,
+        reduce: bool = True,
+        copy_ms: float = 0.0,
     ) -> None:
         """A pass of FSDP2 over units of these bytes, in which each collective takes 1 ms.
 
         A unit computes for ``ms`` in forward and twice of it in backward, which gathers it
-        ``again`` and may ``reduce`` its gradients.
+        ``again``, after copies of ``copy_ms``, and may ``reduce`` its gradients.
         """
         ranks, begin, task = self.rank.world_size, self._now, self.passes
         self.passes += 1
@@ -168,6 +173,7 @@ class Script:
         begin = self._now
         for size in reversed(units):
             if again:
+                self.now_ms += copy_ms
                 gathered(size, task)
             self.now_ms += 2 * ms
             if reduce:

@@ -128,7 +128,7 @@ def reduced(script: Script, step: int, fixed: bool) -> None:
 
 def gathered(script: Script, step: int, fixed: bool) -> None:
     script.rank.metadata["machine"]["memory_bytes"] = 8000 * MB
-    script.sharded([2 * MB] * 4, ms_of(script, step, 0, 1.0), again=not fixed)
+    script.sharded([2 * MB] * 6, ms_of(script, step, 0, 1.0), again=not fixed, copy_ms=0.5)
     updated(script)
 
 
