@@ -11,6 +11,7 @@ from commprof.recordings.profiler_calls import Call
 from commprof.recordings.profiler_events import ProfilerEvents
 from commprof.recordings.profiler_host import HostCalls
 from commprof.recordings.profiler_steps import FoundSteps, find_buckets
+from commprof.recordings.profiler_words import is_operator_of_c10d
 from commprof.text import counted, printable
 from commprof.trace.stretches import Stretches, rows_within, stretches
 from commprof.units import ns_to_ms
@@ -62,9 +63,14 @@ def caveats(
     return found + _outside_steps(calls, steps)
 
 
-def about_host(of_host: HostCalls) -> list[str]:
+def about_host(of_host: HostCalls, events: ProfilerEvents) -> list[str]:
     """Returns caveats about collectives on the host that are not in the figures, as sentences."""
     about = []
+    if of_host.calls and not _shows_all_threads(events):
+        about.append(
+            "collectives that other Python threads than the profiled one issued are not in the "
+            "recording, unless torch.profiler recorded all threads (profile_all_threads)"
+        )
     if of_host.unseen:
         have = "has" if of_host.unseen == 1 else "have"
         about.append(
@@ -78,6 +84,17 @@ def about_host(of_host: HostCalls) -> list[str]:
             "in any figure"
         )
     return about
+
+
+def _shows_all_threads(events: ProfilerEvents) -> bool:
+    """True if several threads issued collectives, without those that run backward passes.
+
+    torch.profiler follows the thread that started it into autograd's threads, and into no others
+    (``findings/profiler_misses_other_threads.sh``). With a single such thread it is not known
+    whether others issued something.
+    """
+    issued = events.issued.table.rows(events.issued.rows_named(is_operator_of_c10d))
+    return len({*issued.thread.tolist()} - {*events.backward.tag}) > 1
 
 
 def _is_guessed(kind: Call) -> bool:

@@ -118,7 +118,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     return RankRecording(
         *(name, rank_in_name(name) if rank is None else rank, world_size, events, calls, steps),
         *(device, work, host, rank is None),
-        [*caveats(events, calls, steps, device), *about_host(of_host), *gaps_said],
+        [*caveats(events, calls, steps, device), *about_host(of_host, events), *gaps_said],
         by_host=by_host,
     )
 

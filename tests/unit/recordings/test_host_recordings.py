@@ -27,6 +27,7 @@ from tests.support.builders.host_traces import (
 #: Arguments of ``c10d::_allgather_base_`` and of its range: 4,000 B of each of two ranks.
 GATHERED = shapes([2000], [1000], None)
 READ = shapes([1000])
+BACKWARD = "autograd::engine::evaluate_function"
 
 
 def read(path: Path) -> Recording:
@@ -514,3 +515,29 @@ def test_damaged_arguments_are_unknown_sizes(tmp_path: Path, odd: object) -> Non
     path = written(tmp_path / "job", [trace(events, groups=groups)])
     assert [op for op, _, _ in calls_of(path)] == ["all_gather_into_tensor"] * 3
     assert world_of(path).world_size == 2
+
+
+def in_two_threads(second: int) -> list[Event]:
+    """An all-gather of the training thread, and one of another thread."""
+    return [
+        *in_flight(10, 300),
+        operator("c10d::_allgather_base_", 400, 410, second, **GATHERED),
+        span("gloo:all_gather", 405, 500, GLOO_2, **READ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        (in_flight(10, 300), True),
+        (in_two_threads(3), False),
+        # The second thread is autograd's, which torch.profiler follows.
+        ([*in_two_threads(3), operator(f"{BACKWARD}: Mul", 390, 420, 3)], True),
+    ],
+)
+def test_collectives_of_other_threads_may_be_missing(
+    tmp_path: Path, events: list[Event], says: bool
+) -> None:
+    text = trace([span("ProfilerStep#0", 0, 1000), *events])
+    problems = read(written(tmp_path / "job", [text])).problems
+    assert any("other Python threads" in said for said in problems) == says
