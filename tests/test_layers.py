@@ -97,7 +97,17 @@ ANALYSIS = (
     *("align", "step", "evidence", "collectives", "sweeps", "late", "checks", "inspector"),
     *("timeline", "replay", "rank_summary", "training_account", "profiler_cost", "recording"),
     *("detail", "mean_step", "summaries", "named_cause"),
-    *("world", "cores", "exchange", "loss_curves", "cost", "scaling", "strategies", "compare"),
+    *(
+        "world",
+        "cores",
+        "findings",
+        "exchange",
+        "loss_curves",
+        "cost",
+        "scaling",
+        "strategies",
+        "compare",
+    ),
     *("predicted", "replicas", "run_command", "causes", "remarks", "next_step", "verdict", "card"),
     "run",
 )

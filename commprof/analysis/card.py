@@ -8,27 +8,25 @@ holds only the caveats that can change the verdict.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from commprof import invocation
 from commprof.analysis.collectives.host_links import HostLinks
-from commprof.analysis.cores import crowded, lacked_cores, no_core_share, usable_cores
+from commprof.analysis.cores import usable_cores
 from commprof.analysis.detail import WorldDetail
 from commprof.analysis.evidence import Figure
 from commprof.analysis.exchange import SmallCalls
+from commprof.analysis.findings import PYTHON_BRIEF, briefs, captured_in_python
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.mean_step import MeanStep, mean_step
 from commprof.analysis.next_step import NextStep
-from commprof.analysis.remarks import FEW_STEPS
 from commprof.analysis.replicas import times_started
 from commprof.analysis.scaling import RunResult
-from commprof.analysis.step.breakdown import WORTH_A_LOOK
-from commprof.analysis.step.waiting import is_split
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
-from commprof.text import counted, in_seconds, listed, named_ranks
+from commprof.text import counted, listed, named_ranks
 from commprof.units import ns_to_ms
 
 
@@ -241,20 +239,13 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
             "speed."
         )
     yield from _failed(result)
-    if lacked_cores(world):
-        share = f"{no_core_share(world):.0%}"
-        yield f"Ranks waited for CPU cores during {share} of the exposed time."
-    elif math.isnan(no_core_share(world)) and crowded(result.context, world):
-        yield "More threads than cores; whether ranks waited for cores was not measured."
-    elif crowded(result.context, world) and step.share("communication") < WORTH_A_LOOK:
-        yield "More threads than cores: ranks may have waited for cores while they computed."
-    elif crowded(result.context, world) and "gloo" in result.context["backend"]:
-        yield "More threads than cores: gloo's threads may have waited for cores."  # not measured
+    told = briefs(result.context, world)
+    yield from _told(told, "cores")
     larger = [each.world_size for each in result.worlds if each.world_size > world.world_size]
     if larger:
         cores = counted(usable_cores(result.context["machine"]), "usable core")
         yield f"{listed(larger)} ranks are not judged: they run more threads than the {cores}."
-    yield from _stalled(world)
+    yield from _told(told, "stalled_steps")
     if result.loss_agreement is not None and not result.loss_agreement.agrees:
         yield "The loss curves of the world sizes disagree: they did not train equally."
     if world.training.weights_differ:
@@ -263,26 +254,20 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
         yield started
     if result.attempts:
         yield f"The job was restarted: {counted(len(result.attempts), 'attempt')}."
-    if world.recording.missing_ranks:
-        yield f"No usable trace came from {named_ranks(world.recording.missing_ranks)}."
-    if world.world_size > 1 and not world.recording.clocks_shared:
-        yield "The ranks' clocks cannot be compared: waiting and transfer are not separated."
-    elif step.split_ms and not is_split(step.exposed_ms, step.split_ms["unsplit"]):
-        share = f"{step.split_ms['unsplit'] / step.exposed_ms:.0%}"
-        yield f"{share} of the exposed time could not be split into waiting and transfer."
+    yield from _told(told, "missing_ranks", "clocks_not_compared", "unsplit")
     unseen = world.evidence.supports(Figure.PARTS) and not world.evidence.supports(Figure.OTHER)
     if unseen and not step.is_of_device:
         yield 'No forward pass was seen: its time counts as "other".'
-    if failed := sum(row.failed for row in world.communication.collectives):
-        yield f"{counted(failed, 'collective call')} ended with an error."
-    if dropped := world.recording.dropped_records:
-        yield f"{dropped} records were dropped: communication times may be too small."
-    if result.context.get("capture") == "python":
-        yield "Capture ran in pure Python: only the buckets of DDP were seen."
+    yield from _told(told, "failed_calls", "dropped_records")
+    if captured_in_python(result.context):
+        yield PYTHON_BRIEF
     if not world.evidence.steps_marked:
         yield "No step is marked: what repeats counts as a step, and may be a part of one."
-    elif (steps := len(step.by_step_ms)) < FEW_STEPS:
-        yield f"Only {counted(steps, 'measured step')}: more would make the verdict surer."
+    yield from _told(told, "few_steps")
+
+
+def _told(told: Mapping[str, str], *kinds: str) -> Iterator[str]:
+    return (told[kind] for kind in kinds if kind in told)
 
 
 def _failed(result: RunResult) -> Iterator[str]:
@@ -291,11 +276,3 @@ def _failed(result: RunResult) -> Iterator[str]:
     for size, reason in result.failures:
         said = "The run failed at" if size in with_figures else "There are no figures for"
         yield f"{said} {counted(size, 'rank')}: {reason}"
-
-
-def _stalled(world: WorldResult) -> Iterator[str]:
-    stalls = world.timing.stalled_steps
-    if stalls:
-        (first, ms), rest = stalls[0], len(stalls) - 1
-        more = f" and {rest} more" if rest else ""
-        yield f"Left out because of a stall: step {first} ({in_seconds(ms)}){more}."

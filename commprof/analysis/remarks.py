@@ -12,7 +12,14 @@ from typing import Any
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.calls import DEFAULT_GLOO_THREADS
 from commprof.analysis.collectives.compression import compression_remarks
-from commprof.analysis.cores import crowded, no_core_share, usable_cores
+from commprof.analysis.cores import usable_cores
+from commprof.analysis.findings import (
+    FEW_STEPS,
+    PYTHON_CAVEAT,
+    RunFinding,
+    captured_in_python,
+    findings,
+)
 from commprof.analysis.late.costs import LongerPhase
 from commprof.analysis.late.stragglers import LateRank, each_waits, fell_behind
 from commprof.analysis.loss_curves import loss_remarks
@@ -20,20 +27,20 @@ from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.summaries import SummaryResult
 from commprof.analysis.world import WorldResult
-from commprof.text import counted, in_ms, in_seconds, listed, named_ranks, plain_digits, plural
+from commprof.text import counted, in_ms, in_seconds, listed, plain_digits
 from commprof.trace.found_steps import BACKWARD, UPDATE
 from commprof.units import ns_to_ms
 
-#: Fewer measured steps than this say little about spread.
-FEW_STEPS = 10
 #: Fraction of the step that waiting must take for its causes to be named, and most causes named.
 _MUCH_WAITING, _MOST_CAUSES = 0.05, 3
 #: Fraction of the waiting that the named causes must explain; with less, none is named.
 _MOSTLY = 0.5
 #: Interquartile range divided by the median above which a run is called noisy.
 _NOISY = 0.15
-#: Fraction of the exposed time that may be left out without a remark.
-_WORTH_A_WORD = 0.005
+#: Findings in the order in which they are told, after the remarks on clocks and devices.
+_TOLD_AFTER_CLOCKS = (
+    *("missing_ranks", "not_split", "unsplit", "failed_calls", "dropped_records"),
+)
 
 
 def remarks(
@@ -57,42 +64,42 @@ def remarks(
         found += _too_short(context, worlds)
     found += script_remarks(worlds, summaries)
     for world in worlds:
-        found += [] if in_turns else _about_steps(world)
-        found += _about_world(world)
+        facts = {fact.kind: [fact.caveat] for fact in findings(context, world) if fact.caveat}
+        found += [] if in_turns else _about_steps(world, facts)
+        found += _about_world(world, facts)
         found += [] if in_turns else _about_compression(context, world)
     if overhead is not None:
         found.append(_about_overhead(overhead))
     if worlds and not math.isnan(worlds[-1].profiler_cost.record_cost_ns):
         found.append(_about_records(worlds[-1]))
-    if context.get("capture") == "python":
-        found.append(
-            "Capture ran in pure Python: only the buckets of DDP were seen, no other collective, "
-            "and the DDP hook that pure-Python capture needs adds a pass over the gradients."
-        )
+    if captured_in_python(context):
+        found.append(PYTHON_CAVEAT)
     return tuple(found)
 
 
 def _oversubscription(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
     """Returns a remark on more threads than cores, with the measured wait for cores if known."""
-    over = [world for world in worlds if crowded(context, world)]
+    over = _of_kind(context, worlds, "cores")
     if not over:
         return []
-    worst = max(over, key=lambda world: world.world_size)
+    worst = max(over, key=lambda fact: fact.world_size)
     cores, threads = usable_cores(context["machine"]), int(context["threads_per_rank"])
     nodes = int(context.get("nodes", 1))
     host = "each host" if nodes > 1 else "this host"
-    sizes = counted([w.world_size for w in over], "rank")
+    sizes = counted([fact.world_size for fact in over], "rank")
     text = (
         f"More threads than cores at {sizes}: ranks may use "
         f"{counted(cores, 'core')} of {host} and each runs {counted(threads, 'thread')}."
     )
-    share, where = no_core_share(worst), f"At {counted(worst.world_size, 'rank')}"
-    if math.isnan(share):
-        return [f"{text} Whether they waited for cores was not measured."]
-    return [
-        f"{text} {where} the training thread had no core for {share:.0%} of its exposed time, "
-        "although it was ready to run."
-    ]
+    return [f"{text} {worst.caveat}"]
+
+
+def _of_kind(
+    context: Mapping[str, Any], worlds: Sequence[WorldResult], kind: str
+) -> list[RunFinding]:
+    """Returns the caveats of one kind, of all world sizes."""
+    facts = (fact for world in worlds for fact in findings(context, world))
+    return [fact for fact in facts if fact.kind == kind and fact.caveat]
 
 
 def _above_ideal(
@@ -125,18 +132,16 @@ def _above_ideal(
 
 
 def _too_short(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
-    short = [world for world in worlds if world.timing.measured_steps < FEW_STEPS]
+    short = _of_kind(context, worlds, "few_steps")
     if not short:
         return []
-    counts = [world.timing.measured_steps for world in short]
+    counts = [fact.figures["measured_steps"] for fact in short]
     if len(set(counts)) == 1:
         counts = counts[:1]
     more = ", for example with --steps 30" if "workload" in context else ""
-    sizes = counted([w.world_size for w in short], "rank")
-    return [
-        f"Only {counted(counts, 'measured step')} at {sizes}; at least {FEW_STEPS} are needed"
-        f"{more}."
-    ]
+    sizes = counted([fact.world_size for fact in short], "rank")
+    steps = counted(counts, "measured step")
+    return [f"Only {steps} at {sizes}; at least {FEW_STEPS} are needed{more}."]
 
 
 def _about_compression(context: Mapping[str, Any], world: WorldResult) -> list[str]:
@@ -151,8 +156,11 @@ def _about_compression(context: Mapping[str, Any], world: WorldResult) -> list[s
     )
 
 
-def _about_steps(world: WorldResult) -> list[str]:
-    """Returns the remarks that are valid only if all steps ran with the same settings."""
+def _about_steps(world: WorldResult, facts: Mapping[str, list[str]]) -> list[str]:
+    """Returns the remarks that are valid only if all steps ran with the same settings.
+
+    ``facts``: caveats of the world size, by kind.
+    """
     found = []
     name = counted(world.world_size, "rank")
     if world.timing.relative_spread > _NOISY:
@@ -160,12 +168,7 @@ def _about_steps(world: WorldResult) -> list[str]:
             f"Noisy at {name}: the interquartile range is "
             f"{world.timing.relative_spread:.0%} of the median step.{_uneven_batches(world)}"
         )
-    if stalls := world.timing.stalled_steps:
-        steps = ", ".join(f"{step} ({in_seconds(ms)})" for step, ms in stalls)
-        found.append(
-            f"Stalled at {name}: {plural(len(stalls), 'step')} {steps}, more than ten "
-            "times the median. Means and samples/s include stalled steps; the verdict does not."
-        )
+    found += facts.get("stalled_steps", [])
     found += _about_causes(world)
     late = world.lateness.late_rank
     if late is not None:
@@ -233,7 +236,7 @@ def _what_held_up(phase: LongerPhase) -> list[str]:
     return found
 
 
-def _about_world(world: WorldResult) -> list[str]:
+def _about_world(world: WorldResult, facts: Mapping[str, list[str]]) -> list[str]:
     found = []
     name = counted(world.world_size, "rank")
     if world.recording.foreign and world.recording.clock_error_us > 0:
@@ -245,10 +248,7 @@ def _about_world(world: WorldResult) -> list[str]:
     elif world.recording.foreign:
         pass  # an entry of ``problems`` says why they were not compared
     elif not world.recording.clocks_shared:
-        found.append(
-            f"At {name} the ranks ran on several machines, whose clocks were not compared: "
-            "waiting and transfer cannot be separated."
-        )
+        found += facts.get("clocks_not_compared", [])
     elif world.recording.clock_error_us > 0:
         found.append(
             f"Ranks' clocks were compared over the network at {name}: offsets are known to "
@@ -262,37 +262,8 @@ def _about_world(world: WorldResult) -> list[str]:
         )
     if world.recording.device_collectives:
         found.append(_about_devices(world, name))
-    if world.recording.missing_ranks:
-        found.append(_about_missing(world, name))
-    parts = world.parts
-    if (
-        world.recording.clocks_shared
-        and math.isnan(parts.wait_ms)
-        and not math.isnan(parts.exposed_ms)
-    ):
-        found.append(
-            f"At {name} some collectives were not seen on all ranks of their group: waiting and "
-            "transfer cannot be separated."
-        )
-    unsplit = parts.unsplit_ms / parts.exposed_ms if parts.exposed_ms else 0.0
-    if not math.isnan(parts.wait_ms) and unsplit > _WORTH_A_WORD:
-        found.append(
-            f"At {name} {unsplit:.1%} of the exposed time could not be split into waiting and "
-            "transfer: it belongs to operations that were not recorded on all of their ranks, or "
-            "to a recv from any source."
-        )
-    if failed := [row for row in world.communication.collectives if row.failed]:
-        calls = sum(row.failed for row in failed)
-        found.append(
-            f"At {name} {calls} {plural(calls, 'collective call')} ended with an error "
-            f"({', '.join(dict.fromkeys(row.op for row in failed))}): failed calls count as "
-            "exposed time, but are left out of all medians."
-        )
-    if dropped := world.recording.dropped_records:
-        found.append(
-            f"At {name} {dropped} records were dropped because a buffer was full: "
-            "communication times may be too small."
-        )
+    for kind in _TOLD_AFTER_CLOCKS:
+        found += facts.get(kind, [])
     found.extend(f"At {name}: {problem}." for problem in world.recording.problems)
     found += [_about_check(name, each) for each in world.cross_checks if each.agrees is False]
     return found
@@ -302,17 +273,6 @@ def _about_check(name: str, check: CrossCheck) -> str:
     other, ours = (f"{plain_digits(x, 4)} {check.unit}" for x in (check.other, check.ours))
     ours += f" ({check.percent})" if check.percent else ""
     return f"Cross-check at {name}: {check.what} is {other}, but commprof's figure is {ours}."
-
-
-def _about_missing(world: WorldResult, name: str) -> str:
-    missing = named_ranks(world.recording.missing_ranks)
-    text = f"At {name} no usable trace came from {missing}: times are those of the other ranks"
-    if math.isnan(world.training.samples_per_s):
-        return f"{text}, and samples/s, speed-up and efficiency are not known."
-    return (
-        f"{text}; the number of samples is known for all ranks, because the training loop "
-        "recorded it."
-    )
 
 
 def _by_chance(late: LateRank) -> str:

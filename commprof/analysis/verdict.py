@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from commprof.analysis.cores import judged_place, lacked_cores, no_core_share, usable_cores
+from commprof.analysis.cores import judged_place, usable_cores
 from commprof.analysis.detail import WorldDetail
 from commprof.analysis.evidence import Figure
 from commprof.analysis.exchange import Exchange, exchange
+from commprof.analysis.findings import findings
 from commprof.analysis.late import lines
 from commprof.analysis.late.stragglers import LateRank, fell_behind, who_waits
 from commprof.analysis.mean_step import MeanStep, mean_step
@@ -27,7 +28,7 @@ from commprof.analysis.next_step import NextStep, next_step, rank_to_look_at, ti
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import resampled_means
-from commprof.text import counted, in_ms, in_seconds, listed, plain_digits
+from commprof.text import counted, in_ms, listed, plain_digits
 from commprof.units import ns_to_ms
 
 #: A part bounds the step if it is the largest in at least this fraction of bootstrap resamples.
@@ -101,9 +102,11 @@ def verdict(result: RunResult, details: Sequence[WorldDetail]) -> Verdict | None
     bindings = tuple(_binding(w, step) for w, step in zip(result.worlds, steps, strict=True))
     place = judged_place(result.context, result.worlds)
     world, step = result.worlds[place], steps[place]
+    facts = {f.kind: [f.verdict] for f in findings(result.context, world) if f.verdict}
     sentences = [
-        *_stalled(world),
-        *_cores(result.context, result.worlds, world),
+        *facts.get("stalled_steps", []),
+        *_larger(result.context, result.worlds, world),
+        *facts.get("cores", []),
         *_communication(world, step),
         *_sharded(world, step),
         *_late(world, step),
@@ -249,21 +252,10 @@ def _split(binding: Binding) -> str:
     return f" ({listed})" if listed else ""
 
 
-def _stalled(world: WorldResult) -> list[str]:
-    if not world.timing.stalled_steps:
-        return []
-    one = len(world.timing.stalled_steps) == 1
-    which = ", ".join(f"step {step} ({in_seconds(ms)})" for step, ms in world.timing.stalled_steps)
-    return [
-        f"The verdict leaves out {which}, which {'is' if one else 'are'} more than ten times as "
-        "long as the median step: find out separately what happened then."
-    ]
-
-
-def _cores(
+def _larger(
     context: Mapping[str, Any], worlds: Sequence[WorldResult], world: WorldResult
 ) -> list[str]:
-    """Returns sentences on world sizes with too few cores, and on how long ranks lacked a core."""
+    """Returns a sentence on the world sizes that are not judged, as they have too few cores."""
     found = []
     larger = [w.world_size for w in worlds if w.world_size > world.world_size]
     if larger:
@@ -273,10 +265,6 @@ def _cores(
             f"with a core for each thread: {sizes} ranks run more threads than the "
             f"{_usable(context)}."
         )
-    if lacked_cores(world):
-        text = f"Ranks waited for CPU cores: for {no_core_share(world):.1%} of the exposed time, "
-        text += "they were ready to run but had no core. This figure leaves out the other parts of "
-        found.append(text + "the step, where ranks may have waited for cores too.")
     return found
 
 

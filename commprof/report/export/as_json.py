@@ -17,6 +17,7 @@ from commprof.analysis.collectives.mismatches import Mismatch
 from commprof.analysis.collectives.nccl import NcclWorld
 from commprof.analysis.collectives.sharding import Sharding
 from commprof.analysis.cost import Cost
+from commprof.analysis.findings import RunFinding, findings
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.rank_summary import RankSummary
 from commprof.analysis.scaling import RunResult, Scaling
@@ -211,8 +212,17 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "apart": world.communication.apart and asdict(world.communication.apart),
             "causes": [{**asdict(cause), "told": cause.told} for cause in world.named_causes],
             "not_known": dict(world.evidence.not_known),
+            "findings": list(map(_finding, findings(result.context, world))),
         },
         "rank_results": [_rank(rank) for rank in world.ranks],
+    }
+
+
+def _finding(fact: RunFinding) -> dict[str, Any]:
+    return {
+        "kind": fact.kind,
+        "figures": dict(fact.figures),
+        "sentence": fact.brief or fact.caveat or fact.verdict,
     }
 
 

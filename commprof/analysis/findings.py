@@ -1,0 +1,227 @@
+"""What limits the figures of one world size: each fact once, with its figures and its words.
+
+Card, verdict, caveats, pages and the JSON result choose from this one list, so that a fact has the
+same figures wherever it is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from commprof.analysis.cores import crowded, lacked_cores, no_core_share
+from commprof.analysis.step.breakdown import WORTH_A_LOOK
+from commprof.analysis.step.waiting import is_split
+from commprof.analysis.world import WorldResult
+from commprof.text import counted, in_seconds, named_ranks, plural
+
+#: Fewer measured steps than this say little about spread.
+FEW_STEPS = 10
+#: Fraction of the exposed time that may be unsplit without a word.
+_WORTH_A_WORD = 0.005
+
+
+@dataclass(frozen=True)
+class RunFinding:
+    """One fact on a run that a reader must know before relying on its figures."""
+
+    #: Name of the fact, such as "dropped_records".
+    kind: str
+    #: World size that it is about.
+    world_size: int
+    #: Its figures by name, with their units; NaN if one was not measured.
+    figures: Mapping[str, Any]
+    #: Sentence for the card, of less than a line; empty if the card does not tell it.
+    brief: str
+    #: Sentence for the list of caveats; empty if it is not one of them.
+    caveat: str
+    #: Sentence for the verdict on this world size; empty if it does not tell it.
+    verdict: str = ""
+
+
+def findings(context: Mapping[str, Any], world: WorldResult) -> tuple[RunFinding, ...]:
+    """Returns all findings on one world size of a run.
+
+    ``context`` is the content of the run's ``run.json``.
+    """
+    return (
+        *_cores(context, world),
+        *_few_steps(world),
+        *_stalled(world),
+        *_missing_ranks(world),
+        *_not_split(world),
+        *_failed_calls(world),
+        *_dropped_records(world),
+    )
+
+
+def briefs(context: Mapping[str, Any], world: WorldResult) -> Mapping[str, str]:
+    """Returns the sentences for the card, by kind."""
+    return {fact.kind: fact.brief for fact in findings(context, world) if fact.brief}
+
+
+def captured_in_python(context: Mapping[str, Any]) -> bool:
+    """True if the whole run was captured without the native module."""
+    return context.get("capture") == "python"
+
+
+#: Sentences on such a capture, for the card and for the list of caveats.
+PYTHON_BRIEF = "Capture ran in pure Python: only the buckets of DDP were seen."
+PYTHON_CAVEAT = (
+    f"{PYTHON_BRIEF.rstrip('.')}, no other collective, and the DDP hook that pure-Python capture "
+    "needs adds a pass over the gradients."
+)
+
+
+def _cores(context: Mapping[str, Any], world: WorldResult) -> Iterator[RunFinding]:
+    """Yields the finding that ranks waited for cores, or run more threads than there are."""
+    share, is_crowded = no_core_share(world), crowded(context, world)
+    if not (is_crowded or lacked_cores(world)):
+        return
+    brief = verdict = ""
+    if lacked_cores(world):
+        brief = f"Ranks waited for CPU cores during {share:.0%} of the exposed time."
+        verdict = (
+            f"Ranks waited for CPU cores: for {share:.1%} of the exposed time, they were ready to "
+            "run but had no core. This figure leaves out the other parts of the step, where ranks "
+            "may have waited for cores too."
+        )
+    elif math.isnan(share):
+        brief = "More threads than cores; whether ranks waited for cores was not measured."
+    elif not world.parts.exposed_ms >= WORTH_A_LOOK * world.parts.step_ms:  # or not known
+        brief = "More threads than cores: ranks may have waited for cores while they computed."
+    elif "gloo" in context["backend"]:  # whose threads' waiting is not measured
+        brief = "More threads than cores: gloo's threads may have waited for cores."
+    caveat = (
+        "Whether they waited for cores was not measured."
+        if math.isnan(share)
+        else f"At {_ranks(world)} the training thread had no core for {share:.0%} of its exposed "
+        "time, although it was ready to run."
+    )
+    figures = {"no_core_share": share, "more_threads_than_cores": is_crowded}
+    yield RunFinding(
+        "cores", world.world_size, figures, brief, caveat if is_crowded else "", verdict
+    )
+
+
+def _few_steps(world: WorldResult) -> Iterator[RunFinding]:
+    measured, stalled = world.timing.measured_steps, len(world.timing.stalled_steps)
+    if measured - stalled >= FEW_STEPS:
+        return
+    brief = (
+        f"Only {counted(measured - stalled, 'measured step')}: more would make the verdict surer."
+    )
+    few = f"Only {counted(measured, 'measured step')}; at least {FEW_STEPS} are needed."
+    yield RunFinding(
+        "few_steps",
+        world.world_size,
+        {"measured_steps": measured, "stalled_steps": stalled},
+        brief if world.evidence.steps_marked else "",
+        few if measured < FEW_STEPS else "",
+    )
+
+
+def _stalled(world: WorldResult) -> Iterator[RunFinding]:
+    stalls = world.timing.stalled_steps
+    if not stalls:
+        return
+    steps = [f"{step} ({in_seconds(ms)})" for step, ms in stalls]
+    more = f" and {len(stalls) - 1} more" if len(stalls) > 1 else ""
+    which = "which is" if len(stalls) == 1 else "which are"
+    yield RunFinding(
+        "stalled_steps",
+        world.world_size,
+        {"steps": [{"step": step, "ms": ms} for step, ms in stalls]},
+        f"Left out because of a stall: step {steps[0]}{more}.",
+        f"Stalled at {_ranks(world)}: {plural(len(stalls), 'step')} {', '.join(steps)}, more than "
+        "ten times the median. Means and samples/s include stalled steps; the verdict does not.",
+        f"The verdict leaves out {', '.join(f'step {step}' for step in steps)}, {which} more than "
+        "ten times as long as the median step: find out separately what happened then.",
+    )
+
+
+def _missing_ranks(world: WorldResult) -> Iterator[RunFinding]:
+    missing = world.recording.missing_ranks
+    if not missing:
+        return
+    fact = f"o usable trace came from {named_ranks(missing)}"
+    samples = "the number of samples is known for all ranks, because the training loop recorded it"
+    caveat = f"At {_ranks(world)} n{fact}: times are those of the other ranks; {samples}."
+    if math.isnan(world.training.samples_per_s):
+        caveat = (
+            f"At {_ranks(world)} n{fact}: times are those of the other ranks, and samples/s, "
+            "speed-up and efficiency are not known."
+        )
+    figures = {"ranks": list(missing)}
+    yield RunFinding("missing_ranks", world.world_size, figures, f"N{fact}.", caveat)
+
+
+def _not_split(world: WorldResult) -> Iterator[RunFinding]:
+    """Yields the findings that waiting and transfer are not, or not all, separated."""
+    parts, ranks, recording = world.parts, _ranks(world), world.recording
+    if world.world_size > 1 and not recording.clocks_shared:
+        # For a recording of another tool, one of its ``problems`` says why.
+        yield RunFinding(
+            "clocks_not_compared",
+            world.world_size,
+            {},
+            "The ranks' clocks cannot be compared: waiting and transfer are not separated.",
+            ""
+            if recording.foreign
+            else f"At {ranks} the ranks ran on several machines, whose clocks were not compared: "
+            "waiting and transfer cannot be separated.",
+        )
+    elif recording.clocks_shared and math.isnan(parts.wait_ms) and parts.exposed_ms >= 0:
+        yield RunFinding(
+            "not_split",
+            world.world_size,
+            {},
+            "",
+            f"At {ranks} some collectives were not seen on all ranks of their group: waiting and "
+            "transfer cannot be separated.",
+        )
+    unsplit = parts.unsplit_ms / parts.exposed_ms if parts.exposed_ms else 0.0
+    if not math.isnan(parts.wait_ms) and unsplit > _WORTH_A_WORD:
+        fact = "of the exposed time could not be split into waiting and transfer"
+        much = recording.clocks_shared and not is_split(parts.exposed_ms, parts.unsplit_ms)
+        yield RunFinding(
+            "unsplit",
+            world.world_size,
+            {"unsplit_ms": parts.unsplit_ms, "share": unsplit},
+            f"{unsplit:.0%} {fact}." if much else "",
+            f"At {ranks} {unsplit:.1%} {fact}: it belongs to operations that were not recorded on "
+            "all of their ranks, or to a recv from any source.",
+        )
+
+
+def _failed_calls(world: WorldResult) -> Iterator[RunFinding]:
+    rows = [row for row in world.communication.collectives if row.failed]
+    if not rows:
+        return
+    operations = list(dict.fromkeys(row.op for row in rows))
+    calls = sum(row.failed for row in rows)
+    fact = f"{counted(calls, 'collective call')} ended with an error"
+    caveat = (
+        f"At {_ranks(world)} {fact} ({', '.join(operations)}): failed calls count as exposed time, "
+        "but are left out of all medians."
+    )
+    figures = {"calls": calls, "operations": operations}
+    yield RunFinding("failed_calls", world.world_size, figures, f"{fact}.", caveat)
+
+
+def _dropped_records(world: WorldResult) -> Iterator[RunFinding]:
+    if dropped := world.recording.dropped_records:
+        fact, meaning = f"{dropped} records were dropped", "communication times may be too small"
+        yield RunFinding(
+            "dropped_records",
+            world.world_size,
+            {"records": dropped},
+            f"{fact}: {meaning}.",
+            f"At {_ranks(world)} {fact} because a buffer was full: {meaning}.",
+        )
+
+
+def _ranks(world: WorldResult) -> str:
+    return counted(world.world_size, "rank")
