@@ -39,7 +39,9 @@ class NamedCause:
         """What the fix wins, as the end of a sentence; empty if nothing is known."""
         if self.saving is not None:
             saved = self.saving.saved
-            value, low, high = (f"{100 * x:.1f}" for x in (saved.value, saved.low, saved.high))
+            value, low, high = (
+                f"{round(100 * x, 1) + 0.0:.1f}" for x in (saved.value, saved.low, saved.high)
+            )
             return f"saves {value} % of the step [{low}, {high}] ({self.saving.basis})"
         return f"saves at most {100 * self.share:.1f} % of the step" if self.share > 0 else ""
 

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
-ddp = DistributedDataParallel(common.resting(common.computing(12, 96), 96, 8))
+ddp = DistributedDataParallel(common.resting(common.computing(12, 96), 96, 14))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
     ddp(torch.randn(1024, 96)).pow(2).mean().backward()

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
-ddp = DistributedDataParallel(common.resting(common.computing(6, 128), 128, 8))
+ddp = DistributedDataParallel(common.resting(common.computing(6, 128), 128, 14))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
     out = ddp(torch.randn(1024, 128))

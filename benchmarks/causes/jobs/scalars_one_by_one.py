@@ -1,4 +1,4 @@
-"""Fourteen metrics are reduced one after the other in every step, each read with item()."""
+"""Two dozen metrics are reduced one after the other in every step, each read with item()."""
 
 import common
 import torch
@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 common.begin()
-ddp = DistributedDataParallel(common.sleeping(3, 64, 5))
+ddp = DistributedDataParallel(common.sleeping(3, 64, 9))
 optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 for _ in common.steps():
     out = ddp(torch.randn(16, 64))
@@ -14,7 +14,7 @@ for _ in common.steps():
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    metrics = {f"metric_{n}": out.detach().abs().mean() + n for n in range(14)}
+    metrics = {f"metric_{n}": out.detach().abs().mean() + n for n in range(24)}
     if common.FIXED:
         values = torch.stack(list(metrics.values()))
         dist.all_reduce(values)

@@ -9,6 +9,8 @@ import pytest
 
 from commprof.analysis.causes.catalogue_cause import CatalogueCause
 from commprof.analysis.causes.registry import CAUSES
+from commprof.analysis.named_cause import NamedCause, Saving
+from commprof.stats.intervals import Interval
 
 #: Columns and lines that the first screen has for a fix.
 WIDTH, LINES = 78, 6
@@ -33,3 +35,9 @@ def test_a_cause_has_its_words_and_a_public_report(cause: CatalogueCause) -> Non
 
 def test_names_are_unique() -> None:
     assert len({cause.id for cause in CAUSES}) == len(CAUSES)
+
+
+def test_a_gain_that_is_hardly_below_nothing_is_written_as_nothing() -> None:
+    saving = Saving(Interval(0.146, -1e-5, 0.2449), "replayed")
+    cause = NamedCause("a", "A", "A.", "", "", 0.2, saving, "", is_wrong=False)
+    assert cause.wins == "saves 14.6 % of the step [0.0, 24.5] (replayed)"
