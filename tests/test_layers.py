@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from commprof.analysis.card import Card, CardCommunication, CardNextStep
 from commprof.analysis.collectives.communication import Communication
 from commprof.analysis.late.lateness import Lateness
 from commprof.analysis.profiler_cost import ProfilerCost
 from commprof.analysis.recording import WorldRecording
 from commprof.analysis.step.timing import StepTiming
+from commprof.analysis.summary_result import SummaryArrivals, SummaryResult, SummaryTiming
 from commprof.analysis.training_account import TrainingAccount
 from commprof.analysis.world import WorldResult
 
@@ -96,7 +98,7 @@ A subpackage with a line of its own is a layer of its own."""
 ANALYSIS = (
     *("align", "step", "evidence", "collectives", "sweeps", "late", "checks", "inspector"),
     *("timeline", "replay", "rank_summary", "training_account", "profiler_cost", "recording"),
-    *("detail", "mean_step", "summaries", "named_cause"),
+    *("detail", "mean_step", "summary_result", "summaries", "named_cause"),
     *(
         "world",
         "cores",
@@ -429,6 +431,14 @@ def test_the_result_of_a_world_size_is_read_in_groups() -> None:
     assert {str(field.type) for field in groups} == set(RESULT_GROUPS)
     for group in RESULT_GROUPS.values():
         assert 3 <= len(dataclasses.fields(group)) <= 15
+
+
+@pytest.mark.parametrize(
+    "result",
+    [Card, CardCommunication, CardNextStep, SummaryResult, SummaryTiming, SummaryArrivals],
+)
+def test_what_a_report_shows_is_in_groups_of_few_fields(result: type) -> None:
+    assert len(dataclasses.fields(result)) <= 15
 
 
 def test_public_names_of_classes_are_unique() -> None:

@@ -84,19 +84,9 @@ class CardSize:
 
 
 @dataclass(frozen=True)
-class Card:
-    """A run's figures for one screen."""
+class CardCommunication:
+    """How much of the mean step is communication, and how it is divided."""
 
-    description: str
-    #: World size that the verdict judges.
-    world_size: int
-    #: Number of steps that the times are means of; stalled steps are left out.
-    steps: int
-    step_ms: float
-    #: One or two sentences.
-    verdict: str
-    #: Parts in the order of a step; they add up to ``step_ms``. Empty if they are not known.
-    parts: tuple[CardPart, ...]
     #: NaN if not known; so are ``exposed_share``, ``best_step_ms``, and the
     #: times of hidden communication, waiting and transfer.
     exposed_ms: float
@@ -111,18 +101,24 @@ class Card:
     wire_ms: float
     #: Mean step if no communication were exposed and all else stayed the same: a lower bound.
     best_step_ms: float
+
+
+@dataclass(frozen=True)
+class CardLateness:
+    """Whether a rank makes the others wait."""
+
     #: None if no rank is named.
     late: CardRank | None
     #: True if there is no late rank, and enough is known to say so.
     nobody_late: bool
     #: What the recordings lack to say that no rank is late, as a clause; empty if nothing.
     nobody_late_lacks: str
-    small_calls: SmallCalls | None
-    #: The link between hosts, if the transfer takes long enough to matter; None on one host.
-    link: CardLink | None
-    scaling: tuple[CardSize, ...]
-    #: Caveats that can change the verdict, a sentence each, the most important first.
-    caveats: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CardNextStep:
+    """What to do next."""
+
     #: Next action, in words; may be empty.
     advice: str
     #: Next command to type; empty if the advice is to change the script.
@@ -133,6 +129,31 @@ class Card:
     #: empty for other advice.
     cause: str = ""
     fix: str = ""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A run's figures for one screen."""
+
+    description: str
+    #: World size that the verdict judges.
+    world_size: int
+    #: Number of steps that the times are means of; stalled steps are left out.
+    steps: int
+    step_ms: float
+    #: One or two sentences.
+    verdict: str
+    #: Parts in the order of a step; they add up to ``step_ms``. Empty if they are not known.
+    parts: tuple[CardPart, ...]
+    communication: CardCommunication
+    lateness: CardLateness
+    small_calls: SmallCalls | None
+    #: The link between hosts, if the transfer takes long enough to matter; None on one host.
+    link: CardLink | None
+    scaling: tuple[CardSize, ...]
+    #: Caveats that can change the verdict, a sentence each, the most important first.
+    caveats: tuple[str, ...]
+    following: CardNextStep
 
 
 def card(
@@ -170,16 +191,20 @@ def card(
         step_ms=step.step_ms,
         verdict=verdict.headline,
         parts=_parts(step) if world.evidence.supports(Figure.PARTS) else (),
-        exposed_ms=math.nan if lacking else step.exposed_ms,
-        exposed_share=math.nan if lacking else step.share("communication"),
-        exposed_lacks=lacking,
-        hidden_ms=math.nan if lacking else step.hidden_ms,
-        wait_ms=split.get("waiting", math.nan),
-        wire_ms=split.get("wire", math.nan),
-        best_step_ms=math.nan if lacking else step.step_ms - step.exposed_ms,
-        late=late,
-        nobody_late=late is None and world.evidence.supports(Figure.NOBODY_LATE),
-        nobody_late_lacks=world.evidence.lacking(Figure.NOBODY_LATE),
+        communication=CardCommunication(
+            exposed_ms=math.nan if lacking else step.exposed_ms,
+            exposed_share=math.nan if lacking else step.share("communication"),
+            exposed_lacks=lacking,
+            hidden_ms=math.nan if lacking else step.hidden_ms,
+            wait_ms=split.get("waiting", math.nan),
+            wire_ms=split.get("wire", math.nan),
+            best_step_ms=math.nan if lacking else step.step_ms - step.exposed_ms,
+        ),
+        lateness=CardLateness(
+            late=late,
+            nobody_late=late is None and world.evidence.supports(Figure.NOBODY_LATE),
+            nobody_late_lacks=world.evidence.lacking(Figure.NOBODY_LATE),
+        ),
         small_calls=verdict.exchange.small_calls,
         link=_link(verdict.exchange.link),
         scaling=tuple(
@@ -187,11 +212,13 @@ def card(
             for each, scale in zip(result.worlds, result.scaling, strict=True)
         ),
         caveats=tuple(_caveats(result, world, step)),
-        advice=advice,
-        command=command,
-        all_command=invocation.command("report", run, "--all"),
-        cause=following.cause,
-        fix=following.fix,
+        following=CardNextStep(
+            advice=advice,
+            command=command,
+            all_command=invocation.command("report", run, "--all"),
+            cause=following.cause,
+            fix=following.fix,
+        ),
     )
 
 

@@ -25,7 +25,7 @@ from commprof.analysis.late.stragglers import LateRank, each_waits, fell_behind
 from commprof.analysis.loss_curves import loss_remarks
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.overhead import Overhead, OwnCost
-from commprof.analysis.summaries import SummaryResult
+from commprof.analysis.summary_result import SummaryResult
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_ms, in_seconds, listed, plain_digits
 from commprof.trace.found_steps import BACKWARD, UPDATE
@@ -447,7 +447,9 @@ def script_remarks(
     worlds: Sequence[WorldResult], summaries: Sequence[SummaryResult] = ()
 ) -> list[str]:
     """Returns remarks on steps, updates and samples that commprof inferred from the script."""
-    ends = {world.timing.steps_end for world in worlds} | {found.steps_end for found in summaries}
+    ends = {world.timing.steps_end for world in worlds} | {
+        summary.timing.steps_end for summary in summaries
+    }
     found = [text for source, text in _STEPS.items() if source in ends]
     found += [
         f"At world size {world.world_size}, commprof leaves {world.timing.merged_steps} of the "

@@ -13,7 +13,7 @@ from commprof.analysis.collectives.nccl import NcclWorld
 from commprof.analysis.late.attempts import Attempt
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.step.overhead import Overhead, pooled_overhead
-from commprof.analysis.summaries import SummaryResult
+from commprof.analysis.summary_result import SummaryResult
 from commprof.analysis.world import WorldResult
 
 

@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from commprof.analysis.align.arrivals import clocks_are_shared
 from commprof.analysis.checks.cross_checks import summary_checks
-from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.late.stragglers import find_late_rank
 from commprof.analysis.step.exposure import ORIGINS
+from commprof.analysis.summary_result import (
+    LastRow,
+    OperationRow,
+    Quantiles,
+    SummaryArrivals,
+    SummaryLateRank,
+    SummaryResult,
+    SummaryTiming,
+)
 from commprof.trace import schema
 from commprof.trace.exchanged import exchanged_in_summary
 from commprof.trace.found_steps import SOURCES
@@ -37,39 +44,6 @@ from commprof.units import ns_to_ms, ns_to_s, ns_to_us
 #: The late rank is named if one phase, or pauses, make up this fraction of its excess of own work,
 #: and if the excess is at least this fraction of the waiting.
 _MOST = 0.5
-
-
-@dataclass(frozen=True)
-class LastRow:
-    """Share and cost of the operations that one rank was the last to issue."""
-
-    rank: int
-    #: Fraction of all operations; each counts once per rank that took part and reported it.
-    share: float
-    #: Sum over the other ranks of the time from their issue to this rank's, or to their own
-    #: completion if that came first. Collectives overlap, so the sum can exceed elapsed time.
-    cost_s: float
-
-
-@dataclass(frozen=True)
-class SummaryLateRank:
-    """The rank that the others wait for, found from summaries alone."""
-
-    rank: int
-    #: Mean waiting that this rank caused, per step and waiting rank.
-    wait_ms: float
-    #: Fraction of all waiting.
-    share: float
-    #: As ``stragglers.LateRank.p_value``, with blocks of time instead of steps.
-    p_value: float
-    #: Waiting that this rank caused, summed over the ranks that waited.
-    cost_s: float
-    #: The one of ``exposure.ORIGINS`` in which its own work exceeds the others' most.
-    phase: str
-    #: Fraction of its excess of own work that lies in ``phase``.
-    phase_share: float
-    #: As ``stragglers.LateRank.waiting_ranks``.
-    waiting_ranks: int = 0
 
 
 def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
@@ -203,122 +177,6 @@ def _mean_by_origin(summary: Summary) -> list[float]:
 _OTHERS = "other"
 
 
-@dataclass(frozen=True)
-class Quantiles:
-    """Quantiles of one histogram of times, accurate to 1 %; NaN if the histogram is empty."""
-
-    #: Number of values.
-    count: int
-    p50_ms: float
-    p95_ms: float
-    p99_ms: float
-    #: Sum of the values; exact.
-    total_ms: float
-
-
-@dataclass(frozen=True)
-class OperationRow:
-    """Figures of one kind of operation over all ranks."""
-
-    #: c10d's name; "other" for operations for which the summary had no room.
-    op: str
-    #: Name of the process group, the same on all ranks; empty if the row adds up rare groups and
-    #: sizes, for which the summary had no room.
-    group: str
-    #: Size class: sizes in bytes are below this, and at least half of it; 0 for no bytes, and for
-    #: such a sum.
-    below_bytes: int
-    #: Number of operations that all ranks issued.
-    count: int
-    #: Sum over these operations of the larger of input and output.
-    bytes: int
-    failed: int
-    unfinished: int
-    #: From issue to completion.
-    duration: Quantiles
-    #: Length of the waits that blocked.
-    wait: Quantiles
-    #: For collectives whose last arrival is known: from issue to the last rank's issue, and from
-    #: there to completion. With gloo, ``wire`` includes the time in gloo's queue.
-    until_last: Quantiles
-    wire: Quantiles
-    #: nccl-tests' algorithm bandwidth, the mean size divided by the mean wire time of these
-    #: collectives, and bus bandwidth, the same times the bus factor; NaN if there are none, and for
-    #: gather and scatter, whose size a summary does not keep.
-    algbw_gb_per_s: float
-    busbw_gb_per_s: float
-
-
-@dataclass(frozen=True)
-class SummaryResult:
-    """Figures of one world size since always-on mode began, without each rank's first step."""
-
-    world_size: int
-    #: Ranks that left a summary.
-    ranks: tuple[int, ...]
-    #: Longest time that a rank's summary covers.
-    covered_s: float
-    #: Smallest number of steps of a rank.
-    steps: int
-    #: Event that ends a step: of the ranks' ``found_steps.SOURCES``, the least certain one.
-    steps_end: str
-    #: Quantiles over all steps of all ranks, within 1 %.
-    step_median_ms: float
-    step_p95_ms: float
-    #: Means over all steps of all ranks, exact; the parts add up to ``step_ms``.
-    data_ms: float
-    forward_ms: float
-    backward_ms: float
-    exposed_ms: float
-    optimizer_ms: float
-    other_ms: float
-    step_ms: float
-    exposed_p95_ms: float
-    #: Means of the exposed time before and after the deciding rank's arrival, over the steps for
-    #: which that is known; NaN without any.
-    exposed_wait_ms: float
-    exposed_wire_ms: float
-    #: Number of steps whose deciding arrival, and of collectives whose last arrival, is not known.
-    unsplit_steps: int
-    arrivals_unknown: int
-    #: Those in ``arrivals_unknown`` whose group had no place, or no room, in the shared memory.
-    arrivals_without_place: int
-    #: Those in ``arrivals_unknown`` that depend on single ranks of groups of more than 256.
-    arrivals_unlisted: int
-    #: Number of collectives whose last arrival is known, summed over the ranks.
-    arrivals_known: int
-    #: Those in ``arrivals_known`` for which ranks of other hosts were not seen.
-    arrivals_partial: int
-    #: Number of hosts with ranks; the ranks of a host share memory and a clock.
-    machines: int
-    #: True if the offset of every host's clock to rank 0's is known.
-    clocks_compared: bool
-    #: Smallest number of other hosts in the tree in which a host exchanges arrivals.
-    hosts_heard: int
-    #: Datagrams with arrivals that the network refused.
-    unsent_datagrams: int
-    #: Collectives for which a host had no room when it passed on their arrivals.
-    skipped_collectives: int
-    #: Bound on the error of arrivals, in µs, over known collectives between ranks of several
-    #: hosts: 95th percentile, within 1 %, and maximum. NaN without any.
-    arrival_clock_error_p95_us: float
-    arrival_clock_error_us: float
-    last: tuple[LastRow, ...]
-    late_rank: SummaryLateRank | None
-    #: Sorted by total time from issue to completion, largest first.
-    operations: tuple[OperationRow, ...]
-    #: Number of operations that count in rows without a group.
-    moved: int
-    dropped_records: int
-    #: Completions and waits whose issue was not seen.
-    unmatched: int
-    #: Sentences on traces that could not be read, or not to their end.
-    problems: tuple[str, ...]
-    cross_checks: tuple[CrossCheck, ...]
-    #: As ``WorldResult.apart``.
-    apart: TrainedApart | None = None
-
-
 def analyse_summaries(run: WorldRun) -> SummaryResult | None:
     """Merges the ranks' summaries; None if no rank left a summary."""
     found = {
@@ -344,33 +202,37 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
         world_size=run.world_size,
         ranks=tuple(found),
         covered_s=max(ns_to_s(summary.end_ns - summary.begin_ns) for summary in summaries),
-        steps=min(summary.steps.count for summary in summaries),
-        steps_end=max((summary.steps_end for summary in summaries), key=SOURCES.index),
-        step_median_ms=ns_to_ms(quantile_ns(steps, 0.5)),
-        step_p95_ms=ns_to_ms(quantile_ns(steps, 0.95)),
-        data_ms=means[Phase.DATA],
-        forward_ms=means[Phase.FORWARD],
-        backward_ms=means[Phase.BACKWARD],
-        exposed_ms=ns_to_ms(mean_ns(exposed)),
-        optimizer_ms=means[Phase.OPTIMIZER],
-        other_ms=means[Phase.OTHER],
-        step_ms=ns_to_ms(mean_ns(steps)),
-        exposed_p95_ms=ns_to_ms(quantile_ns(exposed, 0.95)),
-        exposed_wait_ms=_mean_ms([s.exposed_wait for s in summaries]),
-        exposed_wire_ms=_mean_ms([s.exposed_wire for s in summaries]),
-        unsplit_steps=sum(summary.unsplit_steps for summary in summaries),
-        arrivals_unknown=sum(summary.arrivals_unknown for summary in summaries),
-        arrivals_without_place=sum(summary.arrivals_without_place for summary in summaries),
-        arrivals_unlisted=sum(summary.arrivals_unlisted for summary in summaries),
-        arrivals_known=sum(summary.arrivals_known for summary in summaries),
-        arrivals_partial=sum(summary.arrivals_partial for summary in summaries),
-        machines=len(unsent),
-        clocks_compared=all(summary.hosts.clock for summary in summaries),
-        hosts_heard=min(summary.hosts.heard for summary in summaries),
-        unsent_datagrams=sum(unsent.values()),
-        skipped_collectives=sum(skipped.values()),
-        arrival_clock_error_p95_us=ns_to_us(quantile_ns(clock_error, 0.95)),
-        arrival_clock_error_us=ns_to_us(clock_error.max_ns) if clock_error.count else math.nan,
+        timing=SummaryTiming(
+            steps=min(summary.steps.count for summary in summaries),
+            steps_end=max((summary.steps_end for summary in summaries), key=SOURCES.index),
+            step_median_ms=ns_to_ms(quantile_ns(steps, 0.5)),
+            step_p95_ms=ns_to_ms(quantile_ns(steps, 0.95)),
+            data_ms=means[Phase.DATA],
+            forward_ms=means[Phase.FORWARD],
+            backward_ms=means[Phase.BACKWARD],
+            exposed_ms=ns_to_ms(mean_ns(exposed)),
+            optimizer_ms=means[Phase.OPTIMIZER],
+            other_ms=means[Phase.OTHER],
+            step_ms=ns_to_ms(mean_ns(steps)),
+            exposed_p95_ms=ns_to_ms(quantile_ns(exposed, 0.95)),
+            exposed_wait_ms=_mean_ms([s.exposed_wait for s in summaries]),
+            exposed_wire_ms=_mean_ms([s.exposed_wire for s in summaries]),
+            unsplit_steps=sum(summary.unsplit_steps for summary in summaries),
+        ),
+        arrivals=SummaryArrivals(
+            arrivals_unknown=sum(summary.arrivals_unknown for summary in summaries),
+            arrivals_without_place=sum(summary.arrivals_without_place for summary in summaries),
+            arrivals_unlisted=sum(summary.arrivals_unlisted for summary in summaries),
+            arrivals_known=sum(summary.arrivals_known for summary in summaries),
+            arrivals_partial=sum(summary.arrivals_partial for summary in summaries),
+            machines=len(unsent),
+            clocks_compared=all(summary.hosts.clock for summary in summaries),
+            hosts_heard=min(summary.hosts.heard for summary in summaries),
+            unsent_datagrams=sum(unsent.values()),
+            skipped_collectives=sum(skipped.values()),
+            arrival_clock_error_p95_us=ns_to_us(quantile_ns(clock_error, 0.95)),
+            arrival_clock_error_us=ns_to_us(clock_error.max_ns) if clock_error.count else math.nan,
+        ),
         last=last_rows(summaries),
         late_rank=late_rank([trace for trace, _ in found.values()], summaries),
         operations=_operations(list(found.values())),

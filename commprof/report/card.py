@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from commprof.analysis.card import Card, CardPart, CardRank, CardSize
+from commprof.analysis.card import Card, CardCommunication, CardPart, CardRank, CardSize
 from commprof.report.one_screen import LINES, WIDTH, command_lines, cut, prose, whole
 from commprof.text import counted, in_bytes, in_ms, listed, plain_digits
 
@@ -97,44 +97,42 @@ def said_parts(parts: Sequence[CardPart]) -> list[tuple[CardPart, str]]:
 
 def facts(card: Card) -> list[tuple[str, str]]:
     """Returns the main figures with their names, the same for terminal, page and Markdown."""
-    return [*_figures(card), *_whom(card), *_small(card), *_link(card)]
+    return [*_figures(card.communication), *_whom(card), *_small(card), *_link(card)]
 
 
-def _figures(card: Card) -> list[tuple[str, str]]:
-    if math.isnan(card.exposed_ms):
-        return [("Exposed communication", f"not known: {card.exposed_lacks}.")]
-    if not card.exposed_ms > 0:
+def _figures(of: CardCommunication) -> list[tuple[str, str]]:
+    if math.isnan(of.exposed_ms):
+        return [("Exposed communication", f"not known: {of.exposed_lacks}.")]
+    if not of.exposed_ms > 0:
         return [("Exposed communication", "none.")]
     split = "not separated in this run"
-    if not math.isnan(card.wait_ms):
-        split = f"{in_ms(card.wait_ms)} waiting for others, {in_ms(card.wire_ms)} transfer"
-    best = f"upper bound; leaves {in_ms(card.best_step_ms)}"
+    if not math.isnan(of.wait_ms):
+        split = f"{in_ms(of.wait_ms)} waiting for others, {in_ms(of.wire_ms)} transfer"
+    best = f"upper bound; leaves {in_ms(of.best_step_ms)}"
+    hidden = f"; hidden by work: {in_ms(of.hidden_ms)}" if of.hidden_ms > 0 else ""
     return [
         (
             "Exposed communication",
-            f"{in_ms(card.exposed_ms)}, {card.exposed_share:.1%} of the step{_hidden(card)}",
+            f"{in_ms(of.exposed_ms)}, {of.exposed_share:.1%} of the step{hidden}",
         ),
         ("Wait and transfer", split),
-        ("Best possible gain", f"{card.exposed_share:.1%} of the step ({best})"),
+        ("Best possible gain", f"{of.exposed_share:.1%} of the step ({best})"),
     ]
 
 
-def _hidden(card: Card) -> str:
-    return f"; hidden by work: {in_ms(card.hidden_ms)}" if card.hidden_ms > 0 else ""
-
-
 def _whom(card: Card) -> list[tuple[str, str]]:
-    if card.late is None and card.world_size < 2:
+    lateness, communication = card.lateness, card.communication
+    if lateness.late is None and card.world_size < 2:
         return []
-    if card.late is not None:
-        said = _late(card.late)
-    elif card.exposed_ms == 0:
+    if lateness.late is not None:
+        said = _late(lateness.late)
+    elif communication.exposed_ms == 0:
         said = "no rank waited"
-    elif card.nobody_late:
+    elif lateness.nobody_late:
         said = "no single rank stands out"
     else:
-        why = card.nobody_late_lacks
-        said = "not known" if why == card.exposed_lacks else f"not known: {why}"
+        why = lateness.nobody_late_lacks
+        said = "not known" if why == communication.exposed_lacks else f"not known: {why}"
     return [("Waited for", said)]
 
 
@@ -152,8 +150,9 @@ def _chance(p_value: float) -> str:
 
 
 def _small(card: Card) -> list[tuple[str, str]]:
+    following = card.following
     small = card.small_calls
-    if small is None or card.cause:
+    if small is None or following.cause:
         return []
     calls = f"{small.calls_per_step:.0f} calls per step, of {in_bytes(small.mean_bytes)} on average"
     remedy = "try larger buckets"
@@ -222,23 +221,25 @@ def _advice(text: str) -> list[str]:
 
 def _mended(card: Card) -> list[str]:
     """Returns the cause to mend and the lines that mend it."""
-    lines = prose(f"Cause: {card.advice}")
+    following = card.following
+    lines = prose(f"Cause: {following.advice}")
     if len(lines) > _CAUSE_LINES:
         lines = [*lines[: _CAUSE_LINES - 1], cut(" ".join(lines[_CAUSE_LINES - 1 :]))]
-    code = [f"  {line}" for line in card.fix.splitlines() if line]
+    code = [f"  {line}" for line in following.fix.splitlines() if line]
     if len(code) > _FIX_LINES or any(len(line) > WIDTH for line in code):
-        code = command_lines(card.all_command)
+        code = command_lines(following.all_command)
         return [*lines, "The lines that mend it are in the full report:", *code]
     return [*lines, "Fix:", *code]
 
 
 def _next(card: Card) -> list[str]:
-    if card.fix:
+    following = card.following
+    if following.fix:
         return _mended(card)
-    command = command_lines(card.command)
+    command = command_lines(following.command)
     if len(command) > _COMMAND_LINES:
-        command = command_lines(card.all_command)
-    return [*_advice(card.advice), *command]
+        command = command_lines(following.all_command)
+    return [*_advice(following.advice), *command]
 
 
 def _rate(value: float) -> str:

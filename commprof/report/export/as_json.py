@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ from commprof.analysis.rank_summary import RankSummary
 from commprof.analysis.scaling import RunResult, Scaling
 from commprof.analysis.step.overhead import Overhead
 from commprof.analysis.strategies import StrategyRow
-from commprof.analysis.summaries import SummaryResult
+from commprof.analysis.summary_result import SummaryResult
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
 from commprof.files import plain
@@ -78,7 +78,7 @@ def as_dict(
             "summaries": [_summary(summary) for summary in result.summaries],
             "cost": cost and _cost(cost),
             **(
-                {"verdict": _verdict(verdict), "card": card and asdict(card)}
+                {"verdict": _verdict(verdict), "card": card and _card(card)}
                 if added is None
                 else {added.key: added.plain()}
             ),
@@ -148,6 +148,10 @@ def _nccl(found: NcclWorld) -> dict[str, Any]:
 
 def _sharding(found: Sharding) -> dict[str, Any]:
     return {"groups": found.groups, "parts": [asdict(part) for part in found.parts]}
+
+
+def _card(card: Card) -> dict[str, Any]:
+    return _flat(asdict(card), "communication", "lateness", "following")
 
 
 def _shares(parts: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
@@ -254,8 +258,17 @@ def _rank(rank: RankSummary) -> dict[str, Any]:
 
 
 def _summary(summary: SummaryResult) -> dict[str, Any]:
-    value = asdict(summary) | {"cross_checks": _checks(summary.cross_checks)}
+    value = _flat(asdict(summary), "timing", "arrivals")
+    value["cross_checks"] = _checks(summary.cross_checks)
     return {"num_processes": value.pop("world_size"), **value}
+
+
+def _flat(value: Mapping[str, Any], *groups: str) -> dict[str, Any]:
+    """Returns the value with the fields of its groups among its own, in their place."""
+    flat: dict[str, Any] = {}
+    for name, field in value.items():
+        flat |= field if name in groups else {name: field}
+    return flat
 
 
 def _cost(cost: Cost) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from commprof.analysis.late.stragglers import each_waits
 from commprof.analysis.step.exposure import HOST_PAUSE
-from commprof.analysis.summaries import OperationRow, Quantiles, SummaryResult
+from commprof.analysis.summary_result import OperationRow, Quantiles, SummaryResult
 from commprof.report.full_report import FullReport
 from commprof.report.section import Medium, Section
 from commprof.report.sections.cross_checks import as_lines
@@ -126,8 +126,8 @@ def notes(
         if summary.world_size not in told:
             found += [where + problem for problem in summary.problems]
         found += [where + sentence for sentence in _about_waiting(summary)]
-        if summary.operations and not summary.steps:
-            some = " on at least one rank, so its" if summary.step_ms > 0 else ", so"
+        if summary.operations and not summary.timing.steps:
+            some = " on at least one rank, so its" if summary.timing.step_ms > 0 else ", so"
             found.append(
                 f"{where}no step after the first was seen{some} exposed time is not known. A step "
                 "ends at the optimizer's step() or commprof.step(). If a loop calls neither in 20 "
@@ -153,6 +153,7 @@ def notes(
 
 def _about_waiting(summary: SummaryResult) -> list[str]:
     """Returns sentences on the late rank, and on collectives whose last rank is unknown."""
+    arrivals = summary.arrivals
     found = []
     late = summary.late_rank
     if late is not None:
@@ -163,25 +164,26 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
             f"own work takes longer than that of the other ranks; {late.phase_share:.0%} of the "
             f"excess {_lies_in(late.phase)}."
         )
-    if not math.isnan(summary.arrival_clock_error_us):
+    if not math.isnan(arrivals.arrival_clock_error_us):
         found.append(
             "because of the error of the hosts' clocks, arrivals on other hosts are known to "
-            f"within {summary.arrival_clock_error_p95_us:.0f} us for 95 % of the collectives and "
-            f"{summary.arrival_clock_error_us:.0f} us for all; shorter waits mean nothing."
+            f"within {arrivals.arrival_clock_error_p95_us:.0f} us for 95 % of the collectives and "
+            f"{arrivals.arrival_clock_error_us:.0f} us for all; shorter waits mean nothing."
         )
-    if summary.arrivals_partial:
+    if arrivals.arrivals_partial:
         found.append(
-            f"for {summary.arrivals_partial} of {summary.arrivals_known} collectives, the arrivals "
-            "of ranks on other hosts were not seen: those hosts are dead, slow or cut off, or do "
-            "not record. If one of these ranks came last, the wait for it counts as transfer."
+            f"for {arrivals.arrivals_partial} of {arrivals.arrivals_known} collectives, the "
+            "arrivals of ranks on other hosts were not seen: those hosts are dead, slow or cut "
+            "off, or do not record. If one of these ranks came last, the wait for it counts as "
+            "transfer."
         )
-    if summary.world_size == 1 or not summary.arrivals_unknown:
+    if summary.world_size == 1 or not arrivals.arrivals_unknown:
         return found
-    known = summary.arrivals_known + summary.arrivals_unknown
+    known = arrivals.arrivals_known + arrivals.arrivals_unknown
     found.append(
-        f"the rank that came last is not known for {summary.arrivals_unknown} of {known} "
+        f"the rank that came last is not known for {arrivals.arrivals_unknown} of {known} "
         "collectives, and the split into wait and transfer is not known for "
-        f"{summary.unsplit_steps} steps: {_why_unknown(summary)}."
+        f"{summary.timing.unsplit_steps} steps: {_why_unknown(summary)}."
     )
     return found
 
@@ -193,16 +195,17 @@ def _lies_in(origin: str) -> str:
 
 
 def _why_unknown(summary: SummaryResult) -> str:
-    rest = summary.arrivals_unknown
+    arrivals = summary.arrivals
+    rest = arrivals.arrivals_unknown
     reasons = []
     for count, reason in (
         (
-            summary.arrivals_without_place,
+            arrivals.arrivals_without_place,
             "groups that did not fit into the memory that the ranks of a host share (at most 1,024 "
             "groups and 48 MiB)",
         ),
         (
-            summary.arrivals_unlisted,
+            arrivals.arrivals_unlisted,
             "groups of more than 256 ranks on several hosts, and are of a kind in which a rank may "
             "be done before another one arrives",
         ),
@@ -216,39 +219,41 @@ def _why_unknown(summary: SummaryResult) -> str:
 
 
 def _why_others(summary: SummaryResult) -> str:
+    arrivals = summary.arrivals
     behind = (
         "a rank did not record, or was more than 5 s or 16,384 collectives (fewer in a job of many "
         "groups) behind another rank"
     )
-    if not summary.arrivals_known and len(summary.ranks) < summary.world_size:
+    if not arrivals.arrivals_known and len(summary.ranks) < summary.world_size:
         return "not all ranks recorded in always-on mode; start capture on every rank"
-    if summary.machines > 1 and not summary.clocks_compared:
+    if arrivals.machines > 1 and not arrivals.clocks_compared:
         return (
-            f"the ranks ran on {summary.machines} hosts whose clocks were not all compared with "
+            f"the ranks ran on {arrivals.machines} hosts whose clocks were not all compared with "
             "rank 0's; comparing needs UDP to rank 0's host, and COMMPROF_CLOCK must not be off"
         )
-    if summary.machines > 1 and summary.hosts_heard == 0:
+    if arrivals.machines > 1 and arrivals.hosts_heard == 0:
         return (
-            f"the ranks ran on {summary.machines} hosts, and one of them received no arrival "
+            f"the ranks ran on {arrivals.machines} hosts, and one of them received no arrival "
             "times: UDP between the hosts may be blocked, or the ranks of the other hosts do not "
             "record"
         )
-    if not summary.arrivals_known:
+    if not arrivals.arrivals_known:
         return (
             "the ranks did not exchange the times at which they issued collectives. The exchange "
             "needs torch.distributed's default group and the native module. Full mode (--mode "
             "full) splits waiting from transfer without this exchange"
         )
-    if summary.machines > 1:
+    if arrivals.machines > 1:
         lost = f"other hosts' issue times were lost on the network{_unsent(summary)}"
-        if summary.skipped_collectives:
-            lost += f", or a host had no room for them ({summary.skipped_collectives} collectives)"
+        if arrivals.skipped_collectives:
+            lost += f", or a host had no room for them ({arrivals.skipped_collectives} collectives)"
         return f"{behind}, or {lost}"
     return behind
 
 
 def _unsent(summary: SummaryResult) -> str:
-    count = summary.unsent_datagrams
+    arrivals = summary.arrivals
+    count = arrivals.unsent_datagrams
     return f" ({count} datagrams could not be sent)" if count else ""
 
 
@@ -267,13 +272,19 @@ _OPERATION_HEADERS = (
 
 
 def _parts_row(summary: SummaryResult) -> tuple[Any, ...]:
+    timing = summary.timing
     times = (
-        *(summary.step_median_ms, summary.step_p95_ms, summary.data_ms, summary.forward_ms),
-        *(summary.backward_ms, summary.exposed_ms, summary.exposed_p95_ms),
-        *(summary.optimizer_ms, summary.other_ms, summary.step_ms),
-        *(summary.exposed_wait_ms, summary.exposed_wire_ms),
+        *(
+            timing.step_median_ms,
+            timing.step_p95_ms,
+            timing.data_ms,
+            timing.forward_ms,
+        ),
+        *(timing.backward_ms, timing.exposed_ms, timing.exposed_p95_ms),
+        *(timing.optimizer_ms, timing.other_ms, timing.step_ms),
+        *(timing.exposed_wait_ms, timing.exposed_wire_ms),
     )
-    return (summary.world_size, summary.steps, *map(three_digits, times))
+    return (summary.world_size, timing.steps, *map(three_digits, times))
 
 
 def _operation_row(row: OperationRow) -> tuple[Any, ...]:

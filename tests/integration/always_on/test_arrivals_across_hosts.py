@@ -82,8 +82,13 @@ def test_a_late_rank_is_named_from_summaries_alone(
     assert all(len(trace.records) == 0 for trace in run.traces.values())
     found = analyse_summaries(run)
     assert found is not None
-    assert (found.machines, found.clocks_compared, found.hosts_heard) == (2, True, 1)
-    assert found.arrivals_known > 0.8 * (found.arrivals_known + found.arrivals_unknown)
+    arrivals = found.arrivals
+    assert (
+        arrivals.machines,
+        arrivals.clocks_compared,
+        arrivals.hosts_heard,
+    ) == (2, True, 1)
+    assert arrivals.arrivals_known > 0.8 * (arrivals.arrivals_known + arrivals.arrivals_unknown)
     assert found.late_rank is not None
     assert (found.late_rank.rank, found.late_rank.phase) == (3, "forward")
     assert found.late_rank.wait_ms == pytest.approx(30, abs=5)

@@ -25,12 +25,14 @@ from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.step.timing import StepTiming
-from commprof.analysis.summaries import (
+from commprof.analysis.summary_result import (
     LastRow,
     OperationRow,
     Quantiles,
+    SummaryArrivals,
     SummaryLateRank,
     SummaryResult,
+    SummaryTiming,
 )
 from commprof.analysis.timeline.drawn_timeline import Timeline
 from commprof.analysis.training_account import TrainingAccount
@@ -196,16 +198,21 @@ _GROUPS: dict[str, Any] = {
 }
 
 
+_SUMMARY_GROUPS: dict[str, Any] = {"timing": SummaryTiming, "arrivals": SummaryArrivals}
+
+
 def grouped(values: dict[str, Any]) -> WorldResult:
     """Returns a result of which the fields of its groups are given by their own names."""
+    return _of_groups(WorldResult, _GROUPS, values)
+
+
+def _of_groups(made: type[Any], groups: dict[str, Any], values: dict[str, Any]) -> Any:
+    """Makes a result of which the fields of its ``groups`` are given by their own names."""
     left = dict(values)
-    groups = {
-        name: group(
-            **{f.name: left.pop(f.name) for f in dataclasses.fields(group) if f.name in left}
-        )
-        for name, group in _GROUPS.items()
-    }
-    return WorldResult(**left, **groups)
+    for name, group in groups.items():
+        own = [field.name for field in dataclasses.fields(group) if field.name in left]
+        left[name] = group(**{field: left.pop(field) for field in own})
+    return made(**left)
 
 
 def changed_world(base: WorldResult, **values: Any) -> WorldResult:
@@ -318,7 +325,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "problems": (),
         "cross_checks": (),
     }
-    return SummaryResult(**{**defaults, **values})
+    return _of_groups(SummaryResult, _SUMMARY_GROUPS, {**defaults, **values})
 
 
 def hang_report(**values: Any) -> HangReport:

@@ -77,10 +77,10 @@ def test_without_operators_of_the_training_thread_nothing_bounds_the_step(tmp_pa
     assert found.bindings[0].part is None
     assert found.bindings[0].largest == ()
     assert found.headline.startswith("At 2 ranks the mean step takes 210 ms. What bounds it is not")
-    text = " ".join((found.headline, *found.sentences, made.advice, render(made)))
+    text = " ".join((found.headline, *found.sentences, made.following.advice, render(made)))
     assert not [claim for claim in _CLAIMS if claim in text]
     assert made.parts == ()
-    assert "with the operators of the training thread" in made.advice
+    assert "with the operators of the training thread" in made.following.advice
     values = as_dict(result, verdict=found, card=made)["runs"][0]["aggregated_metrics"]
     unknown = {name for name, value in values["parts"].items() if value is None}
     assert unknown == values["parts"].keys() - {"step_ms"}
@@ -124,12 +124,12 @@ def test_a_rank_that_caused_most_of_the_waiting_is_never_denied() -> None:
     assert found is not None
     made = card(result, details, found, Path("r"))
     assert made is not None
-    text = " ".join((found.headline, *found.sentences, made.advice, render(made)))
+    text = " ".join((found.headline, *found.sentences, made.following.advice, render(made)))
     assert "not for a single rank" not in text
     assert "No single rank" not in text
     assert "no single rank" not in text
-    assert "rank 0 caused 93% of the waiting" in made.advice
-    assert made.nobody_late_lacks.startswith("rank 0 caused 93% of the waiting")
+    assert "rank 0 caused 93% of the waiting" in made.following.advice
+    assert made.lateness.nobody_late_lacks.startswith("rank 0 caused 93% of the waiting")
 
 
 def test_waiting_spread_over_the_ranks_is_for_no_single_rank() -> None:

@@ -142,14 +142,19 @@ def test_summaries_of_two_ranks_are_combined(tmp_path: Path) -> None:
     result = analyse_run(tmp_path)
     (found,) = result.summaries
     assert (result.worlds, result.failures) == ((), ())
-    assert (found.ranks, found.steps, found.covered_s) == ((0, 1), 2, 3.0)
-    parts = (found.data_ms, found.forward_ms, found.backward_ms, found.optimizer_ms)
+    assert (found.ranks, found.timing.steps, found.covered_s) == ((0, 1), 2, 3.0)
+    parts = (
+        found.timing.data_ms,
+        found.timing.forward_ms,
+        found.timing.backward_ms,
+        found.timing.optimizer_ms,
+    )
     assert parts == (1, 2, 3, 0)
-    assert (found.step_ms, found.exposed_ms, found.other_ms) == (15, 8, 1)
-    assert sum(parts) + found.exposed_ms + found.other_ms == found.step_ms
+    assert (found.timing.step_ms, found.timing.exposed_ms, found.timing.other_ms) == (15, 8, 1)
+    assert sum(parts) + found.timing.exposed_ms + found.timing.other_ms == found.timing.step_ms
     # The median, the second of 4 values, is one of rank 0's steps.
-    assert found.step_median_ms == pytest.approx(10, rel=0.01)
-    assert found.step_p95_ms == pytest.approx(20, rel=0.01)
+    assert found.timing.step_median_ms == pytest.approx(10, rel=0.01)
+    assert found.timing.step_p95_ms == pytest.approx(20, rel=0.01)
     reduce, others = found.operations
     assert (reduce.op, reduce.group, reduce.below_bytes) == ("all_reduce", "dp", 2**21)
     assert (reduce.count, reduce.bytes, reduce.failed) == (4, 6_000_000, 1)
@@ -160,8 +165,12 @@ def test_summaries_of_two_ranks_are_combined(tmp_path: Path) -> None:
     assert (others.op, others.group, others.below_bytes, others.count) == ("other", "", 0, 5)
     assert (found.moved, found.dropped_records) == (5, 3)
     # Means of 1, 1, 4 and of 2, 2, 5, over the three steps with a known split.
-    assert (found.exposed_wait_ms, found.exposed_wire_ms) == (2, 3)
-    assert (found.arrivals_known, found.arrivals_unknown, found.unsplit_steps) == (3, 4, 1)
+    assert (found.timing.exposed_wait_ms, found.timing.exposed_wire_ms) == (2, 3)
+    assert (
+        found.arrivals.arrivals_known,
+        found.arrivals.arrivals_unknown,
+        found.timing.unsplit_steps,
+    ) == (3, 4, 1)
     assert [(row.rank, row.share, row.cost_s) for row in found.last] == [
         (0, 7 / 8, 0.009),
         (1, 1 / 8, 0),
@@ -202,7 +211,7 @@ def test_a_remark_names_where_steps_end_if_it_was_not_declared(tmp_path: Path) -
     for source, said in (("backward", not_seen), ("update", "optimizer.step()")):
         write(tmp_path / "rank_0.trace", block(summary(steps_end=source)), made.end())
         result = analyse_run(tmp_path)
-        assert [found.steps_end for found in result.summaries] == [source]
+        assert [found.timing.steps_end for found in result.summaries] == [source]
         assert [said in remark for remark in result.remarks] == [True]
     write(tmp_path / "rank_0.trace", block(summary()), made.end())
     assert analyse_run(tmp_path).remarks == ()
@@ -327,7 +336,7 @@ def test_host_pauses_are_separated_from_the_late_rank_s_phase(
     assert found.late_rank is not None
     assert (found.late_rank.phase, found.late_rank.phase_share) == (named, pytest.approx(share))
     # The parts of the step stay what they were.
-    assert found.backward_ms == pytest.approx(8)
+    assert found.timing.backward_ms == pytest.approx(8)
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
     where = "is time in which its process did not run (host pause)."
     if named != "host pause":
@@ -357,9 +366,13 @@ def test_across_hosts_the_late_rank_is_named_with_the_clocks_error(tmp_path: Pat
     (found,) = analyse_run(tmp_path).summaries
     assert found.late_rank is not None
     assert found.late_rank.rank == 2
-    assert (found.machines, found.clocks_compared, found.hosts_heard) == (2, True, 1)
-    assert found.arrival_clock_error_p95_us == pytest.approx(40, rel=0.01)
-    assert found.arrival_clock_error_us == 90
+    assert (
+        found.arrivals.machines,
+        found.arrivals.clocks_compared,
+        found.arrivals.hosts_heard,
+    ) == (2, True, 1)
+    assert found.arrivals.arrival_clock_error_p95_us == pytest.approx(40, rel=0.01)
+    assert found.arrivals.arrival_clock_error_us == 90
     text = " ".join(table.render(analyse_run(tmp_path), 100).split())
     assert "known to within 40 us for 95 % of the collectives and 90 us for all;" in text
 
@@ -439,7 +452,7 @@ def test_a_host_that_is_cut_off_costs_its_own_waits_only(tmp_path: Path) -> None
     assert found.late_rank is not None
     assert found.late_rank.rank == 2
     assert found.late_rank.waiting_ranks == 2
-    assert found.hosts_heard == 0
+    assert found.arrivals.hosts_heard == 0
 
 
 def test_a_rank_that_did_not_record_is_the_reason_why_the_last_rank_is_unknown(

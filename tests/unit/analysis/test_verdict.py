@@ -71,7 +71,7 @@ def test_communication_that_the_capture_cannot_see_is_reported_as_not_seen(
     assert made is not None
     told = dict(facts(made))["Exposed communication"]
     assert told == ("not known: the capture saw no communication." if missing else "none.")
-    assert made.command.endswith("check") == (capture == "python")
+    assert made.following.command.endswith("check") == (capture == "python")
 
 
 def test_without_times_of_the_gpu_no_bound_on_the_gain_and_no_late_rank_are_stated() -> None:
@@ -86,8 +86,13 @@ def test_without_times_of_the_gpu_no_bound_on_the_gain_and_no_late_rank_are_stat
     assert "No single rank" not in text
     made = card(result, details, found, Path("r"))
     assert made is not None
-    assert not made.nobody_late
-    unknown = made.exposed_ms, made.wait_ms, made.wire_ms, made.hidden_ms
+    assert not made.lateness.nobody_late
+    unknown = (
+        made.communication.exposed_ms,
+        made.communication.wait_ms,
+        made.communication.wire_ms,
+        made.communication.hidden_ms,
+    )
     assert all(map(math.isnan, unknown))
 
 

@@ -234,8 +234,11 @@ def test_a_card_of_many_caveats_and_a_long_command_fits() -> None:
         shown,
         description="a model " * 40,
         caveats=tuple(f"Caveat {i}: " + "words " * 30 for i in range(20)),
-        advice="One more word of advice. " * 30,
-        command="commprof run --nproc 4 " + "--trial 'a b c' " * 40,
+        following=replace(
+            shown.following,
+            advice="One more word of advice. " * 30,
+            command="commprof run --nproc 4 " + "--trial 'a b c' " * 40,
+        ),
         scaling=tuple(replace(shown.scaling[0], world_size=2**i) for i in range(12)),
         small_calls=KINDS["tiny buckets"].card.small_calls,
     )
@@ -243,14 +246,18 @@ def test_a_card_of_many_caveats_and_a_long_command_fits() -> None:
     fits(text)
     assert "more caveats: see --all" in text
     assert "One more word of advice. (more with --all)\n" in text
-    assert text.endswith(f"  {shown.all_command}\n")
+    assert text.endswith(f"  {shown.following.all_command}\n")
+
+
+def with_command(shown: Card, command: str) -> Card:
+    return replace(shown, following=replace(shown.following, command=command))
 
 
 def test_a_command_wrapped_over_several_lines_is_unchanged_for_a_shell() -> None:
     command = "commprof run --nproc 4 --trial fp16,int8 'my train.py' --name 'it'\"'\"'s' " + (
         "--an-option with-a-value " * 3
     )
-    text = render(replace(KINDS["wire-bound"].card, command=command))
+    text = render(with_command(KINDS["wire-bound"].card, command))
     fits(text)
     typed = text[text.index("  commprof run") :]
     assert typed.count("\\\n") == 1
@@ -266,7 +273,7 @@ def test_a_command_wrapped_over_several_lines_is_unchanged_for_a_shell() -> None
 def test_a_wrapped_command_with_a_long_word_is_unchanged_for_a_shell() -> None:
     word = "timed:layers=200,data_ms=1,forward_ms=0.05,backward_ms=0.05,gradient_mb=0.02,cap=0.001"
     command = f"commprof run --nproc 2 --workload {word} --seed 3 train.py"
-    text = render(replace(KINDS["wire-bound"].card, command=command))
+    text = render(with_command(KINDS["wire-bound"].card, command))
     fits(text)
     typed = text[text.index("  commprof run") :]
     shown = subprocess.run(
@@ -302,7 +309,7 @@ def test_the_card_leaves_out_a_stalled_step() -> None:
     made = card(found, details, verdict(found, details), Path("RUN"))
     assert made is not None
     assert made.steps == 19
-    assert made.exposed_ms == pytest.approx(10.0)
+    assert made.communication.exposed_ms == pytest.approx(10.0)
     text = render(made)
     assert "bound by compute" in text
     assert "! Left out because of a stall: step 7 (9 s)." in text
@@ -313,7 +320,7 @@ def test_incidents_come_before_any_advice_on_the_card() -> None:
     details = [detail(2, backward=50, wire=50)]
     made = card(found, details, verdict(found, details), Path("RUN"))
     assert made is not None
-    assert made.command == made.all_command
+    assert made.following.command == made.following.all_command
     text = render(made)
     assert "! At 2 ranks: hangs, mismatched collectives or lasting changes of speed." in text
     assert "Next: First see what went wrong during the run:" in text

@@ -19,7 +19,7 @@ from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.strategies import strategy_rows
-from commprof.analysis.summaries import LastRow
+from commprof.analysis.summary_result import LastRow
 from commprof.analysis.verdict import verdict
 from commprof.analysis.world import WorldResult
 from commprof.commands.options.terminal import prose_width, table_width

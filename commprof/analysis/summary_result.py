@@ -1,0 +1,172 @@
+"""Result of always-on mode for one world size: what its summaries tell, with and without steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from commprof.analysis.checks.figure_checks import CrossCheck
+from commprof.analysis.collectives.apart import TrainedApart
+
+
+@dataclass(frozen=True)
+class LastRow:
+    """Share and cost of the operations that one rank was the last to issue."""
+
+    rank: int
+    #: Fraction of all operations; each counts once per rank that took part and reported it.
+    share: float
+    #: Sum over the other ranks of the time from their issue to this rank's, or to their own
+    #: completion if that came first. Collectives overlap, so the sum can exceed elapsed time.
+    cost_s: float
+
+
+@dataclass(frozen=True)
+class SummaryLateRank:
+    """The rank that the others wait for, found from summaries alone."""
+
+    rank: int
+    #: Mean waiting that this rank caused, per step and waiting rank.
+    wait_ms: float
+    #: Fraction of all waiting.
+    share: float
+    #: As ``stragglers.LateRank.p_value``, with blocks of time instead of steps.
+    p_value: float
+    #: Waiting that this rank caused, summed over the ranks that waited.
+    cost_s: float
+    #: The one of ``exposure.ORIGINS`` in which its own work exceeds the others' most.
+    phase: str
+    #: Fraction of its excess of own work that lies in ``phase``.
+    phase_share: float
+    #: As ``stragglers.LateRank.waiting_ranks``.
+    waiting_ranks: int = 0
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Quantiles of one histogram of times, accurate to 1 %; NaN if the histogram is empty."""
+
+    #: Number of values.
+    count: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    #: Sum of the values; exact.
+    total_ms: float
+
+
+@dataclass(frozen=True)
+class OperationRow:
+    """Figures of one kind of operation over all ranks."""
+
+    #: c10d's name; "other" for operations for which the summary had no room.
+    op: str
+    #: Name of the process group, the same on all ranks; empty if the row adds up rare groups and
+    #: sizes, for which the summary had no room.
+    group: str
+    #: Size class: sizes in bytes are below this, and at least half of it; 0 for no bytes, and for
+    #: such a sum.
+    below_bytes: int
+    #: Number of operations that all ranks issued.
+    count: int
+    #: Sum over these operations of the larger of input and output.
+    bytes: int
+    failed: int
+    unfinished: int
+    #: From issue to completion.
+    duration: Quantiles
+    #: Length of the waits that blocked.
+    wait: Quantiles
+    #: For collectives whose last arrival is known: from issue to the last rank's issue, and from
+    #: there to completion. With gloo, ``wire`` includes the time in gloo's queue.
+    until_last: Quantiles
+    wire: Quantiles
+    #: nccl-tests' algorithm bandwidth, the mean size divided by the mean wire time of these
+    #: collectives, and bus bandwidth, the same times the bus factor; NaN if there are none, and for
+    #: gather and scatter, whose size a summary does not keep.
+    algbw_gb_per_s: float
+    busbw_gb_per_s: float
+
+
+@dataclass(frozen=True)
+class SummaryTiming:
+    """Steps of one world size as its summaries count them, and their parts."""
+
+    #: Smallest number of steps of a rank.
+    steps: int
+    #: Event that ends a step: of the ranks' ``found_steps.SOURCES``, the least certain one.
+    steps_end: str
+    #: Quantiles over all steps of all ranks, within 1 %.
+    step_median_ms: float
+    step_p95_ms: float
+    #: Means over all steps of all ranks, exact; the parts add up to ``step_ms``.
+    data_ms: float
+    forward_ms: float
+    backward_ms: float
+    exposed_ms: float
+    optimizer_ms: float
+    other_ms: float
+    step_ms: float
+    exposed_p95_ms: float
+    #: Means of the exposed time before and after the deciding rank's arrival, over the steps for
+    #: which that is known; NaN without any.
+    exposed_wait_ms: float
+    exposed_wire_ms: float
+    #: Number of steps whose deciding arrival is not known.
+    unsplit_steps: int
+
+
+@dataclass(frozen=True)
+class SummaryArrivals:
+    """What the ranks know of when the others issued each collective."""
+
+    #: Number of collectives whose last arrival is not known.
+    arrivals_unknown: int
+    #: Those in ``arrivals_unknown`` whose group had no place, or no room, in the shared memory.
+    arrivals_without_place: int
+    #: Those in ``arrivals_unknown`` that depend on single ranks of groups of more than 256.
+    arrivals_unlisted: int
+    #: Number of collectives whose last arrival is known, summed over the ranks.
+    arrivals_known: int
+    #: Those in ``arrivals_known`` for which ranks of other hosts were not seen.
+    arrivals_partial: int
+    #: Number of hosts with ranks; the ranks of a host share memory and a clock.
+    machines: int
+    #: True if the offset of every host's clock to rank 0's is known.
+    clocks_compared: bool
+    #: Smallest number of other hosts in the tree in which a host exchanges arrivals.
+    hosts_heard: int
+    #: Datagrams with arrivals that the network refused.
+    unsent_datagrams: int
+    #: Collectives for which a host had no room when it passed on their arrivals.
+    skipped_collectives: int
+    #: Bound on the error of arrivals, in µs, over known collectives between ranks of several
+    #: hosts: 95th percentile, within 1 %, and maximum. NaN without any.
+    arrival_clock_error_p95_us: float
+    arrival_clock_error_us: float
+
+
+@dataclass(frozen=True)
+class SummaryResult:
+    """Figures of one world size since always-on mode began, without each rank's first step."""
+
+    world_size: int
+    #: Ranks that left a summary.
+    ranks: tuple[int, ...]
+    #: Longest time that a rank's summary covers.
+    covered_s: float
+    timing: SummaryTiming
+    arrivals: SummaryArrivals
+    last: tuple[LastRow, ...]
+    late_rank: SummaryLateRank | None
+    #: Sorted by total time from issue to completion, largest first.
+    operations: tuple[OperationRow, ...]
+    #: Number of operations that count in rows without a group.
+    moved: int
+    dropped_records: int
+    #: Completions and waits whose issue was not seen.
+    unmatched: int
+    #: Sentences on traces that could not be read, or not to their end.
+    problems: tuple[str, ...]
+    cross_checks: tuple[CrossCheck, ...]
+    #: As ``WorldResult.apart``.
+    apart: TrainedApart | None = None
