@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from commprof.errors import UsageError
 
 RESHARD, PREFETCH, REDUCE_DTYPE = "reshard-after-forward", "prefetch", "reduce-dtype"
+SCATTER_GROUP, OWN = "scatter-group", "own"
 _BOOLEANS = {"true": True, "false": False}
 #: Name of a type on the command line -> its name in torch.
 DTYPES: Mapping[str, str] = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -24,6 +25,11 @@ TECHNIQUES = (
     ),
     (f"{PREFETCH}=N", "FSDP2: gathers the next N groups of parameters before they are needed"),
     (f"{REDUCE_DTYPE}=bf16|fp16|fp32", "FSDP2: type in which gradients are reduced"),
+    (
+        f"{SCATTER_GROUP}={OWN}",
+        "FSDP2: gradients are reduced in a group of their own, beside the gathers of the next "
+        "parameters",
+    ),
 )
 #: Setting that FSDP2 fixes when a model is made -> command that predicts other values.
 _FIXED = {
@@ -43,6 +49,8 @@ class ShardingSetting:
     prefetch: int | None = None
     #: One of DTYPES.
     reduce_dtype: str = ""
+    #: True if gradients are reduced in another group than that of the gathers.
+    own_scatter_group: bool = False
 
     @property
     def label(self) -> str:
@@ -54,12 +62,14 @@ class ShardingSetting:
             words.append(f"{PREFETCH}={self.prefetch}")
         if self.reduce_dtype:
             words.append(f"{REDUCE_DTYPE}={self.reduce_dtype}")
+        words += [f"{SCATTER_GROUP}={OWN}"] * self.own_scatter_group
         return "+".join(words)
 
     @property
     def count(self) -> int:
         """Number of fields that are set, and so change the model."""
-        return (self.reshard is not None) + (self.prefetch is not None) + bool(self.reduce_dtype)
+        named = (self.reshard is not None, self.prefetch is not None, bool(self.reduce_dtype))
+        return sum(named) + self.own_scatter_group
 
     @property
     def code(self) -> str:
@@ -76,6 +86,8 @@ class ShardingSetting:
         if self.reduce_dtype:
             policy = f"MixedPrecisionPolicy(reduce_dtype=torch.{DTYPES[self.reduce_dtype]})"
             found.append(f"fully_shard(..., mp_policy={policy})")
+        if self.own_scatter_group:
+            found.append("model.set_separate_reduce_scatter_group(True)")
         return "; and ".join(found)
 
 
@@ -84,7 +96,7 @@ NO_SHARDING = ShardingSetting()
 
 def is_sharding(word: str) -> bool:
     """True if a word such as ``prefetch=2`` names a setting of FSDP2."""
-    return word.partition("=")[0] in (RESHARD, PREFETCH, REDUCE_DTYPE, *_FIXED)
+    return word.partition("=")[0] in (RESHARD, PREFETCH, REDUCE_DTYPE, SCATTER_GROUP, *_FIXED)
 
 
 def with_word(setting: ShardingSetting, word: str, text: str) -> ShardingSetting:
@@ -107,6 +119,9 @@ def with_word(setting: ShardingSetting, word: str, text: str) -> ShardingSetting
     if name == REDUCE_DTYPE:
         _once(not setting.reduce_dtype, text, name)
         return replace(setting, reduce_dtype=_one_of(name, value, tuple(DTYPES)))
+    if name == SCATTER_GROUP:
+        _once(not setting.own_scatter_group, text, name)
+        return replace(setting, own_scatter_group=_one_of(name, value, (OWN,)) == OWN)
     _once(setting.prefetch is None, text, name)
     number = int(value) if value.isascii() and value.isdecimal() else 0
     if not 1 <= number <= _MOST_PREFETCHED:

@@ -2,7 +2,8 @@
 
 FSDP2 keeps its settings in one state per ``fully_shard`` call and in that state's groups of
 parameters, and reads them in every step. A switch only sets attributes, and restoring sets their
-former values again: no parameters are gathered, sharded or sent.
+former values again: no parameters are gathered, sharded or sent. Only the first switch to a group
+of its own for reduce-scatters makes a group, which remains until the job ends.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from commprof.tune.trials.candidates import HEADROOM, ROLES, Candidate, parse_ca
 from commprof.tune.trials.live.state import alive
 from commprof.tune.trials.sharding import (
     DTYPES,
+    OWN,
     REDUCE_DTYPE,
     RESHARD,
+    SCATTER_GROUP,
     ShardingSetting,
     parse_sharding,
 )
@@ -34,6 +37,8 @@ _GROUP_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 #: Attribute of FSDP2's parameters from torch 2.15 on: type of the unsharded gradients, which need
 #: not be the type of the gathered parameters.
 _GRADIENTS_IN = "unsharded_grad_dtype"
+#: Attribute of FSDP2's meshes from torch 2.13 on: the group of the reduce-scatters, or None.
+_SCATTER_GROUP = "reduce_scatter_process_group"
 
 
 def may_be_sharded() -> bool:
@@ -73,6 +78,8 @@ class ShardedModel:
         self._groups = [group for state in self._states for group in _groups_of(state)]
         self._order = order
         self._undo: list[Callable[[], None]] = []
+        #: Groups that were made for reduce-scatters, by their ranks.
+        self._scatter_groups: dict[tuple[int, ...], Any] = {}
 
     @property
     def has_lost_its_group(self) -> bool:
@@ -123,6 +130,12 @@ class ShardedModel:
             _reduced_in(group) in (None, _dtype(setting)) for group in self._groups
         ):
             return f"the model has {REDUCE_DTYPE}={setting.reduce_dtype} already"
+        if setting.own_scatter_group:
+            meshes = [group.mesh_info for group in self._groups]
+            if not all(hasattr(mesh, _SCATTER_GROUP) for mesh in meshes):
+                return f"torch {torch.__version__} knows no group for reductions, as 2.13 does"
+            if all(getattr(mesh, _SCATTER_GROUP) for mesh in meshes):
+                return f"the model has {SCATTER_GROUP}={OWN} already"
         return ""
 
     def held_bytes(self, setting: ShardingSetting) -> float:
@@ -150,6 +163,8 @@ class ShardedModel:
                 self._put(group, "post_forward_mesh_info", mesh)
             if setting.reduce_dtype:
                 self._reduce_in(group, _dtype(setting))
+            if setting.own_scatter_group and not getattr(group.mesh_info, _SCATTER_GROUP):
+                self._put(group.mesh_info, _SCATTER_GROUP, self._scatter_group(group))
         if setting.prefetch is not None:
             self._prefetch(setting.prefetch)
 
@@ -165,6 +180,15 @@ class ShardedModel:
         before = getattr(owner, name)
         self._undo.append(lambda: setattr(owner, name, before))
         setattr(owner, name, value)
+
+    def _scatter_group(self, group: Any) -> Any:
+        """Returns a group of the ranks among which parameters are sharded; makes it once."""
+        ranks = tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
+        if ranks not in self._scatter_groups:
+            self._scatter_groups[ranks] = dist.new_group(
+                list(ranks), use_local_synchronization=True, group_desc="fsdp_reduce_scatter"
+            )
+        return self._scatter_groups[ranks]
 
     def _reduce_in(self, group: Any, dtype: torch.dtype) -> None:
         # The policy holds the type; group and parameters hold types that follow from the policy.

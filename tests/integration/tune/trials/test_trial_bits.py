@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from commprof.trace.reader import read_trace
 from tests.support.machines.ranks import run_module
@@ -27,7 +28,11 @@ OTHER_BUCKETS = f"bucket-cap=0.005,no-overlap,{SHORT}"
 
 
 #: Settings of FSDP2 all of whose steps are kept, and settings with steps that are undone.
-SETTINGS = f"reshard-after-forward=true,reshard-after-forward=false,prefetch=1,headroom=0,{SHORT}"
+OWN_GROUP = "scatter-group=own," * (torch.__version__ >= (2, 13))
+SETTINGS = (
+    f"reshard-after-forward=true,reshard-after-forward=false,prefetch=1,{OWN_GROUP}"
+    f"headroom=0,{SHORT}"
+)
 SETTINGS_TAKEN_BACK = f"reduce-dtype=bf16,reshard-after-forward=false+prefetch=2,{SHORT}"
 
 

@@ -73,6 +73,7 @@ def settings(root: Any) -> dict[str, Any]:
                 *(whole.grad_dtype for whole in whole_parameters(group)),
             ),
             "exchange": (group._all_gather_comm, group._reduce_scatter_comm),
+            "scatter group": getattr(group.mesh_info, "reduce_scatter_process_group", None),
         }
     return found
 
@@ -133,6 +134,26 @@ def test_prefetching_follows_the_order_of_gathering() -> None:
     assert passes[1] == {"": ["2", "1"], "2": ["1", "0"], "1": ["0"], "0": []}
     setting.leave()
     assert not any(any(one["prefetch"]) or one["async"] for one in settings(root).values())
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="torch reduces in the gathers' group")
+def test_reductions_get_a_group_of_their_own_which_is_made_once() -> None:
+    root = sharded()
+    setting, own = ShardedModel(root, GatherOrder()), parse_candidate("scatter-group=own")
+    step(root)
+    before = settings(root)
+    made = []
+    for _ in range(2):
+        setting.use(own.sharding)
+        made += [one["scatter group"] for one in settings(root).values()]
+        assert "already" in setting.impossible(own)
+        step(root)
+        setting.leave()
+        assert settings(root) == before
+    assert made[0] is not None
+    assert made[0] is not root._get_fsdp_state()._fsdp_param_groups[0].mesh_info.shard_process_group
+    assert all(group is made[0] for group in made)
+    assert setting.impossible(own) == ""
 
 
 def test_an_exception_in_a_step_restores_the_model_s_settings_and_weights() -> None:

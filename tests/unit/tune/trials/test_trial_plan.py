@@ -95,6 +95,8 @@ def test_candidates_that_cannot_take_part_are_removed_from_the_plan() -> None:
         ("prefetch=0", "prefetch='0' is out of range (allowed: a whole number from 1 to 64)"),
         ("reduce-dtype=fp8", "unknown reduce-dtype 'fp8' (allowed: bf16, fp16, fp32)"),
         ("prefetch=1+prefetch=2", "names prefetch twice"),
+        ("scatter-group=shared", "unknown scatter-group 'shared' (allowed: own)"),
+        ("scatter-group=own+scatter-group=own", "names scatter-group twice"),
         ("prefetch=1+int8", "joins settings of FSDP2 and of DDP"),
         ("shard-ranks=2", "`commprof predict RUN --shard-ranks N` predicts"),
         ("wrap-blocks=2", "`commprof predict RUN --wrap-blocks N` predicts"),
@@ -122,6 +124,7 @@ def test_invalid_trials_are_refused_with_the_reason(text: str, complaint: str) -
         ("first-bucket=1", True, False),
         ("gradient-as-bucket-view=true", True, True),
         ("prefetch=1+reduce-dtype=bf16", False, False),
+        ("prefetch=1+scatter-group=own", True, True),
     ],
 )
 def test_which_candidates_keep_gradients_exact_with_two_and_three_ranks(
