@@ -1,17 +1,26 @@
-"""Splits the bytes of a trace into its complete blocks, without reading their content.
+"""Splits a trace file into its complete blocks, without reading their content.
 
-Lengths are checked against the file's size before they are used, and payloads are not copied.
+Lengths are checked against the file's size before they are used. One block is in memory at a time,
+unless the caller keeps more.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from commprof.errors import TraceError
+from commprof.files import available_memory_bytes
 from commprof.trace import schema
 from commprof.trace.schema import BlockType
+
+#: A block up to this size is read without asking how much memory there is.
+_SURELY_FITS_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,72 @@ class Blocks:
     problems: tuple[str, ...]
 
 
+@dataclass
+class BlockStream:
+    """Reads a trace file block by block, up to the first byte that is in no complete block.
+
+    ``end`` and ``problems``, as of :class:`Blocks`, grow as the blocks are read.
+    """
+
+    _path: Path
+    _file: BinaryIO
+    session: int = 0
+    end: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Reads the file's header.
+
+        Raises:
+            TraceError: the file is not a trace, or has a version that this reader does not know.
+        """
+        self._file_bytes = self._file.seek(0, io.SEEK_END)
+        self._file.seek(0)
+        header = self._file.read(schema.FILE_HEADER.size)
+        self.session, self.end = _read_file_header(self._path, header, self._file_bytes)
+
+    def __iter__(self) -> Iterator[Block]:
+        """Yields the blocks with a correct checksum, in file order.
+
+        Raises:
+            OSError: a block is larger than half of the machine's available memory.
+        """
+        while self.end < self._file_bytes:
+            self._file.seek(self.end)
+            header = self._file.read(schema.BLOCK_HEADER.size)
+            length, problem = self._payload_bytes(header)
+            if problem:
+                self.problems.append(problem)
+                return
+            _, block_type, _, crc, _ = schema.BLOCK_HEADER.unpack(header)
+            begin, self.end = self.end, self.end + len(header) + length
+            if block_type == BlockType.SPARE:
+                continue  # reserved space, or a summary being written, whose checksum comes last
+            payload = self._file.read(length)
+            if zlib.crc32(payload) == crc:
+                yield Block(block_type, memoryview(payload))
+            else:
+                said = f"the block at byte {begin} has a wrong checksum and is left out"
+                self.problems.append(said)
+
+    def _payload_bytes(self, header: bytes) -> tuple[int, str]:
+        """Returns the payload length of the block at ``end``, and ""; or 0, and what is wrong."""
+        # The writer writes a block's header last; until then the file has a hole there.
+        if len(header) < schema.BLOCK_HEADER.size or not any(header):
+            return 0, f"cut off at byte {self.end}, before a block was complete"
+        magic, _, length, _, _ = schema.BLOCK_HEADER.unpack(header)
+        if magic != schema.BLOCK_MAGIC:
+            return 0, f"no block header at byte {self.end}; the rest of the file is ignored"
+        available = self._file_bytes - self.end - len(header)
+        if length > available:
+            said = f"cut off: the block at byte {self.end} has {available} of {length} bytes"
+            return 0, said
+        if length > _SURELY_FITS_BYTES and length > available_memory_bytes() // 2:
+            said = f"the block at byte {self.end} has {length:,} bytes, more than memory for it"
+            raise OSError(errno.EFBIG, said, str(self._path))
+        return length, ""
+
+
 def read_blocks(path: Path, data: bytes) -> Blocks:
     """Reads blocks up to the first byte that is not part of a complete block.
 
@@ -46,25 +121,9 @@ def read_blocks(path: Path, data: bytes) -> Blocks:
     Raises:
         TraceError: the file is not a trace, or has a version that this reader does not know.
     """
-    session, at = _read_file_header(path, data)
-    blocks: list[Block] = []
-    problems: list[str] = []
-    while at < len(data):
-        length, problem = _payload_bytes(data, at)
-        if problem:
-            problems.append(problem)
-            break
-        begin = at + schema.BLOCK_HEADER.size
-        _, block_type, _, crc, _ = schema.BLOCK_HEADER.unpack_from(data, at)
-        payload = memoryview(data)[begin : begin + length]
-        if block_type == BlockType.SPARE:
-            pass  # reserved space, or a summary being written, whose checksum comes last
-        elif zlib.crc32(payload) == crc:
-            blocks.append(Block(block_type, payload))
-        else:
-            problems.append(f"the block at byte {at} has a wrong checksum and is left out")
-        at = begin + length
-    return Blocks(session, tuple(blocks), at, tuple(problems))
+    stream = BlockStream(path, io.BytesIO(data))
+    blocks = tuple(stream)
+    return Blocks(stream.session, blocks, stream.end, tuple(stream.problems))
 
 
 def pack_block(block_type: BlockType, payload: bytes) -> bytes:
@@ -73,32 +132,17 @@ def pack_block(block_type: BlockType, payload: bytes) -> bytes:
     return schema.BLOCK_HEADER.pack(*header) + payload
 
 
-def _read_file_header(path: Path, data: bytes) -> tuple[int, int]:
+def _read_file_header(path: Path, header: bytes, file_bytes: int) -> tuple[int, int]:
     """Returns the session number of the recording, and the offset of the first block."""
-    if len(data) < schema.FILE_HEADER.size:
-        raise TraceError(f"{path}: not a commprof trace (only {len(data)} bytes)")
-    magic, version, header_bytes, session, _ = schema.FILE_HEADER.unpack_from(data)
+    if len(header) < schema.FILE_HEADER.size:
+        raise TraceError(f"{path}: not a commprof trace (only {file_bytes} bytes)")
+    magic, version, header_bytes, session, _ = schema.FILE_HEADER.unpack(header)
     if magic != schema.TRACE_MAGIC:
         raise TraceError(f"{path}: not a commprof trace (it begins with {magic!r})")
     if version != schema.TRACE_VERSION:
         raise TraceError(
             f"{path}: trace version {version}; this commprof reads version {schema.TRACE_VERSION}"
         )
-    if not schema.FILE_HEADER.size <= header_bytes <= len(data):
+    if not schema.FILE_HEADER.size <= header_bytes <= file_bytes:
         raise TraceError(f"{path}: damaged: its file header claims to be {header_bytes} bytes long")
     return session, header_bytes
-
-
-def _payload_bytes(data: bytes, at: int) -> tuple[int, str]:
-    """Returns the payload length of the block at ``at``, and ""; or 0, and what is wrong."""
-    header = data[at : at + schema.BLOCK_HEADER.size]
-    # The writer writes a block's header last; until then the file has a hole there.
-    if len(header) < schema.BLOCK_HEADER.size or not any(header):
-        return 0, f"cut off at byte {at}, before a block was complete"
-    magic, _, length, _, _ = schema.BLOCK_HEADER.unpack(header)
-    if magic != schema.BLOCK_MAGIC:
-        return 0, f"no block header at byte {at}; the rest of the file is ignored"
-    available = len(data) - at - len(header)
-    if length > available:
-        return 0, f"cut off: the block at byte {at} has {available} of {length} bytes"
-    return length, ""

@@ -7,14 +7,15 @@ its times are converted to another clock then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from commprof.trace.lookup import among
+from commprof.trace.lookup import among, joined_column
 from commprof.trace.schema import RECORD_DTYPE, TIME_IN_VALUE, Kind, Records
 
 Ints = npt.NDArray[np.int64]
@@ -31,7 +32,47 @@ Parts = tuple[
 #: Fields of a record without its kind, and the place of each.
 _FIELDS = tuple(name for name in RECORD_DTYPE.names or () if name != "kind")
 _PLACE = {name: place for place, name in enumerate(_FIELDS)}
+#: Records that are packed together: few enough that a stretch of a trace is near their ends.
+_CHUNK_RECORDS = 1 << 14
 _NARROW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some thousand records that follow each other, packed together."""
+
+    #: Kind of each record, in the order of the records.
+    kinds: npt.NDArray[np.uint8]
+    present: tuple[int, ...]
+    counts: tuple[int, ...]
+    fields: npt.NDArray[np.uint64]
+    data: npt.NDArray[np.uint8]
+
+    def count(self, kind: int) -> int:
+        """Returns the number of records of a kind."""
+        return self.counts[self.present.index(kind)] if kind in self.present else 0
+
+    def column(self, kind: int, field: str) -> Column:
+        """Returns a field of the records of a kind that occurs, as it was recorded."""
+        dtype = RECORD_DTYPE[field]
+        if field == "kind":
+            return np.broadcast_to(dtype.type(kind), (self.count(kind),))
+        place = self.present.index(kind)
+        base, width, offset = self.fields[place, _PLACE[field]].tolist()
+        count = self.counts[place]
+        if width == 0:
+            return np.broadcast_to(dtype.type(base), (count,))
+        bytes_ = self.data[offset : offset + width * count]
+        column: Column = bytes_.view(_NARROW[width]).astype(dtype)
+        if base:
+            column += dtype.type(base)
+        return column
+
+    @cached_property
+    def reach_ns(self) -> tuple[int, int]:
+        """Times of the first and of the last record, as they were recorded."""
+        times = [self.column(kind, "timestamp_ns") for kind in self.present]
+        return min(int(each[0]) for each in times), max(int(each[-1]) for each in times)
 
 
 @dataclass(frozen=True)
@@ -42,18 +83,22 @@ class PackedRecords:
     together first; ``of_kind`` does not.
     """
 
-    #: Kind of each record, in the order of the records.
-    kinds: npt.NDArray[np.uint8]
-    _present: tuple[int, ...]
-    _counts: tuple[int, ...]
-    _fields: npt.NDArray[np.uint64]
-    _data: npt.NDArray[np.uint8]
+    _chunks: tuple[_Chunk, ...]
     #: Converts times as they are read; None for times as they were recorded.
     _to_common: Callable[[Ints], Ints] | None = None
 
     def __len__(self) -> int:
         """Number of records."""
-        return len(self.kinds)
+        return sum(len(chunk.kinds) for chunk in self._chunks)
+
+    @cached_property
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """Kind of each record, in the order of the records."""
+        if len(self._chunks) == 1:
+            return self._chunks[0].kinds
+        kinds = np.concatenate([np.empty(0, np.uint8), *(chunk.kinds for chunk in self._chunks)])
+        kinds.flags.writeable = False
+        return kinds
 
     def of_kind(self, kind: int) -> KindRecords:
         """Returns the records of one kind, in their order."""
@@ -64,7 +109,7 @@ class PackedRecords:
         order = self.kinds.compress(among(self.kinds, *kinds))
         records = np.zeros(len(order), dtype=RECORD_DTYPE)
         records["kind"] = order
-        for kind in set(self._present).intersection(map(int, kinds)):
+        for kind in self._present.intersection(map(int, kinds)):
             rows = order == kind
             for field in _FIELDS:
                 records[field][rows] = self.column(kind, field)
@@ -74,27 +119,35 @@ class PackedRecords:
         """Returns the records with their times on another clock; clock comparisons keep theirs."""
         return replace(self, _to_common=to_common)
 
+    def between(self, stretches_ns: Sequence[tuple[int, int]]) -> PackedRecords:
+        """Returns the records whose recorded times lie in one of some stretches of time.
+
+        Args:
+            stretches_ns: begin and end of each, ascending; a stretch does not contain its end.
+        """
+        chosen: list[_Chunk] = []
+        for chunk in self._chunks:
+            first_ns, last_ns = chunk.reach_ns
+            near = [(a, b) for a, b in stretches_ns if a <= last_ns and first_ns < b]
+            if any(a <= first_ns and last_ns < b for a, b in near):
+                chosen.append(chunk)
+            elif near:
+                records = PackedRecords((chunk,))._whole
+                cuts = np.searchsorted(records["timestamp_ns"], np.array(near, dtype=np.uint64))
+                parts = [records[a:b] for a, b in cuts.tolist() if a < b]
+                chosen += [_chunk(part) for part in parts]
+        return replace(self, _chunks=tuple(chosen))
+
     def count(self, kind: int) -> int:
         """Returns the number of records of a kind."""
-        return self._counts[self._present.index(kind)] if kind in self._present else 0
+        return sum(chunk.count(kind) for chunk in self._chunks)
 
     def column(self, kind: int, field: str) -> Column:
         """Returns a field of the records of one kind; one value in all rows takes no memory."""
-        dtype = RECORD_DTYPE[field]
-        if kind not in self._present:
-            return np.empty(0, dtype=dtype)
-        if field == "kind":
-            return np.broadcast_to(dtype.type(kind), (self.count(kind),))
-        place = self._present.index(kind)
-        base, width, offset = self._fields[place, _PLACE[field]].tolist()
-        count = self._counts[place]
-        if width == 0:
-            column: Column = np.broadcast_to(dtype.type(base), (count,))
-        else:
-            bytes_ = self._data[offset : offset + width * count]
-            column = bytes_.view(_NARROW[width]).astype(dtype)
-            if base:
-                column += dtype.type(base)
+        parts = [chunk.column(kind, field) for chunk in self._chunks if kind in chunk.present]
+        if not parts:
+            return np.empty(0, dtype=RECORD_DTYPE[field])
+        column = parts[0] if len(parts) == 1 else joined_column(parts)
         return self._converted(kind, field, column)
 
     def _converted(self, kind: int, field: str, column: Column) -> Column:
@@ -138,6 +191,10 @@ class PackedRecords:
     def flags(self) -> Any:
         """Flags of an array, of which ``writeable`` is False."""
         return self.kinds.flags
+
+    @property
+    def _present(self) -> set[int]:
+        return {kind for chunk in self._chunks for kind in chunk.present}
 
     @property
     def _whole(self) -> Records:
@@ -205,9 +262,64 @@ def packed(records: Records | PackedRecords) -> PackedRecords:
     """Packs an array of records; returns records that are packed already as they are."""
     if isinstance(records, PackedRecords):
         return records
+    cuts = range(0, len(records), _CHUNK_RECORDS)
+    return PackedRecords(tuple(_chunk(records[at : at + _CHUNK_RECORDS]) for at in cuts))
+
+
+class Packer:
+    """Packs records as they are read from a file, so that a trace is never whole in memory.
+
+    A file holds records nearly in the order of time. If one comes so late that those after it are
+    packed already, all are sorted at the end.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[Records] = []
+        self._chunks: list[_Chunk] = []
+        self._newest_ns = 0
+        self._in_order = True
+
+    def add(self, records: Records) -> None:
+        """Takes the next records of a file."""
+        self._waiting.append(records)
+        if sum(map(len, self._waiting)) >= 2 * _CHUNK_RECORDS:
+            whole = in_order(self._waiting)
+            self._pack(whole[:_CHUNK_RECORDS])
+            self._waiting = [whole[_CHUNK_RECORDS:].copy()]
+
+    def finish(self) -> PackedRecords:
+        """Returns all records that were added, in the order of time."""
+        whole = in_order(self._waiting)
+        for at in range(0, len(whole), _CHUNK_RECORDS):
+            self._pack(whole[at : at + _CHUNK_RECORDS])
+        records = PackedRecords(tuple(self._chunks))
+        return records if self._in_order else packed(in_order([records.copy()]))
+
+    def _pack(self, records: Records) -> None:
+        time_ns = records["timestamp_ns"]
+        self._in_order &= not len(time_ns) or int(time_ns[0]) >= self._newest_ns
+        self._newest_ns = max(self._newest_ns, int(time_ns[-1])) if len(time_ns) else 0
+        self._chunks.append(_chunk(records))
+
+
+def in_order(batches: Sequence[Records]) -> Records:
+    """Joins records and sorts them by time; leaves out rows that no record was written into."""
+    if not batches:
+        return np.empty(0, dtype=RECORD_DTYPE)
+    # numpy joins and chooses records field by field, unless it is told to copy them whole.
+    records = np.concatenate([batch.view(np.uint8) for batch in batches]).view(RECORD_DTYPE)
+    if not records["kind"].all():
+        records = records.compress(records["kind"] != Kind.NONE)
+    time_ns = records["timestamp_ns"]
+    if (time_ns[1:] < time_ns[:-1]).any():
+        records = records.take(np.argsort(time_ns, kind="stable"))
+    return records
+
+
+def _chunk(records: Records) -> _Chunk:
     kinds, present, counts, fields, data = packing()(np.ascontiguousarray(records).view(np.uint8))
     kinds.flags.writeable = False
-    return PackedRecords(kinds, tuple(present.tolist()), tuple(counts.tolist()), fields, data)
+    return _Chunk(kinds, tuple(present.tolist()), tuple(counts.tolist()), fields, data)
 
 
 def packing() -> Callable[[npt.NDArray[np.uint8]], Parts]:

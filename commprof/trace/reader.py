@@ -10,20 +10,21 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from commprof.errors import TraceError
 from commprof.files import open_regular, read_bytes
 from commprof.trace import documents, schema
-from commprof.trace.blocks import Block, pack_block, read_blocks
+from commprof.trace.blocks import Block, BlockStream, pack_block, read_blocks
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import Communicator, Group
+from commprof.trace.packed import PackedRecords, Packer, in_order, packed
 from commprof.trace.recorded import Recorded
 from commprof.trace.ring import RingContent, has_rings, read_rings, remove_rings
 from commprof.trace.run.processes import State, state_of
-from commprof.trace.schema import BlockType, Kind, Records
+from commprof.trace.schema import BlockType, Records
 from commprof.trace.summary import Summary, read_summary
 
 #: ``capture`` in the metadata of a trace that was converted from torch.profiler's.
@@ -109,6 +110,20 @@ class TraceContent:
     summary: Summary | None = None
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
     communicators: dict[int, Communicator] = field(default_factory=dict)
+    #: Takes the records instead of ``batches``; None to keep them as they are.
+    packer: Packer | None = None
+
+    def take_records(self, records: Records) -> None:
+        """Keeps the records of a block."""
+        if self.packer is None:
+            self.batches.append(records)
+        else:
+            self.packer.add(records)
+
+    def all_batches(self) -> list[Records]:
+        """Returns all records that were taken, in the order of the file."""
+        before = [] if self.packer is None else [self.packer.finish().copy()]
+        return [*before, *self.batches]
 
     @property
     def is_open(self) -> bool:
@@ -130,8 +145,13 @@ class _File:
     rings: RingContent | None = None
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path, pack: bool = False) -> Trace:
     """Reads the trace at ``path``.
+
+    Args:
+        path: path of the file.
+        pack: True to hold the records packed, see :mod:`commprof.trace.packed`; those of a complete
+            trace are packed as they are read.
 
     A trace without its closing block is incomplete: the process was killed, or still runs.
     Its newest records are then read from the ring files, if those still exist.
@@ -140,16 +160,23 @@ def read_trace(path: Path) -> Trace:
         TraceError: the file is not a trace, or its metadata cannot be used.
         OSError: the file cannot be opened.
     """
-    file = _read_with_rings(path)
+    file = _read_with_rings(path, Packer() if pack else None)
     content = file.content
     if file.rings is not None:
         content.batches.extend(file.rings.batches)
         content.dropped = file.rings.dropped
+    records: Records | PackedRecords
+    if content.packer is not None and content.complete:
+        records = content.packer.finish()
+    else:
+        records = in_order(content.all_batches())
+        records = records if content.complete else _without_twins(records)
+        records = packed(records) if pack else records
     return Trace(
         path=path,
         metadata=file.metadata,
         groups=content.groups,
-        records=_merge(content.batches, deduplicate=not content.complete),
+        records=cast("Records", records),
         complete=content.complete,
         dropped=content.dropped,
         problems=tuple(content.problems),
@@ -159,18 +186,18 @@ def read_trace(path: Path) -> Trace:
     )
 
 
-def _read_with_rings(path: Path) -> _File:
+def _read_with_rings(path: Path, packer: Packer | None = None) -> _File:
     """Reads a trace file and, unless it was closed or salvaged, the rings of its process.
 
     A running process moves records from the rings to the file, and so does :func:`salvage`, which
     then removes the rings. So the file is read after the rings: a record that is moved meanwhile is
     read twice, and is not lost.
     """
-    file = _read_file(path)
+    file = _read_file(path, packer)
     if file.content.is_open:
         rings = read_rings(file.metadata["ring_prefix"], file.session)
         file.content = TraceContent()  # frees the memory of the first reading
-        file = _read_file(path)
+        file = _read_file(path, packer and Packer())
         if file.content.is_open:
             summary = file.content.summary
             if summary is not None and summary.mode != "full":
@@ -180,18 +207,20 @@ def _read_with_rings(path: Path) -> _File:
     return file
 
 
-def _read_file(path: Path) -> _File:
+def _read_file(path: Path, packer: Packer | None) -> _File:
     """Reads a trace file without the rings."""
-    found = read_blocks(path, read_bytes(path))
-    content = TraceContent(problems=list(found.problems))
-    for block in found.blocks:
-        take_block(path, block, content)
+    content = TraceContent(packer=packer)
+    with open_regular(path) as file:
+        stream = BlockStream(path, file)
+        for block in stream:
+            take_block(path, block, content)
+    content.problems[:0] = stream.problems
     if content.metadata is None:
         raise TraceError(
             f"{path}: no readable metadata block, so the trace cannot be used: the file is cut off "
             "or damaged near its beginning"
         )
-    return _File(found.session, found.end, content.metadata, content)
+    return _File(stream.session, stream.end, content.metadata, content)
 
 
 def read_first_metadata(path: Path) -> dict[str, Any]:
@@ -224,7 +253,7 @@ def take_block(path: Path, block: Block, content: TraceContent) -> None:
     """Adds a block to ``content``; unknown types are skipped, so that the format can grow."""
     try:
         if block.type == BlockType.RECORDS:
-            content.batches.append(_records(block.payload))
+            content.take_records(_records(block.payload))
         elif block.type == BlockType.METADATA and content.metadata is None:
             content.metadata = documents.read_metadata(block.payload)
         elif block.type == BlockType.METADATA and content.metadata is not None:
@@ -260,23 +289,6 @@ def _records(payload: memoryview) -> Records:
     if len(payload) % size:
         raise ValueError(f"{len(payload)} bytes are not a whole number of records")
     return np.frombuffer(payload, dtype=schema.RECORD_DTYPE, count=len(payload) // size)
-
-
-def _merge(batches: list[Records], deduplicate: bool) -> Records:
-    """Sorts all records by time; with ``deduplicate``, keeps one of several equal records.
-
-    A record can be both in the trace file and in a ring file.
-    """
-    if not batches:
-        return np.empty(0, dtype=schema.RECORD_DTYPE)
-    # numpy joins and chooses records field by field, unless it is told to copy them whole.
-    records = np.concatenate([batch.view(np.uint8) for batch in batches]).view(schema.RECORD_DTYPE)
-    if not records["kind"].all():
-        records = records.compress(records["kind"] != Kind.NONE)
-    time_ns = records["timestamp_ns"]
-    if (time_ns[1:] < time_ns[:-1]).any():
-        records = records.take(np.argsort(time_ns, kind="stable"))
-    return _without_twins(records) if deduplicate else records
 
 
 def _without_twins(records: Records) -> Records:

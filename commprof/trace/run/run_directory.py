@@ -6,17 +6,16 @@ import functools
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from commprof.errors import CommprofError, TraceError
 from commprof.files import Shape, checked, read_json
 from commprof.invocation import quoted
 from commprof.text import clauses
 from commprof.trace.documents import MOST_RANKS
-from commprof.trace.packed import packed
 from commprof.trace.reader import Trace, read_first_metadata, read_trace
 from commprof.trace.run.endings import (
     Endings,
@@ -29,7 +28,6 @@ from commprof.trace.run.endings import (
     why_not_recorded,
 )
 from commprof.trace.run.replicas import Replicas, replicas_of
-from commprof.trace.schema import Records
 
 if TYPE_CHECKING:
     from commprof.recordings.profiler import Recording
@@ -176,7 +174,7 @@ def read_world(run: Path, world_size: int) -> WorldRun:
         trace_path = attempts.get(number, {}).get(rank)
         try:
             if trace_path is not None:
-                traces[rank] = _packed(read_trace(trace_path))
+                traces[rank] = read_trace(trace_path, pack=True)
         except (OSError, ValueError, TraceError) as error:
             failed.append(about_file(rank, str(error), trace_path or directory))
         try:
@@ -195,11 +193,6 @@ def read_world(run: Path, world_size: int) -> WorldRun:
         attempt=number,
         endings=endings,
     )
-
-
-def _packed(trace: Trace) -> Trace:
-    """Returns the trace with its records in fewer bytes: those of all ranks are held at once."""
-    return replace(trace, records=cast("Records", packed(trace.records)))
 
 
 def _about_damage(traces: Mapping[int, Trace]) -> list[tuple[int, str, str]]:

@@ -77,7 +77,7 @@ def test_what_never_changes_takes_no_memory() -> None:
     records["timestamp_ns"] = 2**60 + np.arange(1000)
     records["bytes_in"] = 2**40
     found = packed.packed(records)
-    assert found._data.nbytes == 2000
+    assert found._chunks[0].data.nbytes == 2000
     assert columns.ints(found.of_kind(Kind.ISSUE)["bytes_in"]).strides == (0,)
 
 

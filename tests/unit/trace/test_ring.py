@@ -87,13 +87,13 @@ def test_a_trace_without_rings_is_not_read_whole_to_be_salvaged(
     _, ring = write(tmp_path, gone)
     ring.unlink()
     whole: list[Path] = []
-    monkeypatch.setattr(reader, "read_bytes", whole.append)
+    monkeypatch.setattr(reader, "_read_file", whole.append)
     salvage_dead(tmp_path)
     assert whole == []
 
 
 #: Functions that salvage calls, in this order: a file is read, then two rings, then the file again.
-MOMENTS = ("read_bytes", "ring", "ring", "read_bytes", "_append", "remove_rings", "ring", "ring")
+MOMENTS = ("_read_file", "ring", "ring", "_read_file", "_append", "remove_rings", "ring", "ring")
 
 
 class Meanwhile:
@@ -102,7 +102,7 @@ class Meanwhile:
     def __init__(self, patch: pytest.MonkeyPatch, number: int, other: Callable[[], object]) -> None:
         self.calls: list[str] = []
         self._number, self._other = number, other
-        for name in ("read_bytes", "_append", "remove_rings"):
+        for name in ("_read_file", "_append", "remove_rings"):
             patch.setattr(reader, name, self._before(name, getattr(reader, name)))
         patch.setattr(rings, "open_regular", self._before("ring", rings.open_regular))
 
