@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from commprof.analysis.step.breakdown import Floats
-from commprof.analysis.step.measured import MeasuredWorld, slowest_ns
+from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
 from commprof.analysis.timeline.drawn_timeline import Timeline, timeline
 from commprof.trace.columns import Ints, of_kind
 from commprof.trace.run.run_directory import WorldRun
@@ -106,27 +106,26 @@ class WorldDetail:
 
 def world_detail(run: WorldRun, seen: MeasuredWorld) -> WorldDetail:
     """Returns the figures of each measured step of one world size."""
-    parts = {
-        name: np.stack([_part(part, name) for part in seen.measured]) / NS_PER_MS for name in PARTS
-    }
-    steps = seen.measured[0].step
-    waited = np.stack([part.caused.by_rank_ns() for part in seen.measured])
+    measured = seen.all_steps.measured
+    parts = {name: np.stack([_part(part, name) for part in measured]) / NS_PER_MS for name in PARTS}
+    steps = measured[0].step
+    waited = np.stack([part.caused.by_rank_ns() for part in measured])
     return WorldDetail(
         world_size=run.world_size,
         ranks=tuple(seen.ranks),
         steps=steps,
         parts_ms=parts,
-        slowest_ms=slowest_ns(seen.measured) / NS_PER_MS,
-        with_cores_ms=np.mean([part.with_cores_ns for part in seen.measured], axis=0) / NS_PER_MS,
+        slowest_ms=slowest_ns(measured) / NS_PER_MS,
+        with_cores_ms=np.mean([part.with_cores_ns for part in measured], axis=0) / NS_PER_MS,
         waited_for_ms=waited / max(1, len(steps)) / NS_PER_MS,
         drawn=Later(lambda: timeline(seen), lambda: seen),
         clocks_shared=seen.clocks_shared,
         epoch_samples=_epoch_samples(run),
-        no_core_share=_no_core_share(seen),
+        no_core_share=_no_core_share(seen.all_steps),
     )
 
 
-def _no_core_share(seen: MeasuredWorld) -> float:
+def _no_core_share(seen: MeasuredSteps) -> float:
     if any(of_kind(trace.records, Kind.DEVICE_CLOCK).size for trace in seen.traces) or any(
         trace.device_activity is not None for trace in seen.traces
     ):

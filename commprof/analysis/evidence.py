@@ -242,7 +242,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
         waiting_known=not all(
             np.isnan(part.wait_ns[part.exposed_ns > 0]).all() for part in seen.measured
         ),
-        lost_share=max(map(_lost_share, traces)),
+        lost_share=max(map(_lost_share, seen.all_steps.recorded)),
         poorest_rank=poorest_rank,
         lacking_share=lacking_share,
         forward=any(float(part.forward_ns.sum()) > 0 for part in seen.measured),

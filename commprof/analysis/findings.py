@@ -15,7 +15,7 @@ from commprof.analysis.cores import crowded, lacked_cores, no_core_share
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.waiting import is_split
 from commprof.analysis.world import WorldResult
-from commprof.text import counted, in_seconds, named_ranks, plural
+from commprof.text import counted, in_seconds, listed, named_ranks, plural
 
 #: Fewer measured steps than this say little about spread.
 FEW_STEPS = 10
@@ -50,6 +50,7 @@ def findings(context: Mapping[str, Any], world: WorldResult) -> tuple[RunFinding
         *_cores(context, world),
         *_few_steps(world),
         *_stalled(world),
+        *_sampled(world),
         *_missing_ranks(world),
         *_not_split(world),
         *_failed_calls(world),
@@ -120,6 +121,24 @@ def _few_steps(world: WorldResult) -> Iterator[RunFinding]:
         {"measured_steps": measured, "stalled_steps": stalled},
         brief if world.evidence.steps_marked else "",
         few if measured < FEW_STEPS else "",
+    )
+
+
+def _sampled(world: WorldResult) -> Iterator[RunFinding]:
+    """Yields the finding that figures of a long run's calls are of some of its steps."""
+    stretches = world.recording.sampled_steps
+    if not stretches:
+        return
+    said = listed([f"{first} to {last}" for first, last in stretches])
+    yield RunFinding(
+        "sampled_steps",
+        world.world_size,
+        {"stretches": [list(stretch) for stretch in stretches]},
+        "",
+        f"The run at {_ranks(world)} is long: tables of collectives, gains and causes are of a "
+        f"sample, steps {said} of {counted(world.timing.measured_steps, 'measured step')} "
+        "(--all-calls takes all). Steps, their parts, waiting, the late rank and incidents are of "
+        "all steps.",
     )
 
 

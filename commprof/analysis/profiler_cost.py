@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from commprof.analysis.step.breakdown import Breakdown
-from commprof.analysis.step.measured import MeasuredWorld
+from commprof.analysis.step.measured import MeasuredSteps
 from commprof.analysis.step.overhead import Overhead, overhead
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun
@@ -29,7 +29,7 @@ class ProfilerCost:
     overhead_samples: tuple[tuple[str, float, float], ...]
 
 
-def profiler_cost(run: WorldRun, seen: MeasuredWorld) -> ProfilerCost:
+def profiler_cost(run: WorldRun, seen: MeasuredSteps) -> ProfilerCost:
     """Returns the cost of recording, from the training loop's account and the records."""
     labelled, first = _overhead_samples(run), seen.ranks[0]
     return ProfilerCost(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from commprof.analysis.align.device_timeline import clock_error_ns, timed_collectives
 from commprof.analysis.collectives.calls import assumes_threads
-from commprof.analysis.step.measured import MeasuredWorld
+from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
@@ -35,6 +37,9 @@ class WorldRecording:
     gloo_threads_assumed: bool = False
     #: True if another profiler recorded the run.
     foreign: bool = False
+    #: Of a long run: first and last number of the steps of each stretch of the sample from which
+    #: all figures of single calls come; empty if they come from all steps.
+    sampled_steps: tuple[tuple[int, int], ...] = ()
 
     @property
     def between_ranks_us(self) -> float:
@@ -45,18 +50,28 @@ class WorldRecording:
 
 def world_recording(run: WorldRun, seen: MeasuredWorld) -> WorldRecording:
     """Returns the state of the recordings of one world size."""
+    whole = seen.all_steps
     return WorldRecording(
         missing_ranks=tuple(rank for rank in range(run.world_size) if rank not in seen.ranks),
         dropped_records=sum(trace.dropped for trace in run.traces.values()),
         device_collectives=sum(_on_device(trace) for trace in run.traces.values()),
         clocks_shared=seen.clocks_shared,
-        clock_error_us=seen.clock_error_us,
+        clock_error_us=whole.clock_error_us,
         problems=run.problems,
-        device_timed=sum(timed_collectives(trace) for trace in seen.recorded),
-        device_clock_error_us=_device_clock_error_us(seen.recorded),
-        gloo_threads_assumed=any(assumes_threads(trace) for trace in seen.traces),
+        device_timed=sum(timed_collectives(trace) for trace in whole.recorded),
+        device_clock_error_us=_device_clock_error_us(whole.recorded),
+        gloo_threads_assumed=any(assumes_threads(trace) for trace in whole.traces),
         foreign=seen.recorded[0].is_foreign,
+        sampled_steps=() if whole is seen else _stretches(seen, whole),
     )
+
+
+def _stretches(sample: MeasuredSteps, whole: MeasuredSteps) -> tuple[tuple[int, int], ...]:
+    """Returns first and last number of each stretch of steps of a sample that were in a row."""
+    step = sample.measured[0].step
+    places = np.searchsorted(whole.measured[0].step, step)
+    cuts = np.flatnonzero(np.diff(places) != 1) + 1
+    return tuple((int(part[0]), int(part[-1])) for part in np.split(step, cuts))
 
 
 def _device_clock_error_us(traces: list[Trace]) -> float:

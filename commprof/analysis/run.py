@@ -13,7 +13,7 @@ from commprof.analysis.cores import with_all_cpus
 from commprof.analysis.detail import WorldDetail, world_detail
 from commprof.analysis.evidence import Figure
 from commprof.analysis.late.attempts import Attempt, attempts_of, attempts_remarks
-from commprof.analysis.late.incidents import find_incidents
+from commprof.analysis.late.incidents import WatchedCalls, find_incidents
 from commprof.analysis.loss_curves import loss_agreement
 from commprof.analysis.remarks import remarks
 from commprof.analysis.replicas import replicas_remarks
@@ -29,7 +29,9 @@ _MARK_STEPS = "Call commprof.step() at the end of each training iteration to see
 
 
 def analyse_in_detail(
-    directory: Path, read: Callable[[Path, int], WorldRun] = read_world
+    directory: Path,
+    read: Callable[[Path, int], WorldRun] = read_world,
+    all_calls: bool = False,
 ) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     """Analyses every world size that left traces, and names those that failed.
 
@@ -37,6 +39,7 @@ def analyse_in_detail(
         directory: run directory of ``commprof run``, or the directory into which
             ``commprof.profile()`` wrote its traces.
         read: reads one world size of the run.
+        all_calls: True to hold the calls of all steps at once, also of a long run.
 
     Returns:
         The result, and step-by-step figures of each of its ``worlds``.
@@ -65,8 +68,9 @@ def analyse_in_detail(
         summary = analyse_summaries(run)
         if summary is not None:
             summaries.append(summary)
-        seen = measured_world(run)
-        incidents.append(find_incidents(run, seen))
+        calls = WatchedCalls()
+        seen = measured_world(run, calls.add, all_calls)
+        incidents.append(find_incidents(run, seen, calls))
         world = None if seen is None else world_result(run, seen)
         without = _stepless(run, seen)
         stepless += [without] if without is not None else []

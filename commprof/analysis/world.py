@@ -74,10 +74,10 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     each rank (``rank_N.json``). Without this account (in a user's own loop, or if a rank was
     killed) they are NaN, and samples are counted from the batches that DataLoaders returned.
     """
-    observed = observed_ranks(seen)
+    whole, observed = seen.all_steps, observed_ranks(seen)
     ranks = _rank_summaries(run, seen)
-    timing, recording = step_timing(seen), world_recording(run, seen)
-    late = lateness(run, seen, timing.step_median_ms, recording.between_ranks_us)
+    timing, recording = step_timing(whole), world_recording(run, seen)
+    late = lateness(run, whole, timing.step_median_ms, recording.between_ranks_us)
     most, share = late.most_waited_for()
     result = WorldResult(
         world_size=run.world_size,
@@ -85,15 +85,15 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         parts=mean_parts([rank.parts for rank in ranks]),
         imbalance=_imbalance(ranks),
         timing=timing,
-        training=training_account(run, ranks, seen.measured[0].step),
+        training=training_account(run, ranks, whole.measured[0].step),
         recording=recording,
         evidence=replace(evidence_of(seen), most_waited_for=most, most_waited_share=share),
-        profiler_cost=profiler_cost(run, seen),
+        profiler_cost=profiler_cost(run, whole),
         communication=communication(run, seen),
         lateness=late,
         cross_checks=()
         if recording.foreign
-        else (*cross_checks(run, observed), *theory_checks(run, observed)),
+        else (*cross_checks(run, observed, seen.whole is not None), *theory_checks(run, observed)),
         gains=gains(seen),
     )
     result = _supported(result)
@@ -105,7 +105,7 @@ def _rank_summaries(run: WorldRun, seen: MeasuredWorld) -> tuple[RankSummary, ..
     kernels = kernel_times(seen.matching, seen.traces, seen.tables, step, seen.clocks_shared)
     return tuple(
         replace(rank_summary(run, rank, part), kernels=of_rank)
-        for rank, part, of_rank in zip(seen.ranks, seen.measured, kernels, strict=True)
+        for rank, part, of_rank in zip(seen.ranks, seen.all_steps.measured, kernels, strict=True)
     )
 
 

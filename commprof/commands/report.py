@@ -75,6 +75,12 @@ Works on runs that were cut short: whatever was recorded is shown.
         parser.add_argument(
             "--all", action="store_true", help="all tables too, not only the first screen"
         )
+        parser.add_argument(
+            "--all-calls",
+            action="store_true",
+            help="of a long run (more than a million calls), tables of collectives, gains and "
+            "causes from all steps instead of a sample, in half a kilobyte of memory for each call",
+        )
         report_formats.add_arguments(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -97,12 +103,12 @@ Works on runs that were cut short: whatever was recorded is shown.
         if of_other_tool is not None:
             text = of_other_tool(args)
         elif args.format == "json":
-            run = OpenedRun(args.run)
+            run = OpenedRun(args.run, args.all_calls)
             text = shown(run).json(report_formats.cost_of(run, args))
         elif args.format == "table":
             text = _tables(args)
         else:
-            text = report_formats.rendered(OpenedRun(args.run), args)
+            text = report_formats.rendered(OpenedRun(args.run, args.all_calls), args)
         if output is not None:
             write_output(output, text)
             print(f"Written: {invocation.quoted(output)}")
@@ -130,7 +136,7 @@ def _write_folder(args: argparse.Namespace, folder: Path, has_steps: bool) -> in
             )
     parquet_tables.check_folder(folder, args.force)
     salvage_dead(args.run)
-    report = OpenedRun(args.run).report()
+    report = OpenedRun(args.run, all_calls=True).report()  # the tables hold every call
     counts = parquet_tables.write_tables(report, folder)
     for line in parquet_tables.unknown_lines(report):
         print(f"commprof: {printable(line)}", file=sys.stderr)
@@ -228,7 +234,7 @@ def _output(args: argparse.Namespace) -> Path | None:
 def _tables(args: argparse.Namespace) -> str:
     """Returns the report for the terminal."""
     width, tables = prose_width(), table_width()
-    run = OpenedRun(args.run)
+    run = OpenedRun(args.run, args.all_calls)
     report = shown(run)
     said = report.card(colours() and args.output is None)
     text = with_tables(report, said, width, tables) if args.all or not said else said

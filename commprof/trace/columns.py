@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from commprof.trace import schema
 from commprof.trace.found_steps import DECLARED, step_marks
-from commprof.trace.lookup import among, look_up, row_of
+from commprof.trace.lookup import among, look_up, repeated, row_of
 from commprof.trace.packed import PackedRecords, records_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
@@ -169,7 +169,7 @@ def _read_only(table: Table) -> Table:
         if isinstance(column, np.ndarray):
             if _is_one_value(column):
                 # Of an operation, a size or a thread that never changes, one value is kept.
-                column = np.broadcast_to(column[:1].copy(), len(column))
+                column = repeated(column[0], len(column))
                 object.__setattr__(table, name, column)
             column.flags.writeable = False
         elif isinstance(column, Spans):
@@ -307,7 +307,8 @@ def host_counts(trace: Trace) -> dict[str, Spans]:
     a major page fault, or had many minor page faults in it.
     """
     records = of_kind(trace.records, Kind.HOST_COUNTS)
-    return {name: _spans(records, ints(records[of])) for name, of in HOST_COUNTS.items()}
+    spans = _spans(records, np.zeros(len(records), dtype=np.int64))
+    return {name: replace(spans, key=ints(records[of])) for name, of in HOST_COUNTS.items()}
 
 
 @once_per_trace
@@ -317,17 +318,7 @@ def finalizations(trace: Trace) -> Finalizations:
     A pass that the script finalises itself, by ``finalize_backward()``, has this finalisation only:
     DDP waits for nothing at the end of the pass.
     """
-    records = of_kinds(trace.records, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
-    records = records.take(np.argsort(records["thread"], kind="stable"))
-    first, second = records[:-1], records[1:]
-    paired = np.flatnonzero(
-        (first["kind"] == Kind.FINALIZE_BEGIN)
-        & (second["kind"] == Kind.FINALIZE_END)
-        & (first["op_id"] == second["op_id"])
-        & (first["thread"] == second["thread"])
-    )
-    paired = paired[finalises(first["op_id"][paired], first["flags"][paired])]
-    begin, end = first.take(paired), second.take(paired)
+    begin, end = _paired_finalizations(trace.records)
     wall = ints(end["timestamp_ns"]) - ints(begin["timestamp_ns"])
     cpu = ints(end["value"]) - ints(begin["value"])
     run_delay = ints(end["bytes_in"]) - ints(begin["bytes_in"])
@@ -341,6 +332,40 @@ def finalizations(trace: Trace) -> Finalizations:
         ),
         blocked_ns=np.clip(wall - cpu, 0, wall),
         no_core_ns=np.where(was_read, np.clip(run_delay, 0, np.clip(wall - cpu, 0, wall)), np.nan),
+    )
+
+
+def _paired_finalizations(records: Records) -> tuple[Records, Records]:
+    """Returns begins of finalisations, and the end of each, which comes next on its thread."""
+    begin, end = of_kind(records, Kind.FINALIZE_BEGIN), of_kind(records, Kind.FINALIZE_END)
+    if not _take_turns(begin, end):
+        both = of_kinds(records, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
+        both = both.take(np.argsort(both["thread"], kind="stable"))
+        first, second = both[:-1], both[1:]
+        paired = np.flatnonzero(
+            (first["kind"] == Kind.FINALIZE_BEGIN)
+            & (second["kind"] == Kind.FINALIZE_END)
+            & (first["op_id"] == second["op_id"])
+            & (first["thread"] == second["thread"])
+        )
+        begin, end = first.take(paired), second.take(paired)
+    final = finalises(begin["op_id"], begin["flags"])
+    return (begin, end) if final.all() else (begin.compress(final), end.compress(final))
+
+
+def _take_turns(begin: Records, end: Records) -> bool:
+    """True if begins and ends of one thread take turns, as where each pass is finalised once."""
+    if len(begin) != len(end):
+        return False
+    if not len(begin):
+        return True
+    thread, begin_ns, end_ns = begin["thread"], begin["timestamp_ns"], end["timestamp_ns"]
+    return bool(
+        (thread == thread[0]).all()
+        and (end["thread"] == thread[0]).all()
+        and (begin["op_id"] == end["op_id"]).all()
+        and (begin_ns < end_ns).all()
+        and (end_ns[:-1] < begin_ns[1:]).all()
     )
 
 
@@ -406,7 +431,7 @@ def ints(values: npt.NDArray[np.generic]) -> Ints:
     The result is read-only if the field has one value in all rows, which is then kept once.
     """
     if values.strides == (0,) and len(values):
-        return np.broadcast_to(values[:1].astype(np.int64).reshape(()), values.shape)
+        return repeated(values[0].astype(np.int64), len(values))
     return values.astype(np.int64)
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from commprof.trace.lookup import among, joined_column
+from commprof.trace.lookup import among, joined_column, repeated
 from commprof.trace.schema import RECORD_DTYPE, TIME_IN_VALUE, Kind, Records
 
 Ints = npt.NDArray[np.int64]
@@ -34,7 +34,15 @@ _FIELDS = tuple(name for name in RECORD_DTYPE.names or () if name != "kind")
 _PLACE = {name: place for place, name in enumerate(_FIELDS)}
 #: Records that are packed together: few enough that a stretch of a trace is near their ends.
 _CHUNK_RECORDS = 1 << 14
+#: In place of a width: the data are differences of 4 bytes, see csrc/reading/packed_records.h.
+_DIFFERENCES = 5
+_DTYPES = {name: RECORD_DTYPE[name] for name in RECORD_DTYPE.names or ()}
 _NARROW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+#: How a field of a chunk's records is stored: what is taken off all values, bytes of the rest, and
+#: offset of the first in the data.
+_Stored = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -43,25 +51,24 @@ class _Chunk:
 
     #: Kind of each record, in the order of the records.
     kinds: npt.NDArray[np.uint8]
-    present: tuple[int, ...]
-    counts: tuple[int, ...]
-    fields: npt.NDArray[np.uint64]
+    #: By kind: the number of its records, and how each field is stored.
+    stored: dict[int, tuple[int, list[_Stored]]]
     data: npt.NDArray[np.uint8]
-
-    def count(self, kind: int) -> int:
-        """Returns the number of records of a kind."""
-        return self.counts[self.present.index(kind)] if kind in self.present else 0
 
     def column(self, kind: int, field: str) -> Column:
         """Returns a field of the records of a kind that occurs, as it was recorded."""
-        dtype = RECORD_DTYPE[field]
+        count, fields = self.stored[kind]
+        dtype = _DTYPES[field]
         if field == "kind":
-            return np.broadcast_to(dtype.type(kind), (self.count(kind),))
-        place = self.present.index(kind)
-        base, width, offset = self.fields[place, _PLACE[field]].tolist()
-        count = self.counts[place]
+            return repeated(dtype.type(kind), count)
+        base, width, offset = fields[_PLACE[field]]
         if width == 0:
-            return np.broadcast_to(dtype.type(base), (count,))
+            return repeated(dtype.type(base), count)
+        if width == _DIFFERENCES:
+            steps = self.data[offset : offset + 4 * count].view(np.int32)
+            summed = np.cumsum(steps, dtype=np.int64).view(np.uint64)
+            summed += np.uint64((base - int(steps[0])) % 2**64)
+            return summed
         bytes_ = self.data[offset : offset + width * count]
         column: Column = bytes_.view(_NARROW[width]).astype(dtype)
         if base:
@@ -71,8 +78,27 @@ class _Chunk:
     @cached_property
     def reach_ns(self) -> tuple[int, int]:
         """Times of the first and of the last record, as they were recorded."""
-        times = [self.column(kind, "timestamp_ns") for kind in self.present]
+        times = [self.column(kind, "timestamp_ns") for kind in self.stored]
         return min(int(each[0]) for each in times), max(int(each[-1]) for each in times)
+
+    def between(self, begin_ns: int, end_ns: int) -> _Chunk:
+        """Returns the records from one recorded time on until before another, without a copy."""
+        ends_ns = np.array((begin_ns, end_ns), dtype=np.uint64)
+        first = last = 0
+        stored: dict[int, tuple[int, list[_Stored]]] = {}
+        for kind, (_, fields) in self.stored.items():
+            a, b = np.searchsorted(self.column(kind, "timestamp_ns"), ends_ns).tolist()
+            first, last = first + a, last + b
+            if a < b:
+                stored[kind] = b - a, [self._from(a, kind, place) for place in range(len(fields))]
+        return _Chunk(self.kinds[first:last], stored, self.data)
+
+    def _from(self, row: int, kind: int, place: int) -> _Stored:
+        """Returns how a field is stored from a row of the kind on."""
+        base, width, offset = self.stored[kind][1][place]
+        if width == _DIFFERENCES:
+            return int(self.column(kind, _FIELDS[place])[row]), width, offset + 4 * row
+        return base, width, offset + width * row
 
 
 @dataclass(frozen=True)
@@ -128,25 +154,23 @@ class PackedRecords:
         chosen: list[_Chunk] = []
         for chunk in self._chunks:
             first_ns, last_ns = chunk.reach_ns
-            near = [(a, b) for a, b in stretches_ns if a <= last_ns and first_ns < b]
-            if any(a <= first_ns and last_ns < b for a, b in near):
-                chosen.append(chunk)
-            elif near:
-                records = PackedRecords((chunk,))._whole
-                cuts = np.searchsorted(records["timestamp_ns"], np.array(near, dtype=np.uint64))
-                parts = [records[a:b] for a, b in cuts.tolist() if a < b]
-                chosen += [_chunk(part) for part in parts]
-        return replace(self, _chunks=tuple(chosen))
+            for begin_ns, end_ns in stretches_ns:
+                if begin_ns <= first_ns and last_ns < end_ns:
+                    chosen.append(chunk)
+                elif begin_ns <= last_ns and first_ns < end_ns:
+                    chosen.append(chunk.between(begin_ns, end_ns))
+        return replace(self, _chunks=tuple(chunk for chunk in chosen if len(chunk.kinds)))
 
     def count(self, kind: int) -> int:
         """Returns the number of records of a kind."""
-        return sum(chunk.count(kind) for chunk in self._chunks)
+        none: tuple[int, list[_Stored]] = 0, []
+        return sum(chunk.stored.get(kind, none)[0] for chunk in self._chunks)
 
     def column(self, kind: int, field: str) -> Column:
         """Returns a field of the records of one kind; one value in all rows takes no memory."""
-        parts = [chunk.column(kind, field) for chunk in self._chunks if kind in chunk.present]
+        parts = [chunk.column(kind, field) for chunk in self._chunks if kind in chunk.stored]
         if not parts:
-            return np.empty(0, dtype=RECORD_DTYPE[field])
+            return np.empty(0, dtype=_DTYPES[field])
         column = parts[0] if len(parts) == 1 else joined_column(parts)
         return self._converted(kind, field, column)
 
@@ -194,7 +218,7 @@ class PackedRecords:
 
     @property
     def _present(self) -> set[int]:
-        return {kind for chunk in self._chunks for kind in chunk.present}
+        return {kind for chunk in self._chunks for kind in chunk.stored}
 
     @property
     def _whole(self) -> Records:
@@ -319,7 +343,8 @@ def in_order(batches: Sequence[Records]) -> Records:
 def _chunk(records: Records) -> _Chunk:
     kinds, present, counts, fields, data = packing()(np.ascontiguousarray(records).view(np.uint8))
     kinds.flags.writeable = False
-    return _Chunk(kinds, tuple(present.tolist()), tuple(counts.tolist()), fields, data)
+    of_kinds = zip(present.tolist(), counts.tolist(), fields.tolist(), strict=True)
+    return _Chunk(kinds, {kind: (count, stored) for kind, count, stored in of_kinds}, data)
 
 
 def packing() -> Callable[[npt.NDArray[np.uint8]], Parts]:
@@ -346,6 +371,14 @@ def pack_in_python(raw: npt.NDArray[np.uint8]) -> Parts:
             base = int(column.min())
             most = int(column.max()) - base
             width = next(w for w in (0, 1, 2, 4, 8) if most < 2 ** (8 * w))
+            steps = np.diff(column, prepend=column[:1]).view(np.int64)
+            if width == 8 and (steps == steps.astype(np.int32)).all():
+                at = -(-at // 4) * 4
+                columns.append(np.zeros(at - sum(map(len, columns)), dtype=np.uint8))
+                columns.append(steps.astype(np.int32).view(np.uint8))
+                fields[place, field] = int(column[0]), _DIFFERENCES, at
+                at += 4 * len(column)
+                continue
             if width:
                 at = -(-at // width) * width
                 column -= np.uint64(base)

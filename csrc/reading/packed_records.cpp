@@ -62,6 +62,49 @@ void write(const Rows& rows, Field<T> field, uint64_t base, uint8_t* out) {
   }
 }
 
+// Difference from the value before, or nothing if it does not fit.
+template <class T>
+bool difference(
+    Field<T> field,
+    const uint8_t* row,
+    uint64_t& before,
+    int32_t& by) {
+  const uint64_t value = field.of(row);
+  const auto whole = int64_t(value - before);
+  before = value;
+  by = int32_t(whole);
+  return whole == by;
+}
+
+// Packs the differences between the values, if all of them fit.
+template <class T>
+bool packDifferences(
+    const Rows& rows,
+    Field<T> field,
+    PackedField& packed,
+    std::vector<uint8_t>& data) {
+  const uint64_t first = field.of(rows.front());
+  uint64_t before = first;
+  int32_t by = 0;
+  for (const uint8_t* row : rows) {
+    if (!difference(field, row, before, by)) {
+      return false;
+    }
+  }
+  const size_t offset =
+      (data.size() + sizeof(by) - 1) / sizeof(by) * sizeof(by);
+  data.resize(offset + rows.size() * sizeof(by));
+  uint8_t* out = data.data() + offset;
+  before = first;
+  for (const uint8_t* row : rows) {
+    difference(field, row, before, by);
+    std::memcpy(out, &by, sizeof(by));
+    out += sizeof(by);
+  }
+  packed = {first, kDifferences, offset};
+  return true;
+}
+
 template <class T>
 PackedField pack(const Rows& rows, Field<T> field, std::vector<uint8_t>& data) {
   uint64_t least = std::numeric_limits<uint64_t>::max();
@@ -74,6 +117,10 @@ PackedField pack(const Rows& rows, Field<T> field, std::vector<uint8_t>& data) {
   const size_t width = widthOf(most - least);
   if (width == 0) {
     return {least, 0, 0};
+  }
+  if (PackedField packed;
+      width == sizeof(uint64_t) && packDifferences(rows, field, packed, data)) {
+    return packed;
   }
   const size_t offset = (data.size() + width - 1) / width * width;
   data.resize(offset + rows.size() * width);

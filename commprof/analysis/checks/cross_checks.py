@@ -36,14 +36,19 @@ from commprof.units import ns_to_ms, ns_to_s
 _ALL_REDUCES = [code for code, name in enumerate(OPS) if name.startswith("all_reduce")]
 
 
-def cross_checks(run: WorldRun, ranks: Sequence[Observed]) -> tuple[CrossCheck, ...]:
-    """Returns all cross-checks of one world size; a check without data gives the reason."""
+def cross_checks(
+    run: WorldRun, ranks: Sequence[Observed], are_sampled: bool
+) -> tuple[CrossCheck, ...]:
+    """Returns all cross-checks of one world size; a check without data gives the reason.
+
+    ``are_sampled``: True if the ranks hold the calls of some of the steps only.
+    """
     traces = [rank.trace for rank in ranks]
     return (
         _phases(ranks),
         _loop_clock(run, ranks),
         *ddp_checks(traces, lambda i, group: _figures_of_records(ranks[i], group)),
-        _network(run, ranks),
+        _network(run, ranks, are_sampled),
     )
 
 
@@ -126,10 +131,10 @@ def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> floa
     return float(np.median(total)) if len(total) else math.nan
 
 
-def _network(run: WorldRun, ranks: Sequence[Observed]) -> CrossCheck:
+def _network(run: WorldRun, ranks: Sequence[Observed], are_sampled: bool) -> CrossCheck:
     traces = [rank.trace for rank in ranks]
     payload = [
-        all_sent_bytes(rank.trace, rank.table)
+        (math.nan if are_sampled else all_sent_bytes(rank.trace, rank.table))
         if rank.trace.summary is None
         else all_sent_bytes(run.traces[number])
         for number, rank in zip(sorted(run.traces), ranks, strict=True)

@@ -30,7 +30,7 @@ from commprof.analysis.step.exposure import exposures_of, training_thread
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
-from commprof.trace.lookup import among, joined_column, kept_once, row_containing
+from commprof.trace.lookup import among, joined_column, kept_once, repeated, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, FLAG_DEVICE_TIME, OPS, Kind, Phase
 
@@ -237,7 +237,7 @@ def calls_of(
 
     def cut(column: Ints) -> Ints:
         if len(column) and column.strides == (0,):
-            return np.broadcast_to(column[:1].reshape(()), (count,))
+            return repeated(column[0], count)
         return column[chosen]
 
     # Each column is cut at once: joined columns of all ranks are large.

@@ -370,8 +370,19 @@ def find_mismatches(
     First mismatches are returned for at most ``_MOST_KEPT`` groups. traces, tables: as in
     ``MeasuredWorld``, with one entry per rank.
     """
+    found, differing = mismatches_by_group(traces, tables)
+    return found, sum(map(len, differing.values()))
+
+
+def mismatches_by_group(
+    traces: Sequence[Trace], tables: Sequence[Collectives]
+) -> tuple[tuple[Mismatch, ...], dict[tuple[str, int], Ints]]:
+    """Returns the first mismatch of each group, and the sequence numbers of all by group.
+
+    Arguments and limits are those of :func:`find_mismatches`.
+    """
     if not traces:
-        return (), 0
+        return (), {}
     names: dict[tuple[str, int], int] = {}
     parts = [_keys(trace, table, names) for trace, table in zip(traces, tables, strict=True)]
     lengths = [len(part.key) for part in parts]
@@ -385,7 +396,7 @@ def find_mismatches(
     key, row, member = key[order], row[order], member[order]
     starts = np.flatnonzero(np.diff(key, prepend=-1))
     if len(starts) == 0:
-        return (), 0
+        return (), {}
     differs = _differ(value[:, order], known[:, order], starts)
     ends = np.append(starts[1:], len(key))
     found: dict[int, Mismatch] = {}
@@ -404,7 +415,10 @@ def find_mismatches(
                 if (line := _line_of(traces[who], int(tables[who].op_id[at])))
             }
             found[number] = mismatch_of(list(names)[number][0], seq, members, usual, lines)
-    return tuple(found.values()), int(differs.sum())
+    of_group, seqs = np.divmod(key[starts[differs]], 1 << 32)
+    keys = list(names)
+    differing = {keys[place]: seqs[of_group == place] for place in np.unique(of_group).tolist()}
+    return tuple(found.values()), differing
 
 
 def _line_of(trace: Trace, op_id: int) -> str:

@@ -23,7 +23,7 @@ from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing, row_of
 from commprof.trace.nccl import NcclOps, Transfers, nccl_ops, receives, sends
 from commprof.trace.reader import Trace
-from commprof.trace.schema import NCCL_ALGORITHMS, NCCL_PROTOCOLS, PHASES, op_name
+from commprof.trace.schema import NCCL_ALGORITHMS, NCCL_PROTOCOLS, PHASES, Kind, op_name
 from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
@@ -168,9 +168,9 @@ def nccl_world(
         traces: the same on a common clock, if ``clocks_shared``.
         clocks_shared: times of the ranks can be compared.
     """
-    ops = _all(recorded, traces)
-    if len(ops.rank) == 0:
+    if not any(len(columns.of_kind(trace.records, Kind.NCCL_OP)) for trace in recorded):
         return None
+    ops = _all(recorded, traces)
     wait_ns, transfer_ns, late_ns, waits = _waits(ops, clocks_shared)
     splits = _splits_of(recorded)
     links, for_others = _links(recorded)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
-from commprof.analysis.step.measured import MeasuredWorld
+from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld
 from commprof.stats.intervals import robust_deviation
 from commprof.text import plain_digits
 from commprof.trace import columns
@@ -39,7 +39,7 @@ from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
-from commprof.units import ns_to_ms
+from commprof.units import NS_PER_MS, ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
@@ -254,13 +254,20 @@ class AnomalyFinder:
             yield _anomaly(key, change, list(steps))
 
 
-def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
-    """Finds anomalies in a finished run; a change and the return from it count as one anomaly."""
-    figures = list(_figures(seen))
-    series = _series(figures)
-    finder = AnomalyFinder(may_change(series))
+def find_anomalies(seen: MeasuredSteps, gbit_per_s: Mapping[int, float]) -> tuple[Anomaly, ...]:
+    """Finds anomalies in a finished run; a change and the return from it count as one anomaly.
+
+    Args:
+        seen: all steps of the run.
+        gbit_per_s: result of :func:`bandwidth_by_step`.
+    """
+    series = _series(seen, gbit_per_s)
+    watched = may_change(series)
+    if not watched:
+        return ()
+    finder = AnomalyFinder(watched)
     by_kind: dict[tuple[str, int], list[Anomaly]] = {}
-    for found in (one for each in figures for one in finder.add(each)):
+    for found in (one for each in _figures(seen, gbit_per_s) for one in finder.add(each)):
         changes = by_kind.setdefault((found.what, found.rank), [])
         former = changes[-1] if changes else None
         if former is None or former.last_step is None or not _is_return(found, former):
@@ -270,16 +277,21 @@ def find_anomalies(seen: MeasuredWorld) -> tuple[Anomaly, ...]:
     )
 
 
-def _series(figures: Sequence[StepFigures]) -> dict[tuple[str, int], tuple[Ints, Floats]]:
-    """Returns the steps and the values of each series that is watched for changes."""
-    rows: dict[tuple[str, int], list[tuple[int, float]]] = {}
-    for each in figures:
-        for key, value in _values(each).items():
-            rows.setdefault(key, []).append((each.step, value))
-    return {
-        key: (np.array([step for step, _ in row]), np.array([value for _, value in row]))
-        for key, row in rows.items()
+def _series(
+    seen: MeasuredSteps, gbit_per_s: Mapping[int, float]
+) -> dict[tuple[str, int], tuple[Ints, Floats]]:
+    """Returns the steps and the values of each series that is watched, see :func:`_values`."""
+    step = seen.measured[0].step
+    values = {
+        (STEP, -1): np.max([part.wall_ns for part in seen.measured], axis=0) / NS_PER_MS,
+        (BANDWIDTH, -1): np.array([gbit_per_s.get(number, math.nan) for number in step.tolist()]),
+        **{
+            (COMPUTE, rank): sum(work / NS_PER_MS for work in part.work_ns)
+            for rank, part in zip(seen.ranks, seen.measured, strict=True)
+        },
     }
+    kept = {key: np.isfinite(series) & (series > 0) for key, series in values.items()}
+    return {key: (step[kept[key]], values[key][kept[key]]) for key in values if kept[key].any()}
 
 
 def may_change(
@@ -347,9 +359,8 @@ def _values(figures: StepFigures) -> dict[tuple[str, int], float]:
     return {key: value for key, value in series.items() if math.isfinite(value) and value > 0}
 
 
-def _figures(seen: MeasuredWorld) -> Iterator[StepFigures]:
+def _figures(seen: MeasuredSteps, rates: Mapping[int, float]) -> Iterator[StepFigures]:
     parts = seen.measured
-    rates = _gbit_per_s(seen)
     work = np.stack([part.work_ns for part in parts])
     wall = np.max([part.wall_ns for part in parts], axis=0)
     ends = dict(zip(seen.steps.index.tolist(), seen.steps.end_ns.tolist(), strict=True))
@@ -377,7 +388,7 @@ def bulk_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> I
     return np.where(is_bulk, size, 0)
 
 
-def _gbit_per_s(seen: MeasuredWorld) -> dict[int, float]:
+def bandwidth_by_step(seen: MeasuredWorld) -> dict[int, float]:
     """Returns ``StepFigures.gbit_per_s`` by step; empty if the ranks' times cannot be compared.
 
     A collective counts once, in the step in which its lowest rank issued it. It counts only if all

@@ -12,11 +12,21 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from commprof.analysis.collectives.mismatches import Mismatch, find_mismatches
+import numpy as np
+
+from commprof.analysis.collectives.mismatches import Mismatch, mismatches_by_group
 from commprof.analysis.evidence import Figure, evidence_of
-from commprof.analysis.late.anomalies import BANDWIDTH, COMPUTE, STEP, Anomaly, find_anomalies
+from commprof.analysis.late.anomalies import (
+    BANDWIDTH,
+    COMPUTE,
+    STEP,
+    Anomaly,
+    bandwidth_by_step,
+    find_anomalies,
+)
 from commprof.analysis.step.measured import MeasuredWorld, in_turns
 from commprof.files import checked, read_bytes
+from commprof.trace.columns import Ints
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 
@@ -163,8 +173,45 @@ class Incidents:
         return bool(self.hangs or self.mismatches or self.anomalies or self.events)
 
 
-def find_incidents(run: WorldRun, seen: MeasuredWorld | None) -> Incidents:
+class WatchedCalls:
+    """What incidents need of all calls; of a long run they are seen a window at a time."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Mismatch] = {}
+        self._differing: dict[tuple[str, int], list[Ints]] = {}
+        #: See :func:`anomalies.bandwidth_by_step`.
+        self.gbit_per_s: dict[int, float] = {}
+
+    def add(self, seen: MeasuredWorld) -> None:
+        """Takes the calls of the next steps; windows of steps may share calls at their ends."""
+        first, differing = mismatches_by_group(seen.traces, seen.tables)
+        for mismatch in first:
+            self._first.setdefault(mismatch.group, mismatch)
+        for group, seq in differing.items():
+            self._differing.setdefault(group, []).append(seq)
+        rates, steps = bandwidth_by_step(seen), seen.parts[0].step.tolist()
+        self.gbit_per_s.update({step: rates[step] for step in steps if step in rates})
+
+    @property
+    def mismatches(self) -> tuple[Mismatch, ...]:
+        """The first mismatch of each group."""
+        return tuple(self._first.values())
+
+    @property
+    def mismatch_count(self) -> int:
+        """Number of all mismatches."""
+        return sum(len(np.unique(np.concatenate(seq))) for seq in self._differing.values())
+
+
+def find_incidents(
+    run: WorldRun, seen: MeasuredWorld | None, calls: WatchedCalls | None = None
+) -> Incidents:
     """Collects incidents from the watchdog's files, and from the records if there are any.
+
+    Args:
+        run: the ranks' recordings.
+        seen: their measured steps.
+        calls: has watched all calls of ``seen``; None if that is not a long run.
 
     Trials are not searched for changes of speed: their candidates change the step on purpose.
     """
@@ -174,13 +221,16 @@ def find_incidents(run: WorldRun, seen: MeasuredWorld | None) -> Incidents:
     if seen is None:
         return Incidents(run.world_size, hangs, (), 0, (), events)
     evidence = evidence_of(seen)
-    mismatches, count = find_mismatches(seen.traces, seen.tables)
-    anomalies = () if in_turns(run) else find_anomalies(seen)
+    if calls is None:
+        calls = WatchedCalls()
+        calls.add(seen)
+    whole = seen.all_steps
+    anomalies = () if in_turns(run) else find_anomalies(whole, calls.gbit_per_s)
     if not evidence.supports(Figure.CHANGE):
         anomalies = ()
     anomalies = tuple(one for one in anomalies if evidence.supports(_RESTS_ON[one.what]))
     timed = tuple((_wall_clock(seen.recorded[0], one.time_ns), one) for one in anomalies)
-    return Incidents(run.world_size, hangs, mismatches, count, timed, events)
+    return Incidents(run.world_size, hangs, calls.mismatches, calls.mismatch_count, timed, events)
 
 
 def _wall_clock(trace: Trace, time_ns: int) -> str:

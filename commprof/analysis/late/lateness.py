@@ -20,7 +20,7 @@ from commprof.analysis.late.stragglers import (
 )
 from commprof.analysis.step.breakdown import Breakdown, caused_in_all
 from commprof.analysis.step.exposure import NO_CORE
-from commprof.analysis.step.measured import MeasuredWorld, slowest_ns
+from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
 from commprof.analysis.step.stalls import stalled
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ms_to_ns, us_to_ns
@@ -71,7 +71,7 @@ class Lateness:
 
 
 def lateness(
-    run: WorldRun, seen: MeasuredWorld, step_median_ms: float, between_ranks_us: float
+    run: WorldRun, seen: MeasuredSteps, step_median_ms: float, between_ranks_us: float
 ) -> Lateness:
     """Returns the waiting by cause, and the late rank.
 
@@ -89,7 +89,7 @@ def lateness(
 
 
 def _late_rank(
-    run: WorldRun, seen: MeasuredWorld, step_ns: float, error_ns: float
+    run: WorldRun, seen: MeasuredSteps, step_ns: float, error_ns: float
 ) -> LateRank | None:
     """Searches for the late rank in the steps that did not stall."""
     hung = stalled(slowest_ns(seen.measured))

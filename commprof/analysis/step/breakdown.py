@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +36,7 @@ from commprof.analysis.step.origins import Origins
 from commprof.analysis.step.waiting import Waiting, not_split, split
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
-from commprof.trace.lookup import distinct_rows, row_containing
+from commprof.trace.lookup import distinct_rows, kept_once, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, Phase
 from commprof.trace.stretches import Stretches, covered, outside, stretches, within
@@ -85,6 +86,20 @@ class Caused:
         step = self.step[rows] - np.int32(begin)
         parts = step, self.rank[rows], self.cause[rows], self.wait_ns[rows]
         return Caused(*parts, end - begin, self.world_size)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Caused]) -> Caused:
+        """Joins steps that follow one another."""
+        first = np.cumsum([0, *(part.steps for part in parts)])
+        step = [part.step + np.int32(at) for part, at in zip(parts, first[:-1], strict=True)]
+        return cls(
+            np.concatenate(step),
+            np.concatenate([part.rank for part in parts]),
+            np.concatenate([part.cause for part in parts]),
+            np.concatenate([part.wait_ns for part in parts]),
+            int(first[-1]),
+            parts[0].world_size,
+        )
 
     def add_to(self, total_ns: Floats) -> None:
         """Adds all parts to an array ``[step, rank, cause]``."""
@@ -196,6 +211,15 @@ class Breakdown:
         rows = slice(at[0], at[-1] + 1) if in_a_row else at
         return Breakdown(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
 
+    @classmethod
+    def joined(cls, parts: Sequence[Breakdown]) -> Breakdown:
+        """Joins steps of one rank that follow one another."""
+        names = [f.name for f in fields(cls) if f.name != "caused"]
+        return cls(
+            **{name: _joined([getattr(part, name) for part in parts]) for name in names},
+            caused=Caused.joined([part.caused for part in parts]),
+        )
+
     def split(self, first: Ints) -> list[Breakdown]:
         """Cuts the steps of ranks that follow one another; ``first``: each rank's, then the end."""
         cuts = list(zip(first[:-1].tolist(), first[1:].tolist(), strict=True))
@@ -207,6 +231,15 @@ class Breakdown:
             )
             for begin, end in cuts
         ]
+
+
+def _joined(columns_: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Joins columns; a table of zeros, as of counts that never rose, takes no memory."""
+    if columns_[0].ndim == 1:
+        return kept_once(np.concatenate(columns_))
+    if any(column.any() for column in columns_):
+        return np.concatenate(columns_)
+    return np.broadcast_to(np.zeros(()), (sum(map(len, columns_)), *columns_[0].shape[1:]))
 
 
 def caused_in_all(parts: Sequence[Breakdown], chosen: npt.NDArray[np.bool_]) -> Floats:

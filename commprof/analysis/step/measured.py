@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import Arrivals, match_arrivals
-from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
+from commprof.analysis.align.clocks import (
+    ClockMap,
+    clock_error_us,
+    on_common_clock,
+    rank_clocks,
+)
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.matching import Matching, match
 from commprof.analysis.step.breakdown import Breakdown, Floats, of_split
@@ -25,6 +31,7 @@ from commprof.analysis.step.exposure import exposures_of
 from commprof.analysis.step.joined import joined
 from commprof.analysis.step.origins import Origins, origins
 from commprof.analysis.step.waiting import Waiting, not_split, split
+from commprof.analysis.step.windows import StepWindows, steps_in, stretch, windows_of
 from commprof.stats.intervals import robust_deviation
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Steps
@@ -149,8 +156,8 @@ def trial_of(trace: Trace) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class MeasuredWorld:
-    """Traces of one world size on a common clock, with the steps that figures are computed from."""
+class MeasuredSteps:
+    """Parts of the steps of one world size, with what was recorded beside the calls."""
 
     #: Global ranks that left a trace.
     ranks: list[int]
@@ -158,11 +165,6 @@ class MeasuredWorld:
     recorded: list[Trace]
     #: Traces on rank 0's clock if clocks can be compared, and on a device's timeline if it has one.
     traces: list[Trace]
-    tables: list[Collectives]
-    #: Assignment of the tables' rows to collectives.
-    matching: Matching
-    #: None if clocks cannot be compared.
-    arrivals: list[Arrivals | None]
     #: Per rank: the trained steps that all ranks completed, warm-up included.
     parts: list[Breakdown]
     #: Number of leading steps in ``parts`` that count as warm-up.
@@ -187,6 +189,25 @@ class MeasuredWorld:
 
 
 @dataclass(frozen=True)
+class MeasuredWorld(MeasuredSteps):
+    """Steps of one world size with their calls; of a long run, those of a sample of the steps."""
+
+    tables: list[Collectives]
+    #: Assignment of the tables' rows to collectives.
+    matching: Matching
+    #: None if clocks cannot be compared.
+    arrivals: list[Arrivals | None]
+    #: All steps of a long run, whose sample this is; None for a run that is not long. Its traces
+    #: hold all records, of which no table of calls must be made.
+    whole: MeasuredSteps | None = None
+
+    @property
+    def all_steps(self) -> MeasuredSteps:
+        """All steps of the run, whether it is long or not."""
+        return self if self.whole is None else self.whole
+
+
+@dataclass(frozen=True)
 class Observed:
     """One rank's measured steps, together with its whole trace."""
 
@@ -200,14 +221,129 @@ def observed_ranks(seen: MeasuredWorld) -> list[Observed]:
     return [Observed(*row) for row in zip(seen.traces, seen.tables, seen.measured, strict=True)]
 
 
-def measured_world(run: WorldRun) -> MeasuredWorld | None:
-    """Brings the ranks' traces onto one clock and one set of steps; None if there is no trace."""
+def measured_world(
+    run: WorldRun,
+    watch: Callable[[MeasuredWorld], None] | None = None,
+    all_calls: bool = False,
+) -> MeasuredWorld | None:
+    """Brings the ranks' traces onto one clock and one set of steps; None if there is no trace.
+
+    Args:
+        run: the ranks' recordings.
+        watch: is given the calls of all steps: a long run's in windows, one after the other.
+        all_calls: True to hold the calls of all steps at once, also of a long run.
+    """
     usable = sorted(run.traces)
     if not usable:
         return None
     recorded = [run.traces[rank] for rank in usable]
+    cut = None if all_calls else windows_of(recorded)
+    if cut is not None:
+        return _long_world(run.world_size, recorded, usable, cut, watch)
+    calls = _calls(run.world_size, recorded, usable)
+    trained = min(_trained_steps(trace) for trace in calls.traces)
+    merged = {i for t in calls.traces for i in merged_steps(t, columns.steps(t)).tolist()}
+    parts = _common_steps(calls.parts, trained, merged)
+    signatures = calls.signatures(parts[0].step)
+    # A profiler's schedule has already left warm-up out.
+    warmup = 0 if recorded[0].is_foreign else count_warmup(slowest_ns(parts), signatures)
+    seen = calls.world(parts, warmup, len(merged))
+    if watch is not None:
+        watch(seen)
+    return seen
+
+
+def _long_world(
+    world_size: int,
+    recorded: list[Trace],
+    ranks: list[int],
+    cut: StepWindows,
+    watch: Callable[[MeasuredWorld], None] | None,
+) -> MeasuredWorld:
+    """Measures all steps of a long run in windows, then the calls of a sample of them."""
+    clocks = rank_clocks(recorded)
+    windows: list[list[Breakdown]] = []
+    signatures: list[npt.NDArray[np.uint64]] = []
+    for steps in cut.windows():
+        calls = _calls(world_size, [stretch(trace, [steps]) for trace in recorded], ranks, clocks)
+        parts = [part.rows(steps_in(part.step, [steps])) for part in calls.parts]
+        common = _common_steps(parts, sys.maxsize, set())
+        windows.append([Breakdown.joined([part]) for part in common])
+        signatures.append(calls.signatures(common[0].step))
+        if watch is not None:
+            watch(calls.world(common, 0, 0))
+        del calls, parts
+    merged = {i for t in recorded for i in merged_steps(t, columns.steps(t)).tolist()}
+    trained = min(_trained_steps(trace) for trace in recorded)
+    of_ranks = [
+        Breakdown.joined([window.pop(0) for window in windows]) for _ in range(len(recorded))
+    ]
+    parts = _common_steps(of_ranks, trained, merged)
+    sequence = np.concatenate(signatures)[np.isin(of_ranks[0].step, parts[0].step)]
+    whole = MeasuredSteps(
+        ranks=ranks,
+        recorded=recorded,
+        traces=on_common_clock(recorded, clocks) if clocks else recorded,
+        parts=parts,
+        warmup=count_warmup(slowest_ns(parts), sequence),
+        merged=len(merged),
+        clocks_shared=clocks is not None,
+        clock_error_us=clock_error_us(clocks, recorded),
+    )
+    chosen = cut.sample(whole.measured[0].step)
+    calls = _calls(world_size, [stretch(trace, chosen) for trace in recorded], ranks, clocks)
+    parts = [part.rows(steps_in(part.step, chosen)) for part in calls.parts]
+    return replace(calls.world(_common_steps(parts, trained, merged), 0, 0), whole=whole)
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """Calls of all ranks, and the parts of each rank's complete steps."""
+
+    ranks: list[int]
+    recorded: list[Trace]
+    traces: list[Trace]
+    tables: list[Collectives]
+    matching: Matching
+    arrivals: list[Arrivals | None]
+    parts: list[Breakdown]
+    clocks_shared: bool
+    clock_error_us: float
+
+    def signatures(self, step: Ints) -> npt.NDArray[np.uint64]:
+        """Returns :func:`step_signatures` of the first rank's steps with these numbers."""
+        steps = columns.steps(self.traces[0])
+        return step_signatures(steps, self.tables[0])[np.isin(steps.index, step)]
+
+    def world(self, parts: list[Breakdown], warmup: int, merged: int) -> MeasuredWorld:
+        """Returns the world of the steps in ``parts``."""
+        return MeasuredWorld(
+            ranks=self.ranks,
+            recorded=self.recorded,
+            traces=self.traces,
+            parts=parts,
+            warmup=warmup,
+            merged=merged,
+            clocks_shared=self.clocks_shared,
+            clock_error_us=self.clock_error_us,
+            tables=self.tables,
+            matching=self.matching,
+            arrivals=self.arrivals,
+        )
+
+
+def _calls(
+    world_size: int,
+    recorded: list[Trace],
+    ranks: list[int],
+    clocks: Sequence[ClockMap] | None = None,
+) -> _Calls:
+    """Matches the calls of all ranks, and splits each rank's complete steps into their parts.
+
+    ``clocks``: maps to rank 0's clock; None to fit them to these traces.
+    """
     traces = [on_device_timeline(trace) for trace in recorded]
-    clocks = rank_clocks(traces)
+    clocks = clocks or rank_clocks(traces)
     clock_error = clock_error_us(clocks, traces)
     traces = on_common_clock(traces, clocks) if clocks else traces
     tables = [columns.collectives(trace) for trace in traces]
@@ -226,38 +362,20 @@ def measured_world(run: WorldRun) -> MeasuredWorld | None:
     began: list[Origins | None] = [None] * len(blocks)
     if known:
         began = [*origins(traces, tables, known, blocks, waits)]
-    trained = min(_trained_steps(trace) for trace in traces)
-    merged = {i for t in traces for i in merged_steps(t, columns.steps(t)).tolist()}
-    parts = _common_steps(
-        [
-            part
-            for block, waiting, began_at in zip(blocks, waits, began, strict=True)
-            for part in of_split(
-                block.trace,
-                block.join_calls(tables[block.places]),
-                waiting,
-                run.world_size,
-                began_at,
-            ).split(block.steps)
-        ],
-        trained,
-        merged,
-    )
-    steps = columns.steps(traces[0])
-    signatures = step_signatures(steps, tables[0])[np.isin(steps.index, parts[0].step)]
-    return MeasuredWorld(
-        ranks=usable,
-        recorded=recorded,
-        traces=traces,
-        tables=tables,
-        matching=matching,
-        arrivals=arrivals,
-        parts=parts,
-        # A profiler's schedule has already left warm-up out.
-        warmup=0 if recorded[0].is_foreign else count_warmup(slowest_ns(parts), signatures),
-        merged=len(merged),
-        clocks_shared=clocks is not None,
-        clock_error_us=clock_error,
+    parts = [
+        part
+        for block, waiting, began_at in zip(blocks, waits, began, strict=True)
+        for part in of_split(
+            block.trace,
+            block.join_calls(tables[block.places]),
+            waiting,
+            world_size,
+            began_at,
+        ).split(block.steps)
+    ]
+    clocks_shared = clocks is not None
+    return _Calls(
+        ranks, recorded, traces, tables, matching, arrivals, parts, clocks_shared, clock_error
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from commprof.analysis.step.measured import (
-    MeasuredWorld,
+    MeasuredSteps,
     backward_passes,
     median_per_step,
     slowest_ns,
@@ -103,7 +103,7 @@ class StepTiming:
         return (high - low) / self.step_median_ms if self.step_median_ms > 0 else math.nan
 
 
-def step_timing(seen: MeasuredWorld) -> StepTiming:
+def step_timing(seen: MeasuredSteps) -> StepTiming:
     """Returns number and length of the steps of one world size."""
     slowest, step = slowest_ns(seen.measured), seen.measured[0].step
     median_ns, p95_ns, low_ns, high_ns = (

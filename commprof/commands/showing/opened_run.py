@@ -28,20 +28,27 @@ if TYPE_CHECKING:
 class OpenedRun:
     """A run directory or a recording; each trace is read once, each result made once and lazily."""
 
-    def __init__(self, directory: Path) -> None:
-        """Reads nothing yet."""
+    def __init__(self, directory: Path, all_calls: bool = False) -> None:
+        """Reads nothing yet.
+
+        Args:
+            directory: the run or recording.
+            all_calls: True to hold the calls of all steps at once, also of a long run.
+        """
         self.directory = directory
+        self._all_calls = all_calls
         #: World in whose steps candidates of a trial took turns, which the trial's report needs.
         self._in_turns: WorldRun | None = None
 
     @cached_property
     def strategies(self) -> tuple[OpenedRun, ...]:
         """The runs of several strategies that the directory holds; empty for a single run."""
-        return tuple(map(OpenedRun, strategy_directories(self.directory)))
+        found = strategy_directories(self.directory)
+        return tuple(OpenedRun(run, self._all_calls) for run in found)
 
     @cached_property
     def _analysed(self) -> tuple[RunResult, tuple[WorldDetail, ...]]:
-        return analyse_in_detail(self.directory, self._read_world)
+        return analyse_in_detail(self.directory, self._read_world, self._all_calls)
 
     def _read_world(self, directory: Path, world_size: int) -> WorldRun:
         world = read_world(directory, world_size)

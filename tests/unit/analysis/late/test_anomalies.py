@@ -22,6 +22,7 @@ from commprof.analysis.late.anomalies import (
     ChangeDetector,
     SpeedChange,
     StepFigures,
+    bandwidth_by_step,
     find_anomalies,
     may_change,
 )
@@ -129,7 +130,10 @@ def ranks(slow_ms: int = 0, wire_ms: int = 2, until: int = STEPS) -> list[Rank]:
 def offline(made: list[Rank]) -> list[tuple[str, int, int, str]]:
     seen = measured_world(world_run(made))
     assert seen is not None
-    return [(one.what, one.rank, one.step, one.phase) for one in find_anomalies(seen)]
+    return [
+        (one.what, one.rank, one.step, one.phase)
+        for one in find_anomalies(seen, bandwidth_by_step(seen))
+    ]
 
 
 def live(made: list[Rank], batches: int = 40) -> list[tuple[str, int, int, str]]:
@@ -195,7 +199,9 @@ def test_a_link_that_becomes_slow_is_reported_as_a_fall_in_bandwidth() -> None:
     assert set(offline(made)) == {(STEP, -1, CHANGE, ""), (BANDWIDTH, -1, CHANGE, "")}
     seen = measured_world(world_run(made))
     assert seen is not None
-    slow = next(one for one in find_anomalies(seen) if one.what == BANDWIDTH)
+    slow = next(
+        one for one in find_anomalies(seen, bandwidth_by_step(seen)) if one.what == BANDWIDTH
+    )
     # 8 Mbit in 2 ms, then in 8 ms.
     assert (slow.before, slow.after) == (pytest.approx(4.0), pytest.approx(1.0))
     assert slow.sentence == (f"Bandwidth fell from 4 to 1 Gbit/s (-75%) at step {CHANGE}")
@@ -266,7 +272,7 @@ def test_failed_collectives_and_groups_of_one_rank_do_not_count_in_the_bandwidth
 def test_a_change_that_ended_is_one_anomaly_with_its_last_step(until: int) -> None:
     seen = measured_world(world_run(ranks(slow_ms=6, until=until)))
     assert seen is not None
-    found = find_anomalies(seen)
+    found = find_anomalies(seen, bandwidth_by_step(seen))
     assert {(one.what, one.rank, one.step, one.last_step) for one in found} == {
         (STEP, -1, CHANGE, until - 1),
         (COMPUTE, 1, CHANGE, until - 1),
@@ -286,10 +292,16 @@ def test_the_last_step_of_each_anomaly_is_that_of_its_own_series(
         work = {rank: [0.0, float(lengths[rank])] for rank in range(2) if draw.random() < 0.9}
         wall = float(lengths.max()) if draw.random() < 0.9 else float("nan")
         figures.append(StepFigures(3 * step, step, wall, work))
-    monkeypatch.setattr(anomalies, "_figures", lambda _: iter(figures))
+    rows: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for of_step in figures:
+        for key, value in anomalies._values(of_step).items():
+            rows.setdefault(key, []).append((of_step.step, value))
+    series = {key: tuple(map(np.array, zip(*row, strict=True))) for key, row in rows.items()}
+    monkeypatch.setattr(anomalies, "_figures", lambda *_: iter(figures))
+    monkeypatch.setattr(anomalies, "_series", lambda *_: series)
     seen = measured_world(world_run(ranks()))
     assert seen is not None
-    found = {(one.what, one.rank): one for one in find_anomalies(seen)}
+    found = {(one.what, one.rank): one for one in find_anomalies(seen, bandwidth_by_step(seen))}
     for rank, until in ((0, 160), (1, 300)):
         last = max(each.step for each in figures[:until] if rank in each.work_ms)
         assert found[COMPUTE, rank].last_step == last
@@ -300,7 +312,7 @@ def test_the_last_step_of_each_anomaly_is_that_of_its_own_series(
 def test_a_change_that_persists_has_no_last_step() -> None:
     made = measured_world(world_run(ranks(slow_ms=6)))
     assert made is not None
-    assert {one.last_step for one in find_anomalies(made)} == {None}
+    assert {one.last_step for one in find_anomalies(made, bandwidth_by_step(made))} == {None}
 
 
 def test_own_work_of_the_live_meter_equals_the_report_s() -> None:
@@ -353,3 +365,15 @@ def test_series_without_a_detector_of_their_own_have_no_change() -> None:
         changes = [change for value in values.tolist() if (change := detector.add(value))]
         assert not changes or key in watched
     assert 10 < len(watched) < 150
+
+
+def test_series_hold_the_figures_of_all_steps() -> None:
+    seen = measured_world(world_run(ranks(slow_ms=6)))
+    assert seen is not None
+    rates = {step: 1.5 + step for step in seen.measured[0].step.tolist()[::2]}
+    series = anomalies._series(seen, rates)
+    figures = [anomalies._values(each) for each in anomalies._figures(seen, rates)]
+    for key in {key for values in figures for key in values}:
+        expected = [values[key] for values in figures if key in values]
+        assert series[key][1].tolist() == pytest.approx(expected)
+        assert len(series[key][0]) == len(expected)

@@ -1,0 +1,114 @@
+"""Windows of steps: a long run is read a stretch at a time, so that memory does not grow with it.
+
+A run with more than ``LONG_CALLS`` calls is analysed in windows of whole steps, the same on all
+ranks; each window's records reach further at both ends, as a step may wait for what began in the
+steps before, and its calls may end in the step after. Parts of steps, waits and their causes come
+from all windows. What needs all calls at once, such as medians over the calls of a kind, comes
+from a sample of steps: stretches that are spread evenly over the measured steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.found_steps import BACKWARD
+from commprof.trace.packed import PackedRecords, packed
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Kind, Records
+
+#: Calls of all ranks above which a run is long; calls of a window, and of the sample.
+LONG_CALLS = 1_000_000
+WINDOW_CALLS = 500_000
+SAMPLE_CALLS = 250_000
+#: Stretches of the sample, and fewest steps of each.
+_STRETCHES, _FEWEST_STEPS = 5, 8
+#: Steps before and after a window whose records it holds: waiting that went from rank to rank may
+#: have begun two steps before, and calls end in the step after.
+_BEFORE, _AFTER = 2, 1
+_EVER_NS = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class StepWindows:
+    """How the steps of a long run are cut."""
+
+    #: Numbers of the steps that all ranks completed, ascending.
+    steps: Ints
+    #: Calls of all ranks in a step, in the mean.
+    calls: float
+
+    def windows(self) -> list[Ints]:
+        """Returns the numbers of the steps of each window."""
+        size = max(1, int(WINDOW_CALLS / self.calls))
+        return [self.steps[at : at + size] for at in range(0, len(self.steps), size)]
+
+    def sample(self, measured: Ints) -> list[Ints]:
+        """Returns the numbers of the steps of each stretch of the sample of some of the steps."""
+        steps = max(1, min(int(SAMPLE_CALLS / self.calls), len(measured)))
+        count = max(1, min(_STRETCHES, steps // _FEWEST_STEPS))
+        size = steps // count
+        shares = np.array_split(measured, count)  # each stretch is the middle of its share
+        begins = [(len(share) - size) // 2 for share in shares]
+        return [share[at : at + size] for share, at in zip(shares, begins, strict=True)]
+
+
+def windows_of(traces: Sequence[Trace]) -> StepWindows | None:
+    """Returns how a long run is cut into windows; None for a short one, or if it cannot be cut.
+
+    It can be cut if commprof recorded it, and its steps end at marks of the script or at updates.
+    """
+    calls = sum(_count(trace.records, Kind.ISSUE) for trace in traces)
+    if calls <= LONG_CALLS or not all(map(_can_be_cut, traces)):
+        return None
+    common = columns.steps(traces[0]).index
+    for trace in traces[1:]:
+        common = np.intersect1d(common, columns.steps(trace).index, assume_unique=True)
+    return StepWindows(common, max(1.0, calls / len(common))) if len(common) else None
+
+
+def stretch(trace: Trace, steps: Sequence[Ints]) -> Trace:
+    """Returns a rank's trace with the records of some stretches of steps alone.
+
+    Args:
+        trace: as it was recorded.
+        steps: numbers of the steps of each stretch, ascending.
+    """
+    of_rank = columns.steps(trace)
+    spans: list[tuple[int, int]] = []
+    for numbers in steps:
+        first = int(np.searchsorted(of_rank.index, numbers[0])) - _BEFORE
+        last = int(np.searchsorted(of_rank.index, numbers[-1])) + _AFTER
+        begin_ns = 0 if first <= 0 else int(of_rank.begin_ns[first])
+        end_ns = _EVER_NS if last >= len(of_rank) - 1 else int(of_rank.end_ns[last]) + 1
+        if spans and begin_ns <= spans[-1][1]:
+            begin_ns = spans.pop()[0]
+        spans.append((begin_ns, end_ns))
+    records = packed(trace.records).between(spans)
+    return replace(trace, records=cast("Records", records))
+
+
+def steps_in(index: Ints, chosen: Sequence[Ints]) -> npt.NDArray[np.bool_]:
+    """Returns a mask of the step numbers that lie in one of some stretches of steps."""
+    mask: npt.NDArray[np.bool_] = np.isin(index, np.concatenate(list(chosen)))
+    return mask
+
+
+def _can_be_cut(trace: Trace) -> bool:
+    if trace.is_foreign or trace.is_of_nccl or "trial" in trace.metadata:
+        return False
+    steps = columns.steps(trace)
+    ascending = bool((np.diff(steps.index) > 0).all())
+    return len(steps) > 0 and steps.source != BACKWARD and ascending
+
+
+def _count(records: Records, kind: Kind) -> int:
+    if isinstance(records, PackedRecords):
+        return records.count(kind)
+    return int((records["kind"] == kind).sum())

@@ -1,0 +1,125 @@
+"""A long run that is read in windows of steps has the parts that it has when read at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.scale.runs import write_run
+from commprof.analysis.collectives.communication import communication
+from commprof.analysis.late.incidents import WatchedCalls, find_incidents
+from commprof.analysis.recording import world_recording
+from commprof.analysis.step import windows
+from commprof.analysis.step.breakdown import Breakdown
+from commprof.analysis.step.measured import MeasuredWorld, measured_world
+from commprof.trace import columns
+from commprof.trace.run.run_directory import WorldRun, read_world
+from tests.support.builders.exact.drawn import any_job
+from tests.support.builders.exact.recorded import recorded
+from tests.support.builders.exact.simulation import simulate
+from tests.support.builders.traces import world_run
+
+_CLOSE_NS = 1e-3
+#: Fraction of the waiting whose origin may lie before a window reaches, in pipelines.
+_MOST_MOVED = 1e-3
+
+
+def _run(seed: int) -> WorldRun:
+    job = any_job(seed, 1, False, 8).job
+    return world_run(recorded(job, simulate(job)))
+
+
+def _at_once(run: WorldRun, monkeypatch: pytest.MonkeyPatch) -> tuple[MeasuredWorld, WatchedCalls]:
+    return _measured(run, monkeypatch, 10**9, 10**9)
+
+
+def _measured(
+    run: WorldRun, monkeypatch: pytest.MonkeyPatch, long: int, window: int
+) -> tuple[MeasuredWorld, WatchedCalls]:
+    monkeypatch.setattr(windows, "LONG_CALLS", long)
+    monkeypatch.setattr(windows, "WINDOW_CALLS", window)
+    monkeypatch.setattr(windows, "SAMPLE_CALLS", window)
+    calls = WatchedCalls()
+    seen = measured_world(run, calls.add)
+    assert seen is not None
+    return seen, calls
+
+
+def _calls(run: WorldRun) -> int:
+    return sum(len(columns.collectives(trace)) for trace in run.traces.values())
+
+
+def _differences(ours: Breakdown, expected: Breakdown) -> list[str]:
+    found = []
+    names = {field.name for field in dataclasses.fields(Breakdown)} - {"caused"}
+    for name in sorted(names):
+        made, whole = (np.asarray(getattr(part, name), dtype=float) for part in (ours, expected))
+        if not np.allclose(made, whole, rtol=0, atol=_CLOSE_NS, equal_nan=True):
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_parts_of_all_steps_are_those_of_the_whole_run(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _run(seed)
+    whole, calls = _at_once(run, monkeypatch)
+    assert whole.all_steps is whole
+    seen, watched = _measured(_run(seed), monkeypatch, 1, _calls(run) // 5)
+    cut = seen.all_steps
+    assert cut is not seen
+    assert (cut.warmup, cut.merged, cut.ranks) == (whole.warmup, whole.merged, whole.ranks)
+    for ours, expected in zip(cut.parts, whole.parts, strict=True):
+        assert _differences(ours, expected) == []
+        assert ours.caused.wait_ns.sum() == pytest.approx(expected.caused.wait_ns.sum())
+    moved_ns = sum(
+        float(np.abs(ours.caused_ns - expected.caused_ns).sum()) / 2
+        for ours, expected in zip(cut.parts, whole.parts, strict=True)
+    )
+    assert moved_ns <= _MOST_MOVED * sum(float(part.caused.wait_ns.sum()) for part in whole.parts)
+    assert watched.mismatch_count == calls.mismatch_count
+    assert watched.gbit_per_s == pytest.approx(calls.gbit_per_s)
+    anomalies = [find_incidents(run, *pair).anomalies for pair in ((seen, watched), (whole, calls))]
+    assert anomalies[0] == anomalies[1]
+
+
+def test_a_sample_says_of_which_steps_it_is_and_has_their_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", ranks=4, steps=120, calls=6)
+    run = read_world(tmp_path / "run", 4)
+    whole, _ = _at_once(run, monkeypatch)
+    seen, _ = _measured(run, monkeypatch, 1, 4 * 6 * 30)
+    stretches = world_recording(run, seen).sampled_steps
+    numbers = [step for first, last in stretches for step in range(first, last + 1)]
+    assert seen.measured[0].step.tolist() == numbers
+    assert [last - first + 1 for first, last in stretches] == [10, 10, 10]
+    assert world_recording(run, whole).sampled_steps == ()
+    sampled, all_calls = (communication(run, world).collectives for world in (seen, whole))
+    assert [row.op for row in sampled] == [row.op for row in all_calls]
+    assert [row.calls_per_step for row in sampled] == [row.calls_per_step for row in all_calls]
+
+
+def test_what_another_tool_recorded_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "LONG_CALLS", 1)
+    traces = [*_run(2).traces.values()]
+    assert windows.windows_of(traces) is not None
+    foreign = [
+        dataclasses.replace(trace, metadata={**trace.metadata, "capture": "torch.profiler"})
+        for trace in traces
+    ]
+    assert windows.windows_of(foreign) is None
+
+
+def test_a_stretch_reaches_further_at_both_ends() -> None:
+    trace = _run(3).traces[0]
+    steps = columns.steps(trace)
+    some = windows.stretch(trace, [steps.index[5:8]])
+    assert columns.steps(some).index.tolist() == steps.index[3:9].tolist()
+    two = windows.stretch(trace, [steps.index[5:8], steps.index[8:9]])
+    assert columns.steps(two).index.tolist() == steps.index[3:10].tolist()
+    assert len(columns.steps(windows.stretch(trace, [steps.index]))) == len(steps)
