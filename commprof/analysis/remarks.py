@@ -237,7 +237,7 @@ def _what_held_up(phase: LongerPhase) -> list[str]:
 
 
 def _about_world(world: WorldResult, facts: Mapping[str, list[str]]) -> list[str]:
-    found = []
+    found = [*facts.get("sampled_steps", [])]
     name = counted(world.world_size, "rank")
     if world.recording.foreign and world.recording.clock_error_us > 0:
         found.append(

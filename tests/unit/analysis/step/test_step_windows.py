@@ -12,6 +12,7 @@ from benchmarks.scale.runs import write_run
 from commprof.analysis.collectives.communication import communication
 from commprof.analysis.late.incidents import WatchedCalls, find_incidents
 from commprof.analysis.recording import world_recording
+from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.step import windows
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.measured import MeasuredWorld, measured_world
@@ -102,6 +103,19 @@ def test_a_sample_says_of_which_steps_it_is_and_has_their_calls(
     sampled, all_calls = (communication(run, world).collectives for world in (seen, whole))
     assert [row.op for row in sampled] == [row.op for row in all_calls]
     assert [row.calls_per_step for row in sampled] == [row.calls_per_step for row in all_calls]
+
+
+def test_a_long_run_names_its_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "run", ranks=2, steps=40, calls=4)
+    monkeypatch.setattr(windows, "LONG_CALLS", 300)
+    monkeypatch.setattr(windows, "WINDOW_CALLS", 80)
+    monkeypatch.setattr(windows, "SAMPLE_CALLS", 80)
+    result, (detail,) = analyse_in_detail(tmp_path / "run")
+    (said,) = [text for text in result.remarks if "is long" in text]
+    assert "steps 15 to 24 of 39 measured steps" in said
+    assert len(detail.steps) == 39
+    result, _ = analyse_in_detail(tmp_path / "run", all_calls=True)
+    assert not [text for text in result.remarks if "is long" in text]
 
 
 def test_what_another_tool_recorded_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
