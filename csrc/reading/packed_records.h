@@ -19,10 +19,10 @@ namespace commprof::reading {
 inline constexpr size_t kFields = 13;
 
 // The values of one field in the records of one kind: base + the bytes at
-// `offset`, of which each value has `width`; 0 if all values are the base. Times
-// spread far but differ little from one to the next: with kDifferences, `base`
-// is the first value, and the data are signed differences of 4 bytes, the first
-// of them 0.
+// `offset`, of which each value has `width`; 0 if all values are the base.
+// Times spread far but differ little from one to the next: with kDifferences,
+// `base` is the first value, and the data are signed differences of 4 bytes,
+// the first of them 0.
 inline constexpr uint64_t kDifferences = 5;
 
 struct PackedField {
