@@ -389,8 +389,13 @@ def _description(group: Mapping[str, Any]) -> str:
 
 def _ranks(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns a group's global ranks in the group's order, from a list or a list as text."""
-    text = str(config.get("ranks", ""))[: 1 << 20]
-    return tuple(int(number) for number in re.findall(r"\d{1,7}", text))
+    return _numbers_in(str(config.get("ranks", ""))[: 1 << 20])
+
+
+@lru_cache(maxsize=1 << 8)
+def _numbers_in(text: str) -> tuple[int, ...]:
+    """Returns the numbers in a text, the same object for all ranks of a group."""
+    return tuple(map(int, re.findall(r"\d{1,7}", text)))
 
 
 def _in_status(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -76,7 +76,8 @@ def diagnosis(path: Path) -> Diagnosis:
     members = members_of(dumps)
     seen = {dump.rank for dump in dumps}
     missing = tuple(sorted({r for ranks in members.values() for r in ranks} - seen))
-    everybody = [*states, *(_undumped(r, members, states[0].world_size) for r in missing)]
+    groups = _groups_by_rank(members) if missing else {}
+    everybody = [*states, *(_undumped(r, groups, states[0].world_size) for r in missing)]
     every_wait = waits_of(everybody)
     waits = _supported(every_wait, {dump.rank: dump.since_ns for dump in dumps})
     mismatches = _mismatches(dumps)
@@ -103,11 +104,7 @@ def diagnosis(path: Path) -> Diagnosis:
         missing=missing,
         problems=tuple(problems),
         oldest=_oldest_of_all(states, words) if kind in ("arrived", "members") else (),
-        members_told=all(
-            any(one.group in dump.members for dump in dumps)
-            for state in states
-            for one in state.pending.values()
-        ),
+        members_told=_pending_groups(states) <= _told_groups(dumps),
         untold=tuple(sorted(untold)),
         mismatch=cause.mismatch,
         difference="" if cause.circle is None else _difference(cause.circle, words),
@@ -124,9 +121,18 @@ def _may_lack_members(
     dumps: Sequence[Dump], states: Sequence[DumpedRank], members: Mapping[str, tuple[int, ...]]
 ) -> bool:
     """True if a rank with a dump may belong to a pending group without having used it."""
-    pending = {one.group for state in states for one in state.pending.values()}
-    told = {group for dump in dumps for group in dump.members}
-    return any({dump.rank for dump in dumps} - {*members[group]} for group in pending - told)
+    dumped = {dump.rank for dump in dumps}
+    untold = _pending_groups(states) - _told_groups(dumps)
+    return any(dumped - {*members[group]} for group in untold)
+
+
+def _pending_groups(states: Sequence[DumpedRank]) -> set[str]:
+    return {one.group for state in states for one in state.pending.values()}
+
+
+def _told_groups(dumps: Sequence[Dump]) -> set[str]:
+    """Returns the groups whose ranks a dump lists."""
+    return {group for dump in dumps for group in dump.members}
 
 
 def _may_wait_in_a_message(
@@ -189,8 +195,12 @@ def standings(dumps: Sequence[Dump]) -> list[DumpedRank]:
     everybody = {rank for ranks in members.values() for rank in ranks} | {d.rank for d in dumps}
     with_messages = {entry.group for dump in dumps for entry in dump.entries if entry.is_message}
     starts = any(entry.state == "started" for dump in dumps for entry in dump.entries)
+    groups = _groups_by_rank(members)
     return [
-        _standing(d, members, with_messages, len(everybody), starts and not _lacks_starts(d))
+        _standing(
+            *(d, groups.get(d.rank, {}), with_messages, len(everybody)),
+            starts and not _lacks_starts(d),
+        )
         for d in dumps
     ]
 
@@ -201,22 +211,23 @@ def _lacks_starts(dump: Dump) -> bool:
     return bool(ended) and not any(entry.has_start for entry in dump.entries)
 
 
-def _undumped(rank: int, members: Mapping[str, tuple[int, ...]], world_size: int) -> DumpedRank:
+def _undumped(rank: int, groups: Mapping[int, Mapping[str, Group]], world_size: int) -> DumpedRank:
     """Returns the state of a rank without a dump, as if it had issued nothing."""
-    return DumpedRank(rank, world_size, {}, {}, {}, (), _groups(rank, members))
+    return DumpedRank(rank, world_size, {}, {}, {}, (), groups.get(rank, {}))
 
 
-def _groups(rank: int, members: Mapping[str, tuple[int, ...]]) -> dict[str, Group]:
-    return {
-        name: Group(number, name, "", "", ranks.index(rank), len(ranks))
-        for number, (name, ranks) in enumerate(members.items())
-        if rank in ranks
-    }
+def _groups_by_rank(members: Mapping[str, tuple[int, ...]]) -> dict[int, dict[str, Group]]:
+    groups: defaultdict[int, dict[str, Group]] = defaultdict(dict)
+    for number, (name, ranks) in enumerate(members.items()):
+        for place, rank in enumerate(ranks):
+            if name not in groups[rank]:
+                groups[rank][name] = Group(number, name, "", "", place, len(ranks))
+    return groups
 
 
 def _standing(
     dump: Dump,
-    members: Mapping[str, tuple[int, ...]],
+    groups: Mapping[str, Group],
     with_messages: Container[str],
     world_size: int,
     knows_starts: bool,
@@ -262,7 +273,7 @@ def _standing(
         next_seq,
         dict(messages),
         {entry.group for entry in dump.entries if entry.is_message and entry.peer < 0},
-        _groups(dump.rank, members),
+        groups,
         [own_call(one.op, one.group, one.bytes_in, one.bytes_out, one.peer) for one in issued],
         issued[-1] if issued else None,
     )
@@ -340,12 +351,15 @@ def _with_line(operation: PendingOperation, words: Words) -> str:
 
 def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
     """Returns the first mismatch of each group, and the first that is pending on a rank."""
+    mixed = _mixed_groups(dumps)
+    if not mixed:
+        return ()
     issued: dict[tuple[str, int], dict[int, tuple[Issued, int]]] = {}
     lines: dict[str, dict[int, dict[int, str]]] = {}
     pending: set[tuple[str, int]] = set()
     for dump in dumps:
         for entry in dump.entries:
-            if entry.is_message:
+            if entry.is_message or entry.group not in mixed:
                 continue
             # Entries of one coalesced launch share its number: the first stands for it.
             key = entry.group, entry.seq
@@ -376,6 +390,23 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
     return tuple(first.values())
 
 
+def _mixed_groups(dumps: Sequence[Dump]) -> set[str]:
+    """Returns the groups in which ranks describe a collective differently, if only in part."""
+    first: dict[tuple[str, int], tuple[str, int, int, str]] = {}
+    mixed = set()
+    for dump in dumps:
+        own = set[tuple[str, int]]()
+        for entry in dump.entries:
+            key = entry.group, entry.seq
+            if entry.is_message or key in own:
+                continue
+            own.add(key)
+            what = entry.op, entry.bytes_in, entry.bytes_out, entry.dtype
+            if first.setdefault(key, what) != what:
+                mixed.add(entry.group)
+    return mixed
+
+
 def _comparable(issued: Sequence[Issued]) -> list[Issued]:
     """Returns equal operations without what the dump of some rank does not tell: size or type."""
     if len({one.op for one in issued}) > 1:
@@ -398,29 +429,39 @@ def _issued(op: str, bytes_in: int, bytes_out: int, dtype: str) -> Issued:
     return Issued(op, "" if "barrier" in op else dtype, "", size, -1)
 
 
+def _started(dumps: Sequence[Dump]) -> dict[str, dict[int, int]]:
+    """Returns the number of each rank's last collective that has started, by group and rank."""
+    numbers: dict[str, dict[int, int]] = {}
+    for dump in dumps:
+        for entry in dump.entries:
+            if entry.state == "started" and not entry.is_message:
+                of_group = numbers.setdefault(entry.group, {})
+                of_group[dump.rank] = max(of_group.get(dump.rank, entry.seq), entry.seq)
+    return numbers
+
+
 def _progress(
     dumps: Sequence[Dump], states: Sequence[DumpedRank], members: Mapping[str, tuple[int, ...]]
 ) -> tuple[GroupProgress, ...]:
     descriptions = {name: text for dump in dumps for name, text in dump.descriptions.items()}
     untold = {e.group for dump in dumps for e in dump.entries if e.state == UNTOLD}
+    pending: defaultdict[str, list[tuple[int, PendingOperation]]] = defaultdict(list)
+    for state in states:
+        for one in state.pending.values():
+            pending[one.group].append((state.rank, one))
+    in_start = _started(dumps)
+    by_rank = {state.rank: state for state in states}
     found = []
     for group, ranks in members.items():
-        mine = [(s.rank, one) for s in states for one in s.pending.values() if one.group == group]
+        mine = pending.get(group, [])
         if not mine and group not in untold:
             continue
         collective = [(rank, one.seq) for rank, one in mine if one.peer < 0 and one.seq >= 0]
-        here = [state for state in states if state.rank in ranks]
+        here = [by_rank[rank] for rank in sorted({*ranks} & by_rank.keys())]
         scheduled = {s.rank: s.next_seq[group] - 1 for s in here if group in s.next_seq}
         oldest = dict(sorted(collective, reverse=True))  # of each rank, the smallest is kept
-        started: dict[int, int] = {}
-        for dump in (one for one in dumps if one.rank in ranks):
-            numbers = [
-                entry.seq
-                for entry in dump.entries
-                if entry.group == group and not entry.is_message and entry.state == "started"
-            ]
-            if numbers:
-                started[dump.rank] = max(numbers)
+        begun = in_start.get(group, {})
+        started = {state.rank: begun[state.rank] for state in here if state.rank in begun}
         completed = {}
         if group not in untold:
             completed = {rank: oldest.get(rank, last + 1) - 1 for rank, last in scheduled.items()}

@@ -130,9 +130,12 @@ class _LateRanks:
     def __init__(self, states: Sequence[Standing]) -> None:
         self._states = states
         self._by_place: dict[tuple[str, int], list[Standing]] = {}
+        self._users: dict[str, list[Standing]] = {}
+        self._world_sizes = {state.world_size for state in states}
         for state in states:
             for name, group in state.groups.items():
                 self._by_place.setdefault((name, group.rank), []).append(state)
+                self._users.setdefault(name, []).append(state)
         #: By a collective's group, number and size of the group, with their ranks.
         self._found: dict[tuple[str, int, int], tuple[list[Standing], tuple[int, ...]]] = {}
 
@@ -155,7 +158,10 @@ class _LateRanks:
     ) -> tuple[list[Standing], tuple[int, ...]]:
         key = operation.group, operation.seq, own.size if own is not None else -1
         if key not in self._found:
-            late = [other for other in self._states if _is_late(other, operation, own)]
+            # Others than users count in groups of all ranks only.
+            of_all = own is not None and own.size in self._world_sizes
+            others = self._states if of_all else self._users.get(operation.group, [])
+            late = [other for other in others if _is_late(other, operation, own)]
             self._found[key] = late, tuple(other.rank for other in late)
         return self._found[key]
 
@@ -179,10 +185,14 @@ def find_cause(
         for one in state.pending.values():
             if one.peer < 0:
                 pending.setdefault((state.rank, one.group, one.seq), one)
+    users: dict[str, list[Standing]] = {}
+    for state in states:
+        for name in state.groups:
+            users.setdefault(name, []).append(state)
     behind = {
         state.rank: operation
         for state in states
-        if (operation := _behind_in(state, states, pending)) is not None
+        if (operation := _behind_in(state, users, pending)) is not None
     }
     absent = sorted({rank for found in waits.values() for _, ranks in found for rank in ranks})
     by_rank = {state.rank: state for state in states}
@@ -285,20 +295,24 @@ def _before(next_seq: int | None, operation: PendingOperation) -> bool:
 
 def _behind_in(
     state: Standing,
-    states: Sequence[Standing],
+    users: Mapping[str, Sequence[Standing]],
     pending: Mapping[tuple[int, str, int], PendingOperation],
 ) -> PendingOperation | None:
     """Returns a rank's oldest pending operation if the rank is behind; else None.
 
-    The module's docstring defines when a rank is behind. ``pending``: each rank's pending
-    collectives, by rank, group and number.
+    The module's docstring defines when a rank is behind.
+
+    Args:
+        state: the rank's state.
+        users: the states of the ranks of each group, by its name.
+        pending: each rank's pending collectives, by rank, group and number.
     """
     oldest = next(iter(_oldest_first(state)), None)
     if oldest is None or oldest.peer >= 0 or oldest.silent or oldest.seq < 0:
         return None
     if not oldest.op.startswith(_SYNCHRONISING):
         return None
-    members = [one for one in states if one is not state and oldest.group in one.groups]
+    members = [one for one in users.get(oldest.group, ()) if one is not state]
     if any(_misses(other, oldest, state) for other in members):
         return None
     there = [pending.get((other.rank, oldest.group, oldest.seq)) for other in members]
