@@ -73,6 +73,19 @@ def windows_of(traces: Sequence[Trace]) -> StepWindows | None:
     return StepWindows(common, max(1.0, calls / len(common))) if len(common) else None
 
 
+def sampled(traces: Sequence[Trace]) -> tuple[list[Trace], list[tuple[int, int]]]:
+    """Cuts a long run's traces to a sample of its steps; returns any others as they are.
+
+    Also returns first and last number of the steps of each stretch; none if nothing was cut.
+    """
+    cut = windows_of(traces)
+    if cut is None:
+        return list(traces), []
+    chosen = cut.sample(cut.steps[1:])  # the first step is always warm-up
+    numbers = [(int(steps[0]), int(steps[-1])) for steps in chosen]
+    return [stretch(trace, chosen) for trace in traces], numbers
+
+
 def stretch(trace: Trace, steps: Sequence[Ints]) -> Trace:
     """Returns a rank's trace with the records of some stretches of steps alone.
 

@@ -92,6 +92,9 @@ held-out error, and writes them to a machine profile, which `commprof predict` r
             print(f"Left out: {printable(reason)}")
         for remark in (remark for one in measurements for remark in one.remarks):
             print(f"Note: {printable(remark)}.")
+        for job in recorded:
+            if job.sampled_steps:
+                print(f"Note: {printable(job.name)}.")
         print(f"Machine profile: {quoted(path)}")
         return 0
 
@@ -112,7 +115,7 @@ def _read(sources: list[Path]) -> tuple[list[Measurement], list[RecordedJob], li
             found, reasons = read_recorded(source)
             recorded += found
             refused += reasons
-            measurements += read_calls(source)
+            measurements += read_calls(source, {job.schedule.world_size for job in found})
         elif source.is_file():
             measurements.append(read_points(source))
         else:

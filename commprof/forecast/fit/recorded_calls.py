@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,15 +28,20 @@ from commprof.trace.schema import op_name
 _LEAST_CALLS = 3
 
 
-def read_calls(directory: Path) -> list[Measurement]:
+def read_calls(directory: Path, with_steps: Collection[int] = ()) -> list[Measurement]:
     """Reads the collectives of a run without steps, by world size.
+
+    Args:
+        directory: the run.
+        with_steps: world sizes that are known to have steps, and are not read.
 
     World sizes that have neither points nor a reason why not are left out.
 
     Raises:
         CommprofError: ``directory`` is not a run directory.
     """
-    runs = (read_world(directory, size) for size in read_context(directory)["world_sizes"])
+    sizes = [size for size in read_context(directory)["world_sizes"] if size not in with_steps]
+    runs = (read_world(directory, size) for size in sizes)
     found = [_measurement(run) for run in runs if _is_stepless(run)]
     return [each for each in found if each.points or each.left_out]
 

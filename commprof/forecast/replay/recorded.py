@@ -11,6 +11,7 @@ import numpy as np
 
 from commprof import invocation
 from commprof.analysis.collectives.compression import CompressionRow, compression_rows
+from commprof.analysis.step.windows import sampled
 from commprof.errors import CommprofError
 from commprof.forecast.costs.regression import Line, robust_line
 from commprof.forecast.scenario.schedule import (
@@ -37,6 +38,8 @@ class RecordedJob:
     compression: tuple[CompressionRow, ...]
     #: The run directory; empty if there is none.
     source: str = ""
+    #: Which steps of a long run these are, as a clause; empty for all steps.
+    sampled_steps: str = ""
 
 
 def read_recorded(directory: Path) -> tuple[list[RecordedJob], list[str]]:
@@ -51,6 +54,8 @@ def read_recorded(directory: Path) -> tuple[list[RecordedJob], list[str]]:
         if run.traces and not any(len(columns.steps(trace)) for trace in run.traces.values()):
             refused.append(f"{run.directory} ({world_size} ranks): no rank recorded a step")
             continue
+        run, sampled_steps = _of_sample(run)
+        name = f"{directory}, {world_size} ranks{sampled_steps and f' ({sampled_steps})'}"
         try:
             schedule = _read_steps(run)
         except CommprofError as error:
@@ -58,10 +63,18 @@ def read_recorded(directory: Path) -> tuple[list[RecordedJob], list[str]]:
             continue
         traces = [run.traces[rank] for rank in sorted(run.traces)]
         rows = compression_rows(traces, measured_steps(traces), world_size)
-        found.append(
-            RecordedJob(f"{directory}, {world_size} ranks", schedule, rows, str(directory))
-        )
+        found.append(RecordedJob(name, schedule, rows, str(directory), sampled_steps))
     return with_free_share(found), refused
+
+
+def _of_sample(run: WorldRun) -> tuple[WorldRun, str]:
+    """Cuts a long run to a sample of its steps; also returns which these are, as a clause."""
+    traces, stretches = sampled([run.traces[rank] for rank in sorted(run.traces)])
+    if not stretches:
+        return run, ""
+    said = ", ".join(f"{first}-{last}" for first, last in stretches)
+    cut = replace(run, traces=dict(zip(sorted(run.traces), traces, strict=True)))
+    return cut, f"a sample of a long run: steps {said}"
 
 
 def _read_steps(run: WorldRun) -> RecordedSteps:
