@@ -40,6 +40,7 @@ from benchmarks.own_cost import (
     long_day,
     long_run,
     nccl_plugin,
+    nccl_plugin_harm,
     overhead,
 )
 from benchmarks.predictions import predict_error, predict_intervals, predict_sharded
@@ -294,8 +295,18 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             "Cost of NCCL's profiler plugin for a collective",
             "nccl_plugin.json",
             f"own_cost/nccl_plugin.py --json {RESULTS}/nccl_plugin.json",
-            ("at most 300 ns of the calling thread",),
+            ("at most 300 ns of the calling thread", "at most 100 ns to pass all on"),
             object_of(nccl_plugin.demands),
+        ),
+        Study(
+            "What could harm a job with NCCL's profiler plugin",
+            "nccl_plugin_harm.json",
+            f"own_cost/nccl_plugin_harm.py --json {RESULTS}/nccl_plugin_harm.json",
+            (
+                "1,000 random orders of calls and 200 kills under sanitizers",
+                "100 million events in bounded memory",
+            ),
+            object_of(nccl_plugin_harm.demands),
         ),
         Study(
             "A long run in always-on mode",

@@ -1,11 +1,13 @@
-// Times the events of NCCL's calling thread with a profiler plugin, and with
-// one that does nothing, in turns: nccl_plugin PLUGIN ROUNDS. Prints for each
-// round the nanoseconds of CPU time per collective, of the empty plugin and of
-// PLUGIN.
+// Times the events of NCCL's calling thread with a profiler plugin, with one
+// that does nothing, and with the plugin that passes all on to the empty one,
+// in turns: nccl_plugin PLUGIN COPY ROUNDS, where COPY is a copy of PLUGIN.
+// Prints for each round the nanoseconds of CPU time per collective, of the
+// empty plugin, of PLUGIN and of both.
 #include <dlfcn.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -36,7 +38,8 @@ nccl::Result emptyInit(
   return 0;
 }
 nccl::Result emptyStart(void*, void** handle, nccl::DescriptorV5*) {
-  *handle = nullptr;
+  static int64_t any;
+  *handle = &any;
   return 0;
 }
 nccl::Result emptyStop(void*) {
@@ -45,12 +48,28 @@ nccl::Result emptyStop(void*) {
 nccl::Result emptyState(void*, int, nccl::StateArgs*) {
   return 0;
 }
-nccl::TableV5 g_empty =
+
+} // namespace
+
+// The user's plugin, which is found in the program itself.
+extern "C" __attribute__((visibility("default"))) nccl::TableV5 ncclProfiler_v6;
+nccl::TableV5 ncclProfiler_v6 =
     {"empty", emptyInit, emptyStart, emptyStop, emptyState, emptyStop};
+
+namespace {
+
+void* tableIn(const char* path) {
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  return library ? dlsym(library, "ncclProfiler_v6") : nullptr;
+}
 
 class Side {
  public:
-  explicit Side(void* table) : player_(6, table) {
+  // `users`: value of COMMPROF_NCCL_PLUGIN.
+  Side(void* table, const std::string& out, const char* users)
+      : player_(6, table) {
+    setenv("COMMPROF_OUT", out.c_str(), 1);
+    setenv("COMMPROF_NCCL_PLUGIN", users, 1);
     player_.init(communicator_);
   }
   // One batch after the other: the kernels are told in between, in a thread of
@@ -92,20 +111,28 @@ class Side {
 } // namespace
 
 int main(int count, char** arguments) {
-  void* library =
-      count == 3 ? dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL) : nullptr;
-  void* table = library ? dlsym(library, "ncclProfiler_v6") : nullptr;
-  if (table == nullptr) {
-    std::fprintf(stderr, "usage: nccl_plugin PLUGIN ROUNDS\n");
+  void* table = count == 4 ? tableIn(arguments[1]) : nullptr;
+  void* copy = count == 4 ? tableIn(arguments[2]) : nullptr;
+  const char* out = std::getenv("COMMPROF_OUT");
+  if (table == nullptr || copy == nullptr || table == copy || !out) {
+    std::fprintf(stderr, "usage: nccl_plugin PLUGIN COPY ROUNDS\n");
     return 2;
   }
-  Side empty(&g_empty);
-  Side plugin(table);
-  empty.nsPerCollective();
-  plugin.nsPerCollective();
-  for (int i = 0; i < std::atoi(arguments[2]); ++i) {
-    const double without = empty.nsPerCollective();
-    std::printf("%.2f %.2f\n", without, plugin.nsPerCollective());
+  const std::string traces = out;
+  Side empty(&ncclProfiler_v6, traces, "");
+  Side plugin(table, traces + "/alone", "");
+  Side both(copy, traces + "/both", "STATIC_PLUGIN");
+  Side* const sides[] = {&empty, &plugin, &both};
+  for (Side* side : sides) {
+    side->nsPerCollective();
+  }
+  for (int i = 0; i < std::atoi(arguments[3]); ++i) {
+    double ns[3] = {};
+    for (int turn = 0; turn < 3; ++turn) {
+      const int side = (i + turn) % 3;
+      ns[side] = sides[side]->nsPerCollective();
+    }
+    std::printf("%.2f %.2f %.2f\n", ns[0], ns[1], ns[2]);
   }
   return 0;
 }

@@ -77,15 +77,15 @@ Handle rememberCapturedCall(const ApiCall& call) noexcept {
 
 Caller callerOf(Handle handle, uint32_t part) noexcept {
   Caller caller;
-  if (handle.tag == Tag::kCapturedCall) {
+  if (handle.tag() == Tag::kCapturedCall) {
     caller.origin = Origin::kReplay;
-    caller.known = handle.slot < kCapturedCalls &&
-        g_captured[handle.slot].read(caller.call, handle.use);
-    caller.replay =
-        caller.known ? g_captured[handle.slot].replayOf(part) : kReplayUnknown;
-  } else if (handle.tag == Tag::kCall) {
-    caller.known = handle.slot < kCalls &&
-        g_recent[handle.slot].read(caller.call, handle.use);
+    caller.known = handle.slot() < kCapturedCalls &&
+        g_captured[handle.slot()].read(caller.call, handle.use());
+    caller.replay = caller.known ? g_captured[handle.slot()].replayOf(part)
+                                 : kReplayUnknown;
+  } else if (handle.tag() == Tag::kCall) {
+    caller.known = handle.slot() < kCalls &&
+        g_recent[handle.slot()].read(caller.call, handle.use());
   }
   return caller;
 }

@@ -106,7 +106,9 @@ void Communicator::begin(
   const int room = of_ranks == kUnknown ? kPeersOfUnknown : of_ranks;
   if (room > room_.load()) {
     const int larger = std::max(room, 2 * room_.load());
-    messages_.store(new std::atomic<uint32_t>[size_t(larger) * 4]());
+    kept_.push_back(
+        std::make_unique<std::atomic<uint32_t>[]>(size_t(larger) * 4));
+    messages_.store(kept_.back().get());
     room_.store(larger);
   }
   for (size_t i = 0; i < size_t(room_.load()) * 4; ++i) {

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "core/record.h"
 #include "nccl_plugin/gpu_clock.h"
@@ -63,7 +65,8 @@ struct Communicator {
 
   std::atomic<uint32_t> collectives_[2]{};
   // Counters [origin][sent?][peer], and for how many peers there is room. Old
-  // ones stay allocated, in sizes that double.
+  // ones are kept, in sizes that double: a thread may still count in them.
+  std::vector<std::unique_ptr<std::atomic<uint32_t>[]>> kept_;
   std::atomic<std::atomic<uint32_t>*> messages_{nullptr};
   std::atomic<int> room_{0};
   std::atomic_flag clock_used_; // held for some instructions

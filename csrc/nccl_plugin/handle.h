@@ -20,34 +20,50 @@ enum class Tag : uint8_t {
 };
 
 // How many of each there are at a time.
-inline constexpr uint32_t kCalls = 1 << 14;
+inline constexpr uint32_t kCalls = 1 << 12;
 inline constexpr uint32_t kCapturedCalls = 1 << 16; // ever
 inline constexpr uint32_t kOperations = 1 << 14;
 inline constexpr uint32_t kMaxChannels = 128; // of an operation
 inline constexpr uint32_t kTransfers = 1 << 13;
 inline constexpr uint32_t kStepsInFlight = 8; // of a transfer; NCCL_STEPS
 
-struct Handle {
-  Tag tag = Tag::kNone;
-  uint8_t channel = 0; // of a step: its place among those in flight
-  uint32_t slot = 0; // 24 bits
-  uint32_t use = 0; // how often the slot had been used before; wraps around
+// One word, so that it is passed in a register.
+class Handle {
+ public:
+  constexpr Handle() = default;
+  // `channel`: 7 bits; of a step: its place among those in flight. `slot`: 24
+  // bits. `use`: how often the slot had been used before; 30 bits, wraps
+  // around.
+  constexpr Handle(Tag tag, uint8_t channel, uint32_t slot, uint32_t use)
+      : bits_(
+            uint64_t(tag) | uint64_t(channel & 127) << 3 |
+            uint64_t(slot & 0xffffff) << 10 | uint64_t(use) << 34) {}
 
   static Handle of(const void* pointer) noexcept {
-    const auto bits = reinterpret_cast<uintptr_t>(pointer);
-    static_assert(sizeof(bits) == 8);
-    return {
-        Tag(bits & 7),
-        uint8_t(bits >> 3 & 127),
-        uint32_t(bits >> 10 & 0xffffff),
-        uint32_t(bits >> 34)};
+    Handle handle;
+    handle.bits_ = reinterpret_cast<uintptr_t>(pointer);
+    return handle;
+  }
+  void* pointer() const noexcept {
+    return reinterpret_cast<void*>(bits_);
   }
 
-  void* pointer() const noexcept {
-    return reinterpret_cast<void*>(
-        uintptr_t(tag) | uintptr_t(channel & 127) << 3 |
-        uintptr_t(slot & 0xffffff) << 10 | uintptr_t(use) << 34);
+  Tag tag() const noexcept {
+    return Tag(bits_ & 7);
   }
+  uint8_t channel() const noexcept {
+    return uint8_t(bits_ >> 3 & 127);
+  }
+  uint32_t slot() const noexcept {
+    return uint32_t(bits_ >> 10 & 0xffffff);
+  }
+  uint32_t use() const noexcept {
+    return uint32_t(bits_ >> 34);
+  }
+
+ private:
+  static_assert(sizeof(void*) == sizeof(uint64_t));
+  uint64_t bits_ = 0;
 };
 
 // Bits of Handle::use that a handle holds.

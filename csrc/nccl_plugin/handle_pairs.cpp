@@ -50,14 +50,14 @@ std::atomic<HandlePair*> g_pairs{nullptr};
 std::atomic<uint64_t> g_users_only{0};
 
 HandlePair* pairOf(Handle handle) noexcept {
-  const Room& room = kRooms[size_t(handle.tag)];
+  const Room& room = kRooms[size_t(handle.tag())];
   HandlePair* pairs = g_pairs.load(std::memory_order_acquire);
-  if (pairs == nullptr || handle.slot >= room.slots ||
-      handle.channel >= room.of_slot) {
+  if (pairs == nullptr || handle.slot() >= room.slots ||
+      handle.channel() >= room.of_slot) {
     return nullptr;
   }
-  return pairs + kFirst[size_t(handle.tag)] +
-      size_t(handle.channel) * room.slots + handle.slot;
+  return pairs + kFirst[size_t(handle.tag())] +
+      size_t(handle.channel()) * room.slots + handle.slot();
 }
 
 } // namespace
@@ -83,8 +83,8 @@ void* joinHandles(Handle ours, void* users) noexcept {
   if (users == nullptr) {
     return ours.pointer();
   }
-  if (ours.tag == Tag::kNone) {
-    if (Handle::of(users).tag == Tag::kNone) {
+  if (ours.tag() == Tag::kNone) {
+    if (Handle::of(users).tag() == Tag::kNone) {
       return users;
     }
     const uint64_t ticket =
@@ -98,14 +98,14 @@ void* joinHandles(Handle ours, void* users) noexcept {
   if (HandlePair* pair = pairOf(ours)) {
     pair->use.store(0, std::memory_order_seq_cst);
     pair->users.store(users, std::memory_order_release);
-    pair->use.store(ours.use + 1, std::memory_order_release);
+    pair->use.store(ours.use() + 1, std::memory_order_release);
   }
   return ours.pointer();
 }
 
 void* usersHandle(void* joined) noexcept {
   const Handle handle = Handle::of(joined);
-  if (handle.tag == Tag::kNone) {
+  if (handle.tag() == Tag::kNone) {
     return joined;
   }
   const HandlePair* pair = pairOf(handle);
@@ -115,7 +115,7 @@ void* usersHandle(void* joined) noexcept {
   const uint32_t before = pair->use.load(std::memory_order_acquire);
   void* users = pair->users.load(std::memory_order_acquire);
   const uint32_t after = pair->use.load(std::memory_order_acquire);
-  return before == after && before == handle.use + 1 ? users : nullptr;
+  return before == after && before == handle.use() + 1 ? users : nullptr;
 }
 
 } // namespace commprof::nccl

@@ -45,11 +45,6 @@ inline constexpr int kRecvWait = 10; // it has to arrive
 inline constexpr int kRecvFlushWait = 11; // it has to reach the GPU's memory
 inline constexpr int kRecvGpuWait = 12; // the GPU has to take it
 
-struct GroupApiFields {
-  bool graph_captured;
-  int depth;
-};
-
 struct CollApiFields {
   const char* func;
   size_t count;
@@ -137,7 +132,6 @@ struct DescriptorV5 {
   void* parent;
   int rank;
   union {
-    GroupApiFields group_api;
     CollApiFields coll_api;
     P2pApiFields p2p_api;
     CollFieldsV5 coll;

@@ -142,7 +142,7 @@ void settle(Operation& operation) noexcept {
 // Returns the pending operation of a handle that the caller holds; null if the
 // slot is another's by now.
 Operation* pendingOf(Slot& slot, Handle handle) noexcept {
-  const bool same = (slot.use & kUseMask) == handle.use &&
+  const bool same = (slot.use & kUseMask) == handle.use() &&
       slot.operation.pending && isCurrent(slot.operation);
   return same ? &slot.operation : nullptr;
 }
@@ -183,23 +183,23 @@ Handle beginOperation(
 }
 
 OperationId idOf(Handle handle) noexcept {
-  if (handle.tag != Tag::kOperation || handle.slot >= kOperations) {
+  if (handle.tag() != Tag::kOperation || handle.slot() >= kOperations) {
     return {};
   }
-  Slot& slot = g_slots[handle.slot];
+  Slot& slot = g_slots[handle.slot()];
   const Held held(slot);
   const Record& op = slot.operation.launched.op;
-  return (slot.use & kUseMask) == handle.use ? OperationId{op.op_id, op.group}
-                                             : OperationId{};
+  return (slot.use & kUseMask) == handle.use() ? OperationId{op.op_id, op.group}
+                                               : OperationId{};
 }
 
 Handle beginChannel(Handle handle, uint8_t channel, uint64_t gpu_ns) noexcept {
-  if (handle.tag != Tag::kOperation || handle.slot >= kOperations ||
+  if (handle.tag() != Tag::kOperation || handle.slot() >= kOperations ||
       channel >= kMaxChannels) {
     return {};
   }
   const uint64_t now_ns = nowNs();
-  Slot& slot = g_slots[handle.slot];
+  Slot& slot = g_slots[handle.slot()];
   const Held held(slot);
   Operation* operation = pendingOf(slot, handle);
   if (operation == nullptr || !operation->begun.set(channel)) {
@@ -215,22 +215,22 @@ Handle beginChannel(Handle handle, uint8_t channel, uint64_t gpu_ns) noexcept {
       : std::min(operation->first_begin, time_ns);
   operation->last_begin = std::max(operation->last_begin, time_ns);
   ++operation->begun_count;
-  return {Tag::kChannel, channel, handle.slot, handle.use};
+  return {Tag::kChannel, channel, handle.slot(), handle.use()};
 }
 
 namespace {
 
 void end(Handle handle, uint64_t gpu_ns, bool timed) noexcept {
-  if (handle.tag != Tag::kChannel || handle.slot >= kOperations) {
+  if (handle.tag() != Tag::kChannel || handle.slot() >= kOperations) {
     return;
   }
   const uint64_t now_ns = nowNs();
-  Slot& slot = g_slots[handle.slot];
+  Slot& slot = g_slots[handle.slot()];
   const Held held(slot);
   Operation* operation = pendingOf(slot, handle);
   if (operation == nullptr || operation->timed != timed ||
-      !operation->begun.has(handle.channel) ||
-      !operation->ended.set(handle.channel)) {
+      !operation->begun.has(handle.channel()) ||
+      !operation->ended.set(handle.channel())) {
     return;
   }
   const uint64_t time_ns = timed ? gpu_ns : now_ns;

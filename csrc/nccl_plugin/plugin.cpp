@@ -97,8 +97,6 @@ Communicator* openRecorded(const Opening& opening) {
 
 template <int version>
 Result open(const Opening& opening) {
-  *opening.context = nullptr;
-  *opening.mask = 0;
   // It is not known for how long the mask of version 7 lives.
   if (isOn() && version < 7) {
     holdMask(opening.mask);
@@ -117,7 +115,8 @@ Result open(const Opening& opening) {
       *opening.context = users != nullptr ? users : unrecordedCommunicator();
     }
   }
-  *opening.mask = mask();
+  // Other communicators may use the same mask meanwhile.
+  __atomic_store_n(opening.mask, mask(), __ATOMIC_RELAXED);
   return kSuccess;
 }
 
@@ -155,10 +154,11 @@ template <int version>
 Result finalize(void* context) {
   Communicator* communicator = Communicator::of(context);
   if (UserPlugin* user = UserPlugin::of(version)) {
-    void* users = context;
-    if (communicator != nullptr) {
-      const bool passed_on = communicator->passed_on.load();
-      users = passed_on ? communicator->users_context.load() : nullptr;
+    void* users = communicator == nullptr
+        ? context
+        : communicator->users_context.exchange(nullptr);
+    if (users != nullptr && communicator != nullptr) {
+      communicator->passed_on.store(false);
     }
     if (users != nullptr) {
       user->finalize(users);
@@ -405,11 +405,11 @@ template <class Descriptor>
 Handle beginEvent(Communicator* communicator, const Descriptor& event) {
   constexpr bool is_v3 = std::is_same_v<Descriptor, DescriptorV3>;
   constexpr bool is_v5 = std::is_same_v<Descriptor, DescriptorV5>;
-  if (!isRecording() || !isAsked(event.type)) {
+  if (!isRecording()) {
     return {};
   }
   if (event.type == kProxyOp || event.type == kProxyStep) {
-    return beginProxyEvent(event);
+    return isAsked(event.type) ? beginProxyEvent(event) : Handle{};
   }
   if (communicator == nullptr ||
       !communicator->open.load(std::memory_order_relaxed)) {
@@ -444,21 +444,20 @@ Handle beginEvent(Communicator* communicator, const Descriptor& event) {
 
 template <int version, class Descriptor>
 Result startEvent(void* context, void** handle, Descriptor* event) {
+  UserPlugin* user = UserPlugin::of(version);
+  if (user == nullptr) {
+    // Always set: NCCL keeps the handle of an earlier event otherwise.
+    *handle = beginEvent(static_cast<Communicator*>(context), *event).pointer();
+    return kSuccess;
+  }
   Communicator* communicator = Communicator::of(context);
   const Handle ours = beginEvent(communicator, *event);
   void* users = nullptr;
-  if (UserPlugin* user = UserPlugin::of(version)) {
-    const bool passed_on = communicator == nullptr
-        ? context != nullptr
-        : communicator->passed_on.load(std::memory_order_relaxed);
-    if (passed_on) {
-      users = user->start(
-          communicator == nullptr ? context
-                                  : communicator->users_context.load(),
-          *event);
-    }
+  if (communicator == nullptr && context != nullptr) {
+    users = user->start(context, *event);
+  } else if (communicator != nullptr && communicator->passed_on.load()) {
+    users = user->start(communicator->users_context.load(), *event);
   }
-  // Always set: NCCL keeps the handle of an earlier event otherwise.
   *handle = joinHandles(ours, users);
   return kSuccess;
 }
@@ -469,9 +468,9 @@ Result stopEvent(void* pointer) {
   const Handle handle = Handle::of(pointer);
   if (version == 3 && isOn()) {
     endUntimedChannel(handle); // nothing if it is no channel's
-  } else if (handle.tag == Tag::kStep && isOn()) {
+  } else if (handle.tag() == Tag::kStep && isOn()) {
     endStep(handle);
-  } else if (handle.tag == Tag::kTransfer && isOn()) {
+  } else if (handle.tag() == Tag::kTransfer && isOn()) {
     endTransfer(handle);
   }
   if (UserPlugin* user = UserPlugin::of(version)) {
@@ -489,7 +488,7 @@ Result recordEventState(void* pointer, int state, StateArgs* args) {
     // Version 3 tells of no times.
   } else if (state == kKernelChStop && args != nullptr) {
     endChannel(handle, args->gpu_ns);
-  } else if (handle.tag == Tag::kStep) {
+  } else if (handle.tag() == Tag::kStep) {
     recordStepState(handle, state, args);
   }
   if (UserPlugin* user = UserPlugin::of(version)) {

@@ -67,14 +67,14 @@ std::atomic<uint64_t> g_transfers_begun{0};
 class HeldTransfer {
  public:
   explicit HeldTransfer(Handle handle) noexcept {
-    if (handle.slot >= kTransfers) {
+    if (handle.slot() >= kTransfers) {
       return;
     }
-    Transfer& transfer = g_transfers[handle.slot];
+    Transfer& transfer = g_transfers[handle.slot()];
     while (transfer.used.test_and_set(std::memory_order_acquire)) {
     }
     transfer_ = &transfer;
-    valid_ = transfer.pending && transfer.use == handle.use;
+    valid_ = transfer.pending && transfer.use == handle.use();
   }
   ~HeldTransfer() {
     if (transfer_ != nullptr) {
@@ -145,12 +145,12 @@ void endTransfer(Handle handle) noexcept {
 Handle beginStep(Handle handle, int step) noexcept {
   const auto place = uint8_t(unsigned(step) % kStepsInFlight);
   const HeldTransfer transfer(handle);
-  if (handle.tag != Tag::kTransfer || !transfer) {
+  if (handle.tag() != Tag::kTransfer || !transfer) {
     return {};
   }
   const bool sends = transfer->record.kind == Kind::kNcclSend;
   transfer->set(place, sends ? Awaits::kGpu : Awaits::kWire);
-  return {Tag::kStep, place, handle.slot, handle.use};
+  return {Tag::kStep, place, handle.slot(), handle.use()};
 }
 
 void recordStepState(Handle handle, int state, const StateArgs* args) noexcept {
@@ -159,7 +159,7 @@ void recordStepState(Handle handle, int state, const StateArgs* args) noexcept {
   if (awaited == Awaits::kNothing || !transfer) {
     return;
   }
-  transfer->set(handle.channel % kStepsInFlight, awaited);
+  transfer->set(handle.channel() % kStepsInFlight, awaited);
   if ((state == kSendWait || state == kRecvFlushWait) && args != nullptr) {
     transfer->bytes += args->bytes;
   }
@@ -168,7 +168,7 @@ void recordStepState(Handle handle, int state, const StateArgs* args) noexcept {
 void endStep(Handle handle) noexcept {
   const HeldTransfer transfer(handle);
   if (transfer) {
-    transfer->set(handle.channel % kStepsInFlight, Awaits::kNothing);
+    transfer->set(handle.channel() % kStepsInFlight, Awaits::kNothing);
   }
 }
 

@@ -163,9 +163,10 @@ bool UserPlugin::init(const Opening& opening, void** context) noexcept {
   const int before = __atomic_load_n(&mask_, __ATOMIC_RELAXED);
   const Result result = initTable(opening, context, &mask_);
   static std::atomic_flag said;
+  static std::atomic_flag said_failed;
   if (result != kSuccess) {
     __atomic_store_n(&mask_, before, __ATOMIC_RELAXED);
-    if (!said.test_and_set()) {
+    if (!said_failed.test_and_set()) {
       sayNotPassedOn(name_, "its init() returned " + std::to_string(result));
     }
     return false;

@@ -6,8 +6,12 @@
 //   errors  all other functions fail, after they have done their work
 //   null    there are no contexts, and no handles but for operations
 //   odd     handles are odd numbers instead of addresses
+//   any     no handles, addresses and odd numbers in turn; nothing is logged,
+//   and
+//           whatever it is told is fine
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -32,6 +36,7 @@ const Result kResult = hasFault("errors") ? 3 : kSuccess;
 int* g_mask = nullptr; // NCCL's, which it reads again and again
 const bool g_odd = hasFault("odd");
 const bool g_null = hasFault("null");
+const bool g_any = hasFault("any");
 
 struct Context {
   std::string name;
@@ -74,7 +79,9 @@ Result init(void** context, int* mask, const char* name, int ranks, int rank) {
   }
   g_mask = mask;
   const char* wanted = std::getenv("LOGGED_MASK");
-  *mask = wanted == nullptr ? ~0 : int(std::strtol(wanted, nullptr, 0));
+  const int events =
+      wanted == nullptr ? ~0 : int(std::strtol(wanted, nullptr, 0));
+  __atomic_store_n(mask, events, __ATOMIC_RELAXED);
   if (!g_null) {
     g_contexts.push_back(std::make_unique<Context>());
     g_contexts.back()->name = name == nullptr ? "unnamed" : name;
@@ -135,6 +142,13 @@ std::string fieldsOf(const Descriptor& event) {
 }
 
 Result start(void* given, void** handle, Descriptor* event) {
+  if (g_any) {
+    static std::atomic<uint64_t> number{0};
+    const uint64_t next = number++;
+    *handle = reinterpret_cast<void*>(
+        next % 3 == 0 ? 0 : next * 8 + (next % 3 == 1 ? 0 : 5));
+    return kSuccess;
+  }
   const std::lock_guard<std::mutex> lock(g_mutex);
   const bool foreign =
       event->type == kProxyOp && event->proxy_op.pid != getpid();
@@ -147,7 +161,8 @@ Result start(void* given, void** handle, Descriptor* event) {
   }
   const char* later = std::getenv("LOGGED_MASK_LATER");
   if (later != nullptr && context->name == "dp2" && context->events == 0) {
-    *g_mask = int(std::strtol(later, nullptr, 0));
+    __atomic_store_n(
+        g_mask, int(std::strtol(later, nullptr, 0)), __ATOMIC_RELAXED);
   }
   g_events.push_back(
       std::make_unique<Event>(Event{context, ++context->events}));
@@ -162,6 +177,9 @@ Result start(void* given, void** handle, Descriptor* event) {
 }
 
 void logged(void* handle, const std::string& what) {
+  if (g_any) {
+    return;
+  }
   const std::lock_guard<std::mutex> lock(g_mutex);
   const Event* event = eventOf(handle);
   event->context->lines.push_back(std::to_string(event->number) + what);

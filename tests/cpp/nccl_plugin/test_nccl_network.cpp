@@ -27,10 +27,8 @@
 
 using namespace commprof;
 using nccl_player::Communicator;
+using nccl_player::gpuNow;
 using nccl_player::Player;
-
-extern "C" nccl::TableV4 ncclProfiler_v4;
-extern "C" nccl::TableV5 ncclProfiler_v6;
 
 namespace {
 
@@ -54,11 +52,6 @@ extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
 }
 
 namespace {
-
-// The GPU's clock, which began at another time.
-uint64_t gpuNow() {
-  return g_now_ns + 86'400'000'000'000;
-}
 
 constexpr size_t kStepBytes = 512 << 10;
 const Player::Operation kReduce{"AllReduce", "ncclFloat32", 1 << 20, 0, 2};
@@ -181,9 +174,7 @@ void takesOtherProcesses(
 
 void checkSplit(const std::string& path) {
   for (const int version : {4, 6}) {
-    void* table = version == 4 ? static_cast<void*>(&ncclProfiler_v4)
-                               : static_cast<void*>(&ncclProfiler_v6);
-    Player player(version, table);
+    Player player(version, nccl_player::tableOf(version));
     Communicator c{nullptr, 0x100u + uint64_t(version), "dp0", 8, 0};
     player.init(c);
     Transfer::context = c.context;

@@ -9,7 +9,14 @@
 #include <string>
 #include <type_traits>
 
+#include "base/clock.h"
 #include "nccl_plugin/interface.h"
+
+extern "C" commprof::nccl::TableV3 ncclProfiler_v3;
+extern "C" commprof::nccl::TableV4 ncclProfiler_v4;
+extern "C" commprof::nccl::TableV5 ncclProfiler_v5;
+extern "C" commprof::nccl::TableV5 ncclProfiler_v6;
+extern "C" commprof::nccl::TableV5 ncclProfiler_v7;
 
 namespace nccl_player {
 
@@ -110,8 +117,8 @@ class Player {
       default:
         break;
     }
-    return type < newer &&
-        (uint64_t(unsigned(mask)) & (newer - 1) & asked) != 0;
+    const int now = __atomic_load_n(&mask, __ATOMIC_RELAXED);
+    return type < newer && (uint64_t(unsigned(now)) & (newer - 1) & asked) != 0;
   }
 
   // An event of which only the type is told.
@@ -282,5 +289,27 @@ class Player {
   int version_;
   void* table_;
 };
+
+// This program's own tables.
+inline void* tableOf(int version) {
+  return version == 3 ? static_cast<void*>(&ncclProfiler_v3)
+      : version == 4  ? static_cast<void*>(&ncclProfiler_v4)
+      : version == 5  ? &ncclProfiler_v5
+      : version == 6  ? &ncclProfiler_v6
+                      : &ncclProfiler_v7;
+}
+
+// The GPU's clock, which began at another time.
+inline constexpr uint64_t kGpuLateNs = 86'400'000'000'000;
+inline uint64_t gpuNow() {
+  return commprof::nowNs() + kGpuLateNs;
+}
+
+inline const Player::Operation kReduceGradients{
+    "AllReduce",
+    "ncclFloat32",
+    6'553'600,
+    0,
+    4};
 
 } // namespace nccl_player

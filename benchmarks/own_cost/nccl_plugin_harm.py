@@ -1,0 +1,187 @@
+"""Tries what could harm a job that the profiler plugin of NCCL records.
+
+Calls in random orders, with random handles, from several threads, beside another plugin that
+returns anything; processes that are killed while they play collectives; and many events in one
+process. The first two run under the address and undefined-behaviour sanitizers, and under the
+thread sanitizer.
+The exit code is 1 if a process crashes or a sanitizer reports anything, if the trace of a killed
+process lacks a collective that had ended, or if memory grows.
+
+    PYTHONPATH=. python benchmarks/own_cost/nccl_plugin_harm.py [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.judging.demands import Demand, at_most, judged, of_all
+from benchmarks.judging.results_file import write_json
+from tests.support.machines.core_tests import build
+from tests.support.nccl_runs import recorded
+
+PLACE = {"RANK": "0", "WORLD_SIZE": "2"}
+SANITIZERS = {
+    "address,undefined": "the address and undefined-behaviour sanitizers",
+    "thread": "the thread sanitizer",
+}
+#: Of the interface.
+VERSIONS = (3, 4, 5, 6, 7)
+#: Orders of one process.
+ORDERS_A_PROCESS = 50
+#: Largest growth of memory between a tenth of the events and all, in bytes.
+MOST_GROWTH_BYTES = 1_000_000
+
+
+def main() -> int:
+    """Plays all; prints the demands."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--orders", type=int, default=1000, help="under each sanitizer")
+    parser.add_argument("--kills", type=int, default=200, help="under each sanitizer")
+    parser.add_argument("--events", type=int, default=100_000_000)
+    parser.add_argument("--json", type=Path, help="write all figures there")
+    args = parser.parse_args()
+    results: dict[str, Any] = {"sanitizers": {}}
+    for sanitizers in SANITIZERS:
+        others = [f"logging-v{version}" for version in VERSIONS]
+        tree = build(sanitizers, "test_nccl_harm", *others)
+        results["sanitizers"][sanitizers] = {
+            "orders": {"tried": args.orders, "survived": survived(tree, args.orders)},
+            "kills": {"tried": args.kills, "whole": whole_after_kill(tree, args.kills)},
+        }
+    if args.events:
+        results["memory"] = memory(args.events)
+    write_json(args.json, results)
+    return judged(demands(results))
+
+
+def demands(results: dict[str, Any]) -> list[Demand]:
+    """Demands on crashes, reports of sanitizers, lost collectives, and memory."""
+    found = []
+    for sanitizers, counts in results["sanitizers"].items():
+        under = f"under {SANITIZERS[sanitizers]}"
+        orders, kills = counts["orders"], counts["kills"]
+        what = f"random orders of calls without a crash or a report {under}"
+        found.append(of_all(what, orders["survived"], orders["tried"], 1000))
+        what = f"killed processes whose trace has each collective that had ended, {under}"
+        found.append(of_all(what, kills["whole"], kills["tried"], 200))
+    if "memory" in results:
+        (first, *_, last) = results["memory"]["at"]
+        for events, size in (first, results["memory"]["at"][4]):
+            what = f"growth of memory from {events:,} to {last[0]:,} events"
+            found.append(at_most(what, last[1] - size, MOST_GROWTH_BYTES, " bytes", form=",.0f"))
+        dropped = results["memory"]["dropped"]
+        found.append(Demand("records dropped in them", f"{dropped:,}", "none", dropped == 0))
+    return found
+
+
+def environment(out: Path, **more: str) -> dict[str, str]:
+    """Returns the environment of a process that records everything into ``out``."""
+    return {
+        **os.environ,
+        **PLACE,
+        "COMMPROF_NCCL": "network",
+        "COMMPROF_OUT": str(out),
+        "TSAN_OPTIONS": "halt_on_error=1",
+        "UBSAN_OPTIONS": "halt_on_error=1",
+        **more,
+    }
+
+
+def survived(tree: Path, orders: int) -> int:
+    """Returns in how many random orders nothing happened."""
+    count = 0
+    for first in range(1, orders + 1, ORDERS_A_PROCESS):
+        wanted = min(ORDERS_A_PROCESS, orders + 1 - first)
+        version = VERSIONS[first // ORDERS_A_PROCESS % len(VERSIONS)]
+        with tempfile.TemporaryDirectory(prefix="commprof-nccl-") as out:
+            done = subprocess.run(
+                [tree / "test_nccl_harm", "orders", str(version), str(first), str(wanted)],
+                env=environment(
+                    Path(out),
+                    COMMPROF_NCCL_PLUGIN=str(tree / f"liblogging-v{version}.so"),
+                    LOGGED_FAULT="any",
+                ),
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        ended = len(done.stdout.split())
+        count += ended if done.returncode == 0 else max(ended - 1, 0)
+        if done.returncode != 0:
+            print(f"orders from {first}: {done.returncode}\n{done.stderr[-4000:]}", file=sys.stderr)
+    return count
+
+
+def whole_after_kill(tree: Path, kills: int) -> int:
+    """Returns how many killed processes left a trace with every collective that had ended.
+
+    The trace may say that it was cut off within a block: then its records come from the rings.
+    """
+    rng = random.Random(1)
+    whole = 0
+    for number in range(kills):
+        with tempfile.TemporaryDirectory(prefix="commprof-nccl-") as folder:
+            count = Path(folder) / "count"
+            count.write_bytes(bytes(8))
+            out = Path(folder) / "run"
+            version = VERSIONS[number % len(VERSIONS)]
+            process = subprocess.Popen(
+                [tree / "test_nccl_harm", "until-killed", str(version), count],
+                env=environment(out),
+                stderr=subprocess.PIPE,
+            )
+            while count.read_bytes() == bytes(8) and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, 0.3))
+            process.kill()
+            _, said = process.communicate()
+            ended = int.from_bytes(count.read_bytes(), sys.byteorder)
+            trace, operations = recorded(out / "rank_0.trace")
+            timed = sum(times.end_ns > 0 for times in operations.values())
+            good = process.returncode == -signal.SIGKILL and ended <= timed <= ended + 1
+            whole += good
+            if not good:
+                print(
+                    f"kill {number}: {timed} of {ended}, {trace.problems}\n{said.decode()[-4000:]}"
+                )
+    return whole
+
+
+def memory(events: int) -> dict[str, Any]:
+    """Returns the memory in bytes after each tenth of the events, and records that were dropped."""
+    tree = build("", "test_nccl_harm", "nccl-profiler-commprof", "logging-v6")
+    plugin = tree / "libnccl-profiler-commprof.so"
+    with tempfile.TemporaryDirectory(prefix="commprof-nccl-") as out:
+        done = subprocess.run(
+            [tree / "test_nccl_harm", "many", plugin, str(events)],
+            env=environment(
+                Path(out),
+                COMMPROF_NCCL="kernels",
+                COMMPROF_NCCL_PLUGIN=str(tree / "liblogging-v6.so"),
+                LOGGED_FAULT="any",
+            ),
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        path = Path(out) / "rank_0.trace"
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            file.seek(-4096, os.SEEK_END)
+            tail = file.read().decode(errors="replace")
+    dropped = int(tail.rpartition('"dropped": ')[2].split(",")[0].split("}")[0])
+    at = [list(map(int, line.split())) for line in done.stdout.splitlines()]
+    return {"at": at, "trace_bytes": size, "dropped": dropped}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
