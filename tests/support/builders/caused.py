@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.registry import named_causes
 from commprof.analysis.named_cause import NamedCause
 from commprof.analysis.step.measured import measured_world
@@ -222,6 +223,15 @@ def causes_of(
     assert seen is not None
     found = named_causes(context(**(about or {})), world_result(run, seen), seen)
     return {cause.id: cause for cause in found}
+
+
+def facts_of(body: Callable[[Script, int], None], *, ranks: int = 2, **metadata: Any) -> Facts:
+    """Returns what the rules see of a job of 12 steps with one DDP model; see ``causes_of``."""
+    scripts = _trained(body, ranks, 12, 1, None, True, metadata)
+    run = world_run([script.rank for script in scripts])
+    seen = measured_world(run)
+    assert seen is not None
+    return Facts(context(), world_result(run, seen), seen)
 
 
 def mean_step_ms(
