@@ -79,19 +79,25 @@ def knots_through(x: Floats, y: Floats, error: Floats) -> tuple[Knot, ...]:
     count = np.bincount(place)
     time = np.bincount(place, weights=np.log(y)) / count
     variance = np.bincount(place, weights=error**2) / count**2
-    knots = list(zip(values.tolist(), np.exp(time).tolist(), strict=True))
-    guesses = [
-        between([*knots[max(0, at - 1) : at], *knots[at + 1 : at + 2]], knot[0], _DENSE_FOR_GUESSES)
-        for at, knot in enumerate(knots)
-    ]
-    off = np.log(guesses) - time
+    off = np.log(_guesses(values, np.exp(time))) - time
     known = np.isfinite(off)
     if not known.any():
-        return tuple(knots)
+        return tuple(zip(values.tolist(), np.exp(time).tolist(), strict=True))
     variance_of_guess = robust_deviation(off[known], about=0.0) ** 2
     share = variance / np.maximum(variance + variance_of_guess, 1e-300)
     drawn = np.exp(time + np.where(known, share * np.where(known, off, 0.0), 0.0))
     return tuple(zip(values.tolist(), drawn.tolist(), strict=True))
+
+
+def _guesses(x: Floats, y: Floats) -> Floats:
+    """Interpolates each time between its neighbours, as :func:`between`; NaN if none are near."""
+    guesses = np.full(len(x), np.nan)
+    near = np.flatnonzero((x[2:] > 0) & (x[2:] <= _DENSE_FOR_GUESSES * x[:-2])) + 1
+    low, high, before, after = x[near - 1], x[near + 1], y[near - 1], y[near + 1]
+    straight = before + (after - before) * (x[near] - low) / (high - low)
+    power = before * (after / before) ** (np.log(x[near] / low) / np.log(high / low))
+    guesses[near] = np.sqrt(straight * power)
+    return guesses
 
 
 #: Link classes.

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -194,6 +194,10 @@ def _pieces(
     return tuple(pieces)
 
 
+#: Most refits without a part of the points.
+_MOST_TURNS: Final = 200
+
+
 @dataclass(frozen=True)
 class _LeftOut:
     """Relative errors of two methods at left-out points: lines, and interpolation between knots.
@@ -240,12 +244,13 @@ def _leave_out(data: _Data, groups: Floats, breaks: Sequence[float]) -> _LeftOut
     """Leaves out each group of points in turn and refits; None if too few points remain.
 
     The breaks between pieces are refitted too, unless there are more than ``MOST_SIZES`` groups:
-    one group in so many hardly moves ``breaks``, the breaks of all points.
+    one group in so many hardly moves ``breaks``, the breaks of all points. Of more than
+    ``_MOST_TURNS`` groups, several that are far apart are left out at a time.
     """
     lines, knots = np.zeros(len(data.x)), np.zeros(len(data.x))
-    values = np.unique(groups)
-    for value in values:
-        out = groups == value
+    values, place = np.unique(groups, return_inverse=True)
+    for turn in range(min(len(values), _MOST_TURNS)):
+        out = place % _MOST_TURNS == turn
         rest = _rows(data, ~out)
         used, fitted = breaks, None
         if len(values) > MOST_SIZES:

@@ -65,6 +65,18 @@ def test_times_of_many_sizes_are_smoothed_quickly() -> None:
     assert knots[-1] == pytest.approx((40_000, 40_001))
 
 
+def test_the_sizes_of_a_long_sweep_are_left_out_quickly() -> None:
+    """Each size is left out once, several at a time, so that the cost is not that of a square."""
+    sizes = [4096.0 * number for number in range(1, 3001)]
+    made = [Point("all_reduce", "nccl", 2, size, bent(size)) for size in sizes]
+    begin = time.process_time()
+    curve = fitted(made)
+    assert time.process_time() - begin < 5
+    assert curve.held_out_size is not None
+    assert curve.held_out_size.points == len(sizes)
+    assert curve.held_out_size.mean < 0.001
+
+
 def test_an_uncertain_time_is_smoothed_towards_its_neighbours() -> None:
     x = np.array([2.0**n for n in range(9)])
     y = 1 + x
