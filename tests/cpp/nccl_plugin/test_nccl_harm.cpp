@@ -230,6 +230,31 @@ void takesOneRankOfEach() {
   player.finalize(first);
 }
 
+// NCCL has one mask for all communicators: one that opens takes it from no
+// other.
+void keepsTheMask() {
+  Player player(6, tableOf(6));
+  Communicator c{nullptr, 0x44, "", 2, 0};
+  player.init(c);
+  std::atomic<bool> opening{true};
+  int missing = 0;
+  std::thread reader([&] {
+    while (opening) {
+      missing += player.tells(nccl::kColl) ? 0 : 1;
+    }
+  });
+  const uint64_t others = check::kThreadSanitized ? 200 : 3000;
+  for (uint64_t i = 0; i < others; ++i) {
+    Communicator other{nullptr, 0x4000 + i, "", 2 + int(i), 0};
+    player.init(other);
+    player.finalize(other);
+  }
+  opening = false;
+  reader.join();
+  CHECK_EQ(missing, 0);
+  player.finalize(c);
+}
+
 // A forked child records nothing, and its events are harmless.
 void childIsSilent() {
   if (check::isEmulated() || check::kThreadSanitized) {
@@ -326,6 +351,7 @@ int main(int count, char** arguments) {
     survives({uint64_t(version), version, 4, events, 300});
   }
   takesOneRankOfEach();
+  keepsTheMask();
   boundsWhatIsPending();
   survivesAborts();
   childIsSilent();
