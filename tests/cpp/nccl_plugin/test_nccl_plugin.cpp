@@ -1,4 +1,5 @@
-// Plays NCCL against the plugin's tables.
+// Plays NCCL against the plugin's tables. One file, because all modes play the
+// same job.
 //
 //   test_nccl_plugin                     checks the conversion of clocks
 //   test_nccl_plugin play VERSION [kill] plays a job's calls against the table,
