@@ -45,6 +45,7 @@ from benchmarks.own_cost import (
 )
 from benchmarks.predictions import predict_error, predict_intervals, predict_sharded
 from benchmarks.recordings import inspector as inspector_logs
+from benchmarks.recordings import speed as recordings_speed
 from tools.measured_tables import instruction_counts, step_ratios, strategy_rows
 
 Judge = Callable[[Path], Sequence[Demand]]
@@ -208,6 +209,20 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             ),
             rows_of(inspector_logs.speed_demands),
             beside=lambda path: inspector_logs.speed_table(read_rows(path)),
+        ),
+        Study(
+            "Reports of recordings of many ranks, with Python's start",
+            "recordings_speed.json",
+            f"recordings/speed.py --results {RESULTS}/recordings_speed.json",
+            (
+                "1,024 torch.profiler traces of 100 all-reduces: 4 s of CPU time, 300 MB",
+                "256 torch.profiler traces of 5 MB: 20 s, 250 MB",
+                "1,024 Flight Recorder dumps of 400 entries: 4 s, 300 MB",
+                "a torch.profiler trace of 25 MB: 0.6 s",
+                "the cost of a rank's dump does not grow with the number of ranks",
+            ),
+            parts_of(recordings_speed.PART, recordings_speed.demands),
+            part=recordings_speed.PART,
         ),
         Study(
             "Late ranks of 2 to 1,024 ranks, in schedules whose every wait is known",
