@@ -208,3 +208,7 @@ def replay(
     outside: typing.Annotated[numpy.typing.ArrayLike, numpy.bool],
     marks: typing.SupportsInt | typing.SupportsIndex,
 ) -> numpy.typing.NDArray[numpy.float64] | None: ...
+def unpack_columns(
+    chunks: list[typing.Annotated[numpy.typing.ArrayLike, numpy.uint8]],
+    stored: typing.Annotated[numpy.typing.ArrayLike, numpy.uint64],
+) -> numpy.typing.NDArray[numpy.uint64]: ...

@@ -111,7 +111,7 @@ class PackedRecords:
 
     _chunks: tuple[_Chunk, ...]
     #: Converts times as they are read; None for times as they were recorded.
-    _to_common: Callable[[Ints], Ints] | None = None
+    to_common: Callable[[Ints], Ints] | None = None
 
     def __len__(self) -> int:
         """Number of records."""
@@ -143,7 +143,7 @@ class PackedRecords:
 
     def on_clock(self, to_common: Callable[[Ints], Ints]) -> PackedRecords:
         """Returns the records with their times on another clock; clock comparisons keep theirs."""
-        return replace(self, _to_common=to_common)
+        return replace(self, to_common=to_common)
 
     def between(self, stretches_ns: Sequence[tuple[int, int]]) -> PackedRecords:
         """Returns the records whose recorded times lie in one of some stretches of time.
@@ -172,17 +172,7 @@ class PackedRecords:
         if not parts:
             return np.empty(0, dtype=_DTYPES[field])
         column = parts[0] if len(parts) == 1 else joined_column(parts)
-        return self._converted(kind, field, column)
-
-    def _converted(self, kind: int, field: str, column: Column) -> Column:
-        if self._to_common is None:
-            return column
-        if field == "timestamp_ns" and kind != Kind.CLOCK:
-            return self._to_common(column.astype(np.int64)).astype(np.uint64)
-        if field == "value" and kind in TIME_IN_VALUE:
-            moved = self._to_common(column.astype(np.int64)).astype(np.uint64)
-            return np.where(column > 0, moved, column)
-        return column
+        return column if self.to_common is None else converted(self.to_common, kind, field, column)
 
     def __getitem__(self, chosen: Any) -> Any:
         """Returns a column by the field's name, or records by a mask, rows or a slice."""
@@ -227,6 +217,33 @@ class PackedRecords:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Records:
         """Returns all records."""
         return self._whole
+
+
+def converted(to_common: Callable[[Ints], Ints], kind: int, field: str, column: Column) -> Column:
+    """Returns a field of the records of one kind with its times on another clock."""
+    if field == "timestamp_ns" and kind != Kind.CLOCK:
+        return to_common(column.astype(np.int64)).astype(np.uint64)
+    if field == "value" and kind in TIME_IN_VALUE:
+        moved = to_common(column.astype(np.int64)).astype(np.uint64)
+        return np.where(column > 0, moved, column)
+    return column
+
+
+def columns_of(records: Sequence[PackedRecords], kind: int, field: str) -> Column:
+    """Returns a field of the records of one kind, as recorded, of several traces in their order."""
+    unpack = _unpacking()
+    if unpack is None or field == "kind":
+        own_clock = [replace(of_trace, to_common=None) for of_trace in records]
+        return np.concatenate([of_trace.column(kind, field) for of_trace in own_clock])
+    place, data, stored = _PLACE[field], [], []
+    for of_trace in records:
+        for chunk in of_trace._chunks:
+            if kind in chunk.stored:
+                count, fields = chunk.stored[kind]
+                data.append(chunk.data)
+                stored.append((count, *fields[place]))
+    rows = np.array(stored, dtype=np.uint64).reshape(-1, 4)
+    return unpack(data, rows).astype(_DTYPES[field], copy=False)
 
 
 class KindRecords:
@@ -345,6 +362,15 @@ def _chunk(records: Records) -> _Chunk:
     kinds.flags.writeable = False
     of_kinds = zip(present.tolist(), counts.tolist(), fields.tolist(), strict=True)
     return _Chunk(kinds, {kind: (count, stored) for kind, count, stored in of_kinds}, data)
+
+
+def _unpacking() -> Callable[[list[Any], npt.NDArray[np.uint64]], npt.NDArray[np.uint64]] | None:
+    """Returns the function that unpacks columns; None if the module was not built or is older."""
+    try:
+        from commprof._reading import unpack_columns
+    except ImportError:
+        return None
+    return unpack_columns
 
 
 def packing() -> Callable[[npt.NDArray[np.uint8]], Parts]:

@@ -51,6 +51,36 @@ void bindRecords(py::module_& m) {
       "The records' kinds; the kinds that occur, and how often; for each kind "
       "and field [base, width, offset]; and the columns' bytes.",
       py::arg("records"));
+  m.def(
+      "unpack_columns",
+      [](const py::typing::List<Bytes>& chunks, const Numbers& stored) {
+        const auto rows = stored.unchecked<2>();
+        if (rows.shape(0) != py::ssize_t(chunks.size()) || rows.shape(1) != 4) {
+          throw py::value_error("a row [count, base, width, offset] a chunk");
+        }
+        std::vector<Bytes> kept; // the arrays of the spans
+        std::vector<reading::PackedColumn> columns;
+        uint64_t count = 0;
+        for (py::ssize_t i = 0; i < rows.shape(0); ++i) {
+          kept.push_back(chunks[size_t(i)].cast<Bytes>());
+          const std::span<const uint8_t> data(
+              kept.back().data(), size_t(kept.back().size()));
+          const reading::PackedField field = {
+              rows(i, 1), rows(i, 2), rows(i, 3)};
+          columns.push_back({data, field, rows(i, 0)});
+          count += rows(i, 0);
+        }
+        Numbers values((py::ssize_t(count)));
+        const std::span<uint64_t> written(values.mutable_data(), size_t(count));
+        if (!reading::unpackColumns(columns, written)) {
+          throw py::value_error("a column does not lie in its data");
+        }
+        return values;
+      },
+      "The values of a field in chunks of packed records, one chunk after the "
+      "other; `stored` has a row [count, base, width, offset] for each.",
+      py::arg("chunks"),
+      py::arg("stored"));
 }
 
 } // namespace commprof

@@ -1,5 +1,6 @@
 #include "reading/packed_records.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -141,7 +142,77 @@ PackedField pack(const Rows& rows, Field<T> field, std::vector<uint8_t>& data) {
   return {least, width, offset};
 }
 
+template <class T>
+T at(std::span<const uint8_t> data, size_t offset) {
+  T value;
+  std::memcpy(&value, data.data() + offset, sizeof(value));
+  return value;
+}
+
+template <class Narrow>
+void widen(const PackedColumn& column, uint64_t* out) {
+  for (uint64_t row = 0; row < column.count; ++row) {
+    const size_t offset = column.field.offset + row * sizeof(Narrow);
+    out[row] = column.field.base + at<Narrow>(column.data, offset);
+  }
+}
+
+void addUp(const PackedColumn& column, uint64_t* out) {
+  uint64_t value = column.field.base;
+  for (uint64_t row = 0; row < column.count; ++row) {
+    const size_t offset = column.field.offset + row * sizeof(int32_t);
+    // The first difference is to a record that a cut column no longer has.
+    value += row == 0 ? 0 : uint64_t(int64_t(at<int32_t>(column.data, offset)));
+    out[row] = value;
+  }
+}
+
+bool unpack(const PackedColumn& column, uint64_t* out) {
+  const uint64_t width = column.field.width;
+  const uint64_t bytes = width == kDifferences ? sizeof(int32_t) : width;
+  if (bytes > sizeof(uint64_t) || column.field.offset > column.data.size() ||
+      column.count * bytes > column.data.size() - column.field.offset) {
+    return false;
+  }
+  switch (width) {
+    case 0:
+      std::fill_n(out, column.count, column.field.base);
+      return true;
+    case 1:
+      widen<uint8_t>(column, out);
+      return true;
+    case 2:
+      widen<uint16_t>(column, out);
+      return true;
+    case 4:
+      widen<uint32_t>(column, out);
+      return true;
+    case kDifferences:
+      addUp(column, out);
+      return true;
+    case 8:
+      widen<uint64_t>(column, out);
+      return true;
+    default:
+      return false;
+  }
+}
+
 } // namespace
+
+bool unpackColumns(
+    std::span<const PackedColumn> columns,
+    std::span<uint64_t> values) {
+  size_t written = 0;
+  for (const PackedColumn& column : columns) {
+    if (column.count > values.size() - written ||
+        !unpack(column, values.data() + written)) {
+      return false;
+    }
+    written += column.count;
+  }
+  return true;
+}
 
 PackedRecords packRecords(std::span<const uint8_t> records) {
   PackedRecords packed;

@@ -42,4 +42,17 @@ struct PackedRecords {
 // Takes the bytes of whole records, wherever they lie.
 PackedRecords packRecords(std::span<const uint8_t> records);
 
+// A column of one chunk of packed records.
+struct PackedColumn {
+  std::span<const uint8_t> data; // of the whole chunk
+  PackedField field;
+  uint64_t count = 0;
+};
+
+// Writes the values of columns one after the other. Returns false, and leaves
+// the rest as it is, if a column reaches beyond its data or has no known width.
+bool unpackColumns(
+    std::span<const PackedColumn> columns,
+    std::span<uint64_t> values);
+
 } // namespace commprof::reading

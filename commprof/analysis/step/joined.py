@@ -12,9 +12,10 @@ be joined is a block of its own, with its own trace.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +32,13 @@ from commprof.trace.columns import (
     discard,
     keep,
 )
+from commprof.trace.joined_records import LARGEST, JoinedRecords
 from commprof.trace.lookup import joined_column
+from commprof.trace.packed import packed
 from commprof.trace.reader import Trace
+from commprof.trace.schema import TIME_IN_VALUE, Kind, Records
 
 Column = npt.NDArray[Any]
-Table = TypeVar("Table", Collectives, Steps, Spans)
 
 #: Longest block: a sum of so many ns is exact to 1e-5 ns as a float.
 _LONGEST_NS = 2**37
@@ -43,9 +46,12 @@ _LONGEST_NS = 2**37
 _MOST_CALLS = 100_000
 #: Time between two ranks of a block.
 _APART_NS = 1_000_000_000
-#: A rank with larger numbers of passes or operations is not joined.
-_LARGEST = 2**40
 _TRAINING, _OTHER = 1, 2
+#: Kinds of records of which the tables of a block are made.
+_KINDS = (
+    *(Kind.STEP, Kind.ISSUE, Kind.END, Kind.WAIT, Kind.PHASE, Kind.PAUSE, Kind.RUN_DELAY),
+    *(Kind.HOST_COUNTS, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END),
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class RankBlock:
     #: First row of each rank among the block's calls and steps; last come the numbers of these.
     calls: Ints
     steps: Ints
+    #: Calls of each rank, with the rank's own times and numbers.
+    tables: list[Collectives]
 
     def __len__(self) -> int:
         """Number of ranks."""
@@ -110,7 +118,7 @@ class RankBlock:
         if len(self) == 1:
             return of_ranks[0]
         count = np.diff(self.calls)
-        calls = _columns(of_ranks, self.shift_ns, self.threads, None)
+        calls = _columns(of_ranks, self.shift_ns, self.threads)
         passes = calls["graph_task"]
         calls["op_id"] = calls["op_id"] + np.repeat(self.call_shift, count)
         calls["graph_task"] = np.where(passes >= 0, passes + np.repeat(self.task_shift, count), -1)
@@ -142,137 +150,218 @@ class RankBlock:
             keep(trace, exposures_of, rows_of(whole, slice(begin, end)))
 
 
-def joined(traces: Sequence[Trace], tables: Sequence[Collectives]) -> list[RankBlock]:
+def joined(traces: Sequence[Trace]) -> list[RankBlock]:
     """Joins neighbouring ranks to blocks."""
     blocks: list[RankBlock] = []
-    spans = [_span_ns(*of_rank) for of_rank in zip(traces, tables, strict=True)]
+    spans = _spans_ns(traces)
     place = 0
     while place < len(traces):
         end, length_ns, calls = place, 0, 0
         while end < len(traces) and spans[end] is not None:
             begin_ns, until_ns = spans[end] or (0, 0)
             length_ns += until_ns - begin_ns
-            calls += len(tables[end])
-            alike = _has_passes(traces[end]) == _has_passes(traces[place])
+            calls += len(columns.of_kind(traces[end].records, Kind.ISSUE))
+            alike = _finalises(traces[end]) == _finalises(traces[place])
             if end > place and (length_ns > _LONGEST_NS or calls > _MOST_CALLS or not alike):
                 break
             end += 1
-        if end - place < 2:
-            blocks.append(alone(place, traces[place], tables[place]))
-            place += 1
+        some = slice(place, end)
+        of_block = [span for span in spans[some] if span is not None]
+        block = _block(place, traces[some], of_block) if end - place > 1 else None
+        if block is None:
+            end = max(end, place + 1)
+            blocks += [alone(at, traces[at]) for at in range(place, end)]
         else:
-            some = slice(place, end)
-            of_block = [span for span in spans[some] if span is not None]
-            blocks.append(_block(place, traces[some], tables[some], of_block))
-            place = end
+            blocks.append(block)
+        place = end
     return blocks
 
 
-def alone(place: int, trace: Trace, table: Collectives) -> RankBlock:
+def alone(place: int, trace: Trace) -> RankBlock:
     """Makes a block of one rank."""
-    none = np.zeros(1, dtype=np.int64)
-    rows = (np.array([0, len(each)]) for each in (table, columns.steps(trace)))
-    return RankBlock(place, trace, none, none, none, none, none, *rows)
+    none, table = np.zeros(1, dtype=np.int64), columns.collectives(trace)
+    calls, steps = (np.array([0, len(each)]) for each in (table, columns.steps(trace)))
+    return RankBlock(place, trace, none, none, none, none, none, calls, steps, [table])
 
 
-def _has_passes(trace: Trace) -> bool:
+def _finalises(trace: Trace) -> bool:
     """True if the training thread finalised a backward pass, without which figures are unknown."""
-    thread = columns.steps(trace).thread[0]
-    return bool((columns.finalizations(trace).span.thread == thread).any())
+    thread = columns.of_kind(trace.records, Kind.FINALIZE_END)["thread"]
+    return bool((thread == columns.steps(trace).thread[0]).any())
 
 
-def _span_ns(trace: Trace, table: Collectives) -> tuple[int, int] | None:
-    """Returns the first and the last time in a rank's tables; None if it cannot be joined."""
-    steps, passes = columns.steps(trace), columns.finalizations(trace)
-    if not len(steps) or trace.device_activity is not None:
-        return None
-    spans: list[Steps | Spans] = [
-        steps,
-        *(columns.phases(trace), columns.waits(trace), columns.pauses(trace), passes.span),
-        *(columns.run_delays(trace), next(iter(columns.host_counts(trace).values()))),
+def _spans_ns(traces: Sequence[Trace]) -> list[tuple[int, int] | None]:
+    """Returns the first and the last time in each rank's records; None if it cannot be joined."""
+    records = JoinedRecords((), None, tuple(packed(trace.records) for trace in traces))
+    first_ns = np.full(len(traces), np.iinfo(np.int64).max)
+    last_ns = np.zeros(len(traces), dtype=np.int64)
+    for kind in _KINDS:
+        count = np.array(records.counts(kind))
+        some = np.flatnonzero(count)
+        if not len(some):
+            continue
+        begins = (np.cumsum(count) - count)[some]
+        begin_ns = records.recorded(kind, "timestamp_ns").astype(np.int64)
+        first_ns[some] = np.minimum(first_ns[some], np.minimum.reduceat(begin_ns, begins))
+        last_ns[some] = np.maximum(last_ns[some], np.maximum.reduceat(begin_ns, begins))
+        if kind in TIME_IN_VALUE:
+            end_ns = records.recorded(kind, "value").astype(np.int64)
+            last_ns[some] = np.maximum(last_ns[some], np.maximum.reduceat(end_ns, begins))
+    return [
+        (first - _APART_NS, last + _APART_NS)
+        if 0 < first <= last < 2**61 and trace.device_activity is None and len(columns.steps(trace))
+        else None
+        for trace, first, last in zip(traces, first_ns.tolist(), last_ns.tolist(), strict=True)
     ]
-    begins = [each.begin_ns for each in spans if len(each)] + [table.issue_ns]
-    ends = [each.end_ns for each in spans if len(each)] + [table.end_ns]
-    first = min(int(each.min(initial=2**62)) for each in begins)
-    last = max(int(each.max(initial=0)) for each in (*begins, *ends))
-    numbers = (table.op_id, table.graph_task, columns.waits(trace).key, passes.span.key)
-    if any(len(each) and not -1 <= each.min() <= each.max() < _LARGEST for each in numbers):
-        return None
-    return (first - _APART_NS, last + _APART_NS) if 0 < first <= last < 2**61 else None
 
 
 def _block(
-    place: int,
-    traces: Sequence[Trace],
-    tables: Sequence[Collectives],
-    spans: Sequence[tuple[int, int]],
-) -> RankBlock:
+    place: int, traces: Sequence[Trace], spans: Sequence[tuple[int, int]]
+) -> RankBlock | None:
+    """Joins ranks; None if they cannot be joined after all.
+
+    That is, if the passes of only some were finalised, or if numbers would become too large.
+    """
     length_ns = np.array([until - begin for begin, until in spans])
     begins_ns = np.cumsum(length_ns) - length_ns + _APART_NS
     shift_ns = begins_ns - np.array([begin for begin, _ in spans])
-    number = np.arange(len(traces))
+    of_ranks = tuple(packed(trace.records) for trace in traces)
+    records = JoinedRecords((), None, of_ranks, shift_ns)
+    if LARGEST in (records.operation_shift[-1], records.pass_shift[-1]):
+        return None
+    source = replace(traces[0], records=cast("Records", records))
     steps = [columns.steps(trace) for trace in traces]
-    passes = [columns.finalizations(trace) for trace in traces]
     threads = np.array([int(each.thread[0]) for each in steps])
-    task_shift, call_shift = (
-        number * (1 + max(int(column.max(initial=0)) for column in columns_))
-        for columns_ in (
-            [each.graph_task for each in tables] + [each.span.key for each in passes],
-            [each.op_id for each in tables] + [columns.waits(trace).key for trace in traces],
-        )
-    )
-
-    def of(some: Sequence[Table], keys: Ints | None = None) -> dict[str, Any]:
-        return _columns(some, shift_ns, threads, keys)
-
-    def spans_of(make: Callable[[Trace], Spans], keys: Ints | None = None) -> Spans:
-        return Spans(**of([make(trace) for trace in traces], keys))
-
+    count_steps = list(map(len, steps))
+    passes = columns.finalizations(source)
+    cuts = np.searchsorted(passes.span.begin_ns, begins_ns)
+    count_passes = np.diff(np.append(cuts, len(passes.span))).tolist()
+    by_training = passes.span.thread == np.repeat(threads, count_passes)
+    finalised = np.add.reduceat(np.append(by_training, False), cuts) * (np.array(count_passes) > 0)
+    if 0 < np.count_nonzero(finalised) < len(traces):
+        return None
+    ranks = _Ranks(traces, threads, shift_ns, records.operation_shift, records.pass_shift)
     trace = replace(traces[0], records=columns.NO_RECORDS, summary=None, passes=None, recorded=None)
-    keep(trace, columns.steps, Steps(**of(steps), source=steps[0].source))
-    keep(trace, columns.phases, spans_of(columns.phases))
-    keep(trace, columns.waits, spans_of(columns.waits, call_shift))
-    keep(trace, columns.pauses, spans_of(columns.pauses))
-    keep(trace, columns.run_delays, spans_of(columns.run_delays))
+    index, begin_ns, end_ns, _ = (
+        _all(steps, name) for name in ("index", "begin_ns", "end_ns", "thread")
+    )
+    moved_ns = np.repeat(shift_ns, count_steps)
+    in_training = np.full(len(index), _TRAINING)
     keep(
         trace,
-        columns.finalizations,
-        Finalizations(
-            Spans(**of([each.span for each in passes], task_shift)),
-            _all(passes, "blocked_ns"),
-            _all(passes, "no_core_ns"),
-        ),
+        columns.steps,
+        Steps(index, begin_ns + moved_ns, end_ns + moved_ns, in_training, source=steps[0].source),
     )
-    counts = [columns.host_counts(trace) for trace in traces]
-    whole = {name: Spans(**of([each[name] for each in counts])) for name in columns.HOST_COUNTS}
-    keep(trace, columns.host_counts, whole)
+    for make, kind, keys in (
+        (columns.phases, Kind.PHASE, None),
+        (columns.waits, Kind.WAIT, ranks.call_shift),
+        (columns.pauses, Kind.PAUSE, None),
+        (columns.run_delays, Kind.RUN_DELAY, None),
+    ):
+        keep(trace, make, ranks.share(make, make(source), records.counts(kind), keys))
+    whole = ranks.spans(passes.span, count_passes, ranks.task_shift)
+    keep(trace, columns.finalizations, replace(passes, span=whole[0]))
+    rows = _slices(count_passes)
+    for rank, span, mine in zip(traces, whole[1], rows, strict=True):
+        keep(
+            rank,
+            columns.finalizations,
+            Finalizations(span, passes.blocked_ns[mine], passes.no_core_ns[mine]),
+        )
+    counters = columns.host_counts(source)
+    count = records.counts(Kind.HOST_COUNTS)
+    parts = {name: ranks.spans(spans_, count, None) for name, spans_ in counters.items()}
+    keep(trace, columns.host_counts, {name: part[0] for name, part in parts.items()})
+    for number, rank in enumerate(traces):
+        of_rank = {name: part[1][number] for name, part in parts.items()}
+        keep(rank, columns.host_counts, of_rank)
+    count_calls = records.counts(Kind.ISSUE)
+    tables = ranks.calls(columns.collectives(source), count_calls)
+    for rank, table in zip(traces, tables, strict=True):
+        keep(rank, columns.collectives, table)
     return RankBlock(
         place,
         trace,
         begins_ns,
         shift_ns,
-        task_shift,
-        call_shift,
+        ranks.task_shift,
+        ranks.call_shift,
         threads,
-        np.cumsum([0, *map(len, tables)]),
-        np.cumsum([0, *map(len, steps)]),
+        np.cumsum([0, *count_calls]),
+        np.cumsum([0, *count_steps]),
+        tables,
     )
 
 
-def _columns(
-    some: Sequence[Table], shift_ns: Ints, threads: Ints, keys: Ints | None
-) -> dict[str, Any]:
-    """Joins the columns of the ranks' tables: times and keys moved, and threads told apart."""
+@dataclass(frozen=True)
+class _Ranks:
+    """Ranks of a block, to which the rows of its tables belong one rank after the other."""
+
+    traces: Sequence[Trace]
+    threads: Ints
+    shift_ns: Ints
+    call_shift: Ints
+    task_shift: Ints
+
+    def share(
+        self,
+        make: Callable[[Trace], Spans],
+        spans: Spans,
+        count: Sequence[int],
+        keys: Ints | None,
+    ) -> Spans:
+        """Gives each rank its own rows of a table; returns the table of the block."""
+        whole, of_ranks = self.spans(spans, count, keys)
+        for trace, rows in zip(self.traces, of_ranks, strict=True):
+            keep(trace, make, rows)
+        return whole
+
+    def spans(
+        self, spans: Spans, count: Sequence[int], keys: Ints | None
+    ) -> tuple[Spans, list[Spans]]:
+        """Returns a table with the threads of the block, and each rank's rows as it recorded them.
+
+        ``keys``: what was added to the keys of each rank; None if they are no numbers of a rank.
+        """
+        training = np.where(spans.thread == np.repeat(self.threads, count), _TRAINING, _OTHER)
+        shift_ns = np.repeat(self.shift_ns, count)
+        own = Spans(
+            spans.key if keys is None else spans.key - np.repeat(keys, count),
+            spans.thread,
+            spans.begin_ns - shift_ns,
+            _moved(spans.end_ns, -shift_ns),
+        )
+        return replace(spans, thread=training), [rows_of(own, rows) for rows in _slices(count)]
+
+    def calls(self, calls: Collectives, count: Sequence[int]) -> list[Collectives]:
+        """Returns each rank's calls as it recorded them."""
+        shift_ns, task = np.repeat(self.shift_ns, count), np.repeat(self.task_shift, count)
+        passes = calls.graph_task
+        own = replace(
+            calls,
+            op_id=calls.op_id - np.repeat(self.call_shift, count),
+            graph_task=np.where(passes >= 0, passes - task, passes),
+            issue_ns=calls.issue_ns - shift_ns,
+            end_ns=_moved(calls.end_ns, -shift_ns),
+        )
+        return [rows_of(own, rows) for rows in _slices(count)]
+
+
+def _slices(count: Sequence[int]) -> list[slice]:
+    ends = np.cumsum([0, *count]).tolist()
+    return [slice(*of_rank) for of_rank in itertools.pairwise(ends)]
+
+
+def _columns(some: Sequence[Collectives], shift_ns: Ints, threads: Ints) -> dict[str, Any]:
+    """Joins the columns of the ranks' calls: times moved, and threads told apart."""
     count = list(map(len, some))
     found = {}
-    for name in (field.name for field in fields(some[0]) if field.name != "source"):
+    for name in (field.name for field in fields(some[0])):
         column = _all(some, name)
         if name.endswith("_ns"):
             column = _moved(column, np.repeat(shift_ns, count))
         elif name == "thread":
             column = np.where(column == np.repeat(threads, count), _TRAINING, _OTHER)
-        elif name == "key" and keys is not None:
-            column = column + np.repeat(keys, count)
         found[name] = column
     return found
 

@@ -346,11 +346,11 @@ def _calls(
     clocks = clocks or rank_clocks(traces)
     clock_error = clock_error_us(clocks, traces)
     traces = on_common_clock(traces, clocks) if clocks else traces
-    tables = [columns.collectives(trace) for trace in traces]
+    blocks, waits = joined(traces), list[Waiting]()
+    tables = [table for block in blocks for table in block.tables]
     matching = match(traces, tables)
     known = match_arrivals(matching, traces, tables) if clocks else None
     arrivals: list[Arrivals | None] = [*known] if known else [None] * len(traces)
-    blocks, waits = joined(traces, tables), list[Waiting]()
     for block in blocks:
         calls = block.join_calls(tables[block.places])
         block.find_exposures(traces[block.places], calls)

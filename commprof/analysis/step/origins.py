@@ -24,7 +24,6 @@ Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -158,7 +157,7 @@ def origins(
         waits: split of each block's exposures into waiting and transfer.
     """
     if blocks is None or waits is None:
-        blocks = [alone(*rank) for rank in zip(itertools.count(), traces, tables)]
+        blocks = [alone(*rank) for rank in enumerate(traces)]
         exposed = map(exposures_of, traces)
         waits = [split(*rank) for rank in zip(exposed, tables, arrivals, strict=True)]
     ranks, times = [trace.rank for trace in traces], _Times(blocks, waits)

@@ -94,3 +94,42 @@ def test_times_are_converted_and_nothing_else() -> None:
     assert moved.copy().tobytes() == expected.tobytes()
     ends = columns.of_kind(cast("Records", moved), Kind.END)
     assert (ends["timestamp_ns"] == expected["timestamp_ns"][expected["kind"] == Kind.END]).all()
+
+
+@pytest.mark.parametrize("pack", _packs(), ids=["python", "chosen"])
+def test_times_that_spread_far_are_packed_as_differences(
+    pack: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "packing", lambda: pack)
+    records = np.zeros(1000, dtype=RECORD_DTYPE)
+    records["kind"] = Kind.WAIT
+    records["timestamp_ns"] = 2**60 + 50_000_000 * np.arange(1000)
+    records["value"] = records["timestamp_ns"] + np.random.default_rng(1).integers(0, 10**9, 1000)
+    found = packed.packed(records)
+    assert found.copy().tobytes() == records.tobytes()
+    assert found._chunks[0].data.nbytes == 2 * 4 * 1000
+    begin, end = (int(records["timestamp_ns"][row]) for row in (100, 700))
+    assert found.between([(begin, end)]).copy().tobytes() == records[100:700].tobytes()
+    two = found.between([(begin, begin + 1), (end, 2**63)])
+    assert two.copy().tobytes() == records[[100, *range(700, 1000)]].tobytes()
+
+
+def test_records_are_packed_as_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed, "_CHUNK_RECORDS", 50)
+    records = _random(2)
+    records["timestamp_ns"] = np.arange(len(records)) // 2
+    for shuffled in (records, records[np.random.default_rng(0).permutation(len(records))]):
+        packer = packed.Packer()
+        for batch in np.array_split(shuffled, 37):
+            packer.add(batch)
+        expected = shuffled[np.argsort(shuffled["timestamp_ns"], kind="stable")]
+        assert packer.finish().copy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("row", [(3, 0, 8, 0), (1, 0, 4, 13), (1, 0, 3, 0), (2, 0, 5, 2**40)])
+def test_a_column_beyond_its_data_is_refused(row: tuple[int, ...]) -> None:
+    unpack = pytest.importorskip("commprof._reading").unpack_columns
+    data = np.zeros(16, dtype=np.uint8)
+    assert unpack([data], np.array([(2, 7, 8, 0)], dtype=np.uint64)).tolist() == [7, 7]
+    with pytest.raises(ValueError, match="does not lie in its data"):
+        unpack([data], np.array([row], dtype=np.uint64))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,9 @@ from commprof.analysis.step import joined
 from commprof.analysis.step.joined import RankBlock
 from commprof.analysis.step.measured import measured_world
 from commprof.analysis.world import world_result
-from commprof.trace import columns
+from commprof.trace import columns, packed
+from commprof.trace.columns import Ints
+from commprof.trace.schema import Kind
 from tests.support.builders.exact.drawn import any_job
 from tests.support.builders.exact.recorded import recorded
 from tests.support.builders.exact.simulation import simulate
@@ -59,24 +63,73 @@ def test_figures_are_those_of_each_rank_alone(seed: int, monkeypatch: pytest.Mon
 
 def test_times_and_numbers_of_ranks_do_not_meet_in_a_block() -> None:
     traces = list(world_run(_schedule(1)).traces.values())
-    tables = [columns.collectives(trace) for trace in traces]
-    (block,) = joined.joined(traces, tables)
-    calls = block.join_calls(tables)
-    rank = np.repeat(np.arange(len(traces)), list(map(len, tables)))
+    own = [columns.collectives(trace) for trace in world_run(_schedule(1)).traces.values()]
+    (block,) = joined.joined(traces)
+    calls = block.join_calls(block.tables)
+    rank = np.repeat(np.arange(len(traces)), list(map(len, own)))
     assert (block.rank_at(calls.issue_ns) == rank).all()
     assert (np.diff(columns.steps(block.trace).begin_ns) > 0).all()
-    assert len(np.unique(calls.op_id)) == sum(len(np.unique(table.op_id)) for table in tables)
-    for place, table in enumerate(tables):
+    assert len(np.unique(calls.op_id)) == sum(len(np.unique(table.op_id)) for table in own)
+    for place, table in enumerate(own):
         mine = slice(block.calls[place], block.calls[place + 1])
         assert (calls.issue_ns[mine] - block.shift_ns[place] == table.issue_ns).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_tables_of_each_rank_are_those_that_it_has_alone(seed: int) -> None:
+    ranks = _schedule(seed) if seed % 2 else RandomRun(seed).ranks
+    traces, alone = (list(world_run(ranks).traces.values()) for _ in range(2))
+    tables = [table for block in joined.joined(traces) for table in block.tables]
+    assert len(tables) == len(alone)
+    for trace, table, expected in zip(traces, tables, alone, strict=True):
+        assert columns.collectives(trace) is table
+        for make in (columns.collectives, columns.phases, columns.waits, columns.run_delays):
+            _same(vars(make(trace)), vars(make(expected)))
+        counts = columns.host_counts(expected)
+        for name, spans in columns.host_counts(trace).items():
+            _same(vars(spans), vars(counts[name]))
+        passes, own = columns.finalizations(trace), columns.finalizations(expected)
+        _same(vars(passes.span), vars(own.span))
+        _same({"blocked_ns": passes.blocked_ns}, {"blocked_ns": own.blocked_ns})
+
+
+def _same(found: dict[str, Ints], expected: dict[str, Ints]) -> None:
+    for name, column in expected.items():
+        assert np.array_equal(found[name], column), name
 
 
 def test_long_runs_and_ranks_without_steps_are_not_joined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     traces = list(world_run(_schedule(1)).traces.values())
-    tables = [columns.collectives(trace) for trace in traces]
     monkeypatch.setattr(joined, "_LONGEST_NS", 1)
-    blocks = joined.joined(traces, tables)
+    blocks = joined.joined(traces)
     assert [len(block) for block in blocks] == [1] * len(traces)
     assert [block.trace for block in blocks] == traces
+
+
+def test_ranks_with_numbers_too_large_to_move_are_not_joined() -> None:
+    ranks = _schedule(1)
+    traces = list(world_run(ranks).traces.values())
+    records = traces[0].records.copy()
+    records["op_id"][records["kind"] == Kind.WAIT] = 2**61
+    traces[0] = dataclasses.replace(traces[0], records=records)
+    assert [len(block) for block in joined.joined(traces)] == [1] * len(traces)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_columns_of_several_ranks_follow_one_another(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(packed, "_unpacking", lambda: None)
+    some = [packed.packed(trace.records) for trace in world_run(_schedule(1)).traces.values()]
+    for kind in (Kind.ISSUE, Kind.WAIT, Kind.PHASE, Kind.CLOCK):
+        for field in ("timestamp_ns", "op_id", "value", "flags", "bytes_in"):
+            expected = np.concatenate([records.column(kind, field) for records in some])
+            found = packed.columns_of(some, kind, field)
+            assert found.dtype == expected.dtype
+            assert (found == expected).all()
+    cut = [records.between([(0, 2**62)]) for records in some]
+    whole, ends = (packed.columns_of(records, Kind.END, "op_id") for records in (some, cut))
+    assert (whole == ends).all()

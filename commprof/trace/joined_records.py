@@ -1,0 +1,100 @@
+"""Records of several ranks as those of one, which ran for all of their time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.trace.packed import PackedRecords, columns_of, converted
+from commprof.trace.schema import TIME_IN_VALUE, Kind
+
+Ints = npt.NDArray[np.int64]
+
+#: Fields that hold the number of an operation, and of a backward pass (an issue's is one larger; 0
+#: is none). Only records of these kinds, and those without either, may be asked for.
+_OPERATIONS = ((Kind.ISSUE, "op_id"), (Kind.END, "op_id"), (Kind.WAIT, "op_id"))
+_PASSES = ((Kind.ISSUE, "value"), (Kind.FINALIZE_BEGIN, "op_id"), (Kind.FINALIZE_END, "op_id"))
+#: Added to the numbers of all ranks if they are too large to be moved apart.
+LARGEST = 2**62
+
+
+@dataclass(frozen=True)
+class JoinedRecords(PackedRecords):
+    """Records of ranks, one rank after the other; times and numbers are moved apart."""
+
+    of_ranks: tuple[PackedRecords, ...] = ()
+    #: By rank: what is added to its times.
+    shift_ns: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @cached_property
+    def pass_shift(self) -> Ints:
+        """By rank: what is added to its numbers of backward passes."""
+        return self._apart(_PASSES)
+
+    @cached_property
+    def operation_shift(self) -> Ints:
+        """By rank: what is added to its numbers of operations."""
+        return self._apart(_OPERATIONS)
+
+    def _apart(self, fields: Sequence[tuple[Kind, str]]) -> Ints:
+        columns = [self.recorded(kind, field) for kind, field in fields]
+        most = 1 + max(int(column.max(initial=0)) for column in columns)
+        last = len(self.of_ranks) - 1
+        return np.arange(last + 1) * most if last * most < LARGEST else np.full(last + 1, LARGEST)
+
+    def counts(self, kind: int) -> list[int]:
+        """Returns the number of records of a kind by rank."""
+        return [records.count(kind) for records in self.of_ranks]
+
+    def __len__(self) -> int:
+        """Number of records."""
+        return sum(map(len, self.of_ranks))
+
+    @cached_property
+    def kinds(self) -> npt.NDArray[np.uint8]:
+        """Kind of each record, in the order of the records."""
+        return np.concatenate([records.kinds for records in self.of_ranks])
+
+    def count(self, kind: int) -> int:
+        """Returns the number of records of a kind."""
+        return sum(self.counts(kind))
+
+    def column(self, kind: int, field: str) -> npt.NDArray[Any]:
+        """Returns a field of the records of one kind."""
+        column = self.recorded(kind, field)
+        if field == "timestamp_ns" and kind != Kind.CLOCK:
+            return self._moved(kind, column, self.shift_ns)
+        if field == "value" and kind in TIME_IN_VALUE:
+            return np.where(column > 0, self._moved(kind, column, self.shift_ns), column)
+        if (kind, field) in _OPERATIONS:
+            return self._moved(kind, column, self.operation_shift)
+        if (kind, field) in _PASSES:
+            moved = self._moved(kind, column, self.pass_shift)
+            return np.where(column > 0, moved, column) if kind == Kind.ISSUE else moved
+        return column
+
+    def recorded(self, kind: int, field: str) -> npt.NDArray[Any]:
+        """Returns a field of all ranks, each on its own clock as it is converted to."""
+        values = columns_of(self.of_ranks, kind, field)
+        if field != "timestamp_ns" and field != "value":
+            return values
+        done = 0
+        for to_common, some in itertools.groupby(self.of_ranks, lambda rank: rank.to_common):
+            begin, done = done, done + sum(rank.count(kind) for rank in some)
+            if to_common is not None and done > begin:
+                part = values[begin:done]
+                values[begin:done] = converted(to_common, kind, field, part)
+        return values
+
+    def _moved(self, kind: int, column: npt.NDArray[Any], by: Ints) -> npt.NDArray[Any]:
+        return column + np.repeat(by, self.counts(kind)).astype(column.dtype)
+
+    @property
+    def _present(self) -> set[int]:
+        return {kind for records in self.of_ranks for kind in records._present}
