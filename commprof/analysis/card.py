@@ -35,7 +35,7 @@ class CardPart:
     """One part of the mean step."""
 
     #: "data", "forward", "backward", "unphased_compute" (a device's kernels of no known phase),
-    #: "wait", "wire", "exposed" (communication that is not split), "optimizer", and "other", or
+    #: "wait", "transfer", "exposed" (communication that is not split), "optimizer", and "other", or
     #: "copies" and "idle" of a device.
     name: str
     ms: float
@@ -96,9 +96,9 @@ class CardCommunication:
     exposed_lacks: str
     #: Communication in flight while the ranks did other work.
     hidden_ms: float
-    #: NaN if waiting and transfer are not separated; so is ``wire_ms``.
+    #: NaN if waiting and transfer are not separated; so is ``transfer_ms``.
     wait_ms: float
-    wire_ms: float
+    transfer_ms: float
     #: Mean step if no communication were exposed and all else stayed the same: a lower bound.
     best_step_ms: float
 
@@ -197,7 +197,7 @@ def card(
             exposed_lacks=lacking,
             hidden_ms=math.nan if lacking else step.hidden_ms,
             wait_ms=split.get("waiting", math.nan),
-            wire_ms=split.get("wire", math.nan),
+            transfer_ms=split.get("transfer", math.nan),
             best_step_ms=math.nan if lacking else step.step_ms - step.exposed_ms,
         ),
         lateness=CardLateness(
@@ -223,7 +223,11 @@ def card(
 
 
 def _parts(step: MeanStep) -> tuple[CardPart, ...]:
-    split = (("wait", "waiting"), ("wire", "wire"), ("exposed", "unsplit")) if step.split_ms else ()
+    split = (
+        (("wait", "waiting"), ("transfer", "transfer"), ("exposed", "unsplit"))
+        if step.split_ms
+        else ()
+    )
     times = {"data": step.parts_ms["data"]}
     times |= {"forward": step.forward_ms, "backward": step.backward_ms}
     times |= {"unphased_compute": step.unphased_compute_ms} if step.is_of_device else {}

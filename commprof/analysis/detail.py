@@ -18,11 +18,11 @@ from commprof.units import NS_PER_MS
 
 #: Parts of "other" on a device, which add up to it; NaN if no kernels were recorded.
 OF_OTHER = ("unphased_compute", "copies", "idle")
-#: Names of ``WorldDetail.parts_ms``. The parts before "wait" add up to "step"; wait and wire are
-#: parts of exposed.
+#: Names of ``WorldDetail.parts_ms``. The parts before "wait" add up to "step"; wait and transfer
+#: are parts of exposed.
 PARTS = (
     *("step", "data", "forward", "backward", "exposed", "optimizer", "other"),
-    *("wait", "wire", "hidden", *OF_OTHER),
+    *("wait", "transfer", "hidden", *OF_OTHER),
 )
 
 
@@ -89,7 +89,7 @@ class WorldDetail:
         """Returns a copy whose communication times are NaN, see ``StepParts.unseen``."""
         on_device = not np.isnan(self.parts_ms["unphased_compute"]).all()
         of_device = ("other", "idle") if on_device else ()
-        return self._without("exposed", "wait", "wire", "hidden", *of_device)
+        return self._without("exposed", "wait", "transfer", "hidden", *of_device)
 
     def unknown(self) -> WorldDetail:
         """Returns a copy in which only the steps are known, see ``StepParts.unknown``."""

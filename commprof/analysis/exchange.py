@@ -82,7 +82,7 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
     """
     known = [row for row in world.communication.collectives if row.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
-    if step.split_ms and step.split_ms["wire"] < step.split_ms["waiting"]:
+    if step.split_ms and step.split_ms["transfer"] < step.split_ms["waiting"]:
         return None
     others = [row for row in rows if world.communication.no_ddp or not _of_backward(row)]
     return _held_by(others, 1, world, False) or _held_by(rows, _MANY, world, True)
@@ -206,16 +206,18 @@ def exchange(world: WorldResult, step: MeanStep) -> Exchange:
     if step.share("communication") < WORTH_A_LOOK:
         return Exchange()
     small = small_calls(world, step)
-    waiting_ms, wire_ms = (step.split_ms.get(name, math.nan) for name in ("waiting", "wire"))
-    if not (wire_ms >= WORTH_A_LOOK * step.step_ms and wire_ms >= waiting_ms):
+    waiting_ms, transfer_ms = (
+        step.split_ms.get(name, math.nan) for name in ("waiting", "transfer")
+    )
+    if not (transfer_ms >= WORTH_A_LOOK * step.step_ms and transfer_ms >= waiting_ms):
         return Exchange(small)
     links = world.communication.host_links
     if links is not None and (not links.interfaces or math.isnan(links.in_flight_gbit_per_s)):
         links = None
-    transfer_ms = wire_ms + step.hidden_ms
-    could_ms = min(step.backward_ms, transfer_ms)
+    in_flight_ms = transfer_ms + step.hidden_ms
+    could_ms = min(step.backward_ms, in_flight_ms)
     serial = could_ms >= WORTH_A_LOOK * step.step_ms and step.hidden_ms < _OVERLAPS * could_ms
-    return Exchange(small, links, step.hidden_ms / transfer_ms if serial else math.nan)
+    return Exchange(small, links, step.hidden_ms / in_flight_ms if serial else math.nan)
 
 
 def way(link: HostLinks) -> str:

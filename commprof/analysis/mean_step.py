@@ -20,7 +20,7 @@ PARTS = ("compute", "communication", "data", "optimizer", "other")
 #: The same for a device whose kernels were recorded. Compute includes kernels of no known phase.
 DEVICE_PARTS = (*PARTS[:-1], "copies", "idle")
 #: Parts that add up to communication.
-SPLIT = ("waiting", "wire", "unsplit")
+SPLIT = ("waiting", "transfer", "unsplit")
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class MeanStep:
     #: if the recordings do not support it, and the other parts are NaN if they do not support
     #: these: see :mod:`commprof.analysis.evidence`.
     parts_ms: Mapping[str, float]
-    #: Mean of each of ``SPLIT``; empty if no part of the waiting and wire is known.
+    #: Mean of each of ``SPLIT``; empty if no part of the waiting and transfer is known.
     split_ms: Mapping[str, float]
     step_ms: float
     #: Communication in flight while the training thread worked; not part of the sum. NaN if the
@@ -89,5 +89,9 @@ def _split(ms: Mapping[str, Floats], exposed_ms: float) -> dict[str, float]:
     unknown = np.isnan(ms["wait"][ms["exposed"] != 0])
     if unknown.size and unknown.all():
         return {}
-    waiting, wire = (float(np.nan_to_num(ms[name], nan=0.0).mean()) for name in ("wait", "wire"))
-    return dict(zip(SPLIT, (waiting, wire, max(0.0, exposed_ms - waiting - wire)), strict=True))
+    waiting, transfer = (
+        float(np.nan_to_num(ms[name], nan=0.0).mean()) for name in ("wait", "transfer")
+    )
+    return dict(
+        zip(SPLIT, (waiting, transfer, max(0.0, exposed_ms - waiting - transfer)), strict=True)
+    )

@@ -144,7 +144,7 @@ def next_step(
     if not step.split_ms or step.split_ms["waiting"] <= step.exposed_ms / 2:
         return trial
     balance = _balance(world, step)
-    if step.share("wire") < WORTH_A_LOOK or not trial.advice:
+    if step.share("transfer") < WORTH_A_LOOK or not trial.advice:
         return NextStep(f"{balance} No change to the communication can win that back.", "")
     return NextStep(f"{balance} {trial.advice}", trial.command)
 

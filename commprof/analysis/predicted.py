@@ -17,7 +17,7 @@ from commprof.errors import CommprofError
 from commprof.files import Shape, checked, read_json
 from commprof.stats.intervals import Interval
 
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 #: Fields of a scenario that are numbers, or "inf".
 _NUMBERS: Final = (
     *("bandwidth_bytes_per_s", "latency_s", "bucket_cap_bytes"),

@@ -33,7 +33,7 @@ class StepParts:
     step_ms: float
     #: Parts of ``exposed_ms`` before and after the last rank arrived; NaN if that is never known.
     wait_ms: float
-    wire_ms: float
+    transfer_ms: float
     #: The rest of ``exposed_ms``: time of operations whose last arrival is not known.
     unsplit_ms: float
     #: Part of ``exposed_ms`` in which DDP's finalisation was ready to run but had no core. Mean
@@ -58,7 +58,7 @@ class StepParts:
         The times of the phases then include all waiting for communication. Whether a device was
         idle or communicated is not known.
         """
-        names = ("exposed_ms", "wait_ms", "wire_ms", "unsplit_ms", "no_core_ms", "hidden_ms")
+        names = ("exposed_ms", "wait_ms", "transfer_ms", "unsplit_ms", "no_core_ms", "hidden_ms")
         of_device = () if math.isnan(self.unphased_compute_ms) else ("other_ms", "idle_ms")
         return replace(self, **dict.fromkeys((*names, *of_device), math.nan))
 
@@ -159,7 +159,7 @@ def _step_parts(part: Breakdown) -> StepParts:
         other_ms=mean_ms(part.other_ns),
         step_ms=mean_ms(part.wall_ns),
         wait_ms=ns_to_ms(mean_of_known(part.wait_ns, part.exposed_ns)),
-        wire_ms=ns_to_ms(mean_of_known(part.wire_ns, part.exposed_ns)),
+        transfer_ms=ns_to_ms(mean_of_known(part.transfer_ns, part.exposed_ns)),
         unsplit_ms=mean_ms(part.unsplit_ns),
         no_core_ms=mean_ms(part.no_core_ns[~np.isnan(part.no_core_ns)]),
         hidden_ms=mean_ms(part.hidden_ns),
@@ -177,13 +177,13 @@ def _mean(values: list[float]) -> float:
 def mean_parts(parts: list[StepParts]) -> StepParts:
     """Returns the mean of each part over the ranks.
 
-    In the means of ``wait_ms`` and ``wire_ms``, unknown values count as 0, see
+    In the means of ``wait_ms`` and ``transfer_ms``, unknown values count as 0, see
     :func:`mean_of_known`. The mean of ``no_core_ms`` leaves out the ranks with unknown values; it
     is NaN if no rank has a known value.
     """
     means = {f.name: _mean([getattr(p, f.name) for p in parts]) for f in fields(StepParts)}
     exposed = np.array([p.exposed_ms for p in parts])
-    for name in ("wait_ms", "wire_ms"):
+    for name in ("wait_ms", "transfer_ms"):
         means[name] = mean_of_known(np.array([getattr(p, name) for p in parts]), exposed)
     read = [p.no_core_ms for p in parts if not math.isnan(p.no_core_ms)]
     return StepParts(**{**means, "no_core_ms": float(np.mean(read)) if read else math.nan})

@@ -216,7 +216,7 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
             step_ms=ns_to_ms(mean_ns(steps)),
             exposed_p95_ms=ns_to_ms(quantile_ns(exposed, 0.95)),
             exposed_wait_ms=_mean_ms([s.exposed_wait for s in summaries]),
-            exposed_wire_ms=_mean_ms([s.exposed_wire for s in summaries]),
+            exposed_transfer_ms=_mean_ms([s.exposed_wire for s in summaries]),
             unsplit_steps=sum(summary.unsplit_steps for summary in summaries),
         ),
         arrivals=SummaryArrivals(
@@ -302,7 +302,7 @@ def _row(
         duration=_quantiles([part.duration for part in parts]),
         wait=_quantiles([part.wait for part in parts]),
         until_last=_quantiles([part.until_last for part in parts]),
-        wire=_quantiles([part.wire for part in parts]),
+        transfer=_quantiles([part.wire for part in parts]),
         algbw_gb_per_s=algbw_gb_per_s,
         busbw_gb_per_s=algbw_gb_per_s * bus_factor(op, group_size),
     )

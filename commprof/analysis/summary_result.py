@@ -77,10 +77,10 @@ class OperationRow:
     #: Length of the waits that blocked.
     wait: Quantiles
     #: For collectives whose last arrival is known: from issue to the last rank's issue, and from
-    #: there to completion. With gloo, ``wire`` includes the time in gloo's queue.
+    #: there to completion. With gloo, ``transfer`` includes the time in gloo's queue.
     until_last: Quantiles
-    wire: Quantiles
-    #: nccl-tests' algorithm bandwidth, the mean size divided by the mean wire time of these
+    transfer: Quantiles
+    #: nccl-tests' algorithm bandwidth, the mean size divided by the mean transfer of these
     #: collectives, and bus bandwidth, the same times the bus factor; NaN if there are none, and for
     #: gather and scatter, whose size a summary does not keep.
     algbw_gb_per_s: float
@@ -110,7 +110,7 @@ class SummaryTiming:
     #: Means of the exposed time before and after the deciding rank's arrival, over the steps for
     #: which that is known; NaN without any.
     exposed_wait_ms: float
-    exposed_wire_ms: float
+    exposed_transfer_ms: float
     #: Number of steps whose deciding arrival is not known.
     unsplit_steps: int
 

@@ -49,7 +49,7 @@ _WORDS = {
     "optimizer": "the optimizer",
     "other": "code outside forward, backward and optimizer",
     "waiting": "waiting for the last rank",
-    "wire": "data transfer",
+    "transfer": "data transfer",
     "unsplit": "not attributed",
 }
 #: "Other" if forward passes were not recorded, so that it may hold them.
@@ -61,7 +61,7 @@ _DEVICE_WORDS = {
     "idle": "idle GPUs (no kernel and no copy ran)",
 }
 #: Names of the parts in a list of differences, if other than their keys.
-_SHORT = {"wire": "data transfer", "unsplit": "communication not attributed"}
+_SHORT = {"transfer": "data transfer", "unsplit": "communication not attributed"}
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Binding:
     #: The two largest parts with their fractions of the mean step, the larger one first. Empty if
     #: the recordings do not tell communication from the rest of the step.
     largest: tuple[tuple[str, float], ...]
-    #: Communication as "waiting", "wire" and "unsplit" with their fractions of the mean step; empty
-    #: if waiting and wire are not separated.
+    #: Communication as "waiting", "transfer" and "unsplit" with their fractions of the mean step;
+    #: empty if waiting and transfer are not separated.
     communication: tuple[tuple[str, float], ...]
 
 
@@ -284,7 +284,7 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
         text = f"Only communication runs during {share} of the mean step"
     if step.split_ms:
         text += (
-            f": {step.share('waiting'):.1%} for the last rank, {step.share('wire'):.1%} for the "
+            f": {step.share('waiting'):.1%} for the last rank, {step.share('transfer'):.1%} for the "
             "transfer"
         )
     text += (

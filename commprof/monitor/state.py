@@ -36,7 +36,7 @@ class StepTimes:
     exposed_s: float
     #: Exposed time until the last rank arrived, and exposed time after that.
     wait_s: float
-    wire_s: float
+    transfer_s: float
     #: Exposed time not known to be either.
     unsplit_s: float
     #: Communication in flight while the training thread worked; NaN in always-on mode.

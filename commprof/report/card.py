@@ -16,7 +16,7 @@ _LOOKS = {
     "backward": ("b", "backward", "bright_green"),
     "unphased_compute": ("c", "compute, phase not known", "cyan"),
     "wait": ("W", "wait", "red"),
-    "wire": ("T", "transfer", "magenta"),
+    "transfer": ("T", "transfer", "magenta"),
     "exposed": ("X", "exposed, not attributed", "bright_red"),
     "optimizer": ("o", "optimizer", "blue"),
     "copies": ("m", "copies", "bright_blue"),
@@ -107,7 +107,7 @@ def _figures(of: CardCommunication) -> list[tuple[str, str]]:
         return [("Exposed communication", "none.")]
     split = "not separated in this run"
     if not math.isnan(of.wait_ms):
-        split = f"{in_ms(of.wait_ms)} waiting for others, {in_ms(of.wire_ms)} transfer"
+        split = f"{in_ms(of.wait_ms)} waiting for others, {in_ms(of.transfer_ms)} transfer"
     best = f"upper bound; leaves {in_ms(of.best_step_ms)}"
     hidden = f"; hidden by work: {in_ms(of.hidden_ms)}" if of.hidden_ms > 0 else ""
     return [

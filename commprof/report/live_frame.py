@@ -183,7 +183,7 @@ _COLUMNS: Final = (
     _Column("other", _of_step(lambda t: t.other_s), 8),
     _Column("exposed", _of_step(lambda t: t.exposed_s)),
     _Column("wait", _of_step(lambda t: t.wait_s), 1),
-    _Column("transfer", _of_step(lambda t: t.wire_s), 2),
+    _Column("transfer", _of_step(lambda t: t.transfer_s), 2),
     _Column("hidden", _of_step(lambda t: t.hidden_s), 5),
     _Column(_LATENCY, _quantile("recent_p50_s"), 6),
     _Column("p99", _quantile("recent_p99_s"), 6),

@@ -35,7 +35,9 @@ def _rule(facts: Facts) -> Sighting | None:
         for name in links.idle
         if (speed := min(int(rate.get(name) or 0) for rate in rates)) >= _FASTER * slow > 0
     }
-    share = (parts.exposed_ms if math.isnan(parts.wire_ms) else parts.wire_ms) / parts.step_ms
+    share = (
+        parts.exposed_ms if math.isnan(parts.transfer_ms) else parts.transfer_ms
+    ) / parts.step_ms
     if not fast or not share >= _EXPOSED:
         return None
     best = max(fast, key=lambda name: fast[name])

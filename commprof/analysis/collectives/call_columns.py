@@ -118,8 +118,8 @@ def _times(calls: Calls, evidence: Evidence) -> Columns:
         "duration_ms": calls.duration_ns / NS_PER_MS,
         "queue_ms": calls.queue_ns / NS_PER_MS,
         "wait_ms": calls.wait_ns / NS_PER_MS,
-        "wire_ms": calls.wire_ns / NS_PER_MS,
-        "transfer_ms": transfer_ns / NS_PER_MS,
+        "transfer_ms": calls.wire_ns / NS_PER_MS,
+        "group_transfer_ms": transfer_ns / NS_PER_MS,
         "algbw_gb_per_s": algbw,  # bytes per ns
         "busbw_gb_per_s": algbw * factor,
     }

@@ -3,10 +3,10 @@
 Kernel times are known for recordings that hold a device's kernels. If no communication kernels
 overlap each other,
 
-    communication = wait + wire + unsplit = exposed + hidden
+    communication = wait + transfer + unsplit = exposed + hidden
     exposed + compute + copies + idle = step
 
-A communication kernel is ``wait`` until the last rank has begun and ``wire`` from then on, or
+A communication kernel is ``wait`` until the last rank has begun and ``transfer`` from then on, or
 ``unsplit`` if the last begin is not known.
 
 Kernels of several streams may run at once: communication, compute and busy are the times in which
@@ -54,7 +54,7 @@ class KernelTimes:
     #: last rank had begun, time from then to the end, and time of kernels for which that is not
     #: known. The first two are NaN if they are known for no kernel.
     wait_ms: float
-    wire_ms: float
+    transfer_ms: float
     unsplit_ms: float
     #: Time in which copies or fills ran, but no other kernel and no exposed communication.
     copies_ms: float
@@ -105,7 +105,7 @@ def _of_rank(trace: Trace, activity: DeviceActivity, calls: Calls, measured: Int
         busy_ms=mean_ms(None if activity.communication is None else activity.kernels),
         idle_ms=math.nan if activity.communication is None else max(0.0, wall_ms - run_ms),
         wait_ms=ns_to_ms(wait_ns) / count,
-        wire_ms=ns_to_ms(wire_ns) / count,
+        transfer_ms=ns_to_ms(wire_ns) / count,
         unsplit_ms=math.nan
         if activity.communication is None
         else ns_to_ms(float(np.nansum(calls.duration_ns[~known]))) / count,

@@ -66,14 +66,14 @@ class CollectiveRow:
     phases: tuple[tuple[str, int], ...]
     #: Number of calls issued by each line of code, largest first; empty without stacks.
     callers: tuple[tuple[str, int], ...]
-    #: Issue to completion; the sum of queue, wait and wire.
+    #: Issue to completion; the sum of queue, wait and transfer.
     duration: Spread
     #: Issue to start: in gloo's queue, or behind other work on a device.
     queue: Spread
     #: Start to the start on the last of the ranks that the call waits for.
     wait: Spread
     #: The start on that last rank to completion on this rank.
-    wire: Spread
+    transfer: Spread
     #: Time for which these calls blocked the training thread; mean per step over all ranks.
     exposed_ms: float
     #: Median over the calls of size / (last completion - last start); busbw is algbw times the bus
@@ -96,7 +96,7 @@ class CollectiveRow:
             duration=unknown,
             queue=unknown,
             wait=unknown,
-            wire=unknown,
+            transfer=unknown,
             exposed_ms=math.nan,
             algbw_gb_per_s=math.nan,
             busbw_gb_per_s=math.nan,
@@ -231,7 +231,7 @@ def _row(
         duration=_spread(calls.duration_ns),
         queue=_spread(calls.queue_ns),
         wait=_spread(calls.wait_ns),
-        wire=_spread(calls.wire_ns),
+        transfer=_spread(calls.wire_ns),
         exposed_ms=ns_to_ms(float(calls.exposed_ns.sum())) / rank_steps,
         algbw_gb_per_s=algbw_gb_per_s,
         busbw_gb_per_s=algbw_gb_per_s * bus_factor(op, int(calls.group_size[0])),

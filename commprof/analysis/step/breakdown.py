@@ -1,13 +1,13 @@
 """Parts of each step of one rank, which add up to the step exactly.
 
     step = data + forward + backward + exposed + optimizer + other
-    exposed = wait + wire + unsplit
+    exposed = wait + transfer + unsplit
 
 The time of a phase is the time that the training thread spent in the phase without waiting for
 communication; ``other`` is the remainder of the step. Exposed time, in which communication blocked
-the training thread, is ``wait`` until the last rank has arrived and ``wire`` from then on. Exposed
-time is ``unsplit`` if the last arrival is unknown. Hidden communication overlaps these parts and is
-not part of the sum.
+the training thread, is ``wait`` until the last rank has arrived and ``transfer`` from then on.
+Exposed time is ``unsplit`` if the last arrival is unknown. Hidden communication overlaps these
+parts and is not part of the sum.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Breakdown:
     #: Exposed time before the last rank had arrived; NaN if no part of it is known.
     wait_ns: Floats
     #: Exposed time after the last rank had arrived; NaN if no part of it is known.
-    wire_ns: Floats
+    transfer_ns: Floats
     #: Exposed time of operations whose last arrival is not known.
     unsplit_ns: Floats
     #: Exposed time in which DDP's finalisation could run but had no core; NaN if not recorded.
@@ -334,7 +334,7 @@ def of_split(
         **_of_other(trace, steps, other_ns, wall - exposed_ns - other_ns),
         exposed_ns=exposed_ns,
         wait_ns=np.where(nothing_known, np.nan, wait),
-        wire_ns=np.where(nothing_known, np.nan, exposed_ns - wait - unsplit),
+        transfer_ns=np.where(nothing_known, np.nan, exposed_ns - wait - unsplit),
         unsplit_ns=unsplit,
         no_core_ns=_no_core(steps, finalizations, thread),
         paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
@@ -381,8 +381,8 @@ def _running_ns(trace: Trace, steps: Steps, table: Collectives) -> Floats:
 def mean_of_known(part: Floats, exposed: Floats) -> float:
     """Returns the mean of a part of exposed time, with unknown rows counted as 0.
 
-    The mean parts (``wait``, ``wire`` and ``unsplit``) then add up to the mean exposed time. NaN if
-    the part is unknown in all rows with exposed time, or if there are no rows.
+    The mean parts (``wait``, ``transfer`` and ``unsplit``) then add up to the mean exposed time.
+    NaN if the part is unknown in all rows with exposed time, or if there are no rows.
     """
     if len(part) == 0 or (np.isnan(part[exposed > 0]).all() and (exposed > 0).any()):
         return float("nan")

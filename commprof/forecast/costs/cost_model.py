@@ -185,7 +185,7 @@ class CostCurve:
         done = self._work(ranks, op)
         return done.steps * self.step_s(done.step_bytes(size_bytes)) if done.steps else 0.0
 
-    def wire_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
+    def transfer_s(self, size_bytes: float, ranks: int, op: str | None = None) -> float:
         """Returns the part of ``time_s`` during which the link is busy, in seconds.
 
         During the remaining time, other collectives may use the link. ``op`` is as in ``time_s``.

@@ -156,13 +156,13 @@ class HookCost:
             later_s: extra latency of a message, compared with the recorded run.
         """
         work_s = self.work_s(size_bytes, ranks) * crowding
-        wire_s = self.wire_s(size_bytes, ranks, curve) * sharing
-        overlapped = min(work_s, wire_s) / self._pieces(size_bytes, ranks)
+        transfer_s = self.transfer_s(size_bytes, ranks, curve) * sharing
+        overlapped = min(work_s, transfer_s) / self._pieces(size_bytes, ranks)
         messages = self._messages(ranks)
         recorded_s = curve.pieces[0].alpha_s - later_s  # a message's latency in the recorded run
         more_s = (messages - self._messages(self.ranks)) * recorded_s
         overhead_s = max(0.0, self.overhead_s + more_s + messages * later_s)
-        return overhead_s + max(work_s, wire_s) + overlapped
+        return overhead_s + max(work_s, transfer_s) + overlapped
 
     def work_s(self, size_bytes: float, ranks: int) -> float:
         """Processor time for a bucket."""
@@ -174,7 +174,7 @@ class HookCost:
         growth = ranks / self.ranks if self.exchange == GATHER else 1.0
         return encode + (reduce + decode) * growth
 
-    def wire_s(self, size_bytes: float, ranks: int, curve: CostCurve) -> float:
+    def transfer_s(self, size_bytes: float, ranks: int, curve: CostCurve) -> float:
         """Time on the wire without the messages' latency, which the overhead includes."""
         if self.exchange == HIERARCHICAL:
             chunks_s = _CHUNKS * curve.time_s(size_bytes / _CHUNKS, ranks, "all_reduce")

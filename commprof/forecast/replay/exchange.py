@@ -15,17 +15,17 @@ from commprof.analysis.replay.program import ISSUE, MARK, WAIT, Program
 Floats = npt.NDArray[np.float64]
 
 
-def exchange(ready_s: Floats, wire_s: Floats, latency_s: Floats, workers: int) -> Floats:
+def exchange(ready_s: Floats, transfer_s: Floats, latency_s: Floats, workers: int) -> Floats:
     """Computes when each bucket is complete: [steps, buckets], in s on the clock of ``ready_s``.
 
     Args:
         ready_s: [steps, buckets] in order of issue: when the bucket is ready on all ranks.
-        wire_s: [buckets] or [steps, buckets]: time on the link.
+        transfer_s: [buckets] or [steps, buckets]: time on the link.
         latency_s: of the same shape: further time until the bucket is complete.
         workers: number of all-reduces that run at a time.
     """
     steps, buckets = ready_s.shape
-    wire, latency = (np.broadcast_to(each, (steps, buckets)) for each in (wire_s, latency_s))
+    wire, latency = (np.broadcast_to(each, (steps, buckets)) for each in (transfer_s, latency_s))
     line = Line(steps, workers)
     end = np.empty_like(ready_s)
     for bucket in range(buckets):
@@ -36,7 +36,7 @@ def exchange(ready_s: Floats, wire_s: Floats, latency_s: Floats, workers: int) -
 def replay_ddp(
     ready_s: Floats,
     backward_end_s: Floats,
-    wire_s: Floats,
+    transfer_s: Floats,
     latency_s: Floats,
     copy_s: Floats,
     workers: int,
@@ -49,7 +49,7 @@ def replay_ddp(
     Args:
         ready_s: [steps, buckets]: when the bucket is ready on all ranks.
         backward_end_s: [steps]: when all ranks have ended backward.
-        wire_s: [buckets]: time on the link.
+        transfer_s: [buckets]: time on the link.
         latency_s: [buckets]: further time until the bucket is complete.
         copy_s: [buckets]: time to copy the bucket back.
         workers: number of all-reduces that run at a time; 0 if nothing is exchanged.
@@ -69,18 +69,18 @@ def replay_ddp(
         row=np.concatenate([rows, rows, [1]]) if workers else np.array([1]),
         extra_ns=np.zeros(len(kind)),
     )
-    found = replay_drawn([program], _calls(wire_s, latency_s, workers), steps)
+    found = replay_drawn([program], _calls(transfer_s, latency_s, workers), steps)
     return found.end_ns[0] / 1e9, found.stood_ns[0] / 1e9
 
 
-def _calls(wire_s: Floats, latency_s: Floats, workers: int) -> ReplayedCalls:
-    buckets = len(wire_s)
+def _calls(transfer_s: Floats, latency_s: Floats, workers: int) -> ReplayedCalls:
+    buckets = len(transfer_s)
     nothing = np.zeros(buckets, dtype=np.int64)
     return ReplayedCalls(
         conditions=[Condition((row,), (row,)) for row in range(buckets)],
         before=np.arange(-1, buckets - 1),
         issue_ns=nothing,
-        transfer_ns=1e9 * wire_s,
+        transfer_ns=1e9 * transfer_s,
         end_ns=nothing,
         outside=np.zeros(buckets, dtype=bool),
         group=nothing,

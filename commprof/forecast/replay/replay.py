@@ -134,7 +134,7 @@ class Replay(Model):
         )
         return _Run(
             step_s=step,
-            wire_s=waited,
+            transfer_s=waited,
             wait_s=drawn.backward_end_s - drawn.mean_backward_end_s,
             busy_s=np.full(len(step), float(total.sum() if ranks > 1 else 0.0)),
             other_s=shift + float(np.median(setting.kept_wait_s[chosen])),
@@ -147,7 +147,7 @@ class _Run:
     """Replayed steps, one value per step."""
 
     step_s: Floats
-    wire_s: Floats
+    transfer_s: Floats
     wait_s: Floats
     busy_s: Floats
     #: Time of collectives other than the gradients', predicted or as recorded.
@@ -156,12 +156,12 @@ class _Run:
 
 
 def _medians(run: _Run) -> Medians:
-    wait, buckets = float(np.median(run.wait_s)), float(np.median(run.wire_s))
+    wait, buckets = float(np.median(run.wait_s)), float(np.median(run.transfer_s))
     wire = buckets + run.other_s
     return Medians(
         step_s=float(np.median(run.step_s)),
         wait_s=wait,
-        wire_s=wire,
+        transfer_s=wire,
         exposed_s=wait + wire,
         hidden_s=max(0.0, float(np.median(run.busy_s)) - buckets),
     )
@@ -185,7 +185,7 @@ def _prediction(
         scenario=scenario,
         step_s=step,
         wait_s=wait.value,
-        wire_s=wire.value,
+        transfer_s=wire.value,
         hidden_s=hidden.value,
         waiting=PredictedWaiting(wait, wire, exposed, hidden),
         compute_s=max(0.0, step.value - exposed.value),

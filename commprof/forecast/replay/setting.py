@@ -151,7 +151,7 @@ class PredictedSetting:
             alone = np.array([self._hook_s(self.hook, size) for size in sizes])
             return alone, alone
         alone = np.array([self.link.time_s(size, ranks, "all_reduce") for size in sizes])
-        return alone, np.array([self.link.wire_s(size, ranks, "all_reduce") for size in sizes])
+        return alone, np.array([self.link.transfer_s(size, ranks, "all_reduce") for size in sizes])
 
     def _hook_s(self, hook: HookCost, size_bytes: float) -> float:
         ranks, per_host = self.scenario.world_size, self.link.ranks_per_host

@@ -5,7 +5,7 @@ says why recorded world sizes cannot be replayed; ``notes`` are sentences.
 
 ``answers`` has an object per scenario, with ``prediction``, ``interval_s``, ``samples_per_s`` and
 ``efficiency`` with intervals, ``cost`` and ``epoch_sent_bytes``. ``prediction.waiting`` has
-``wait_s``, ``wire_s``, ``exposed_s`` and ``hidden_s``; their intervals cover only the errors of
+``wait_s``, ``transfer_s``, ``exposed_s`` and ``hidden_s``; their intervals cover only the errors of
 sampling and fit. ``interval_holds_held_out_error`` is true if ``interval_s`` also covers the
 model's error on held-out settings, and false if this error is unknown.
 
@@ -48,7 +48,7 @@ from commprof.forecast.report.best import setting_words
 from commprof.forecast.what_if.answers import AmdahlFit, Answer, Answers
 from commprof.forecast.what_if.optimize import PredictedCandidate
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def render(

@@ -106,7 +106,10 @@ def _cells(answer: Answer, answers: Answers) -> tuple[str, ...]:
         *(sharded_cells(scenario) if answers.is_sharded else scenario_cells(scenario)),
         str(found.buckets),
         f"{ms(interval.value)}{star} {bracketed(*within_ms, checked)}{doubt}",
-        *(within_if_wide(each, ms) for each in (waiting.wait_s, waiting.wire_s, waiting.hidden_s)),
+        *(
+            within_if_wide(each, ms)
+            for each in (waiting.wait_s, waiting.transfer_s, waiting.hidden_s)
+        ),
         f"{ms(found.perfect_overlap_s)}-{ms(found.no_overlap_s)}",
         within(answer.samples_per_s, three_digits, checked),
         within(answer.efficiency, "{:.1%}".format, checked),

@@ -54,15 +54,15 @@ class ScenarioLink:
         times = [c.time_s(size_bytes, ranks, op) for c in (self.inner, self.outer) if c is not None]
         return max(times)
 
-    def wire_s(self, size_bytes: float, ranks: int, op: str) -> float:
+    def transfer_s(self, size_bytes: float, ranks: int, op: str) -> float:
         """Part of ``time_s`` that occupies the slowest link."""
         if self.hierarchical and self.inner is not None and self.outer is not None:
             return max(
-                self.inner.wire_s(size_bytes, self.ranks_per_host, "all_reduce"),
-                self.outer.wire_s(size_bytes, self._hosts(ranks), "all_reduce"),
+                self.inner.transfer_s(size_bytes, self.ranks_per_host, "all_reduce"),
+                self.outer.transfer_s(size_bytes, self._hosts(ranks), "all_reduce"),
             )
         curves = [curve for curve in (self.inner, self.outer) if curve is not None]
-        return max(curve.wire_s(size_bytes, ranks, op) for curve in curves)
+        return max(curve.transfer_s(size_bytes, ranks, op) for curve in curves)
 
     def sent_bytes(self, size_bytes: float, ranks: int) -> float:
         """Returns the bytes that one rank sends in an all-reduce, over all links in total."""

@@ -57,7 +57,7 @@ class Medians(NamedTuple):
 
     step_s: float
     wait_s: float
-    wire_s: float
+    transfer_s: float
     exposed_s: float
     hidden_s: float
 

@@ -89,7 +89,7 @@ class PredictedWaiting:
     """Communication times of the median step, in seconds; the fields are as in ``Prediction``."""
 
     wait_s: Estimate
-    wire_s: Estimate
+    transfer_s: Estimate
     exposed_s: Estimate
     hidden_s: Estimate
 
@@ -102,7 +102,7 @@ class Prediction:
     step_s: Estimate
     #: Time that the training thread waits for the rank that arrives last, and for the wire.
     wait_s: float
-    wire_s: float
+    transfer_s: float
     #: Communication hidden under backward.
     hidden_s: float
     #: Wait, wire, hidden and exposed (wait plus wire), with intervals due to sampling and the fit.
@@ -130,4 +130,4 @@ class Prediction:
     @property
     def exposed_s(self) -> float:
         """Total time that the training thread waits for communication."""
-        return self.wait_s + self.wire_s
+        return self.wait_s + self.transfer_s

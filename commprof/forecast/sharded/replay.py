@@ -141,7 +141,7 @@ def _prediction(
         scenario=scenario,
         step_s=step,
         wait_s=wait.value,
-        wire_s=wire.value,
+        transfer_s=wire.value,
         hidden_s=hidden.value,
         waiting=PredictedWaiting(wait, wire, exposed, hidden),
         compute_s=max(0.0, step.value - exposed.value),

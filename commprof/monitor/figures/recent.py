@@ -31,9 +31,11 @@ Floats = npt.NDArray[np.float64]
 #: Fields of a breakdown, in the order of ``StepTimes`` without its first field.
 _PARTS: Final = (
     *("wall_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns"),
-    *("exposed_ns", "wait_ns", "wire_ns", "unsplit_ns", "hidden_ns"),
+    *("exposed_ns", "wait_ns", "transfer_ns", "unsplit_ns", "hidden_ns"),
 )
-_EXPOSED, _WAIT, _WIRE = (_PARTS.index(f"{name}_ns") for name in ("exposed", "wait", "wire"))
+_EXPOSED, _WAIT, _TRANSFER = (
+    _PARTS.index(f"{name}_ns") for name in ("exposed", "wait", "transfer")
+)
 #: Fewest recent steps for naming a late rank.
 _FEWEST_FOR_LATE: Final = 10
 
@@ -101,7 +103,7 @@ class RecentSteps:
         row = self._ranks.index(rank)
         steps = np.stack([parts[row] for parts, _, _, _ in self._recent])
         means = np.nan_to_num(steps).mean(axis=0)
-        for part in (_WAIT, _WIRE):
+        for part in (_WAIT, _TRANSFER):
             means[part] = mean_of_known(steps[:, part], steps[:, _EXPOSED])
         return _times(len(self._recent), means)
 

@@ -152,7 +152,7 @@ def _began_anew(summary: Summary, before: Summary) -> bool:
 def _with_unsplit(summary: Summary, before: Summary | None) -> Summary:
     """Returns a summary with ``unsplit_ns``, which older versions did not write.
 
-    It is estimated as the exposed time that is neither wait nor wire. That includes the newest
+    It is estimated as the exposed time that is neither wait nor transfer. That includes the newest
     steps, whose split is not known yet; so as not to fall, it is at least that of ``before``.
     """
     if summary.unsplit_ns is not None:
@@ -168,7 +168,7 @@ def _times(summary: Summary, steps: int) -> StepTimes:
     ``steps`` becomes the number of steps in the result, and does not change the sums.
     """
     phases = summary.phases
-    exposed, wait, wire = (
+    exposed, wait, transfer = (
         each.sum_ns for each in (summary.exposed, summary.exposed_wait, summary.exposed_wire)
     )
     return StepTimes(
@@ -181,7 +181,7 @@ def _times(summary: Summary, steps: int) -> StepTimes:
         other_s=ns_to_s(phases[Phase.OTHER].sum_ns),
         exposed_s=ns_to_s(exposed),
         wait_s=ns_to_s(wait),
-        wire_s=ns_to_s(wire),
+        transfer_s=ns_to_s(transfer),
         unsplit_s=ns_to_s(summary.unsplit_ns or 0),
         hidden_s=math.nan,
     )

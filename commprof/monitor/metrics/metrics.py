@@ -123,7 +123,7 @@ METRICS: Final = (
     _counter(
         "exposed_seconds",
         "Time in which communication blocked the training thread: waiting for the last rank "
-        "(wait), transfer after that (wire), or time that could not be split (unsplit).",
+        "(wait), transfer after that (transfer), or time that could not be split (unsplit).",
         values.exposed("total"),
     ),
     _counter(

@@ -75,7 +75,7 @@ def exposed(chosen: str) -> Of:
     def values(state: JobState) -> Values:
         for rank in local(state):
             times: StepTimes | None = getattr(rank, chosen)
-            for part in ("wait", "wire", "unsplit") if times is not None else ():
+            for part in ("wait", "transfer", "unsplit") if times is not None else ():
                 yield {"rank": str(rank.rank), "part": part}, getattr(times, f"{part}_s")
 
     return values

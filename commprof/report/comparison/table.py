@@ -175,7 +175,7 @@ def _differing(a: str, b: str) -> tuple[str, str]:
 
 
 #: Incremented when a field changes its meaning or goes away, not when one is added.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def render_json(result: RunComparison, fail_above: float | None) -> str:

@@ -30,8 +30,9 @@ from commprof.files import plain
 from commprof.satellites import AddedReport
 
 #: Incremented when a field changes its meaning or goes away, not when one is added. Since 2,
-#: ``idle_ms`` of a rank's ``kernels`` leaves out the copies within and to the device.
-SCHEMA_VERSION = 2
+#: ``idle_ms`` of a rank's ``kernels`` leaves out the copies within and to the device; since 3, the
+#: transfer is called ``transfer`` everywhere, no longer ``wire``.
+SCHEMA_VERSION = 3
 #: JSON Schema of the files that ``render`` writes.
 SCHEMA_FILE: Final = Path(__file__).with_name("run.schema.json")
 

@@ -48,7 +48,7 @@ def _collectives(result: InspectorResult) -> Iterator[Row]:
             "calls": row.calls,
             "time_mean_us": row.time_us,
             "wait_mean_us": row.wait_us,
-            "wire_median_us": row.transfer_us,
+            "transfer_median_us": row.transfer_us,
             "busbw_gb_per_s": row.busbw_gb_per_s,
             "busbw_with_waiting_gb_per_s": row.busbw_with_waiting_gb_per_s,
             "algorithm": " ".join(name for name, _ in row.algorithms) or None,

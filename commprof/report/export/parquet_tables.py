@@ -53,7 +53,7 @@ _GROUP_ROWS = 1 << 16
 
 #: The table of kinds of collectives, whose rows are few.
 KINDS = "kinds"
-_CALL_TIMES = ("duration", "queue", "wait", "wire", "transfer", "exposed")
+_CALL_TIMES = ("duration", "queue", "wait", "transfer", "group_transfer", "exposed")
 #: Name and type, as pyarrow calls it, of each column of each table.
 SCHEMAS: dict[str, dict[str, str]] = {
     "steps": {
@@ -88,7 +88,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         **{"algbw_gb_per_s": "float64", "busbw_gb_per_s": "float64"},
         **{
             f"{name}_{quantile}_ms": "float64"
-            for name in ("duration", "queue", "wait", "wire")
+            for name in ("duration", "queue", "wait", "transfer")
             for quantile in ("median", "p95")
         },
     },

@@ -155,7 +155,7 @@ def _collective(kind: CollectiveRow) -> Row:
         "algbw_gb_per_s": kind.algbw_gb_per_s,
         "busbw_gb_per_s": kind.busbw_gb_per_s,
     }
-    for name in ("duration", "queue", "wait", "wire"):
+    for name in ("duration", "queue", "wait", "transfer"):
         spread: Spread = getattr(kind, name)
         row |= {f"{name}_median_ms": spread.median_ms, f"{name}_p95_ms": spread.p95_ms}
     return row

@@ -6,7 +6,7 @@ const PARTS = [
   ["backward", "compute: backward"],
   ["unphased_compute", "compute: phase not known"],
   ["wait", "exposed: waiting for the last rank"],
-  ["wire", "exposed: transfer"],
+  ["transfer", "exposed: transfer"],
   ["unsplit", "exposed: not split"],
   ["optimizer", "optimizer"],
   ["other", "other"],
@@ -19,10 +19,10 @@ const OF_OTHER = ["unphased_compute", "copies", "idle"];
 /** Returns the parts of the step by name, in ms; they add up to the step. */
 function partsOf(row) {
   const wait = row.wait ?? 0;
-  const wire = row.wire ?? 0;
+  const transfer = row.transfer ?? 0;
   const known = OF_OTHER.reduce((sum, name) => sum + (row[name] ?? 0), 0);
   const other = known > 0 ? 0 : row.other;
-  return { ...row, wait, wire, unsplit: Math.max(0, row.exposed - wait - wire), other };
+  return { ...row, wait, transfer, unsplit: Math.max(0, row.exposed - wait - transfer), other };
 }
 
 function legend(names) {

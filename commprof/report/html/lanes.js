@@ -2,8 +2,8 @@
 
 const MOST_LANES = 8;
 /** Parts of a collective's time in flight, in their order. */
-const IN_FLIGHT_PARTS = ["negotiate", "queue", "wait", "wire"];
-const IN_FLIGHT_WORDS = { negotiate: "early", queue: "queue", wait: "wait", wire: "transfer" };
+const IN_FLIGHT_PARTS = ["negotiate", "queue", "wait", "transfer"];
+const IN_FLIGHT_WORDS = { negotiate: "early", queue: "queue", wait: "wait", transfer: "transfer" };
 
 /** Restores values from their differences. */
 function summed(differences) {
@@ -24,7 +24,7 @@ function intervalsOf(columns) {
   return issues.map((begin, i) => {
     const known = columns.negotiate[i] >= 0;
     const parts = known ? IN_FLIGHT_PARTS.map((name) => columns[name][i]) : null;
-    const length = known ? parts.reduce((a, b) => a + b, 0) : columns.wire[i];
+    const length = known ? parts.reduce((a, b) => a + b, 0) : columns.transfer[i];
     return {
       begin, end: begin + length, parts,
       kind: columns.kind[i], step: steps[i], collective: collectives[i], bucket: columns.bucket[i],

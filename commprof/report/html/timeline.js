@@ -102,7 +102,7 @@ function drawTimelineOn(canvas, view) {
   pen.font = "12px system-ui, sans-serif";
   const theme = Object.fromEntries(
     ["text", "faint", "grid", "background", "data", "forward", "backward", "optimizer", "other",
-      "waiting", "negotiate", "queue", "wait", "wire", "unsplit", "focus"]
+      "waiting", "negotiate", "queue", "wait", "transfer", "unsplit", "focus"]
       .map((name) => [name, colour(name)]),
   );
   drawAxis(pen, view, theme);
@@ -351,7 +351,7 @@ function drawTimeline() {
 const PHASE_LEGEND = ["data", "forward", "backward", "optimizer", "other"].map((name) => [name, name]);
 const IN_FLIGHT_LEGEND = [
   ["waiting", "training thread waits"], ["negotiate", "early: waiting for the last rank"],
-  ["queue", "queue: until it runs on this rank"], ["wait", "wait: until it runs on the last rank"], ["wire", "transfer"],
+  ["queue", "queue: until it runs on this rank"], ["wait", "wait: until it runs on the last rank"], ["transfer", "transfer"],
   ["unsplit", "not split"],
 ];
 const KEYS =

@@ -282,7 +282,7 @@ def _parts_row(summary: SummaryResult) -> tuple[Any, ...]:
         ),
         *(timing.backward_ms, timing.exposed_ms, timing.exposed_p95_ms),
         *(timing.optimizer_ms, timing.other_ms, timing.step_ms),
-        *(timing.exposed_wait_ms, timing.exposed_wire_ms),
+        *(timing.exposed_wait_ms, timing.exposed_transfer_ms),
     )
     return (summary.world_size, timing.steps, *map(three_digits, times))
 
@@ -296,7 +296,7 @@ def _operation_row(row: OperationRow) -> tuple[Any, ...]:
         row.wait.count,
         *_times(row.wait),
         *(three_digits(row.until_last.p50_ms), three_digits(row.until_last.p99_ms)),
-        *(three_digits(row.wire.p50_ms), three_digits(row.wire.p99_ms)),
+        *(three_digits(row.transfer.p50_ms), three_digits(row.transfer.p99_ms)),
         *(three_digits(row.algbw_gb_per_s), three_digits(row.busbw_gb_per_s)),
         row.failed,
         row.unfinished,

@@ -142,7 +142,7 @@ def collectives_grid(world: Shown, most_rows: int) -> Grid:
 
 
 def _cells(row: CollectiveRow, world_size: int) -> tuple[str, ...]:
-    times = (row.duration, row.queue, row.wait, row.wire)
+    times = (row.duration, row.queue, row.wait, row.transfer)
     medians = [three_digits(spread.median_ms) for spread in times]
     return (
         row.op,

@@ -40,7 +40,7 @@ def kernel_times_grid(worlds: Sequence[WorldResult]) -> Grid | None:
             three_digits(rank.parts.step_ms),
             three_digits(times.communication_ms),
             three_digits(times.wait_ms),
-            three_digits(times.wire_ms),
+            three_digits(times.transfer_ms),
             three_digits(times.unsplit_ms),
             three_digits(rank.parts.exposed_ms),
             three_digits(times.compute_ms),

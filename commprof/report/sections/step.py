@@ -89,7 +89,7 @@ def parts_grid(result: RunResult) -> Grid:
             *((parts.copies_ms, parts.idle_ms) if on_device else (parts.other_ms,)),
             parts.step_ms,
             parts.wait_ms,
-            parts.wire_ms,
+            parts.transfer_ms,
             parts.hidden_ms,
         )
         rows.append((world.world_size, *map(decimals, times)))

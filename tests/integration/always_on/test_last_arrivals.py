@@ -69,7 +69,7 @@ def test_wait_and_wire_time_in_the_summary_match_the_records(tmp_path: Path) -> 
         # The boundary before step 0 was only summarised, and a summary leaves step 0 out.
         parts = breakdown(trace, table, arrivals, 3)
         same(summary.exposed_wait, parts.wait_ns, 1_000)
-        same(summary.exposed_wire, parts.wire_ns, 1_000)
+        same(summary.exposed_wire, parts.transfer_ns, 1_000)
         cells = summary.waited_for.cells
         for rank in range(3):
             waited = cells[cells[:, 1] == rank, 2].sum()
@@ -123,8 +123,8 @@ def test_a_rank_20_ms_late_is_seen_from_the_summaries_alone(tmp_path: Path) -> N
         wait_ms = quantile_ns(late[rank].exposed_wait, 0.5) / 1e6
         assert wait_ms == pytest.approx(20, abs=2)
         # The late rank waits for no other rank: its part of the same exchange is all wire time.
-        wire_ms = [quantile_ns(late[r].exposed_wire, 0.5) / 1e6 for r in (rank, 1)]
-        assert wire_ms[0] == pytest.approx(wire_ms[1], abs=2)
+        transfer_ms = [quantile_ns(late[r].exposed_wire, 0.5) / 1e6 for r in (rank, 1)]
+        assert transfer_ms[0] == pytest.approx(transfer_ms[1], abs=2)
     assert quantile_ns(late[1].exposed_wait, 0.5) < 2e6
     (found,) = analyse_run(tmp_path / "late").summaries
     assert found.late_rank is not None

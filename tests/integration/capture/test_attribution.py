@@ -128,7 +128,7 @@ def test_phases_add_up_to_the_step_time_measured_by_the_loop(tmp_path: Path) -> 
         assert np.allclose(total, part.wall_ns, rtol=0, atol=1.0)
         for name in ("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns"):
             assert (getattr(part, name) >= 0).all(), name
-        assert np.allclose(part.wait_ns + part.wire_ns, part.exposed_ns, rtol=0, atol=1.0)
+        assert np.allclose(part.wait_ns + part.transfer_ns, part.exposed_ns, rtol=0, atol=1.0)
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_exposed_time_on_a_link_of_known_rate_matches_the_arithmetic(tmp_path: P
         hidden_run = run_on_hosts(hosts, tmp_path / "hidden", hidden, 8)
     for part in breakdowns(open_run).values():
         assert np.median(part.exposed_ns) / 1e6 == pytest.approx(arithmetic_ms, rel=0.05)
-        assert np.median(part.wire_ns) / 1e6 == pytest.approx(arithmetic_ms, rel=0.05)
+        assert np.median(part.transfer_ns) / 1e6 == pytest.approx(arithmetic_ms, rel=0.05)
     for part in breakdowns(hidden_run).values():
         assert np.median(part.exposed_ns) / 1e6 < 0.01 * arithmetic_ms
         assert np.median(part.hidden_ns) / 1e6 == pytest.approx(arithmetic_ms, rel=0.05)
@@ -175,11 +175,11 @@ def test_a_late_rank_is_named_and_does_not_change_the_wire_time(tmp_path: Path, 
     assert waited_ms[1] < 1
     for rank in (0, 1):
         # Quantile of the fast steps: the link's rate is fixed, so a lack of cores only adds time.
-        wire_ms = [
-            float(np.quantile(parts[rank].wire_ns[steps], 0.1)) / 1e6
+        transfer_ms = [
+            float(np.quantile(parts[rank].transfer_ns[steps], 0.1)) / 1e6
             for steps in (is_late, ~is_late)
         ]
-        assert wire_ms[0] == pytest.approx(wire_ms[1], abs=1.5)
+        assert transfer_ms[0] == pytest.approx(transfer_ms[1], abs=1.5)
     context = {"machine": {"usable_cpu_count": 2}, "threads_per_rank": 1}
     said = remarks(context, [after], scale([after]), None)
     assert any("Rank 1 is late" in sentence for sentence in said)
@@ -215,7 +215,7 @@ def test_phases_of_a_user_loop_are_found_and_reported(tmp_path: Path) -> None:
     assert parts.forward_ms > 0
     assert parts.backward_ms > 0
     assert parts.optimizer_ms > 0
-    assert parts.exposed_ms == pytest.approx(parts.wait_ms + parts.wire_ms)
+    assert parts.exposed_ms == pytest.approx(parts.wait_ms + parts.transfer_ms)
     total = parts.data_ms + parts.forward_ms + parts.backward_ms + parts.exposed_ms
     assert total + parts.optimizer_ms + parts.other_ms == pytest.approx(parts.step_ms)
 

@@ -156,7 +156,9 @@ def test_sharded_steps_are_predicted(
     own = predictions[0]
     measured_s = document["checks"][0]["measured_s"]
     assert own["step_s"]["value"] == pytest.approx(measured_s, rel=0.25)
-    assert own["wait_s"] + own["wire_s"] + own["compute_s"] == pytest.approx(own["step_s"]["value"])
+    assert own["wait_s"] + own["transfer_s"] + own["compute_s"] == pytest.approx(
+        own["step_s"]["value"]
+    )
     sharded = world.communication.sharding
     assert (sharded is None) == (strategy == "zero1")
     assert sharded is None or sharded.groups == 3

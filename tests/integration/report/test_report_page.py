@@ -239,7 +239,7 @@ def test_print_keeps_colours_and_cuts_nothing(page: Page) -> None:
                 ".length"
             )
             assert page.value(cut) == 0, box
-        style = "getComputedStyle(document.querySelector('.segment.wire'))"
+        style = "getComputedStyle(document.querySelector('.segment.transfer'))"
         assert page.value(f"{style}.printColorAdjust") == "exact"
         assert page.value("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert page.value("document.documentElement.scrollWidth") <= 680

@@ -41,7 +41,8 @@ class Size:
     ranks: int
     detail: WorldDetail
     world: WorldResult
-    #: Figures without the stalled step: ms per step of the five parts, and of wait, wire, unsplit.
+    #: Figures without the stalled step: ms per step of the five parts, and of wait, transfer and
+    #: unsplit.
     parts: dict[str, float]
     step_ms: float
     split_known: bool
@@ -81,10 +82,10 @@ def _made(random: np.random.Generator, ranks: int) -> Size:
         return np.asarray(mean * np.clip(random.normal(1, noise, shape), 0.3, 2.5))
 
     weights = random.dirichlet(np.full(8, random.choice([0.5, 2.0]))) * 100
-    names = ("data", "forward", "backward", "optimizer", "other", "wait", "wire", "unsplit")
+    names = ("data", "forward", "backward", "optimizer", "other", "wait", "transfer", "unsplit")
     ms = dict(zip(names, map(times, weights.tolist()), strict=True))
     if ranks == 1 or random.random() < 0.1:
-        ms |= {name: np.zeros(shape) for name in ("wait", "wire", "unsplit")}
+        ms |= {name: np.zeros(shape) for name in ("wait", "transfer", "unsplit")}
     if random.random() < 0.6:
         ms["unsplit"] = np.zeros(shape)
     stalled = int(random.integers(steps)) if random.random() < 0.25 else None
@@ -96,14 +97,14 @@ def _made(random: np.random.Generator, ranks: int) -> Size:
 def _finished(
     random: np.random.Generator, ranks: int, ms: dict[str, Any], stalled: int | None
 ) -> Size:
-    ms["exposed"] = ms["wait"] + ms["wire"] + ms["unsplit"]
+    ms["exposed"] = ms["wait"] + ms["transfer"] + ms["unsplit"]
     ms["step"] = sum(
         ms[name] for name in ("data", "forward", "backward", "optimizer", "other", "exposed")
     )
     known = bool(random.random() < 0.8)
     if not known:
         ms["unsplit"], unknown = ms["exposed"], np.where(ms["exposed"] > 0, math.nan, 0.0)
-        ms |= {"wait": unknown, "wire": unknown}
+        ms |= {"wait": unknown, "transfer": unknown}
     ms["hidden"] = random.choice([0.0, 12.0]) * np.ones_like(ms["step"])
     base = detail(ranks, ms["step"].shape[1])
     shown = {name: ms.get(name, of_host) for name, of_host in base.parts_ms.items()}
@@ -132,7 +133,7 @@ def _shown_world(
     no_core = random.choice([math.nan, 0.0, exposed * random.uniform(0, 0.5)])
     split = {
         f"{name}_ms": math.nan if np.isnan(ms[name]).any() else float(ms[name].mean())
-        for name in ("wait", "wire")
+        for name in ("wait", "transfer")
     }
     rest = ("data", "forward", "backward", "exposed", "optimizer", "other", "step", "unsplit")
     means = {f"{name}_ms": float(ms[name].mean()) for name in rest}

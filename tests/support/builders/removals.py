@@ -491,7 +491,7 @@ def _figures(case: Drawn, whole: WorldResult, rest: WorldResult) -> Iterator[str
                 if few or rest.recording.dropped_records:
                     continue
             yield f"rank {rank.rank}: exposed {now.exposed_ms} for {then.exposed_ms}"
-        for name in ("wait_ms", "wire_ms", *_NAMED):
+        for name in ("wait_ms", "transfer_ms", *_NAMED):
             value, most = getattr(now, name), getattr(then, name)
             if value > most + 1e-3 + 1e-3 * most:
                 yield f"rank {rank.rank}: {name} {value} for {most}"

@@ -48,7 +48,7 @@ PARTS = StepParts(
     other_ms=4.0,
     step_ms=100.0,
     wait_ms=10.0,
-    wire_ms=20.0,
+    transfer_ms=20.0,
     unsplit_ms=0.0,
     no_core_ms=0.3,
     hidden_ms=12.5,
@@ -102,7 +102,7 @@ def collective(**values: Any) -> CollectiveRow:
         "duration": Spread(12.0, 20.0),
         "queue": Spread(1.0, 2.0),
         "wait": Spread(3.0, 9.0),
-        "wire": Spread(8.0, 10.0),
+        "transfer": Spread(8.0, 10.0),
         "exposed_ms": 5.5,
         "algbw_gb_per_s": 0.5,
         "busbw_gb_per_s": 0.5,
@@ -281,7 +281,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         duration=Quantiles(1198, 12.5, 20.25, 31.0, 15_000.0),
         wait=Quantiles(7, 0.0125, 0.5, 0.75, 1.5),
         until_last=Quantiles(1190, 2.5, 4.0, 6.0, 3_000.0),
-        wire=Quantiles(1190, 10.0, 16.0, 25.0, 12_000.0),
+        transfer=Quantiles(1190, 10.0, 16.0, 25.0, 12_000.0),
         algbw_gb_per_s=0.125,
         busbw_gb_per_s=0.125,
     )
@@ -302,7 +302,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "steps_end": "declared",
         "exposed_p95_ms": 45.0,
         "exposed_wait_ms": 10.0,
-        "exposed_wire_ms": 20.0,
+        "exposed_transfer_ms": 20.0,
         "unsplit_steps": 1,
         "arrivals_unknown": 10,
         "arrivals_without_place": 0,
@@ -376,7 +376,7 @@ def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail
     """Returns steps of 100 ms with these `parts`, a number or one per step, equal on all ranks.
 
     Also accepts `epoch_samples`, `no_core_share`, and `with_cores`, by default the step. The rest
-    of the step is other; exposed is wait and wire.
+    of the step is other; exposed is wait and transfer.
     """
     epoch_samples = float(parts.pop("epoch_samples", math.nan))  # type: ignore[arg-type]
     no_core_share = float(parts.pop("no_core_share", 0.0))  # type: ignore[arg-type]
@@ -387,7 +387,7 @@ def detail(world_size: int = 2, steps: int = 20, **parts: object) -> WorldDetail
     values |= {name: given.get(name, zero + math.nan) for name in step_detail.OF_OTHER}
     values["step"] = given.get("step", zero + 100)
     values["exposed"] = given.get(
-        "exposed", np.nan_to_num(values["wait"]) + np.nan_to_num(values["wire"])
+        "exposed", np.nan_to_num(values["wait"]) + np.nan_to_num(values["transfer"])
     )
     named = ("data", "forward", "backward", "exposed", "optimizer")
     values["other"] = values["step"] - sum(values[name] for name in named)

@@ -87,6 +87,6 @@ def answer(world_size: int, samples_per_s: float | None, **scenario: Any) -> dic
 
 def write_predictions(path: Path, *answers: dict[str, Any], **changes: Any) -> Path:
     """Writes the file of predictions, with `changes` of its first level."""
-    document = {"schema_version": 1, "answers": answers, "error": {"worst": 0.13}, **changes}
+    document = {"schema_version": 2, "answers": answers, "error": {"worst": 0.13}, **changes}
     path.write_text(json.dumps(document))
     return path

@@ -180,7 +180,7 @@ def test_changed_parts_and_the_changed_collective_are_named(recorded: Path) -> N
     changed = {
         change.name: change.b_ms - change.a_ms for change in only.parts if change.significant
     }
-    assert changed == pytest.approx({"step": 10, "exposed": 10, "wire": 10})
+    assert changed == pytest.approx({"step": 10, "exposed": 10, "transfer": 10})
     # A step has two calls of one size; the second one takes 10 ms longer in run b.
     second, first = only.collectives
     assert [kind.name.split(" group ")[0] for kind in (first, second)] == [
@@ -334,7 +334,7 @@ def test_figures_that_a_recording_does_not_support_are_named_with_the_reason() -
     """A recording of the host alone beside one of a whole run, and one without marked steps."""
     untimed = world(2, foreign=True, times=False)
     unmarked = world(2, foreign=True, steps_marked=False)
-    details = [detail(2, backward=50, wire=30)]
+    details = [detail(2, backward=50, transfer=30)]
     found = compare_runs(
         ("a", "b"), (run_result(untimed), details), (run_result(unmarked), details)
     )
@@ -363,4 +363,4 @@ def test_the_comparison_json_has_the_documented_keys() -> None:
     assert only.keys() == {*about_runs, "with_cores", "parts", "collectives"}
     assert only["parts"][0].keys() == CHANGE
     assert only["parts"][0]["ratio"].keys() == {"value", "low", "high"}
-    assert document["schema_version"] == comparison_table.SCHEMA_VERSION == 1
+    assert document["schema_version"] == comparison_table.SCHEMA_VERSION == 2

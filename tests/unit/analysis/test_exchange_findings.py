@@ -20,7 +20,7 @@ LINKS = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007)
 
 def of(links: HostLinks | None = None, rows: tuple[Any, ...] = (), **ms: float) -> Exchange:
     """Returns the exchange of steps of 100 ms with these parts."""
-    own = parts(exposed_ms=ms.get("wire", 0.0) + ms.get("wait", 0.0))
+    own = parts(exposed_ms=ms.get("transfer", 0.0) + ms.get("wait", 0.0))
     shown = world(2, host_links=links, collectives=rows, parts=own)
     return exchange(shown, mean_step(detail(2, **ms)))
 
@@ -29,15 +29,15 @@ def of(links: HostLinks | None = None, rows: tuple[Any, ...] = (), **ms: float) 
     ("ms", "overlapped"),
     [
         # 2 of 42 ms of transfer overlap work, although 45 ms of backward could hide all 42.
-        ({"backward": 45, "wire": 40, "hidden": 2}, 2 / 42),
-        ({"backward": 45, "wire": 40, "hidden": 9}, math.nan),
+        ({"backward": 45, "transfer": 40, "hidden": 2}, 2 / 42),
+        ({"backward": 45, "transfer": 40, "hidden": 9}, math.nan),
         # A backward pass of 12 ms hides all that it can.
-        ({"backward": 12, "wire": 70, "hidden": 11}, math.nan),
+        ({"backward": 12, "transfer": 70, "hidden": 11}, math.nan),
         # There is hardly any work to overlap with.
-        ({"backward": 5, "wire": 70}, math.nan),
+        ({"backward": 5, "transfer": 70}, math.nan),
         # There is too little to gain, or most of it is waiting.
-        ({"backward": 80, "wire": 9}, math.nan),
-        ({"backward": 45, "wire": 12, "wait": 20}, math.nan),
+        ({"backward": 80, "transfer": 9}, math.nan),
+        ({"backward": 45, "transfer": 12, "wait": 20}, math.nan),
     ],
 )
 def test_an_exchange_is_reported_serial_only_if_work_could_hide_much_of_its_transfers(
@@ -52,7 +52,7 @@ def test_an_exchange_is_reported_serial_only_if_work_could_hide_much_of_its_tran
 
 
 def test_a_slow_link_between_hosts_is_named_with_idle_interfaces() -> None:
-    slow = {"backward": 20.0, "wire": 60.0, "hidden": 15.0}
+    slow = {"backward": 20.0, "transfer": 60.0, "hidden": 15.0}
     assert (
         of(LINKS, **slow).sentence
         == "Communication between the hosts goes over eth1 at 0.1 Gbit/s."
@@ -61,7 +61,7 @@ def test_a_slow_link_between_hosts_is_named_with_idle_interfaces() -> None:
     assert of(idle, **slow).sentence == (
         "Communication between the hosts goes over eth1 at 0.1 Gbit/s, while eth0 and ib0 are idle."
     )
-    nothing = of(idle, backward=80, wire=5)
+    nothing = of(idle, backward=80, transfer=5)
     assert astuple(nothing) == astuple(Exchange())  # nan included
     assert of(replace(idle, in_flight_gbit_per_s=math.nan), **slow).link is None
     killed = of(replace(LINKS, interfaces=()), **slow)  # counters are written at the end
@@ -70,7 +70,7 @@ def test_a_slow_link_between_hosts_is_named_with_idle_interfaces() -> None:
 
 def test_many_small_calls_are_reported_before_the_slow_link() -> None:
     small = collective(size_bytes=(8, 4096), calls=4000, calls_per_step=200, total_bytes=2**22)
-    found = of(replace(LINKS, idle=("eth0",)), (replace(small, exposed_ms=60),), wire=60)
+    found = of(replace(LINKS, idle=("eth0",)), (replace(small, exposed_ms=60),), transfer=60)
     assert found.sentence == "Communication is cut into 200 small calls per step."
 
 
@@ -85,7 +85,7 @@ def test_small_calls_of_separate_groups_are_counted_per_rank(
         for n in range(4)
     )
     shown = world(8, collectives=rows, parts=parts(exposed_ms=60))
-    small = small_calls(shown, mean_step(detail(8, wire=60)))
+    small = small_calls(shown, mean_step(detail(8, transfer=60)))
     assert (small and small.calls_per_step) == found
 
 

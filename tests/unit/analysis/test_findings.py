@@ -25,7 +25,7 @@ ABOUT: dict[str, Any] = {
 LIMITED = world(
     4,
     steps=9,
-    parts=parts(exposed_ms=30.0, wait_ms=5.0, wire_ms=10.0, unsplit_ms=15.0, no_core_ms=12.0),
+    parts=parts(exposed_ms=30.0, wait_ms=5.0, transfer_ms=10.0, unsplit_ms=15.0, no_core_ms=12.0),
     missing_ranks=(3,),
     stalled_steps=((5, 9000.0),),
     collectives=(collective(failed=2),),

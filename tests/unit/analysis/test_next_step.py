@@ -44,7 +44,7 @@ def advised(
     **ms: float,
 ) -> NextStep:
     """Returns the advice for steps of 100 ms, of which `exposed` ms are transfer."""
-    step = mean_step(detail(of.world_size, **{"backward": 50, "wire": exposed, **ms}))
+    step = mean_step(detail(of.world_size, **{"backward": 50, "transfer": exposed, **ms}))
     return next_step(about, of, step, {name: f"the {name}" for name in PARTS}, exchange)
 
 
@@ -68,11 +68,11 @@ def test_with_much_exposed_time_a_trial_is_advised() -> None:
     )
 
 
-@pytest.mark.parametrize(("wire", "tried"), [(5.0, False), (20.0, True)])
+@pytest.mark.parametrize(("transfer", "tried"), [(5.0, False), (20.0, True)])
 def test_if_ranks_wait_for_one_another_balancing_their_work_is_advised_first(
-    wire: float, tried: bool
+    transfer: float, tried: bool
 ) -> None:
-    found = advised(run(), world(2), wire, backward=45, wait=30)
+    found = advised(run(), world(2), transfer, backward=45, wait=30)
     assert found.advice.startswith(
         "First balance the work of the ranks: they wait for one another during 30% of the step, "
         "and not for a single rank. "
@@ -229,7 +229,7 @@ def tiny(**values: Any) -> CollectiveRow:
 
 def test_calls_too_small_to_compress_get_no_trial() -> None:
     of = world(2, collectives=(tiny(callers=(("train.py:12 loop", 100),)), LARGE))
-    step = mean_step(detail(2, backward=50, wire=30))
+    step = mean_step(detail(2, backward=50, transfer=30))
     found = next_step(run(), of, step, dict.fromkeys(PARTS, ""), exchange(of, step))
     assert found == NextStep(
         "First look at the small calls: join them, or make them in fewer steps. 67% of the exposed "
@@ -251,7 +251,7 @@ def test_small_calls_of_several_operations_are_named_with_all_of_them() -> None:
             tiny(op="all_reduce", calls=100, exposed_ms=3.0),
         ),
     )
-    step = mean_step(detail(2, backward=50, wire=30))
+    step = mean_step(detail(2, backward=50, transfer=30))
     small = exchange(of, step).small_calls
     assert small is not None
     steps = len(of.ranks) * of.timing.measured_steps

@@ -39,7 +39,7 @@ def test_predicted_points_are_read_with_their_interval(tmp_path: Path) -> None:
 def test_the_predict_command_s_json_is_read(tmp_path: Path) -> None:
     setting = Scenario(8, bandwidth_bytes_per_s=1.25e9, latency_s=2e-5, hook="", ranks_per_host=4.0)
     figures = dict.fromkeys(
-        ("wait_s", "wire_s", "hidden_s", "compute_s", "no_overlap_s", "perfect_overlap_s"), 0.01
+        ("wait_s", "transfer_s", "hidden_s", "compute_s", "no_overlap_s", "perfect_overlap_s"), 0.01
     )
     prediction = Prediction(
         setting,
@@ -105,7 +105,7 @@ def test_without_held_out_steps_the_prediction_error_is_unknown(tmp_path: Path) 
     assert "not known" in predicted_table.legend(found)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 1, "answers": [{}]}', "\xff"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema_version": 2, "answers": [{}]}', "\xff"])
 def test_files_without_predictions_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "p.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(CommprofError, match="commprof predict RUN --format json"):
@@ -115,6 +115,6 @@ def test_files_without_predictions_are_refused(tmp_path: Path, text: str) -> Non
 def test_missing_or_newer_prediction_files_are_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(CommprofError, match="cannot be read"):
         read_predictions(tmp_path / "none")
-    newer = write_predictions(tmp_path / "p.json", schema_version=2)
-    with pytest.raises(CommprofError, match="schema_version 2, not 1"):
+    newer = write_predictions(tmp_path / "p.json", schema_version=3)
+    with pytest.raises(CommprofError, match="schema_version 3, not 2"):
         read_predictions(newer)

@@ -252,7 +252,7 @@ def test_a_remark_gives_the_error_of_compared_clocks() -> None:
 
 
 def test_remarks_name_missing_ranks_and_unknown_figures() -> None:
-    unknown = parts(wait_ms=math.nan, wire_ms=math.nan)
+    unknown = parts(wait_ms=math.nan, transfer_ms=math.nan)
     assert said(world(4, missing_ranks=(1,))) == [
         "At 4 ranks no usable trace came from rank 1: times are those of the other ranks; the "
         "number of samples is known for all ranks, because the training loop recorded it."

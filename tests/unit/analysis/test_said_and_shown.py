@@ -20,12 +20,16 @@ WORDS = {
     "the optimizer": "optimizer",
     "code outside forward, backward and optimizer": "other",
 }
-SPLIT = {"data transfer": "wire", "waiting for the last rank": "wait", "not attributed": "unsplit"}
+SPLIT = {
+    "data transfer": "transfer",
+    "waiting for the last rank": "wait",
+    "not attributed": "unsplit",
+}
 LONGER = {**{name: name for name in (*WORDS.values(), "other")}, "waiting": "wait"}
-LONGER |= {"data transfer": "wire", "communication not attributed": "unsplit"}
+LONGER |= {"data transfer": "transfer", "communication not attributed": "unsplit"}
 PART = "|".join(map(re.escape, WORDS))
 #: The letters of the card's bar.
-CARD_PARTS = {"d": "data", "f": "forward", "b": "backward", "W": "wait", "T": "wire"}
+CARD_PARTS = {"d": "data", "f": "forward", "b": "backward", "W": "wait", "T": "transfer"}
 CARD_PARTS |= {"X": "exposed", "o": "optimizer", ".": "other"}
 #: Rounding error of a percentage with one decimal, and of its arithmetic.
 TENTH = 0.051
@@ -97,7 +101,7 @@ def card_says_what_is(one: Case) -> None:
         ms = size.parts[part]
         if part == "exposed":
             ms = size.parts["unsplit" if size.split_known else "exposed"]
-        if part in ("wait", "wire") and not size.split_known:
+        if part in ("wait", "transfer") and not size.split_known:
             ms = 0.0
         percent = 100 * ms / size.step_ms
         assert bar.count(letter) == pytest.approx(0.8 * percent, abs=1.01), text
@@ -139,7 +143,7 @@ def communication_is_what_it_is(one: Case) -> None:
         assert shares[0] == shares[-1] == exposed, line
         assert len(shares) == (4 if size.split_known else 2), line
         if size.split_known:
-            expected = [size.percent("wait"), size.percent("wire")]
+            expected = [size.percent("wait"), size.percent("transfer")]
             assert shares[1:3] == pytest.approx(expected, abs=TENTH), line
 
 
@@ -248,12 +252,14 @@ def exchange_is_what_it_is(one: Case) -> None:
     """Checks what the headline states about the exchange and about a late rank."""
     size, headline = one.judged, one.verdict.headline
     if match := re.search(r"(?:Only (\d+)%|None) of the communication overlaps", headline):
-        wire, hidden, backward = (size.parts[name] for name in ("wire", "hidden", "backward"))
+        transfer, hidden, backward = (
+            size.parts[name] for name in ("transfer", "hidden", "backward")
+        )
         said = float(match[1] or 0)
-        assert said == pytest.approx(100 * hidden / (wire + hidden), abs=0.51), headline
-        assert size.percent("wire") >= 10, headline
-        assert size.parts["wire"] >= size.parts["wait"], headline
-        assert hidden < 0.2 * min(backward, wire + hidden), headline
+        assert said == pytest.approx(100 * hidden / (transfer + hidden), abs=0.51), headline
+        assert size.percent("transfer") >= 10, headline
+        assert size.parts["transfer"] >= size.parts["wait"], headline
+        assert hidden < 0.2 * min(backward, transfer + hidden), headline
     if match := re.search(r"Communication is cut into (\d+) small calls", headline):
         assert int(match[1]) == round(size.world.communication.collectives[1].calls_per_step), (
             headline

@@ -165,7 +165,7 @@ def test_summaries_of_two_ranks_are_combined(tmp_path: Path) -> None:
     assert (others.op, others.group, others.below_bytes, others.count) == ("other", "", 0, 5)
     assert (found.moved, found.dropped_records) == (5, 3)
     # Means of 1, 1, 4 and of 2, 2, 5, over the three steps with a known split.
-    assert (found.timing.exposed_wait_ms, found.timing.exposed_wire_ms) == (2, 3)
+    assert (found.timing.exposed_wait_ms, found.timing.exposed_transfer_ms) == (2, 3)
     assert (
         found.arrivals.arrivals_known,
         found.arrivals.arrivals_unknown,
@@ -176,7 +176,7 @@ def test_summaries_of_two_ranks_are_combined(tmp_path: Path) -> None:
         (1, 1 / 8, 0),
     ]
     assert reduce.until_last.total_ms == 8
-    assert reduce.wire.count == 4
+    assert reduce.transfer.count == 4
     # Each call moves 1.5 MB in 3 ms; with two ranks, busbw equals algbw.
     assert reduce.algbw_gb_per_s == reduce.busbw_gb_per_s == pytest.approx(0.5)
     assert math.isnan(others.algbw_gb_per_s)

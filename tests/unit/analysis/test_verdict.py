@@ -26,12 +26,12 @@ def of(ranks: int = 2, **measured: object) -> Verdict:
 @pytest.mark.parametrize(
     ("measured", "part"),
     [
-        ({"forward": 20, "backward": 40, "wire": 30}, "compute"),
-        ({"backward": 30, "wait": 50, "wire": 10}, "communication"),
+        ({"forward": 20, "backward": 40, "transfer": 30}, "compute"),
+        ({"backward": 30, "wait": 50, "transfer": 10}, "communication"),
         # Neither waiting nor transfer is larger than compute; both together are.
-        ({"backward": 44, "wait": 11.2, "wire": 40.9}, "communication"),
-        ({"backward": 30, "wait": math.nan, "wire": math.nan, "exposed": 60}, "communication"),
-        ({"backward": 20, "wait": 10, "wire": 10, "exposed": 70}, "communication"),
+        ({"backward": 44, "wait": 11.2, "transfer": 40.9}, "communication"),
+        ({"backward": 30, "wait": math.nan, "transfer": math.nan, "exposed": 60}, "communication"),
+        ({"backward": 20, "wait": 10, "transfer": 10, "exposed": 70}, "communication"),
         ({"backward": 30, "data": 60}, "data"),
         ({"backward": 30, "optimizer": 60}, "optimizer"),
         ({"backward": 30}, "other"),
@@ -77,7 +77,7 @@ def test_communication_that_the_capture_cannot_see_is_reported_as_not_seen(
 def test_without_times_of_the_gpu_no_bound_on_the_gain_and_no_late_rank_are_stated() -> None:
     """The host waits for 2 % of the step, at a barrier; nothing timed the waits of the GPU."""
     result = run_result(world(2, device_collectives=4, parts=parts(exposed_ms=2.0)))
-    details = [detail(2, backward=60, wait=1, wire=1, hidden=5)]
+    details = [detail(2, backward=60, wait=1, transfer=1, hidden=5)]
     found = verdict(result, details)
     assert found is not None
     assert "its communication was not seen" in found.headline
@@ -90,7 +90,7 @@ def test_without_times_of_the_gpu_no_bound_on_the_gain_and_no_late_rank_are_stat
     unknown = (
         made.communication.exposed_ms,
         made.communication.wait_ms,
-        made.communication.wire_ms,
+        made.communication.transfer_ms,
         made.communication.hidden_ms,
     )
     assert all(map(math.isnan, unknown))
@@ -99,24 +99,24 @@ def test_without_times_of_the_gpu_no_bound_on_the_gain_and_no_late_rank_are_stat
 def test_exposed_time_of_the_host_is_not_reported_as_not_seen() -> None:
     """The host waits with TORCH_NCCL_BLOCKING_WAIT=1, or in another group on gloo."""
     result = run_result(world(2, device_collectives=4))
-    found = verdict(result, [detail(2, backward=30, exposed=40, wait=math.nan, wire=math.nan)])
+    found = verdict(result, [detail(2, backward=30, exposed=40, wait=math.nan, transfer=math.nan)])
     assert found is not None
     assert "bound by communication: 40.0%" in found.headline
 
 
 def test_the_headline_gives_communication_with_its_parts() -> None:
-    assert of(backward=44, wait=11.2, wire=40.9, hidden=20).headline == (
+    assert of(backward=44, wait=11.2, transfer=40.9, hidden=20).headline == (
         "At 2 ranks the step is bound by communication: 52.1% of the mean step of 100 ms (40.9% "
         "data transfer, 11.2% waiting for the last rank)."
     )
-    unknown = of(backward=30, wait=math.nan, wire=math.nan, exposed=60).headline
+    unknown = of(backward=30, wait=math.nan, transfer=math.nan, exposed=60).headline
     assert unknown.endswith("bound by communication: 60.0% of the mean step of 100 ms.")
-    assert "50.0% not attributed" in of(backward=20, wait=10, wire=10, exposed=70).headline
+    assert "50.0% not attributed" in of(backward=20, wait=10, transfer=10, exposed=70).headline
 
 
 def test_parts_that_are_largest_alternately_limit_the_step_about_equally() -> None:
     turns = np.where(np.arange(20) % 2 == 0, 60.0, 30.0)
-    found = of(backward=turns, wire=90 - turns, hidden=20)
+    found = of(backward=turns, transfer=90 - turns, hidden=20)
     assert found.bindings[0].part is None
     assert found.headline == (
         "At 2 ranks the step is limited about equally by compute (forward and backward) (45.0%) "
@@ -126,7 +126,7 @@ def test_parts_that_are_largest_alternately_limit_the_step_about_equally() -> No
 
 def test_parts_whose_order_depends_on_one_step_are_not_called_equal() -> None:
     burst = np.where(np.arange(20) == 7, 700.0, 5.0)
-    found = of(backward=20, wire=burst, step=100 + burst)
+    found = of(backward=20, transfer=burst, step=100 + burst)
     assert found.bindings[0].part is None
     assert found.headline.startswith("At 2 ranks the largest parts of the step are code outside")
 
@@ -153,7 +153,7 @@ def test_frequent_slow_steps_do_not_count_as_stalled(steps: int, hung: int, left
 
 
 def test_the_verdict_gives_exposed_time_as_the_largest_possible_gain() -> None:
-    text = " ".join(of(backward=60, wait=10, wire=20, hidden=12.5).sentences)
+    text = " ".join(of(backward=60, wait=10, transfer=20, hidden=12.5).sentences)
     # 30 ms of 100: 10 waiting and 20 in transfer; 12.5 hidden.
     assert "during 30.0% of the mean step: 10.0% for the last rank, 20.0% for the trans" in text
     assert "all else stayed equal, a step would be at most 30.0% (30 ms) shorter (upper bo" in text
@@ -204,7 +204,7 @@ def test_the_verdict_says_that_no_forward_pass_was_seen(
 
 def test_the_growth_of_the_step_is_divided_among_its_parts() -> None:
     result = run_result(world(1), world(2, samples_per_s=150.0))
-    found = verdict(result, [detail(1, backward=60), detail(2, backward=85, wire=25, step=150)])
+    found = verdict(result, [detail(1, backward=60), detail(2, backward=85, transfer=25, step=150)])
     assert found is not None
     # 50 ms more: backward 25, transfer 25.
     assert found.sentences[-1] == (
@@ -233,7 +233,7 @@ TWO_CORES = context(machine={"usable_cpu_count": 2, "cpu_model": "x"})
 
 
 def about(*worlds: WorldResult) -> Verdict:
-    details = [detail(world.world_size, backward=60, wire=30) for world in worlds]
+    details = [detail(world.world_size, backward=60, transfer=30) for world in worlds]
     found = verdict(run_result(*worlds, context=TWO_CORES), details)
     assert found is not None
     return found

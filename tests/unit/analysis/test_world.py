@@ -69,8 +69,8 @@ def test_figures_of_a_world_of_two_ranks_with_a_late_one() -> None:
     assert result.training.samples_per_s == pytest.approx(200.0)
     first, second = (rank.parts for rank in result.ranks)
     # Rank 0 waits [60, 80] and rank 1 arrives at 75; rank 1 waits [75, 80] for the wire.
-    assert (first.exposed_ms, first.wait_ms, first.wire_ms) == pytest.approx((20, 15, 5))
-    assert (second.exposed_ms, second.wait_ms, second.wire_ms) == pytest.approx((5, 0, 5))
+    assert (first.exposed_ms, first.wait_ms, first.transfer_ms) == pytest.approx((20, 15, 5))
+    assert (second.exposed_ms, second.wait_ms, second.transfer_ms) == pytest.approx((5, 0, 5))
     assert (first.backward_ms, second.backward_ms) == pytest.approx((40, 55))
     # In flight: 5 + 5 + 20 for the first; 5 + 5 + 5 for the second.
     assert (first.hidden_ms, second.hidden_ms) == pytest.approx((10, 10))
@@ -98,7 +98,7 @@ def test_parts_of_each_rank_and_of_the_mean_add_up_to_the_step() -> None:
         values = dataclasses.asdict(part)
         names = ("data", "forward", "backward", "exposed", "optimizer", "other")
         assert sum(values[f"{name}_ms"] for name in names) == pytest.approx(part.step_ms, abs=1e-6)
-        assert part.wait_ms + part.wire_ms == pytest.approx(part.exposed_ms, abs=1e-6)
+        assert part.wait_ms + part.transfer_ms == pytest.approx(part.exposed_ms, abs=1e-6)
 
 
 def test_steps_are_as_long_as_on_the_slowest_rank() -> None:
@@ -118,7 +118,7 @@ def test_a_world_of_one_rank_has_no_late_rank_imbalance_or_wait() -> None:
     result = analyse_world(world_run([rank_of(0, 1, 6)]))
     assert result is not None
     assert (result.lateness.late_rank, result.imbalance) == (None, 0.0)
-    assert (result.parts.wait_ms, result.parts.wire_ms) == pytest.approx((0.0, 20.0))
+    assert (result.parts.wait_ms, result.parts.transfer_ms) == pytest.approx((0.0, 20.0))
 
 
 def test_steps_of_the_overhead_block_are_left_out_of_the_figures() -> None:
@@ -159,7 +159,7 @@ def test_with_a_missing_rank_wait_and_transfer_are_unknown_but_exposed_time_is_k
     assert result is not None
     assert result.recording.missing_ranks == (1,)
     assert math.isnan(result.parts.wait_ms)
-    assert math.isnan(result.parts.wire_ms)
+    assert math.isnan(result.parts.transfer_ms)
     assert math.isnan(result.training.samples_per_s)
     assert result.parts.exposed_ms == pytest.approx(20.0)
     assert result.lateness.late_rank is None
@@ -276,7 +276,7 @@ def test_communication_that_python_capture_cannot_see_is_nan_and_not_zero() -> N
     assert result is not None
     for parts in (result.parts, *(rank.parts for rank in result.ranks)):
         assert (parts.step_ms, parts.other_ms) == (100.0, 100.0)
-        assert math.isnan(parts.exposed_ms + parts.wait_ms + parts.wire_ms)
+        assert math.isnan(parts.exposed_ms + parts.wait_ms + parts.transfer_ms)
         assert math.isnan(parts.hidden_ms + parts.own_work_ms)
     assert math.isnan(result.imbalance)
     alone = Rank(0, 1, capture="python")
@@ -295,7 +295,7 @@ def test_communication_that_python_capture_cannot_see_is_nan_in_each_step(tmp_pa
     write_run(tmp_path, ranks, world_sizes=[2])
     result, (detail,) = analyse_in_detail(tmp_path)
     assert result.worlds[0].gains is None
-    for name in ("exposed", "wait", "wire", "hidden"):
+    for name in ("exposed", "wait", "transfer", "hidden"):
         assert np.isnan(detail.parts_ms[name]).all(), name
     assert np.isnan(detail.waited_for_ms).all()
     found = mean_step(detail)

@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "begins"),
     [
         ([], "timed: a workload.\n"),
-        (["--format", "json"], '{\n  "schema_version": 2,'),
+        (["--format", "json"], '{\n  "schema_version": 3,'),
         (["--format", "markdown"], "# commprof report\n"),
         (["--format", "csv"], "world_size,measured_steps,"),
         (["--format", "csv", "--rows", "steps"], "world_size,rank,step,step_ms,"),

@@ -70,7 +70,7 @@ def test_every_live_step_is_counted_once_with_its_times(tmp_path: Path) -> None:
     assert first.forward_s == pytest.approx(60 * 0.020)
     assert (first.exposed_s, late.exposed_s) == pytest.approx((60 * 0.040, 60 * 0.020))
     assert (first.wait_s, late.wait_s) == pytest.approx((60 * 0.020, 0))
-    assert (first.wire_s, late.wire_s) == pytest.approx((60 * 0.020, 60 * 0.020))
+    assert (first.transfer_s, late.transfer_s) == pytest.approx((60 * 0.020, 60 * 0.020))
     assert first.hidden_s == pytest.approx(60 * 0.010)
     assert followed.recent.waited_for_s(1) == pytest.approx(60 * 0.020)
     recent = followed.recent.recent(0)
@@ -437,7 +437,7 @@ def test_live_wait_known_for_some_steps_equals_that_of_the_report(tmp_path: Path
     followed.poll()
     recent = followed.recent.recent(1)
     assert recent is not None
-    figures = (recent.wait_s, recent.wire_s, recent.unsplit_s)
+    figures = (recent.wait_s, recent.transfer_s, recent.unsplit_s)
     assert figures == pytest.approx((0.0, 0.010, 0.015))
     seen = measured_world(world_run(ranks))
     assert seen is not None

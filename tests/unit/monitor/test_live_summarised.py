@@ -59,7 +59,7 @@ def test_summary_totals_are_of_the_newest_and_recent_ones_of_a_minute() -> None:
     assert (total.steps, recent.steps) == (165, 60)
     assert total.step_s == pytest.approx(100 * 0.010 + 65 * 0.031)
     assert (recent.step_s, recent.exposed_s) == pytest.approx((0.031, 0.024))
-    assert (recent.wait_s, recent.wire_s, recent.unsplit_s) == pytest.approx((0.022, 0.002, 0))
+    assert (recent.wait_s, recent.transfer_s, recent.unsplit_s) == pytest.approx((0.022, 0.002, 0))
     assert (recent.data_s, recent.forward_s, recent.backward_s) == pytest.approx(
         (0.001, 0.002, 0.003)
     )

@@ -50,7 +50,7 @@ def test_times_that_the_host_knows_are_known(tmp_path: Path) -> None:
     assert world.evidence.not_known.keys() <= {Figure.OTHER.value, Figure.NOBODY_LATE.value}
     first, second = (rank.parts for rank in world.ranks)
     assert (first.exposed_ms, second.exposed_ms) == pytest.approx((0.3, 0.1))
-    assert (first.wait_ms, first.wire_ms) == pytest.approx((0.2, 0.1))
+    assert (first.wait_ms, first.transfer_ms) == pytest.approx((0.2, 0.1))
     assert (first.unphased_compute_ms, second.unphased_compute_ms) == pytest.approx((0.6, 0.8))
     for parts in (first, second):
         whole = parts.unphased_compute_ms + parts.exposed_ms + parts.copies_ms + parts.idle_ms

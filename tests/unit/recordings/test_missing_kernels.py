@@ -148,7 +148,7 @@ def test_kernels_of_communication_alone_may_be_missing(
     assert parts["unphased_compute_ms"] == kernels["compute_ms"] == pytest.approx(6.0)
     assert parts["copies_ms"] == kernels["copies_ms"] == 0.0
     assert parts["idle_ms"] is parts["exposed_ms"] is parts["hidden_ms"] is None
-    for name in ("communication_ms", "busy_ms", "idle_ms", "wait_ms", "wire_ms", "unsplit_ms"):
+    for name in ("communication_ms", "busy_ms", "idle_ms", "wait_ms", "transfer_ms", "unsplit_ms"):
         assert kernels[name] is None, name
     assert main(["report", str(folder), "--all"]) == 0
     text = " ".join(capsys.readouterr().out.split())

@@ -223,7 +223,7 @@ def test_pipeline_messages_do_not_match_collectives(tmp_path: Path, numbered: bo
     world = world_of(written(tmp_path / "job", texts))
     parts = [rank.kernels for rank in world.ranks]
     assert [each and each.wait_ms for each in parts] == pytest.approx([0.1, 0.05, 0.0])
-    assert [each and each.wire_ms for each in parts] == pytest.approx([0.1, 0.1, 0.1])
+    assert [each and each.transfer_ms for each in parts] == pytest.approx([0.1, 0.1, 0.1])
     assert [each and each.unsplit_ms for each in parts] == pytest.approx([0.05, 0.11, 0.06])
     assert world.lateness.late_rank is not None
     assert world.lateness.late_rank.rank == 2

@@ -70,13 +70,13 @@ def test_parts_of_a_step_equal_hand_computed_values(tmp_path: Path) -> None:
     assert second.kernels is not None
     assert first.parts.step_ms == pytest.approx(1.0)
     assert first.parts.exposed_ms == pytest.approx(0.25)
-    assert (first.parts.wait_ms, first.parts.wire_ms) == pytest.approx((0.15, 0.1))
+    assert (first.parts.wait_ms, first.parts.transfer_ms) == pytest.approx((0.15, 0.1))
     assert first.kernels.communication_ms == pytest.approx(0.3)
-    assert (first.kernels.wait_ms, first.kernels.wire_ms) == pytest.approx((0.2, 0.1))
+    assert (first.kernels.wait_ms, first.kernels.transfer_ms) == pytest.approx((0.2, 0.1))
     assert first.kernels.compute_ms == pytest.approx(0.65)
     assert (first.kernels.busy_ms, first.kernels.idle_ms) == pytest.approx((0.9, 0.1))
     assert second.parts.exposed_ms == second.kernels.communication_ms == pytest.approx(0.1)
-    assert (second.kernels.wait_ms, second.kernels.wire_ms) == pytest.approx((0.0, 0.1))
+    assert (second.kernels.wait_ms, second.kernels.transfer_ms) == pytest.approx((0.0, 0.1))
 
 
 def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_with_jumping_clocks_wait_and_wire_are_unknown(tmp_path: Path) -> None:
     world = world_of(folder)
     assert not world.recording.clocks_shared
     assert np.isnan(world.parts.wait_ms)
-    assert np.isnan(world.parts.wire_ms)
+    assert np.isnan(world.parts.transfer_ms)
     assert "too much to separate waiting from transfer" in text_of(folder)
 
 
@@ -129,11 +129,11 @@ def test_wait_and_wire_of_a_single_recorded_rank_are_unknown(tmp_path: Path) -> 
     assert kernels is not None
     assert world.recording.missing_ranks == (1,)
     assert np.isnan(kernels.wait_ms)
-    assert np.isnan(kernels.wire_ms)
+    assert np.isnan(kernels.transfer_ms)
     assert kernels.unsplit_ms == pytest.approx(0.3)
     parts = json.loads(as_json.render(analyse_in_detail(path)[0]))["runs"][0]["rank_results"][0]
     assert parts["kernels"]["wait_ms"] is None
-    assert parts["parts"]["wire_ms"] is None
+    assert parts["parts"]["transfer_ms"] is None
     assert "only rank 0 was recorded" in text_of(path)
 
 
@@ -429,10 +429,10 @@ def test_the_dlrm_recording_of_8_gpus_has_the_known_times_and_late_rank() -> Non
         assert rank.parts.exposed_ms == pytest.approx(exposed / 1000, rel=1e-3)
         assert kernels.compute_ms == pytest.approx(compute / 1000, rel=1e-3)
         assert kernels.busy_ms == pytest.approx(busy / 1000, rel=1e-3)
-        assert kernels.wait_ms + kernels.wire_ms == pytest.approx(
+        assert kernels.wait_ms + kernels.transfer_ms == pytest.approx(
             kernels.communication_ms, rel=1e-3
         )
-        assert 0.01 <= kernels.wire_ms / rank.parts.step_ms <= 0.02
+        assert 0.01 <= kernels.transfer_ms / rank.parts.step_ms <= 0.02
     assert world.lateness.late_rank is not None
     assert world.lateness.late_rank.rank == 7
     assert 0 < world.recording.clock_error_us <= 10
@@ -451,7 +451,7 @@ def test_the_resnet_recording_of_one_rank_has_the_known_times_and_buckets() -> N
     assert sum(row.total_bytes for row in reduced) == 3 * 4 * 25_557_032
     assert "all-reduces 5 gradient buckets per step, 25,557,032 elements in all" in text_of(RESNET)
     assert np.isnan(world.parts.wait_ms)
-    assert np.isnan(world.parts.wire_ms)
+    assert np.isnan(world.parts.transfer_ms)
 
 
 @with_data

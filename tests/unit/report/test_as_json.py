@@ -92,7 +92,7 @@ def test_the_json_has_the_values_of_the_result() -> None:
     part = metrics["parts"]
     names = ("data_ms", "forward_ms", "backward_ms", "exposed_ms", "optimizer_ms", "other_ms")
     assert sum(part[name] for name in names) == part["step_ms"]
-    assert part["wait_ms"] + part["wire_ms"] == part["exposed_ms"]
+    assert part["wait_ms"] + part["transfer_ms"] == part["exposed_ms"]
 
 
 @pytest.mark.parametrize("missing", [math.nan, math.inf, -math.inf])
@@ -222,7 +222,7 @@ def test_descriptions_of_the_schema_say_what_the_fields_hold() -> None:
         if name in ("world_size", "num_processes"):
             assert one["description"].startswith("World size"), one
     parts = SCHEMA["$defs"]["collective"]["properties"]
-    ends = [parts[name]["description"] for name in ("wait", "wire")]
+    ends = [parts[name]["description"] for name in ("wait", "transfer")]
     assert ends == [
         "From the start to the last needed rank's start.",
         "From the last needed rank's start to completion.",

@@ -45,8 +45,8 @@ def card_of(
     **ms: float,
 ) -> Card:
     """Returns the card of steps of 100 ms with these parts; a single rank waits for nothing."""
-    exposed = ms.get("wait", 0.0) + ms.get("wire", 0.0)
-    times = {f"{name}_ms": value for name, value in {"wait": 0.0, "wire": 0.0, **ms}.items()}
+    exposed = ms.get("wait", 0.0) + ms.get("transfer", 0.0)
+    times = {f"{name}_ms": value for name, value in {"wait": 0.0, "transfer": 0.0, **ms}.items()}
     own = parts(exposed_ms=exposed, no_core_ms=0.0, **times)
     worlds = [world(n, parts=own) for n in sizes]
     worlds[-1] = changed_world(
@@ -81,17 +81,17 @@ TINY = collective(size_bytes=(8, 4096), calls=6400, calls_per_step=160, total_by
 ACCUSED = ("rank 2", "Small messages", "loading data", "bound by communication")
 KINDS = {
     "compute-bound": Kind(
-        card_of(forward=30, backward=60, optimizer=4, wire=4),
+        card_of(forward=30, backward=60, optimizer=4, transfer=4),
         ("bound by compute (forward and backward): 90.0%", "Communication is not the bottleneck"),
         ACCUSED,
     ),
-    "wire-bound": Kind(
-        card_of(forward=15, backward=25, wire=52, wait=3, collectives=(LARGE,)),
+    "transfer-bound": Kind(
+        card_of(forward=15, backward=25, transfer=52, wait=3, collectives=(LARGE,)),
         ("bound by communication: 55.0%", "(52.0% data transfer", "bucket-cap=5", "no single rank"),
         ("rank 2", "Small messages", "loading data", "larger buckets"),
     ),
     "one late rank": Kind(
-        card_of(forward=25, backward=38, wait=30, wire=4, late=LATE),
+        card_of(forward=25, backward=38, wait=30, transfer=4, late=LATE),
         (
             "At 4 ranks, rank 2 delays the step: it falls behind in the backward phase, and ",
             "and the other ranks spend 30% of their step waiting for it. The",
@@ -102,7 +102,7 @@ KINDS = {
         ("bound by", "no single rank", "Small messages", "loading data", "--trial"),
     ),
     "slow data loading": Kind(
-        card_of(data=60, forward=10, backward=20, wire=5),
+        card_of(data=60, forward=10, backward=20, transfer=5),
         ("bound by loading data: 60.0%", "First look at loading data"),
         ("rank 2", "Small messages", "bound by communication"),
     ),
@@ -110,7 +110,7 @@ KINDS = {
         card_of(
             forward=15,
             backward=25,
-            wire=52,
+            transfer=52,
             wait=3,
             collectives=(replace(TINY, exposed_ms=50.0),),
         ),
@@ -124,7 +124,7 @@ KINDS = {
         ("rank 2", "loading data", "bucket-cap=5"),
     ),
     "no overlap": Kind(
-        card_of(forward=15, backward=45, wire=40, hidden=1, collectives=(LARGE,)),
+        card_of(forward=15, backward=45, transfer=40, hidden=1, collectives=(LARGE,)),
         (
             "Only 2% of the communication overlaps the ranks' work.",
             "40 ms, 40.0% of the step; hidden by work: 1 ms",
@@ -134,7 +134,7 @@ KINDS = {
         ("rank 2", "Small messages", "larger buckets"),
     ),
     "slow link": Kind(
-        card_of(forward=10, backward=20, wire=70, hidden=15, links=SLOW),
+        card_of(forward=10, backward=20, transfer=70, hidden=15, links=SLOW),
         (
             "Communication between the hosts goes over eth1 at 0.1 Gbit/s.",
             "6 MB per step and host over eth1, 0.1 Gbit/s while sending",
@@ -143,7 +143,9 @@ KINDS = {
         ("rank 2", "Small messages", "idle", "overlaps"),
     ),
     "wrong interface": Kind(
-        card_of(forward=10, backward=20, wire=70, hidden=15, links=replace(SLOW, idle=("eth0",))),
+        card_of(
+            forward=10, backward=20, transfer=70, hidden=15, links=replace(SLOW, idle=("eth0",))
+        ),
         (
             "Communication between the hosts goes over eth1 at 0.1 Gbit/s, while eth0 is idle.",
             "The hosts communicate over eth1, while eth0 is idle and rated at least as fast.",
@@ -160,7 +162,7 @@ KINDS = {
         ("delays", "Small messages"),
     ),
     "nothing wrong": Kind(
-        card_of(data=1, forward=30, backward=60, optimizer=5, wire=2, wait=0.5),
+        card_of(data=1, forward=30, backward=60, optimizer=5, transfer=2, wait=0.5),
         ("no single rank stands out", "4 ranks 400 samples/s (100%)", "gain: 2.5%"),
         (*ACCUSED, "!"),
     ),
@@ -186,21 +188,21 @@ def test_a_card_names_the_cause_on_one_screen(kind: Kind) -> None:
 
 
 def test_a_terminal_gets_the_same_card_in_colours() -> None:
-    shown = KINDS["wire-bound"].card
+    shown = KINDS["transfer-bound"].card
     coloured = render(shown, colour=True)
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == render(shown)
     assert "\x1b[30;45m" + "T" * 41 in coloured
 
 
 def test_the_bar_s_letters_are_proportional_to_the_shares() -> None:
-    shown = card_of(data=10, forward=20, backward=30, wait=5, wire=15, optimizer=10)
+    shown = card_of(data=10, forward=20, backward=30, wait=5, transfer=15, optimizer=10)
     bar = next(line for line in render(shown).splitlines() if line.startswith("ddd"))
     counts = {letter: bar.count(letter) for letter in "dfbWTo."}
     assert counts == {"d": 8, "f": 16, "b": 24, "W": 4, "T": 12, "o": 8, ".": 8}
 
 
 def test_a_card_of_a_single_world_size_shows_no_speedup() -> None:
-    text = render(card_of(sizes=(4,), wire=50, backward=50)).lower()
+    text = render(card_of(sizes=(4,), transfer=50, backward=50)).lower()
     assert "400 samples/s at 4 ranks; there is no other world size" in text
     assert not re.search(r"speed-up|efficien|\(100%\)", text)
 
@@ -257,7 +259,7 @@ def test_a_command_wrapped_over_several_lines_is_unchanged_for_a_shell() -> None
     command = "commprof run --nproc 4 --trial fp16,int8 'my train.py' --name 'it'\"'\"'s' " + (
         "--an-option with-a-value " * 3
     )
-    text = render(with_command(KINDS["wire-bound"].card, command))
+    text = render(with_command(KINDS["transfer-bound"].card, command))
     fits(text)
     typed = text[text.index("  commprof run") :]
     assert typed.count("\\\n") == 1
@@ -273,7 +275,7 @@ def test_a_command_wrapped_over_several_lines_is_unchanged_for_a_shell() -> None
 def test_a_wrapped_command_with_a_long_word_is_unchanged_for_a_shell() -> None:
     word = "timed:layers=200,data_ms=1,forward_ms=0.05,backward_ms=0.05,gradient_mb=0.02,cap=0.001"
     command = f"commprof run --nproc 2 --workload {word} --seed 3 train.py"
-    text = render(with_command(KINDS["wire-bound"].card, command))
+    text = render(with_command(KINDS["transfer-bound"].card, command))
     fits(text)
     typed = text[text.index("  commprof run") :]
     shown = subprocess.run(
@@ -287,14 +289,14 @@ def test_a_wrapped_command_with_a_long_word_is_unchanged_for_a_shell() -> None:
 
 def test_caveats_name_too_few_cores_only_where_ranks_may_have_waited_for_them() -> None:
     crowded = {"machine": {"usable_cpu_count": 2, "cpu_model": "x"}}
-    sending = card_of(crowded, sizes=(1, 4), wire=40, backward=50)
+    sending = card_of(crowded, sizes=(1, 4), transfer=40, backward=50)
     said = "More threads than cores: gloo's threads may have waited for cores."
     assert [each for each in sending.caveats if "core" in each] == [said]
-    on_device = card_of({**crowded, "backend": "nccl"}, sizes=(1, 4), wire=40, backward=50)
+    on_device = card_of({**crowded, "backend": "nccl"}, sizes=(1, 4), transfer=40, backward=50)
     assert "core" not in " ".join(on_device.caveats)
-    judged = render(card_of(crowded, sizes=(1, 2, 4), wire=40, backward=50))
+    judged = render(card_of(crowded, sizes=(1, 2, 4), transfer=40, backward=50))
     assert "At 2 ranks" in judged
-    healthy = render(card_of(crowded, sizes=(4,), wire=4, backward=90))
+    healthy = render(card_of(crowded, sizes=(4,), transfer=4, backward=90))
     said = "! More threads than cores: ranks may have waited for cores while they computed."
     assert said in " ".join(healthy.split())
     assert "! 4 ranks are not judged: they run more threads than the 2 usable cores." in judged
@@ -317,7 +319,7 @@ def test_the_card_leaves_out_a_stalled_step() -> None:
 
 def test_incidents_come_before_any_advice_on_the_card() -> None:
     found = run_result(world(2), incidents=(incidents(world_size=2),))
-    details = [detail(2, backward=50, wire=50)]
+    details = [detail(2, backward=50, transfer=50)]
     made = card(found, details, verdict(found, details), Path("RUN"))
     assert made is not None
     assert made.following.command == made.following.all_command

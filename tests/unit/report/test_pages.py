@@ -173,7 +173,7 @@ PARTS = {
     **dict.fromkeys(
         (
             *("step", "data", "forward", "backward", "exposed", "optimizer", "other"),
-            *("wait", "wire", "hidden", "unsplit"),
+            *("wait", "transfer", "hidden", "unsplit"),
         ),
         float,
     ),
@@ -181,7 +181,7 @@ PARTS = {
 }
 INTERVALS = (
     *("issue", "kind", "step", "collective", "bucket"),
-    *("negotiate", "queue", "wait", "wire"),
+    *("negotiate", "queue", "wait", "transfer"),
 )
 STRETCHES = {"begin": [int], "length": [int]}
 SCHEMA = {
@@ -271,7 +271,7 @@ def test_the_page_s_data_match_their_schema(plain: FullReport, tmp_path: Path) -
     assert intervals["issue"][:2] == [40_000, 20_000]
     assert intervals["bucket"][:4] == [0, 1, 0, 1]
     assert intervals["negotiate"][:2] == [0, 10_000]
-    assert intervals["wire"][:2] == [10_000, 20_000]
+    assert intervals["transfer"][:2] == [10_000, 20_000]
 
 
 def test_the_page_of_a_long_run_of_many_ranks_is_below_1_mb(tmp_path: Path) -> None:

@@ -81,7 +81,16 @@ def test_parts_of_each_step_have_the_means_of_the_report(
         for rank in document["rank_results"]:
             mine = found["rank"] == rank["rank"]
             assert set(found["host"][mine]) == {rank["host"]}
-            for name in ("step", "data", "forward", "backward", "exposed", "other", "wait", "wire"):
+            for name in (
+                "step",
+                "data",
+                "forward",
+                "backward",
+                "exposed",
+                "other",
+                "wait",
+                "transfer",
+            ):
                 expected = rank["parts"][f"{name}_ms"]
                 assert found[f"{name}_ms"][mine].mean() == pytest.approx(expected), name
 
@@ -99,7 +108,7 @@ def test_calls_add_up_to_the_kinds_of_the_report(
     assert not calls["failed"].any()
     rank_steps = 4 * document["aggregated_metrics"]["measured_steps"]
     assert calls["exposed_ms"].sum() / rank_steps == pytest.approx(kind["exposed_ms"])
-    for name in ("duration", "queue", "wait", "wire"):
+    for name in ("duration", "queue", "wait", "transfer"):
         assert np.median(calls[f"{name}_ms"]) == pytest.approx(kind[name]["median_ms"]), name
     assert np.median(calls["busbw_gb_per_s"]) == pytest.approx(kind["busbw_gb_per_s"])
     numbers, times = np.unique(calls["collective"], return_counts=True)

@@ -74,7 +74,7 @@ KINDS = (
         calls=240,
         queue=UNKNOWN,
         wait=UNKNOWN,
-        wire=UNKNOWN,
+        transfer=UNKNOWN,
         exposed_ms=0.0004,
         algbw_gb_per_s=math.nan,
         busbw_gb_per_s=math.nan,
@@ -98,7 +98,7 @@ KINDS = (
 def golden_run() -> RunResult:
     """A run of 1, 2 and 4 ranks, in which the run of 8 ranks failed."""
     worlds = (
-        world(1, parts=parts(exposed_ms=0.12, wait_ms=0.0, wire_ms=0.12, hidden_ms=0.0)),
+        world(1, parts=parts(exposed_ms=0.12, wait_ms=0.0, transfer_ms=0.12, hidden_ms=0.0)),
         world(
             2,
             samples_per_s=1234.5,
@@ -113,7 +113,7 @@ def golden_run() -> RunResult:
         world(
             4,
             samples_per_s=99.96,
-            parts=parts(wait_ms=math.nan, wire_ms=math.nan, step_ms=1234.5),
+            parts=parts(wait_ms=math.nan, transfer_ms=math.nan, step_ms=1234.5),
             overhead=Overhead(
                 None, OwnCost(Interval(0.9, 0.8, 1.2), Interval(1.0, 0.9, 1.1), 8, 8)
             ),
@@ -143,7 +143,9 @@ def test_the_terminal_report_equals_the_golden_file() -> None:
 
 def rendered() -> str:
     result = golden_run()
-    details = [detail(world.world_size, backward=60, wait=10, wire=20) for world in result.worlds]
+    details = [
+        detail(world.world_size, backward=60, wait=10, transfer=20) for world in result.worlds
+    ]
     return render(result, 100, verdict(result, details))
 
 
@@ -321,7 +323,9 @@ def test_groups_of_a_mesh_are_named_by_dimension_and_ranks() -> None:
 
 def run_text(width: int) -> str:
     result = test_table.golden_run()
-    details = [detail(world.world_size, backward=60, wait=10, wire=20) for world in result.worlds]
+    details = [
+        detail(world.world_size, backward=60, wait=10, transfer=20) for world in result.worlds
+    ]
     return table.render(result, width, verdict(result, details), width)
 
 

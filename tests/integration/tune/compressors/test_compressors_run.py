@@ -37,7 +37,7 @@ def test_the_late_rank_is_named_where_gradients_are_compressed(
     assert metrics["late_rank"]["rank"] == 1
     assert metrics["late_rank"]["phase"] == "backward"
     assert parts["wait_ms"] == pytest.approx(LATE_MS * (ranks - 1) / ranks, abs=2)
-    assert parts["wait_ms"] + parts["wire_ms"] == pytest.approx(parts["exposed_ms"])
+    assert parts["wait_ms"] + parts["transfer_ms"] == pytest.approx(parts["exposed_ms"])
     assert "Rank 1 is late" in ended.stdout
     page = call("-m", "commprof", "report", "--format", "html", str(run), timeout_s=60)
     assert page.returncode == 0, page.stderr

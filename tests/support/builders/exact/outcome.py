@@ -58,7 +58,7 @@ def outcome(drawn: Drawn) -> Outcome:
     step_ns = float(times.wall_ns[used].mean())
     wait, wire = (
         np.stack([np.nan_to_num(getattr(part, name)) for part in parts], axis=1)
-        for name in ("wait_ns", "wire_ns")
+        for name in ("wait_ns", "transfer_ns")
     )
     columns = [CAUSES.index(cause) for cause in truth.CAUSES]
     caused = sum(part.caused_ns.sum(axis=0) for part in parts)

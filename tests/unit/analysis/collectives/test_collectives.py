@@ -36,7 +36,7 @@ def rows(*ranks: Rank, steps: int = 1, shared: bool = True) -> tuple[CollectiveR
 
 def spreads(row: CollectiveRow) -> list[float]:
     """Returns the medians in ms; checks that no 95th percentile is below its median."""
-    parts = (row.duration, row.queue, row.wait, row.wire)
+    parts = (row.duration, row.queue, row.wait, row.transfer)
     assert all(math.isnan(part.p95_ms) or part.p95_ms >= part.median_ms for part in parts)
     return [part.median_ms for part in parts]
 
@@ -53,7 +53,7 @@ def pair(op: str = "all_reduce") -> list[Rank]:
 
 def test_wait_ends_and_transfer_begins_when_the_last_rank_starts() -> None:
     (row,) = rows(*pair())
-    # Medians of duration = queue + wait + wire: 20 = 0 + 4 + 16 and 20 = 0 + 0 + 20.
+    # Medians of duration = queue + wait + transfer: 20 = 0 + 4 + 16 and 20 = 0 + 0 + 20.
     assert spreads(row) == [20.0, 0.0, 2.0, 18.0]
     assert row.wait == Spread(2.0, pytest.approx(3.8))
     assert (row.op, row.dtype, row.reduce_op) == ("all_reduce", "Byte", "sum")

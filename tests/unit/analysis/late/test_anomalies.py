@@ -101,17 +101,17 @@ def test_no_change_is_reported_before_the_level_is_known() -> None:
 STEPS, CHANGE = 200, 120
 
 
-def ranks(slow_ms: int = 0, wire_ms: int = 2, until: int = STEPS) -> list[Rank]:
+def ranks(slow_ms: int = 0, transfer_ms: int = 2, until: int = STEPS) -> list[Rank]:
     """Two ranks with steps of 20 ms: forward 5, backward 10, waiting for an all-reduce 5.
 
     From step ``CHANGE`` up to step ``until`` rank 1's backward takes ``slow_ms`` longer, rank 0
-    waits for it, and the all-reduce of 1 MB takes ``wire_ms`` instead of 2 ms.
+    waits for it, and the all-reduce of 1 MB takes ``transfer_ms`` instead of 2 ms.
     """
     made = [Rank(rank, 2) for rank in range(2)]
     begin = 1000 * MS
     for step in range(STEPS):
         late = slow_ms if CHANGE <= step < until else 0
-        wire = wire_ms if CHANGE <= step < until else 2
+        wire = transfer_ms if CHANGE <= step < until else 2
         jitter = step % 3 * MS // 100
         arrival = begin + (15 + late) * MS + jitter
         end = begin + (18 + late + wire) * MS + jitter
@@ -195,7 +195,7 @@ def test_a_rank_that_becomes_slow_is_named_with_its_phase() -> None:
 
 
 def test_a_link_that_becomes_slow_is_reported_as_a_fall_in_bandwidth() -> None:
-    made = ranks(wire_ms=8)
+    made = ranks(transfer_ms=8)
     assert set(offline(made)) == {(STEP, -1, CHANGE, ""), (BANDWIDTH, -1, CHANGE, "")}
     seen = measured_world(world_run(made))
     assert seen is not None

@@ -53,7 +53,7 @@ def test_time_in_no_declared_phase_is_other_time() -> None:
     assert [getattr(part, name).tolist() for name in PARTS] == [
         [100.0], [200.0], [400.0], [0.0], [150.0], [150.0],
     ]  # fmt: skip
-    assert values(part, "wall", "wait", "wire", "hidden") == [
+    assert values(part, "wall", "wait", "transfer", "hidden") == [
         [1000.0], [0.0], [0.0], [0.0],
     ]  # fmt: skip
 
@@ -215,7 +215,7 @@ def test_waiting_of_each_step_is_attributed_to_the_last_rank() -> None:
             rank.wait(rank.collective(step, at, end), at, end)
     parts = break_down(*ranks)
     assert [part.wait_ns.tolist() for part in parts] == [[20, 40], [0, 35], [10, 0]]
-    assert [part.wire_ns.tolist() for part in parts] == [[30, 10], [30, 10], [30, 10]]
+    assert [part.transfer_ns.tolist() for part in parts] == [[30, 10], [30, 10], [30, 10]]
     assert sum(part.waited_for_ns for part in parts).tolist() == [[0, 30, 0], [0, 0, 75]]
 
 
@@ -224,7 +224,7 @@ def test_without_a_common_clock_wait_and_transfer_are_unknown() -> None:
     trace.wait(trace.collective(0, 200, 250), 210, 250)
     part = breakdown(trace.trace(), columns.collectives(trace.trace()), None, 1)
     assert np.isnan(part.wait_ns).all()
-    assert np.isnan(part.wire_ns).all()
+    assert np.isnan(part.transfer_ns).all()
     assert part.exposed_ns.tolist() == [40.0]
     assert part.waited_for_ns.tolist() == [[0.0]]
 
@@ -238,7 +238,7 @@ def test_waits_for_unmatched_collectives_are_unsplit() -> None:
         rank.wait(rank.collective(0, issue, 150), 100 if issue < 100 else 120, 150)
     ranks[0].wait(ranks[0].collective(1, 190, 230), 200, 230)
     part = break_down(*ranks)[0]
-    assert values(part, "exposed", "wait", "wire", "unsplit") == [[80], [20], [30], [30]]
+    assert values(part, "exposed", "wait", "transfer", "unsplit") == [[80], [20], [30], [30]]
     assert part.waited_for_ns.tolist() == [[0, 20]]
 
 
@@ -325,8 +325,8 @@ def check_sums(part: Breakdown) -> None:
     assert sum(getattr(part, name) for name in PARTS) == pytest.approx(part.wall_ns, abs=1)
     known = np.isfinite(part.wait_ns)
     assert (part.wait_ns[known] >= 0).all()
-    assert (part.wire_ns[known] >= -1).all()
-    total = part.wait_ns + part.wire_ns + part.unsplit_ns
+    assert (part.transfer_ns[known] >= -1).all()
+    total = part.wait_ns + part.transfer_ns + part.unsplit_ns
     assert total[known] == pytest.approx(part.exposed_ns[known], abs=1)
     assert part.unsplit_ns[~known] == pytest.approx(part.exposed_ns[~known], abs=1)
     if not np.isnan(part.no_core_ns).all():  # some finalisation was recorded

@@ -288,7 +288,7 @@ def test_prediction_json_has_null_instead_of_nan() -> None:
     assert first["prediction"]["scenario"]["bandwidth_bytes_per_s"] is None
     assert first["prediction"]["exposed_s"] == pytest.approx(0.020)
     waiting = first["prediction"]["waiting"]
-    assert list(waiting) == ["wait_s", "wire_s", "exposed_s", "hidden_s"]
+    assert list(waiting) == ["wait_s", "transfer_s", "exposed_s", "hidden_s"]
     assert waiting["exposed_s"] == pytest.approx({"value": 0.02, "low": 0.02, "high": 0.02})
     assert first["samples_per_s"]["low"] == pytest.approx(400 / 1.2111, rel=1e-4)
     assert document["amdahl"] is None

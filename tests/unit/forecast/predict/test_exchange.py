@@ -49,7 +49,7 @@ def test_the_last_bucket_ends_as_in_the_simulation_of_segments(seed: int) -> Non
     buckets = [Bucket(float(r), s) for r, s in zip(ready, sizes, strict=True)]
     exact = simulate(buckets, float(ready[-1]), ranks, Link(1 / BETA))
     fast = curve()
-    wire = np.array([fast.wire_s(size, ranks) for size in sizes])
+    wire = np.array([fast.transfer_s(size, ranks) for size in sizes])
     end = exchange(ready[None, :], wire, np.zeros(count), workers=2)
     assert end.max() == pytest.approx(max(exact.end_s), rel=0.01)
 

@@ -91,7 +91,7 @@ def test_costs_of_both_levels_of_a_hierarchical_exchange_are_fitted() -> None:
     assert (known.peers(8, 2), known.peers(7, 2), hook().peers(8, 2)) == (4, 4, 8)
     # Two of 8 chunks are in flight at a time: 4 in turn, each with 1 ms of latency in two steps.
     slow = curve(alpha_s=0.001, beta_s_per_byte=1e-12)
-    assert known.wire_s(MB, 2, slow) == pytest.approx(0.008, rel=1e-3)
+    assert known.transfer_s(MB, 2, slow) == pytest.approx(0.008, rel=1e-3)
     made = schedule(
         ready_ms=(10, 20, 40),
         bytes_=SIZES,
@@ -174,7 +174,7 @@ def test_ring_and_hierarchical_hooks_cost_an_all_reduce_whatever_was_measured(
         curve(alpha_s=1e-3, op=op, backend="nccl") for op in ("all_reduce", "reduce_scatter")
     )
     known = hook(exchange=exchange)
-    assert known.wire_s(MB, 4, scattered) == known.wire_s(MB, 4, reduced)
+    assert known.transfer_s(MB, 4, scattered) == known.transfer_s(MB, 4, reduced)
 
 
 def test_more_than_two_ranks_add_one_message_of_latency_to_a_hook() -> None:

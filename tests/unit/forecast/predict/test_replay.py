@@ -34,7 +34,7 @@ def test_replay_of_the_recorded_setting_gives_the_recorded_times() -> None:
     # Ready at 10 and 20 ms, 10 and 20 ms on the wire: done at 20 and 40; backward ends at 20.
     found = replay().predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.040)
-    assert (found.wait_s, found.wire_s) == pytest.approx((0.0, 0.020))
+    assert (found.wait_s, found.transfer_s) == pytest.approx((0.0, 0.020))
     assert found.hidden_s == pytest.approx(0.010)
     assert found.compute_s == pytest.approx(0.020)
     assert found.no_overlap_s == pytest.approx(0.050)
@@ -57,7 +57,7 @@ def test_copies_of_gradients_follow_the_wait_for_their_bucket() -> None:
     # At 1 ns per byte: 1 ms for the first bucket, hidden in the wait for the second; then 2 ms.
     found = replay(copy_s_per_byte=1e-9).predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.042)
-    assert found.wire_s == pytest.approx(0.019)
+    assert found.transfer_s == pytest.approx(0.019)
 
 
 def test_one_rank_has_no_exposed_time() -> None:
@@ -264,7 +264,7 @@ def test_bytes_and_work_of_a_gathering_hook_grow_with_the_ranks() -> None:
     # work and wire overlaps, except for one piece.
     size, quick = 16.0 * MIB, curve(alpha_s=0.0)
     for ranks, pieces in ((2, 16), (4, 4)):
-        work, wire = large.work_s(size, ranks), large.wire_s(size, ranks, quick)
+        work, wire = large.work_s(size, ranks), large.transfer_s(size, ranks, quick)
         assert large.time_s(size, ranks, quick) == pytest.approx(wire + work / pieces)
 
 
@@ -322,7 +322,7 @@ def test_exposed_and_hidden_time_have_intervals() -> None:
     waiting = found.waiting
     for each, (value, low, high) in (
         (waiting.wait_s, (0.0, 0.0, 0.0)),
-        (waiting.wire_s, (0.020, 0.018, 0.023)),
+        (waiting.transfer_s, (0.020, 0.018, 0.023)),
         (waiting.exposed_s, (0.020, 0.018, 0.023)),
         (waiting.hidden_s, (0.010, 0.009, 0.010)),
     ):
@@ -394,7 +394,7 @@ def test_recorded_waits_for_other_collectives_do_not_count_as_compute() -> None:
     )
     for found in map(made.predict, (Scenario(2), Scenario(2, bandwidth_bytes_per_s=1e8))):
         assert found.step_s.value == pytest.approx(0.020, rel=1e-3)
-        assert (found.wait_s, found.wire_s) == pytest.approx((0.0, 0.010), rel=1e-3)
+        assert (found.wait_s, found.transfer_s) == pytest.approx((0.0, 0.010), rel=1e-3)
         assert found.waiting.exposed_s.low == pytest.approx(0.010, rel=1e-3)
         assert found.compute_s == pytest.approx(0.010, rel=1e-3)
         assert found.efficiency == pytest.approx(0.5, rel=1e-3)
@@ -428,7 +428,7 @@ def test_gathered_bytes_grow_with_the_ranks(op: str, parts: float) -> None:
     # 2 ranks gathered 1 MB each; each of 4 ranks gets 3 parts, and a message to all is still 2 MB.
     others = (OtherCall(op, 2 * MB, 1.0),)
     found = replay(bytes_=(1, 1), other_calls=others).predict(Scenario(4))
-    assert found.wire_s == pytest.approx(parts * 0.010, rel=1e-3)
+    assert found.transfer_s == pytest.approx(parts * 0.010, rel=1e-3)
 
 
 def test_ten_thousand_ranks_are_predicted_within_the_time_limit() -> None:

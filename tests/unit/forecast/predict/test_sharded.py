@@ -96,7 +96,7 @@ def test_replay_of_the_recorded_sharded_setting_takes_the_recorded_time() -> Non
     found = replay().predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.096, abs=2e-9)
     # Waits for the first all-gathers of forward and backward, and both reduce-scatters.
-    assert found.wire_s == pytest.approx(0.030, abs=1e-8)
+    assert found.transfer_s == pytest.approx(0.030, abs=1e-8)
     assert found.hidden_s == pytest.approx(0.010, abs=1e-8)
     assert found.compute_s == pytest.approx(0.066, abs=1e-8)
     assert found.perfect_overlap_s == pytest.approx(0.066, abs=1e-8)
@@ -275,7 +275,7 @@ def test_a_late_rank_adds_waiting_to_the_sharded_step() -> None:
     found = ShardedReplay(late, profile()).predict(Scenario(2))
     assert found.step_s.value == pytest.approx(0.126, abs=1e-8)
     assert found.wait_s == pytest.approx(0.015, abs=1e-8)  # of one of two ranks
-    assert found.wire_s == pytest.approx(0.030, abs=1e-8)
+    assert found.transfer_s == pytest.approx(0.030, abs=1e-8)
 
 
 @pytest.mark.parametrize(
