@@ -46,6 +46,7 @@ from benchmarks.own_cost import (
 from benchmarks.predictions import predict_error, predict_intervals, predict_sharded
 from benchmarks.recordings import inspector as inspector_logs
 from benchmarks.recordings import speed as recordings_speed
+from benchmarks.scale import report_cost
 from tools.measured_tables import instruction_counts, step_ratios, strategy_rows
 
 Judge = Callable[[Path], Sequence[Demand]]
@@ -209,6 +210,21 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             ),
             rows_of(inspector_logs.speed_demands),
             beside=lambda path: inspector_logs.speed_table(read_rows(path)),
+        ),
+        Study(
+            "Reports of many ranks and of long runs, with Python's start",
+            "report_cost.json",
+            f"scale/report_cost.py --results {RESULTS}/report_cost.json",
+            (
+                "1,024 ranks with 600 collectives: 3 s of CPU time, 250 MB",
+                "1,024 ranks with 100 steps of 25 buckets: 12 s, 400 MB",
+                "8 ranks with 75,000 collectives: 1.5 s, 200 MB; with 1,250,000: 25 s, 500 MB",
+                "compare of two runs of 512 ranks: 8 s, 400 MB; fit of 1,024: 3 s, 300 MB",
+                "page of 256 ranks: 1.2 s",
+                "CPU time of a collective grows by a factor of 2 at most, from 8 to 4,096 ranks",
+            ),
+            parts_of(report_cost.PART, report_cost.demands),
+            part=report_cost.PART,
         ),
         Study(
             "Reports of recordings of many ranks, with Python's start",

@@ -2,6 +2,7 @@
 
     git worktree add ../old 8668001c && cp commprof/*.so ../old/commprof
     PYTHONPATH=. python benchmarks/scale/report_cost.py --old ../old [--rows 1024x600 ...]
+        [--results FILE]
 
 Each row of the table is a run that ``runs.py`` writes, and a command on it, which both versions run
 in turns, each in a process of its own. Printed are wall time, CPU time (user and system) and
@@ -15,13 +16,14 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tabulate import tabulate
 
 from benchmarks.judging.command_cost import CommandCost, median_cost, sound_cost
 from benchmarks.judging.demands import Demand, at_most, judged
+from benchmarks.judging.results_file import write_part
 from benchmarks.scale.runs import write_run
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +34,7 @@ _CALLS = 25
 class Row:
     """A run and what is done with it; and the most CPU time and memory that it may take."""
 
+    what: str
     ranks: int
     steps: int
     command: tuple[str, ...]
@@ -44,22 +47,79 @@ class Row:
     #: Runs that the command takes.
     runs: int = 1
 
+    @property
+    def collectives(self) -> int:
+        """Calls of all ranks in all runs."""
+        return self.ranks * self.steps * _CALLS * self.runs
+
 
 _JSON = ("report", "--format", "json")
 ROWS = {
-    "1024x600": Row(1024, 24, _JSON, 3, 250, plain=True, per_host=0),
-    "1024x2500": Row(1024, 100, _JSON, 12, 400),
-    "8x75000": Row(8, 3000, _JSON, 1.5, 200, plain=True, per_host=0),
-    "8x1250000": Row(8, 50_000, _JSON, 25, 500, plain=True, per_host=0),
-    "compare 512": Row(512, 100, ("compare",), 8, 400, runs=2),
-    "fit 1024": Row(1024, 100, ("fit",), 3, 300),
-    "page 256": Row(256, 20, ("report", "--format", "html", "--force"), 1.2, 400),
-    "8 ranks": Row(8, 4096, _JSON, 99, 9999, growth=True),
-    "64 ranks": Row(64, 512, _JSON, 99, 9999, growth=True),
-    "512 ranks": Row(512, 64, _JSON, 99, 9999, growth=True),
-    "4096 ranks": Row(4096, 8, _JSON, 99, 9999, growth=True),
+    "1024x600": Row(
+        "report of 1,024 ranks with 600 collectives",
+        1024,
+        24,
+        _JSON,
+        3,
+        250,
+        plain=True,
+        per_host=0,
+    ),
+    "1024x2500": Row(
+        "report of 1,024 ranks with 100 steps of 25 buckets", 1024, 100, _JSON, 12, 400
+    ),
+    "8x75000": Row(
+        "report of 8 ranks with 75,000 collectives",
+        8,
+        3000,
+        _JSON,
+        1.5,
+        200,
+        plain=True,
+        per_host=0,
+    ),
+    "8x1250000": Row(
+        "report of 8 ranks with 1,250,000 collectives",
+        8,
+        50_000,
+        _JSON,
+        25,
+        500,
+        plain=True,
+        per_host=0,
+    ),
+    "compare 512": Row(
+        "compare of two runs of 512 ranks with 100 steps of 25 buckets",
+        512,
+        100,
+        ("compare",),
+        8,
+        400,
+        runs=2,
+    ),
+    "fit 1024": Row(
+        "fit of 1,024 ranks with 100 steps of 25 buckets",
+        1024,
+        100,
+        ("fit", "--output", "profile.json"),
+        3,
+        300,
+    ),
+    "page 256": Row(
+        "page of 256 ranks with 20 steps of 25 buckets",
+        256,
+        20,
+        ("report", "--format", "html", "--force"),
+        1.2,
+        400,
+    ),
+    "8 ranks": Row("8 ranks", 8, 4096, _JSON, 99, 9999, growth=True),
+    "64 ranks": Row("64 ranks", 64, 512, _JSON, 99, 9999, growth=True),
+    "512 ranks": Row("512 ranks", 512, 64, _JSON, 99, 9999, growth=True),
+    "4096 ranks": Row("4,096 ranks", 4096, 8, _JSON, 99, 9999, growth=True),
 }
 _MOST_GROWTH = 2.0
+PART = "reports"
 _HEAD = (
     *("row", "wall s", "CPU s", "most", "MB", "most", "us a collective"),
     *("old CPU s", "ratio", "old MB"),
@@ -72,9 +132,10 @@ def main() -> int:
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--place", type=Path, help="for the traces, which are deleted afterwards")
+    parser.add_argument("--results", type=Path, help="JSON; other rows' figures in it are kept")
     args = parser.parse_args()
-    trees = {"new": ROOT, **({"old": args.old} if args.old else {})}
-    table, demands, growth = [], list[Demand](), dict[str, float]()
+    trees = {"new": ROOT, **({"old": args.old.resolve()} if args.old else {})}
+    figures: dict[str, dict[str, CommandCost]] = {}
     for name in args.rows:
         row = ROWS[name]
         with tempfile.TemporaryDirectory(dir=args.place) as place:
@@ -83,25 +144,46 @@ def main() -> int:
             for _ in range(args.turns):
                 for tree, directory in trees.items():
                     costs[tree].append(_cost(row, folders, directory))
-        median = {tree: median_cost(found) for tree, found in costs.items()}
-        new, old = median["new"], median.get("old")
-        collectives = row.ranks * row.steps * _CALLS * row.runs
-        each_us = 1e6 * new.cpu_s / collectives
+        figures[name] = {tree: median_cost(found) for tree, found in costs.items()}
+        print(table({name: figures[name]}), flush=True)
+        write_part(args.results, PART, {name: _plain(figures[name])})
+    print(table(figures))
+    return judged(demands({name: _plain(costs) for name, costs in figures.items()}))
+
+
+def _plain(costs: dict[str, CommandCost]) -> dict[str, dict[str, float]]:
+    return {tree: asdict(cost) for tree, cost in costs.items()}
+
+
+def table(figures: dict[str, dict[str, CommandCost]]) -> str:
+    """Returns the figures as a table, beside those of the older version if it was measured."""
+    lines = []
+    for name, costs in figures.items():
+        row, new, old = ROWS[name], costs["new"], costs.get("old")
         of_old = [None] * 3 if old is None else [old.cpu_s, old.cpu_s / new.cpu_s, old.memory_mb]
         most = [None] * 2 if row.growth else [row.cpu_s, row.memory_mb]
-        line = [name, new.wall_s, new.cpu_s, most[0], new.memory_mb, most[1], each_us, *of_old]
-        table.append(line)
-        print(tabulate([_HEAD, line], tablefmt="plain", floatfmt=".2f"), flush=True)
+        each_us = 1e6 * new.cpu_s / row.collectives
+        figures_ = new.wall_s, new.cpu_s, most[0], new.memory_mb, most[1], each_us
+        lines.append([name, *figures_, *of_old])
+    return tabulate(lines, _HEAD, floatfmt=".2f")
+
+
+def demands(figures: dict[str, dict[str, dict[str, float]]]) -> list[Demand]:
+    """Demands on CPU time and memory, with Python's start, of the rows that were measured."""
+    found, growth = [], []
+    for name, row in ROWS.items():
+        if name not in figures:
+            continue
+        new = figures[name]["new"]
         if row.growth:
-            growth[name] = each_us
-        else:
-            demands.append(at_most(f"{name}: CPU time", new.cpu_s, row.cpu_s, " s"))
-            demands.append(at_most(f"{name}: memory", new.memory_mb, row.memory_mb, " MB"))
-    print(tabulate(table, _HEAD, floatfmt=".2f"))
+            growth.append(new["cpu_s"] / row.collectives)
+            continue
+        found.append(at_most(f"{row.what}: CPU time", new["cpu_s"], row.cpu_s, " s"))
+        found.append(at_most(f"{row.what}: memory", new["memory_mb"], row.memory_mb, " MB"))
     if len(growth) > 1:
-        worst = max(growth.values()) / min(growth.values())
-        demands.append(at_most("growth of the CPU time of a collective", worst, _MOST_GROWTH))
-    return judged(demands)
+        what = "CPU time of a collective of 8, 64, 512 and 4,096 ranks, largest by least"
+        found.append(at_most(what, max(growth) / min(growth), _MOST_GROWTH))
+    return found
 
 
 def _written(row: Row, place: Path) -> list[Path]:
