@@ -284,8 +284,8 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
         text = f"Only communication runs during {share} of the mean step"
     if step.split_ms:
         text += (
-            f": {step.share('waiting'):.1%} for the last rank, {step.share('transfer'):.1%} for the "
-            "transfer"
+            f": {step.share('waiting'):.1%} for the last rank, {step.share('transfer'):.1%} for "
+            "the transfer"
         )
     text += (
         f". If communication took no time and all else stayed equal, a step would be at most "
