@@ -27,7 +27,7 @@ from commprof.analysis.step.measured import MeasuredWorld
 from commprof.analysis.step.waiting import is_split
 from commprof.text import named_ranks
 from commprof.trace import columns
-from commprof.trace.lookup import row_containing
+from commprof.trace.lookup import among, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, Kind
 from commprof.units import ns_to_ms
@@ -267,7 +267,7 @@ def _lacking_calls(seen: MeasuredWorld) -> tuple[int, float]:
         steps = columns.steps(trace)
         chosen = np.isin(steps.index, seen.measured[place].step)
         inside = row_containing(steps.begin_ns[chosen], steps.end_ns[chosen], table.issue_ns) >= 0
-        mine = inside & ~np.isin(table.op, POINT_TO_POINT)
+        mine = inside & ~among(table.op, *POINT_TO_POINT)
         if has_small:
             whole = [group.id for group in trace.groups.values() if group.size == world_size]
             mine &= np.isin(table.group, whole)

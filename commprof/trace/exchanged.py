@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from commprof.trace import columns
-from commprof.trace.lookup import row_containing
+from commprof.trace.lookup import among, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, Phase, op_name
 
@@ -116,7 +116,7 @@ def exchanged_by(trace: Trace) -> Exchanged:
     order = np.argsort(begin_ns, kind="stable")
     within = row_containing(begin_ns[order], end_ns[order], table.issue_ns) >= 0
     barriers, messages = (
-        np.isin(table.op, [OPS.index(name) for name in names]) for names in (_BARRIERS, _MESSAGES)
+        among(table.op, *map(OPS.index, names)) for names in (_BARRIERS, _MESSAGES)
     )
     size = np.maximum(table.bytes_in, table.bytes_out)
     counted = (table.issue_ns >= since) & ~barriers

@@ -23,7 +23,7 @@ from commprof.analysis.step.measured import MeasuredWorld
 from commprof.analysis.world import WorldResult
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import row_containing
+from commprof.trace.lookup import among, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, OPS, Kind, Phase
 
@@ -67,7 +67,7 @@ class RankCalls:
     def chosen(self, ops: Sequence[str]) -> Mask:
         """Returns a mask of the calls of these operations in measured steps."""
         codes = [OPS.index(op) for op in ops]
-        mask: Mask = np.isin(self.table.op, codes) & (self.step >= 0)
+        mask: Mask = among(self.table.op, *codes) & (self.step >= 0)
         return mask
 
     @property

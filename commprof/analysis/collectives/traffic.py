@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
+from commprof.trace.lookup import among
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.trace.summary import Summary
@@ -206,7 +207,7 @@ def sent_to_other_hosts(trace: Trace, table: Collectives, hosts: Sequence[object
         codes = [OPS.index(name) for name in issued.intersection(names)]
         if not codes:
             continue
-        rows = np.isin(table.op, codes) & in_whole
+        rows = among(table.op, *codes) & in_whole
         result[rows] = _each(of, table.peer[rows]) * size[rows]
     return result
 

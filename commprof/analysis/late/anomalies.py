@@ -36,7 +36,7 @@ from commprof.stats.intervals import robust_deviation
 from commprof.text import plain_digits
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import row_containing
+from commprof.trace.lookup import among, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 from commprof.units import NS_PER_MS, ns_to_ms
@@ -384,7 +384,7 @@ def bulk_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> I
     rank, which send nothing, or of unknown size (0).
     """
     size = sizes_bytes(op, bytes_in, bytes_out, group_size)
-    is_bulk = (size >= BULK_BYTES) & (group_size > 1) & ~np.isin(op, POINT_TO_POINT)
+    is_bulk = (size >= BULK_BYTES) & (group_size > 1) & ~among(op, *POINT_TO_POINT)
     return np.where(is_bulk, size, 0)
 
 

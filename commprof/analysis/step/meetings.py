@@ -346,13 +346,13 @@ def _calls(trace: Trace, table: Collectives, arrivals: Arrivals, exposed: Exposu
     number = number[rows]
     arrived_ns = np.concatenate((table.issue_ns, buckets.ready_ns))[rows]
     op = np.concatenate((table.op, np.full(len(buckets), -1)))[rows]
-    some_wait = np.isin(op, SOME_WAIT)
+    some_wait = among(op, *SOME_WAIT)
     stops = _stops(trace, table, arrivals, exposed)
     at = np.searchsorted(number, stops.number)
     left_ns = np.zeros(len(rows), dtype=np.int64)
     left_ns[at] = stops.left_ns
     stops = replace(stops, arrived_ns=arrived_ns[at]).of(~some_wait[at])
-    return _Calls(number, arrived_ns, left_ns, some_wait, np.isin(op, POINT_TO_POINT), stops)
+    return _Calls(number, arrived_ns, left_ns, some_wait, among(op, *POINT_TO_POINT), stops)
 
 
 def _stops(trace: Trace, table: Collectives, arrivals: Arrivals, exposed: Exposures) -> _Stops:
