@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof.capture.ddp_work import DdpWork
+from commprof.capture.patches import replaced
 from commprof.files import checked
 from commprof.trace.documents import MORE_METADATA
 
@@ -32,6 +33,12 @@ class Recorder:
 
 
 @pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods are put back, also if another test of this process has compiled something."""
+    monkeypatch.setattr(replaced, "_has_compiled", lambda: False)
+
+
+@pytest.fixture(autouse=True)
 def group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
@@ -43,7 +50,8 @@ def noted(passes: int, write_errno: int = 0, **settings: bool) -> dict[str, Any]
     model = DistributedDataParallel(
         torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)), **settings
     )
-    before = DistributedDataParallel._sync_buffers, DistributedDataParallel._post_forward
+    methods = DistributedDataParallel._sync_buffers, DistributedDataParallel._post_forward
+    before = tuple(map(replaced.original_of, methods))
     recorder = Recorder(write_errno)
     work = DdpWork(recorder)  # type: ignore[arg-type]
     work.install()
