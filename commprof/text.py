@@ -154,6 +154,11 @@ def plain_digits(value: float, significant: int = 3) -> str:
     return f"{value:.0f}" if large else f"{value:.{significant}g}"
 
 
+def percent_digits(share: float) -> str:
+    """Returns a fraction in percent with one decimal, "12.3"; what rounds to nothing is "0.0"."""
+    return f"{round(100 * share, 1) + 0.0:.1f}"
+
+
 def in_ms(value: float) -> str:
     """Formats milliseconds for a sentence: three significant digits, or all integer digits."""
     return f"{plain_digits(value)} ms"

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from commprof.stats.intervals import Interval
+from commprof.text import percent_digits
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,7 @@ class NamedCause:
         """What the fix wins, as the end of a sentence; empty if nothing is known."""
         if self.saving is not None:
             saved = self.saving.saved
-            value, low, high = (
-                f"{round(100 * x, 1) + 0.0:.1f}" for x in (saved.value, saved.low, saved.high)
-            )
+            value, low, high = map(percent_digits, (saved.value, saved.low, saved.high))
             return f"saves {value} % of the step [{low}, {high}] ({self.saving.basis})"
         return f"saves at most {100 * self.share:.1f} % of the step" if self.share > 0 else ""
 

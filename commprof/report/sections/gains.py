@@ -9,6 +9,7 @@ from commprof.analysis.world import WorldResult
 from commprof.report.full_report import FullReport
 from commprof.report.section import Medium, Section
 from commprof.report.tabulated import Grid, three_digits
+from commprof.text import percent_digits
 
 TITLE = "Time saved per step by one change"
 
@@ -55,6 +56,6 @@ def changed(gain: Gain) -> str:
 def saved(gain: Gain) -> str:
     """Formats the part of the step that is saved, with its interval."""
     value, low, high = (
-        f"{100 * x:.1f}" for x in (gain.saved.value, gain.saved.low, gain.saved.high)
+        percent_digits(share) for share in (gain.saved.value, gain.saved.low, gain.saved.high)
     )
     return f"{value} % [{low}, {high}]"
