@@ -59,7 +59,7 @@ class SmallCalls:
         if self.op.startswith(("send", "recv")):
             return "send fewer and larger messages, for example of larger micro batches"
         if self.calls_per_step < 1.5:
-            return "make it in fewer steps"
+            return "make such a call less often than once per step"
         return "join them, or make them in fewer steps"
 
     @property

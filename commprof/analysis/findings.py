@@ -153,7 +153,7 @@ def _stalled(world: WorldResult) -> Iterator[RunFinding]:
         "stalled_steps",
         world.world_size,
         {"steps": [{"step": step, "ms": ms} for step, ms in stalls]},
-        f"Left out because of a stall: step {steps[0]}{more}.",
+        f"Left out of the verdict because of a stall: step {steps[0]}{more}.",
         f"Stalled at {_ranks(world)}: {plural(len(stalls), 'step')} {', '.join(steps)}, more than "
         "ten times the median. Means and samples/s include stalled steps; the verdict does not.",
         f"The verdict leaves out {', '.join(f'step {step}' for step in steps)}, {which} more than "
@@ -223,8 +223,8 @@ def _failed_calls(world: WorldResult) -> Iterator[RunFinding]:
     calls = sum(row.failed for row in rows)
     fact = f"{counted(calls, 'collective call')} ended with an error"
     caveat = (
-        f"At {_ranks(world)} {fact} ({', '.join(operations)}): failed calls count as exposed time, "
-        "but are left out of all medians."
+        f"At {_ranks(world)}, {fact} ({', '.join(operations)}). They count as exposed time, but "
+        "are left out of all medians."
     )
     figures = {"calls": calls, "operations": operations}
     yield RunFinding("failed_calls", world.world_size, figures, f"{fact}.", caveat)

@@ -29,7 +29,7 @@ class NamedCause:
     sentence: str
     line: str
     fix: str
-    #: Fraction of the mean step that the cause holds; NaN if not known.
+    #: Fraction of the mean step that the cause takes up; NaN if not known.
     share: float
     saving: Saving | None
     source: str

@@ -150,7 +150,10 @@ def next_step(
 
 
 def _cause(world: WorldResult, late: LateRank | None, step: MeanStep) -> NamedCause | None:
-    """Returns the cause of the catalogue to mend first; None if a late rank costs more."""
+    """Returns the cause from the catalogue to fix first; None if the catalogue has none.
+
+    None also if a late rank costs more, unless the cause makes the result of training wrong.
+    """
     cause = next(iter(world.named_causes), None)
     if cause is None or cause.is_wrong or late is None:
         return cause

@@ -212,8 +212,9 @@ def _kill_fork_server() -> None:
     """Ends the fork server with all processes that it has forked.
 
     A signal can arrive between the request for a rank and the answer with its process ID. Such a
-    rank is known to nobody, may be forked only later, and keeps the server alive: without it,
-    `stop_fork_server` would wait for ever. So the server is stopped before its children are listed.
+    rank is known to nobody, may be forked only later, and keeps the server alive, so that
+    `stop_fork_server` alone would wait for ever. The server is therefore suspended before its
+    children are listed.
     """
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if server is None:

@@ -55,8 +55,8 @@ def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
     ends = _ends(traces)
     if len(ends.end_ns) == 0:
         return list(traces), (
-            "no end of a collective was recorded on all of its ranks, so the ranks' clocks cannot "
-            "be compared and neither waiting nor transfer is known"
+            "no collective has a recorded end on every one of its ranks, so the ranks' clocks "
+            "cannot be compared and neither waiting nor transfer is known"
         )
     reached = _tree(ends.end_ns > 0)
     if reached is None:

@@ -127,7 +127,7 @@ def settled_ranks(
     ratio = f"busbw / algbw = {evidence.ratio():.4g}"
     told = evidence.candidates()
     if len(told) == 1 and not stated:
-        return told[0], [f"it has no lines `# Rank`; {ratio} tells {counted(told[0], 'rank')}"]
+        return told[0], [f"it has no lines `# Rank`; {ratio} is that of {counted(told[0], 'rank')}"]
     if len(told) == 1:
         return told[0], [
             f"its {source} name {counted(stated[0], 'rank')}, but {ratio} is that of "

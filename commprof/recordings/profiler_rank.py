@@ -420,7 +420,7 @@ def _metadata(
         "backend": _backend(found) or "unknown",
         "machine": {
             "hostname": host if isinstance(host, str) else "unknown",
-            # Ranks of one host share a clock; without host names it is not known which do.
+            # Ranks share a clock only if they name the same host, and only the host was recorded.
             "boot_id": host if isinstance(host, str) and found.device is None else f"rank {rank}",
             **dict.fromkeys(("time_namespace", "pid_namespace", "kernel"), ""),
             **{"cpu_model": "unknown", "cpu_count": 0, "usable_cpu_count": 0, "usable_cpus": []},

@@ -45,7 +45,7 @@ Ints = npt.NDArray[np.int64]
 #: Arguments that are kept, but for those that are columns.
 _KEPT: Final = tuple(key for key in KEPT_ARGUMENTS if key not in INTEGERS)
 _UNKNOWN: Final = -1
-#: Most names and values that are remembered from one trace to the next.
+#: Above this number of names, values or arguments, all are forgotten before the next trace.
 _MOST_TEXTS: Final = 200_000
 
 

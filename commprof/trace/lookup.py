@@ -71,7 +71,7 @@ def repeated(value: np.generic, count: int) -> npt.NDArray[Any]:
 
 
 def one_value(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns a column of equal values that keeps one of them, and is read-only."""
+    """Returns a column of equal values as a read-only one that stores only one of them."""
     if len(column) == 0:
         return column
     return repeated(column[0], len(column))

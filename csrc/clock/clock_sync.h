@@ -119,8 +119,8 @@ class ClockSync {
   // For other ranks: asks until unfollow(). Does nothing if it already asks.
   // Throws like ClockFollower.
   void follow(const ClockFollowerOptions& options);
-  // Compares a last time and ends; at most twice ClockFollower::kBurstNs. Call
-  // it before the trace is closed.
+  // Compares clocks a last time, then stops asking. Takes at most twice
+  // ClockFollower::kBurstNs. Call it before the trace is closed.
   void unfollow();
   // Stops asking and answering.
   void stop();

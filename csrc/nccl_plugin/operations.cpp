@@ -139,8 +139,8 @@ void settle(Operation& operation) noexcept {
   recordUntimed(operation.launched);
 }
 
-// Returns the pending operation of a handle that the caller holds; null if the
-// slot is another's by now.
+// Returns a handle's operation; null if the slot was reused, or the operation
+// is no longer pending or current. The caller must hold the slot.
 Operation* pendingOf(Slot& slot, Handle handle) noexcept {
   const bool same = (slot.use & kUseMask) == handle.use() &&
       slot.operation.pending && isCurrent(slot.operation);

@@ -342,7 +342,8 @@ Handle beginCeColl(
   return begin(communicator, of_coll, parent);
 }
 
-// The call that this thread makes; capture may know it as an operation.
+// The call that this thread is making, with the id of the operation that
+// capture recorded for it; 0 if none.
 ApiCall callNow(const char* datatype) noexcept {
   return {nowNs(), Recorder::threadId(), datatypeOf(datatype), t_current_op};
 }

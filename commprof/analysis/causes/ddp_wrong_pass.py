@@ -33,8 +33,9 @@ CAUSE = CatalogueCause(
     needs=(),
     rule=_rule,
     looks_like=(
-        "Of several backward passes before an update some end with an exchange of DDP's buckets, "
-        f"but in at least {_MOSTLY:.0%} of at least {_UPDATES} updates the last one does not."
+        "Some of several backward passes before an update end with an exchange of DDP's buckets. "
+        f"In at least {_MOSTLY:.0%} of the updates, the last pass does not. At least {_UPDATES} "
+        "updates were recorded."
     ),
     why=(
         "With gradient accumulation only the last backward pass before the update may exchange "

@@ -11,7 +11,7 @@ from commprof.text import counted
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    # A script may set the number after capture began: the traces then know it, the launcher not.
+    # A script may set the number of threads after capture began; only the traces then have it.
     recorded = (int(trace.metadata.get("threads") or 0) for trace in facts.seen.traces)
     threads = max(int(facts.context.get("threads_per_rank") or 0), *recorded)
     context, world = {**facts.context, "threads_per_rank": threads}, facts.world
@@ -44,9 +44,9 @@ CAUSE = CatalogueCause(
     needs=(),
     rule=_rule,
     looks_like=(
-        "Ranks with several threads each have more threads than their host has usable cores, and "
-        f"the kernel counts at least {WORTH_NAMING:.0%} of the step in which a rank was ready to "
-        "run and had no core."
+        "The ranks of a host run several threads each, and together more than the host has usable "
+        "cores. By the kernel's counts, a rank was ready to run but had no core for at least "
+        f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "Each rank starts as many threads as the host has cores unless it is told not to, so that "

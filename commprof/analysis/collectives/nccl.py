@@ -37,7 +37,7 @@ _SLOW, _LINKS_TO_COMPARE = 1.5, 4
 
 @dataclass(frozen=True)
 class Split:
-    """How a mean transfer of one channel to one rank went, in ms."""
+    """Parts of the mean time of a transfer on one channel to one rank, in ms."""
 
     #: The network was sending.
     network_ms: float

@@ -280,7 +280,10 @@ def _process_rows(
 
 
 def time_by_process(job: InspectedJob, is_split: bool) -> Floats:
-    """Returns each process's time in operations whose waiting is known, or is not, in µs."""
+    """Returns each process's time in µs in operations of one kind.
+
+    ``is_split``: True for operations whose waiting is known, False for all others.
+    """
     total = np.zeros(len(job.processes))
     for communicator in job.communicators:
         for operations in communicator.operations:

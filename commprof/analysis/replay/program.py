@@ -147,7 +147,7 @@ class Pieces:
         return self.length_ns[inside].reshape(steps, -1) if alike else None
 
     def with_lengths(self, by_step_ns: Floats) -> Floats:
-        """Returns the lengths of all pieces, those in steps as given by ``[step, piece]``."""
+        """Returns the lengths of all pieces, those in steps from ``by_step_ns[step, piece]``."""
         length = self.length_ns
         length[self.step >= 0] = by_step_ns.reshape(-1)
         return length

@@ -70,7 +70,8 @@ class RankBlock:
     call_shift: Ints
     #: Training thread of each rank.
     threads: Ints
-    #: First row of each rank among the block's calls and steps; last come the numbers of these.
+    #: First row of each rank among the block's calls, and among its steps. The last entry of each
+    #: array is the total number of rows.
     calls: Ints
     steps: Ints
     #: Calls of each rank, with the rank's own times and numbers.

@@ -255,9 +255,10 @@ _Cells = dict[tuple[int, int], float]
 
 
 def _carried_back(waits: _Waits, times: _Times) -> dict[int, _Cells]:
-    """Returns the parts of every wait that began on third ranks, in order of the waits' ends.
+    """Returns all parts of each wait that began, at least in part, on third ranks.
 
-    The other waits, which are most, began on the late rank: ``waits.own`` has their parts.
+    Waits come in order of their ends. The other waits, which are most, began on the late rank only:
+    ``waits.own`` has their parts.
     """
     through = np.flatnonzero(waits.through > 0)
     if len(through) == 0:

@@ -49,8 +49,8 @@ def ladder(
     """
     if smallest_bytes < 1 or largest_bytes < smallest_bytes:
         raise UsageError(
-            f"sizes from -b {smallest_bytes} to -e {largest_bytes} bytes are out of order "
-            "(allowed: 1 or more, and -e not below -b)"
+            f"sizes from -b {smallest_bytes} to -e {largest_bytes} bytes are not possible "
+            "(allowed: -b 1 or more, and -e not below -b)"
         )
     if factor is not None and step_bytes is not None:
         raise UsageError(f"-f {factor} and -i {step_bytes} exclude each other; give one of them")
@@ -72,8 +72,8 @@ def ladder(
 
 #: Memory per rank in units of one size: two buffers, the expected result, and the comparison.
 _BUFFERS = 5
-#: The same for a hook: model, gradient, bucket, three given gradients and codec. They exist for
-#: all sizes at once, so the unit is the sum of sizes.
+#: Memory per rank for a hook: model, gradient, bucket, three input gradients, and what the codec
+#: keeps. These buffers exist for all sizes at once, so the unit is the sum of the sizes.
 _HOOK_BUFFERS = 8
 #: Private memory of a rank's process that imported torch and joined a gloo group, as measured in
 #: /proc/self/smaps_rollup with torch 2.13 for CPUs (147 MB; with shared pages 225).

@@ -106,8 +106,9 @@ def check_folder(folder: Path, force: bool) -> None:
     """Checks, before the run is read, that tables can be written into a folder.
 
     Raises:
-        UsageError: pyarrow is not installed; the folder is a file, has contents and ``force`` is
-            False, or has a directory with the name of a table that holds something else.
+        UsageError: pyarrow is not installed; the folder is a file, has no parent directory or
+            cannot be written to; it has contents and ``force`` is False; or something in it has
+            the name of a table, but was not written by commprof.
     """
     pyarrow_modules()
     another = "or name another -o DIR"

@@ -29,7 +29,7 @@ _LONGEST_RANKS = 20
 Shown = WorldResult | SteplessCollectives
 #: A phase with at least this fraction of a row's calls is named without the fraction.
 _NEARLY_ALL = 0.995
-#: Largest fraction of the exposed time that may be in no row without a note.
+#: If more than this fraction of the exposed time is in no row, a note says so.
 _WORTH_A_LINE = 0.02
 
 _CALLS = "calls\n/step"

@@ -23,9 +23,9 @@ class StepSummary {
   // `ledger` gets the waits of each step that counts; it may be null.
   explicit StepSummary(WaitLedger* ledger) : ledger_(ledger) {}
 
-  // Takes each thread's records in the order in which it pushed them, a pause
-  // before the records of the step and phase that it lies in. Ignores kinds
-  // other than steps, phases, waits, finalisations and pauses.
+  // Takes each thread's records in the order in which the thread pushed them.
+  // The exception is a pause: pass it before the records of its step and phase.
+  // Ignores kinds other than steps, phases, waits, finalisations and pauses.
   void take(const Record& record);
   // Discards all steps so far: nothing is counted, and no step is open.
   void forgetSteps();

@@ -269,8 +269,8 @@ def test_remarks_name_missing_ranks_and_unknown_figures() -> None:
 def test_a_remark_counts_failed_collectives() -> None:
     row = collective(failed=2)
     assert said(world(2, collectives=(row, collective(), row))) == [
-        "At 2 ranks 4 collective calls ended with an error (all_reduce): failed calls count as "
-        "exposed time, but are left out of all medians."
+        "At 2 ranks, 4 collective calls ended with an error (all_reduce). They count as exposed "
+        "time, but are left out of all medians."
     ]
 
 

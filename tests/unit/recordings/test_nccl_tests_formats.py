@@ -287,7 +287,7 @@ def test_a_line_of_a_rank_without_its_number_sign_counts(tmp_path: Path) -> None
 def test_ranks_follow_from_bandwidths_where_no_rank_is_listed(tmp_path: Path) -> None:
     log = log_of(tmp_path, head("") + table(8))
     assert (log.ranks, log.hosts) == (8, None)
-    assert log.remarks == ("it has no lines `# Rank`; busbw / algbw = 1.75 tells 8 ranks",)
+    assert log.remarks == ("it has no lines `# Rank`; busbw / algbw = 1.75 is that of 8 ranks",)
 
 
 def test_a_log_that_contradicts_itself_is_refused_with_both_figures(tmp_path: Path) -> None:
