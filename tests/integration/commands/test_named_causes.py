@@ -47,7 +47,7 @@ def report(job: str, fixed: bool, directory: Path) -> tuple[dict[str, Any], str]
     [
         ("ddp_every_pass", "ddp-every-pass", "", "in all 4 backward passes before an"),
         ("ddp_wrong_pass", "ddp-wrong-pass", "", "The ranks' weights drift apart"),
-        ("scalars_one_by_one", "scalars-one-by-one", "dist.all_reduce(value)", "14 all_reduce"),
+        ("scalars_one_by_one", "scalars-one-by-one", "dist.all_reduce(value)", "24 all_reduce"),
     ],
 )
 def test_a_real_job_is_told_its_cause_and_its_healthy_twin_none(
