@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,3 +67,19 @@ def median_cost(costs: Sequence[CommandCost]) -> CommandCost:
         statistics.median(cost.cpu_s for cost in costs),
         statistics.median(cost.memory_mb for cost in costs),
     )
+
+
+def written_apart(write: Callable[[], int]) -> int:
+    """Calls a function that writes an input in a process of its own, and returns its result.
+
+    The largest resident set of a command counts that of the process that starts it, which must
+    therefore stay small.
+    """
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    process = context.Process(target=lambda: results.put(write()))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise SystemExit(f"the input could not be written: exit code {process.exitcode}")
+    return int(results.get())

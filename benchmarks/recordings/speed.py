@@ -21,7 +21,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from benchmarks.judging.command_cost import CommandCost, median_cost, sound_cost
+from benchmarks.judging.command_cost import CommandCost, median_cost, sound_cost, written_apart
 from benchmarks.judging.demands import Demand, at_most, judged
 from benchmarks.judging.results_file import write_part
 from benchmarks.recordings.many_ranks import TracedJob, write_dumps, write_traces
@@ -131,7 +131,7 @@ def _figures(
         path = path.with_suffix(".json")
         size_bytes = path.write_bytes(gzip.decompress(trace.read_bytes()))
     else:
-        size_bytes = one.write(path)
+        size_bytes = written_apart(lambda: one.write(path))
     costs: dict[str, list[CommandCost]] = {tree: [] for tree in trees}
     for _ in range(turns):
         for tree, directory in trees.items():

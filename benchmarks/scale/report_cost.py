@@ -17,11 +17,12 @@ import argparse
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from tabulate import tabulate
 
-from benchmarks.judging.command_cost import CommandCost, median_cost, sound_cost
+from benchmarks.judging.command_cost import CommandCost, median_cost, sound_cost, written_apart
 from benchmarks.judging.demands import Demand, at_most, judged
 from benchmarks.judging.results_file import write_part
 from benchmarks.scale.runs import write_run
@@ -189,7 +190,8 @@ def demands(figures: dict[str, dict[str, dict[str, float]]]) -> list[Demand]:
 def _written(row: Row, place: Path) -> list[Path]:
     folders = [place / f"run{number}" for number in range(row.runs)]
     for seed, folder in enumerate(folders):
-        write_run(folder, row.ranks, row.steps, _CALLS, row.per_host, row.plain, seed=seed)
+        settings = row.ranks, row.steps, _CALLS, row.per_host, row.plain
+        written_apart(partial(write_run, folder, *settings, seed=seed))
     return folders
 
 
