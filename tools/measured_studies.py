@@ -46,7 +46,7 @@ from benchmarks.own_cost import (
 from benchmarks.predictions import predict_error, predict_intervals, predict_sharded
 from benchmarks.recordings import inspector as inspector_logs
 from benchmarks.recordings import speed as recordings_speed
-from benchmarks.scale import report_cost
+from benchmarks.scale import live, report_cost
 from tools.measured_tables import instruction_counts, step_ratios, strategy_rows
 
 Judge = Callable[[Path], Sequence[Demand]]
@@ -210,6 +210,16 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             ),
             rows_of(inspector_logs.speed_demands),
             beside=lambda path: inspector_logs.speed_table(read_rows(path)),
+        ),
+        Study(
+            "Late ranks in always-on mode between simulated hosts",
+            "live.jsonl",
+            f"scale/live.py -o {RESULTS}/live.jsonl",
+            (
+                "the late rank of 4,096 is named within 10 s, also with a host killed or frozen",
+                "a host takes at most 64 MiB",
+            ),
+            rows_of(live.demands),
         ),
         Study(
             "Reports of many ranks and of long runs, with Python's start",

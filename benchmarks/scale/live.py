@@ -7,7 +7,7 @@ host is killed, and the host above others (the root, if there is no other) is fr
 
     python benchmarks/scale/live.py [--hosts 16] [--ranks 4096] [--trials 50] [-o FILE]
 
-It prints one JSON object; with ``-o`` it appends it to a file.
+It prints one JSON object; with ``-o`` it appends it to a file of results.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.judging.demands import Demand, at_least, at_most
+from benchmarks.judging.results_file import Lines
 from commprof.capture.job.store_links import possible_parents
 
 ROOT = Path(__file__).resolve().parents[2]
 #: World collectives in a row to which the late rank must come last.
 IN_A_ROW = 8
 LIMIT_S = 10.0
+_MOST_MIB = 64
 KINDS = ("world", "tp", "dp", "pp")
 
 
@@ -161,6 +165,21 @@ def phase(hosts: list[SimulatedHost], number: int, per_host: int, seed: int) -> 
     return found | rates(hosts, since)
 
 
+def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
+    """Demands on each phase of each measurement: the late rank is named, in little memory."""
+    found = []
+    for row in rows:
+        phases = {name: phase for name, phase in row.items() if isinstance(phase, dict)}
+        jobs = f"{row['ranks']} ranks on {row['hosts']} hosts"
+        for name, phase in phases.items():
+            share, longest_s = phase["named"] / phase["of"], phase["longest_s"]
+            found.append(at_least(f"{jobs}, {name}: late ranks named", share, 1.0))
+            found.append(at_most(f"{jobs}, {name}: longest time until", longest_s, LIMIT_S, " s"))
+        most = max(phase["resident_bytes"]["max"] for phase in phases.values())
+        found.append(at_most(f"{jobs}: memory of a host", most / 2**20, _MOST_MIB, " MiB"))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=16)
@@ -209,8 +228,7 @@ def main() -> None:
     for name, figures in result.items():
         print(f"{name}: {json.dumps(figures)}")
     if args.output is not None:
-        with args.output.open("a") as file:
-            file.write(json.dumps(result) + "\n")
+        Lines(args.output).append(result)
 
 
 if __name__ == "__main__":
