@@ -313,8 +313,8 @@ def what_is_left_out_is_told(one: Case) -> None:
     stalled = any("more than ten times" in x for x in one.verdict.sentences)
     assert stalled == (one.judged.stalled is not None)
     for size in one.sizes:
-        name = f"At {size.ranks} rank{'' if size.ranks == 1 else 's'} "
-        about = [x for x in one.result.remarks if x.startswith(name)]
+        name = f"At {size.ranks} rank{'' if size.ranks == 1 else 's'}"
+        about = [x for x in one.result.remarks if x.startswith((f"{name} ", f"{name}, "))]
         failed = size.world.communication.collectives[0].failed
         assert any(f" {failed} collective call" in x for x in about) == (failed > 0)
         assert any("no usable trace" in x for x in about) == bool(

@@ -65,7 +65,7 @@ def test_a_ladder_of_sizes_multiplies_or_adds_up_to_its_end() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((16, 8, 2, None), "-b 16 to -e 8 bytes are out of order"),
+        ((16, 8, 2, None), "-b 16 to -e 8 bytes are not possible"),
         ((0, 8, 2, None), "-b 0 to -e 8"),
         ((8, 16, 1, None), "-f 1 is out of range"),
         ((8, 16, None, 0), "-i 0 is out of range"),
