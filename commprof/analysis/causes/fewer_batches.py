@@ -10,7 +10,7 @@ from commprof.trace.reader import Trace
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    traces = facts.seen.recorded
+    traces = facts.seen.all_steps.recorded
     if len(traces) < facts.world.world_size or not all(map(_has_all_steps, traces)):
         return None
     steps = [len(columns.steps(trace)) for trace in traces]

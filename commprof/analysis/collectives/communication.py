@@ -18,6 +18,7 @@ from commprof.trace import columns
 from commprof.trace.exchanged import exchanged_by
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun, run_of
+from commprof.trace.schema import Kind
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,14 @@ def communication(run: WorldRun, seen: MeasuredWorld) -> Communication:
         compression=compression_rows(traces, step, run.world_size),
         host_links=None if foreign else host_links(run.world_size, observed_ranks(seen)),
         sharding=None if foreign else sharding(seen, str(run_of(run.directory, run.world_size))),
-        no_ddp="" if foreign else _no_ddp(seen.recorded),
+        no_ddp="" if foreign else _no_ddp(seen.all_steps.recorded),
         apart=None if foreign else _apart(run, seen),
     )
 
 
 def _apart(run: WorldRun, seen: MeasuredWorld) -> TrainedApart | None:
     """Returns ``Communication.apart``; None if records are missing that may show an exchange."""
-    if any(trace.dropped for trace in seen.recorded):
+    if seen.whole is not None or any(trace.dropped for trace in seen.recorded):
         return None
     by_python = any(trace.metadata.get("capture") == "python" for trace in seen.recorded)
     found = [exchanged_by(trace) for trace in seen.recorded]
@@ -85,7 +86,7 @@ def _no_ddp(traces: Sequence[Trace]) -> str:
     if own and all(own):
         return f"{own[0]} exchanges the gradients instead of DDP's all-reduce"
     by_ddp = (columns.finalizations(trace).span.key for trace in traces)
-    buckets = (columns.buckets(trace).index for trace in traces)
+    buckets = (columns.of_kind(trace.records, Kind.BUCKET) for trace in traces)
     if any(map(len, by_ddp)) or any(map(len, buckets)):
         return ""
     return "no DDP model exchanged gradients in this run"

@@ -62,7 +62,8 @@ class StepWindows:
 def windows_of(traces: Sequence[Trace]) -> StepWindows | None:
     """Returns how a long run is cut into windows; None for a short one, or if it cannot be cut.
 
-    It can be cut if commprof recorded it, and its steps end at marks of the script or at updates.
+    It can be cut if commprof recorded it, its steps end at marks of the script or at updates, and
+    the plugin of NCCL recorded nothing, whose figures count all replays.
     """
     calls = sum(_count(trace.records, Kind.ISSUE) for trace in traces)
     if calls <= LONG_CALLS or not all(map(_can_be_cut, traces)):
@@ -115,6 +116,8 @@ def steps_in(index: Ints, chosen: Sequence[Ints]) -> npt.NDArray[np.bool_]:
 
 def _can_be_cut(trace: Trace) -> bool:
     if trace.is_foreign or trace.is_of_nccl or "trial" in trace.metadata:
+        return False
+    if _count(trace.records, Kind.NCCL_OP):
         return False
     steps = columns.steps(trace)
     ascending = bool((np.diff(steps.index) > 0).all())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.scale.runs import write_run
+from commprof.analysis.collectives import communication as exchanges
 from commprof.analysis.collectives.communication import communication
 from commprof.analysis.late.incidents import WatchedCalls, find_incidents
 from commprof.analysis.recording import world_recording
@@ -18,6 +19,7 @@ from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.measured import MeasuredWorld, measured_world
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun, read_world
+from commprof.trace.schema import Kind
 from tests.support.builders.exact.drawn import any_job
 from tests.support.builders.exact.recorded import recorded
 from tests.support.builders.exact.simulation import simulate
@@ -100,6 +102,10 @@ def test_a_sample_says_of_which_steps_it_is_and_has_their_calls(
     assert seen.measured[0].step.tolist() == numbers
     assert [last - first + 1 for first, last in stretches] == [10, 10, 10]
     assert world_recording(run, whole).sampled_steps == ()
+    # An exchange, or the lack of one, may be in a step that the sample does not hold.
+    monkeypatch.setattr(exchanges, "trained_apart", lambda *_, **__: "apart")
+    assert exchanges._apart(run, whole) == "apart"
+    assert exchanges._apart(run, seen) is None
     sampled, all_calls = (communication(run, world).collectives for world in (seen, whole))
     assert [row.op for row in sampled] == [row.op for row in all_calls]
     assert [row.calls_per_step for row in sampled] == [row.calls_per_step for row in all_calls]
@@ -127,6 +133,10 @@ def test_what_another_tool_recorded_is_not_cut(monkeypatch: pytest.MonkeyPatch) 
         for trace in traces
     ]
     assert windows.windows_of(foreign) is None
+    records = traces[0].records.copy()
+    records["kind"][-1] = Kind.NCCL_OP
+    of_nccl = dataclasses.replace(traces[0], records=records)
+    assert windows.windows_of([of_nccl, *traces[1:]]) is None
 
 
 def test_a_stretch_reaches_further_at_both_ends() -> None:
