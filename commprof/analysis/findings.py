@@ -216,11 +216,13 @@ def _not_split(world: WorldResult) -> Iterator[RunFinding]:
 
 
 def _failed_calls(world: WorldResult) -> Iterator[RunFinding]:
-    rows = [row for row in world.communication.collectives if row.failed]
-    if not rows:
+    failed = [(row.op, row.failed) for row in world.communication.collectives if row.failed]
+    if world.recording.sampled_steps:  # whose table of collectives is not of all calls
+        failed = list(world.recording.failed_calls)
+    if not failed:
         return
-    operations = list(dict.fromkeys(row.op for row in rows))
-    calls = sum(row.failed for row in rows)
+    operations = list(dict.fromkeys(op for op, _ in failed))
+    calls = sum(count for _, count in failed)
     fact = f"{counted(calls, 'collective call')} ended with an error"
     caveat = (
         f"At {_ranks(world)}, {fact} ({', '.join(operations)}). They count as exposed time, but "

@@ -40,6 +40,8 @@ class WorldRecording:
     #: Of a long run: first and last number of the steps of each stretch of the sample from which
     #: all figures of single calls come; empty if they come from all steps.
     sampled_steps: tuple[tuple[int, int], ...] = ()
+    #: Of a long run: operations of which calls ended with an error, with the number of these calls.
+    failed_calls: tuple[tuple[str, int], ...] = ()
 
     @property
     def between_ranks_us(self) -> float:
@@ -63,6 +65,7 @@ def world_recording(run: WorldRun, seen: MeasuredWorld) -> WorldRecording:
         gloo_threads_assumed=any(assumes_threads(trace) for trace in whole.traces),
         foreign=seen.recorded[0].is_foreign,
         sampled_steps=() if whole is seen else _stretches(seen, whole),
+        failed_calls=() if whole is seen else _failed_calls(whole.recorded),
     )
 
 
@@ -72,6 +75,14 @@ def _stretches(sample: MeasuredSteps, whole: MeasuredSteps) -> tuple[tuple[int, 
     places = np.searchsorted(whole.measured[0].step, step)
     cuts = np.flatnonzero(np.diff(places) != 1) + 1
     return tuple((int(part[0]), int(part[-1])) for part in np.split(step, cuts))
+
+
+def _failed_calls(traces: list[Trace]) -> tuple[tuple[str, int], ...]:
+    failed = np.zeros(256, dtype=np.int64)
+    for trace in traces:
+        ends = columns.of_kind(trace.records, schema.Kind.END)
+        failed += np.bincount(ends["op"][ends["flags"] & schema.FLAG_FAILED != 0], minlength=256)
+    return tuple((schema.op_name(op), int(failed[op])) for op in np.flatnonzero(failed).tolist())
 
 
 def _device_clock_error_us(traces: list[Trace]) -> float:

@@ -11,15 +11,17 @@ import pytest
 from benchmarks.scale.runs import write_run
 from commprof.analysis.collectives import communication as exchanges
 from commprof.analysis.collectives.communication import communication
+from commprof.analysis.findings import findings
 from commprof.analysis.late.incidents import WatchedCalls, find_incidents
 from commprof.analysis.recording import world_recording
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.step import windows
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.measured import MeasuredWorld, measured_world
+from commprof.analysis.world import world_result
 from commprof.trace import columns
-from commprof.trace.run.run_directory import WorldRun, read_world
-from commprof.trace.schema import Kind
+from commprof.trace.run.run_directory import WorldRun, read_context, read_world
+from commprof.trace.schema import FLAG_FAILED, Kind
 from tests.support.builders.exact.drawn import any_job
 from tests.support.builders.exact.recorded import recorded
 from tests.support.builders.exact.simulation import simulate
@@ -122,6 +124,24 @@ def test_a_long_run_names_its_sample(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(detail.steps) == 39
     result, _ = analyse_in_detail(tmp_path / "run", all_calls=True)
     assert not [text for text in result.remarks if "is long" in text]
+
+
+def test_failed_calls_of_a_long_run_are_those_of_all_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", ranks=2, steps=40, calls=4)
+    run = read_world(tmp_path / "run", 2)
+    records = run.traces[1].records.copy()
+    records["flags"][np.flatnonzero(records["kind"] == Kind.END)[[-1, -2]]] |= FLAG_FAILED
+    run.traces[1] = dataclasses.replace(run.traces[1], records=records)
+    seen, _ = _measured(run, monkeypatch, 1, 80)
+    assert world_recording(run, seen).failed_calls == (("all_reduce", 2),)
+    (fact,) = [
+        f
+        for f in findings(read_context(tmp_path / "run"), world_result(run, seen))
+        if f.kind == "failed_calls"
+    ]
+    assert fact.figures == {"calls": 2, "operations": ["all_reduce"]}
 
 
 def test_what_another_tool_recorded_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
