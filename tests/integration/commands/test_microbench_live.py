@@ -122,7 +122,7 @@ def test_overlap_is_measured_and_shown_in_the_columns_of_imb(tmp_path: Path) -> 
     ("arguments", "words"),
     [
         (("all_reduced",), "unknown operation 'all_reduced'"),
-        (("all_reduce", "-b", "1M", "-e", "1K"), "out of order"),
+        (("all_reduce", "-b", "1M", "-e", "1K"), "-b 1048576 to -e 1024 bytes are not possible"),
         (("all_reduce", "--nproc", "many"), "--nproc 'many' is not a number of ranks"),
         (("all_reduce", "--backend", "smoke"), "backend 'smoke' is not available"),
         (("all_reduce", "--nproc", "2000"), "2000 ranks with sizes up to 134217728 bytes need"),
