@@ -14,8 +14,8 @@ import pytest
 
 from commprof.trace import columns, schema
 from commprof.trace.reader import read_trace
-from commprof.trace.summary import histogram_of
 from tests.support.builders import trace_bytes as made
+from tests.support.builders.histograms import histogram_of
 from tests.support.machines.core_tests import ROOT, build, run, tool
 
 pytestmark = pytest.mark.timeout(1800)  # the first one builds all

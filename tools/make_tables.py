@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 RECORD, TRACE_FORMAT = "csrc/core/record.h", "csrc/core/trace_format.h"
 MODE = "csrc/core/modes/mode.h"
+HISTOGRAM, CLOCK = "csrc/always_on/summary/histogram.h", "csrc/clock/clock_track.h"
 SCHEMES = "csrc/tune/compress/scheme_table.h"
 #: Types in numpy of a record's fields, by their type in C++.
 _TYPES = {"uint64_t": "<u8", "uint32_t": "<u4", "uint8_t": "u1", "Kind": "u1", "Op": "u1"}
@@ -41,8 +42,12 @@ def codes(root: Path = ROOT) -> str:
     flags = {name: value for name, value in constants.items() if name not in special}
     magic = re.findall(r"kTraceMagic\[8\] = \{(.*?)\};", trace_format)[0]
     steps = dict(re.findall(r"k(Step\w+) = (\d+),", record))
+    histogram, clock = (root / HISTOGRAM).read_text(), (root / CLOCK).read_text()
     parts = [
-        _doc("Codes and layout of the trace format.", (RECORD, TRACE_FORMAT, MODE)),
+        _doc(
+            "Codes, layout and shared numbers of the trace format.",
+            (RECORD, TRACE_FORMAT, MODE, HISTOGRAM, CLOCK),
+        ),
         "from __future__ import annotations\n",
         "from enum import IntEnum\nfrom typing import Final\n",
         f"TRACE_MAGIC: Final = b{''.join(re.findall(r'[A-Z]', magic))!r}",
@@ -66,12 +71,24 @@ def codes(root: Path = ROOT) -> str:
         f"SAMPLES_UNKNOWN: Final = {_number(constants['SamplesUnknown'])}",
         "#: ``seq`` of a message that cannot be distinguished from others.",
         f"NO_SEQ: Final = {_number(constants['NoSeq'])}\n",
+        "#: A shorter wait found the operation complete.",
+        f"BLOCKED_NS: Final = {constant(record, 'BlockedNs')}",
+        "#: Backward passes without a step mark after which a loop counts as unmarked.",
+        f"SURELY_UNMARKED: Final = {constant(record, 'SurelyUnmarked')}",
+        "#: Buckets of a histogram for each power of two, and such powers.",
+        f"PER_OCTAVE: Final = {constant(histogram, 'PerOctave')}",
+        f"OCTAVES: Final = {constant(histogram, 'Octaves')}",
+        "#: Bounds of a clock's drift if comparisons give none, and of its unobserved change.",
+        f"MOST_DRIFT: Final = {constant(clock, 'MostDrift')}",
+        f"UNSEEN_WANDER: Final = {constant(clock, 'UnseenWander')}\n",
         "#: Modes of capture, by code.",
         _tuple("MODES", (row[1] for row in rows((root / MODE).read_text(), "COMMPROF_MODES"))),
         "#: Stages of a compressed bucket, by the code in ``aux`` of a span.",
         _tuple("STAGES", enumerators(record, "Stage")),
         "#: Operations as c10d names them, by code.",
         _tuple("OPS", (row[1] for row in rows(record, "COMMPROF_OPS"))),
+        "#: Whom a rank awaits in each operation; ``csrc/core/record.h`` says what they mean.",
+        _tuple("AWAITS", (str(row[3]).lower() for row in rows(record, "COMMPROF_OPS"))),
         "#: NCCL's algorithms and protocols, by code; the first is not known.",
         _tuple("NCCL_ALGORITHMS", (row[1] for row in rows(record, "COMMPROF_NCCL_ALGORITHMS"))),
         _tuple("NCCL_PROTOCOLS", (row[1] for row in rows(record, "COMMPROF_NCCL_PROTOCOLS"))),
@@ -112,6 +129,18 @@ def rows(header: str, macro: str) -> list[Row]:
     body = re.sub(r"/\*.*?\*/", "", found[1].replace("\\\n", "\n"), flags=re.S)
     calls = re.findall(r"X\(((?:\"[^\"]*\"|[^()\"])*)\)", body)
     return [_literal(call) for call in calls]
+
+
+def constant(header: str, name: str) -> str:
+    """Returns the value of a constant of C++ as text.
+
+    Raises:
+        ValueError: the header does not define the constant.
+    """
+    found = re.search(rf"constexpr \w+ k{name} = ([\w.+-]+);", header)
+    if found is None:
+        raise ValueError(f"k{name} is not defined")
+    return found[1]
 
 
 def enumerators(header: str, name: str) -> dict[str, str]:

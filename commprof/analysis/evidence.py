@@ -21,7 +21,6 @@ import numpy as np
 
 from commprof import invocation
 from commprof.analysis.align.device_timeline import timed_collectives
-from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.analysis.step.waiting import is_split
@@ -29,7 +28,7 @@ from commprof.text import named_ranks
 from commprof.trace import columns
 from commprof.trace.lookup import among, row_containing
 from commprof.trace.reader import Trace
-from commprof.trace.schema import FLAG_DEVICE_ASYNC, Kind
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, POINT_TO_POINT, Kind
 from commprof.units import ns_to_ms
 
 #: Fraction of records, and of collectives, whose loss changes figures too little to matter.

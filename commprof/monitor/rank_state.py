@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from commprof.analysis.align.matching import POINT_TO_POINT, RECV, RECV_ANY_SOURCE, ROOTED, SEND
+from commprof.analysis.align.matching import RECV, RECV_ANY_SOURCE, SEND
 from commprof.analysis.late.standing import MOST_RECENT, OwnCall, PendingOperation, own_call
 from commprof.trace.documents import Group
 from commprof.trace.schema import (
@@ -18,6 +18,8 @@ from commprof.trace.schema import (
     NO_SEQ,
     OPS,
     PHASES,
+    POINT_TO_POINT,
+    ROOTED,
     Kind,
     Records,
     comes_before,

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from commprof.recordings.profiler_events import ProfilerEvents
 from commprof.recordings.profiler_named import Event
 from commprof.recordings.profiler_words import operation
+from commprof.trace import schema
 from commprof.trace.documents import MOST_RANKS
 from commprof.trace.schema import ELEMENT_BYTES, NO_SEQ
 
@@ -30,7 +31,7 @@ _ELEMENT_BYTES: Final = {
     **dict.fromkeys(("complex<at::half>", "complex<c10::half>"), 4),
 }
 #: Operations with a root.
-ROOTED: Final = ("broadcast", "reduce", "gather", "scatter")
+ROOTED: Final = tuple(schema.OPS[code] for code in schema.ROOTED)
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ Table = TypeVar("Table")
 NO_RECORDS = np.empty(0, dtype=schema.RECORD_DTYPE)
 #: Longer columns are kept as one value if all of theirs are equal.
 _LONG = 64
-#: A shorter wait did not block: its operation had already completed.
-BLOCKED_NS = 1000
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,7 @@ def collectives(trace: Trace) -> Collectives:
     end_ns = look_up(op_id, ints(ends["op_id"]), ints(ends["timestamp_ns"]))
     waited_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]))
     on_host = issues["flags"] & schema.FLAG_DEVICE_ASYNC == 0
-    blocked = ints(waits["value"]) - ints(waits["timestamp_ns"]) >= BLOCKED_NS
+    blocked = ints(waits["value"]) - ints(waits["timestamp_ns"]) >= schema.BLOCKED_NS
     blocked_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]) * blocked)
     return Collectives(
         op_id=op_id,

@@ -155,6 +155,14 @@ def comes_before(seq: int, other: int) -> bool:
     return seq != other and (other - seq) % 2**32 < 2**31
 
 
+#: Codes of the operations with a root, of messages, and of all in which a rank may be done before
+#: another has arrived.
+ROOTED: Final = tuple(
+    code for code, awaits in enumerate(codes.AWAITS) if awaits in ("tree", "ring", "root")
+)
+POINT_TO_POINT: Final = tuple(code for code, awaits in enumerate(codes.AWAITS) if awaits == "peer")
+SOME_WAIT: Final = (*ROOTED, *POINT_TO_POINT)
+
 KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 PHASES: Final = tuple(phase.name.lower() for phase in Phase)
 #: Names of ``reduce_op``'s values, which are those of ``c10d::ReduceOp::RedOpType``.

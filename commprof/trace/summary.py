@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +28,12 @@ import numpy.typing as npt
 
 from commprof.files import checked
 from commprof.trace import schema
+from commprof.trace.codes import OCTAVES, PER_OCTAVE
 from commprof.trace.found_steps import DECLARED, SOURCES
 
 Ints = npt.NDArray[np.int64]
 
-#: Buckets of a histogram; ``csrc/always_on/summary/histogram.h`` defines their values.
-PER_OCTAVE, OCTAVES = 64, 37
+#: Buckets of a histogram; ``csrc/always_on/summary/histogram.h`` gives each value its bucket.
 BUCKETS = PER_OCTAVE * OCTAVES
 
 
@@ -339,23 +339,6 @@ def _whole_numbers(values: list[Any]) -> Ints | None:
     return None if (numbers < 0).any() else numbers
 
 
-_LARGEST_NS = 2**42 - 1
-
-
-def histogram_of(values_ns: Sequence[int]) -> Histogram:
-    """Makes a histogram of whole numbers from 0 to 2**63 - 1, with the same buckets as in C++."""
-    values = np.asarray(values_ns, dtype=np.int64)
-    buckets, counts = np.unique(_bucket_of(values), return_counts=True)
-    return Histogram(
-        count=len(values),
-        sum_ns=sum(map(int, values_ns)),
-        min_ns=int(values.min()) if len(values) else 0,
-        max_ns=int(values.max()) if len(values) else 0,
-        buckets=buckets.astype(np.int64),
-        counts=counts.astype(np.int64),
-    )
-
-
 def merged_histogram(histograms: Iterable[Histogram]) -> Histogram:
     """Returns the histogram of all values of several histograms."""
     parts = [histogram for histogram in histograms if histogram.count > 0]
@@ -386,14 +369,6 @@ def quantile_ns(histogram: Histogram, q: float) -> float:
 def mean_ns(histogram: Histogram) -> float:
     """Returns the exact mean in ns; NaN if empty."""
     return histogram.sum_ns / histogram.count if histogram.count else math.nan
-
-
-def _bucket_of(values_ns: Ints) -> Ints:
-    values = np.minimum(values_ns, _LARGEST_NS)
-    # Exact, as no value has more than 42 bits and a double has 53.
-    bits = np.frexp(values.astype(np.float64))[1].astype(np.int64)
-    shift = np.maximum(0, bits - 7)
-    return (shift * PER_OCTAVE + (values >> shift)).astype(np.int64)
 
 
 def _value_of(buckets: Ints) -> Ints:

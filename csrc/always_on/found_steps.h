@@ -20,9 +20,6 @@ namespace commprof {
 // Not thread-safe. take() may throw std::bad_alloc.
 class FoundSteps {
  public:
-  // The number that commprof/monitor/figures/steps.py requires.
-  static constexpr uint64_t kSurelyUnmarked = 20;
-
   // `ledger` gets the waits of each step that counts.
   explicit FoundSteps(WaitLedger& ledger) : ledger_(ledger), marked_(&ledger) {}
 

@@ -73,8 +73,9 @@ class ClockTrack {
  public:
   // Comparisons that determine the drift: 80 s of them in a long run.
   static constexpr size_t kKept = 8;
-  // Bounds of the drift if comparisons give none, and of its unobserved change,
-  // as in commprof/analysis/align/clocks.py.
+  // Bounds of the drift if comparisons give none (the kernel corrects a clock
+  // by at most MAXFREQ of adjtimex(2), 500 ppm), and of its unobserved change,
+  // for example with a crystal's temperature.
   static constexpr double kMostDrift = 500e-6;
   static constexpr double kUnseenWander = 1e-6;
 

@@ -45,39 +45,62 @@ enum class Kind : uint8_t {
 #undef X
 };
 
-// X(enumerator, public name in c10d's words, dispatcher op)
-#define COMMPROF_OPS(X)                                                    \
-  X(Other, "other", "")                                                    \
-  X(AllReduce, "all_reduce", "allreduce_")                                 \
-  X(AllReduceCoalesced, "all_reduce_coalesced", "allreduce_coalesced_")    \
-  X(Broadcast, "broadcast", "broadcast_")                                  \
-  X(Reduce, "reduce", "reduce_")                                           \
-  X(AllGather, "all_gather", "allgather_")                                 \
-  X(AllGatherIntoTensor, "all_gather_into_tensor", "_allgather_base_")     \
-  X(AllGatherCoalesced, "all_gather_coalesced", "allgather_coalesced_")    \
-  X(AllGatherIntoTensorCoalesced,                                          \
-    "all_gather_into_tensor_coalesced",                                    \
-    "allgather_into_tensor_coalesced_")                                    \
-  X(ReduceScatter, "reduce_scatter", "reduce_scatter_")                    \
-  X(ReduceScatterTensor, "reduce_scatter_tensor", "_reduce_scatter_base_") \
-  X(ReduceScatterTensorCoalesced,                                          \
-    "reduce_scatter_tensor_coalesced",                                     \
-    "reduce_scatter_tensor_coalesced_")                                    \
-  X(AllToAll, "all_to_all", "alltoall_")                                   \
-  X(AllToAllSingle, "all_to_all_single", "alltoall_base_")                 \
-  X(Gather, "gather", "gather_")                                           \
-  X(Scatter, "scatter", "scatter_")                                        \
-  X(Barrier, "barrier", "barrier")                                         \
-  X(MonitoredBarrier, "monitored_barrier", "monitored_barrier_")           \
-  X(Send, "send", "send")                                                  \
-  X(Recv, "recv", "recv_")                                                 \
-  X(RecvAnySource, "recv_any_source", "recv_any_source_")
+// Whom a rank awaits in an operation, before it can be done with it: every
+// other rank of the group (All), in gloo the ranks next to it in a tree of
+// messages (Tree), every rank, but it may be done early (Ring), the root, or as
+// root all (Root), the other end of a message (Peer). The measurements are in
+// commprof/analysis/align/matching.py.
+enum class Awaits : uint8_t { kAll, kTree, kRing, kRoot, kPeer };
+
+// X(enumerator, public name in c10d's words, dispatcher op, Awaits)
+#define COMMPROF_OPS(X)                                                      \
+  X(Other, "other", "", All)                                                 \
+  X(AllReduce, "all_reduce", "allreduce_", All)                              \
+  X(AllReduceCoalesced, "all_reduce_coalesced", "allreduce_coalesced_", All) \
+  X(Broadcast, "broadcast", "broadcast_", Tree)                              \
+  X(Reduce, "reduce", "reduce_", Ring)                                       \
+  X(AllGather, "all_gather", "allgather_", All)                              \
+  X(AllGatherIntoTensor, "all_gather_into_tensor", "_allgather_base_", All)  \
+  X(AllGatherCoalesced, "all_gather_coalesced", "allgather_coalesced_", All) \
+  X(AllGatherIntoTensorCoalesced,                                            \
+    "all_gather_into_tensor_coalesced",                                      \
+    "allgather_into_tensor_coalesced_",                                      \
+    All)                                                                     \
+  X(ReduceScatter, "reduce_scatter", "reduce_scatter_", All)                 \
+  X(ReduceScatterTensor,                                                     \
+    "reduce_scatter_tensor",                                                 \
+    "_reduce_scatter_base_",                                                 \
+    All)                                                                     \
+  X(ReduceScatterTensorCoalesced,                                            \
+    "reduce_scatter_tensor_coalesced",                                       \
+    "reduce_scatter_tensor_coalesced_",                                      \
+    All)                                                                     \
+  X(AllToAll, "all_to_all", "alltoall_", All)                                \
+  X(AllToAllSingle, "all_to_all_single", "alltoall_base_", All)              \
+  X(Gather, "gather", "gather_", Root)                                       \
+  X(Scatter, "scatter", "scatter_", Root)                                    \
+  X(Barrier, "barrier", "barrier", All)                                      \
+  X(MonitoredBarrier, "monitored_barrier", "monitored_barrier_", All)        \
+  X(Send, "send", "send", Peer)                                              \
+  X(Recv, "recv", "recv_", Peer)                                             \
+  X(RecvAnySource, "recv_any_source", "recv_any_source_", Peer)
 
 enum class Op : uint8_t {
-#define X(name, text, dispatcher) k##name,
+#define X(name, text, dispatcher, awaits) k##name,
   COMMPROF_OPS(X)
 #undef X
 };
+
+constexpr Awaits awaitsOf(Op op) noexcept {
+  switch (op) {
+#define X(name, text, dispatcher, awaits) \
+  case Op::k##name:                       \
+    return Awaits::k##awaits;
+    COMMPROF_OPS(X)
+#undef X
+  }
+  return Awaits::kAll; // a code of a newer recorder
+}
 
 // NCCL's algorithms and protocols, in its own words; see kNcclOp.
 #define COMMPROF_NCCL_ALGORITHMS(X)  \
@@ -98,8 +121,8 @@ enum class Op : uint8_t {
 
 // True for messages: they are numbered per peer. gloo's have no future, so
 // their end is the end of the wait for them.
-inline constexpr bool isPointToPoint(Op op) {
-  return op == Op::kSend || op == Op::kRecv || op == Op::kRecvAnySource;
+constexpr bool isPointToPoint(Op op) noexcept {
+  return awaitsOf(op) == Awaits::kPeer;
 }
 
 // Phases of a step on the training thread; of nested phases the outermost
@@ -135,8 +158,7 @@ inline constexpr uint32_t kInIssue =
 inline constexpr uint32_t kManualFinalize =
     256; // Finalize*, DeviceFinalize: the script called finalize_backward()
 
-// A shorter wait found the operation complete. _BLOCKED_NS in
-// commprof/trace/columns.py is the same.
+// A shorter wait found the operation complete.
 inline constexpr uint64_t kBlockedNs = 1000;
 
 // Record::seq of a Step: who placed the boundary.
@@ -145,6 +167,9 @@ enum : uint32_t {
   kStepUpdated = 1, // found at an optimizer's update
   kStepSkipped = 2, // found at an update that GradScaler skipped
 };
+
+// Backward passes without a step mark after which a loop counts as unmarked.
+inline constexpr uint64_t kSurelyUnmarked = 20;
 
 // Record::seq of a Phase whose samples cannot be counted.
 inline constexpr uint32_t kSamplesUnknown = UINT32_MAX;

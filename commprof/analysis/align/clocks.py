@@ -16,21 +16,17 @@ from commprof.analysis.align.arrivals import clocks_are_shared
 from commprof.trace.columns import Ints, ints, of_kind
 from commprof.trace.packed import packed
 from commprof.trace.reader import Trace
-from commprof.trace.schema import Kind, Records
+from commprof.trace.schema import MOST_DRIFT, UNSEEN_WANDER, Kind, Records
 from commprof.units import ns_to_us
 
 Floats = npt.NDArray[np.float64]
 
 #: A comparison is left out as disturbed if better comparisons bound the offset at its time this
 #: many times more tightly. Only for this choice, the drift between comparisons is assumed to
-#: change by up to ``_UNSEEN_WANDER``, for example with a crystal's temperature.
+#: change by up to ``UNSEEN_WANDER``, for example with a crystal's temperature.
 _DISTURBED = 3.0
-_UNSEEN_WANDER = 1e-6
 #: Comparisons closer together than this do not determine drift: only the best of them is kept.
 _APART_NS = 100_000_000
-#: Bound on the drift if comparisons do not determine it: the kernel corrects a clock by no more
-#: than this (MAXFREQ of adjtimex(2), 500 ppm).
-_MOST_DRIFT = 500e-6
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,7 @@ def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
     chosen = _chosen(at_ns, error_ns)
     at, offset, error = at_ns[chosen], offset_ns[chosen], error_ns[chosen].astype(np.float64)
     if len(at) == 1:
-        return ClockMap(at, offset, error, 0.0, _MOST_DRIFT, 0.0)
+        return ClockMap(at, offset, error, 0.0, MOST_DRIFT, 0.0)
     length = np.diff(at).astype(np.float64)
     rates = np.diff(offset) / length
     unsure = (error[1:] + error[:-1]) / length
@@ -114,8 +110,8 @@ def fit(at_ns: Ints, offset_ns: Ints, error_ns: Ints) -> ClockMap:
     wander = max(0.0, float((rates - unsure).max() - (rates + unsure).min()))
     span = float(at[-1] - at[0])
     rate, rate_error = float(offset[-1] - offset[0]) / span, float(error[-1] + error[0]) / span
-    if rate_error > _MOST_DRIFT:
-        rate, rate_error = 0.0, _MOST_DRIFT
+    if rate_error > MOST_DRIFT:
+        rate, rate_error = 0.0, MOST_DRIFT
     return ClockMap(at, offset, error, rate, rate_error, wander)
 
 
@@ -153,11 +149,11 @@ def _error_bound(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns
         (begin, left), (end, right) = beside
         share = (time_ns - begin) / (end - begin)
         between = errors[left] * (1 - share) + errors[right] * share
-        return between + _UNSEEN_WANDER * distance
+        return between + UNSEEN_WANDER * distance
     (_, near), (_, far) = (kept[0], kept[-1]) if place == 0 else (kept[-1], kept[0])
     span = kept[-1][0] - kept[0][0]
-    unsure = min(_MOST_DRIFT, (errors[near] + errors[far]) / span) if span else _MOST_DRIFT
-    return errors[near] + (unsure + _UNSEEN_WANDER) * distance
+    unsure = min(MOST_DRIFT, (errors[near] + errors[far]) / span) if span else MOST_DRIFT
+    return errors[near] + (unsure + UNSEEN_WANDER) * distance
 
 
 #: Boot ID and time namespace; the rank's own number if it knows neither.

@@ -35,10 +35,9 @@ from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.documents import Group
 from commprof.trace.lookup import among, distinct_rows, joined_column, kept_once, look_up, one_value
 from commprof.trace.reader import Trace
-from commprof.trace.schema import NO_SEQ, OPS, Kind
+from commprof.trace.schema import AWAITS, NO_SEQ, OPS, POINT_TO_POINT, SOME_WAIT, Kind
 
 SEND, RECV, RECV_ANY_SOURCE = (OPS.index(name) for name in ("send", "recv", "recv_any_source"))
-POINT_TO_POINT = (SEND, RECV, RECV_ANY_SOURCE)
 
 #: Bucket number of a collective that belongs to no bucket, or to an unknown bucket.
 NO_BUCKET = -1
@@ -193,11 +192,7 @@ def _keys(
 
 Mask = npt.NDArray[np.bool_]
 
-ROOTED = tuple(map(OPS.index, ("broadcast", "reduce", "gather", "scatter")))
-_BROADCAST, _REDUCE, _GATHER, _SCATTER = ROOTED
 _OTHER = OPS.index("other")
-#: Operations in which a rank may be done before another has arrived.
-SOME_WAIT = (*ROOTED, *POINT_TO_POINT)
 #: Pairs of ranks that are compared at once: 32 MB per column.
 _PAIRS = 1 << 22
 
@@ -282,9 +277,9 @@ def needed_ranks(op: int, root: int, size: int, is_gloo: bool) -> Mask:
     """
     rank = np.arange(size)
     needs = np.ones((size, size), dtype=bool)
-    if op in (_GATHER, _SCATTER):
+    if AWAITS[op] == "root":
         needs = (rank == root)[:, np.newaxis] | (rank == root) | np.eye(size, dtype=bool)
-    elif op == _BROADCAST and is_gloo:
+    elif AWAITS[op] == "tree" and is_gloo:
         parents = _parents(size)
         needs = np.eye(size, dtype=bool)
         for place in range(1, size):

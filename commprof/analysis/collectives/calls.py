@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.matching import POINT_TO_POINT, RECV, Matching, last_awaited
+from commprof.analysis.align.matching import RECV, Matching, last_awaited
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.step.exposure import exposures_of, training_thread
 from commprof.trace import columns
@@ -32,7 +32,14 @@ from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
 from commprof.trace.lookup import among, joined_column, kept_once, repeated, row_containing
 from commprof.trace.reader import Trace
-from commprof.trace.schema import FLAG_DEVICE_ASYNC, FLAG_DEVICE_TIME, OPS, Kind, Phase
+from commprof.trace.schema import (
+    FLAG_DEVICE_ASYNC,
+    FLAG_DEVICE_TIME,
+    OPS,
+    POINT_TO_POINT,
+    Kind,
+    Phase,
+)
 
 #: torch's default for a process group, assumed if the trace does not record the number.
 DEFAULT_GLOO_THREADS = 2

@@ -19,7 +19,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.collectives.kinds import short_line
 from commprof.text import listed, named_ranks
 from commprof.trace import columns
@@ -30,7 +29,9 @@ from commprof.trace.schema import (
     FLAG_SPARSE,
     NO_SEQ,
     OPS,
+    POINT_TO_POINT,
     REDUCE_OPS,
+    ROOTED,
     UNKNOWN_REDUCE_OP,
     Kind,
     Records,
@@ -43,7 +44,6 @@ _REDUCING = {
         *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
     )
 }
-_ROOTED = {OPS.index(name) for name in ("broadcast", "reduce", "gather", "scatter")}
 #: Each rank's output holds the inputs of all ranks, so its size is the same even if inputs differ.
 _GATHERING = {index for index, name in enumerate(OPS) if name.startswith("all_gather")}
 #: Operations in which the sizes of different ranks may differ.
@@ -243,7 +243,7 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
         dtype=dtypes[row["dtype"]] if named else "",
         reduce_op=names.get(reduce_op, str(reduce_op)) if op in _REDUCING else "",
         size_bytes=-1 if row["flags"] & FLAG_SPARSE else size,
-        root=row["aux"] if op in _ROOTED else -1,
+        root=row["aux"] if op in ROOTED else -1,
     )
 
 
@@ -496,7 +496,7 @@ def _keys(trace: Trace, table: Collectives, names: dict[tuple[str, int], int]) -
         np.where(among(op, *_BARRIERS), -1, table.dtype[rows]),
         np.where(among(op, *_REDUCING), table.reduce_op[rows], -1),
         size,
-        np.where(among(op, *_ROOTED), table.peer[rows], -1),
+        np.where(among(op, *ROOTED), table.peer[rows], -1),
     ]
     place = (group[rows] << 32) + table.seq[rows]
     if recorded is not None:

@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld
@@ -38,7 +37,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among, row_containing
 from commprof.trace.reader import Trace
-from commprof.trace.schema import PHASES
+from commprof.trace.schema import PHASES, POINT_TO_POINT
 from commprof.units import NS_PER_MS, ns_to_ms
 
 Floats = npt.NDArray[np.float64]

@@ -26,11 +26,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.matching import POINT_TO_POINT, held_up_by
+from commprof.analysis.align.matching import held_up_by
 from commprof.analysis.replay.program import ISSUE, MARK, STAND, Program
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import distinct_rows
+from commprof.trace.schema import POINT_TO_POINT
 
 try:
     from commprof._reading import replay as native_replay

@@ -30,12 +30,12 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import Arrivals
-from commprof.analysis.align.matching import POINT_TO_POINT, SOME_WAIT
 from commprof.analysis.step.exposure import Exposures, training_thread
 from commprof.trace import columns
-from commprof.trace.columns import BLOCKED_NS, Collectives, Ints
+from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among
 from commprof.trace.reader import Trace
+from commprof.trace.schema import BLOCKED_NS, POINT_TO_POINT, SOME_WAIT
 
 Mask = npt.NDArray[np.bool_]
 

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import Arrivals, BucketArrivals
-from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.step.exposure import Exposures
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among
+from commprof.trace.schema import POINT_TO_POINT
 
 #: Largest fraction of the exposed time that may be unsplit if a figure or sentence relies on the
 #: split into waiting and transfer.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from commprof.analysis.align.clocks import on_common_clock, rank_clocks
 from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.interfaces import Host, host_of_each, unknown_hosts
-from commprof.analysis.align.matching import POINT_TO_POINT, Matching, match
+from commprof.analysis.align.matching import Matching, match
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.forecast.costs.algorithms import OPERATIONS, canonical
@@ -22,7 +22,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
-from commprof.trace.schema import op_name
+from commprof.trace.schema import POINT_TO_POINT, op_name
 
 #: Fewest calls of one kind and size that make a point.
 _LEAST_CALLS = 3

@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.step.exposure import exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS, Kind, Phase, op_name
+from commprof.trace.schema import OPS, POINT_TO_POINT, Kind, Phase, op_name
 
 
 @dataclass(frozen=True)

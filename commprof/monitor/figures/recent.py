@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.interfaces import Host, host_of_each
-from commprof.analysis.align.matching import POINT_TO_POINT
 from commprof.analysis.collectives.calls import Calls, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
 from commprof.analysis.late.stragglers import LateRank, late_rank
@@ -23,7 +22,7 @@ from commprof.monitor.figures.steps import NewSteps, wall_ns
 from commprof.monitor.state import RECENT_STEPS, Bandwidth, Late, OperationState, StepTimes
 from commprof.satellites import ExpectedTime
 from commprof.trace.columns import Ints
-from commprof.trace.schema import OPS
+from commprof.trace.schema import OPS, POINT_TO_POINT
 from commprof.units import NS_PER_S, ns_to_s, us_to_ns
 
 Floats = npt.NDArray[np.float64]

@@ -36,8 +36,6 @@ _ALL_NS = 2**62
 #: there are more after all complete steps were taken out, the oldest are dropped.
 _MOST_RECORDS = 1 << 18
 _MOST_CLOCKS = 256
-#: Backward passes without a step mark after which a loop counts as unmarked.
-_SURELY_UNMARKED = 20
 
 _NO_RECORDS: Records = np.empty(0, dtype=schema.RECORD_DTYPE)
 
@@ -126,7 +124,7 @@ class StepFollower:
 
     def _last(self, steps: Steps, settled_ns: int) -> int:
         """Number of the last step whose records are complete; -1 if there is none."""
-        if steps.source == BACKWARD and self._base == 0 and len(steps) < _SURELY_UNMARKED:
+        if steps.source == BACKWARD and self._base == 0 and len(steps) < schema.SURELY_UNMARKED:
             return -1
         numbers = steps.index[steps.end_ns <= settled_ns]
         return int(numbers[-1]) + self._base if len(numbers) else -1

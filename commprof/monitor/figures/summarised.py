@@ -22,7 +22,6 @@ from commprof.trace.summary import (
     Histogram,
     OperationSummary,
     Summary,
-    histogram_of,
     mean_ns,
     merged_histogram,
     quantile_ns,
@@ -33,7 +32,7 @@ from commprof.units import ns_to_s
 _RECENT_NS: Final = 60_000_000_000
 #: Least time between the summaries kept; ranks write one every second.
 _APART_NS: Final = 5_000_000_000
-_NOTHING: Final = histogram_of([])
+_NOTHING: Final = merged_histogram([])
 
 
 class Summaries:

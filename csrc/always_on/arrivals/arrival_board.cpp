@@ -33,8 +33,7 @@ bool needsInTree(uint32_t place, uint32_t other) noexcept {
 } // namespace
 
 bool mayBeDoneEarly(Op op) noexcept {
-  return op == Op::kBroadcast || op == Op::kReduce || op == Op::kGather ||
-      op == Op::kScatter || isPointToPoint(op);
+  return awaitsOf(op) != Awaits::kAll;
 }
 
 bool needs(
@@ -45,10 +44,11 @@ bool needs(
   if (rank == other) {
     return true;
   }
-  if (meaning.op == Op::kGather || meaning.op == Op::kScatter) {
+  const Awaits awaits = awaitsOf(meaning.op);
+  if (awaits == Awaits::kRoot) {
     return rank == meaning.root || other == meaning.root;
   }
-  if (meaning.op == Op::kBroadcast && meaning.is_gloo) {
+  if (awaits == Awaits::kTree && meaning.is_gloo) {
     const uint32_t shift = size - meaning.root % size;
     return needsInTree((rank + shift) % size, (other + shift) % size);
   }
@@ -59,10 +59,11 @@ bool needsAll(const Meaning& meaning, uint32_t size, uint32_t rank) noexcept {
   if (size <= 2) {
     return true;
   }
-  if (meaning.op == Op::kGather || meaning.op == Op::kScatter) {
+  const Awaits awaits = awaitsOf(meaning.op);
+  if (awaits == Awaits::kRoot) {
     return rank == meaning.root;
   }
-  return meaning.op != Op::kBroadcast || !meaning.is_gloo;
+  return awaits != Awaits::kTree || !meaning.is_gloo;
 }
 
 namespace {
@@ -612,8 +613,7 @@ ArrivalBoard::State ArrivalBoard::Group::lastOfSome(
   const uint32_t size = place_->size();
   const uint32_t own = own_->rank();
   const bool for_root_only =
-      (asked.meaning.op == Op::kGather || asked.meaning.op == Op::kScatter) &&
-      own != asked.meaning.root;
+      awaitsOf(asked.meaning.op) == Awaits::kRoot && own != asked.meaning.root;
   if (size > kMostListed && !for_root_only) {
     return State::kUnlisted;
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 
 namespace commprof {
 
@@ -13,15 +12,6 @@ uint32_t Histogram::bucketOf(uint64_t ns) noexcept {
   ns = std::min(ns, kLargestNs);
   const uint32_t shift = uint32_t(std::bit_width(ns)) - 7;
   return shift * kPerOctave + uint32_t(ns >> shift);
-}
-
-uint64_t Histogram::valueOf(uint32_t bucket) noexcept {
-  if (bucket < kPerOctave) {
-    return bucket;
-  }
-  const uint32_t shift = bucket / kPerOctave - 1;
-  const uint64_t lowest = uint64_t(kPerOctave + bucket % kPerOctave) << shift;
-  return lowest + ((uint64_t(1) << shift) - 1) / 2;
 }
 
 uint64_t& Histogram::at(uint32_t bucket) {
@@ -58,20 +48,6 @@ void Histogram::merge(const Histogram& other) {
   sum_ += other.sum_;
   min_ = std::min(min_, other.min_);
   max_ = std::max(max_, other.max_);
-}
-
-uint64_t Histogram::quantile(double q) const noexcept {
-  const auto rank =
-      std::max<uint64_t>(1, uint64_t(std::ceil(q * double(count_))));
-  uint64_t below = 0;
-  uint64_t value = 0;
-  forEach([&](uint32_t bucket, uint64_t count) {
-    if (below < rank) {
-      value = valueOf(bucket);
-    }
-    below += count;
-  });
-  return std::clamp(value, min(), std::max(min(), max_));
 }
 
 void Histogram::appendJson(std::string& out) const {

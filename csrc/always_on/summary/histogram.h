@@ -1,5 +1,5 @@
 // A histogram of nanoseconds: bounded memory, mergeable, every quantile within
-// 1 % of the exact one.
+// 1 % of the exact one. Readers compute quantiles: commprof/trace/summary.py.
 //
 // The buckets are those of HdrHistogram (G. Tene, hdrhistogram.org): each power
 // of two is divided into 64 of equal width, so a bucket is at most 1/64 of its
@@ -24,8 +24,6 @@ class Histogram {
   static constexpr uint64_t kLargestNs = (uint64_t(1) << 42) - 1;
 
   static uint32_t bucketOf(uint64_t ns) noexcept;
-  // The middle of a bucket, rounded down.
-  static uint64_t valueOf(uint32_t bucket) noexcept;
 
   void add(uint64_t ns);
   // The result does not depend on the order or grouping of merges.
@@ -43,8 +41,6 @@ class Histogram {
   uint64_t max() const noexcept {
     return max_;
   }
-  // The value of rank ceil(q * count), q from 0 to 1; 0 without values.
-  uint64_t quantile(double q) const noexcept;
 
   // {"count": .., "sum": .., "min": .., "max": .., "buckets": [..]}: for each
   // bucket that is not empty its distance from the one before, and its count.

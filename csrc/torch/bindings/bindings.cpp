@@ -42,7 +42,7 @@ py::tuple kindNames() {
 
 py::tuple opNames() {
   py::list out;
-#define X(name, text, dispatcher) out.append(text);
+#define X(name, text, dispatcher, awaits) out.append(text);
   COMMPROF_OPS(X)
 #undef X
   return py::tuple(out);

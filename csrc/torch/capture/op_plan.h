@@ -12,9 +12,9 @@
 namespace commprof {
 
 inline Op opOf(const std::string& dispatcher_name) {
-#define X(name, text, dispatcher)      \
-  if (dispatcher_name == dispatcher) { \
-    return Op::k##name;                \
+#define X(name, text, dispatcher, awaits) \
+  if (dispatcher_name == dispatcher) {    \
+    return Op::k##name;                   \
   }
   COMMPROF_OPS(X)
 #undef X

@@ -95,7 +95,7 @@ std::string histogram(uint64_t count, uint64_t value) {
   return out;
 }
 
-constexpr uint64_t kPassesUntilFound = FoundSteps::kSurelyUnmarked;
+constexpr uint64_t kPassesUntilFound = kSurelyUnmarked;
 
 void backwardPassesEndTheStepsOfALoopWithoutMarks() {
   Loop loop;

@@ -1,12 +1,10 @@
-// Tests the histogram: buckets, quantiles against exact ones, merging in any
-// order. With a file of numbers as argument: prints their histogram's JSON.
+// Tests the histogram: buckets, merging in any order. With a file of numbers as
+// argument: prints their histogram's JSON.
 #include "always_on/summary/histogram.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <random>
 #include <vector>
 
@@ -33,21 +31,17 @@ Histogram histogramOf(const std::vector<uint64_t>& values) {
   return histogram;
 }
 
-// Checks that every bucket contains its middle, that buckets are contiguous,
-// and that both ends of each are within 1/128 of its middle.
+// Checks that buckets rise with the values, and that none is wider than 1/64 of
+// its values.
 void bucketsAreContiguousAndNarrow() {
   uint32_t last = 0;
   for (double x = 0; x < kHourNs; x = x * 1.003 + 1) {
     const auto ns = uint64_t(x);
     const uint32_t bucket = Histogram::bucketOf(ns);
     CHECK(bucket >= last && bucket < Histogram::kBuckets);
+    CHECK(bucket - last <= 2); // a step of 1.003 ns skips no wider bucket
     last = bucket;
-    const uint64_t middle = Histogram::valueOf(bucket);
-    CHECK_EQ(Histogram::bucketOf(middle), bucket);
-    CHECK(std::abs(double(middle) - double(ns)) * 128 <= double(ns));
-  }
-  for (uint32_t bucket = 0; bucket < Histogram::kBuckets; ++bucket) {
-    CHECK_EQ(Histogram::bucketOf(Histogram::valueOf(bucket)), bucket);
+    CHECK(Histogram::bucketOf(ns + ns / 64 + 1) > bucket);
   }
   CHECK_EQ(Histogram::bucketOf(63), 63u);
   CHECK_EQ(Histogram::bucketOf(64), 64u);
@@ -56,48 +50,11 @@ void bucketsAreContiguousAndNarrow() {
   CHECK_EQ(Histogram::bucketOf(UINT64_MAX), Histogram::kBuckets - 1);
 }
 
-void quantilesAreWithinOnePercent() {
-  Random random(7);
-  const std::vector<std::function<double()>> distributions = {
-      [&] { return std::uniform_real_distribution<>(100, kHourNs)(random); },
-      [&] {
-        const double low = std::log(100), high = std::log(kHourNs);
-        return std::exp(std::uniform_real_distribution<>(low, high)(random));
-      },
-      [&] { return 1e3 + std::exponential_distribution<>(1e-6)(random); },
-      [&] { return std::lognormal_distribution<>(13, 2)(random); },
-      // Two modes: a fast and a slow network.
-      [&] {
-        const double mean = random() % 10 == 0 ? 5e8 : 2e5;
-        return std::max(100., std::normal_distribution<>(mean, 1e4)(random));
-      },
-      [&] { return 12345.0; },
-  };
-  for (const auto& draw : distributions) {
-    for (const size_t count : {1, 2, 99, 20'000}) {
-      std::vector<uint64_t> values(count);
-      std::generate(values.begin(), values.end(), [&] {
-        return uint64_t(std::clamp(draw(), 100., kHourNs));
-      });
-      const Histogram histogram = histogramOf(values);
-      std::sort(values.begin(), values.end());
-      for (int permille = 0; permille <= 1000; ++permille) {
-        const double q = permille / 1000.;
-        const auto rank = size_t(std::ceil(q * double(count)));
-        const double exact = double(values[std::max<size_t>(1, rank) - 1]);
-        const double found = double(histogram.quantile(q));
-        CHECK(std::abs(found - exact) <= 0.01 * exact);
-      }
-    }
-  }
-}
-
 void countersAreExact() {
   const Histogram empty;
   CHECK_EQ(
       json(empty),
       "{\"count\":0,\"sum\":0,\"min\":0,\"max\":0,\"buckets\":[]}");
-  CHECK_EQ(empty.quantile(0.5), 0u);
   const Histogram four = histogramOf({5, 1000, 1001, uint64_t(1) << 50});
   // 1000 = 125 * 8: shift 3, bucket 3 * 64 + 125 = 317.
   CHECK_EQ(
@@ -147,7 +104,6 @@ int main(int argc, char** argv) {
     return 0;
   }
   bucketsAreContiguousAndNarrow();
-  quantilesAreWithinOnePercent();
   countersAreExact();
   mergingIsAssociativeAndCommutative();
   return check::report();

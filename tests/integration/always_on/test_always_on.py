@@ -18,7 +18,8 @@ from commprof.errors import CommprofError, UsageError
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
 from commprof.trace.schema import MODES, Phase
-from commprof.trace.summary import Histogram, Summary, histogram_of, merged_histogram
+from commprof.trace.summary import Histogram, Summary, merged_histogram
+from tests.support.builders.histograms import histogram_of
 from tests.support.builders.trace_bytes import metadata
 from tests.support.machines.commands import call, fork, start
 from tests.support.machines.ranks import free_port, run_module

@@ -10,11 +10,12 @@ import pytest
 from commprof import _native
 from commprof.analysis.align.arrivals import match_arrivals
 from commprof.analysis.align.clocks import clock_error_us, on_common_clock, rank_clocks
-from commprof.analysis.align.matching import POINT_TO_POINT, match
+from commprof.analysis.align.matching import match
 from commprof.analysis.summaries import analyse_summaries
 from commprof.report.sections import always_on
 from commprof.trace import columns
 from commprof.trace.reader import read_trace
+from commprof.trace.schema import POINT_TO_POINT
 from commprof.trace.summary import merged_histogram
 from tests.support.machines import netns
 from tests.support.machines.ranks import run_module_on_hosts, run_on_hosts

@@ -10,11 +10,12 @@ import pytest
 
 from commprof import _native
 from commprof.analysis.align.arrivals import Arrivals, match_arrivals
-from commprof.analysis.align.matching import POINT_TO_POINT, match
+from commprof.analysis.align.matching import match
 from commprof.analysis.step.breakdown import breakdown
 from commprof.trace import columns
 from commprof.trace.columns import Collectives
 from commprof.trace.reader import read_trace
+from commprof.trace.schema import POINT_TO_POINT
 from commprof.trace.summary import Histogram, Summary, merged_histogram, quantile_ns
 from tests.support.analysed import analyse_run
 from tests.support.machines.commands import call

@@ -17,8 +17,8 @@ from commprof.trace.columns import HOST_COUNTS
 from commprof.trace.reader import Group, Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import FLAG_RUN_DELAY_READ, Kind, Phase
-from commprof.trace.summary import histogram_of
 from tests.support.builders import trace_bytes
+from tests.support.builders.histograms import histogram_of
 
 MS = 1_000_000
 THREAD = 100

@@ -13,8 +13,9 @@ import pytest
 from commprof.monitor.figures.summarised import Summaries, difference
 from commprof.monitor.observer import Observer
 from commprof.trace.schema import BlockType
-from commprof.trace.summary import histogram_of, read_summary
+from commprof.trace.summary import read_summary
 from tests.support.builders import trace_bytes as made
+from tests.support.builders.histograms import histogram_of
 from tests.support.builders.traces import MS, document, operation, summary
 
 SECOND = 1_000 * MS

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from commprof.trace.summary import (
-    OCTAVES,
-    PER_OCTAVE,
     Histogram,
-    histogram_of,
     mean_ns,
     merged_histogram,
     quantile_ns,
 )
+from tests.support.builders.histograms import histogram_of
 
 HOUR_NS = 3_600_000_000_000
 RANDOM = np.random.default_rng(5)
@@ -79,9 +75,3 @@ def test_merging_parts_in_any_order_gives_the_histogram_of_all_values() -> None:
             RANDOM.shuffle(pile)  # type: ignore[arg-type]
             pile.append(merged_histogram([pile.pop(), pile.pop()]))
         assert same(pile[0], histogram_of(values.tolist()))
-
-
-def test_the_bucket_layout_matches_the_cpp_recorder() -> None:
-    header = Path(__file__).parents[4] / "csrc" / "always_on" / "summary" / "histogram.h"
-    found = dict(re.findall(r"constexpr uint32_t (k\w+) = (\d+);", header.read_text()))
-    assert found == {"kPerOctave": str(PER_OCTAVE), "kOctaves": str(OCTAVES)}

@@ -13,15 +13,9 @@ import pytest
 
 from commprof import _native
 from commprof.analysis.align.arrivals import match_arrivals
-from commprof.analysis.align.matching import (
-    SOME_WAIT,
-    bucket_numbers,
-    last_awaited,
-    match,
-    needed_ranks,
-)
+from commprof.analysis.align.matching import bucket_numbers, last_awaited, match, needed_ranks
 from commprof.trace import columns
-from commprof.trace.schema import OPS, Kind
+from commprof.trace.schema import OPS, SOME_WAIT, Kind
 from tests.support.builders.traces import MS, THREAD, Rank
 
 BROADCAST, REDUCE, GATHER, SCATTER = map(OPS.index, ("broadcast", "reduce", "gather", "scatter"))
