@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from commprof.analysis.inspector.communicators import Process
+from commprof.analysis.inspector.late_processes import LateProcess
 from commprof.analysis.inspector.result import (
     CommunicatorRow,
     InspectorResult,
     KindRow,
-    LateProcess,
     ProcessRow,
     StepRow,
 )
@@ -210,12 +210,17 @@ def _late(late: LateProcess, result: InspectorResult) -> str:
     ]
     more = f" and {len(names) - _MOST_RANKS} more" if len(names) > _MOST_RANKS else ""
     of_recorded = "of the recorded ranks " if result.is_lower_bound else ""
+    longer = (
+        f" Outside of all operations it spends {_seconds(late.own_s)} more than the median process."
+        if late.own_s > 0
+        else ""
+    )
     return (
         f"{_name(late.process)} makes the others wait: {late.share:.0%} of all waiting began with "
         f"it, {_seconds(late.wait_per_process_s)} for each of the "
         f"{late.waiting_processes} that wait for it, in {late.late_parts} of {late.parts} parts of "
-        f"the run. It comes last {of_recorded}and itself waits only {_seconds(late.waits_s)}. It "
-        f"is rank {', '.join(names[:_MOST_RANKS])}{more}."
+        f"the run. It comes last {of_recorded}and itself waits only {_seconds(late.waits_s)}."
+        f"{longer} It is rank {', '.join(names[:_MOST_RANKS])}{more}."
     )
 
 

@@ -254,6 +254,11 @@ Waits takeMessages(std::span<Communicator* const> members, uint32_t blocks) {
   Waits waits = splitWholeMessages(
       ranks, pointersTo(sends), pointersTo(receives), blocks);
   waits.unmatchedRecords += dropped;
+  for (size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i].lostOne()) {
+      waits.wholeTimeUs[i] = std::numeric_limits<double>::quiet_NaN();
+    }
+  }
   return waits;
 }
 

@@ -113,6 +113,22 @@ class Ledger {
     }
   }
 
+  // Sets `wholeTimeUs`; `missing` calls are in no log.
+  void estimateWhole(uint64_t missing) {
+    const double calls = double(waits_.calls + missing);
+    waits_.missingCalls = missing;
+    waits_.wholeTimeUs.resize(members_);
+    for (size_t member = 0; member < members_ && calls > 0; ++member) {
+      uint64_t records = 0;
+      for (size_t place = member; place < records_.size(); place += members_) {
+        records += records_[place];
+      }
+      waits_.wholeTimeUs[member] = records > 0
+          ? waits_.timeUs[member] / double(records) * calls
+          : std::numeric_limits<double>::quiet_NaN();
+    }
+  }
+
   // Usual transfers for another pass; empty if all calls are complete.
   Usual usualTransfers() const {
     Usual usual;
@@ -421,14 +437,14 @@ Waits splitCollectives(
   const uint64_t calls = addCalls(members, unclear, cut, ledger);
   // Replays repeat numbers, of which none may be missing.
   const uint64_t missing = hasTurns || calls == 0 ? 0 : cut.numbers() - calls;
-  ledger.waits().missingCalls = missing;
+  ledger.estimateWhole(missing);
   const Usual usual = ledger.usualTransfers();
   if (usual.empty()) {
     return ledger.take();
   }
   Ledger again(members.size(), ranks, blocks, &usual);
   addCalls(members, unclear, cut, again);
-  again.waits().missingCalls = missing;
+  again.estimateWhole(missing);
   return again.take();
 }
 
@@ -451,6 +467,7 @@ Waits unsplit(std::span<const Stream* const> streams) {
     }
     waits.calls = std::max<uint64_t>(waits.calls, streams[i]->records.size());
   }
+  waits.wholeTimeUs = waits.timeUs;
   for (auto& [bytes, size] : sizes) {
     waits.sizes.push_back(std::move(size));
   }
@@ -484,6 +501,35 @@ bool isWhole(const Stream* sends, const Stream* receives) {
       (numbers.front() <= 1 &&
        numbers.back() - numbers.front() + size_t(1) == numbers.size() &&
        std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end());
+}
+
+// The time in all messages of a rank, see `Waits::wholeTimeUs`. `mayMiss`: true
+// if numbers that are missing are messages that are lost.
+double wholeTimeUs(const Stream* sends, const Stream* receives, bool mayMiss) {
+  uint64_t records = 0;
+  uint64_t timed = 0;
+  double timeUs = 0;
+  uint32_t first = 1; // numbers begin at 0 or 1
+  uint32_t last = 0;
+  for (const Stream* stream : {sends, receives}) {
+    for (size_t i = 0; stream != nullptr && i < stream->records.size(); ++i) {
+      const Record& record = stream->records[i];
+      ++records;
+      first = std::min(first, record.number);
+      last = std::max(last, record.number);
+      if (record.timeUs >= 0) {
+        ++timed;
+        timeUs += record.timeUs;
+      }
+    }
+  }
+  if (records == 0) {
+    return 0;
+  }
+  const uint64_t numbers = uint64_t(last) + 1 - std::min(first, last);
+  const uint64_t messages = mayMiss ? std::max(records, numbers) : records;
+  return timed > 0 ? timeUs / double(timed) * double(messages)
+                   : std::numeric_limits<double>::quiet_NaN();
 }
 
 // Adds the time of messages that have no partner beyond what such a size
@@ -544,6 +590,10 @@ Waits messageWaits(
     uint32_t blocks,
     bool mayMiss) {
   Ledger ledger(members.size(), 2, blocks);
+  for (size_t i = 0; i < members.size(); ++i) {
+    ledger.waits().wholeTimeUs.push_back(
+        wholeTimeUs(sends[i], receives[i], mayMiss));
+  }
   std::unordered_map<int64_t, uint32_t> places;
   std::vector<ByPeer> received;
   std::vector<bool> isComplete;

@@ -50,6 +50,9 @@ struct Waits {
   uint64_t differentSizes = 0; // calls whose ranks state different sizes
   std::vector<uint64_t> lostCalls; // by rank, of `calls`
   std::vector<double> timeUs; // by rank
+  // By rank, of messages without a match too: the time, with records that are
+  // lost at the rank's mean. NaN if the rank has no record that tells.
+  std::vector<double> wholeTimeUs;
   std::vector<double> waitedUs; // [block, rank]: as one that waits
   // [block, rank]: waiting for the rank in this part of the run, summed over
   // the waiting ranks; if several have the shortest time, in equal shares.

@@ -211,6 +211,9 @@ void bindWaits(py::module_& m) {
       .def_property_readonly(
           "time_us", [](const Waits& self) { return arrayOf(self.timeUs); })
       .def_property_readonly(
+          "whole_time_us",
+          [](const Waits& self) { return arrayOf(self.wholeTimeUs); })
+      .def_property_readonly(
           "waited_us",
           [](const Waits& self) {
             return matrixOf(self.waitedUs, self.timeUs.size());

@@ -24,12 +24,12 @@ from commprof.analysis.inspector.communicators import (
     members_by_id,
     split_communicators,
 )
+from commprof.analysis.inspector.late_processes import LateProcess, late_processes
 from commprof.analysis.inspector.origins import InspectedOrigins, WaitingGroup, groups_of, traced
+from commprof.analysis.inspector.own_time import operation_time
 from commprof.analysis.inspector.result import (
     KindRow,
-    LateProcess,
     kind_rows,
-    late_processes,
     time_by_process,
     world_ranks,
 )
@@ -104,7 +104,9 @@ class _Part:
     """A part of the run, or several of a snapshot."""
 
     traced: InspectedOrigins
+    #: Of each process in operations whose waiting is known, and in all operations.
     time_us: Floats
+    operation_us: Floats
 
 
 @dataclass
@@ -165,6 +167,7 @@ class LiveLogs:
         #: at its beginning.
         self._groups: dict[tuple[str | int, ...], WaitingGroup] = {}
         self._time_us: Floats = np.zeros(0)
+        self._operation_us: Floats = np.zeros(0)
         self._growths: dict[Path, int] = {}
         self._pairs_us: Floats | None = np.zeros((0, 0))
         self._first_seen_s: dict[tuple[str, int], float] = {}
@@ -240,6 +243,7 @@ class LiveLogs:
     def _add(self, job: InspectedJob) -> None:
         """Adds what one look found to the totals, and to the part of the run that is not over."""
         totals, count = self._totals, len(job.processes)
+        self._operation_us = _widened(self._operation_us, count) + operation_time(job)
         is_new = False
         for one in job.communicators:
             for waits in one.split:
@@ -281,10 +285,11 @@ class LiveLogs:
 
     def _end_part(self) -> None:
         count = len(self._processes)
-        part = _Part(traced(list(self._groups.values()), count), self._time_us)
+        traced_part = traced(list(self._groups.values()), count)
+        part = _Part(traced_part, self._time_us, _widened(self._operation_us, count))
         self._totals.caused_us = _widened(self._totals.caused_us, count)
         self._totals.caused_us += part.traced.began_us.sum(axis=0)
-        self._groups, self._time_us = {}, np.zeros(count)
+        self._groups, self._time_us, self._operation_us = {}, np.zeros(count), np.zeros(count)
         self._growths = {path: log.growths for path, log in self._tail.logs.items()}
         self._add_pairs(part, count)
         self._recent.append(part)
@@ -314,9 +319,13 @@ class LiveLogs:
             np.concatenate([_widened(getattr(part.traced, name), count) for part in self._recent])
             for name in ("began_us", "waited_us")
         )
-        time_us = sum((_widened(part.time_us, count) for part in self._recent), np.zeros(count))
+        time_us, operation_us = (
+            np.sum([_widened(getattr(part, name), count) for part in self._recent], axis=0)
+            for name in ("time_us", "operation_us")
+        )
         job = InspectedJob(tuple(self._processes), self._newest, self._parts(), ())
-        self._late = late_processes(job, InspectedOrigins(began, waited, self._pairs_us), time_us)
+        found = InspectedOrigins(began, waited, self._pairs_us)
+        self._late = late_processes(job, found, time_us, operation_us)
         self._recent_us = np.array([time_us, waited.sum(axis=0), began.sum(axis=0)])
 
     def _state(self) -> InspectorState:

@@ -21,14 +21,10 @@ from commprof.analysis.inspector.communicators import (
     split_job,
 )
 from commprof.analysis.inspector.kinds import MESSAGE_PAIR, SPLIT, UNSPLIT, size_factor
+from commprof.analysis.inspector.late_processes import LateProcess, late_processes
 from commprof.analysis.inspector.origins import InspectedOrigins, origins
+from commprof.analysis.inspector.own_time import operation_time
 from commprof.analysis.inspector.steps import steps_of
-from commprof.analysis.late.stragglers import (
-    MOST_WAITING,
-    LateRank,
-    find_late_rank,
-    waiting_ranks,
-)
 from commprof.recordings.inspector import InspectorLogs, Progress, read_logs
 from commprof.text import counted
 
@@ -37,46 +33,10 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: Most processes that are late at once, and as a part of all; if more are needed to explain the
-#: waiting, or others cause nearly as much, none is named.
-_MOST_LATE, _MOST_LATE_PART, _ALWAYS_ALLOWED = 8, 1 / 16, 2
-#: A late process causes at least this part of the waiting that the latest of them causes, or the
-#: smaller part if no other process causes a fiftieth of it: what is traced wrongly through other
-#: communicators is of several.
-_LEAST_OF_LATEST, _LEAST_IF_APART, _APART = 0.05, 0.03, 50.0
-#: Least ratio of the waiting that a late process causes to that of any process that is not late.
-_CLEARLY = 2.0
-#: Ratio that parts those who are late from all others, even if one of them is much later.
-_GAP = 4.0
-#: Least part of the waiting beyond the others' that late processes cause if such a gap parts them
-#: from all others, each of which causes little: in a large job that adds up.
-_SHARE_BEYOND_GAP = 0.4
-_NS_PER_US = 1e3
 #: Part of the waiting that is not worth a word.
 _NEGLIGIBLE = 0.01
 #: Processes that a caveat names.
 _MOST_NAMED = 3
-
-
-@dataclass(frozen=True)
-class LateProcess:
-    """A process that others wait for more than chance explains."""
-
-    process: Process
-    #: Its rank in each communicator, by the communicator's label.
-    ranks: tuple[tuple[str, int], ...]
-    #: Waiting that began with it, summed over the waiting processes, and as a part of all waiting.
-    wait_s: float
-    share: float
-    #: Mean over the processes that wait for it.
-    wait_per_process_s: float
-    waiting_processes: int
-    #: Parts of the run, of ``parts``, in which it is late.
-    late_parts: int
-    parts: int
-    p_value: float
-    #: The process's own waiting.
-    waits_s: float
 
 
 @dataclass(frozen=True)
@@ -221,7 +181,7 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
         wait_s=float(waited_us.sum()) / count / 1e6,
         unsplit_s=float(unsplit_us.sum()) / count / 1e6,
         step=_step(job, float(time_us.sum()) / count, float(waited_us.sum()) / count),
-        late=late_processes(job, traced, time_us),
+        late=late_processes(job, traced, time_us, operation_time(job)),
         lowest_bandwidth=None if lowest is None else job.processes[lowest],
         lowest_waits=math.nan if lowest is None else float(waited_us[lowest] / time_us[lowest]),
         kinds=kind_rows(job.communicators),
@@ -300,83 +260,6 @@ def _lowest_bandwidth(time_us: Floats, waited_us: Floats) -> int | None:
     if not len(time_us) or not time_us.max() > 0 or not waited_us.sum() > 0:
         return None
     return int(np.argmax(time_us))
-
-
-def late_processes(
-    job: InspectedJob, traced: InspectedOrigins, time_us: Floats
-) -> tuple[LateProcess, ...]:
-    """Finds the processes that cause clearly more waiting than all others.
-
-    In each part of the run, what many processes cause alike is that of the schedule or of chance:
-    stages of a pipeline always wait for each other. Only waiting beyond it is looked at. The
-    processes that stand out are tested as one, by the test of late ranks.
-    """
-    count = len(job.processes)
-    allowed = min(_MOST_LATE, max(_ALWAYS_ALLOWED, int(_MOST_LATE_PART * count)), count - 1)
-    if allowed < 1:
-        return ()
-    alike = np.partition(traced.began_us, count - 1 - allowed, axis=1)[:, count - 1 - allowed]
-    beyond = np.maximum(0.0, traced.began_us - alike[:, np.newaxis])
-    by_process = beyond.sum(axis=0)
-    if not by_process.any():
-        return ()
-    order = np.argsort(-by_process, kind="stable")
-    falling = by_process[order[: allowed + 1]]
-    ratio = falling[:-1] / np.maximum(falling[1:], 1e-6 * falling[0])
-    least = np.where(ratio >= _APART, _LEAST_IF_APART, _LEAST_OF_LATEST)
-    large = falling[:-1] >= least * falling[0]
-    # What is beyond the others' shrinks towards the last that is allowed; all waiting does not.
-    total = traced.began_us.sum(axis=0)[order]
-    rest = np.maximum.accumulate(total[::-1])[::-1]
-    parts = total[: len(ratio)] >= _GAP * rest[1 : len(ratio) + 1]
-    gaps = np.flatnonzero(large & (ratio >= _GAP) & parts)
-    size = 1 + int(gaps[-1] if len(gaps) else np.argmax(np.where(large, ratio, 0.0)))
-    if falling[size - 1] < _CLEARLY * falling[size]:
-        return ()
-    candidates = order[:size]
-    merged = beyond.copy()
-    merged[:, candidates[0]] = beyond[:, candidates].sum(axis=1)
-    merged[:, candidates[1:]] = 0.0
-    pairs = None
-    if traced.pairs_us is not None:
-        pairs = traced.pairs_us * _NS_PER_US
-        pairs[:, candidates[0]] = pairs[:, candidates].sum(axis=1)
-        pairs[:, candidates[1:]] = 0.0
-        if not pairs[:, candidates[0]].any():  # over the whole run, its waiting began elsewhere
-            return ()
-    block_ns = float(time_us.mean()) / job.blocks * _NS_PER_US
-    share = _SHARE_BEYOND_GAP if falling[size - 1] >= _GAP * falling[size] else MOST_WAITING
-    late = find_late_rank(merged * _NS_PER_US, block_ns, 0.0, pairs, least_share=share)
-    if late is None or late.rank != candidates[0]:
-        return ()
-    return tuple(_late_process(job, traced, place, late) for place in candidates.tolist())
-
-
-def _late_process(
-    job: InspectedJob, traced: InspectedOrigins, place: int, late: LateRank
-) -> LateProcess:
-    ranks = tuple(
-        (communicator.label, communicator.recorded[index])
-        for communicator in job.communicators
-        for index in np.flatnonzero(communicator.process == place).tolist()
-    )
-    began_us = traced.began_us[:, place]
-    waiting = late.waiting_ranks
-    if traced.pairs_us is not None:
-        waiting = int(waiting_ranks(traced.pairs_us, place).sum())
-    typical = np.median(traced.began_us, axis=1)
-    return LateProcess(
-        process=job.processes[place],
-        ranks=ranks,
-        wait_s=float(began_us.sum()) / 1e6,
-        share=float(began_us.sum() / traced.waited_us.sum()),
-        wait_per_process_s=float(began_us.sum()) / max(1, waiting) / 1e6,
-        waiting_processes=waiting,
-        late_parts=int((began_us > _CLEARLY * typical).sum()),
-        parts=int((traced.began_us.sum(axis=1) > 0).sum()),
-        p_value=late.p_value,
-        waits_s=float(traced.waited_us[:, place].sum()) / 1e6,
-    )
 
 
 def kind_rows(communicators: Sequence[InspectedCommunicator]) -> tuple[KindRow, ...]:

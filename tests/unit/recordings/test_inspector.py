@@ -12,6 +12,12 @@ import numpy as np
 import pytest
 
 from commprof.analysis.inspector.communicators import split_job
+from commprof.analysis.inspector.own_time import (
+    is_too_short,
+    operation_time,
+    own_time,
+    standing_out,
+)
 from commprof.analysis.inspector.result import inspector_result
 from commprof.errors import CommprofError
 from commprof.recordings.inspector import is_inspector, looks_like_log, read_logs
@@ -386,6 +392,46 @@ def test_waiting_in_lost_calls_is_that_of_the_mean(tmp_path: Path) -> None:
     recorded = operations.waits.waited_us[:, 0]
     calls = np.bincount(np.arange(40) * len(lost_us) // 40)
     assert lost_us[:, 0] + recorded == pytest.approx(200.0 * calls)
+
+
+def test_time_in_operations_is_whole_where_records_are_lost(tmp_path: Path) -> None:
+    """Rank 0 needs 300 us for each of 40 calls, of which it lost 10 and all lost 5; rank 1, 100."""
+    lines = {
+        rank: [
+            _line(rank, 2, n, 300 if rank == 0 else 100)
+            for n in range(40)
+            if not (20 <= n < 25 or (rank == 0 and 25 <= n < 30))
+        ]
+        for rank in range(2)
+    }
+    job = split_job(read_logs(_write(tmp_path / "logs", lines)))
+    assert operation_time(job) == pytest.approx([40 * 300, 40 * 100])
+
+
+@pytest.mark.parametrize("lost", [0.0, 0.2])
+def test_time_outside_of_operations_is_what_the_late_ones_work_longer(
+    tmp_path: Path, lost: float
+) -> None:
+    """Messages, broadcasts and collectives together leave to each process what it worked."""
+    late_us = {3: 2500.0, 12: 800.0}
+    job = simulate(2, 4, 2, steps=200, late_us=late_us, lost=lost, rooted=True, seed=11)
+    job.write(tmp_path)
+    split = split_job(read_logs(tmp_path))
+    own_us = own_time(operation_time(split))
+    longer = standing_out(own_us, 2)
+    assert [split.processes[place].pid - 1000 for place in longer] == [3, 12]
+    # Each is late in about half of the steps.
+    assert own_us[longer] / 200 == pytest.approx([1250.0, 400.0], rel=0.25)
+    assert not is_too_short(own_us, longer, 5, 1000.0)
+    assert is_too_short(own_us, longer, 5, 0.5 * float(own_us[longer[1]]))
+
+
+def test_nobody_works_longer_where_a_time_is_not_known_or_two_are_alike() -> None:
+    own_us = np.array([900.0, 3.0, -2.0, 1.0, 0.0, -3.0, 2.0, -1.0])
+    assert standing_out(own_us, 2) == [0]
+    assert standing_out(np.where(np.arange(8) == 5, np.nan, own_us), 2) == []
+    # Of three alike, no two stand out.
+    assert standing_out(np.array([900.0, 890.0, 910.0, 1.0, 0.0, -3.0, 2.0, -1.0]), 2) == []
 
 
 def test_lateness_is_traced_through_a_tensor_parallel_group(tmp_path: Path) -> None:
