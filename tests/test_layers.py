@@ -133,6 +133,9 @@ TORCH_FREE = {
 }
 """Reading a trace must not cost a torch import, nor need one; nor may a script's start."""
 
+MOST_RULES_IN_TWO_LANGUAGES = 9
+"""Rules that are written in C++ and in Python, in docs/architecture.md: may become fewer."""
+
 TORCH_HEADER = re.compile(r'\s*#\s*include\s*[<"]((?:torch/|ATen/|c10/|pybind11/|Python\.h)[^>"]*)')
 OWN_HEADER = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 #: What csrc/tune may include of the profiler, besides csrc/base.
@@ -332,6 +335,39 @@ def test_the_native_code_uses_no_streams() -> None:
     sources = [file for file in (ROOT / "csrc").rglob("*") if file.suffix in (".h", ".cpp")]
     assert len(sources) > 100
     assert [file.name for file in sources if streams.search(file.read_text())] == []
+
+
+def rules_in_two_languages() -> list[list[str]]:
+    """Rows of that table in docs/architecture.md: rule, C++, Python, why both, compared by."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    table = page.partition("<!-- rules in two languages")[2].partition("<!-- end of rules")[0]
+    return [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in table.splitlines()[3:]]
+
+
+def test_rules_in_two_languages_are_listed_with_their_tests_and_become_no_more() -> None:
+    rules = rules_in_two_languages()
+    assert 0 < len(rules) <= MOST_RULES_IN_TWO_LANGUAGES
+    for rule, cpp, python, reason, test in rules:
+        assert (ROOT / cpp).suffix == ".cpp", rule
+        assert (ROOT / python).suffix == ".py", rule
+        assert reason, rule
+        missing = [file for file in (cpp, python, test) if not (ROOT / file).exists()]
+        assert missing == [], rule
+
+
+def test_what_cpp_says_of_a_rule_in_python_is_in_that_table() -> None:
+    """A comment of C++ that names a file of Python as its equal is a rule in two languages."""
+    equals = re.compile(r"(?:equal those|rule is that|the rules) of commprof/([\w/]+\.py)")
+    named = {
+        f"commprof/{match}"
+        for file in (ROOT / "csrc").rglob("*.h")
+        for match in equals.findall(re.sub(r"\s*\n//\s*", " ", file.read_text()))
+    }
+    assert len(named) >= 3
+    in_table = {python for _, _, python, _, _ in rules_in_two_languages()}
+    assert {Path(file).name for file in named} - {Path(file).name for file in in_table} <= {
+        "exposure.py"  # of the parts of a step, with breakdown.py
+    }
 
 
 def test_reading_imports_no_torch_at_run_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ from commprof.analysis.step.measured import measured_world
 from commprof.trace import columns, schema
 from commprof.trace.schema import Kind, Phase
 from tests.support.analysed import analyse_world
+from tests.support.builders.exact.always_on import summarised
 from tests.support.builders.traces import THREAD, Rank, world_run
+from tests.support.machines.core_tests import build
 
 ASYNC = schema.FLAG_DEVICE_ASYNC
 
@@ -352,3 +355,50 @@ def test_a_wait_for_a_completed_collective_does_not_delay_replayed_steps() -> No
     assert result.step_ms == pytest.approx(1.0, rel=0.01)
     (faster,) = [each for each in result.gains if (each.change, each.rank) == ("rank", 0)]
     assert faster.step_ms == pytest.approx(0.2, rel=0.05)
+
+
+def random_job(random: np.random.Generator) -> DeviceRank:
+    """Rank with six steps of about 1 ms on the device: buckets, their finalisation, another wait.
+
+    The host is 50 us ahead of the device.
+    """
+    rank = DeviceRank()
+    host = 1
+    for step in range(6):
+        device, length = host + 50_000, int(random.integers(900_000, 1_100_000))
+        at = (np.sort(random.integers(0, length, 8)) + device).tolist()
+        rank.device_step(host, host + length, (device, device + length))
+        rank.device_phase(Phase.FORWARD, host + 1000, host + 10_000, (device, at[1]))
+        rank.device_phase(Phase.BACKWARD, host + 11_000, host + 60_000, (at[1], at[6]))
+        for bucket in range(3):
+            ready = at[2] + 1000 * bucket
+            rank.device_collective(
+                4 * step + bucket,
+                host + 12_000 + 1000 * bucket,
+                (ready, ready + int(random.integers(1, 500_000))),
+                bytes=int(random.integers(1, 1 << 20)),
+                graph_task=step,
+            )
+        rank.device_finalize(host + 40_000, (at[3], at[5]), graph_task=step)
+        gathered = rank.device_collective(4 * step + 3, host + 50_000, (at[5], at[7]), bytes=64)
+        rank.device_wait(gathered, host + 60_000, (at[6], at[7]))
+        host += length
+    return rank
+
+
+@pytest.mark.timeout(1800)  # the first one builds the core's tests
+@pytest.mark.parametrize("seed", range(5))
+def test_always_on_mode_in_cpp_sees_the_same_steps_of_the_device(seed: int, tmp_path: Path) -> None:
+    rank = random_job(np.random.default_rng(seed))
+    _, (summary,) = summarised(build("") / "test_recorded_ranks", [rank], tmp_path)
+    trace, table = moved(rank)
+    # Always-on mode forgets the step in which the device first reports a time, and the next is
+    # its first one, which it leaves out.
+    whole = breakdown(trace, table, None, 1)
+    parts = whole.rows(whole.step >= 2)
+    assert (summary.steps.count, summary.exposed.count) == (4, 4)
+    assert summary.steps.sum_ns == parts.wall_ns.sum()
+    assert summary.exposed.sum_ns == pytest.approx(parts.exposed_ns.sum(), abs=5)
+    assert summary.phases[Phase.FORWARD].sum_ns == pytest.approx(parts.forward_ns.sum(), abs=5)
+    assert summary.phases[Phase.BACKWARD].sum_ns == pytest.approx(parts.backward_ns.sum(), abs=5)
+    assert summary.exposed.sum_ns > 100_000
