@@ -56,6 +56,13 @@ def test_the_walks_of_the_architecture_are_those_of_traced_runs(tmp_path: Path) 
     assert committed == made.read_text(), "out of date: run `python -m tools.make_walks`"
 
 
+def test_the_measures_of_the_architecture_are_those_counted_now(tmp_path: Path) -> None:
+    made = tmp_path / "architecture.md"
+    subprocess.run([sys.executable, "-m", "tools.make_shape", made], cwd=ROOT, check=True)
+    committed = (ROOT / "docs/architecture.md").read_text()
+    assert committed == made.read_text(), "out of date: run `python -m tools.make_shape`"
+
+
 def test_no_code_of_the_headers_is_lost() -> None:
     """Counted by another rule than the generator's: a row that it cannot read would be missing."""
     header = (ROOT / "csrc/core/record.h").read_text()

@@ -5,16 +5,16 @@ Imports for type checking and imports inside functions count like all others.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from commprof import satellites
 from commprof.analysis.card import Card, CardCommunication, CardNextStep
 from commprof.analysis.collectives.communication import Communication
 from commprof.analysis.late.lateness import Lateness
@@ -24,6 +24,7 @@ from commprof.analysis.step.timing import StepTiming
 from commprof.analysis.summary_result import SummaryArrivals, SummaryResult, SummaryTiming
 from commprof.analysis.training_account import TrainingAccount
 from commprof.analysis.world import WorldResult
+from tools.make_shape import imports_of, mutual_imports, repeated_classes, rules_in_two_languages
 
 ROOT = Path(__file__).parent.parent
 
@@ -124,7 +125,7 @@ RESULT_GROUPS = {
 }
 """Groups of the fields of ``WorldResult``."""
 
-SATELLITES = {"audit", "forecast", "tune"}
+SATELLITES = set(satellites.NAMES)
 """Packages that the profiler works without; it reaches them through their seams alone."""
 
 TORCH_FREE = {
@@ -156,18 +157,6 @@ def layer_of(parts: Sequence[str]) -> str | None:
         return "public names"
     names = (".".join(parts[:count]) for count in (3, 2, 1))
     return next((name for name in names if name in MAY_IMPORT), None)
-
-
-def imports_of(file: Path, package: Path) -> Iterator[str]:
-    """Absolute dotted names that a module imports; `from a import b` gives `a.b`."""
-    parents = ["commprof", *file.relative_to(package).parts[:-1]]
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = parents[: len(parents) - node.level + 1] if node.level else []
-            base += [node.module] if node.module else []
-            yield from (".".join([*base, alias.name]) for alias in node.names)
 
 
 def violations(package: Path) -> list[str]:
@@ -244,36 +233,6 @@ def test_the_profiler_imports_no_satellite_and_they_not_each_other() -> None:
     assert (ROOT / "commprof/satellites.py").read_text().count("import_module") == 1
 
 
-def folder_of(name: str, package: Path) -> str | None:
-    """The folder of the module or package that an absolute dotted name begins with."""
-    parts = name.split(".")
-    if parts[0] != "commprof":
-        return None
-    path = package
-    for part in parts[1:]:
-        if not (path / part).is_dir():
-            break
-        path /= part
-    return path.relative_to(package).as_posix()
-
-
-def mutual_imports(package: Path) -> list[str]:
-    """Pairs of folders that import each other, and of which neither contains the other."""
-    imported: dict[str, set[str]] = {}
-    for file in package.rglob("*.py"):
-        folder = file.parent.relative_to(package).as_posix()
-        targets = {folder_of(name, package) for name in imports_of(file, package)}
-        imported.setdefault(folder, set()).update(target for target in targets if target)
-    return sorted(
-        f"{first} {second}"
-        for first, targets in imported.items()
-        for second in targets
-        if first < second
-        and first in imported.get(second, ())
-        and not Path(second).is_relative_to(first)
-    )
-
-
 def later_imports(analysis: Path) -> list[str]:
     """Imports within commprof/analysis that ``ANALYSIS`` does not allow, one line each."""
     return [
@@ -335,13 +294,6 @@ def test_the_native_code_uses_no_streams() -> None:
     sources = [file for file in (ROOT / "csrc").rglob("*") if file.suffix in (".h", ".cpp")]
     assert len(sources) > 100
     assert [file.name for file in sources if streams.search(file.read_text())] == []
-
-
-def rules_in_two_languages() -> list[list[str]]:
-    """Rows of that table in docs/architecture.md: rule, C++, Python, why both, compared by."""
-    page = (ROOT / "docs/architecture.md").read_text()
-    table = page.partition("<!-- rules in two languages")[2].partition("<!-- end of rules")[0]
-    return [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in table.splitlines()[3:]]
 
 
 def test_rules_in_two_languages_are_listed_with_their_tests_and_become_no_more() -> None:
@@ -479,10 +431,4 @@ def test_what_a_report_shows_is_in_groups_of_few_fields(result: type) -> None:
 
 def test_public_names_of_classes_are_unique() -> None:
     """But for the callback, which has the same name for each training framework."""
-    homes: dict[str, list[str]] = {}
-    for file in sorted((ROOT / "commprof").rglob("*.py")):
-        for node in ast.parse(file.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(file.relative_to(ROOT).as_posix())
-    repeated = {name: files for name, files in homes.items() if len(files) > 1}
-    assert repeated.keys() == {"CommprofCallback"}, repeated
+    assert repeated_classes() == ["CommprofCallback"]
