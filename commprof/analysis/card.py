@@ -19,6 +19,7 @@ from commprof.analysis.detail import WorldDetail
 from commprof.analysis.evidence import Figure
 from commprof.analysis.exchange import SmallCalls
 from commprof.analysis.findings import PYTHON_BRIEF, briefs, captured_in_python
+from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.mean_step import MeanStep, mean_step
 from commprof.analysis.next_step import NextStep
@@ -141,6 +142,8 @@ class Card:
     #: Number of steps that the times are means of; stalled steps are left out.
     steps: int
     step_ms: float
+    #: A hang, or ranks that issued different collectives, as a sentence; empty if there is none.
+    incident: str
     #: One or two sentences.
     verdict: str
     #: Parts in the order of a step; they add up to ``step_ms``. Empty if they are not known.
@@ -179,9 +182,10 @@ def card(
     if not command and not following.fix:
         command = _command_to_inspect(run, late)
     apart = world.communication.apart is not None and world.communication.apart.advice
+    incident, remedy = _incident(result.incidents)
     if result.incidents and not apart:
         following = NextStep("", "")
-        advice = "First see what went wrong during the run:"
+        advice = remedy or "First see what went wrong during the run:"
         command = invocation.command("report", run, "--all")
     split = step.split_ms if not lacking else {}
     return Card(
@@ -189,6 +193,7 @@ def card(
         world_size=world.world_size,
         steps=len(step.by_step_ms),
         step_ms=step.step_ms,
+        incident=incident,
         verdict=verdict.headline,
         parts=_parts(step) if world.evidence.supports(Figure.PARTS) else (),
         communication=CardCommunication(
@@ -220,6 +225,17 @@ def card(
             fix=following.fix,
         ),
     )
+
+
+def _incident(incidents: Sequence[Incidents]) -> tuple[str, str]:
+    """Returns the run's first hang or mismatch as a sentence, and what to do about it."""
+    for of_size in incidents:
+        for mismatch in of_size.mismatches:
+            hung = "The job hung. " if of_size.hangs else ""
+            return f"{hung}{mismatch.sentence}.", mismatch.remedy
+        for hang in of_size.hangs:
+            return f"The job hung: {hang.sentence}.", ""
+    return "", ""
 
 
 def _parts(step: MeanStep) -> tuple[CardPart, ...]:
@@ -264,11 +280,11 @@ def _command_to_inspect(run: str, late: CardRank | None) -> str:
 
 
 def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[str]:
-    if found := [each.world_size for each in result.incidents]:
-        yield (
-            f"At {counted(found, 'rank')}: hangs, mismatched collectives or lasting changes of "
-            "speed."
-        )
+    for of_size in result.incidents:
+        changes = [change.sentence for _, change in of_size.anomalies]
+        for sentence in [*changes, *(event.sentence for event in of_size.events)][:1]:
+            size = counted(of_size.world_size, "rank")
+            yield f"{sentence}." if len(result.worlds) == 1 else f"{size}: {sentence}."
     yield from _failed(result)
     told = briefs(result.context, world)
     yield from _told(told, "cores")

@@ -32,6 +32,7 @@ _COMMAND_LINES = 5
 _ADVICE_LINES = 3
 #: Most lines on a cause of the catalogue, and of its fix.
 _CAUSE_LINES, _FIX_LINES = 5, 6
+_INCIDENT_LINES = 6
 
 
 def render(card: Card, colour: bool = False) -> str:
@@ -41,7 +42,7 @@ def render(card: Card, colour: bool = False) -> str:
         card: figures of the card.
         colour: True for a terminal that shows colours.
     """
-    top = [cut(card.description), *prose(card.verdict)]
+    top = [cut(card.description), *_shortened(card.incident, _INCIDENT_LINES), *prose(card.verdict)]
     middle = [_bar(card.parts, colour), *_legend(card.parts)] if card.parts else []
     for name, text in facts(card):
         middle += prose(f"{name + ':':<22} {text}")
@@ -215,16 +216,21 @@ def _advice(text: str) -> list[str]:
     while len(lines) > _ADVICE_LINES and ". " in text:
         text = text.rpartition(". ")[0] + "."
         lines = prose(f"Next: {text} (more with --all)")
-    last = _ADVICE_LINES - 1
-    return [*lines[:last], *([cut(" ".join(lines[last:]))] if lines[last:] else [])]
+    return _shortened(" ".join(lines), _ADVICE_LINES)
+
+
+def _shortened(text: str, most_lines: int) -> list[str]:
+    """Returns a text as lines, of which the last is cut if there is no room for all."""
+    lines = prose(text) if text else []
+    if len(lines) <= most_lines:
+        return lines
+    return [*lines[: most_lines - 1], cut(" ".join(lines[most_lines - 1 :]))]
 
 
 def _mended(card: Card) -> list[str]:
     """Returns the cause to mend and the lines that mend it."""
     following = card.following
-    lines = prose(f"Cause: {following.advice}")
-    if len(lines) > _CAUSE_LINES:
-        lines = [*lines[: _CAUSE_LINES - 1], cut(" ".join(lines[_CAUSE_LINES - 1 :]))]
+    lines = _shortened(f"Cause: {following.advice}", _CAUSE_LINES)
     code = [f"  {line}" for line in following.fix.splitlines() if line]
     if len(code) > _FIX_LINES or any(len(line) > WIDTH for line in code):
         code = command_lines(following.all_command)

@@ -19,8 +19,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.collectives.issuing_lines import OwnLine, own_line, shifted_since
 from commprof.analysis.collectives.kinds import short_line
-from commprof.text import listed, named_ranks
+from commprof.text import counted, listed, named_ranks
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among
@@ -56,6 +57,8 @@ _MOST_OPEN = 4096
 _REMEMBERED, _COMPARED = 512, 64
 #: Smallest number of earlier places that say what is usual.
 _TIMES = 2
+#: Most collectives of a group, of all ranks together, of which the issuing lines are read.
+_MOST_LINES = 1 << 16
 #: Most mismatches kept; further ones are only counted.
 _MOST_KEPT = 8
 #: A call, of any type that can be compared with other calls.
@@ -106,8 +109,11 @@ class Mismatch:
     #: Ranks with the file and line at which they issued the collective, as far as known.
     lines: tuple[tuple[int, str], ...] = ()
     #: The earlier collective from which on the ranks were at other lines than each other, see
-    #: ``shifted_since``: its number, and the line of each rank. None if this is not known.
+    #: ``issuing_lines.shifted_since``: its number, and the line of each rank. None if this is not
+    #: known.
     shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None
+    #: The line of the mismatch at which only some ranks issued collectives before; None if unknown.
+    own_line: OwnLine | None = None
 
     @property
     def odd_ranks(self) -> tuple[int, ...]:
@@ -117,14 +123,18 @@ class Mismatch:
 
     @property
     def told_ranks(self) -> tuple[int, ...]:
-        """Ranks that differ from the majority, or else from their earlier steps.
+        """Ranks that differ from the others.
 
-        Empty if neither tells the ranks apart, as where two ranks differ from each other.
+        That is from the majority; without one, ranks at a line of their own; or else those that
+        differ from their earlier steps. Empty if nothing tells the ranks apart, as where two ranks
+        differ from each other.
         """
         first, *others = (ranks for _, ranks in self.issued)
         odd = tuple(sorted(rank for ranks in others for rank in ranks))
         if len(first) > len(odd):
             return odd
+        if self.own_line is not None:
+            return self.own_line.ranks
         if self.usual is None or self.usual not in [issued for issued, _ in self.issued]:
             return ()
         return tuple(
@@ -137,7 +147,15 @@ class Mismatch:
         told = self.told_ranks
         odd = [part for part in self.issued if {*part[1]} <= {*told}] or self.issued[1:]
         rest = [part for part in self.issued if part not in odd]
-        who = who_differs(told, by_majority=len(self.issued[0][1]) * 2 > len(self.issue_ns))
+        by_majority = len(self.issued[0][1]) * 2 > len(self.issue_ns)
+        if self.own_line is not None and not by_majority:
+            own = self.own_line
+            who = (
+                f"no other rank issued calls at {own.line}, where {named_ranks(own.ranks)} issued "
+                f"{counted(own.calls, 'call')} before"
+            )
+        else:
+            who = who_differs(told, by_majority)
         return f"{self._said(odd)} where {self._said(rest)}; {who}{self._shift}"
 
     @property
@@ -146,11 +164,7 @@ class Mismatch:
         if self.shifted is None:
             return ""
         seq, lines = self.shifted
-        by_line: dict[str, list[int]] = {}
-        for rank, line in lines:
-            by_line.setdefault(line, []).append(rank)
-        ordered = sorted(by_line.items(), key=lambda item: (len(item[1]), -item[1][0]))
-        said = [f"{named_ranks(ranks)} issued it at {line}" for line, ranks in ordered]
+        said = [f"{named_ranks(ranks)} issued it at {line}" for line, ranks in self._by_line(lines)]
         return (
             f"; already number {seq} is alike only in operation and size: {', '.join(said)}, so "
             "that a call was left out or added there"
@@ -175,6 +189,27 @@ class Mismatch:
         where = f"Collective {self.seq} of group {self.group!r}"
         return f"{where} is not the same on all ranks: {self.difference}"
 
+    @property
+    def remedy(self) -> str:
+        """Says what to change, at the lines at which the ranks issued the collective."""
+        places = [f"{named_ranks(ranks)} at {line}" for line, ranks in self._by_line(self.lines)]
+        if len(places) == 1 and len(self.lines) > 1:
+            return (
+                f"Make all ranks issue the same calls in the same order: at {self.lines[0][1]} "
+                "they are at different ones."
+            )
+        if len(places) < 2:
+            return "Make all ranks of the group issue the same calls in the same order:"
+        return f"Make all ranks issue the same calls in the same order: {listed(places)}."
+
+    @staticmethod
+    def _by_line(lines: Sequence[tuple[int, str]]) -> list[tuple[str, list[int]]]:
+        """Returns each line with its ranks, the line of the fewest ranks first."""
+        by_line: dict[str, list[int]] = {}
+        for rank, line in lines:
+            by_line.setdefault(line, []).append(rank)
+        return sorted(by_line.items(), key=lambda item: (len(item[1]), -item[1][0]))
+
 
 def who_differs(ranks: Sequence[int], by_majority: bool) -> str:
     """Names the ranks that differ, and from what; says that it cannot be told if there are none.
@@ -186,39 +221,6 @@ def who_differs(ranks: Sequence[int], by_majority: bool) -> str:
     several = len(ranks) > 1
     other = "the majority" if by_majority else f"{'their' if several else 'its'} own earlier steps"
     return f"{named_ranks(ranks)} differ{'' if several else 's'} from {other}"
-
-
-def shifted_since(
-    lines: Mapping[int, Mapping[int, str]], seq: int
-) -> tuple[int, tuple[tuple[int, str], ...]] | None:
-    """Finds the first of the collectives before a mismatch that ranks issued at different lines.
-
-    If a rank leaves out a call whose successors have its operation and size, all of its calls are
-    those that follow until one looks different. Ranks that always issue a collective at lines of
-    their own, as in the branches of an ``if``, have done so before, which is no shift.
-
-    Args:
-        lines: the line of each rank, by the number of the collective in its group.
-        seq: number of the mismatch.
-
-    Returns:
-        The number and each rank's line; None if the lines of the collective before the mismatch
-        are the same, not known of several ranks, or usual.
-    """
-
-    def of(number: int) -> tuple[tuple[int, str], ...]:
-        return tuple(sorted(lines.get(number, {}).items()))
-
-    def differ(number: int) -> bool:
-        return len({line for _, line in of(number)}) > 1
-
-    first = seq
-    while differ(first - 1):
-        first -= 1
-    usual = {of(number) for number in lines if number < first and differ(number)}
-    while first < seq and of(first) in usual:
-        first += 1
-    return (first, of(first)) if first < seq else None
 
 
 def common_bytes(op: int, bytes_in: int, bytes_out: int) -> int:
@@ -409,24 +411,44 @@ def mismatches_by_group(
             }
             who = int(member[begin])
             usual = usual_after(_earlier(traces[who], tables[who], parts[who], number, seq))
-            lines = {
-                traces[who].rank: line
-                for who, at in zip(member[begin:end].tolist(), row[begin:end].tolist(), strict=True)
-                if (line := _line_of(traces[who], int(tables[who].op_id[at])))
-            }
-            found[number] = mismatch_of(list(names)[number][0], seq, members, usual, lines)
+            earlier = _lines(traces, tables, parts, number, seq)
+            lines = earlier.pop(seq, {})
+            shifted = shifted_since(earlier, seq)
+            own = own_line(earlier, lines, seq)
+            group = list(names)[number][0]
+            found[number] = mismatch_of(group, seq, members, usual, lines, shifted, own)
     of_group, seqs = np.divmod(key[starts[differs]], 1 << 32)
     keys = list(names)
     differing = {keys[place]: seqs[of_group == place] for place in np.unique(of_group).tolist()}
     return tuple(found.values()), differing
 
 
-def _line_of(trace: Trace, op_id: int) -> str:
-    """Returns the line that issued an operation; empty if its stack was not recorded."""
-    if not trace.stacks:
-        return ""
-    number = int(columns.stacks(trace, np.array([op_id], dtype=np.int64))[0])
-    return short_line(trace.stacks.get(number, ()))
+def _lines(
+    traces: Sequence[Trace],
+    tables: Sequence[Collectives],
+    parts: Sequence[_Keys],
+    group: int,
+    seq: int,
+) -> dict[int, dict[int, str]]:
+    """Returns the lines that issued a group's collectives up to a number, by number and rank.
+
+    Of many ranks fewer earlier collectives are read. Lines of which no stack was recorded lack.
+    """
+    before = max(_REMEMBERED, _MOST_LINES // len(traces))
+    lines: dict[int, dict[int, str]] = {}
+    for trace, table, keys in zip(traces, tables, parts, strict=True):
+        if not trace.stacks:
+            continue
+        number = keys.key & 0xFFFFFFFF
+        wanted = (keys.key >> 32 == group) & (number <= seq) & (number >= seq - before)
+        stacks = columns.stacks(trace, table.op_id[keys.row[wanted]])
+        texts = {
+            stack: short_line(trace.stacks.get(stack, ())) for stack in np.unique(stacks).tolist()
+        }
+        for place, stack in zip(number[wanted].tolist(), stacks.tolist(), strict=True):
+            if texts[stack]:
+                lines.setdefault(place, {})[trace.rank] = texts[stack]
+    return lines
 
 
 def _earlier(trace: Trace, table: Collectives, keys: _Keys, group: int, seq: int) -> list[Issued]:
@@ -549,6 +571,7 @@ def mismatch_of(
     usual: Issued | None = None,
     lines: Mapping[int, str] | None = None,
     shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None,
+    own: OwnLine | None = None,
 ) -> Mismatch:
     """Makes a ``Mismatch`` from the collectives that ranks issued under one sequence number.
 
@@ -559,6 +582,7 @@ def mismatch_of(
         usual: as in ``Mismatch``.
         lines: file and line of ranks, as in ``Mismatch``.
         shifted: as in ``Mismatch``.
+        own: ``own_line`` of ``Mismatch``.
     """
     by_value: dict[Issued, list[int]] = {}
     for rank, (issued, _) in sorted(members.items()):
@@ -572,4 +596,5 @@ def mismatch_of(
         usual,
         tuple(sorted((lines or {}).items())),
         shifted,
+        own,
     )

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from commprof.analysis.collectives.issuing_lines import own_line, shifted_since
 from commprof.analysis.collectives.mismatches import (
     Issued,
     Mismatch,
     common_bytes,
     mismatch_of,
-    shifted_since,
     usual_after,
 )
 from commprof.analysis.late.chains import chains_to
@@ -386,7 +386,8 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
             usual = usual_after(earlier.get(group, []))
             at = lines.get(group, {})
             shifted = shifted_since(at, seq)
-            first[which] = mismatch_of(group, seq, compared, usual, at.get(seq), shifted)
+            own = own_line(at, at.get(seq, {}), seq)
+            first[which] = mismatch_of(group, seq, compared, usual, at.get(seq), shifted, own)
     return tuple(first.values())
 
 

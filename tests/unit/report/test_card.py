@@ -324,8 +324,38 @@ def test_incidents_come_before_any_advice_on_the_card() -> None:
     assert made is not None
     assert made.following.command == made.following.all_command
     text = render(made)
-    assert "! At 2 ranks: hangs, mismatched collectives or lasting changes of speed." in text
-    assert "Next: First see what went wrong during the run:" in text
+    said = " ".join(text.split())
+    assert " The job hung. Collective 3 of group '0' is not the same on all ranks: rank 1 " in said
+    assert "! Rank 1's own work rose from 20 to 30 ms (+50%) at step 120" in text
+    assert "Next: Make all ranks of the group issue the same calls in the same order:" in text
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ("hangs", "The job hung: "),
+        ("mismatches", "Collective 3 of group '0' is not the same on all ranks"),
+    ],
+)
+def test_a_hang_or_mismatch_alone_is_the_first_sentence_of_the_card(kept: str, words: str) -> None:
+    empty = dict.fromkeys(("hangs", "mismatches", "anomalies", "events"), ())
+    empty.pop(kept)
+    found = run_result(world(2), incidents=(incidents(world_size=2, **empty),))
+    details = [detail(2, backward=50, transfer=50)]
+    made = card(found, details, verdict(found, details), Path("RUN"))
+    assert made is not None
+    assert made.incident.startswith(words)
+    assert render(made).splitlines()[1].startswith(words[:40])
+
+
+def test_a_change_of_speed_alone_is_a_caveat_of_the_card() -> None:
+    empty = dict.fromkeys(("hangs", "mismatches", "events"), ())
+    found = run_result(world(2), incidents=(incidents(world_size=2, **empty),))
+    details = [detail(2, backward=50, transfer=50)]
+    made = card(found, details, verdict(found, details), Path("RUN"))
+    assert made is not None
+    assert made.incident == ""
+    assert "Next: First see what went wrong during the run:" in render(made)
 
 
 def test_report_shows_the_card_of_a_recorded_run(

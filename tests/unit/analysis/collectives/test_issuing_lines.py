@@ -1,0 +1,64 @@
+"""Lines that issued a group's collectives: a line of one rank, ranks that parted earlier."""
+
+from __future__ import annotations
+
+from commprof.analysis.collectives.issuing_lines import OwnLine, own_line
+from commprof.analysis.collectives.mismatches import Issued, mismatch_of
+
+TRAIN, EVALUATE, END = "train.py:8", "train.py:10", "train.py:11"
+BROADCAST = Issued("broadcast", "Float", "", 2048, 0)
+BARRIER = Issued("barrier", "", "", -1, -1)
+
+
+def test_a_rank_that_issues_at_a_line_of_its_own_is_told() -> None:
+    """Rank 0 evaluates alone in every tenth collective, which the others take for training."""
+    lines = {
+        number: {0: EVALUATE if number % 10 == 9 else TRAIN, 1: TRAIN, 2: TRAIN}
+        for number in range(40)
+    }
+    at_mismatch = {0: EVALUATE, 1: END, 2: END}
+    own = own_line(lines, at_mismatch, 40)
+    assert own == OwnLine((0,), EVALUATE, 4)
+    members = {0: (BROADCAST, 1), 1: (BARRIER, 2)}
+    told = mismatch_of("0", 40, members, BROADCAST, {0: EVALUATE, 1: END}, None, own)
+    assert told.told_ranks == (0,)
+    assert told.difference.endswith(
+        "where rank 1 issued a barrier (train.py:11); no other rank issued calls at train.py:10, "
+        "where rank 0 issued 4 calls before"
+    )
+    assert told.remedy == (
+        "Make all ranks issue the same calls in the same order: rank 1 at train.py:11 and rank 0 "
+        "at train.py:10."
+    )
+
+
+def test_a_majority_is_believed_before_a_line_of_a_rank() -> None:
+    own = OwnLine((0,), EVALUATE, 4)
+    members = {0: (BROADCAST, 1), 1: (BROADCAST, 1), 2: (BARRIER, 2)}
+    told = mismatch_of("0", 40, members, None, {}, None, own)
+    assert told.told_ranks == (2,)
+    assert told.difference.endswith("rank 2 differs from the majority")
+
+
+def test_branches_for_each_rank_are_no_line_of_one_rank() -> None:
+    """The root and the others always issue the collective at lines of their own."""
+    lines = {
+        number: ({0: "a.py:3", 1: "a.py:5"} if number % 2 else {0: TRAIN, 1: TRAIN})
+        for number in range(20)
+    }
+    assert own_line(lines, {0: "a.py:3", 1: END}, 20) is None
+
+
+def test_a_line_at_which_nobody_was_before_tells_nothing() -> None:
+    lines = {number: {0: TRAIN, 1: TRAIN} for number in range(20)}
+    assert own_line(lines, {0: EVALUATE, 1: END}, 20) is None
+    assert own_line({}, {0: EVALUATE, 1: END}, 20) is None
+
+
+def test_the_same_line_with_other_calls_is_said_in_the_remedy() -> None:
+    members = {0: (BROADCAST, 1), 1: (BARRIER, 2)}
+    told = mismatch_of("0", 5, members, None, {0: TRAIN, 1: TRAIN})
+    assert told.remedy == (
+        "Make all ranks issue the same calls in the same order: at train.py:8 they are at "
+        "different ones."
+    )
