@@ -192,7 +192,7 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         Study(
             "Late processes in logs of NCCL Inspector, of simulated jobs",
             "inspector.jsonl",
-            f"recordings/inspector.py truth --first-seed 3000 --results {RESULTS}/inspector.jsonl",
+            f"recordings/inspector.py truth --first-seed 5000 --results {RESULTS}/inspector.jsonl",
             (
                 "late processes named in 100 of 100, nobody accused in 100 of 100 clean ones",
                 "wait and transfer within 1 %",
