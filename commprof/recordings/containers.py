@@ -24,6 +24,8 @@ _MOST_TIMES = 300
 _ALWAYS_BYTES = 64 << 20
 _MOST_FILES = 100_000
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+#: Of zlib: a gzip header, and the largest window.
+_GZIP_WINDOW = 31
 _TAR_MAGIC_AT, _HEAD_BYTES = 257, 64 << 10
 _ERRORS = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
 
@@ -58,6 +60,43 @@ class Unpacked(io.RawIOBase):
             raise OSError(f"it unpacks to more than {_MOST_TIMES} times its size")
         buffer[: len(data)] = data
         return len(data)
+
+
+class GrowingGzip:
+    """Unpacks a gzip file that is still written, of one member or of several, piece by piece.
+
+    What the writer has not flushed yet is not there to unpack.
+    """
+
+    def __init__(self) -> None:
+        """Begins at the beginning of a file."""
+        self._member = zlib.decompressobj(wbits=_GZIP_WINDOW)
+        self._packed_bytes = self._unpacked_bytes = 0
+
+    def unpack(self, data: bytes) -> bytes:
+        """Returns what the next bytes of the file unpack to; at most about 1,000 times as much.
+
+        Raises:
+            OSError: the data are damaged, or unpack to too much. No more can be unpacked then.
+        """
+        self._packed_bytes += len(data)
+        parts = []
+        while data:
+            if self._member.eof:
+                data = data.lstrip(b"\0")  # padding between members
+                if not data:
+                    break
+                self._member = zlib.decompressobj(wbits=_GZIP_WINDOW)
+            try:
+                parts.append(self._member.decompress(data))
+            except zlib.error as error:
+                raise OSError(f"its compressed data is damaged ({error})") from None
+            data = self._member.unused_data
+        unpacked = b"".join(parts)
+        self._unpacked_bytes += len(unpacked)
+        if self._unpacked_bytes > max(_ALWAYS_BYTES, _MOST_TIMES * self._packed_bytes):
+            raise OSError(f"it unpacks to more than {_MOST_TIMES} times its size")
+        return unpacked
 
 
 #: Function that is called with a file of a recording: its name, and a stream at its beginning.
@@ -98,7 +137,17 @@ def is_packed(path: Path) -> bool:
     """True if a file begins like an archive or a compressed file."""
     with open_regular(path) as file:
         head = file.read(_TAR_MAGIC_AT + 5)
-    return head.startswith((_GZIP, _ZIP)) or _is_tar(head)
+    return is_gzip(head) or is_archive(head)
+
+
+def is_gzip(head: bytes) -> bool:
+    """True if a file with these first bytes is compressed by gzip."""
+    return head.startswith(_GZIP)
+
+
+def is_archive(head: bytes) -> bool:
+    """True if a file with these first 262 bytes, or more, is a zip or tar archive."""
+    return head.startswith(_ZIP) or _is_tar(head)
 
 
 def _is_tar(head: bytes) -> bool:

@@ -30,6 +30,8 @@ _OPERATION = re.compile(rb'"(?:coll_perf|p2p_perf|dump_stats)"\s*:\s*\{')
 _FIELDS = re.compile(rb'"(?:coll_sn|p2p_sn|coll_records)"')
 #: Names of the plugin's own files, of which one without content says something too.
 _OWN_NAME = re.compile(r".+-pid\d+\.log")
+#: The same, compressed in a way that is not read.
+_PACKED_NAME = re.compile(r".+-pid\d+\.log\.(?:zst|xz|bz2|lz4|lzma)")
 #: Most files that a folder of logs may hold.
 MOST_FILES = 200_000
 #: File of a run directory, whose folders hold no logs.
@@ -130,6 +132,13 @@ def is_own_name(name: str) -> bool:
     return _OWN_NAME.fullmatch(name) is not None
 
 
+def packed_otherwise(name: str) -> str:
+    """Returns why a file with this name is left out; empty unless it is a log in another format."""
+    if _PACKED_NAME.fullmatch(name) is None:
+        return ""
+    return "it is compressed, but not by gzip, and only gzip, zip and tar are unpacked"
+
+
 def new_log(name: str) -> InspectorLog:
     """Makes a log of this name, to be fed with its bytes.
 
@@ -167,7 +176,10 @@ def _read(path: Path, progress: Progress) -> tuple[list[InspectorLog], list[str]
                 done.add(len(chunk))
             logs[-1].finish()
 
-        return logs, each_file(file, looks_like_log, take)
+        problems = each_file(file, looks_like_log, take)
+        if not logs and not problems and (why := packed_otherwise(file.name)):
+            problems.append(f"{printable(file.name)} is left out: {why}")
+        return logs, problems
 
     empty = [file.name for file, size in sizes.items() if not size and is_own_name(file.name)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

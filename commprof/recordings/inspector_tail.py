@@ -1,4 +1,7 @@
-"""Follows logs of NCCL Inspector while the job writes them; each byte is read once."""
+"""Follows logs of NCCL Inspector while the job writes them; each byte is read once.
+
+A log that is compressed by gzip is followed as far as its writer has flushed it.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from commprof.errors import CommprofError
 from commprof.files import descriptor_of_regular
+from commprof.recordings.containers import GrowingGzip, is_archive, is_gzip
 from commprof.recordings.inspector import (
     MOST_FILES,
     is_inspector,
     is_own_name,
     looks_like_log,
     new_log,
+    packed_otherwise,
 )
 from commprof.text import printable
 
@@ -25,8 +30,11 @@ if TYPE_CHECKING:
 #: Most bytes that one look reads, and that it reads of one log before it turns to the next.
 _BYTES_PER_LOOK: Final = 64 << 20
 _BYTES_PER_LOG: Final = 4 << 20
+#: The same of a compressed log, which unpacks to many times as much.
+_PACKED_BYTES_PER_LOG: Final = 64 << 10
 _HEAD_BYTES: Final = 64 << 10
 _MOST_PROBLEMS: Final = 20
+_GZIP_SUFFIX: Final = ".gz"
 
 
 @dataclass
@@ -44,6 +52,10 @@ class GrowingLog:
     longest_gap_s: float = 0.0
     #: True if there was nothing more to read at the last look.
     is_read: bool = False
+    #: None if the file is not compressed.
+    unpacker: GrowingGzip | None = None
+    #: True if what follows cannot be read.
+    is_given_up: bool = False
     #: Damaged lines that were already reported.
     damaged_lines: int = field(default=0, repr=False)
 
@@ -70,7 +82,7 @@ class InspectorTail:
         """Reads what was written since the last look, at most ``_BYTES_PER_LOOK`` bytes."""
         left = _BYTES_PER_LOOK
         self._find()
-        waiting = list(self.logs.values())
+        waiting = [log for log in self.logs.values() if not log.is_given_up]
         while waiting and left > 0:
             # The log that is furthest behind comes first, so that all advance alike.
             for log in sorted(waiting, key=lambda log: log.read_bytes):
@@ -92,19 +104,50 @@ class InspectorTail:
             try:
                 if not file.is_file():
                     continue
-                size_bytes = file.stat().st_size
-                if size_bytes and _is_log(file):
-                    self.logs[file] = GrowingLog(file, new_log(file.name))
-                elif size_bytes:
-                    self._others.add(file)
+                if file.stat().st_size:
+                    self._take(file)
                 elif is_own_name(file.name):
                     self.empty.append(file.name)
             except OSError as error:
                 self._others.add(file)
                 self._complain(f"{printable(file.name)}: {error.strerror or error}")
 
+    def _take(self, file: Path) -> None:
+        """Begins to follow a new file if it is a log, or remembers that it is none."""
+        head = _head_of(file)
+        unpacker = GrowingGzip() if is_gzip(head) else None
+        if unpacker is not None:
+            plain = file.with_suffix("")
+            if file.suffix == _GZIP_SUFFIX and (plain in self.logs or plain.exists()):
+                self._leave_out(file, f"{printable(plain.name)} is followed")
+                return
+            is_whole = len(head) == _HEAD_BYTES
+            head = GrowingGzip().unpack(head)
+            if not is_whole and b"\n" not in head:
+                return  # too little is written to tell
+        if is_archive(head):
+            if is_inspector(file):
+                self._leave_out(
+                    file,
+                    "an archive does not grow; unpack it into a folder of its own, or read it with "
+                    "commprof report",
+                )
+            self._others.add(file)
+        elif looks_like_log(head) or (unpacker is None and is_own_name(file.name)):
+            self.logs[file] = GrowingLog(file, new_log(file.name), unpacker=unpacker)
+        elif unpacker is None and (why := packed_otherwise(file.name)):
+            self._leave_out(file, why)
+        else:
+            self._others.add(file)
+
+    def _leave_out(self, file: Path, why: str) -> None:
+        self._others.add(file)
+        self._complain(f"{printable(file.name)} is left out: {why}")
+
     def _read(self, log: GrowingLog, most_bytes: int) -> int:
-        """Reads at most ``most_bytes`` of a log; returns the number of bytes read."""
+        """Reads at most ``most_bytes`` of a log; returns the number of bytes that it took."""
+        if log.unpacker is not None:
+            most_bytes = min(most_bytes, _PACKED_BYTES_PER_LOG)
         descriptor = descriptor_of_regular(log.path)
         try:
             about = os.fstat(descriptor)
@@ -116,18 +159,30 @@ class InspectorTail:
         finally:
             os.close(descriptor)
         log.is_read = log.read_bytes + len(data) >= about.st_size
+        log.read_bytes += len(data)
+        if data:
+            data = self._unpacked(log, data)
         if data:
             now_s = time.monotonic()
-            if log.read_bytes == 0:  # it may have been written long ago
+            if log.growths == 0:  # it may have been written long ago
                 now_s -= max(0.0, time.time() - about.st_mtime)
             elif log.is_read:
                 log.longest_gap_s = max(log.longest_gap_s, now_s - log.grew_s)
             log.grew_s = max(log.grew_s, now_s)
             log.growths += 1
             log.log.feed(data)
-            log.read_bytes += len(data)
             self._count_damage(log)
         return len(data)
+
+    def _unpacked(self, log: GrowingLog, data: bytes) -> bytes:
+        if log.unpacker is None:
+            return data
+        try:
+            return log.unpacker.unpack(data)
+        except OSError as error:
+            self._complain(f"{printable(log.path.name)}: {error}; what follows is left out")
+            log.is_given_up = log.is_read = True
+            return b""
 
     def _count_damage(self, log: GrowingLog) -> None:
         if log.log.damaged_lines > log.damaged_lines:
@@ -143,20 +198,19 @@ class InspectorTail:
             self.problems.append(problem)
 
 
-def _is_log(file: Path) -> bool:
+def _head_of(file: Path) -> bytes:
     descriptor = descriptor_of_regular(file)
     try:
-        head = os.pread(descriptor, _HEAD_BYTES, 0)
+        return os.pread(descriptor, _HEAD_BYTES, 0)
     finally:
         os.close(descriptor)
-    return is_own_name(file.name) or looks_like_log(head)
 
 
 def holds_logs(folder: Path) -> bool:
     """True if a folder holds logs of NCCL Inspector, even if nothing was written to them yet."""
     try:
         with os.scandir(folder) as entries:
-            own = any(is_own_name(entry.name) for entry in entries)
+            own = any(is_own_name(entry.name) or packed_otherwise(entry.name) for entry in entries)
         return own or is_inspector(folder)
     except (OSError, CommprofError):
         return False

@@ -104,9 +104,7 @@ class _Part:
     """A part of the run, or several of a snapshot."""
 
     traced: InspectedOrigins
-    #: Of each process in operations whose waiting is known, and in all operations.
     time_us: Floats
-    operation_us: Floats
 
 
 @dataclass
@@ -167,6 +165,7 @@ class LiveLogs:
         #: at its beginning.
         self._groups: dict[tuple[str | int, ...], WaitingGroup] = {}
         self._time_us: Floats = np.zeros(0)
+        #: Time of each process in all operations; empty if that of equally many calls is not known.
         self._operation_us: Floats = np.zeros(0)
         self._growths: dict[Path, int] = {}
         self._pairs_us: Floats | None = np.zeros((0, 0))
@@ -243,7 +242,8 @@ class LiveLogs:
     def _add(self, job: InspectedJob) -> None:
         """Adds what one look found to the totals, and to the part of the run that is not over."""
         totals, count = self._totals, len(job.processes)
-        self._operation_us = _widened(self._operation_us, count) + operation_time(job)
+        if self._is_snapshot:  # else communicators may have advanced unevenly
+            self._operation_us = operation_time(job)
         is_new = False
         for one in job.communicators:
             for waits in one.split:
@@ -285,11 +285,10 @@ class LiveLogs:
 
     def _end_part(self) -> None:
         count = len(self._processes)
-        traced_part = traced(list(self._groups.values()), count)
-        part = _Part(traced_part, self._time_us, _widened(self._operation_us, count))
+        part = _Part(traced(list(self._groups.values()), count), self._time_us)
         self._totals.caused_us = _widened(self._totals.caused_us, count)
         self._totals.caused_us += part.traced.began_us.sum(axis=0)
-        self._groups, self._time_us, self._operation_us = {}, np.zeros(count), np.zeros(count)
+        self._groups, self._time_us = {}, np.zeros(count)
         self._growths = {path: log.growths for path, log in self._tail.logs.items()}
         self._add_pairs(part, count)
         self._recent.append(part)
@@ -319,10 +318,8 @@ class LiveLogs:
             np.concatenate([_widened(getattr(part.traced, name), count) for part in self._recent])
             for name in ("began_us", "waited_us")
         )
-        time_us, operation_us = (
-            np.sum([_widened(getattr(part, name), count) for part in self._recent], axis=0)
-            for name in ("time_us", "operation_us")
-        )
+        time_us = sum((_widened(part.time_us, count) for part in self._recent), np.zeros(count))
+        operation_us = self._operation_us if len(self._operation_us) else np.full(count, np.nan)
         job = InspectedJob(tuple(self._processes), self._newest, self._parts(), ())
         found = InspectedOrigins(began, waited, self._pairs_us)
         self._late = late_processes(job, found, time_us, operation_us)

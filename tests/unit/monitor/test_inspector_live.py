@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+import tarfile
 import urllib.request
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from commprof.monitor.metrics.inspector import inspector_samples
 from commprof.monitor.metrics.outputs import exposition
 from commprof.monitor.monitor import Monitor, address_file
 from commprof.monitor.settings import Settings
+from commprof.recordings.inspector import read_logs
 from commprof.report.inspector_frame import inspector_frame
 from tests.support.builders.inspector_logs import simulate
 
@@ -80,6 +83,65 @@ def test_figures_of_growing_logs_are_those_of_the_whole(
     assert [late.process.pid for late in state.late] == [1005]
     assert state.calls == sum(row.calls for row in whole.communicators)
     assert most_kept < len(job.records) / 2  # what was counted is forgotten
+
+
+def test_compressed_logs_are_followed_as_far_as_they_are_flushed(tmp_path: Path) -> None:
+    """Members of gzip are cut anywhere; the same figures as of the plain logs come out."""
+    job = simulate(1, 8, 1, steps=60, late_us={5: 2000.0}, seed=5)
+    job.write(tmp_path / "whole", "v4.3", records_a_dump=7)
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    for file in (tmp_path / "whole").iterdir():
+        data = file.read_bytes()
+        pieces = [data[begin : begin + 3000] for begin in range(0, len(data), 3000)]
+        members = b"\0\0".join(gzip.compress(piece) for piece in pieces)
+        (packed / f"{file.name}.gz").write_bytes(members)
+    growing = _Growing(packed, tmp_path / "logs")
+    logs = LiveLogs(growing.folder)
+    states = []
+    while growing.grow(300):
+        states.append(logs.look())
+    state = logs.look()
+    assert state is not None
+    whole = inspector_result(tmp_path / "whole")
+    assert (state.problems, state.lost_records) == ((), 0)
+    assert sum(_by_pid(state, "time_s").values()) == pytest.approx(whole.time_s * 8, rel=1e-6)
+    assert [late.process.pid for late in state.late] == [1005]
+    calls = [one.calls for one in states if one is not None]
+    assert len({*calls}) > 3  # it was followed, and not read at the end
+
+
+def test_compressed_logs_that_cannot_be_followed_are_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulate(1, 4, 1, steps=30, seed=1).write(tmp_path / "logs")
+    plain, damaged, other, archived = sorted((tmp_path / "logs").iterdir())
+    (tmp_path / "logs" / f"{plain.name}.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    data = bytearray(gzip.compress(damaged.read_bytes()))
+    data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
+    (tmp_path / "logs" / f"{damaged.name}.gz").write_bytes(data)
+    other.unlink()
+    (tmp_path / "logs" / f"{other.name}.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(range(99)))
+    with tarfile.open(tmp_path / "logs" / "old.tar.gz", "w:gz") as archive:
+        archive.add(archived, archived.name)
+    damaged.unlink()
+    archived.unlink()
+    logs = LiveLogs(tmp_path / "logs", is_snapshot=True)
+    for _ in range(3):
+        logs.look()
+    found = sorted(logs.problems)
+    assert [text.split(" is left out: ")[0] for text in found if "left out: " in text] == [
+        f"{plain.name}.gz",
+        f"{other.name}.zst",
+        "old.tar.gz",
+    ]
+    assert any(text.startswith(f"{damaged.name}.gz: its compressed data is dam") for text in found)
+    assert len(found) == 4
+    assert main(["top", str(tmp_path / "logs"), "--once"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "an archive does not grow; unpack it into a folder of its own" in shown
+    (caveat,) = (text for text in read_logs(tmp_path / "logs").problems if ".zst" in text)
+    assert "only gzip, zip and tar are unpacked" in caveat
 
 
 def test_a_process_that_stops_writing_is_no_longer_waited_for(
