@@ -216,7 +216,7 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
             step_ms=ns_to_ms(mean_ns(steps)),
             exposed_p95_ms=ns_to_ms(quantile_ns(exposed, 0.95)),
             exposed_wait_ms=_mean_ms([s.exposed_wait for s in summaries]),
-            exposed_transfer_ms=_mean_ms([s.exposed_wire for s in summaries]),
+            exposed_transfer_ms=_mean_ms([s.exposed_transfer for s in summaries]),
             unsplit_steps=sum(summary.unsplit_steps for summary in summaries),
         ),
         arrivals=SummaryArrivals(
@@ -302,7 +302,7 @@ def _row(
         duration=_quantiles([part.duration for part in parts]),
         wait=_quantiles([part.wait for part in parts]),
         until_last=_quantiles([part.until_last for part in parts]),
-        transfer=_quantiles([part.wire for part in parts]),
+        transfer=_quantiles([part.transfer for part in parts]),
         algbw_gb_per_s=algbw_gb_per_s,
         busbw_gb_per_s=algbw_gb_per_s * bus_factor(op, group_size),
     )
@@ -313,10 +313,10 @@ def _algbw_gb_per_s(op: str, parts: Sequence[OperationSummary]) -> float:
 
     NaN for gather, scatter and "other", whose size is not known.
     """
-    wire_ns = sum(part.wire.sum_ns for part in parts)
-    moved = sum(part.bytes / part.count * part.wire.count for part in parts if part.count)
-    known = op not in ("gather", "scatter", _OTHERS) and moved > 0 and wire_ns > 0
-    return moved / wire_ns if known else math.nan  # bytes per ns are GB/s
+    transfer_ns = sum(part.transfer.sum_ns for part in parts)
+    moved = sum(part.bytes / part.count * part.transfer.count for part in parts if part.count)
+    known = op not in ("gather", "scatter", _OTHERS) and moved > 0 and transfer_ns > 0
+    return moved / transfer_ns if known else math.nan  # bytes per ns are GB/s
 
 
 def _quantiles(parts: Sequence[Histogram]) -> Quantiles:

@@ -97,7 +97,7 @@ class Transfers:
     #: flushed to the GPU's memory.
     peer_or_flush_ns: Ints
     #: Of sends: time in which the network was sending. Of receives: in which data had not arrived.
-    wire_ns: Ints
+    transfer_ns: Ints
 
     def __len__(self) -> int:
         """Number of transfers."""
@@ -129,5 +129,5 @@ def _transfers(trace: Trace, kind: Kind) -> Transfers:
         begin_ns=begin_ns,
         gpu_ns=gpu_ns,
         peer_or_flush_ns=peer_ns,
-        wire_ns=ints(records["value"]) - begin_ns - gpu_ns - peer_ns,
+        transfer_ns=ints(records["value"]) - begin_ns - gpu_ns - peer_ns,
     )

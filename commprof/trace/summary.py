@@ -77,7 +77,7 @@ class OperationSummary:
     #: Times from this rank's issue to the issue by the rank that came last, and from there to
     #: completion, of the operations for which that rank became known.
     until_last: Histogram
-    wire: Histogram
+    transfer: Histogram
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Summary:
     #: Exposed time before and after the arrival that ended the waiting, of each step but the first,
     #: those in ``unsplit_steps``, and those of the last seconds, whose arrivals may still come.
     exposed_wait: Histogram
-    exposed_wire: Histogram
+    exposed_transfer: Histogram
     last: tuple[LastRank, ...]
     waited_for: WaitedFor
     operations: tuple[OperationSummary, ...]
@@ -219,7 +219,7 @@ def read_summary(payload: memoryview) -> Summary:
         ),
         hosts=_hosts(_member(value, "hosts")),
         exposed_wait=_histogram(_member(value, "exposed_wait"), "exposed_wait"),
-        exposed_wire=_histogram(_member(value, "exposed_wire"), "exposed_wire"),
+        exposed_transfer=_transfer(value, "exposed_transfer", "exposed_wire"),
         last=tuple(_last(item) for item in _list(value, "last")),
         waited_for=_waited_for(_member(value, "waited_for")),
         steps=_histogram(_member(value, "steps"), "steps"),
@@ -262,9 +262,14 @@ def _operation(value: object) -> OperationSummary:
         duration=_histogram(_member(value, "duration"), "duration"),
         wait=_histogram(_member(value, "wait"), "wait"),
         until_last=_histogram(_member(value, "until_last"), "until_last"),
-        wire=_histogram(_member(value, "wire"), "wire"),
+        transfer=_transfer(value, "transfer", "wire"),
         **{name: _whole(value, name) for name in OPERATION_COUNTERS},
     )
+
+
+def _transfer(value: Any, name: str, older: str) -> Histogram:
+    """Reads a histogram of transfers, which older versions named ``older``."""
+    return _histogram(_member(value, older if older in value else name), name)
 
 
 def _hosts(value: object) -> SummarisedLinks:

@@ -160,7 +160,7 @@ void WaitLedger::forgetSteps() {
   unsplit_steps_ = 0;
   unsplit_ns_ = 0;
   exposed_wait_ = {};
-  exposed_wire_ = {};
+  exposed_transfer_ = {};
   late_.forgetExposed();
 }
 
@@ -270,7 +270,7 @@ bool WaitLedger::settle(const StepWaits& step, uint64_t now_ns) {
     late_.exposed(common_ns, one.rank, one.wait_ns);
   }
   exposed_wait_.add(std::min(all_ns, step.exposed_ns));
-  exposed_wire_.add(step.exposed_ns - std::min(all_ns, step.exposed_ns));
+  exposed_transfer_.add(step.exposed_ns - std::min(all_ns, step.exposed_ns));
   return true;
 }
 
@@ -340,8 +340,8 @@ void WaitLedger::appendJson(std::string& out) const {
   out += ",\"skipped\":" + std::to_string(links_.skipped);
   out += "},\"exposed_wait\":";
   exposed_wait_.appendJson(out);
-  out += ",\"exposed_wire\":";
-  exposed_wire_.appendJson(out);
+  out += ",\"exposed_transfer\":";
+  exposed_transfer_.appendJson(out);
   out += ",";
   late_.appendJson(out);
 }

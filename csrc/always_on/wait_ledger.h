@@ -52,11 +52,11 @@ class WaitLedger {
   void forgetSteps();
 
   // An operation's duration, split at the last rank's issue: the wait before it
-  // and the wire time from there to completion.
+  // and the transfer from there to completion.
   struct Split {
     uint32_t operation;
     uint64_t wait_ns;
-    uint64_t wire_ns;
+    uint64_t transfer_ns;
   };
   // Returns the splits that became known since the last call. Call it after
   // each drain, and with UINT64_MAX the last time.
@@ -75,7 +75,7 @@ class WaitLedger {
   }
 
   // Appends "arrivals", "arrival_clock_error", "hosts", "exposed_wait",
-  // "exposed_wire", and what LateRanks keeps, as members of a JSON object.
+  // "exposed_transfer", and what LateRanks keeps, as members of a JSON object.
   void appendJson(std::string& out) const;
 
  private:
@@ -140,7 +140,7 @@ class WaitLedger {
   uint64_t unsplit_ns_ = 0; // exposed time of these steps
   Histogram clock_error_; // bounds, for collectives across hosts
   Histogram exposed_wait_;
-  Histogram exposed_wire_;
+  Histogram exposed_transfer_;
   LateRanks late_;
 };
 

@@ -87,5 +87,5 @@ def test_the_proxy_sends_over_the_socket(job: tuple[str, list[Trace], list[Any]]
         table = sends(trace)
         assert len(table) > 0
         assert set(table.peer.tolist()) == {1 - trace.rank}
-        assert (table.wire_ns > 0).any()
+        assert (table.transfer_ns > 0).any()
         assert (table.size_bytes > 0).all()

@@ -111,15 +111,15 @@ def _kinds(calls: Calls, groups: Sequence[str], trace: Trace) -> Columns:
 def _times(calls: Calls, evidence: Evidence) -> Columns:
     timed, exposed = (evidence.supports(figure) for figure in (Figure.CALLS, Figure.EXPOSED))
     factor = _bus_factors(calls)
-    transfer_ns = calls.transfer_ns
+    common_ns = calls.common_transfer_ns
     with np.errstate(invalid="ignore", divide="ignore"):
-        algbw = np.where(calls.size_bytes > 0, calls.size_bytes / transfer_ns, np.nan)
+        algbw = np.where(calls.size_bytes > 0, calls.size_bytes / common_ns, np.nan)
     of_calls: dict[str, Floats] = {
         "duration_ms": calls.duration_ns / NS_PER_MS,
         "queue_ms": calls.queue_ns / NS_PER_MS,
         "wait_ms": calls.wait_ns / NS_PER_MS,
-        "transfer_ms": calls.wire_ns / NS_PER_MS,
-        "group_transfer_ms": transfer_ns / NS_PER_MS,
+        "transfer_ms": calls.transfer_ns / NS_PER_MS,
+        "group_transfer_ms": common_ns / NS_PER_MS,
         "algbw_gb_per_s": algbw,  # bytes per ns
         "busbw_gb_per_s": algbw * factor,
     }

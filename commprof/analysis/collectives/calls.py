@@ -181,11 +181,12 @@ class Calls:
     duration_ns: Floats
     queue_ns: Floats
     wait_ns: Floats
-    wire_ns: Floats
+    transfer_ns: Floats
     #: Time for which the call blocked the training thread.
     exposed_ns: Floats
-    #: From the last start on any rank to the last completion on any rank; the same on all ranks.
-    transfer_ns: Floats
+    #: Transfer of all ranks: from the last start on any rank to the last completion on any rank;
+    #: the same on all ranks.
+    common_transfer_ns: Floats
     #: True if the call ended with an error.
     failed: npt.NDArray[np.bool_]
 
@@ -212,18 +213,18 @@ def calls_of(
         traces: traces of the ranks.
         tables: collectives of each trace.
         measured_steps: numbers of the measured steps; None for the whole recording.
-        clocks_shared: True if the traces' times are on one clock; otherwise wait, wire and
-            transfer are unknown.
+        clocks_shared: True if the traces' times are on one clock; otherwise wait and both
+            transfers are unknown.
     """
     starts = [start_times(trace, table) for trace, table in zip(traces, tables, strict=True)]
     times = _Times.of(tables, starts)
     duration = np.where(times.exact, times.end - times.issue, np.nan)
     failed = np.concatenate([table.failed for table in tables])
     queue = np.where((times.start > 0) & ~failed, times.start - times.issue, np.nan)
-    wait, wire, transfer = np.full((3, len(times.start)), np.nan)
+    wait, transfer, common_transfer = np.full((3, len(times.start)), np.nan)
     if clocks_shared:
         awaited = last_awaited(matching, traces, tables, times.start)
-        wait, wire, transfer = _apart(matching, times, awaited)
+        wait, transfer, common_transfer = _apart(matching, times, awaited)
     group_size = joined_column(
         group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)
     )
@@ -261,9 +262,9 @@ def calls_of(
         duration_ns=duration[chosen],
         queue_ns=queue[chosen],
         wait_ns=wait[chosen],
-        wire_ns=wire[chosen],
-        exposed_ns=exposed[chosen],
         transfer_ns=transfer[chosen],
+        exposed_ns=exposed[chosen],
+        common_transfer_ns=common_transfer[chosen],
         failed=failed[chosen],
     )
 
@@ -293,10 +294,10 @@ class _Times:
 
 
 def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Floats, Floats]:
-    """Returns the wait, wire and transfer time of each row, in ns; NaN if unknown.
+    """Returns each row's wait, transfer and transfer of all ranks, in ns; NaN if unknown.
 
-    The wait lasts from the row's start until the last awaited rank starts. The wire time lasts from
-    then until the row's end. The transfer lasts from the last start on any rank to the last end on
+    The wait lasts from the row's start until the last awaited rank starts. The transfer lasts from
+    then until the row's end, that of all ranks from the last start on any rank to the last end on
     any rank; a point-to-point message ends when its receive ends.
     ``awaited`` is the result of :func:`last_awaited` with ``times.start`` as ``times_ns``.
     """
@@ -308,8 +309,8 @@ def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Fl
     counts = ~np.isin(times.op, POINT_TO_POINT) | (times.op == RECV)
     ended, _ = matching.latest(np.where(counts, times.end, 0))
     known = all_started & matching.every(times.exact | ~counts)
-    transfer = np.where(known & (ended > started), ended - started, np.nan)
-    return wait, running - wait, transfer
+    common = np.where(known & (ended > started), ended - started, np.nan)
+    return wait, running - wait, common
 
 
 def _in_its_rank(

@@ -95,9 +95,9 @@ def _of_rank(trace: Trace, activity: DeviceActivity, calls: Calls, measured: Int
     run_ms = mean_ms(activity.exposed) + mean_ms(activity.compute) + copies_ms
     wall_ms = ns_to_ms(float((steps.end_ns - steps.begin_ns)[chosen].sum())) / count
     known = ~np.isnan(calls.wait_ns)
-    wait_ns, wire_ns = (
+    wait_ns, transfer_ns = (
         float(part[known].sum()) if known.any() else float("nan")
-        for part in (calls.wait_ns, calls.wire_ns)
+        for part in (calls.wait_ns, calls.transfer_ns)
     )
     return KernelTimes(
         communication_ms=mean_ms(activity.communication),
@@ -105,7 +105,7 @@ def _of_rank(trace: Trace, activity: DeviceActivity, calls: Calls, measured: Int
         busy_ms=mean_ms(None if activity.communication is None else activity.kernels),
         idle_ms=math.nan if activity.communication is None else max(0.0, wall_ms - run_ms),
         wait_ms=ns_to_ms(wait_ns) / count,
-        transfer_ms=ns_to_ms(wire_ns) / count,
+        transfer_ms=ns_to_ms(transfer_ns) / count,
         unsplit_ms=math.nan
         if activity.communication is None
         else ns_to_ms(float(np.nansum(calls.duration_ns[~known]))) / count,

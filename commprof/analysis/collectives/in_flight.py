@@ -6,7 +6,7 @@ NEGOTIATE_ALLREDUCE, QUEUE, WAIT_FOR_DATA, the operation):
     negotiate: from this rank's issue of the collective until the last rank's issue
     queue:     then, until gloo begins to run the collective on this rank
     wait:      then, until the last rank has begun to run the collective
-    wire:      then, until the collective completes on this rank
+    transfer:  then, until the collective completes on this rank
 
 c10d does not negotiate: an early rank waits inside the collective. Horovod's wait is for data that
 the GPU still computes, commprof's is for the last rank to begin. The parts add up to the time from
@@ -68,7 +68,7 @@ def times_in_flight(
 
 #: A dataclass of columns.
 Table = TypeVar("Table", bound=Any)
-#: Value of ``negotiate_ns`` if the time in flight cannot be split: ``wire_ns`` then is all of it.
+#: Value of ``negotiate_ns`` if the time in flight cannot be split: ``transfer_ns`` is all of it.
 UNSPLIT = -1
 
 
@@ -99,13 +99,13 @@ class InFlightIntervals:
     negotiate_ns: Ints
     queue_ns: Ints
     wait_ns: Ints
-    wire_ns: Ints
+    transfer_ns: Ints
 
     @property
     def duration_ns(self) -> Ints:
         """Time from issue to completion."""
         split = np.where(self.negotiate_ns == UNSPLIT, 0, self.negotiate_ns)
-        total: Ints = split + self.queue_ns + self.wait_ns + self.wire_ns
+        total: Ints = split + self.queue_ns + self.wait_ns + self.transfer_ns
         return total
 
 
@@ -143,14 +143,14 @@ def in_flight_intervals(
         InFlightIntervals(*each)
         for each in zip(no_step, kind_of, member, bucket, issued, *parts, strict=True)
     ]
-    return [rows(each, each.wire_ns >= 0) for each in found], kinds
+    return [rows(each, each.transfer_ns >= 0) for each in found], kinds
 
 
 def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple[Ints, ...]:
-    """Returns four parts of each row's time in flight, in ns: negotiate, queue, wait and wire.
+    """Returns four parts of each row's time in flight, in ns: negotiate, queue, wait and transfer.
 
     The module's docstring explains these parts. If the split is unknown, negotiate is ``UNSPLIT``,
-    queue and wait are 0, and wire is the whole time; wire is -1 if no end was recorded.
+    queue and wait are 0, and transfer is the whole time; transfer is -1 if no end was recorded.
     """
     end = _joined(seen.tables, "end_ns")
     exact = np.concatenate([table.end_is_exact for table in seen.tables])

@@ -202,7 +202,7 @@ def _row(
     """Makes the row of one kind of call; ``rank_steps`` is ranks times measured steps."""
     op, dtypes = op_name(int(calls.op[0])), traces[int(calls.rank[0])].metadata["dtypes"]
     with np.errstate(invalid="ignore", divide="ignore"):
-        algbw = calls.size_bytes / calls.transfer_ns  # bytes per ns are GB/s
+        algbw = calls.size_bytes / calls.common_transfer_ns  # bytes per ns are GB/s
     algbw_gb_per_s = _median(algbw[calls.size_bytes > 0])
     callers = len(np.unique(calls.rank))
     dtype = _named(dtypes, int(calls.dtype[0]))
@@ -231,7 +231,7 @@ def _row(
         duration=_spread(calls.duration_ns),
         queue=_spread(calls.queue_ns),
         wait=_spread(calls.wait_ns),
-        transfer=_spread(calls.wire_ns),
+        transfer=_spread(calls.transfer_ns),
         exposed_ms=ns_to_ms(float(calls.exposed_ns.sum())) / rank_steps,
         algbw_gb_per_s=algbw_gb_per_s,
         busbw_gb_per_s=algbw_gb_per_s * bus_factor(op, int(calls.group_size[0])),

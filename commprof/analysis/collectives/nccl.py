@@ -327,7 +327,7 @@ def _mean_ms(values_ns: Floats) -> float:
 
 def _parts(table: Transfers) -> Floats:
     """Returns network, peer and GPU of each transfer in ns, as ``[transfers, 3]``."""
-    return np.stack([table.wire_ns, table.peer_or_flush_ns, table.gpu_ns], axis=1).astype(float)
+    return np.stack([table.transfer_ns, table.peer_or_flush_ns, table.gpu_ns], axis=1).astype(float)
 
 
 def _splits_of(recorded: Sequence[Trace]) -> dict[tuple[int, int], Floats]:
@@ -367,9 +367,9 @@ def _links(recorded: Sequence[Trace]) -> tuple[list[NcclLink], int]:
             if communicator is None:
                 continue
             peer = int(table.peer[rows[0]])
-            sized = rows[(table.size_bytes[rows] > 0) & (table.wire_ns[rows] > 0)]
+            sized = rows[(table.size_bytes[rows] > 0) & (table.transfer_ns[rows] > 0)]
             per_byte = (
-                float(np.median(table.wire_ns[sized] / table.size_bytes[sized]))
+                float(np.median(table.transfer_ns[sized] / table.size_bytes[sized]))
                 if len(sized)
                 else math.nan
             )

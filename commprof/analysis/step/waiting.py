@@ -1,16 +1,16 @@
-"""Splits exposed time into waiting for the last rank and time on the wire.
+"""Splits exposed time into waiting for the last rank and transfer.
 
 A single collective is simple: the ranks wait until the last rank has arrived, and from then on
-the collective is on the wire. The buckets of one backward pass follow each other over the same
-wire, so the critical path is traced back from the last bucket: a bucket whose last rank arrived
-while an earlier bucket was still on the wire was delayed by the wire. The path ends at the latest
-bucket that was not delayed by the wire: all ranks waited for this bucket's last rank. Exposed time
-before that rank arrived at this bucket is waiting. After this arrival the wire was busy without a
+data are transferred. The buckets of one backward pass follow each other over the same
+link, so the critical path is traced back from the last bucket: a bucket whose last rank arrived
+while an earlier bucket was still in transfer was delayed by that one. The path ends at the latest
+bucket that was not delayed so: all ranks waited for this bucket's last rank. Exposed time
+before that rank arrived at this bucket is waiting. After this arrival the link was busy without a
 pause, so a rank that arrived late at a later bucket delayed nothing.
 
 If commprof's DDP hook saw the buckets, a rank arrives when a bucket's gradients are ready. Another
 hook or a compressor may run inside commprof's hook. All collectives and messages that this hook or
-compressor issues for the bucket then count as time on the wire.
+compressor issues for the bucket then count as transfer.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ def _decided(exchanged: _Exchanged) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
         part = order[first[some][:, np.newaxis] + np.arange(length)]
         arrived_ns = exchanged.last_arrival_ns[part]
         busy_until = np.maximum.accumulate(exchanged.end_ns[part], axis=1)
-        wire_busy_until = np.zeros_like(busy_until)
-        wire_busy_until[:, 1:] = busy_until[:, :-1]
-        last = length - 1 - np.argmax((arrived_ns >= wire_busy_until)[:, ::-1], axis=1)
+        link_busy_until = np.zeros_like(busy_until)
+        link_busy_until[:, 1:] = busy_until[:, :-1]
+        last = length - 1 - np.argmax((arrived_ns >= link_busy_until)[:, ::-1], axis=1)
         row[some] = part[np.arange(len(some)), last]
         is_known[some] = (arrived_ns != 0).all(axis=1)
     return tasks[first], row, is_known

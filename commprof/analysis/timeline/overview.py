@@ -64,9 +64,9 @@ class Flows:
     """Arrows from the rank that arrived last to the waiting ranks, per row of ``Collectives``."""
 
     #: Number of the arrow that ends in this row, -1 if none does, and the last arrival: until then
-    #: this rank waited, from then on the collective was on the wire.
+    #: this rank waited, from then on the collective was transferred.
     received: Ints
-    wire_ns: Ints
+    transfer_begin_ns: Ints
     #: Arrows that begin in this row: ``sent[first[row] : first[row + 1]]``.
     first: Ints
     sent: Ints
@@ -248,8 +248,8 @@ def _matched(
     receives = shown & held_up & (end_ns - np.maximum(last_ns, issue_ns) >= 2)
     sends = shown & is_late & (end_ns > issue_ns)
     received, first, sent = _arrows(awaited, receives, sends)
-    wire_ns = np.maximum(last_ns, issue_ns)
-    parts = [matching.split(x) for x in (last_ns, late, number, received, wire_ns)]
+    transfer_begin_ns = np.maximum(last_ns, issue_ns)
+    parts = [matching.split(x) for x in (last_ns, late, number, received, transfer_begin_ns)]
     arrivals = [Arrivals(*columns) for columns in zip(*parts[:3], buckets, strict=True)]
     flows, at = [], 0
     for length, ends, times in zip(matching.lengths, parts[3], parts[4], strict=True):

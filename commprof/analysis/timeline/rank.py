@@ -129,7 +129,7 @@ def _exposed(trace: Trace, table: Collectives, arrivals: Arrivals) -> Track:
     facts: dict[str, Column] = {
         "waited_us": ns_to_us_of(exposed.waited_ns),
         "for_last_rank_us": ns_to_us_of(waiting.wait_ns),
-        "on_wire_us": ns_to_us_of(exposed.waited_ns - waiting.wait_ns),
+        "transfer_us": ns_to_us_of(exposed.waited_ns - waiting.wait_ns),
         "last_rank": waiting.culprit,
         "backward": exposed.graph_task,
     }
@@ -253,7 +253,7 @@ def _chosen_flows(flows: Flows, rows: Ints) -> Flows:
     ``rows`` must hold all rows that begin in the shown window; other rows have no arrows.
     """
     first = np.concatenate((flows.first[rows], flows.first[-1:]))
-    return Flows(flows.received[rows], flows.wire_ns[rows], first, flows.sent)
+    return Flows(flows.received[rows], flows.transfer_begin_ns[rows], first, flows.sent)
 
 
 def _by_thread(spans: Spans) -> list[tuple[int, Spans]]:

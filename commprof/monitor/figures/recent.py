@@ -219,13 +219,13 @@ class RecentOperations:
         ``inside`` has the numbers of the groups within one host.
         """
         once = calls if OPS.index(op) in POINT_TO_POINT else calls.rows(_by_lowest_rank(calls))
-        known = once.rows((once.transfer_ns > 0) & (once.size_bytes > 0))
+        known = once.rows((once.common_transfer_ns > 0) & (once.size_bytes > 0))
         kept = self._transfers.setdefault(op, deque(maxlen=_MOST_RECENT))
         rows = zip(
             known.group.tolist(),
             known.size_bytes.tolist(),
             known.group_size.tolist(),
-            known.transfer_ns.tolist(),
+            known.common_transfer_ns.tolist(),
             strict=True,
         )
         for group, size, ranks, took_ns in rows:

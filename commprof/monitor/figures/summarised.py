@@ -156,7 +156,7 @@ def _with_unsplit(summary: Summary, before: Summary | None) -> Summary:
     """
     if summary.unsplit_ns is not None:
         return summary
-    split_ns = summary.exposed_wait.sum_ns + summary.exposed_wire.sum_ns
+    split_ns = summary.exposed_wait.sum_ns + summary.exposed_transfer.sum_ns
     least_ns = (before.unsplit_ns or 0) if before is not None else 0
     return replace(summary, unsplit_ns=max(least_ns, summary.exposed.sum_ns - split_ns))
 
@@ -168,7 +168,7 @@ def _times(summary: Summary, steps: int) -> StepTimes:
     """
     phases = summary.phases
     exposed, wait, transfer = (
-        each.sum_ns for each in (summary.exposed, summary.exposed_wait, summary.exposed_wire)
+        each.sum_ns for each in (summary.exposed, summary.exposed_wait, summary.exposed_transfer)
     )
     return StepTimes(
         steps=steps,

@@ -122,11 +122,11 @@ def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int
         for number in flows.sent[flows.first[row] : flows.first[row + 1]].tolist():
             yield f'{{"ph":"s","id":{number},{where},"ts":{at},{_ARROW}}}'
         if flows.received[row] >= 0:
-            wire_ns, number = int(flows.wire_ns[row]), int(flows.received[row])
-            at = microseconds(wire_ns - origin_ns)
-            dur = microseconds(int(track.end_ns[row]) - wire_ns)
+            transfer_begin_ns, number = int(flows.transfer_begin_ns[row]), int(flows.received[row])
+            at = microseconds(transfer_begin_ns - origin_ns)
+            dur = microseconds(int(track.end_ns[row]) - transfer_begin_ns)
             yield f'{{"ph":"X",{where},"ts":{at},"dur":{dur},"name":"transfer","cat":"transfer"}}'
-            at = microseconds(wire_ns + 1 - origin_ns)
+            at = microseconds(transfer_begin_ns + 1 - origin_ns)
             yield f'{{"ph":"f","bp":"e","id":{number},{where},"ts":{at},{_ARROW}}}'
 
 

@@ -267,7 +267,7 @@ def _intervals(
         "negotiate": np.where(split, _micros(part.negotiate_ns), -1).tolist(),
         "queue": _micros(part.queue_ns).tolist(),
         "wait": _micros(part.wait_ns).tolist(),
-        "transfer": _micros(part.wire_ns).tolist(),
+        "transfer": _micros(part.transfer_ns).tolist(),
     }
 
 

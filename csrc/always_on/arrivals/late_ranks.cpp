@@ -48,12 +48,12 @@ uint64_t waitedBefore(const Exposure& exposure, uint64_t arrival_ns) noexcept {
 const BucketTimes& decidingBucket(
     const std::vector<BucketTimes>& buckets) noexcept {
   const BucketTimes* deciding = &buckets.front();
-  uint64_t wire_busy_until_ns = 0;
+  uint64_t link_busy_until_ns = 0;
   for (const BucketTimes& bucket : buckets) {
-    if (bucket.last_arrival_ns >= wire_busy_until_ns) {
+    if (bucket.last_arrival_ns >= link_busy_until_ns) {
       deciding = &bucket;
     }
-    wire_busy_until_ns = std::max(wire_busy_until_ns, bucket.end_ns);
+    link_busy_until_ns = std::max(link_busy_until_ns, bucket.end_ns);
   }
   return *deciding;
 }

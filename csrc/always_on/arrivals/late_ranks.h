@@ -34,7 +34,7 @@ struct BucketTimes {
 uint64_t waitedBefore(const Exposure& exposure, uint64_t arrival_ns) noexcept;
 
 // The bucket whose last arrival ended the waiting: the last one that did not
-// arrive while an earlier one was still on the wire. `buckets` is not empty.
+// arrive while an earlier one was still in transfer. `buckets` is not empty.
 const BucketTimes& decidingBucket(
     const std::vector<BucketTimes>& buckets) noexcept;
 

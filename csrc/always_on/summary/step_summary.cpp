@@ -8,7 +8,7 @@ namespace commprof {
 namespace {
 
 // Waits kept between two phases of one step; further ones are merged into the
-// last. A step with more waits in total is not split into wait and wire.
+// last. A step with more waits in total is not split into wait and transfer.
 constexpr size_t kMaxPending = 1 << 14;
 constexpr uint64_t kNoOperation = UINT64_MAX;
 constexpr size_t kMaxSpans = 1 << 10; // phases that a wait is compared with

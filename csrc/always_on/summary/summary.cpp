@@ -93,7 +93,7 @@ void Summary::resolve(uint64_t now_ns) {
   for (const WaitLedger::Split& split : ledger_.resolve(now_ns)) {
     Operation& kind = operation(split.operation);
     kind.until_last.add(split.wait_ns);
-    kind.wire.add(split.wire_ns);
+    kind.transfer.add(split.transfer_ns);
   }
   countWaited(now_ns);
 }
@@ -307,7 +307,7 @@ bool Summary::moveRarest() {
   others.duration.merge(rarest.duration);
   others.wait.merge(rarest.wait);
   others.until_last.merge(rarest.until_last);
-  others.wire.merge(rarest.wire);
+  others.transfer.merge(rarest.transfer);
   others.count += rarest.count;
   others.bytes += rarest.bytes;
   others.failed += rarest.failed;
@@ -377,8 +377,8 @@ void Summary::write(const State& state) {
     one.wait.appendJson(json_);
     json_ += ",\"until_last\":";
     one.until_last.appendJson(json_);
-    json_ += ",\"wire\":";
-    one.wire.appendJson(json_);
+    json_ += ",\"transfer\":";
+    one.transfer.appendJson(json_);
     json_ += "}";
     first = false;
   }

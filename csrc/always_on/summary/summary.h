@@ -77,7 +77,7 @@ class Summary {
     Histogram duration{};
     Histogram wait{};
     Histogram until_last{};
-    Histogram wire{};
+    Histogram transfer{};
   };
   // One operation, or what was drained of it before its issue.
   struct Open {

@@ -104,9 +104,9 @@ void aCollectiveIsSplitAtTheLastArrival() {
   CHECK_EQ(late.size(), 1u);
   CHECK_EQ(early[0].operation, 3u);
   CHECK_EQ(early[0].wait_ns, 20 * kMs);
-  CHECK_EQ(early[0].wire_ns, 3 * kMs);
+  CHECK_EQ(early[0].transfer_ns, 3 * kMs);
   CHECK_EQ(late[0].wait_ns, 0u);
-  CHECK_EQ(late[0].wire_ns, 3 * kMs);
+  CHECK_EQ(late[0].transfer_ns, 3 * kMs);
   CHECK(!ranks.early.ledger.pending());
   CHECK(ranks.early.holds(
       "\"last\":[{\"rank\":1,\"count\":1,\"wait_ns\":20000000}]"));
@@ -134,7 +134,7 @@ void aCollectiveWithoutAnEndEndsWithItsWait() {
       ranks.early.ledger.resolve(kBegin + 30 * kMs + WaitLedger::kPatienceNs);
   CHECK_EQ(found.size(), 1u);
   CHECK_EQ(found[0].wait_ns, 20 * kMs);
-  CHECK_EQ(found[0].wire_ns, 3 * kMs);
+  CHECK_EQ(found[0].transfer_ns, 3 * kMs);
   CHECK(!ranks.early.ledger.pending());
 }
 
@@ -148,7 +148,7 @@ void aWaitForALateRankEndsWithTheCollective() {
   const auto early = ranks.early.ledger.resolve(kBegin + 26 * kMs);
   CHECK_EQ(early.size(), 1u);
   CHECK_EQ(early[0].wait_ns, 4 * kMs);
-  CHECK_EQ(early[0].wire_ns, 0u);
+  CHECK_EQ(early[0].transfer_ns, 0u);
 }
 
 void bucketEndsAreFoundByGraphTask() {
@@ -198,7 +198,7 @@ void onADeviceARankArrivesWhenItsStreamDoes() {
   const auto early = ranks.early.ledger.resolve(kBegin + 25 * kMs);
   CHECK_EQ(early.size(), 1u);
   CHECK_EQ(early[0].wait_ns, 20 * kMs);
-  CHECK_EQ(early[0].wire_ns, 3 * kMs);
+  CHECK_EQ(early[0].transfer_ns, 3 * kMs);
   CHECK(ranks.early.holds("\"last\":[{\"rank\":1,\"count\":1,"));
 }
 
@@ -289,7 +289,7 @@ void aWaitIsSplitWhenItsStepIsOver() {
   CHECK(ranks.early.holds("\"exposed_wait\":" + histogram({})));
   ranks.early.ledger.resolve(kBegin + 32 * kMs); // with the next drain
   CHECK(ranks.early.holds("\"exposed_wait\":" + histogram({19 * kMs})));
-  CHECK(ranks.early.holds("\"exposed_wire\":" + histogram({3 * kMs})));
+  CHECK(ranks.early.holds("\"exposed_transfer\":" + histogram({3 * kMs})));
   const uint64_t block = (kBegin + 2 * kMs) / LateRanks::kFirstBlockNs;
   CHECK(ranks.early.holds(
       "\"waited_for\":{\"block_ns\":16777216,\"cells\":[" +
@@ -317,7 +317,7 @@ void aFinalisationIsSplitAtTheDecidingBucket() {
   ranks.early.end(2, 15 * kMs);
   ranks.early.ledger.resolve(kBegin + 23 * kMs);
   CHECK(ranks.early.holds("\"exposed_wait\":" + histogram({5 * kMs})));
-  CHECK(ranks.early.holds("\"exposed_wire\":" + histogram({5 * kMs})));
+  CHECK(ranks.early.holds("\"exposed_transfer\":" + histogram({5 * kMs})));
 }
 
 void aMissingArrivalIsGivenUpAfterATimeout() {
@@ -370,7 +370,7 @@ void aStepCountsAsUnsplitOnlyAfterTheTimeout() {
     CHECK(ranks.early.holds("\"unsplit_steps\":1,\"unsplit_ns\":7000000}"));
   }
   CHECK(ranks.early.holds("\"exposed_wait\":" + histogram({4 * kMs})));
-  CHECK(ranks.early.holds("\"exposed_wire\":" + histogram({3 * kMs})));
+  CHECK(ranks.early.holds("\"exposed_transfer\":" + histogram({3 * kMs})));
 }
 
 // Without a board, nothing is kept.
@@ -392,7 +392,7 @@ void withoutABoardArrivalsAreUnknown() {
   alone.end(2, 4 * kMs);
   const auto found = alone.ledger.resolve(kBegin + 5 * kMs);
   CHECK_EQ(found.size(), 1u);
-  CHECK_EQ(found[0].wire_ns, 4 * kMs);
+  CHECK_EQ(found[0].transfer_ns, 4 * kMs);
 }
 
 // The board has kMaxGroups places; one more group's arrivals are unknown.

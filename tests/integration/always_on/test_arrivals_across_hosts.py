@@ -1,4 +1,4 @@
-"""Wait and wire time without a trace, on two hosts whose clocks differ by 300 ms."""
+"""Wait and transfer without a trace, on two hosts whose clocks differ by 300 ms."""
 
 from __future__ import annotations
 

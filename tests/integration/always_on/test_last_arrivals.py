@@ -1,4 +1,4 @@
-"""Wait and wire time without a trace, from arrivals that the ranks exchange while they run."""
+"""Wait and transfer without a trace, from arrivals that the ranks exchange while they run."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def same(found: Histogram, values_ns: np.ndarray, apart_ns: float) -> None:  # t
 
 
 def split(table: Collectives, arrivals: Arrivals) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
-    """Returns wait and wire time by their definition, from the traces of all ranks."""
+    """Returns wait and transfer by their definition, from the traces of all ranks."""
     known = (arrivals.collective >= 0) & (table.end_ns > 0)
     duration = np.maximum(table.end_ns, table.issue_ns)[known] - table.issue_ns[known]
     wait = np.minimum(duration, arrivals.last_arrival_ns[known] - table.issue_ns[known])
     return wait, duration - wait
 
 
-def test_wait_and_wire_time_in_the_summary_match_the_records(tmp_path: Path) -> None:
+def test_wait_and_transfer_in_the_summary_match_the_records(tmp_path: Path) -> None:
     """Records exchanged in the job and matched afterwards give the same figures."""
     run_module("tests.support.ranks.last_arrivals_rank", [str(tmp_path)], 3)
     traces = [read_trace(tmp_path / f"rank_{rank}.trace") for rank in range(3)]
@@ -58,9 +58,9 @@ def test_wait_and_wire_time_in_the_summary_match_the_records(tmp_path: Path) -> 
         assert len(table) >= 60
         assert (summary.arrivals_known, summary.arrivals_unknown) == (len(table), 0)
         assert summary.unsplit_steps == 0
-        wait, wire = split(table, arrivals)
+        wait, transfer = split(table, arrivals)
         same(merged(summary, "until_last"), wait, 0)
-        same(merged(summary, "wire"), wire, 0)
+        same(merged(summary, "transfer"), transfer, 0)
         ended = table.end_ns > 0
         late = {rank: int((arrivals.late_rank[ended] == rank).sum()) for rank in range(3)}
         assert {last.rank: last.count for last in summary.last} == {
@@ -70,7 +70,7 @@ def test_wait_and_wire_time_in_the_summary_match_the_records(tmp_path: Path) -> 
         # The boundary before step 0 was only summarised, and a summary leaves step 0 out.
         parts = breakdown(trace, table, arrivals, 3)
         same(summary.exposed_wait, parts.wait_ns, 1_000)
-        same(summary.exposed_wire, parts.transfer_ns, 1_000)
+        same(summary.exposed_transfer, parts.transfer_ns, 1_000)
         cells = summary.waited_for.cells
         for rank in range(3):
             waited = cells[cells[:, 1] == rank, 2].sum()
@@ -123,8 +123,8 @@ def test_a_rank_20_ms_late_is_seen_from_the_summaries_alone(tmp_path: Path) -> N
     for rank in (0, 2):
         wait_ms = quantile_ns(late[rank].exposed_wait, 0.5) / 1e6
         assert wait_ms == pytest.approx(20, abs=2)
-        # The late rank waits for no other rank: its part of the same exchange is all wire time.
-        transfer_ms = [quantile_ns(late[r].exposed_wire, 0.5) / 1e6 for r in (rank, 1)]
+        # The late rank waits for no other rank: its part of the same exchange is all transfer.
+        transfer_ms = [quantile_ns(late[r].exposed_transfer, 0.5) / 1e6 for r in (rank, 1)]
         assert transfer_ms[0] == pytest.approx(transfer_ms[1], abs=2)
     assert quantile_ns(late[1].exposed_wait, 0.5) < 2e6
     (found,) = analyse_run(tmp_path / "late").summaries

@@ -126,18 +126,18 @@ def test_always_on_mode_names_the_rank_whose_device_is_late(tmp_path: Path) -> N
     for summary, (ready, start, end) in zip(summaries, (one.T for one in truth), strict=True):
         assert summary.dropped == 0
         until_last = merged_histogram(one.until_last for one in summary.operations)
-        wire = merged_histogram(one.wire for one in summary.operations)
+        transfer = merged_histogram(one.transfer for one in summary.operations)
         # The first collective came before the clocks were compared.
-        assert until_last.count == wire.count == len(ready)
+        assert until_last.count == transfer.count == len(ready)
         assert until_last.sum_ns == pytest.approx((start - ready).sum(), rel=0.05, abs=20e6)
-        assert wire.sum_ns == pytest.approx((end - start).sum(), rel=0.05)
+        assert transfer.sum_ns == pytest.approx((end - start).sum(), rel=0.05)
     waited = [one.exposed_wait for one in summaries]
     per_step_ns = sum(LATE_MS.values()) * 1e6  # delays before the wait and before backward's
     assert waited[0].count == waited[1].count == STEPS - 1
     assert waited[0].sum_ns / waited[0].count == pytest.approx(per_step_ns, rel=0.1)
     assert waited[1].sum_ns / waited[1].count < 0.1 * per_step_ns
-    wire_ns = summaries[0].exposed_wire.sum_ns / waited[0].count
-    assert wire_ns == pytest.approx(PER_STEP * 3e6, rel=0.15)
+    transfer_ns = summaries[0].exposed_transfer.sum_ns / waited[0].count
+    assert transfer_ns == pytest.approx(PER_STEP * 3e6, rel=0.15)
     late = late_rank(traces, summaries)
     assert late is not None
     assert late.rank == 1

@@ -309,7 +309,7 @@ def operation(**changes: Any) -> dict[str, Any]:
         "duration": document([4 * MS, 6 * MS]),
         "wait": document([]),
         "until_last": document([1 * MS, 3 * MS]),
-        "wire": document([3 * MS, 3 * MS]),
+        "transfer": document([3 * MS, 3 * MS]),
         **changes,
     }
 
@@ -332,7 +332,7 @@ def summary(**changes: Any) -> dict[str, Any]:
         "arrival_clock_error": document([]),
         "hosts": {"clock": 0, "peers": 0, "heard": 0, "unsent": 0},
         "exposed_wait": document([1 * MS] * 2),
-        "exposed_wire": document([2 * MS] * 2),
+        "exposed_transfer": document([2 * MS] * 2),
         "last": [{"rank": 0, "count": 2, "wait_ns": 0}],
         "waited_for": {"block_ns": 1 << 24, "cells": []},
         "operations": [operation()],

@@ -124,7 +124,7 @@ def two_ranks(directory: Path) -> None:
         end_ns=3_000_000_000,
         arrivals={"known": 1, "unknown": 4, "unsplit_steps": 1},
         exposed_wait=document([4 * MS]),
-        exposed_wire=document([5 * MS]),
+        exposed_transfer=document([5 * MS]),
         last=[{"rank": 0, "count": 5, "wait_ns": 9 * MS}, {"rank": 1, "count": 1, "wait_ns": 0}],
         operations=[
             operation(group=2, duration=document([8 * MS] * 2), failed=1),
@@ -135,6 +135,18 @@ def two_ranks(directory: Path) -> None:
     write(
         directory / "rank_1.trace", block(other), made.end(dropped=3), rank=1, world_size=2, group=2
     )
+
+
+def test_summaries_of_older_versions_that_call_the_transfer_wire_are_read() -> None:
+    older = summary()
+    older["exposed_wire"] = older.pop("exposed_transfer")
+    for row in older["operations"]:
+        row["wire"] = row.pop("transfer")
+    found, expected = (
+        read_summary(memoryview(json.dumps(value).encode())) for value in (older, summary())
+    )
+    assert found.exposed_transfer.sum_ns == expected.exposed_transfer.sum_ns == 4 * MS
+    assert found.operations[0].transfer.sum_ns == expected.operations[0].transfer.sum_ns == 6 * MS
 
 
 def test_summaries_of_two_ranks_are_combined(tmp_path: Path) -> None:
@@ -225,7 +237,9 @@ def test_a_remark_names_where_steps_end_if_it_was_not_declared(tmp_path: Path) -
 def test_bandwidth_is_computed_from_summaries_alone(
     tmp_path: Path, op: str, bytes_mb: int, algbw: float | None, busbw: float | None
 ) -> None:
-    one = operation(op=OPS.index(op), count=1, bytes=bytes_mb * 1_000_000, wire=document([3 * MS]))
+    one = operation(
+        op=OPS.index(op), count=1, bytes=bytes_mb * 1_000_000, transfer=document([3 * MS])
+    )
     groups = made.document(made.GROUP_BLOCK, made.group(1, name="dp", size=4))
     blocks = (groups, block(summary(operations=[one])), made.end())
     (tmp_path / "rank_0.trace").write_bytes(made.trace(*blocks, ops=list(OPS)))

@@ -30,7 +30,7 @@ def counted(sequence: int, at_s: int, fast: int, slow: int, **changes: Any) -> d
         steps=document([10 * MS] * fast + [31 * MS] * slow),
         exposed=document(exposed),
         exposed_wait=document([1 * MS] * fast + [22 * MS] * slow),
-        exposed_wire=document([2 * MS] * (fast + slow)),
+        exposed_transfer=document([2 * MS] * (fast + slow)),
         phases=[document([n * MS] * (fast + slow)) for n in (1, 1, 2, 3, 0)],
         operations=[
             operation(
@@ -83,7 +83,7 @@ def unfinished(sequence: int, split: int, open_steps: int, **arrivals: int) -> d
         phases=[document([n * MS] * every) for n in (1, 1, 2, 3, 0)],
         arrivals=counts,
         exposed_wait=document([1 * MS] * split),
-        exposed_wire=document([2 * MS] * split),
+        exposed_transfer=document([2 * MS] * split),
     )
 
 

@@ -32,7 +32,7 @@ FLAGS = {
 #: Keys of a summary in addition to its counters.
 SUMMARY_PARTS = (
     *("mode", "steps_end", "steps", "exposed", "phases", "paused", "arrivals"),
-    *("arrival_clock_error", "hosts", "exposed_wait", "exposed_wire", "last", "waited_for"),
+    *("arrival_clock_error", "hosts", "exposed_wait", "exposed_transfer", "last", "waited_for"),
     "operations",
 )
 

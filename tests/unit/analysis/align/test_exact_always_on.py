@@ -34,7 +34,7 @@ def named(of: Drawn, directory: Path) -> tuple[int, str] | None:
         assert steps == of.job.steps - 1  # the first one is left out
         for found, known in (
             (summary.exposed_wait, true.wait_ns),
-            (summary.exposed_wire, true.transfer_ns),
+            (summary.exposed_transfer, true.transfer_ns),
         ):
             mean_ns = float(known[-steps:, rank].mean())
             assert found.sum_ns / steps == pytest.approx(mean_ns, abs=0.01 * step_ns)

@@ -49,9 +49,9 @@ def seen(ranks: list[Rank]) -> MeasuredWorld:
 
 
 def flight(drawn: Timeline, rank: int, row: int) -> tuple[int, ...]:
-    """Returns the negotiate, queue, wait and wire times in ms."""
+    """Returns the negotiate, queue, wait and transfer times in ms."""
     intervals = drawn.ranks[rank].in_flight
-    names = ("negotiate_ns", "queue_ns", "wait_ns", "wire_ns")
+    names = ("negotiate_ns", "queue_ns", "wait_ns", "transfer_ns")
     return tuple(int(getattr(intervals, name)[row]) // MS for name in names)
 
 
@@ -95,7 +95,7 @@ def test_parts_of_time_in_flight_add_up_on_random_schedules(seed: int) -> None:
         assert (intervals.negotiate_ns >= 0).all()
         assert (intervals.queue_ns >= 0).all()
         assert (intervals.wait_ns >= 0).all()
-        assert (intervals.wire_ns >= 0).all()
+        assert (intervals.transfer_ns >= 0).all()
         expected = [lengths[issue] for issue in intervals.issue_ns.tolist()]
         assert intervals.duration_ns.tolist() == expected
 

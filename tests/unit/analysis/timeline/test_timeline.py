@@ -105,7 +105,7 @@ def test_steps_phases_exposed_time_and_collectives_are_slices(tmp_path: Path) ->
     assert waited["args"] == {
         "waited_us": 2000,
         "for_last_rank_us": 0,
-        "on_wire_us": 2000,
+        "transfer_us": 2000,
         "last_rank": 1,
     }
     first, second = slices(events, "collectives in flight", 0)
