@@ -65,7 +65,7 @@ def saving_without(
     if recorded is not None and base is not None:
         chosen = np.concatenate(replayed_steps(facts.seen))
         used = np.isin(facts.seen.measured[0].step, chosen)
-        own = [each.copy() for each in recorded.own_ns]
+        own = recorded.own_ns.copy()
         divided_ns = np.zeros(len(chosen))
         for place in places:
             is_long = steps.is_long[place][used]

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.matching import held_up_by
-from commprof.analysis.replay.program import ISSUE, MARK, STAND, Program
+from commprof.analysis.replay.program import ISSUE, MARK, STAND, Events, Program
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import distinct_rows
@@ -268,7 +268,7 @@ def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
 def replay(
     ranks: Sequence[Program],
     known: ReplayedCalls,
-    own_ns: Sequence[Floats] | None = None,
+    own_ns: Floats | None = None,
     free: Mask | None = None,
 ) -> Floats | None:
     """Returns each step's wall time in ns, mean over ranks; None if the replayed ranks deadlock.
@@ -276,14 +276,17 @@ def replay(
     Args:
         ranks: programs of all ranks.
         known: collectives of all ranks.
-        own_ns: own time of each rank's events; None for the recorded own times.
+        own_ns: own time of all events, rank by rank; None for the recorded own times.
         free: mask over all rows of ``known``, True for rows whose transfer takes no time; None if
             no row is free.
     """
     steps = ranks[0].steps
     if native_replay is not None and known.latency_ns is None:
         return _replayed(native_replay, ranks, known, steps, own_ns, free)
-    run = _Run(ranks, known, steps, own_ns or [each.own_ns for each in ranks], free)
+    own = [rank.own_ns for rank in ranks]
+    if own_ns is not None:
+        own = np.split(own_ns, Events.of(ranks).first[1:-1])
+    run = _Run(ranks, known, steps, own, free)
     run.go()
     if any(at < len(rank.kind) for at, rank in zip(run.at, ranks, strict=True)):
         return None
@@ -297,18 +300,15 @@ def _replayed(
     ranks: Sequence[Program],
     known: ReplayedCalls,
     steps: int,
-    own_ns: Sequence[Floats] | None,
+    own_ns: Floats | None,
     free: Mask | None,
 ) -> Floats | None:
     """Does what :func:`replay` does, in C++, for which 12,000 events take about a millisecond."""
-    kind, row, extra, chained, after, lag = (
-        np.concatenate([getattr(rank, name) for rank in ranks])
-        for name in ("kind", "row", "extra_ns", "chained", "after", "lag_ns")
-    )
-    transfer = known.transfer_ns
+    events = Events.of(ranks)
+    extra, transfer = events.extra_ns, known.transfer_ns
     if free is not None:
         transfer = np.where(free, 0.0, transfer)
-        extra = _extra(kind, row, extra, free)
+        extra = _extra(events.kind, events.row, extra, free)
     conditions = known.conditions
     if not isinstance(conditions, Conditions):
         needed, opens = (
@@ -320,15 +320,15 @@ def _replayed(
         )
         conditions = Conditions(needed, opens)
     marks = native(
-        first=np.cumsum([0, *(len(rank.kind) for rank in ranks)]),
-        kind=kind,
-        row=row,
-        own=np.concatenate(own_ns or [rank.own_ns for rank in ranks]),
+        first=events.first,
+        kind=events.kind,
+        row=events.row,
+        own=events.own_ns if own_ns is None else own_ns,
         extra=extra,
-        begin=np.array([float(rank.begin_ns) for rank in ranks]),
-        chained=chained,
-        after=after,
-        lag=lag,
+        begin=events.begin_ns.astype(np.float64),
+        chained=events.chained,
+        after=events.after,
+        lag=events.lag_ns,
         needed_first=conditions.needed.first,
         needed=conditions.needed.rows,
         opens_first=conditions.opens.first,

@@ -34,14 +34,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.evidence import Figure, evidence_of
 from commprof.analysis.replay.engine import ReplayedCalls, calls, replay
-from commprof.analysis.replay.program import LEAST_STEPS, Program, programs, replayed_steps
+from commprof.analysis.replay.program import LEAST_STEPS, Programs, programs, replayed_steps
 from commprof.analysis.step.breakdown import own_run_delay_ns
 from commprof.analysis.step.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.step.stalls import stalled
@@ -119,7 +118,7 @@ def gains(seen: MeasuredWorld) -> Gains | None:
         return None
     base = recorded[found.counted]
     ideal = found.step_ns(free=found.all_rows)
-    own = np.array([table[found.counted].sum() for table in found.own_ns])
+    own = found.own_ns[:, found.counted].sum(axis=(1, 2))
     rows = []
     for gain, changed in found.changes(seen, own):
         if changed is not None:
@@ -147,12 +146,12 @@ def recorded_replays(seen: MeasuredWorld) -> Replays | None:
     step = np.concatenate(chosen)
     used = np.isin(seen.measured[0].step, step)
     counted = ~stalled(slowest_ns(seen.measured))[used]
-    wall = [part.wall_ns[used] for part in seen.measured]
+    wall = np.stack([part.wall_ns[used] for part in seen.measured])
     made = [programs(seen, each) for each in chosen]
     # A rank that begins a stretch late does so in the replay, too, whatever was changed.
     first = np.cumsum([0, *map(len, chosen)])[:-1]
-    apart = np.array([np.ptp([rank.begin_ns for rank in ranks]) for ranks in made])
-    late = apart > _APART * float(np.mean(wall))
+    apart = np.array([np.ptp(ranks.begin_ns) for ranks in made])
+    late = apart > _APART * float(wall.mean())
     several = len(step) < len(seen.measured[0].step)
     begun = np.zeros(len(counted), dtype=bool)
     if several or counted.sum() > LEAST_STEPS:
@@ -161,9 +160,12 @@ def recorded_replays(seen: MeasuredWorld) -> Replays | None:
         counted &= ~begun
     if counted.sum() < LEAST_STEPS:
         return None
-    kept = [
-        own_run_delay_ns(trace)[np.isin(columns.steps(trace).index, step)] for trace in seen.traces
-    ]
+    kept = np.stack(
+        [
+            own_run_delay_ns(trace)[np.isin(columns.steps(trace).index, step)]
+            for trace in seen.traces
+        ]
+    )
     stretches = list(zip(made, calls(seen, made), strict=True))
     return Replays(stretches, wall, kept, counted, begun, several)
 
@@ -181,9 +183,9 @@ class Replays:
 
     def __init__(
         self,
-        stretches: Sequence[tuple[Sequence[Program], ReplayedCalls]],
-        wall_ns: Sequence[Floats],
-        kept_ns: Sequence[Floats],
+        stretches: Sequence[tuple[Programs, ReplayedCalls]],
+        wall_ns: Floats,
+        kept_ns: Floats,
         counted: npt.NDArray[np.bool_],
         begun: npt.NDArray[np.bool_],
         is_sample: bool,
@@ -193,9 +195,9 @@ class Replays:
         Args:
             stretches: the ranks' programs and the recorded calls, for each sequence of consecutive
                 steps that :func:`replayed_steps` chose.
-            wall_ns: recorded time ``[step]`` of each step, per rank.
-            kept_ns: run delay ``[step, phase]`` that helper threads may have caused, per rank;
-                never replaced by another rank's.
+            wall_ns: recorded time ``[rank, step]`` of each step.
+            kept_ns: run delay ``[rank, step, phase]`` that helper threads may have caused; never
+                replaced by another rank's.
             counted: mask of the steps used for figures; steps that stalled are not used.
             begun: mask of the other steps, with which a stretch begins.
             is_sample: True if these are not all measured steps.
@@ -203,18 +205,13 @@ class Replays:
         self.stretches, self.counted, self.begun = stretches, counted, begun
         self.is_sample = is_sample
         #: Global numbers of the ranks, and the calls' groups, which are those of every stretch.
-        self.ranks = [rank.rank for rank in stretches[0][0]]
+        self.ranks = stretches[0][0].ranks
         self.group = stretches[0][1].group
-        #: Own time ``[step, phase]`` of each rank.
-        self.own_ns = [
-            np.concatenate([ranks[place].own_by_phase_ns() for ranks, _ in stretches])
-            for place in range(len(self.ranks))
-        ]
-        self.kept_ns = [np.minimum(*each) for each in zip(kept_ns, self.own_ns, strict=True)]
-        #: Time ``[step]`` that each rank waits for communication.
-        self.waited_ns = [
-            wall - own.sum(axis=1) for wall, own in zip(wall_ns, self.own_ns, strict=True)
-        ]
+        #: Own time ``[rank, step, phase]``.
+        self.own_ns = np.concatenate([ranks.own_by_phase_ns() for ranks, _ in stretches], axis=1)
+        self.kept_ns = np.minimum(kept_ns, self.own_ns)
+        #: Time ``[rank, step]`` that each rank waits for communication.
+        self.waited_ns = wall_ns - self.own_ns.sum(axis=2)
         self.all_rows = np.ones(len(self.group), dtype=bool)
 
     def saved(self, base_ns: Floats, changed_ns: Floats) -> Interval:
@@ -228,31 +225,26 @@ class Replays:
 
     def step_ns(
         self,
-        own_ns: Sequence[Floats] | None = None,
+        own_ns: Floats | None = None,
         free: npt.NDArray[np.bool_] | None = None,
         pieces_ns: Mapping[int, Floats] | None = None,
     ) -> Floats | None:
         """Replays the steps; returns the time of each step, or None if the ranks deadlock.
 
         Args:
-            own_ns: own time ``[step, phase]`` of each rank; None for the recorded own times.
+            own_ns: own time ``[rank, step, phase]``; None for the recorded own times.
             free: collectives whose transfer takes no time; None for no collectives.
             pieces_ns: for some ranks' positions, lengths ``[step, piece]`` of ``Pieces`` in
                 proportion to which each phase of ``own_ns`` is divided.
         """
         found, first = [], 0
         for ranks, known in self.stretches:
-            last = first + ranks[0].steps
+            last = first + ranks.steps
             moved = None
             if own_ns is not None:
-                divided = {
-                    place: ranks[place].pieces.with_lengths(length[first:last])
-                    for place, length in (pieces_ns or {}).items()
-                }
-                moved = [
-                    rank.with_own(own[first:last], divided.get(place))
-                    for place, (rank, own) in enumerate(zip(ranks, own_ns, strict=True))
-                ]
+                divided = {place: ns[first:last] for place, ns in (pieces_ns or {}).items()}
+                lengths = ranks.pieces.with_lengths(divided) if divided else None
+                moved = ranks.with_own(own_ns[:, first:last], lengths)
             times = replay(ranks, known, moved, free)
             if times is None:
                 return None
@@ -280,19 +272,15 @@ class Replays:
             # The rank's own row says it already if one phase makes up its whole gain.
             one_is_all = len(phases) == 1 and spared[phases[0]] < spared.sum() + least
             for phase in () if one_is_all else phases.tolist():
-                one = [each.copy() for each in self.own_ns]
-                one[place][:, phase] = faster[:, phase]
+                one = self.own_ns.copy()
+                one[place, :, phase] = faster[:, phase]
                 yield (
                     _Change("phase", rank, PHASES[phase]),
                     self.step_ns(one, pieces_ns=self._pieces_as_others(place, late, phase)),
                 )
         if len(self.ranks) > 2:
-            mean = np.mean(self.own_ns, axis=0)
-            pieces = [each for each in self._pieces_ns if each is not None]
-            divided: dict[int, Floats] = {}
-            if len(pieces) == len(self.ranks) and len(self._alike(0)) == len(pieces) - 1:
-                divided = {rank: np.mean(pieces, axis=0) for rank in range(len(pieces))}
-            yield _Change("balance"), self.step_ns([mean] * len(self.ranks), pieces_ns=divided)
+            mean = np.broadcast_to(self.own_ns.mean(axis=0), self.own_ns.shape)
+            yield _Change("balance"), self.step_ns(mean, pieces_ns=self._mean_pieces_ns())
         for group, name in _groups(seen, self.group):
             yield _Change("group", group=name), self.step_ns(free=self.group == group)
         yield (
@@ -308,13 +296,13 @@ class Replays:
         Args:
             place: position of that rank in :attr:`ranks`.
         """
-        waited = np.stack(self.waited_ns)[:, self.counted]
+        waited = self.waited_ns[:, self.counted]
         late_ns = np.delete(waited, place, axis=0).mean(axis=0) - waited[place]
         border = two_groups(late_ns)
         return np.zeros(len(late_ns), dtype=bool) if border is None else late_ns > border
 
-    def _as_others(self, place: int, late: npt.NDArray[np.bool_]) -> list[Floats]:
-        """Returns each rank's own time ``[step, phase]`` as if one rank were as fast as the others.
+    def _as_others(self, place: int, late: npt.NDArray[np.bool_]) -> Floats:
+        """Returns own time ``[rank, step, phase]`` as if one rank were as fast as the others.
 
         Args:
             place: position of that rank in :attr:`ranks`.
@@ -324,44 +312,54 @@ class Replays:
         :attr:`counted` keep their recorded times, but the rank takes the others' mean time where a
         stretch begins, because it would be late in the next step else.
         """
-        own = np.stack(self.own_ns)[:, self.counted]
-        kept = np.stack(self.kept_ns)[:, self.counted]
-        work = own - kept
+        kept = self.kept_ns[:, self.counted]
+        work = self.own_ns[:, self.counted] - kept
         others = np.concatenate(np.delete(work, place, axis=0)[:, ~late])
         for part in (late, ~late):
             work[place, part] = _in_place_of(work[place, part], others)
-        for each in kept:
-            each[late] = _in_place_of(each[late], each[~late])
-        found = [each.copy() for each in self.own_ns]
-        for rank, table in enumerate(found):
-            table[self.counted] = work[rank] + kept[rank]
-        every = np.delete(np.stack(self.own_ns), place, axis=0)
-        found[place][self.begun] = every[:, self.begun].mean(axis=0)
+        if kept.any():
+            for of_rank in kept:
+                of_rank[late] = _in_place_of(of_rank[late], of_rank[~late])
+        found = self.own_ns.copy()
+        found[:, self.counted] = work + kept
+        every = np.delete(self.own_ns, place, axis=0)
+        found[place, self.begun] = every[:, self.begun].mean(axis=0)
         return found
 
-    @cached_property
-    def _pieces_ns(self) -> list[Floats | None]:
-        """Lengths ``[step, piece]`` of each rank's pieces; None unless all steps have the same."""
-        found: list[Floats | None] = []
-        for place in range(len(self.ranks)):
-            parts = [ranks[place].pieces.by_step_ns() for ranks, _ in self.stretches]
-            known = [part for part in parts if part is not None]
-            same = len(known) == len(parts) and len({part.shape[1] for part in known}) == 1
-            found.append(np.concatenate(known) if same else None)
-        return found
+    def _pieces_ns(self, place: int) -> Floats | None:
+        """Lengths ``[step, piece]`` of a rank's pieces; None unless all steps have the same."""
+        found = []
+        for ranks, _ in self.stretches:
+            rows = ranks.pieces.by_step(place)
+            if rows is None:
+                return None
+            found.append(ranks.pieces.length_ns[ranks.pieces.of(place)][rows])
+        return np.concatenate(found) if len({part.shape[1] for part in found}) == 1 else None
 
-    def _alike(self, place: int) -> list[int]:
-        """Returns the positions of the other ranks whose pieces are those of one rank."""
-        return [
-            other
-            for other in range(len(self.ranks))
-            if other != place
-            and self._pieces_ns[other] is not None
-            and all(
-                ranks[place].pieces.in_same_order(ranks[other].pieces)
-                for ranks, _ in self.stretches
-            )
-        ]
+    def _of_alike(self, place: int) -> Floats | None:
+        """Lengths ``[rank, step, piece]`` of the ranks, one of them first, whose pieces are its.
+
+        None if there are no others, or as :meth:`_pieces_ns` returns it.
+        """
+        alike = np.logical_and.reduce([ranks.pieces.alike(place) for ranks, _ in self.stretches])
+        alike[place] = False
+        if self._pieces_ns(place) is None or not alike.any():
+            return None
+        places = np.concatenate(([place], np.flatnonzero(alike)))
+        found = []
+        for ranks, _ in self.stretches:
+            rows = ranks.pieces.by_step(place)
+            assert rows is not None
+            first = ranks.pieces.first[places][:, np.newaxis, np.newaxis]
+            found.append(ranks.pieces.length_ns[first + rows])
+        return np.concatenate(found, axis=1)
+
+    def _mean_pieces_ns(self) -> dict[int, Floats]:
+        """Returns the mean lengths of all ranks' pieces for each of them; empty if they differ."""
+        alike = self._of_alike(0)
+        if alike is None or len(alike) < len(self.ranks):
+            return {}
+        return dict.fromkeys(range(len(alike)), alike.mean(axis=0))
 
     def _pieces_as_others(
         self, place: int, late: npt.NDArray[np.bool_], phase: int = -1
@@ -371,17 +369,18 @@ class Replays:
         They are in the form of :meth:`step_ns`, empty if there are no such ranks. ``place`` and
         ``late`` are as in :meth:`_as_others`; with a ``phase``, only its pieces change.
         """
-        own, alike = self._pieces_ns[place], self._alike(place)
-        if own is None or not alike:
+        alike = self._of_alike(place)
+        if alike is None:
             return {}
+        own = alike[0]
         mine = own[self.counted]
-        others = np.concatenate(
-            [each[self.counted][~late] for p in alike if (each := self._pieces_ns[p]) is not None]
-        )
+        others = np.concatenate(alike[1:, self.counted][:, ~late])
         for part in (late, ~late):
             mine[part] = _in_place_of(mine[part], others)
-        pieces = self.stretches[0][0][place].pieces
-        of_step = pieces.phase[pieces.step >= 0][: own.shape[1]]
+        pieces = self.stretches[0][0].pieces
+        rows = pieces.by_step(place)
+        assert rows is not None
+        of_step = pieces.phase[pieces.of(place)][rows[0]]
         chosen = np.ones(len(of_step), dtype=bool) if phase < 0 else of_step == phase
         found = own.copy()
         found[np.ix_(self.counted, chosen)] = mine[:, chosen]
@@ -396,7 +395,7 @@ class Replays:
         return found if (~found).sum() >= LEAST_STEPS else late
 
     def _without_delay(
-        self, place: int, late: npt.NDArray[np.bool_], own_ns: Sequence[Floats]
+        self, place: int, late: npt.NDArray[np.bool_], own_ns: Floats
     ) -> Floats | None:
         """Replays the steps as if one rank were as fast as the others, see the module's text.
 
@@ -410,19 +409,17 @@ class Replays:
         """
         counted = np.flatnonzero(self.counted)
         # As recorded, a late step begins and ends when the ranks really were there.
-        steps = [each.copy() for each in own_ns]
-        for each, recorded in zip(steps, self.own_ns, strict=True):
-            each[counted[late]] = recorded[counted[late]]
+        steps = own_ns.copy()
+        steps[:, counted[late]] = self.own_ns[:, counted[late]]
         pieces_ns = self._pieces_as_others(place, late)
-        for at, each in pieces_ns.items():
-            own = self._pieces_ns[at]
-            if own is not None:
-                each[counted[late]] = own[counted[late]]
+        recorded_ns = self._pieces_ns(place)
+        if recorded_ns is not None and pieces_ns:
+            pieces_ns[place][counted[late]] = recorded_ns[counted[late]]
         found = self.step_ns(steps, pieces_ns=pieces_ns)
         if found is None or not late.any():
             return found
         late = self._affected(late)
-        work = np.stack([a - b for a, b in zip(self.own_ns, self.kept_ns, strict=True)]).sum(axis=2)
+        work = (self.own_ns - self.kept_ns).sum(axis=2)
         mine = work[place, self.counted]
         others = np.delete(work, place, axis=0)[:, self.counted].mean(axis=0)
         longer = float(others[late].mean() - others[~late].mean())

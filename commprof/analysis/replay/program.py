@@ -4,25 +4,33 @@ A rank's own time is a clock that stops while the rank's training thread waits f
 Events (issued collectives, waits, begins and ends of steps) are stored in own time. A replay can
 then compute when the events happen if a phase or a transfer takes longer or shorter
 (:mod:`commprof.analysis.replay.engine`).
+
+The programs of all ranks are made at once, from columns in which the ranks follow one another: of
+a thousand ranks, each has a few hundred events, which cost less than the calls of numpy for them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.replay.own_time import OwnTimes, apart
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
+from commprof.trace.columns import Ints, Spans
+from commprof.trace.lookup import distinct_rows
+from commprof.trace.ranks import accumulated, firsts, joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, PHASES, Phase
-from commprof.trace.stretches import covered
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 #: Kinds of events, in the order in which simultaneous events happen.
 ISSUE, WAIT, STAND, MARK = range(4)
@@ -63,10 +71,9 @@ class Program:
     chained: Ints = field(default_factory=_none)
     after: Ints = field(default_factory=_none)
     lag_ns: Ints = field(default_factory=_none)
-    #: Own time at the borders of steps and phases, and for each border but the first the step (its
-    #: index, -1 for none) and the phase (its code) that end there.
+    #: Own time at the borders of steps and phases, and for each border but the last the phase (its
+    #: code) that begins there.
     border_ns: Floats = field(default_factory=lambda: np.zeros(0))
-    border_step: Ints = field(default_factory=_none)
     border_phase: Ints = field(default_factory=_none)
 
     @property
@@ -74,113 +81,271 @@ class Program:
         """Number of replayed steps."""
         return int((self.kind == MARK).sum()) // 2
 
+
+@dataclass(frozen=True)
+class Events:
+    """The columns of programs, one program after the other; see :class:`Program`."""
+
+    #: First event of each program, then the number of all.
+    first: Ints
+    begin_ns: Ints
+    own_ns: Floats
+    kind: Ints
+    row: Ints
+    extra_ns: Floats
+    #: First of the chained rows of each program, then the number of all.
+    first_chained: Ints
+    chained: Ints
+    after: Ints
+    lag_ns: Ints
+
+    @classmethod
+    def of(cls, programs: Sequence[Program]) -> Events:
+        """Joins the events of programs."""
+        if isinstance(programs, Programs):
+            return programs.events
+        return cls(
+            first=firsts([len(program.kind) for program in programs]),
+            begin_ns=np.array([program.begin_ns for program in programs], dtype=np.int64),
+            own_ns=joined(programs, "own_ns"),
+            kind=joined(programs, "kind"),
+            row=joined(programs, "row"),
+            extra_ns=joined(programs, "extra_ns"),
+            first_chained=firsts([len(program.chained) for program in programs]),
+            chained=joined(programs, "chained"),
+            after=joined(programs, "after"),
+            lag_ns=joined(programs, "lag_ns"),
+        )
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Own time of all ranks, cut at issues of collectives and at borders of steps and phases.
+
+    The cuts of a rank are one more than its pieces, which lie between two of them.
+    """
+
+    #: First cut of each rank, then the number of all.
+    first: Ints
+    #: Own time at each cut.
+    edge_ns: Floats
+    #: True for the cuts that are issues; those of a program are in the order of its events.
+    is_issue: Mask
+    #: Step (its index, -1 for none) and phase (its code) of the piece after each cut; of the last
+    #: cut of a rank -1.
+    step: Ints
+    phase: Ints
+
+    @cached_property
+    def is_last(self) -> Mask:
+        """True for the last cut of each rank, after which there is no piece."""
+        mask = np.zeros(len(self.edge_ns), dtype=np.bool_)
+        mask[self.first[1:] - 1] = True
+        return mask
+
+    @cached_property
+    def length_ns(self) -> Floats:
+        """Length of the piece after each cut; 0 after the last cut of a rank."""
+        length: Floats = np.diff(self.edge_ns, append=0.0)
+        length[self.is_last] = 0.0
+        return length
+
+    def of(self, place: int) -> slice:
+        """Returns the rows of the cuts of one rank."""
+        return slice(int(self.first[place]), int(self.first[place + 1]))
+
+    def by_step(self, place: int) -> Ints | None:
+        """Returns the rows of a rank's pieces as ``[step, piece]``, counted from its first cut.
+
+        None unless all steps have the same pieces.
+        """
+        cuts = self.of(place)
+        inside = np.flatnonzero(self.step[cuts] >= 0)
+        steps = int(self.step[cuts].max(initial=-1)) + 1
+        if steps == 0 or len(inside) % steps:
+            return None
+        rows = inside.reshape(steps, -1)
+        step, phase = self.step[cuts][rows], self.phase[cuts][rows]
+        alike = (step == np.arange(steps)[:, np.newaxis]).all() and (phase == phase[0]).all()
+        return rows if alike else None
+
+    def alike(self, place: int) -> Mask:
+        """True for the ranks whose pieces belong to the same steps and phases as those of one."""
+        count = np.diff(self.first)
+        ranks = np.flatnonzero(count == count[place])
+        rows = self.first[ranks][:, np.newaxis] + np.arange(count[place])
+        same = (self.step[rows] == self.step[self.of(place)]).all(axis=1)
+        same &= (self.phase[rows] == self.phase[self.of(place)]).all(axis=1)
+        mask = np.zeros(len(count), dtype=np.bool_)
+        mask[ranks[same]] = True
+        return mask
+
+    def with_lengths(self, by_step_ns: Mapping[int, Floats]) -> Floats:
+        """Returns ``length_ns`` with other lengths of some ranks' pieces in steps.
+
+        ``by_step_ns``: for the place of each such rank, lengths ``[step, piece]``.
+        """
+        length = self.length_ns.copy()
+        for place, lengths in by_step_ns.items():
+            cuts = self.of(place)
+            length[cuts][self.step[cuts] >= 0] = lengths.reshape(-1)
+        return length
+
+
+@dataclass(frozen=True)
+class _Borders:
+    """Borders of steps and phases of all ranks, in order."""
+
+    #: First border of each rank, then the number of all.
+    first: Ints
+    #: Own time at each.
+    own_ns: Floats
+    #: Step (its index, -1 for none) and phase (its code) that begin there; -1 at the last border
+    #: of a rank.
+    step: Ints
+    phase: Ints
+
+
+class Programs(Sequence[Program]):
+    """One program per rank, in joined columns."""
+
+    def __init__(
+        self, ranks: Sequence[int], until_ns: Ints, steps: int, events: Events, borders: _Borders
+    ) -> None:
+        self.ranks, self.until_ns, self.steps, self.events = list(ranks), until_ns, steps, events
+        self._borders = borders
+
+    @property
+    def begin_ns(self) -> Ints:
+        """Begin of the first step of each rank, on the common clock."""
+        return self.events.begin_ns
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    @overload
+    def __getitem__(self, place: int) -> Program: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Program]: ...
+    def __getitem__(self, place: Any) -> Any:
+        """Returns the program of one rank, or those of some."""
+        if isinstance(place, slice):
+            return [self[at] for at in range(*place.indices(len(self)))]
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        place %= len(self)
+        events, borders = self.events, self._borders
+        mine, chained, border = (
+            slice(*first[place : place + 2].tolist())
+            for first in (events.first, events.first_chained, borders.first)
+        )
+        return Program(
+            rank=self.ranks[place],
+            begin_ns=int(events.begin_ns[place]),
+            until_ns=int(self.until_ns[place]),
+            own_ns=events.own_ns[mine],
+            kind=events.kind[mine],
+            row=events.row[mine],
+            extra_ns=events.extra_ns[mine],
+            chained=events.chained[chained],
+            after=events.after[chained],
+            lag_ns=events.lag_ns[chained],
+            border_ns=borders.own_ns[border],
+            border_phase=borders.phase[border][:-1],
+        )
+
     def own_by_phase_ns(self) -> Floats:
-        """Returns own time as ``[step, phase]``, phases in the order of ``schema.PHASES``."""
-        table = np.zeros((self.steps, len(PHASES)))
-        inside = self.border_step >= 0
-        at = self.border_step[inside], self.border_phase[inside]
-        np.add.at(table, at, np.diff(self.border_ns)[inside])
-        return table
+        """Returns own time as ``[rank, step, phase]``, phases in the order of ``PHASES``."""
+        borders = self._borders
+        length = np.diff(borders.own_ns, append=0.0)
+        return self._by_phase(borders.first, borders.step, borders.phase, length)
+
+    def _by_phase(self, first: Ints, step: Ints, phase: Ints, length_ns: Floats) -> Floats:
+        inside = step >= 0
+        cell = self._cell(first, step, phase)[inside]
+        shape = len(self), self.steps, len(PHASES)
+        total = np.bincount(cell, weights=length_ns[inside], minlength=int(np.prod(shape)))
+        return total.reshape(shape).astype(np.float64)
+
+    def _cell(self, first: Ints, step: Ints, phase: Ints) -> Ints:
+        rank = np.repeat(np.arange(len(self)), np.diff(first))
+        return (rank * self.steps + step) * len(PHASES) + phase
 
     @cached_property
     def pieces(self) -> Pieces:
         """Own time between issues of collectives, and between these and the borders of phases."""
-        issued = self.own_ns[self.kind == ISSUE]
-        last = len(self.border_ns) - 1
-        at = np.clip(np.searchsorted(self.border_ns, issued, side="right") - 1, 0, last - 1)
-        order = np.argsort(np.concatenate((np.arange(last + 1), at)), kind="stable")
-        interval = np.concatenate((np.arange(last + 1), at))[order][:-1]
+        events, borders = self.events, self._borders
+        issued = np.flatnonzero(events.kind == ISSUE)
+        issued_ns = events.own_ns[issued]
+        cuts = np.searchsorted(issued, events.first)
+        at = _last_until(borders.own_ns, borders.first, issued_ns, cuts)
+        rank = np.repeat(np.arange(len(self)), np.diff(cuts))
+        at = np.clip(at, borders.first[rank], borders.first[rank + 1] - 2)
+        count = len(borders.own_ns)
+        interval = np.concatenate((np.arange(count), at))
+        order = np.argsort(interval, kind="stable")
+        interval = interval[order]
         return Pieces(
-            edge_ns=np.concatenate((self.border_ns, issued))[order],
-            is_issue=order > last,
-            step=self.border_step[interval],
-            phase=self.border_phase[interval],
+            first=borders.first + cuts,
+            edge_ns=np.concatenate((borders.own_ns, issued_ns))[order],
+            is_issue=order >= count,
+            step=borders.step[interval],
+            phase=borders.phase[interval],
         )
 
+    @cached_property
+    def _edge(self) -> Ints:
+        """The last cut of ``pieces`` at or before each event."""
+        pieces = self.pieces
+        return _last_until(pieces.edge_ns, pieces.first, self.events.own_ns, self.events.first)
+
     def with_own(self, wanted_ns: Floats, length_ns: Floats | None = None) -> Floats:
-        """Returns ``own_ns``, changed so that each phase takes ``wanted_ns[step, phase]``.
+        """Returns the own time of all events if each phase takes ``wanted_ns[rank, step, phase]``.
 
         A phase that has no own time in a step keeps none, because it has no interval to lengthen.
         ``length_ns``: lengths of ``pieces`` in proportion to which each phase is divided; those
         recorded if None.
         """
-        pieces = self.pieces
-        length = pieces.length_ns if length_ns is None else length_ns.copy()
+        pieces, events = self.pieces, self.events
+        length = (pieces.length_ns if length_ns is None else length_ns).copy()
+        now = self._by_phase(pieces.first, pieces.step, pieces.phase, length)
+        factor = np.divide(wanted_ns, now, out=np.ones_like(now), where=now > 0).reshape(-1)
         inside = pieces.step >= 0
-        cell = pieces.step[inside], pieces.phase[inside]
-        now = np.zeros((self.steps, len(PHASES)))
-        np.add.at(now, cell, length[inside])
-        factor = np.divide(wanted_ns, now, out=np.ones_like(now), where=now > 0)
+        cell = self._cell(pieces.first, pieces.step, pieces.phase)[inside]
         length[inside] *= factor[cell]
-        moved = pieces.edge_ns[0] + np.concatenate(([0.0], np.cumsum(length)))
-        changed: Floats = np.interp(self.own_ns, pieces.edge_ns, moved)
-        changed[self.kind == ISSUE] = moved[pieces.is_issue]
+        since = np.concatenate(([0.0], length[:-1]))
+        since[pieces.first[:-1]] = 0.0
+        begin = np.repeat(pieces.edge_ns[pieces.first[:-1]], np.diff(pieces.first))
+        moved = begin + accumulated(np.add, since, pieces.first)
+        edge = self._edge
+        longer, wide = (np.diff(each, append=0.0)[edge] for each in (moved, pieces.edge_ns))
+        beyond = events.own_ns - pieces.edge_ns[edge]
+        within = ~pieces.is_last[edge] & (beyond > 0)
+        rate = np.divide(longer, wide, out=np.zeros_like(wide), where=within)
+        changed: Floats = rate * np.where(within, beyond, 0.0) + moved[edge]
+        changed[events.kind == ISSUE] = moved[pieces.is_issue]
         return changed
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """Own time of one rank, cut at its issues of collectives and at borders of steps and phases."""
+def _last_until(edges: Floats, first: Ints, values: Floats, cuts: Ints) -> Ints:
+    """Returns the row of the last edge up to each value, of ranks that follow one another.
 
-    #: Own time at each cut.
-    edge_ns: Floats
-    #: True for the cuts that are issues; those of a program are in the order of its events.
-    is_issue: npt.NDArray[np.bool_]
-    #: Step (its index, -1 for none) and phase (its code) of each piece between two cuts.
-    step: Ints
-    phase: Ints
-
-    @property
-    def length_ns(self) -> Floats:
-        """Length of each piece."""
-        length: Floats = np.diff(self.edge_ns)
-        return length
-
-    def by_step_ns(self) -> Floats | None:
-        """Returns the lengths as ``[step, piece]``; None unless all steps have the same pieces."""
-        inside = self.step >= 0
-        steps = int(self.step.max(initial=-1)) + 1
-        if steps == 0 or inside.sum() % steps:
-            return None
-        step, phase = (x[inside].reshape(steps, -1) for x in (self.step, self.phase))
-        alike = (step == np.arange(steps)[:, np.newaxis]).all() and (phase == phase[0]).all()
-        return self.length_ns[inside].reshape(steps, -1) if alike else None
-
-    def with_lengths(self, by_step_ns: Floats) -> Floats:
-        """Returns the lengths of all pieces, those in steps from ``by_step_ns[step, piece]``."""
-        length = self.length_ns
-        length[self.step >= 0] = by_step_ns.reshape(-1)
-        return length
-
-    def in_same_order(self, other: Pieces) -> bool:
-        """True if another rank's pieces belong to the same steps and phases."""
-        return np.array_equal(self.step, other.step) and np.array_equal(self.phase, other.phase)
+    It is the rank's first edge for values before it. ``first``, ``cuts``: first edge and first
+    value of each rank, then the numbers of all.
+    """
+    row = np.empty(len(values), dtype=np.int64)
+    bounds = first.tolist(), cuts.tolist()
+    for place in range(len(first) - 1):
+        (begin, end), (low, high) = (bound[place : place + 2] for bound in bounds)
+        found = edges[begin:end].searchsorted(values[low:high], side="right")
+        row[low:high] = begin - 1 + found
+    return np.maximum(row, np.repeat(first[:-1], np.diff(cuts)))
 
 
-def programs(seen: MeasuredWorld, step: Ints) -> list[Program]:
+def programs(seen: MeasuredWorld, step: Ints) -> Programs:
     """Makes one program per rank; ``step``: the numbers of the replayed steps, in order."""
-    first = np.concatenate(([0], np.cumsum(seen.matching.lengths)))
-    made = []
-    for rank, trace, table, offset in zip(
-        seen.ranks, seen.traces, seen.tables, first[:-1].tolist(), strict=True
-    ):
-        steps = columns.steps(trace)
-        chosen = np.isin(steps.index, step)
-        steps = Steps(
-            steps.index[chosen],
-            steps.begin_ns[chosen],
-            steps.end_ns[chosen],
-            steps.thread[chosen],
-            steps.source,
-        )
-        exposed = _apart(exposures_of(trace))
-        finalizations = columns.finalizations(trace)
-        made.append(
-            _program(
-                rank, table, offset, steps, exposed, finalizations, columns.phases(trace), step
-            )
-        )
-    return made
+    ranks = _Ranks(seen, step)
+    return Programs(seen.ranks, ranks.until_ns, len(step), ranks.events(), ranks.borders())
 
 
 def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Ints]:
@@ -213,174 +378,237 @@ def own_times(trace: Trace, begin_ns: int, time_ns: Ints) -> Floats:
 
     ``trace`` is that of ``MeasuredWorld.traces``, and ``begin_ns`` that of the rank's program.
     """
-    return _OwnTime(_apart(exposures_of(trace)), begin_ns).at(time_ns)
+    exposed = exposures_of(trace)
+    first = np.array([0, len(exposed)])
+    until_ns = max(begin_ns, int(time_ns.max(initial=begin_ns)))
+    own = OwnTimes(apart(exposed, first), first, np.array([begin_ns]), np.array([until_ns]))
+    return own.at(np.zeros(len(time_ns), dtype=np.int64), time_ns)
 
 
-def _apart(exposed: Exposures) -> Exposures:
-    """Returns the exposures, cut so that each begins after the previous one has ended."""
-    end = np.maximum.accumulate(exposed.end_ns) if len(exposed) else exposed.end_ns
-    begin = exposed.begin_ns.copy()
-    begin[1:] = np.maximum(begin[1:], end[:-1])
-    return Exposures(
-        exposed.collective, exposed.graph_task, begin, np.maximum(begin, end), exposed.waited_ns
-    )
+class _Ranks:
+    """Calls, waits, phases and steps of all ranks, from which their programs are made."""
 
-
-class _OwnTime:
-    """Own time of one rank: time since its first step began, without waiting for communication."""
-
-    def __init__(self, exposed: Exposures, begin_ns: int) -> None:
-        """Prepares own time: the time since ``begin_ns``, less the waiting in ``exposed``.
-
-        The intervals of ``exposed`` must not overlap.
-        """
-        self._exposed, self._begin_ns = exposed, begin_ns
-
-    def at(self, time_ns: Ints) -> Floats:
-        """Converts ns on the common clock of all ranks to ns of this rank's own time."""
-        begin = np.full(len(time_ns), self._begin_ns, dtype=np.int64)
-        stood = covered(
-            self._exposed.begin_ns, self._exposed.end_ns, self._exposed.waited_ns, begin, time_ns
+    def __init__(self, seen: MeasuredWorld, step: Ints) -> None:
+        self._seen, self._step = seen, step
+        traces = seen.traces
+        of_ranks = [columns.steps(trace) for trace in traces]
+        chosen = np.isin(joined(of_ranks, "index"), step)
+        begin_ns, end_ns, thread = (
+            joined(of_ranks, name)[chosen].reshape(len(traces), -1)
+            for name in ("begin_ns", "end_ns", "thread")
         )
-        own: Floats = (time_ns - self._begin_ns) - stood
-        return own
+        #: ``[rank, step]``.
+        self._step_begin_ns, self._step_end_ns = begin_ns, end_ns
+        self._begin_ns, self.until_ns = begin_ns[:, 0], end_ns[:, -1]
+        self._thread = thread[:, 0]
+        exposed = [exposures_of(trace) for trace in traces]
+        self._first_wait = firsts(list(map(len, exposed)))
+        self._exposed = apart(
+            Exposures(
+                *(joined(exposed, name) for name in ("collective", "graph_task")),
+                *(joined(exposed, name) for name in ("begin_ns", "end_ns", "waited_ns")),
+            ),
+            self._first_wait,
+        )
+        self._own = OwnTimes(self._exposed, self._first_wait, self._begin_ns, self.until_ns)
+        self._first_call = firsts([len(table) for table in seen.tables])
+        self._issue_ns, self._end_ns = (
+            joined(seen.tables, name) for name in ("issue_ns", "end_ns")
+        )
 
+    def _calls(self, name: str) -> Any:
+        return joined(self._seen.tables, name)
 
-def _program(
-    rank: int,
-    table: Collectives,
-    offset: int,
-    steps: Steps,
-    exposed: Exposures,
-    finalizations: Finalizations,
-    phases: Spans,
-    replayed: Ints,
-) -> Program:
-    begin_ns, until_ns, thread = int(steps.begin_ns[0]), int(steps.end_ns[-1]), steps.thread[0]
-    own = _OwnTime(exposed, begin_ns)
-    issued = np.flatnonzero((table.issue_ns >= begin_ns) & (table.issue_ns < until_ns))
-    chained, after = _chained(table, issued, exposed, int(thread))
-    issued = np.setdiff1d(issued, chained)
-    waits = np.flatnonzero((exposed.begin_ns >= begin_ns) & (exposed.begin_ns < until_ns))
-    row = exposed.collective[waits]
-    end_ns = np.where(row >= 0, table.end_ns[row], 0) if len(table) else np.zeros_like(row)
-    known = end_ns > 0
-    went_on = exposed.begin_ns[waits] + exposed.waited_ns[waits]
-    done, done_ns = _found_complete(table, exposed, finalizations, int(thread))
-    inside = (done_ns >= begin_ns) & (done_ns < until_ns)
-    done, done_ns = done[inside], done_ns[inside]
-    place = np.searchsorted(replayed, steps.index)
-    # A stream may wait for a collective before another stream is ready for it.
-    issue_ns = table.issue_ns.copy()
-    np.minimum.at(issue_ns, row[row >= 0], exposed.begin_ns[waits][row >= 0])
-    events = [
-        (issue_ns[issued], ISSUE, offset + issued, np.zeros(len(issued))),
-        (
-            exposed.begin_ns[waits][known],
-            WAIT,
-            offset + row[known],
-            # A wait may begin after its collective was done, on a device above all.
-            (went_on - np.maximum(end_ns, exposed.begin_ns[waits]))[known],
-        ),
-        # The pass did not wait for a collective that was complete only later.
-        (done_ns, WAIT, offset + done, np.minimum(0, done_ns - table.end_ns[done])),
-        (
-            exposed.begin_ns[waits][~known],
-            STAND,
-            np.full((~known).sum(), -1),
-            exposed.waited_ns[waits][~known],
-        ),
-        (steps.begin_ns, MARK, 2 * place, np.zeros(len(steps))),
-        (steps.end_ns, MARK, 2 * place + 1, np.zeros(len(steps))),
-    ]
-    time = np.concatenate([each[0] for each in events])
-    kind = np.concatenate([np.full(len(each[0]), each[1]) for each in events])
-    number = np.concatenate([each[2] for each in events]).astype(np.int64)
-    extra = np.concatenate([each[3] for each in events]).astype(np.float64)
-    # A step's end comes before the begin of the next one, which is at the same time.
-    order = np.lexsort((-(number % 2) * (kind == MARK), kind, time))
-    border_ns, border_step, border_phase = _borders(steps, phases, own, replayed)
-    return Program(
-        rank=rank,
-        begin_ns=begin_ns,
-        until_ns=until_ns,
-        own_ns=np.maximum.accumulate(own.at(time[order])),
-        kind=kind[order],
-        row=number[order],
-        extra_ns=extra[order],
-        chained=offset + chained,
-        after=offset + after,
-        lag_ns=table.issue_ns[chained] - table.end_ns[after],
-        border_ns=border_ns,
-        border_step=border_step,
-        border_phase=border_phase,
-    )
+    def _rank_of(self, first: Ints) -> Ints:
+        """Returns the place of the rank of each row."""
+        return np.repeat(np.arange(len(first) - 1), np.diff(first))
 
+    def _inside(self, rank: Ints, time_ns: Ints) -> Mask:
+        """True for times in the replayed steps of the rank."""
+        mask: Mask = (time_ns >= self._begin_ns[rank]) & (time_ns < self.until_ns[rank])
+        return mask
 
-def _chained(
-    table: Collectives, issued: Ints, exposed: Exposures, thread: int
-) -> tuple[Ints, Ints]:
-    """Returns those of ``issued`` that other threads issued while the training thread waited.
+    def events(self) -> Events:
+        """Returns the events of all ranks in order."""
+        rank_of_call = self._rank_of(self._first_call)
+        is_issued = self._inside(rank_of_call, self._issue_ns)
+        chained, after = self._chained(np.flatnonzero(is_issued), rank_of_call)
+        chained_rank = rank_of_call[chained]
+        is_issued[chained] = False
+        issued = np.flatnonzero(is_issued)
+        exposed, rank_of_wait = self._exposed, self._rank_of(self._first_wait)
+        waits = np.flatnonzero(self._inside(rank_of_wait, exposed.begin_ns))
+        wait_rank, begun_ns = rank_of_wait[waits], exposed.begin_ns[waits]
+        waited_ns = exposed.waited_ns[waits]
+        row = exposed.collective[waits]
+        row = np.where(row >= 0, row + self._first_call[wait_rank], -1)
+        end_ns = np.zeros_like(row)
+        end_ns[row >= 0] = self._end_ns[row[row >= 0]]
+        known = end_ns > 0
+        went_on = begun_ns + waited_ns
+        done, done_ns = self._found_complete(rank_of_call)
+        done_rank = rank_of_call[done]
+        inside = self._inside(done_rank, done_ns)
+        done, done_ns, done_rank = done[inside], done_ns[inside], done_rank[inside]
+        # A stream may wait for a collective before another stream is ready for it.
+        issue_ns = self._issue_ns.copy()
+        np.minimum.at(issue_ns, row[row >= 0], begun_ns[row >= 0])
+        steps = np.tile(np.arange(len(self._step)), len(self._begin_ns))
+        step_rank = np.repeat(np.arange(len(self._begin_ns)), len(self._step))
+        parts: list[tuple[Ints, Ints, int, Ints, Floats]] = [
+            (rank_of_call[issued], issue_ns[issued], ISSUE, issued, np.zeros(len(issued))),
+            (
+                wait_rank[known],
+                begun_ns[known],
+                WAIT,
+                row[known],
+                # A wait may begin after its collective was done, on a device above all.
+                (went_on - np.maximum(end_ns, begun_ns))[known],
+            ),
+            # The pass did not wait for a collective that was complete only later.
+            (done_rank, done_ns, WAIT, done, np.minimum(0.0, done_ns - self._end_ns[done])),
+            (
+                wait_rank[~known],
+                begun_ns[~known],
+                STAND,
+                np.full((~known).sum(), -1),
+                waited_ns[~known],
+            ),
+            (step_rank, self._step_begin_ns.ravel(), MARK, 2 * steps, np.zeros(len(steps))),
+            (step_rank, self._step_end_ns.ravel(), MARK, 2 * steps + 1, np.zeros(len(steps))),
+        ]
+        rank, time_ns, number, extra = (
+            np.concatenate([part[at] for part in parts]) for at in (0, 1, 3, 4)
+        )
+        kind = np.repeat([part[2] for part in parts], [len(part[0]) for part in parts])
+        # A step's end comes before the begin of the next one, which is at the same time.
+        simultaneous = 2 * kind + (kind == MARK) * (1 - number % 2)
+        order = np.lexsort((simultaneous.astype(np.int8), self._own.key(rank, time_ns)))
+        first = firsts(np.bincount(rank, minlength=len(self._begin_ns)))
+        return Events(
+            first=first,
+            begin_ns=self._begin_ns,
+            own_ns=accumulated(np.maximum, self._own.at(rank[order], time_ns[order]), first),
+            kind=kind[order],
+            row=number[order].astype(np.int64),
+            extra_ns=extra[order].astype(np.float64),
+            first_chained=firsts(np.bincount(chained_rank, minlength=len(self._begin_ns))),
+            chained=chained,
+            after=after,
+            lag_ns=self._issue_ns[chained] - self._end_ns[after],
+        )
 
-    ``issued`` holds rows of ``table``; ``thread`` is the training thread. Also returns each row's
-    predecessor: the last row of the same group to complete before the row was issued. For example,
-    a hook's first all-reduce precedes its second one. Rows without a predecessor are left out.
-    """
-    others = issued[table.thread[issued] != thread]
-    at = np.searchsorted(exposed.begin_ns, table.issue_ns[others], side="right") - 1
-    others, at = others[at >= 0], at[at >= 0]
-    others = others[table.issue_ns[others] < exposed.end_ns[at]]
-    ended = np.flatnonzero(table.end_ns > 0)
-    ended = ended[np.lexsort((table.end_ns[ended], table.group[ended]))]
-    after = np.full(len(others), -1, dtype=np.int64)
-    for group in np.unique(table.group[others]).tolist():
-        mine, before = table.group[others] == group, ended[table.group[ended] == group]
-        if len(before):
-            found = np.searchsorted(table.end_ns[before], table.issue_ns[others[mine]], "right") - 1
-            after[mine] = np.where(found >= 0, before[np.maximum(found, 0)], -1)
-    return others[after >= 0], after[after >= 0]
+    def _chained(self, issued: Ints, rank_of_call: Ints) -> tuple[Ints, Ints]:
+        """Returns those of ``issued`` that other threads issued while the training thread waited.
 
+        Also returns each row's predecessor: the last row of the same group and rank to complete
+        before the row was issued. For example, a hook's first all-reduce precedes its second one.
+        Rows without a predecessor are left out.
+        """
+        thread = self._calls("thread")
+        others = issued[thread[issued] != self._thread[rank_of_call[issued]]]
+        if not len(others):
+            return others, others
+        rank = rank_of_call[others]
+        at = self._own.wait_at(rank, self._issue_ns[others])
+        stands = at >= 0
+        stands[stands] = self._issue_ns[others[stands]] < self._exposed.end_ns[at[stands]]
+        others = others[stands]
+        group = self._calls("group")
+        ended = np.flatnonzero(self._end_ns > 0)
+        both = np.concatenate((ended, others))
+        queue, _ = distinct_rows(rank_of_call[both], group[both])
+        # Of one queue, what ended before the replayed steps keeps its order before all others.
+        ended_queue, others_queue = queue[: len(ended)], queue[len(ended) :]
+        order = np.lexsort((self._end_ns[ended], ended_queue))
+        ended, ended_queue = ended[order], ended_queue[order]
+        ended_at, others_at = (
+            self._own.since(rank_of_call[rows], time_ns[rows])
+            for rows, time_ns in ((ended, self._end_ns), (others, self._issue_ns))
+        )
+        longest = 1 + max(int(ended_at.max(initial=0)), int(others_at.max(initial=0)))
+        found = (
+            np.searchsorted(
+                ended_queue * longest + ended_at, others_queue * longest + others_at, side="right"
+            )
+            - 1
+        )
+        has = found >= 0
+        has[has] = ended_queue[found[has]] == others_queue[has]
+        return others[has], ended[found[has]]
 
-def _found_complete(
-    table: Collectives, exposed: Exposures, finalizations: Finalizations, thread: int
-) -> tuple[Ints, Ints]:
-    """Returns the rows of buckets for which a DDP finalisation did not wait, and a time in ns each.
+    def _found_complete(self, rank_of_call: Ints) -> tuple[Ints, Ints]:
+        """Returns the rows of buckets for which a finalisation did not wait, and a time in ns each.
 
-    A finalisation is the end of a backward pass, where DDP waits for the buckets. The time is the
-    bucket's completion, clipped to the begin and end of the finalisation. Collectives that the
-    script waited for itself are left out. Backward passes of FSDP2 have no finalisation, because
-    FSDP2 waits for its collectives earlier in backward.
-    """
-    span = finalizations.span
-    mine = np.flatnonzero(span.thread == thread)
-    mine = mine[np.argsort(span.key[mine], kind="stable")]
-    rows = np.flatnonzero((table.graph_task >= 0) & (table.end_ns > 0))
-    sharded = np.unique(table.graph_task[table.op == _REDUCE_SCATTER])
-    rows = rows[~np.isin(table.graph_task[rows], sharded)]
-    rows = np.setdiff1d(rows, exposed.collective)
-    at = np.searchsorted(span.key[mine], table.graph_task[rows])
-    found = at < len(mine)
-    rows, at = rows[found], mine[at[found]]
-    same = span.key[at] == table.graph_task[rows]
-    rows, at = rows[same], at[same]
-    when = np.clip(table.end_ns[rows], span.begin_ns[at], span.end_ns[at])
-    return rows, when
+        A finalisation is the end of a backward pass, where DDP waits for the buckets. The time is
+        the bucket's completion, clipped to the begin and end of the finalisation. Collectives that
+        the script waited for itself are left out. Backward passes of FSDP2 have no finalisation,
+        because FSDP2 waits for its collectives earlier in backward.
+        """
+        spans = [columns.finalizations(trace).span for trace in self._seen.traces]
+        rank_of_span = self._rank_of(firsts(list(map(len, spans))))
+        mine = np.flatnonzero(joined(spans, "thread") == self._thread[rank_of_span])
+        if not len(mine):
+            return _none(), _none()
+        key, begin_ns, end_ns = (joined(spans, name) for name in ("key", "begin_ns", "end_ns"))
+        task = self._calls("graph_task")
+        candidate = (task >= 0) & (self._end_ns > 0)
+        waited_for = self._exposed.collective >= 0
+        candidate[
+            (self._exposed.collective + self._first_call[self._rank_of(self._first_wait)])[
+                waited_for
+            ]
+        ] = False
+        rows = np.flatnonzero(candidate)
+        scattering = np.flatnonzero(self._calls("op") == _REDUCE_SCATTER)
+        ranks = np.concatenate((rank_of_span[mine], rank_of_call[rows], rank_of_call[scattering]))
+        tasks = np.concatenate((key[mine], task[rows], task[scattering]))
+        number, first = distinct_rows(ranks, tasks)
+        sharded = np.zeros(len(first), dtype=np.bool_)
+        sharded[number[len(mine) + len(rows) :]] = True
+        # Spans come first, so that the first row of a number is a pass's first span.
+        at = first[number[len(mine) : len(mine) + len(rows)]]
+        found = (at < len(mine)) & ~sharded[number[len(mine) : len(mine) + len(rows)]]
+        rows, at = rows[found], mine[at[found]]
+        return rows, np.clip(self._end_ns[rows], begin_ns[at], end_ns[at])
 
-
-def _borders(
-    steps: Steps, phases: Spans, own: _OwnTime, replayed: Ints
-) -> tuple[Floats, Ints, Ints]:
-    mine = (phases.thread == steps.thread[0]) & (phases.key < len(Phase))
-    begin, end, key = phases.begin_ns[mine], phases.end_ns[mine], phases.key[mine]
-    order = np.argsort(begin, kind="stable")
-    begin, end, key = begin[order], end[order], key[order]
-    times = np.unique(np.concatenate((steps.begin_ns, steps.end_ns, begin, end)))
-    times = times[(times >= steps.begin_ns[0]) & (times <= steps.end_ns[-1])]
-    middle = (times[:-1] + times[1:]) // 2
-    row = np.searchsorted(steps.begin_ns, middle, side="right") - 1
-    step = np.where(middle < steps.end_ns[row], np.searchsorted(replayed, steps.index[row]), -1)
-    phase = np.full(len(middle), int(Phase.OTHER))
-    if len(begin):
-        at = np.maximum(np.searchsorted(begin, middle, side="right") - 1, 0)
-        phase = np.where((begin[at] <= middle) & (middle < end[at]), key[at], phase)
-    return np.maximum.accumulate(own.at(times)), step.astype(np.int64), phase.astype(np.int64)
+    def borders(self) -> _Borders:
+        """Returns the borders of steps and phases of all ranks."""
+        spans = [columns.phases(trace) for trace in self._seen.traces]
+        rank = self._rank_of(firsts(list(map(len, spans))))
+        phases = Spans(*(joined(spans, name) for name in ("key", "thread", "begin_ns", "end_ns")))
+        mine = (phases.thread == self._thread[rank]) & (phases.key < len(Phase))
+        begin_ns, end_ns = phases.begin_ns[mine], phases.end_ns[mine]
+        phase_key, rank = phases.key[mine], rank[mine]
+        order = np.lexsort((begin_ns, rank))
+        begin_ns, end_ns, phase_key, rank = (
+            column[order] for column in (begin_ns, end_ns, phase_key, rank)
+        )
+        of_steps = np.repeat(np.arange(len(self._begin_ns)), len(self._step))
+        all_ranks = np.concatenate((of_steps, of_steps, rank, rank))
+        times = (self._step_begin_ns.ravel(), self._step_end_ns.ravel(), begin_ns, end_ns)
+        time_ns = np.concatenate(times)
+        inside = self._inside(all_ranks, time_ns) | (time_ns == self.until_ns[all_ranks])
+        all_ranks, time_ns = all_ranks[inside], time_ns[inside]
+        key, row = np.unique(self._own.key(all_ranks, time_ns), return_index=True)
+        all_ranks, time_ns = all_ranks[row], time_ns[row]
+        first = firsts(np.bincount(all_ranks, minlength=len(self._begin_ns)))
+        last = first[1:] - 1
+        middle = key + np.diff(key, append=0) // 2
+        step_begin, step_end = (
+            self._own.key(of_steps, column.ravel())
+            for column in (self._step_begin_ns, self._step_end_ns)
+        )
+        at = np.searchsorted(step_begin, middle, side="right") - 1
+        step = np.where(middle < step_end[at], at % len(self._step), -1)
+        phase = np.full(len(key), int(Phase.OTHER))
+        if len(begin_ns):
+            phase_begin, phase_end = (self._own.key(rank, column) for column in (begin_ns, end_ns))
+            at = np.maximum(np.searchsorted(phase_begin, middle, side="right") - 1, 0)
+            within = (
+                (rank[at] == all_ranks) & (phase_begin[at] <= middle) & (middle < phase_end[at])
+            )
+            phase = np.where(within, phase_key[at], phase)
+        step[last], phase[last] = -1, -1
+        own_ns = accumulated(np.maximum, self._own.at(all_ranks, time_ns), first)
+        return _Borders(first, own_ns, step.astype(np.int64), phase.astype(np.int64))

@@ -258,6 +258,8 @@ def own_run_delay_ns(trace: Trace) -> Floats:
     with a row for each complete step. The values are parts of ``Breakdown.run_delay_ns``.
     """
     steps, phases = columns.steps(trace), columns.phases(trace)
+    if not columns.own_run_delays(trace).key.any():  # as where helper threads are not told apart
+        return np.zeros((len(steps), len(Phase)))
     thread = int(steps.thread[0]) if len(steps) else 0
     return _by_phase(steps, phases, own_run_delay(trace, exposures_of(trace), thread), thread)
 

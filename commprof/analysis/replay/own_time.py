@@ -1,0 +1,94 @@
+"""Own time of ranks: a clock that stops while the training thread waits for communication."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.step.exposure import Exposures
+from commprof.trace.columns import Ints
+from commprof.trace.ranks import accumulated, firsts
+
+Floats = npt.NDArray[np.float64]
+
+#: Between the times of two ranks.
+_APART_NS = 4
+
+
+def apart(exposed: Exposures, first: Ints) -> Exposures:
+    """Returns the exposures, cut so that each begins after the rank's previous one has ended.
+
+    Args:
+        exposed: those of ranks that follow one another, each rank's in the order of their begins.
+        first: the first exposure of each rank, then the number of all.
+    """
+    end = accumulated(np.maximum, exposed.end_ns, first)
+    before = np.concatenate((exposed.begin_ns[:1], end[:-1]))
+    filled = first[:-1][np.diff(first) > 0]
+    before[filled] = exposed.begin_ns[filled]
+    begin = np.maximum(exposed.begin_ns, before)
+    return replace(exposed, begin_ns=begin, end_ns=np.maximum(begin, end))
+
+
+class OwnTimes:
+    """Converts times of ranks to their own time: that since their begin, less their waiting."""
+
+    def __init__(self, exposed: Exposures, first: Ints, begin_ns: Ints, until_ns: Ints) -> None:
+        """Prepares own time.
+
+        Args:
+            exposed: exposures that do not overlap, see :func:`apart`.
+            first: the first exposure of each rank, then the number of all.
+            begin_ns: where own time begins, of each rank.
+            until_ns: the last time that is converted, of each rank.
+        """
+        self._exposed, self._first = exposed, first
+        self._begin_ns, self._until_ns = begin_ns, until_ns
+        lengths = until_ns - begin_ns + _APART_NS
+        #: Where the times of each rank begin among those of all, which are apart.
+        self._base = firsts(lengths)[:-1]
+        rank = np.repeat(np.arange(len(begin_ns)), np.diff(first))
+        self._key = self.key(rank, exposed.begin_ns)
+        waited = exposed.waited_ns
+        total = accumulated(np.add, waited, first)
+        self._before_ns = total - waited
+        self._length_ns = np.maximum(exposed.end_ns - exposed.begin_ns, 1)
+        ranks = np.arange(len(begin_ns))
+        self._stood_ns = self._stood(ranks, begin_ns)
+
+    def since(self, rank: Ints, time_ns: Ints) -> Ints:
+        """Returns times since the begin of their rank, from 0; all before are 0.
+
+        All times after the rank's last one, too, are one time.
+        """
+        length = (self._until_ns - self._begin_ns)[rank]
+        return np.clip(time_ns - self._begin_ns[rank], -1, length + 1) + 1
+
+    def key(self, rank: Ints, time_ns: Ints) -> Ints:
+        """Returns times in whose order all times of a rank come before those of the next."""
+        return self._base[rank] + self.since(rank, time_ns)
+
+    def wait_at(self, rank: Ints, time_ns: Ints) -> Ints:
+        """Returns the row of the rank's last exposure that began by each time; -1 for none."""
+        row = np.searchsorted(self._key, self.key(rank, time_ns), side="right") - 1
+        return np.where(row >= self._first[rank], row, -1)
+
+    def at(self, rank: Ints, time_ns: Ints) -> Floats:
+        """Converts times; ``rank``: the place of the rank of each."""
+        stood = self._stood(rank, time_ns) - self._stood_ns[rank]
+        own: Floats = (time_ns - self._begin_ns[rank]) - stood
+        return own
+
+    def _stood(self, rank: Ints, time_ns: Ints) -> Floats:
+        """How long the rank has stood by each time."""
+        row = self.wait_at(rank, time_ns)
+        stood = np.zeros(len(row))
+        began = row >= 0
+        row = row[began]
+        exposed = self._exposed
+        share = np.minimum(1.0, (time_ns[began] - exposed.begin_ns[row]) / self._length_ns[row])
+        share[exposed.end_ns[row] == exposed.begin_ns[row]] = 1.0
+        stood[began] = self._before_ns[row] + exposed.waited_ns[row] * share
+        return stood
