@@ -265,6 +265,7 @@ def run_delays(trace: Trace) -> Spans:
     return _spans(records, ints(records["bytes_in"]))
 
 
+@once_per_trace
 def helpers_cpu(trace: Trace) -> Spans:
     """Returns the intervals of ``run_delays``; ``key`` is the CPU time of helper threads, in ns.
 
@@ -273,8 +274,12 @@ def helpers_cpu(trace: Trace) -> Spans:
     0: further intra-op threads would count as helper threads, but do the rank's own work.
     """
     records = of_kind(trace.records, Kind.RUN_DELAY)
-    alone = trace.metadata.get("threads") == 1
-    return _spans(records, alone * ints(records["bytes_out"]))
+    return _spans(records, has_one_thread(trace) * ints(records["bytes_out"]))
+
+
+def has_one_thread(trace: Trace) -> bool:
+    """True if the rank has one intra-op thread: all other threads of its process are helpers."""
+    return bool(trace.metadata.get("threads") == 1)
 
 
 def own_run_delays(trace: Trace) -> Spans:

@@ -14,13 +14,17 @@ so these rules call an exchange one of gradients, each of them enough:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from commprof.trace import columns
-from commprof.trace.lookup import among, row_containing
+from commprof.trace.columns import Ints
+from commprof.trace.lookup import among, distinct_rows
+from commprof.trace.ranks import firsts, joined, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, Phase, op_name
 
@@ -107,47 +111,100 @@ class Exchanged:
 
 def exchanged_by(trace: Trace) -> Exchanged:
     """Finds what the rank of a trace of single records trained and exchanged."""
-    phases, table = columns.phases(trace), columns.collectives(trace)
-    backward = phases.key == Phase.BACKWARD
-    updates = int((phases.key == Phase.OPTIMIZER).sum())
-    trained = trained_by(trace.metadata)
-    begin_ns, end_ns = phases.begin_ns[backward], phases.end_ns[backward]
-    since = int(begin_ns.min(initial=2**62))
-    order = np.argsort(begin_ns, kind="stable")
-    within = row_containing(begin_ns[order], end_ns[order], table.issue_ns) >= 0
-    barriers, messages = (
-        among(table.op, *map(OPS.index, names)) for names in (_BARRIERS, _MESSAGES)
+    return exchanged_by_each([trace])[0]
+
+
+def exchanged_by_each(traces: Sequence[Trace]) -> list[Exchanged]:
+    """Finds what the ranks of traces of single records trained and exchanged."""
+    ranks = range(len(traces))
+    phases = [columns.phases(trace) for trace in traces]
+    tables = [columns.collectives(trace) for trace in traces]
+    passes = [columns.finalizations(trace).span for trace in traces]
+    key, of_phase = joined(phases, "key"), ranks_of(firsts(list(map(len, phases))))
+    backward = np.flatnonzero(key == Phase.BACKWARD)
+    updates = np.bincount(of_phase[key == Phase.OPTIMIZER], minlength=len(traces)).tolist()
+    begin_ns, end_ns = (joined(phases, name)[backward] for name in ("begin_ns", "end_ns"))
+    order = np.lexsort((begin_ns, of_phase[backward]))
+    begin_ns, end_ns = begin_ns[order], end_ns[order]
+    count_backward = np.bincount(of_phase[backward], minlength=len(traces))
+    first_backward = firsts(count_backward)
+    since_ns = np.full(len(traces), 2**62)
+    since_ns[count_backward > 0] = begin_ns[first_backward[:-1][count_backward > 0]]
+    first_call = firsts(list(map(len, tables)))
+    rank = ranks_of(first_call)
+    issue_ns, op, group, task = (
+        joined(tables, name) for name in ("issue_ns", "op", "group", "graph_task")
     )
-    size = np.maximum(table.bytes_in, table.bytes_out)
-    counted = (table.issue_ns >= since) & ~barriers
-    in_backward = counted & (within | (table.graph_task >= 0))
-    by_ddp = in_backward & np.isin(table.graph_task, columns.finalizations(trace).span.key)
-    groups = []
-    for number in np.unique(table.group[counted]).tolist():
-        mine = counted & (table.group == number)
-        found = trace.groups.get(number)
-        ops, times = np.unique(table.op[mine], return_counts=True)
-        total, largest = int(size[mine].sum()), int(size[mine].max())
-        groups.append(
+    within = rows_containing(begin_ns, end_ns, first_backward, issue_ns, first_call) >= 0
+    barriers, messages = (among(op, *map(OPS.index, names)) for names in (_BARRIERS, _MESSAGES))
+    size = np.maximum(joined(tables, "bytes_in"), joined(tables, "bytes_out"))
+    counted = (issue_ns >= since_ns[rank]) & ~barriers
+    in_backward = counted & (within | (task >= 0))
+    of_pass = ranks_of(firsts(list(map(len, passes))))
+    number, first = distinct_rows(
+        np.concatenate((of_pass, rank)), np.concatenate((joined(passes, "key"), task))
+    )
+    by_ddp = in_backward & (first[number[len(of_pass) :]] < len(of_pass))
+    beside = _sums(rank, size, counted & ~by_ddp, len(traces))
+    activations = _sums(
+        rank, np.ones_like(size), counted & (messages | (in_backward & ~by_ddp)), len(traces)
+    )
+    groups: list[list[GroupExchange]] = [[] for _ in ranks]
+    trained = [trained_by(trace.metadata) for trace in traces]
+    rows = np.flatnonzero(counted)
+    number, first = distinct_rows(rank[rows], group[rows])
+    largest = np.zeros(len(first), dtype=np.int64)
+    np.maximum.at(largest, number, size[rows])
+    shows = _sums(number, np.ones_like(rows), (in_backward | messages)[rows], len(first))
+    for place, group_number, calls, total, most, of_gradients, of_op in zip(
+        rank[rows][first].tolist(),
+        group[rows][first].tolist(),
+        np.bincount(number, minlength=len(first)).tolist(),
+        _sums(number, size[rows], np.ones(len(rows), dtype=np.bool_), len(first)).tolist(),
+        largest.tolist(),
+        (shows > 0).tolist(),
+        _most_frequent(number, op[rows]).tolist(),
+        strict=True,
+    ):
+        found = traces[place].groups.get(group_number)
+        groups[place].append(
             GroupExchange(
-                group=found.name if found is not None else f"number {number}",
+                group=found.name if found is not None else f"number {group_number}",
                 size=found.size if found is not None else 0,
-                calls=int(mine.sum()),
+                calls=calls,
                 total_bytes=total,
-                of_gradients=bool((mine & (in_backward | messages)).any())
-                or _large(total, largest, updates, trained),
-                op=op_name(int(ops[np.argmax(times)])),
+                of_gradients=of_gradients or _large(total, most, updates[place], trained[place]),
+                op=op_name(of_op),
             )
         )
-    return Exchanged(
-        rank=trace.rank,
-        backward_passes=int(backward.sum()),
-        updates=updates,
-        trained=trained,
-        groups=tuple(groups),
-        beside_ddp_bytes=int(size[counted & ~by_ddp].sum()),
-        of_activations=bool((counted & (messages | (in_backward & ~by_ddp))).any()),
-    )
+    return [
+        Exchanged(
+            rank=traces[place].rank,
+            backward_passes=int(count_backward[place]),
+            updates=updates[place],
+            trained=trained[place],
+            groups=tuple(groups[place]),
+            beside_ddp_bytes=int(beside[place]),
+            of_activations=bool(activations[place]),
+        )
+        for place in ranks
+    ]
+
+
+def _sums(number: Ints, values: Ints, chosen: npt.NDArray[np.bool_], count: int) -> Ints:
+    """Returns the sum of the chosen values of each number below ``count``."""
+    total = np.zeros(count, dtype=np.int64)
+    np.add.at(total, number[chosen], values[chosen])
+    return total
+
+
+def _most_frequent(number: Ints, op: Ints) -> Ints:
+    """Returns the most frequent operation of each number; of several, the least code."""
+    kind, first = distinct_rows(number, op)
+    order = np.lexsort((op[first], -np.bincount(kind, minlength=len(first)), number[first]))
+    _, at = np.unique(number[first][order], return_index=True)
+    frequent: Ints = op[first][order][at]
+    return frequent
 
 
 def exchanged_in_summary(trace: Trace) -> Exchanged | None:

@@ -15,6 +15,8 @@ from commprof.trace.lookup import joined_column
 
 Ints = npt.NDArray[np.int64]
 
+_MOST_NS = 2**62
+
 
 def firsts(lengths: Sequence[int] | Ints) -> Ints:
     """Returns ``first`` of ranks with these numbers of rows."""
@@ -39,3 +41,61 @@ def accumulated(ufunc: np.ufunc, values: npt.NDArray[Any], first: Ints) -> npt.N
     padded[inside] = values
     result: npt.NDArray[Any] = ufunc.accumulate(padded, axis=1)[inside]
     return result
+
+
+class RankTimes:
+    """Order of the times of all ranks: all times of a rank come before those of the next."""
+
+    def __init__(self, begin_ns: Ints, until_ns: Ints) -> None:
+        """``begin_ns``, ``until_ns``: first and last time of each rank whose order is kept.
+
+        All times of a rank before its first one are one time, and so are all after its last one.
+        """
+        self._begin_ns = begin_ns
+        # Only times of damaged traces are so far apart.
+        self._length_ns = np.minimum(until_ns - begin_ns, _MOST_NS // max(1, len(begin_ns)))
+        self._base = firsts(self._length_ns + 4)[:-1]
+
+    @classmethod
+    def of(cls, ranks: int, *columns: tuple[Ints, Ints]) -> RankTimes:
+        """Keeps the order of all times in some columns: the rank of each time, and the times."""
+        begin_ns = np.full(ranks, _MOST_NS)
+        until_ns = np.zeros(ranks, dtype=np.int64)
+        for rank, time_ns in columns:
+            np.minimum.at(begin_ns, rank, time_ns)
+            np.maximum.at(until_ns, rank, time_ns)
+        return cls(begin_ns, np.maximum(begin_ns, until_ns))
+
+    def since(self, rank: Ints, time_ns: Ints) -> Ints:
+        """Returns times since the first one of their rank, which is 1; all before are 0."""
+        return np.clip(time_ns - self._begin_ns[rank], -1, self._length_ns[rank] + 1) + 1
+
+    def key(self, rank: Ints, time_ns: Ints) -> Ints:
+        """Returns a number for each time; their order is that of the ranks and of their times."""
+        return self._base[rank] + self.since(rank, time_ns)
+
+
+def ranks_of(first: Ints) -> Ints:
+    """Returns the place of the rank of each row."""
+    return np.repeat(np.arange(len(first) - 1), np.diff(first))
+
+
+def rows_containing(
+    begin_ns: Ints, end_ns: Ints, first: Ints, time_ns: Ints, first_time: Ints
+) -> Ints:
+    """Does what ``lookup.row_containing`` does with intervals and times of the same ranks.
+
+    Args:
+        begin_ns: begins of the intervals of all ranks, in ascending order for each rank.
+        end_ns: ends of the intervals.
+        first: the first interval of each rank, then the number of all.
+        time_ns: times of all ranks.
+        first_time: the first time of each rank, then the number of all.
+    """
+    rank, rank_of_time = ranks_of(first), ranks_of(first_time)
+    times = RankTimes.of(len(first) - 1, (rank, begin_ns), (rank_of_time, time_ns))
+    keys = times.key(rank, begin_ns), times.key(rank_of_time, time_ns)
+    row = np.searchsorted(*keys, side="right") - 1
+    inside = row >= first[rank_of_time]
+    inside[inside] = time_ns[inside] < end_ns[row[inside]]
+    return np.where(inside, row, -1).astype(np.int64)

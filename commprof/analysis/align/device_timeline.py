@@ -35,9 +35,9 @@ def on_device_timeline(trace: Trace) -> Trace:
     - the waits of streams other than the compute stream
     - steps and phases whose events were lost
     """
-    records = trace.records
-    if not one_of(records, Kind.DEVICE_READY, Kind.DEVICE_WAIT).any():
+    if not has_device_times(trace):
         return trace
+    records = trace.records
     stream = _computing_stream(records)
     issues = _issues(records)
     parts = [
@@ -51,6 +51,11 @@ def on_device_timeline(trace: Trace) -> Trace:
     ]
     moved = np.concatenate(parts)
     return replace(trace, records=moved.take(np.argsort(moved["timestamp_ns"], kind="stable")))
+
+
+def has_device_times(trace: Trace) -> bool:
+    """True if device events tell when a stream was ready for collectives, or waited for them."""
+    return any(len(of_kind(trace.records, kind)) for kind in (Kind.DEVICE_READY, Kind.DEVICE_WAIT))
 
 
 def timed_collectives(trace: Trace) -> int:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from commprof.analysis.align.device_timeline import has_device_times
 from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.compression import CompressionRow, compression_rows
 from commprof.analysis.collectives.host_links import HostLinks, host_links
@@ -15,7 +16,7 @@ from commprof.analysis.collectives.sharding import Sharding, sharding
 from commprof.analysis.evidence import Evidence, Figure
 from commprof.analysis.step.measured import MeasuredWorld, observed_ranks
 from commprof.trace import columns
-from commprof.trace.exchanged import exchanged_by
+from commprof.trace.exchanged import exchanged_by_each
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun, run_of
 from commprof.trace.schema import Kind
@@ -74,7 +75,9 @@ def _apart(run: WorldRun, seen: MeasuredWorld) -> TrainedApart | None:
     if seen.whole is not None or any(trace.dropped for trace in seen.recorded):
         return None
     by_python = any(trace.metadata.get("capture") == "python" for trace in seen.recorded)
-    found = [exchanged_by(trace) for trace in seen.recorded]
+    # The tables of traces on a common clock are made already; a device's timeline has others.
+    on_device = any(map(has_device_times, seen.recorded))
+    found = exchanged_by_each(seen.recorded if on_device else seen.traces)
     return trained_apart(found, run.world_size, sees_all=not by_python)
 
 

@@ -16,7 +16,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints, compressions
 from commprof.trace.lookup import row_containing, row_of
 from commprof.trace.reader import Trace
-from commprof.trace.schema import STAGES
+from commprof.trace.schema import STAGES, Kind
 from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
@@ -86,7 +86,10 @@ def compression_rows(
     traces: Sequence[Trace], measured_steps: Ints, world_size: int
 ) -> tuple[CompressionRow, ...]:
     """Returns a row per compression scheme and bucket in measured steps; empty if there is none."""
-    parts = [_calls(trace, measured_steps, world_size) for trace in traces]
+    sending = [trace for trace in traces if len(columns.of_kind(trace.records, Kind.COMPRESSION))]
+    if not sending:
+        return ()
+    parts = [_calls(trace, measured_steps, world_size) for trace in sending]
     calls = _Calls(
         **{
             name: np.concatenate([getattr(part, name) for part in parts], axis=-1)

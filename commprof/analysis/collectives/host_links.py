@@ -27,11 +27,10 @@ from commprof.analysis.align.interfaces import (
     unknown_hosts,
 )
 from commprof.analysis.collectives.traffic import sent_to_other_hosts
-from commprof.analysis.step.breakdown import in_flight_ns
 from commprof.analysis.step.measured import Observed
 from commprof.text import named_ranks
 from commprof.trace import columns
-from commprof.trace.lookup import row_containing
+from commprof.trace.ranks import firsts, joined, ranks_of, rows_containing
 from commprof.trace.reader import Trace
 from commprof.units import ns_to_s
 
@@ -115,13 +114,12 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     ]
     known = tuple(sorted({name for name in names if name is not None}))
     problem = _problem(world_size, ranks, places)
-    sent = {
-        rank.trace.rank: np.full(len(rank.table), np.nan)
-        if problem
-        else sent_to_other_hosts(rank.trace, rank.table, places)
-        for rank in ranks
-    }
-    recorded = sum(float(values.sum()) for values in sent.values())
+    traces, tables = [rank.trace for rank in ranks], [rank.table for rank in ranks]
+    if problem:
+        sent = np.full(sum(map(len, tables)), np.nan)
+    else:
+        sent = sent_to_other_hosts(traces, tables, places)
+    recorded = float(sent.sum())
     if not problem and math.isnan(recorded):
         problem = "some collectives are of unknown kind, or belong to groups that lack some ranks"
     uncounted = [
@@ -133,7 +131,8 @@ def host_links(world_size: int, ranks: Sequence[Observed]) -> HostLinks | None:
     if not problem and uncounted:
         lost = named_ranks(sorted(uncounted))
         problem = f"the interfaces' counters are missing for the host of {lost}"
-    rates = [_rates(members, sent) for members in by_host.values()]
+    in_steps = _sent_in_steps(ranks, sent)
+    rates = [_rates(members, in_steps) for members in by_host.values()]
     step_bytes, in_flight, step = (float(np.mean(values)) for values in zip(*rates, strict=True))
     return HostLinks(
         *(len(by_host), known, step_bytes, in_flight, step),
@@ -175,28 +174,36 @@ def _problem(world_size: int, ranks: Sequence[Observed], places: Sequence[Host |
     return ""
 
 
-def _rates(
-    members: Sequence[Observed], sent: dict[int, npt.NDArray[np.float64]]
-) -> tuple[float, float, float]:
+def _sent_in_steps(ranks: Sequence[Observed], sent: npt.NDArray[np.float64]) -> dict[int, float]:
+    """Returns, by rank, the bytes that it sends to other hosts in its measured steps.
+
+    ``sent``: those of each collective of all ranks.
+    """
+    marks = [columns.steps(rank.trace) for rank in ranks]
+    index, begin_ns, end_ns = (joined(marks, name) for name in ("index", "begin_ns", "end_ns"))
+    chosen = np.isin(index, ranks[0].measured.step)
+    tables = [rank.table for rank in ranks]
+    first = firsts(list(map(len, tables)))
+    of_steps = firsts(list(map(len, marks)))
+    row = rows_containing(begin_ns, end_ns, of_steps, joined(tables, "issue_ns"), first)
+    inside = row >= 0
+    inside[inside] = chosen[row[inside]]
+    total = np.bincount(ranks_of(first)[inside], weights=sent[inside], minlength=len(ranks))
+    return dict(zip((rank.trace.rank for rank in ranks), total.tolist(), strict=True))
+
+
+def _rates(members: Sequence[Observed], sent: dict[int, float]) -> tuple[float, float, float]:
     """Returns one host's bytes sent per step, rate in flight, and rate over the whole step.
 
-    ``members`` are the ranks on the host. ``sent`` holds, for each rank, the bytes that each of its
-    collectives sends to other hosts. Rates are in Gbit/s. The rate in flight is over the time in
+    ``members`` are the ranks on the host. ``sent`` holds, for each rank, the bytes that it sends to
+    other hosts in its measured steps. Rates are in Gbit/s. The rate in flight is over the time in
     which a collective was in flight. A figure is NaN if unknown.
     """
-    total_bytes = flight_s = wall_s = 0.0
-    steps = 0
-    for rank in members:
-        marks = columns.steps(rank.trace)
-        chosen = np.isin(marks.index, rank.measured.step)
-        row = row_containing(marks.begin_ns, marks.end_ns, rank.table.issue_ns)
-        inside = row >= 0
-        inside[inside] = chosen[row[inside]]
-        total_bytes += float(sent[rank.trace.rank][inside].sum())
-        # The host's link is in use while one of its ranks has a collective in flight.
-        flight_s = max(flight_s, ns_to_s(float(in_flight_ns(marks, rank.table)[chosen].sum())))
-        wall_s = max(wall_s, ns_to_s(float(rank.measured.wall_ns.sum())))
-        steps = len(rank.measured.step)
+    total_bytes = sum(sent[rank.trace.rank] for rank in members)
+    # The host's link is in use while one of its ranks has a collective in flight.
+    flight_s = max(ns_to_s(float(rank.measured.in_flight_ns.sum())) for rank in members)
+    wall_s = max(ns_to_s(float(rank.measured.wall_ns.sum())) for rank in members)
+    steps = len(members[0].measured.step)
     gbit = total_bytes * 8 / 1e9
     return (
         total_bytes / steps if steps else math.nan,

@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
-from commprof.trace.lookup import among
+from commprof.trace.lookup import among, distinct_rows
+from commprof.trace.ranks import firsts, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.trace.summary import Summary
@@ -177,47 +178,62 @@ _TO_ALL = ("all_to_all", "all_to_all_single")
 _NOTHING = ("barrier", "monitored_barrier", "recv", "recv_any_source")
 
 
-def sent_to_other_hosts(trace: Trace, table: Collectives, hosts: Sequence[object]) -> Floats:
-    """Per collective: payload in bytes that this rank sends to ranks of other hosts.
+def sent_to_other_hosts(
+    traces: Sequence[Trace], tables: Sequence[Collectives], hosts: Sequence[object]
+) -> Floats:
+    """Per collective of all ranks: payload in bytes that its rank sends to ranks of other hosts.
 
     NaN for an unknown operation, and for a group that does not hold all ranks in their order.
 
     Args:
-        trace: trace of one rank.
-        table: collectives of the trace.
+        traces: traces of ranks.
+        tables: collectives of each trace.
         hosts: host of each rank of the job; equal values are the same host.
     """
-    me, count = trace.rank, len(hosts)
-    away = np.array([host != hosts[me] for host in hosts])
-    factor = _Factors(me, away)
-    whole = [g.id for g in trace.groups.values() if g.size == count and g.rank == me]
-    result = np.full(len(table), np.nan)
-    issued = {op_name(op) for op in np.unique(table.op).tolist()}
-    in_whole = np.isin(table.group, whole)
+    numbers: dict[object, int] = {}
+    number_of = np.array([numbers.setdefault(host, len(numbers)) for host in hosts])
+    factors = [_Factors(trace.rank, number_of) for trace in traces]
+    place = ranks_of(firsts(list(map(len, tables))))
+    op, peer, bytes_in, bytes_out = (
+        joined(tables, name) for name in ("op", "peer", "bytes_in", "bytes_out")
+    )
+    result = np.full(len(place), np.nan)
+    issued = {op_name(code) for code in np.unique(op).tolist()}
+    in_whole = _in_whole(traces, tables, place, len(hosts))
     for names, size, of in (
-        ((*_RING_REDUCE, *_REDUCE_SCATTER), table.bytes_in, factor.ring_reduce),
-        (_GATHER_ALL, table.bytes_in, factor.ring_gather),
-        (("broadcast",), table.bytes_in, factor.tree),
-        (("reduce",), table.bytes_in, factor.reduce),
-        (("gather", "send"), table.bytes_in, factor.to_peer),
-        (("scatter",), table.bytes_out, factor.from_root),
-        (_TO_ALL, table.bytes_in, factor.to_all),
-        (_NOTHING, table.bytes_in, lambda peer: 0.0),
+        ((*_RING_REDUCE, *_REDUCE_SCATTER), bytes_in, _Factors.ring_reduce),
+        (_GATHER_ALL, bytes_in, _Factors.ring_gather),
+        (("broadcast",), bytes_in, _Factors.tree),
+        (("reduce",), bytes_in, _Factors.reduce),
+        (("gather", "send"), bytes_in, _Factors.to_peer),
+        (("scatter",), bytes_out, _Factors.from_root),
+        (_TO_ALL, bytes_in, _Factors.to_all),
+        (_NOTHING, bytes_in, _Factors.nothing),
     ):
         codes = [OPS.index(name) for name in issued.intersection(names)]
         if not codes:
             continue
-        rows = among(table.op, *codes) & in_whole
-        result[rows] = _each(of, table.peer[rows]) * size[rows]
+        rows = np.flatnonzero(among(op, *codes) & in_whole)
+        pair, first = distinct_rows(place[rows], peer[rows])
+        pairs = zip(place[rows][first].tolist(), peer[rows][first].tolist(), strict=True)
+        factor = np.array([of(factors[at], root) for at, root in pairs], dtype=np.float64)
+        result[rows] = factor[pair] * size[rows]
     return result
 
 
-def _each(of: Callable[[int], float], peers: npt.NDArray[np.int64]) -> Floats:
-    """Returns ``of(peer)`` for the peer of every row, computed once per distinct peer."""
-    distinct, row = np.unique(peers, return_inverse=True)
-    values = np.array([of(peer) for peer in distinct.tolist()], dtype=np.float64)
-    each: Floats = values[row.reshape(-1)]
-    return each
+def _in_whole(
+    traces: Sequence[Trace], tables: Sequence[Collectives], place: Ints, size: int
+) -> npt.NDArray[np.bool_]:
+    """True for the calls of groups of all ranks in their order; ``place``: the trace of each."""
+    group = joined(tables, "group")
+    number, first = distinct_rows(place, group)
+    whole = [
+        (found := traces[at].groups.get(of_group)) is not None
+        and (found.size, found.rank) == (size, traces[at].rank)
+        for at, of_group in zip(place[first].tolist(), group[first].tolist(), strict=True)
+    ]
+    mask: npt.NDArray[np.bool_] = np.array(whole, dtype=np.bool_)[number]
+    return mask
 
 
 class _Factors:
@@ -228,8 +244,9 @@ class _Factors:
     input, or for a scatter, of its output.
     """
 
-    def __init__(self, me: int, away: npt.NDArray[np.bool_]) -> None:
-        self._me, self._away, self._n = me, away, len(away)
+    def __init__(self, me: int, hosts: Ints) -> None:
+        """``hosts``: number of the host of each rank, of which this is rank ``me``."""
+        self._me, self._hosts, self._n = me, hosts, len(hosts)
 
     def ring_reduce(self, peer: int) -> float:
         """Factor of a ring all-reduce.
@@ -269,14 +286,22 @@ class _Factors:
 
     def from_root(self, root: int) -> float:
         """Factor of a scatter: number of ranks on other hosts if this rank is the root, else 0."""
-        return float(self._away.sum()) if self._me == root else 0.0
+        return self._away() if self._me == root else 0.0
 
     def to_all(self, peer: int) -> float:
         """Factor of an all-to-all: fraction of the ranks that are on other hosts.
 
         This rank sends an equal part of its input to each rank; ``peer`` is ignored.
         """
-        return float(self._away.sum()) / self._n
+        return self._away() / self._n
+
+    def nothing(self, peer: int) -> float:
+        """Factor of an operation that sends no payload."""
+        return 0.0
+
+    def _away(self) -> float:
+        """Number of ranks on other hosts."""
+        return float((self._hosts != self._hosts[self._me]).sum())
 
     def _to(self, rank: int) -> float:
-        return float(self._away[rank % self._n])
+        return float(self._hosts[rank % self._n] != self._hosts[self._me])

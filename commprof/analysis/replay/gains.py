@@ -41,14 +41,12 @@ import numpy.typing as npt
 from commprof.analysis.evidence import Figure, evidence_of
 from commprof.analysis.replay.engine import ReplayedCalls, calls, replay
 from commprof.analysis.replay.program import LEAST_STEPS, Programs, programs, replayed_steps
-from commprof.analysis.step.breakdown import own_run_delay_ns
 from commprof.analysis.step.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.step.stalls import stalled
 from commprof.stats.groups import two_groups
 from commprof.stats.intervals import Interval, interval_of, percentile_interval, resampled_means
 from commprof.stats.rank_tests import lag_one, worth
 from commprof.text import rank_list
-from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
@@ -160,12 +158,7 @@ def recorded_replays(seen: MeasuredWorld) -> Replays | None:
         counted &= ~begun
     if counted.sum() < LEAST_STEPS:
         return None
-    kept = np.stack(
-        [
-            own_run_delay_ns(trace)[np.isin(columns.steps(trace).index, step)]
-            for trace in seen.traces
-        ]
-    )
+    kept = np.stack([part.own_run_delay_ns[used] for part in seen.measured])
     stretches = list(zip(made, calls(seen, made), strict=True))
     return Replays(stretches, wall, kept, counted, begun, several)
 

@@ -9,12 +9,9 @@ import numpy.typing as npt
 
 from commprof.analysis.step.exposure import Exposures
 from commprof.trace.columns import Ints
-from commprof.trace.ranks import accumulated, firsts
+from commprof.trace.ranks import RankTimes, accumulated, ranks_of
 
 Floats = npt.NDArray[np.float64]
-
-#: Between the times of two ranks.
-_APART_NS = 4
 
 
 def apart(exposed: Exposures, first: Ints) -> Exposures:
@@ -45,12 +42,10 @@ class OwnTimes:
             until_ns: the last time that is converted, of each rank.
         """
         self._exposed, self._first = exposed, first
-        self._begin_ns, self._until_ns = begin_ns, until_ns
-        lengths = until_ns - begin_ns + _APART_NS
-        #: Where the times of each rank begin among those of all, which are apart.
-        self._base = firsts(lengths)[:-1]
-        rank = np.repeat(np.arange(len(begin_ns)), np.diff(first))
-        self._key = self.key(rank, exposed.begin_ns)
+        self._begin_ns = begin_ns
+        #: Order of times, those before a rank's begin and after its last one left out.
+        self.times = RankTimes(begin_ns, until_ns)
+        self._key = self.times.key(ranks_of(first), exposed.begin_ns)
         waited = exposed.waited_ns
         total = accumulated(np.add, waited, first)
         self._before_ns = total - waited
@@ -58,21 +53,9 @@ class OwnTimes:
         ranks = np.arange(len(begin_ns))
         self._stood_ns = self._stood(ranks, begin_ns)
 
-    def since(self, rank: Ints, time_ns: Ints) -> Ints:
-        """Returns times since the begin of their rank, from 0; all before are 0.
-
-        All times after the rank's last one, too, are one time.
-        """
-        length = (self._until_ns - self._begin_ns)[rank]
-        return np.clip(time_ns - self._begin_ns[rank], -1, length + 1) + 1
-
-    def key(self, rank: Ints, time_ns: Ints) -> Ints:
-        """Returns times in whose order all times of a rank come before those of the next."""
-        return self._base[rank] + self.since(rank, time_ns)
-
     def wait_at(self, rank: Ints, time_ns: Ints) -> Ints:
         """Returns the row of the rank's last exposure that began by each time; -1 for none."""
-        row = np.searchsorted(self._key, self.key(rank, time_ns), side="right") - 1
+        row = np.searchsorted(self._key, self.times.key(rank, time_ns), side="right") - 1
         return np.where(row >= self._first[rank], row, -1)
 
     def at(self, rank: Ints, time_ns: Ints) -> Floats:

@@ -25,7 +25,7 @@ from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Ints, Spans
 from commprof.trace.lookup import distinct_rows
-from commprof.trace.ranks import accumulated, firsts, joined
+from commprof.trace.ranks import accumulated, firsts, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, PHASES, Phase
 
@@ -419,10 +419,6 @@ class _Ranks:
     def _calls(self, name: str) -> Any:
         return joined(self._seen.tables, name)
 
-    def _rank_of(self, first: Ints) -> Ints:
-        """Returns the place of the rank of each row."""
-        return np.repeat(np.arange(len(first) - 1), np.diff(first))
-
     def _inside(self, rank: Ints, time_ns: Ints) -> Mask:
         """True for times in the replayed steps of the rank."""
         mask: Mask = (time_ns >= self._begin_ns[rank]) & (time_ns < self.until_ns[rank])
@@ -430,13 +426,13 @@ class _Ranks:
 
     def events(self) -> Events:
         """Returns the events of all ranks in order."""
-        rank_of_call = self._rank_of(self._first_call)
+        rank_of_call = ranks_of(self._first_call)
         is_issued = self._inside(rank_of_call, self._issue_ns)
         chained, after = self._chained(np.flatnonzero(is_issued), rank_of_call)
         chained_rank = rank_of_call[chained]
         is_issued[chained] = False
         issued = np.flatnonzero(is_issued)
-        exposed, rank_of_wait = self._exposed, self._rank_of(self._first_wait)
+        exposed, rank_of_wait = self._exposed, ranks_of(self._first_wait)
         waits = np.flatnonzero(self._inside(rank_of_wait, exposed.begin_ns))
         wait_rank, begun_ns = rank_of_wait[waits], exposed.begin_ns[waits]
         waited_ns = exposed.waited_ns[waits]
@@ -483,7 +479,7 @@ class _Ranks:
         kind = np.repeat([part[2] for part in parts], [len(part[0]) for part in parts])
         # A step's end comes before the begin of the next one, which is at the same time.
         simultaneous = 2 * kind + (kind == MARK) * (1 - number % 2)
-        order = np.lexsort((simultaneous.astype(np.int8), self._own.key(rank, time_ns)))
+        order = np.lexsort((simultaneous.astype(np.int8), self._own.times.key(rank, time_ns)))
         first = firsts(np.bincount(rank, minlength=len(self._begin_ns)))
         return Events(
             first=first,
@@ -523,7 +519,7 @@ class _Ranks:
         order = np.lexsort((self._end_ns[ended], ended_queue))
         ended, ended_queue = ended[order], ended_queue[order]
         ended_at, others_at = (
-            self._own.since(rank_of_call[rows], time_ns[rows])
+            self._own.times.since(rank_of_call[rows], time_ns[rows])
             for rows, time_ns in ((ended, self._end_ns), (others, self._issue_ns))
         )
         longest = 1 + max(int(ended_at.max(initial=0)), int(others_at.max(initial=0)))
@@ -546,7 +542,7 @@ class _Ranks:
         because FSDP2 waits for its collectives earlier in backward.
         """
         spans = [columns.finalizations(trace).span for trace in self._seen.traces]
-        rank_of_span = self._rank_of(firsts(list(map(len, spans))))
+        rank_of_span = ranks_of(firsts(list(map(len, spans))))
         mine = np.flatnonzero(joined(spans, "thread") == self._thread[rank_of_span])
         if not len(mine):
             return _none(), _none()
@@ -555,9 +551,7 @@ class _Ranks:
         candidate = (task >= 0) & (self._end_ns > 0)
         waited_for = self._exposed.collective >= 0
         candidate[
-            (self._exposed.collective + self._first_call[self._rank_of(self._first_wait)])[
-                waited_for
-            ]
+            (self._exposed.collective + self._first_call[ranks_of(self._first_wait)])[waited_for]
         ] = False
         rows = np.flatnonzero(candidate)
         scattering = np.flatnonzero(self._calls("op") == _REDUCE_SCATTER)
@@ -575,7 +569,7 @@ class _Ranks:
     def borders(self) -> _Borders:
         """Returns the borders of steps and phases of all ranks."""
         spans = [columns.phases(trace) for trace in self._seen.traces]
-        rank = self._rank_of(firsts(list(map(len, spans))))
+        rank = ranks_of(firsts(list(map(len, spans))))
         phases = Spans(*(joined(spans, name) for name in ("key", "thread", "begin_ns", "end_ns")))
         mine = (phases.thread == self._thread[rank]) & (phases.key < len(Phase))
         begin_ns, end_ns = phases.begin_ns[mine], phases.end_ns[mine]
@@ -590,20 +584,22 @@ class _Ranks:
         time_ns = np.concatenate(times)
         inside = self._inside(all_ranks, time_ns) | (time_ns == self.until_ns[all_ranks])
         all_ranks, time_ns = all_ranks[inside], time_ns[inside]
-        key, row = np.unique(self._own.key(all_ranks, time_ns), return_index=True)
+        key, row = np.unique(self._own.times.key(all_ranks, time_ns), return_index=True)
         all_ranks, time_ns = all_ranks[row], time_ns[row]
         first = firsts(np.bincount(all_ranks, minlength=len(self._begin_ns)))
         last = first[1:] - 1
         middle = key + np.diff(key, append=0) // 2
         step_begin, step_end = (
-            self._own.key(of_steps, column.ravel())
+            self._own.times.key(of_steps, column.ravel())
             for column in (self._step_begin_ns, self._step_end_ns)
         )
         at = np.searchsorted(step_begin, middle, side="right") - 1
         step = np.where(middle < step_end[at], at % len(self._step), -1)
         phase = np.full(len(key), int(Phase.OTHER))
         if len(begin_ns):
-            phase_begin, phase_end = (self._own.key(rank, column) for column in (begin_ns, end_ns))
+            phase_begin, phase_end = (
+                self._own.times.key(rank, column) for column in (begin_ns, end_ns)
+            )
             at = np.maximum(np.searchsorted(phase_begin, middle, side="right") - 1, 0)
             within = (
                 (rank[at] == all_ranks) & (phase_begin[at] <= middle) & (middle < phase_end[at])

@@ -157,11 +157,15 @@ class Breakdown:
     no_core_ns: Floats
     #: Time in which communication was in flight and did not block the training thread.
     hidden_ns: Floats
+    #: Time in which a collective was issued and not complete.
+    in_flight_ns: Floats
     #: ``[step, phase]``, in the order of ``schema.PHASES``: time in each phase, outside of waiting,
     #: in which the process did not run.
     paused_ns: Floats
     #: ``[step, phase]``: time in which the training thread could run and had no core.
     run_delay_ns: Floats
+    #: Part of it that threads of the rank's process other than the training thread may have caused.
+    own_run_delay_ns: Floats
     #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
     #: kernel for the training thread in each phase.
     host_counts: Floats
@@ -251,19 +255,6 @@ def caused_in_all(parts: Sequence[Breakdown], chosen: npt.NDArray[np.bool_]) -> 
     return total
 
 
-def own_run_delay_ns(trace: Trace) -> Floats:
-    """Returns the run delay that helper threads of the rank's process may have caused.
-
-    Helper threads are all threads except the training thread. The result is ``[step, phase]``,
-    with a row for each complete step. The values are parts of ``Breakdown.run_delay_ns``.
-    """
-    steps, phases = columns.steps(trace), columns.phases(trace)
-    if not columns.own_run_delays(trace).key.any():  # as where helper threads are not told apart
-        return np.zeros((len(steps), len(Phase)))
-    thread = int(steps.thread[0]) if len(steps) else 0
-    return _by_phase(steps, phases, own_run_delay(trace, exposures_of(trace), thread), thread)
-
-
 def breakdown(
     trace: Trace,
     table: Collectives,
@@ -325,6 +316,7 @@ def of_split(
         for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
     }
     other_ns = wall - exposed_ns - sum(named.values())
+    in_flight = in_flight_ns(steps, table)
     return Breakdown(
         step=steps.index,
         wall_ns=wall,
@@ -341,6 +333,7 @@ def of_split(
         no_core_ns=_no_core(steps, finalizations, thread),
         paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
         run_delay_ns=_by_phase(steps, phases, run_delay(trace, exposed, thread), thread),
+        own_run_delay_ns=_by_phase(steps, phases, own_run_delay(trace, exposed, thread), thread),
         host_counts=np.stack(
             [
                 _by_phase(steps, phases, counted, thread)
@@ -348,7 +341,8 @@ def of_split(
             ],
             axis=2,
         ),
-        hidden_ns=np.maximum(0.0, _running_ns(trace, steps, table) - exposed_ns),
+        hidden_ns=np.maximum(0.0, _running_ns(trace, steps, in_flight) - exposed_ns),
+        in_flight_ns=in_flight,
         caused=_by_origin(steps, exposed_step, origins, world_size),
     )
 
@@ -371,11 +365,11 @@ def _of_other(trace: Trace, steps: Steps, other_ns: Floats, phases_ns: Floats) -
     return {"unphased_compute_ns": unphased, "copies_ns": copies, "idle_ns": idle}
 
 
-def _running_ns(trace: Trace, steps: Steps, table: Collectives) -> Floats:
+def _running_ns(trace: Trace, steps: Steps, in_flight: Floats) -> Floats:
     """Returns the time of each step in which communication ran, or was in flight on the host."""
     activity = trace.device_activity
     if activity is None or activity.communication is None:
-        return in_flight_ns(steps, table)
+        return in_flight
     some = activity.communication
     return covered(some.begin_ns, some.end_ns, None, steps.begin_ns, steps.end_ns)
 

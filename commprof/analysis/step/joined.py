@@ -260,6 +260,7 @@ def _block(
         (columns.run_delays, Kind.RUN_DELAY, None),
     ):
         keep(trace, make, ranks.share(make, make(source), records.counts(kind), keys))
+    keep(trace, columns.helpers_cpu, _helpers_cpu(traces, records, columns.run_delays(trace)))
     whole = ranks.spans(passes.span, count_passes, ranks.task_shift)
     keep(trace, columns.finalizations, replace(passes, span=whole[0]))
     rows = _slices(count_passes)
@@ -292,6 +293,13 @@ def _block(
         np.cumsum([0, *count_steps]),
         tables,
     )
+
+
+def _helpers_cpu(traces: Sequence[Trace], records: JoinedRecords, delays: Spans) -> Spans:
+    """Returns ``columns.helpers_cpu`` of a block, whose ranks may have different threads."""
+    alone = np.array(list(map(columns.has_one_thread, traces)))
+    cpu_ns = columns.ints(records.column(Kind.RUN_DELAY, "bytes_out"))
+    return replace(delays, key=np.repeat(alone, records.counts(Kind.RUN_DELAY)) * cpu_ns)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def sent(op: str, hosts: Sequence[str], size: int = 1200, peer: int = 0) -> list
         recorded = Rank(rank, len(hosts))
         recorded.collective(0, 1, 2, bytes=size, op=op, aux=peer)
         trace = recorded.trace()
-        found.append(float(sent_to_other_hosts(trace, collectives(trace), hosts)[0]))
+        found.append(float(sent_to_other_hosts([trace], [collectives(trace)], hosts)[0]))
     return found
 
 
@@ -88,7 +88,7 @@ def test_bytes_to_other_hosts_are_nan_for_unknown_operations_and_incomplete_grou
     part = Rank(0, 4, groups={1: ("some", 2)})
     part.collective(0, 1, 2, bytes=8)
     trace = part.trace()
-    assert np.isnan(sent_to_other_hosts(trace, collectives(trace), TWO_BY_TWO)).all()
+    assert np.isnan(sent_to_other_hosts([trace], [collectives(trace)], TWO_BY_TWO)).all()
 
 
 STEPS = 12
