@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +12,16 @@ from commprof.errors import CommprofError
 from commprof.forecast.costs.regression import Line
 from commprof.forecast.replay.exchange import replay_ddp
 from commprof.forecast.replay.setting import PredictedSetting, make_setting
-from commprof.forecast.scenario.model import REPLICATES, SEED, STEPS, Medians, Model, estimates
-from commprof.forecast.scenario.scenario import STRONG, PredictedWaiting, Prediction, Scenario
+from commprof.forecast.scenario.model import (
+    STEPS,
+    Medians,
+    Model,
+    Replayed,
+    new_random,
+    prediction,
+    replicated,
+)
+from commprof.forecast.scenario.scenario import STRONG, Prediction, Scenario
 from commprof.forecast.scenario.schedule import Schedule
 
 #: Number of values drawn at a time, to limit memory.
@@ -103,15 +110,18 @@ class Replay(Model):
         setting = make_setting(
             self.schedule, self.profile, self.compute_by_batch, scenario, self.batches
         )
-        random = np.random.default_rng(SEED)
-        main = self._run(setting, STEPS, random)
-        replicates = []
+        random = new_random()
+        run = self._run(setting, STEPS, random)
         count = max(_STEPS_PER_REPLICATE, min(STEPS, 20_000 // scenario.world_size))
-        for number in range(REPLICATES):
-            rows = random.integers(0, len(setting.ready_s), len(setting.ready_s))
-            replicates.append(_medians(self._run(setting.replicate(number), count, random, rows)))
-        steps = np.array([each.step_s for each in replicates])
-        return _prediction(self, setting, main, replicates), steps
+        medians = replicated(
+            _medians(run),
+            len(setting.ready_s),
+            random,
+            lambda number, rows: _medians(
+                self._run(setting.replicate(number), count, random, rows)
+            ),
+        )
+        return prediction(scenario, medians, _replayed(self, setting, run)), medians.step_s()
 
     def _run(
         self,
@@ -125,12 +135,12 @@ class Replay(Model):
         ready_s, backward_end_s = setting.ready_s[chosen], setting.backward_end_s[chosen]
         ranks = setting.scenario.world_size
         drawn = draw_steps(ready_s, backward_end_s, ranks, steps, random)
-        total, wire = setting.bucket_times()
+        total, transfer = setting.bucket_times()
         workers = 1 if setting.hook else self.schedule.workers
         shift = setting.other_s()
         ready, last = drawn.ready_s + shift, drawn.backward_end_s + shift
         step, waited = replay_ddp(
-            ready, last, wire, total - wire, setting.copy_s, workers if ranks > 1 else 0
+            ready, last, transfer, total - transfer, setting.copy_s, workers if ranks > 1 else 0
         )
         return _Run(
             step_s=step,
@@ -157,48 +167,33 @@ class _Run:
 
 def _medians(run: _Run) -> Medians:
     wait, buckets = float(np.median(run.wait_s)), float(np.median(run.transfer_s))
-    wire = buckets + run.other_s
+    transfer = buckets + run.other_s
     return Medians(
         step_s=float(np.median(run.step_s)),
         wait_s=wait,
-        transfer_s=wire,
-        exposed_s=wait + wire,
+        transfer_s=transfer,
+        exposed_s=wait + transfer,
         hidden_s=max(0.0, float(np.median(run.busy_s)) - buckets),
     )
 
 
-def _prediction(
-    replay: Replay, setting: PredictedSetting, run: _Run, replicates: Sequence[Medians]
-) -> Prediction:
+def _replayed(replay: Replay, setting: PredictedSetting, run: _Run) -> Replayed:
     schedule, scenario = replay.schedule, setting.scenario
-    ranks = scenario.world_size
-    step, wait, wire, exposed, hidden = estimates(_medians(run), replicates)
-    busy = float(np.median(run.busy_s))
     copies = float(setting.copy_s.sum())
-    alone = float(np.median(setting.backward_end_s - setting.kept_wait_s)) + copies
-    bare = float(np.median(run.backward_end_s)) + copies
     batch = schedule.batch.per_rank
     if scenario.scaling == STRONG:
-        batch = batch * schedule.world_size / ranks
+        batch = batch * schedule.world_size / scenario.world_size
     sent = _sent_bytes(setting)
-    return Prediction(
-        scenario=scenario,
-        step_s=step,
-        wait_s=wait.value,
-        transfer_s=wire.value,
-        hidden_s=hidden.value,
-        waiting=PredictedWaiting(wait, wire, exposed, hidden),
-        compute_s=max(0.0, step.value - exposed.value),
-        no_overlap_s=bare + busy,
-        perfect_overlap_s=max(bare, busy),
+    return Replayed(
+        bare_s=float(np.median(run.backward_end_s)) + copies,
+        busy_s=float(np.median(run.busy_s)),
+        own_s=float(np.median(setting.backward_end_s - setting.kept_wait_s)) + copies,
+        batch=batch,
         buckets=len(setting.bucket_bytes),
         sent_bytes=sent,
-        samples_per_s=ranks * batch / step.value if batch else math.nan,
-        # Ranks that are drawn may be faster than the recorded ranks are in the median.
-        efficiency=min(1.0, alone / step.value),
-        hiding_bytes_per_s=_hiding(setting, sent),
         outside=setting.outside,
         remarks=setting.remarks,
+        hiding_bytes_per_s=_hiding(setting, sent),
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.forecast.costs.machine_profile import MachineProfile
-from commprof.forecast.scenario.scenario import Estimate, Prediction, Scenario
+from commprof.forecast.scenario.scenario import Estimate, PredictedWaiting, Prediction, Scenario
 from commprof.forecast.scenario.schedule import RecordedSteps
 from commprof.stats.intervals import percentile_interval
 
 #: Number of steps drawn for the median, and of resamples of the recorded steps for the interval.
 STEPS = 100
-REPLICATES = 20
-SEED = 20240501
+_REPLICATES = 20
+_SEED = 20240501
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,86 @@ class Medians(NamedTuple):
     transfer_s: float
     exposed_s: float
     hidden_s: float
+
+
+class Replicated(NamedTuple):
+    """Medians of the replayed steps, and of replays of resampled recorded steps."""
+
+    main: Medians
+    replicates: list[Medians]
+
+    def step_s(self) -> npt.NDArray[np.float64]:
+        """Step time in s in each replicate."""
+        return np.array([medians.step_s for medians in self.replicates])
+
+
+def new_random() -> np.random.Generator:
+    """Returns the random generator of a scenario, the same for all, so that they compare."""
+    return np.random.default_rng(_SEED)
+
+
+def replicated(
+    main: Medians,
+    recorded: int,
+    random: np.random.Generator,
+    replay: Callable[[int, npt.NDArray[np.int64]], Medians],
+) -> Replicated:
+    """Replays as often as there are replicates.
+
+    Args:
+        main: medians of the replay of all recorded steps.
+        recorded: number of recorded steps.
+        random: chooses the recorded steps of each replicate, with replacement.
+        replay: gets the replicate's number, and the rows of its recorded steps.
+    """
+    return Replicated(
+        main,
+        [replay(number, random.integers(0, recorded, recorded)) for number in range(_REPLICATES)],
+    )
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a model finds in its replay of a scenario, beside the medians; times in s."""
+
+    #: Step without transfers; time for which collectives take the link; a rank's own work.
+    bare_s: float
+    busy_s: float
+    own_s: float
+    #: Samples that a rank takes in a step; 0 or NaN if not recorded.
+    batch: float
+    #: As in ``Prediction``.
+    buckets: int
+    sent_bytes: float
+    outside: tuple[str, ...]
+    remarks: tuple[str, ...]
+    hiding_bytes_per_s: float = math.nan
+    #: Time by which collectives take longer while the ranks compute.
+    crowding_s: float = 0.0
+
+
+def prediction(scenario: Scenario, medians: Replicated, found: Replayed) -> Prediction:
+    """Returns the prediction of a scenario, from what its replay found."""
+    step, wait, transfer, exposed, hidden = estimates(*medians)
+    return Prediction(
+        scenario=scenario,
+        step_s=step,
+        wait_s=wait.value,
+        transfer_s=transfer.value,
+        hidden_s=hidden.value,
+        waiting=PredictedWaiting(wait, transfer, exposed, hidden),
+        compute_s=max(0.0, step.value - exposed.value),
+        no_overlap_s=found.bare_s + found.busy_s,
+        perfect_overlap_s=max(found.bare_s, found.busy_s + found.crowding_s),
+        buckets=found.buckets,
+        sent_bytes=found.sent_bytes,
+        samples_per_s=(scenario.world_size * found.batch / step.value if found.batch else math.nan),
+        # Ranks that are drawn may be faster than the recorded ranks are in the median.
+        efficiency=min(1.0, found.own_s / step.value),
+        hiding_bytes_per_s=found.hiding_bytes_per_s,
+        outside=found.outside,
+        remarks=found.remarks,
+    )
 
 
 def estimates(main: Medians, replicates: Sequence[Medians]) -> Iterator[Estimate]:

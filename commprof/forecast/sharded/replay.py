@@ -10,14 +10,16 @@ import numpy.typing as npt
 
 from commprof.errors import CommprofError
 from commprof.forecast.costs.algorithms import OPERATIONS, work
-from commprof.forecast.scenario.model import REPLICATES, SEED, STEPS, Medians, Model, estimates
-from commprof.forecast.scenario.scenario import (
-    FLAT,
-    WEAK,
-    PredictedWaiting,
-    Prediction,
-    Scenario,
+from commprof.forecast.scenario.model import (
+    STEPS,
+    Medians,
+    Model,
+    Replayed,
+    new_random,
+    prediction,
+    replicated,
 )
+from commprof.forecast.scenario.scenario import FLAT, WEAK, Prediction, Scenario
 from commprof.forecast.scenario.schedule import Placement
 from commprof.forecast.sharded.changes import ShardedChange, change
 from commprof.forecast.sharded.costs import Factors, ShardedCosts, factors
@@ -44,17 +46,18 @@ class ShardedReplay(Model):
         changed = change(self.schedule, scenario)
         at = costed(self.schedule, placement)
         costs = factors(self.schedule, self.profile, scenario, at, changed)
-        fitted, random = costs.costs(), np.random.default_rng(SEED)
+        fitted, random = costs.costs(), new_random()
         world, outside, drawn = self._world(scenario, placement, changed, fitted, random)
-        main = _medians(world, drawn, fitted)
-        replicates = []
-        recorded = len(self.schedule.own_ns)
-        for number in range(REPLICATES):
-            rows = random.integers(0, recorded, recorded)
-            some = world.draw(_STEPS_PER_REPLICATE, random, rows)
-            replicates.append(_medians(world, some, costs.costs(number)))
-        found = _prediction(world, scenario, costs, (drawn, main, replicates), outside)
-        return found, np.array([each.step_s for each in replicates])
+        medians = replicated(
+            _medians(world, drawn, fitted),
+            len(self.schedule.own_ns),
+            random,
+            lambda number, rows: _medians(
+                world, world.draw(_STEPS_PER_REPLICATE, random, rows), costs.costs(number)
+            ),
+        )
+        found = _replayed(world, costs, drawn, outside)
+        return prediction(scenario, medians, found), medians.step_s()
 
     def _world(
         self,
@@ -123,37 +126,18 @@ def _medians(world: World, drawn: Ints, costs: ShardedCosts) -> Medians:
     return Medians(*(each / 1e9 for each in (step, wait, exposed - wait, exposed, hidden)))
 
 
-def _prediction(
-    world: World,
-    scenario: Scenario,
-    costs: Factors,
-    runs: tuple[Ints, Medians, list[Medians]],
-    outside: list[str],
-) -> Prediction:
-    drawn, main, replicates = runs
-    step, wait, wire, exposed, hidden = estimates(main, replicates)
-    own = world.own_ns(drawn)
+def _replayed(world: World, costs: Factors, drawn: Ints, outside: list[str]) -> Replayed:
     free = world.replay(drawn, None)
-    bare = float(np.median(free.end_ns.max(axis=0))) / 1e9
-    busy = world.busy_ns(drawn, costs.costs()) / 1e9
-    batch = world.steps.batch.per_rank * world.change.passes / world.steps.passes
-    return Prediction(
-        scenario=scenario,
-        step_s=step,
-        wait_s=wait.value,
-        transfer_s=wire.value,
-        hidden_s=hidden.value,
-        waiting=PredictedWaiting(wait, wire, exposed, hidden),
-        compute_s=max(0.0, step.value - exposed.value),
-        no_overlap_s=bare + busy,
-        perfect_overlap_s=max(bare, busy + world.crowding.longer_ns / 1e9),
+    return Replayed(
+        bare_s=float(np.median(free.end_ns.max(axis=0))) / 1e9,
+        busy_s=world.busy_ns(drawn, costs.costs()) / 1e9,
+        own_s=float(np.median(world.own_ns(drawn))) / 1e9,
+        batch=world.steps.batch.per_rank * world.change.passes / world.steps.passes,
         buckets=len(world.change.calls),
         sent_bytes=_sent_bytes(world),
-        samples_per_s=scenario.world_size * batch / step.value if batch else math.nan,
-        efficiency=min(1.0, float(np.median(own)) / 1e9 / step.value),
-        hiding_bytes_per_s=math.nan,
         outside=tuple(dict.fromkeys((*outside, *costs.outside))),
         remarks=(*world.change.remarks, *costs.remarks),
+        crowding_s=world.crowding.longer_ns / 1e9,
     )
 
 
