@@ -21,13 +21,14 @@ from commprof.analysis.exchange import SmallCalls
 from commprof.analysis.findings import PYTHON_BRIEF, briefs, captured_in_python
 from commprof.analysis.late.incidents import Incidents
 from commprof.analysis.late.stragglers import LateRank, fell_behind
+from commprof.analysis.loss_curves import CURVES_DISAGREE
 from commprof.analysis.mean_step import MeanStep, mean_step
 from commprof.analysis.next_step import NextStep
 from commprof.analysis.replicas import times_started
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
-from commprof.text import counted, listed, named_ranks
+from commprof.text import counted, listed
 from commprof.units import ns_to_ms
 
 
@@ -294,9 +295,8 @@ def _caveats(result: RunResult, world: WorldResult, step: MeanStep) -> Iterator[
         yield f"{listed(larger)} ranks are not judged: they run more threads than the {cores}."
     yield from _told(told, "stalled_steps")
     if result.loss_agreement is not None and not result.loss_agreement.agrees:
-        yield "The loss curves of the world sizes disagree: they did not train equally."
-    if world.training.weights_differ:
-        yield f"Weights after training differ on {named_ranks(world.training.weights_differ)}."
+        yield CURVES_DISAGREE
+    yield from _told(told, "weights_differ")
     if started := times_started(result.context):
         yield started
     if result.attempts:

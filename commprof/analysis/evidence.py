@@ -23,7 +23,7 @@ from commprof import invocation
 from commprof.analysis.align.device_timeline import timed_collectives
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.measured import MeasuredWorld
-from commprof.analysis.step.waiting import is_split
+from commprof.analysis.step.waiting import NOT_SPLIT, is_split
 from commprof.text import named_ranks
 from commprof.trace import columns
 from commprof.trace.lookup import among, row_containing
@@ -357,9 +357,12 @@ def _no_clock(of: Evidence) -> str:
 
 
 def _no_ranks(of: Evidence) -> str:
-    if not of.missing_ranks:
-        return ""
-    return f"no usable trace came from {named_ranks(of.missing_ranks)}"
+    return no_trace_from(of.missing_ranks)
+
+
+def no_trace_from(missing_ranks: Sequence[int]) -> str:
+    """Says, within a sentence, which ranks left no usable trace; empty if all left one."""
+    return f"no usable trace came from {named_ranks(missing_ranks)}" if missing_ranks else ""
 
 
 def _no_waiting(of: Evidence) -> str:
@@ -373,13 +376,13 @@ def _no_waiting(of: Evidence) -> str:
 def _not_split(of: Evidence) -> str:
     if is_split(of.exposed_ms, of.unsplit_ms):
         return ""
-    return "much of the exposed time could not be split into waiting and transfer"
+    return f"much {NOT_SPLIT}"
 
 
 def _mostly_unsplit(of: Evidence) -> str:
     if of.unsplit_ms <= _HALF * of.exposed_ms:
         return ""
-    return "most of the exposed time could not be split into waiting and transfer"
+    return f"most {NOT_SPLIT}"
 
 
 def _stands_out(of: Evidence) -> str:

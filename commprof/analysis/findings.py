@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from commprof.analysis.cores import crowded, lacked_cores, no_core_share
+from commprof.analysis.evidence import no_trace_from
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
-from commprof.analysis.step.waiting import is_split
+from commprof.analysis.step.waiting import NOT_SPLIT, is_split
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_seconds, listed, named_ranks, plural
 
@@ -47,6 +48,7 @@ def findings(context: Mapping[str, Any], world: WorldResult) -> tuple[RunFinding
     ``context`` is the content of the run's ``run.json``.
     """
     return (
+        *_weights_differ(world),
         *_cores(context, world),
         *_few_steps(world),
         *_stalled(world),
@@ -165,16 +167,16 @@ def _missing_ranks(world: WorldResult) -> Iterator[RunFinding]:
     missing = world.recording.missing_ranks
     if not missing:
         return
-    fact = f"o usable trace came from {named_ranks(missing)}"
+    fact = no_trace_from(missing)
     samples = "the number of samples is known for all ranks, because the training loop recorded it"
-    caveat = f"At {_ranks(world)} n{fact}: times are those of the other ranks; {samples}."
+    caveat = f"At {_ranks(world)} {fact}: times are those of the other ranks; {samples}."
     if math.isnan(world.training.samples_per_s):
         caveat = (
-            f"At {_ranks(world)} n{fact}: times are those of the other ranks, and samples/s, "
+            f"At {_ranks(world)} {fact}: times are those of the other ranks, and samples/s, "
             "speed-up and efficiency are not known."
         )
     figures = {"ranks": list(missing)}
-    yield RunFinding("missing_ranks", world.world_size, figures, f"N{fact}.", caveat)
+    yield RunFinding("missing_ranks", world.world_size, figures, f"{fact.capitalize()}.", caveat)
 
 
 def _not_split(world: WorldResult) -> Iterator[RunFinding]:
@@ -203,15 +205,14 @@ def _not_split(world: WorldResult) -> Iterator[RunFinding]:
         )
     unsplit = parts.unsplit_ms / parts.exposed_ms if parts.exposed_ms else 0.0
     if not math.isnan(parts.wait_ms) and unsplit > _WORTH_A_WORD:
-        fact = "of the exposed time could not be split into waiting and transfer"
         much = recording.clocks_shared and not is_split(parts.exposed_ms, parts.unsplit_ms)
         yield RunFinding(
             "unsplit",
             world.world_size,
             {"unsplit_ms": parts.unsplit_ms, "share": unsplit},
-            f"{unsplit:.0%} {fact}." if much else "",
-            f"At {ranks} {unsplit:.1%} {fact}: it belongs to operations that were not recorded on "
-            "all of their ranks, or to a recv from any source.",
+            f"{unsplit:.0%} {NOT_SPLIT}." if much else "",
+            f"At {ranks} {unsplit:.1%} {NOT_SPLIT}: it belongs to operations that were not "
+            "recorded on all of their ranks, or to a recv from any source.",
         )
 
 
@@ -240,7 +241,25 @@ def _dropped_records(world: WorldResult) -> Iterator[RunFinding]:
             world.world_size,
             {"records": dropped},
             f"{fact}: {meaning}.",
-            f"At {_ranks(world)} {fact} because a buffer was full: {meaning}.",
+            f"At {_ranks(world)} {dropped_records(dropped, meaning)}",
+        )
+
+
+def dropped_records(count: int, meaning: str) -> str:
+    """Returns a sentence on records that found no room; ``meaning``: what may be wrong."""
+    return f"{count} records were dropped because a buffer was full: {meaning}."
+
+
+def _weights_differ(world: WorldResult) -> Iterator[RunFinding]:
+    if ranks := world.training.weights_differ:
+        yield RunFinding(
+            "weights_differ",
+            world.world_size,
+            {"ranks": list(ranks)},
+            f"Weights after training differ on {named_ranks(ranks)}.",
+            f"At {world.world_size} ranks the weights of {named_ranks(ranks)} differ from those of "
+            "the others after training. They must be equal to the last bit: a synchronisation was "
+            "left out, or the ranks trained differently.",
         )
 
 

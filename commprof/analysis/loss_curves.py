@@ -1,4 +1,4 @@
-"""Comparison of the loss curves of a run's world sizes, and remarks on losses and weights."""
+"""Comparison of the loss curves of a run's world sizes, and remarks on losses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from commprof.analysis.checks.losses import TOLERANCES, LossAgreement, loss_trend
 from commprof.analysis.world import WorldResult
-from commprof.text import counted, named_ranks
+from commprof.text import counted
 
 
 def loss_agreement(
@@ -67,16 +67,8 @@ def _difference(loss: float, base: float) -> float:
 
 
 def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> list[str]:
-    """Returns remarks on ranks whose weights differ, then on the loss curves."""
-    found = [
-        f"At {world.world_size} ranks the weights of "
-        f"{named_ranks(world.training.weights_differ)} differ from those of the "
-        "others after training. They must be equal to the last bit: a synchronisation "
-        "was left out, or the ranks trained differently."
-        for world in worlds
-        if world.training.weights_differ
-    ]
-    found += [text for world in worlds for text in _trend(world)]
+    """Returns remarks on the loss curves."""
+    found = [text for world in worlds for text in _trend(world)]
     agreement = loss_agreement(context, worlds)
     if agreement is not None:
         found.append(_about(agreement))
@@ -85,6 +77,10 @@ def loss_remarks(context: Mapping[str, Any], worlds: Sequence[WorldResult]) -> l
             f"Loss curves of the world sizes are not compared: {context['split_dependence']}."
         )
     return found
+
+
+#: Sentence for the card, of less than a line.
+CURVES_DISAGREE = "The loss curves of the world sizes disagree: they did not train equally."
 
 
 def _about(agreement: LossAgreement) -> str:

@@ -56,7 +56,8 @@ def remarks(
     in_turns: True if the candidate settings of a trial took turns from step to step; remarks on
     steps are then left out, because the settings differ between steps.
     """
-    found = loss_remarks(context, worlds)
+    found = [fact.caveat for fact in _of_kind(context, worlds, "weights_differ")]
+    found += loss_remarks(context, worlds)
     found += _oversubscription(context, worlds)
     found += placement_remarks(context)
     if not in_turns:

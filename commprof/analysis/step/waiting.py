@@ -30,6 +30,8 @@ from commprof.trace.schema import POINT_TO_POINT
 #: Largest fraction of the exposed time that may be unsplit if a figure or sentence relies on the
 #: split into waiting and transfer.
 _MOST_UNSPLIT = 0.1
+#: Words for such time, after its amount.
+NOT_SPLIT = "of the exposed time could not be split into waiting and transfer"
 
 
 def is_split(exposed: float, unsplit: float) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from commprof.analysis.findings import dropped_records
 from commprof.analysis.late.stragglers import each_waits
 from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.analysis.summary_result import OperationRow, Quantiles, SummaryResult
@@ -135,8 +136,10 @@ def notes(
             )
         if summary.dropped_records:
             found.append(
-                f"{where}{summary.dropped_records} records were dropped because a buffer was full: "
-                "counts and exposed time may be too small."
+                where
+                + dropped_records(
+                    summary.dropped_records, "counts and exposed time may be too small"
+                )
             )
         if summary.moved:
             found.append(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from commprof.analysis.checks.losses import differing_weights, global_losses, loss_trend
+from commprof.analysis.findings import findings
 from commprof.analysis.loss_curves import loss_agreement, loss_remarks
 from commprof.analysis.world import WorldResult
 from tests.support.builders.results import context, world
@@ -207,5 +208,9 @@ def test_remarks_on_agreeing_disagreeing_and_uncompared_loss_curves() -> None:
     )
     assert not_compared.endswith("not compared: batch norm differs.")
     assert loss_remarks(context(), [curve(1), curve(2)]) == []
-    (weights,) = loss_remarks(context(), [world(4, weights_differ=(1, 3))])
+    (weights,) = (
+        fact.caveat
+        for fact in findings(context(), world(4, weights_differ=(1, 3)))
+        if fact.kind == "weights_differ"
+    )
     assert weights.startswith("At 4 ranks the weights of ranks 1, 3 differ from those of the")
