@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +19,18 @@ from commprof.analysis.remarks import remarks
 from commprof.analysis.replicas import replicas_remarks
 from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.step.measured import MeasuredWorld, in_turns, measured_world
-from commprof.analysis.summaries import analyse_summaries
+from commprof.analysis.summaries import analyse_hosts, analyse_summaries
 from commprof.analysis.world import WorldResult, world_result
-from commprof.text import listed
+from commprof.text import counted, listed
+from commprof.trace.host_summary import SeenHost, running_hosts
 from commprof.trace.run.endings import why_not_recorded
-from commprof.trace.run.run_directory import WorldRun, other_jobs, read_context, read_world
+from commprof.trace.run.run_directory import (
+    WorldRun,
+    other_jobs,
+    read_context,
+    read_world,
+    traced_in,
+)
 
 _MARK_STEPS = "Call commprof.step() at the end of each training iteration to see step times"
 
@@ -52,9 +59,19 @@ def analyse_in_detail(
     stepless: list[SteplessCollectives] = []
     nccl: list[NcclWorld] = []
     attempts: list[Attempt] = []
+    running: list[str] = []
     shared = False
     backends: set[str] = set()
     for world_size in context["world_sizes"]:
+        hosts = running_hosts(traced_in(directory, world_size))
+        live = analyse_hosts(hosts)
+        if live is not None and live.world_size == world_size:
+            # While the job runs, what its hosts wrote saves the reading of every trace.
+            summaries.append(live)
+            running.append(_still_runs(hosts))
+            untraced = WorldRun(world_size, traced_in(directory, world_size), {}, {}, ())
+            incidents.append(find_incidents(untraced, None))
+            continue
         run = read(directory, world_size)
         backends |= {
             group.backend for trace in run.traces.values() for group in trace.groups.values()
@@ -103,6 +120,7 @@ def analyse_in_detail(
         failures=tuple(failures),
         remarks=(
             *remarks(context, worlds, scaling, pooled, shared, summaries),
+            *running,
             *_restarts(attempts),
             *replicas_remarks(context),
             *_further_jobs(directory),
@@ -116,6 +134,14 @@ def analyse_in_detail(
         nccl=tuple(nccl),
     )
     return result, tuple(details)
+
+
+def _still_runs(hosts: Sequence[SeenHost]) -> str:
+    ages = [host.age_s for host in hosts if not host.missing]
+    return (
+        f"The job still runs: the figures are those that {counted(len(ages), 'host')} wrote, up to "
+        f"{max(ages):.0f} s ago. The traces will tell more once it has ended."
+    )
 
 
 def _supported(detail: WorldDetail, world: WorldResult) -> WorldDetail:

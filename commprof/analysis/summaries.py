@@ -6,11 +6,11 @@ The figures include which rank came last and which rank the others wait for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from commprof.analysis.align.arrivals import clocks_are_shared
 from commprof.analysis.checks.cross_checks import summary_checks
 from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.traffic import bus_factor
@@ -28,11 +28,13 @@ from commprof.analysis.summary_result import (
 from commprof.trace import schema
 from commprof.trace.exchanged import exchanged_in_summary
 from commprof.trace.found_steps import SOURCES
+from commprof.trace.host_summary import HostSummary, SeenHost
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Phase
 from commprof.trace.summary import (
     Histogram,
+    Ints,
     OperationSummary,
     Summary,
     mean_ns,
@@ -59,35 +61,111 @@ def last_rows(summaries: Sequence[Summary]) -> tuple[LastRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.cost_s, row.rank)))
 
 
+@dataclass(frozen=True)
+class SummaryPart:
+    """The summary of one rank, or the sum of the summaries of one host's ranks."""
+
+    ranks: tuple[int, ...]
+    summary: Summary
+    #: Smallest number of steps of a rank.
+    fewest_steps: int
+    #: What tells hosts apart.
+    host: tuple[str, ...]
+    #: Names of operations by code, and name and size of each group.
+    ops: Sequence[str]
+    groups: Mapping[int, tuple[str, int]]
+    dropped: int
+    #: Ranks with figures of their own: for each the time in ns that it waited for other ranks, as
+    #: ``[n, 2]``: rank and time; and the mean time per step in ns of each of ``ORIGINS``.
+    listed: tuple[int, ...]
+    waited_ns: Sequence[Ints]
+    work_ns: Sequence[Sequence[float]]
+
+
+def rank_part(trace: Trace, summary: Summary) -> SummaryPart:
+    """Returns the summary of one rank with what other files say of the rank."""
+    machine = trace.metadata["machine"]
+    return SummaryPart(
+        ranks=(trace.rank,),
+        summary=summary,
+        fewest_steps=summary.steps.count,
+        host=tuple(machine[name] for name in ("boot_id", "time_namespace", "pid_namespace")),
+        ops=trace.metadata.get("ops", schema.OPS),
+        groups={group.id: (group.name, group.size) for group in trace.groups.values()},
+        dropped=max(trace.dropped, summary.dropped),
+        listed=(trace.rank,),
+        waited_ns=[waited_by_rank(summary)],
+        work_ns=[mean_by_origin(summary)],
+    )
+
+
+def host_part(found: HostSummary, summary: Summary) -> SummaryPart:
+    """Returns what a host wrote; ``summary``: its sum, with or without operations."""
+    return SummaryPart(
+        ranks=found.ranks,
+        summary=summary,
+        fewest_steps=found.fewest_steps,
+        host=found.machine,
+        ops=found.ops,
+        groups={number: (name, size) for number, name, size in found.groups},
+        dropped=summary.dropped,
+        listed=found.listed,
+        waited_ns=[np.array(pairs, dtype=np.int64).reshape(-1, 2) for pairs in found.waited_ns],
+        work_ns=found.work_ns,
+    )
+
+
+def share_a_clock(parts: Sequence[SummaryPart]) -> bool:
+    """True if all ranks ran on one boot of one machine, so that CLOCK_MONOTONIC is common."""
+    keys = {part.host[:2] for part in parts}  # boot id and time namespace
+    return sum(len(part.ranks) for part in parts) == 1 or (len(keys) == 1 and ("", "") not in keys)
+
+
+def waited_by_rank(summary: Summary) -> Ints:
+    """Returns for how long a summary's rank waited for others, ``[n, 2]``: rank and time in ns."""
+    _, culprit, waited = summary.waited_for.cells.T
+    ranks, row = np.unique(culprit, return_inverse=True)
+    total = np.zeros(len(ranks), dtype=np.int64)
+    np.add.at(total, row, waited)
+    return np.column_stack([ranks, total])
+
+
 def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
+    """Finds the rank that the others wait for, as :func:`late_rank_of` does; None if one lacks."""
+    if [trace.rank for trace in traces] != list(range(traces[0].world_size)):
+        return None
+    parts = [rank_part(*both) for both in zip(traces, summaries, strict=True)]
+    return late_rank_of(traces[0].world_size, parts, share_a_clock(parts))
+
+
+def late_rank_of(
+    world_size: int, parts: Sequence[SummaryPart], clocks_shared: bool
+) -> SummaryLateRank | None:
     """Finds the rank that the others wait for, as :func:`stragglers.find_late_rank` does.
 
-    Returns None if there is no such rank, if a rank left no summary, or if the waits of half of the
-    ranks or more cannot be compared, see :func:`_comparable`. Also returns None if the cause is
-    unclear: neither a single phase nor pauses account for at least half of the rank's total excess
-    of time, see :func:`_slow_phase`, or the excess is less than half of the waiting. The rank may
-    then have waited for a third rank itself.
+    Returns None if there is no such rank, if the waits of half of the ranks or more are missing or
+    cannot be compared, see :func:`_comparable`, or if nothing is known of the rank itself. Also
+    returns None if the cause is unclear: neither a single phase nor pauses account for at least
+    half of the rank's total excess of time, see :func:`_slow_phase`, or the excess is less than
+    half of the waiting. The rank may then have waited for a third rank itself.
     """
-    ranks = [trace.rank for trace in traces]
-    steps = min(summary.steps.count for summary in summaries)
-    if ranks != list(range(traces[0].world_size)) or steps == 0:
+    steps = min((part.fewest_steps for part in parts), default=0)
+    comparable = [part for part in parts if clocks_shared or _comparable(part.summary)]
+    if steps == 0 or 2 * sum(len(part.ranks) for part in comparable) <= world_size:
         return None
-    comparable = _comparable(traces, summaries)
-    if 2 * sum(comparable) <= len(summaries):
-        return None
-    waited_for = _waited_for(summaries, comparable)
+    waited_for = _waited_for(world_size, comparable)
     rows = len(waited_for)
-    step_ns = quantile_ns(merged_histogram(s.steps for s in summaries), 0.5)
-    error = merged_histogram(s.arrival_clock_error for s in summaries)
+    step_ns = quantile_ns(merged_histogram(part.summary.steps for part in parts), 0.5)
+    error = merged_histogram(part.summary.arrival_clock_error for part in parts)
     error_ns = quantile_ns(error, 0.95) if error.count else 0.0  # one clock for all
     # find_late_rank works per row, and a row holds this many steps.
     per_row = steps / max(1, rows)
-    by_waiting = _by_waiting(summaries, comparable)
+    by_waiting = _by_waiting(world_size, comparable)
     found = find_late_rank(waited_for, step_ns * per_row, error_ns * per_row, by_waiting)
     if found is None:
         return None
     wait_ns = found.wait_ns * rows / steps
-    phase, share, excess_ns = _slow_phase(found.rank, summaries)
+    phase, share, excess_ns = _slow_phase(found.rank, parts)
     if share < _MOST or excess_ns < _MOST * wait_ns:
         return None
     return SummaryLateRank(
@@ -102,74 +180,71 @@ def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryL
     )
 
 
-def _comparable(traces: Sequence[Trace], summaries: Sequence[Summary]) -> list[bool]:
-    """Returns for each rank whether its waits for ranks of other hosts are known.
+def _comparable(summary: Summary) -> bool:
+    """Returns whether waits for ranks of other hosts are known, of a host without a shared clock.
 
-    They are if all ranks share a clock, or if the rank's host knows its clock's offset to rank 0's
-    clock and has received arrivals of other hosts. A host that is cut off has no such waits.
+    They are if the rank's host knows its clock's offset to rank 0's clock and has received
+    arrivals of other hosts. A host that is cut off has no such waits.
     """
-    shared = clocks_are_shared(traces)
-    return [shared or bool(s.hosts.clock and s.hosts.heard) for s in summaries]
+    return bool(summary.hosts.clock and summary.hosts.heard)
 
 
 def _waited_for(
-    summaries: Sequence[Summary], comparable: Sequence[bool]
+    world_size: int, parts: Sequence[SummaryPart]
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """Returns waiting time in ns as ``[block, rank waited for]``, summed over comparable ranks.
+    """Returns waiting time in ns as ``[block, rank waited for]``, summed over the waiting ranks.
 
     A block is an interval of time. Its length is the largest block length of any summary.
     """
-    waiting = [summary for summary, known in zip(summaries, comparable, strict=True) if known]
-    block_ns = max(summary.waited_for.block_ns for summary in waiting)
-    blocks, culprits, waited = [], [], []
-    for summary in waiting:
-        cells = summary.waited_for.cells
-        blocks.append(cells[:, 0] * summary.waited_for.block_ns // block_ns)
-        culprits.append(cells[:, 1])
-        waited.append(cells[:, 2])
-    known, row = np.unique(np.concatenate(blocks), return_inverse=True)
-    culprit = np.concatenate(culprits)
-    total = np.zeros((len(known), len(summaries)))
-    inside = culprit < len(summaries)
-    np.add.at(total, (row[inside], culprit[inside]), np.concatenate(waited)[inside])
+    waiting = [part.summary.waited_for for part in parts]
+    block_ns = max(waits.block_ns for waits in waiting)
+    block = np.concatenate([w.cells[:, 0] * w.block_ns // block_ns for w in waiting])
+    culprit = np.concatenate([waits.cells[:, 1] for waits in waiting])
+    waited = np.concatenate([waits.cells[:, 2] for waits in waiting])
+    known, row = np.unique(block, return_inverse=True)
+    total = np.zeros((len(known), world_size))
+    inside = culprit < world_size
+    np.add.at(total, (row[inside], culprit[inside]), waited[inside])
     return total
 
 
 def _by_waiting(
-    summaries: Sequence[Summary], comparable: Sequence[bool]
+    world_size: int, parts: Sequence[SummaryPart]
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Returns waiting time in ns as ``[waiting rank, rank waited for]``, over all blocks.
 
-    Ranks that are not comparable count as not waiting.
+    Ranks that are not listed count as not waiting.
     """
-    total = np.zeros((len(summaries), len(summaries)))
-    for row, summary, known in zip(total, summaries, comparable, strict=True):
-        if not known:
-            continue
-        _, culprit, waited = summary.waited_for.cells.T
-        inside = culprit < len(summaries)
-        np.add.at(row, culprit[inside], waited[inside])
+    total = np.zeros((world_size, world_size))
+    for part in parts:
+        for rank, pairs in zip(part.listed, part.waited_ns, strict=True):
+            inside = pairs[pairs[:, 0] < world_size]
+            total[rank, inside[:, 0]] = inside[:, 1]
     return total
 
 
-def _slow_phase(rank: int, summaries: Sequence[Summary]) -> tuple[str, float, float]:
+def _slow_phase(rank: int, parts: Sequence[SummaryPart]) -> tuple[str, float, float]:
     """Returns the entry of ``ORIGINS`` (phases and pauses) with the rank's largest excess of time.
 
     The excess is the rank's mean own time in the phase, or in pauses, less the median of the other
     ranks' means; 0 if negative. Also returns the entry's fraction of the rank's total excess, or 0
-    if there is no excess, and the total excess in ns per step.
+    if there is no excess, and the total excess in ns per step. All are 0 if the rank is not listed.
     """
-    means = np.array([_mean_by_origin(summary) for summary in summaries])
-    excess = np.maximum(0, means[rank] - np.median(np.delete(means, rank, axis=0), axis=0))
+    listed = [rank for part in parts for rank in part.listed]
+    if rank not in listed or len(listed) < 2:
+        return "", 0.0, 0.0
+    means, row = np.array([work for part in parts for work in part.work_ns]), listed.index(rank)
+    excess = np.maximum(0, means[row] - np.median(np.delete(means, row, axis=0), axis=0))
     best = int(np.argmax(excess))
     total = float(excess.sum())
     return ORIGINS[best], float(excess[best]) / total if total > 0 else 0.0, total
 
 
-def _mean_by_origin(summary: Summary) -> list[float]:
-    """Returns the mean time per step in ns of each of ``ORIGINS``; the summary must have steps."""
-    paused = [total / summary.steps.count for total in summary.paused_ns]
-    work = [mean_ns(phase) for phase in summary.phases]
+def mean_by_origin(summary: Summary) -> list[float]:
+    """Returns the mean time per step in ns of each of ``ORIGINS``; 0 without steps."""
+    steps = max(1, summary.steps.count)
+    paused = [total / steps for total in summary.paused_ns]
+    work = [mean_ns(phase) if phase.count else 0.0 for phase in summary.phases]
     return [*(a - b for a, b in zip(work, paused, strict=True)), sum(paused)]
 
 
@@ -179,31 +254,69 @@ _OTHERS = "other"
 
 def analyse_summaries(run: WorldRun) -> SummaryResult | None:
     """Merges the ranks' summaries; None if no rank left a summary."""
-    found = {
-        rank: (trace, trace.summary)
-        for rank, trace in sorted(run.traces.items())
+    found = [
+        (trace, trace.summary)
+        for _, trace in sorted(run.traces.items())
         if trace.summary is not None
-    }
+    ]
     if not found:
         return None
-    summaries = [summary for _, summary in found.values()]
+    traces, summaries = [trace for trace, _ in found], [summary for _, summary in found]
+    result = _merged(
+        run.world_size,
+        [rank_part(trace, summary) for trace, summary in found],
+        late_rank(traces, summaries),
+        run.problems,
+    )
+    return replace(result, cross_checks=summary_checks(run, found), apart=_apart(run, traces))
+
+
+def analyse_hosts(hosts: Sequence[SeenHost]) -> SummaryResult | None:
+    """Merges the sums that the hosts of a running job wrote; None if none can be used.
+
+    Missing hosts are in ``problems``, with the time since which their figures are missing.
+    """
+    parts: list[SummaryPart] = []
+    problems = [host.sentence() for host in hosts if host.missing]
+    world_size = max((host.summary.world_size for host in hosts if host.summary), default=0)
+    for host in hosts:
+        if host.summary is None or host.summary.world_size != world_size:
+            continue
+        try:
+            parts.append(host_part(host.summary, host.whole()))
+        except (OSError, ValueError) as error:
+            problems.append(f"the summary of {host.described} cannot be used: {error}")
+    if not parts:
+        return None
+    late = late_rank_of(world_size, parts, share_a_clock(parts))
+    return _merged(world_size, parts, late, tuple(problems))
+
+
+def _merged(
+    world_size: int,
+    parts: Sequence[SummaryPart],
+    late: SummaryLateRank | None,
+    problems: tuple[str, ...],
+) -> SummaryResult:
+    """Merges the summaries of ranks or hosts, without cross-checks."""
+    summaries = [part.summary for part in parts]
     steps = merged_histogram(summary.steps for summary in summaries)
     exposed = merged_histogram(summary.exposed for summary in summaries)
     clock_error = merged_histogram(summary.arrival_clock_error for summary in summaries)
     # All ranks of a host report the same counters, read at different moments.
     unsent: dict[tuple[str, ...], int] = {}
     skipped: dict[tuple[str, ...], int] = {}
-    for trace, summary in found.values():
-        host = _host(trace)
-        unsent[host] = max(unsent.get(host, 0), summary.hosts.unsent)
-        skipped[host] = max(skipped.get(host, 0), summary.hosts.skipped)
+    for part in parts:
+        hosts = part.summary.hosts
+        unsent[part.host] = max(unsent.get(part.host, 0), hosts.unsent)
+        skipped[part.host] = max(skipped.get(part.host, 0), hosts.skipped)
     means = {phase: _mean_ms([s.phases[phase] for s in summaries]) for phase in Phase}
     return SummaryResult(
-        world_size=run.world_size,
-        ranks=tuple(found),
+        world_size=world_size,
+        ranks=tuple(sorted(rank for part in parts for rank in part.ranks)),
         covered_s=max(ns_to_s(summary.end_ns - summary.begin_ns) for summary in summaries),
         timing=SummaryTiming(
-            steps=min(summary.steps.count for summary in summaries),
+            steps=min(part.fewest_steps for part in parts),
             steps_end=max((summary.steps_end for summary in summaries), key=SOURCES.index),
             step_median_ms=ns_to_ms(quantile_ns(steps, 0.5)),
             step_p95_ms=ns_to_ms(quantile_ns(steps, 0.95)),
@@ -234,14 +347,13 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
             arrival_clock_error_us=ns_to_us(clock_error.max_ns) if clock_error.count else math.nan,
         ),
         last=last_rows(summaries),
-        late_rank=late_rank([trace for trace, _ in found.values()], summaries),
-        operations=_operations(list(found.values())),
+        late_rank=late,
+        operations=_operations(parts),
         moved=sum(summary.moved for summary in summaries),
-        dropped_records=sum(max(trace.dropped, s.dropped) for trace, s in found.values()),
+        dropped_records=sum(part.dropped for part in parts),
         unmatched=sum(summary.unmatched for summary in summaries),
-        problems=run.problems,
-        cross_checks=summary_checks(run, list(found.values())),
-        apart=_apart(run, [trace for trace, _ in found.values()]),
+        problems=problems,
+        cross_checks=(),
     )
 
 
@@ -253,38 +365,28 @@ def _apart(run: WorldRun, traces: Sequence[Trace]) -> TrainedApart | None:
     return trained_apart(found, run.world_size, sees_all=not by_python)
 
 
-def _host(trace: Trace) -> tuple[str, ...]:
-    machine = trace.metadata["machine"]
-    return tuple(machine[name] for name in ("boot_id", "time_namespace", "pid_namespace"))
-
-
 def _mean_ms(histograms: Sequence[Histogram]) -> float:
     return ns_to_ms(mean_ns(merged_histogram(histograms)))
 
 
-def _operations(found: Sequence[tuple[Trace, Summary]]) -> tuple[OperationRow, ...]:
-    """Joins the ranks' operations by operation name, group name and size class.
+def _operations(parts: Sequence[SummaryPart]) -> tuple[OperationRow, ...]:
+    """Joins the operations by operation name, group name and size class.
 
     Group numbers cannot be used, because they differ between processes.
     """
     rows: dict[tuple[str, str, int], list[OperationSummary]] = {}
-    for trace, summary in found:
-        for one in summary.operations:
-            group = trace.groups.get(one.group)
-            name = "" if one.group == 0 else f"#{one.group}" if group is None else group.name
-            rows.setdefault((_name(trace, one.op), name, one.size_class), []).append(one)
-    ranks = {group.name: group.size for trace, _ in found for group in trace.groups.values()}
-    made = [_row(*key, ranks.get(key[1], 0), parts) for key, parts in rows.items()]
+    for part in parts:
+        for one in part.summary.operations:
+            name = "" if one.group == 0 else part.groups.get(one.group, (f"#{one.group}", 0))[0]
+            op = part.ops[one.op] if one.op < len(part.ops) else f"#{one.op}"
+            rows.setdefault((op, name, one.size_class), []).append(one)
+    ranks = dict(group for part in parts for group in part.groups.values())
+    made = [_row(*key, ranks.get(key[1], 0), entries) for key, entries in rows.items()]
     return tuple(sorted(made, key=lambda row: (-_weight(row), row.op, row.group, row.below_bytes)))
 
 
 def _weight(row: OperationRow) -> float:
     return 0.0 if math.isnan(row.duration.total_ms) else row.duration.total_ms
-
-
-def _name(trace: Trace, op: int) -> str:
-    names = trace.metadata.get("ops", schema.OPS)
-    return str(names[op]) if op < len(names) else f"#{op}"
 
 
 def _row(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -377,6 +377,7 @@ class JobTail:
         self._open: dict[Path, TraceTail] = {}
         #: Tails of each rank's last attempt, by the rank in the file's name.
         self._last: dict[int, TraceTail] = {}
+        self._left: frozenset[int] = frozenset()
         #: How often a rank was restarted and began another trace.
         self.restarts = 0
 
@@ -391,9 +392,22 @@ class JobTail:
         """Tails without metadata by rank: not written yet, or the tail's ``problems`` say why."""
         return {rank: tail for rank, tail in self._last.items() if tail.metadata is None}
 
+    def leave(self, ranks: Collection[int]) -> None:
+        """Stops following these ranks; all others are followed again."""
+        self._left = frozenset(ranks)
+        for path, tail in list(self._open.items()):
+            rank = (rank_and_attempt(path) or (-1, 0))[0]
+            if rank in self._left:
+                tail.close()
+                del self._open[path]
+                self._last.pop(rank, None)
+                self.tails.pop(rank, None)
+
     def poll(self) -> dict[int, Records]:
         """Returns new records by rank."""
         for rank, path in list(_traces(self.directory).items())[:_MOST_RANKS]:
+            if rank in self._left:
+                continue
             if path not in self._open and self._only_rank in (None, rank):
                 self._open[path] = self._last[rank] = TraceTail(path, self._recent_bytes)
         found: dict[int, Records] = {}

@@ -84,7 +84,7 @@ class Monitor:
         expected_s = (
             satellites.forecast().expected_times(settings.profile) if settings.profile else None
         )
-        self._observer = Observer(run, expected_s, nested=nested)
+        self._observer = Observer(run, expected_s, nested=nested, is_monitor=True)
         #: Logs of NCCL Inspector; None if the directory holds none so far.
         self._logs: LiveLogs | None = None
         self._follow_logs()
@@ -104,7 +104,9 @@ class Monitor:
             if not lived and not self._a_rank_runs:
                 break
             rest_s = min((time.process_time() - began_s) / _OF_A_CORE, _LONGEST_S)
-            next_s = time.monotonic() + max(self._interval_s, rest_s)
+            rest_s = max(self._interval_s, rest_s)
+            next_s = time.monotonic() + rest_s
+            self._publish(rest_s)
             while (left_s := next_s - time.monotonic()) > 0:
                 if self._ending.wait(min(_ALERT_S, left_s)):
                     break
@@ -115,6 +117,7 @@ class Monitor:
             if self._logs.caught_up if self._logs is not None else self._observer.caught_up:
                 break
         self._poll()
+        self._publish(self._interval_s)
 
     def end(self) -> None:
         """Ends :meth:`run` after a last update; from any thread or signal handler."""
@@ -130,6 +133,15 @@ class Monitor:
             with suppress(OSError):
                 output.close()
         self._observer.close()
+
+    def _publish(self, next_s: float) -> None:
+        """Writes this host's summary; ``next_s``: seconds until the next one."""
+        try:
+            self._observer.publish(next_s)
+        except OSError as error:
+            self._complain(f"the summary of this host cannot be written: {error}")
+        except Exception as error:  # summaries that contradict each other must not end the monitor
+            self._complain(f"no summary of this host: {type(error).__name__}: {error}")
 
     def _follow_logs(self) -> None:
         """Begins to follow logs of NCCL Inspector if the directory holds any."""

@@ -8,17 +8,20 @@ import os
 import socket
 import time
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from commprof.analysis.collectives.compression import compression_rows
+from commprof.analysis.summaries import SummaryPart, rank_part
 from commprof.files import checked, open_regular
 from commprof.monitor.figures.recent import RecentOperations, RecentSteps
 from commprof.monitor.figures.steps import SETTLED_NS, NewSteps, StepFollower
-from commprof.monitor.figures.summarised import Summaries, late_by_summaries
+from commprof.monitor.figures.summarised import Summaries, late_in
 from commprof.monitor.follow import JobTail, TraceTail, newest_job, written_ns
+from commprof.monitor.hosts import OtherHosts
 from commprof.monitor.state import (
     ArrivalState,
     GradientState,
@@ -126,6 +129,8 @@ class Observer:
         patience_s: float = PATIENCE_S,
         only_rank: int | None = None,
         settled_ns: int = SETTLED_NS,
+        is_monitor: bool = False,
+        here: Here | None = None,
     ) -> None:
         """Reads nothing yet.
 
@@ -138,6 +143,9 @@ class Observer:
             only_rank: the one rank to follow; None to follow all.
             settled_ns: all records that are at least this much older than a rank's newest record
                 are assumed to have arrived.
+            is_monitor: True for the monitor of a host: its own ranks are always followed, and
+                :meth:`publish` writes their sum.
+            here: this host; None to find out.
         """
         self._run = run
         self._expected_s = expected_s
@@ -145,7 +153,10 @@ class Observer:
         self._patience_s = patience_s
         self._only_rank = only_rank
         self._settled_ns = settled_ns
-        self._here = Here()
+        self._here = here or Here()
+        self._is_monitor = is_monitor
+        self._hosts: OtherHosts | None = None
+        self._newest: JobState | None = None
         self._job: JobTail | None = None
         self._world: FollowedTraces | None = None
         self._problems: deque[str] = deque(maxlen=_MOST_PROBLEMS)
@@ -158,8 +169,11 @@ class Observer:
             if directory is not None and (self._job is None or self._job.directory != directory):
                 self.close()
                 self._job, self._world = JobTail(directory, _RECENT_BYTES, self._only_rank), None
-        if self._job is None:
+                self._hosts = OtherHosts(self._job, self._here, self._is_monitor)
+        if self._job is None or self._hosts is None:
             return None
+        if self._only_rank is None:
+            self._hosts.look()
         restarts = self._job.restarts
         new = self._job.poll()
         tails = _of_one_job(self._job.tails)
@@ -175,7 +189,28 @@ class Observer:
         except Exception as error:  # these records contradict each other; later ones may not
             self._problems.append(f"some steps are left out: {type(error).__name__}: {error}")
             self._world = world = self._followed(tails)
-        return self._state(world, tails, time.perf_counter() - begin)
+        self._newest = self._state(world, tails, self._hosts, begin)
+        return self._newest
+
+    def publish(self, next_s: float) -> None:
+        """Writes the sum of this host's ranks in always-on mode for readers on other hosts.
+
+        Args:
+            next_s: seconds until the next call at the latest.
+
+        Raises:
+            OSError: the file cannot be written; the old one stays.
+        """
+        if self._job is None or self._newest is None or self._hosts is None:
+            return
+        tails = {
+            rank: tail
+            for rank, tail in _of_one_job(self._job.tails).items()
+            if self._here.is_local(metadata_of(tail))
+        }
+        parts = rank_parts(tails)
+        if len(parts) == len(tails):
+            self._hosts.write(self._newest, parts, tails, next_s)
 
     @property
     def caught_up(self) -> bool:
@@ -210,13 +245,29 @@ class Observer:
             for problem in tail.problems
         )
 
-    def _state(self, world: FollowedTraces, tails: dict[int, TraceTail], poll_s: float) -> JobState:
+    def _state(
+        self, world: FollowedTraces, tails: dict[int, TraceTail], hosts: OtherHosts, begin: float
+    ) -> JobState:
         first = metadata_of(tails[min(tails)])
-        waited_for_s = _waited_for_s(world)
-        ranks = tuple(
-            _rank_state(rank, tails[rank], world, self._here, waited_for_s[rank])
-            for rank in sorted(tails)
-        )
+        elsewhere = {rank for host in hosts.usable for rank in host.part.ranks}
+        if elsewhere:
+            own = rank_parts({rank: tails[rank] for rank in tails.keys() - elsewhere})
+            waited_for_s = hosts.waited_for_s(own, world.world_size)
+            parts = [*own, *(host.part for host in hosts.usable)]
+            late = late_in(world.world_size, parts)
+        else:
+            waited_for_s = _waited_for_s(world)
+            late = world.late(tails)
+        ranks = [
+            _rank_state(rank, tails[rank], world, self._here, waited_for_s.get(rank, math.nan))
+            for rank in tails
+        ]
+        ranks += [
+            replace(state, waited_for_s=waited_for_s.get(state.rank, math.nan))
+            for host in hosts.usable
+            for state in host.states
+            if state.rank not in tails
+        ]
         cpu_s, resident = own_process()
         problems = [*self._problems_of(tails), *dict.fromkeys(self._problems)]
         return JobState(
@@ -224,14 +275,19 @@ class Observer:
             world_size=first["world_size"],
             backend=first["backend"],
             mode=world.mode(tails),
-            ranks=ranks,
-            late=world.late(tails),
+            ranks=tuple(sorted(ranks, key=lambda state: state.rank)),
+            late=late,
             bandwidth=world.operations.bandwidth(),
             monitor=MonitorState(
-                cpu_s, resident, poll_s, world.steps.left_out, tuple(problems[:_MOST_PROBLEMS])
+                cpu_s,
+                resident,
+                time.perf_counter() - begin,
+                world.steps.left_out,
+                tuple(problems[:_MOST_PROBLEMS]),
             ),
             host=this_host(),
             finished=all(state.status in ("ended", "gone") for state in ranks),
+            hosts=hosts.seen,
         )
 
 
@@ -417,12 +473,10 @@ class FollowedTraces:
         """Returns the late rank, from the summaries if ranks write them, else from the steps."""
         if not any(tail.summary for tail in tails.values()):
             return self.recent.late
-        known = [
-            (_bare(tail), tail.summary)
-            for _, tail in sorted(tails.items())
-            if tail.summary is not None
-        ]
-        return late_by_summaries([trace for trace, _ in known], [found for _, found in known])
+        known = {rank: tail for rank, tail in tails.items() if tail.summary is not None}
+        if list(known) != list(range(self.world_size)):
+            return None
+        return late_in(self.world_size, rank_parts(known))
 
     def _add_compressed(self, new: NewSteps) -> None:
         for rank, trace in zip(new.ranks, new.world.traces, strict=True):
@@ -441,6 +495,15 @@ def metadata_of(tail: TraceTail) -> dict[str, Any]:
     """Returns a tail's metadata; each tail in ``JobTail.tails`` has already read its own."""
     assert tail.metadata is not None
     return tail.metadata
+
+
+def rank_parts(tails: dict[int, TraceTail]) -> list[SummaryPart]:
+    """Returns the newest summary of each rank that has one, by rank."""
+    return [
+        rank_part(_bare(tail), tail.summary)
+        for _, tail in sorted(tails.items())
+        if tail.summary is not None
+    ]
 
 
 def _bare(tail: TraceTail) -> Trace:

@@ -12,6 +12,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from commprof.trace.host_summary import SeenHost
+
 #: Number of steps that a recent figure covers.
 RECENT_STEPS = 100
 
@@ -204,3 +206,10 @@ class JobState:
     host: HostState | None = None
     #: True if all ranks have ended or are gone.
     finished: bool = False
+    #: Hosts whose summaries were read instead of their ranks' traces.
+    hosts: tuple[SeenHost, ...] = ()
+
+    @property
+    def missing_hosts(self) -> tuple[SeenHost, ...]:
+        """Hosts whose figures are not known any more."""
+        return tuple(host for host in self.hosts if host.missing)

@@ -15,6 +15,11 @@ from commprof.text import counted, printable
 
 _GAP: Final = "  "
 _UNKNOWN: Final = "-"
+#: More ranks than the first number are not all shown, but only as many as the second.
+_MOST_ROWS: Final = 64
+_FEW_ROWS: Final = 16
+#: Most missing hosts with a line of their own.
+_MOST_MISSING: Final = 8
 
 
 @dataclass(frozen=True)
@@ -27,10 +32,27 @@ class _Column:
 
 def frame(state: JobState, run: str, width: int) -> list[str]:
     """Returns the lines of a live view, none longer than ``width``."""
+    shown = _costliest(state.ranks)
     lines = [_heading(state, run), ""]
-    lines += _table(state.ranks, width)
+    lines += _table(shown, width)
+    if len(shown) < len(state.ranks):
+        lines.append(
+            f"{len(shown)} of {len(state.ranks)} ranks: those for which the others wait longest."
+        )
     lines += ["", _late(state), *_bandwidth(state), *_losses(state)]
     return [printable(line)[:width].rstrip() for line in lines]
+
+
+def _costliest(ranks: Sequence[RankState]) -> list[RankState]:
+    """Returns the ranks to show, in order; of many the failed ones and the costliest."""
+    if len(ranks) <= _MOST_ROWS:
+        return list(ranks)
+    cost = sorted(ranks, key=lambda rank: (not rank.failed, -_known(rank.waited_for_s)))
+    return sorted(cost[:_FEW_ROWS], key=lambda rank: rank.rank)
+
+
+def _known(value: float) -> float:
+    return 0.0 if math.isnan(value) else value
 
 
 def waiting_frame(run: str, width: int, problems: Sequence[str] = ()) -> list[str]:
@@ -107,7 +129,21 @@ def _losses(state: JobState) -> list[str]:
         lines.append(
             f"{left_out} events were left out above: some ranks are too many steps behind."
         )
-    return lines + _marked(state.monitor.problems)
+    return lines + _hosts(state) + _marked(state.monitor.problems)
+
+
+def _hosts(state: JobState) -> list[str]:
+    """Returns how old the figures of other hosts are, and which hosts are missing since when."""
+    if not state.hosts:
+        return []
+    missing = state.missing_hosts
+    ages = [host.age_s for host in state.hosts if not host.missing]
+    oldest = f", up to {max(ages):.0f} s old" if ages else ""
+    lines = [f"Figures of {counted(len(ages), 'other host')}{oldest}, from their monitors."]
+    lines += _marked([host.sentence() for host in missing[:_MOST_MISSING]])
+    if len(missing) > _MOST_MISSING:
+        lines.append(f"* {counted(len(missing) - _MOST_MISSING, 'more host')} missing.")
+    return lines
 
 
 def _arrivals(state: JobState) -> list[str]:

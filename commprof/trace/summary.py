@@ -193,9 +193,13 @@ def read_summary(payload: memoryview) -> Summary:
         ValueError: a value is missing or unusable; the message names it.
     """
     try:
-        value = json.loads(bytes(payload))
+        return summary_of(json.loads(bytes(payload)))
     except RecursionError:
         raise ValueError("JSON nested too deep") from None
+
+
+def summary_of(value: Any) -> Summary:
+    """Checks and converts the JSON value of a summary; ValueError as for :func:`read_summary`."""
     mode = _member(value, "mode")
     if mode not in schema.MODES:
         raise ValueError(f"mode is not one of {', '.join(schema.MODES)}")

@@ -14,9 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from commprof.analysis.summaries import late_rank
+from commprof.analysis.summaries import SummaryPart, late_rank_of, share_a_clock
 from commprof.monitor.state import Late, OperationState, StepTimes
-from commprof.trace.reader import Trace
 from commprof.trace.schema import Phase
 from commprof.trace.summary import (
     Histogram,
@@ -116,9 +115,9 @@ class Summaries:
         return self._kept[-1], self._kept[0] if len(self._kept) > 1 else None
 
 
-def late_by_summaries(traces: Sequence[Trace], summaries: Sequence[Summary]) -> Late | None:
+def late_in(world_size: int, parts: Sequence[SummaryPart]) -> Late | None:
     """Finds the late rank by the report's rules, from all waiting since always-on mode began."""
-    found = late_rank(traces, summaries) if summaries else None
+    found = late_rank_of(world_size, parts, share_a_clock(parts)) if parts else None
     if found is None:
         return None
     return Late(found.rank, found.wait_ms / 1e3, found.phase, found.waiting_ranks)

@@ -134,7 +134,7 @@ METRICS: Final = (
     _counter(
         "waited_for_seconds",
         "Time for which the other ranks' training threads waited for this rank, summed over them.",
-        values.ranks(lambda rank: rank.waited_for_s),
+        values.waited_for,
     ),
     _figure("recent_step_seconds", "Mean duration of the recent steps.", values.recent("step_s")),
     _figure(
@@ -276,6 +276,16 @@ METRICS: Final = (
         "trace_bytes",
         "Size of the rank's trace.",
         values.ranks(lambda rank: float(rank.trace_bytes)),
+    ),
+    _gauge(
+        "host_summary_age_seconds",
+        "Age of the figures that another host of a job in always-on mode wrote.",
+        values.host_ages,
+    ),
+    _gauge(
+        "host_missing",
+        "1 if a host of a job in always-on mode should have written newer figures, 0 otherwise.",
+        values.missing_hosts,
     ),
     _total("monitor_cpu_seconds", "CPU time of this monitor.", values.monitor("cpu_s")),
     _gauge(

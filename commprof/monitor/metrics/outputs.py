@@ -139,8 +139,12 @@ class TensorBoard:
 
 
 def step_of(state: JobState) -> int:
-    """Number of the last step that all ranks completed; -1 before the first."""
-    return min((rank.step for rank in state.ranks), default=-1)
+    """Number of the last step that all ranks completed; -1 before the first.
+
+    Ranks of missing hosts do not count.
+    """
+    missing = {rank for host in state.missing_hosts if host.summary for rank in host.summary.ranks}
+    return min((rank.step for rank in state.ranks if rank.rank not in missing), default=-1)
 
 
 def show_in(

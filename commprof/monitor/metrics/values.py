@@ -110,6 +110,27 @@ def tells_of_job(state: JobState) -> bool:
     return any(rank.rank == 0 for rank in local(state))
 
 
+def waited_for(state: JobState) -> Values:
+    """Yields the time that the other ranks waited for each rank.
+
+    If hosts write summaries, only the monitor of rank 0's host knows it, of the ranks of all hosts.
+    """
+    for rank in state.ranks if state.hosts and tells_of_job(state) else local(state):
+        yield {"rank": str(rank.rank)}, rank.waited_for_s
+
+
+def host_ages(state: JobState) -> Values:
+    """Yields the age of the figures of each host that writes a summary."""
+    for host in state.hosts if tells_of_job(state) else ():
+        yield {"host": host.name}, host.age_s
+
+
+def missing_hosts(state: JobState) -> Values:
+    """Yields 1 for each host whose figures are missing, and 0 for the others."""
+    for host in state.hosts if tells_of_job(state) else ():
+        yield {"host": host.name}, float(host.missing)
+
+
 def arrivals(state: JobState) -> Values:
     """Yields the number of each local rank's collectives by what is known of their last arrival."""
     for rank in local(state):

@@ -91,7 +91,11 @@ class Here:
 
     def is_local(self, metadata: Mapping[str, Any]) -> bool:
         """True if the trace's rank ran on this machine, since the machine's last boot."""
-        return bool(self._boot_id) and metadata["machine"]["boot_id"] == self._boot_id
+        return self.is_on(metadata["machine"]["boot_id"])
+
+    def is_on(self, boot_id: str) -> bool:
+        """True if the boot id is that of this machine's last boot."""
+        return bool(self._boot_id) and boot_id == self._boot_id
 
     def shares_pids(self, metadata: Mapping[str, Any]) -> bool:
         """True if the rank's process id is valid in this PID namespace."""

@@ -156,7 +156,7 @@ def read_world(run: Path, world_size: int) -> WorldRun:
     other = other_recording(run)
     if other is not None:
         return WorldRun(other.world_size, run, {}, other.traces, other.problems)
-    directory = _directory_of(run, world_size)
+    directory = traced_in(run, world_size)
     replicas = _replicas(run)
     if replicas is not None:
         joined = replicas.traces
@@ -245,7 +245,7 @@ def trace_sources(run: Path, world_size: int) -> Mapping[int, Path | Trace]:
     replicas = _replicas(run)
     if replicas is not None and len(replicas.traces) == world_size:
         return replicas.traces
-    paths = last_attempt(_directory_of(run, world_size))
+    paths = last_attempt(traced_in(run, world_size))
     return {rank: path for rank, path in paths.items() if rank < world_size}
 
 
@@ -260,7 +260,8 @@ def run_of(directory: Path, world_size: int) -> Path:
     return parent if world_directory(parent, world_size) == directory else directory
 
 
-def _directory_of(run: Path, world_size: int) -> Path:
+def traced_in(run: Path, world_size: int) -> Path:
+    """Returns the directory that holds the traces of one world size of a run."""
     directory = world_directory(run, world_size)
     return directory if directory.is_dir() else run  # a directory of traces alone
 

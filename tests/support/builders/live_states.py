@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from commprof.monitor.state import (
@@ -17,6 +18,7 @@ from commprof.monitor.state import (
     RankState,
     StepTimes,
 )
+from commprof.trace.host_summary import SeenHost
 
 
 def times(steps: int = 100, scale: float = 1.0) -> StepTimes:
@@ -49,6 +51,11 @@ def rank_state(rank: int, **changes: Any) -> RankState:
     return RankState(**values)
 
 
+def missing_host() -> SeenHost:
+    at_s, path = 1_699_999_970.0, Path("host_node-2.summary")
+    return SeenHost(None, "node-2", "host node-2 (rank 2)", 30.0, at_s, True, path, "cut off")
+
+
 def job_state(world_size: int = 2, **changes: Any) -> JobState:
     values: dict[str, Any] = {
         "time_s": 1_700_000_000.0,
@@ -60,6 +67,7 @@ def job_state(world_size: int = 2, **changes: Any) -> JobState:
         "bandwidth": {"all_reduce": Bandwidth(1.25e9, 0.5)},
         "monitor": MonitorState(0.5, 50_000_000, 0.02, 0, ()),
         "host": HostState("node-1", 100.0, 300.0, 16 << 30, 8 << 30, {"lo": (10, 20)}),
+        "hosts": (missing_host(),),
         **changes,
     }
     return JobState(**values)

@@ -83,7 +83,7 @@ def test_unknown_metrics_are_left_out() -> None:
         since_step_s=math.nan,
         status="",
     )
-    found = shown(job_state(1, ranks=(bare,), late=None, bandwidth={}, host=None))
+    found = shown(job_state(1, ranks=(bare,), late=None, bandwidth={}, host=None, hosts=()))
     assert {name.partition("{")[0] for name in found} == {
         "commprof_job_info",
         "commprof_dropped_events_total",

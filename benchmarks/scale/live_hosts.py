@@ -1,0 +1,193 @@
+"""Measures the monitor of the first host of a job in always-on mode: CPU time and bytes per look.
+
+Simulated hosts of 8 ranks write what real ones do: before each look every rank replaces its summary
+(the size of a real one, in its trace), and every host its own. Each monitor is a process that looks
+as often as it is told; the processor time of a look, and the bytes that it read, are its own. With
+``--before`` a second monitor, of another version of commprof, looks in turns with the first.
+
+    python benchmarks/scale/live_hosts.py [--hosts 16,128] [--looks 5] [--before CHECKOUT] [-o FILE]
+
+From two numbers of hosts it works out what 1,024 hosts cost, assuming that the costs grow linearly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from benchmarks.judging.results_file import Lines
+
+if TYPE_CHECKING:
+    from tests.support.builders.simulated_hosts import SimulatedHost
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PER_HOST: Final = 8
+_ON_PAPER: Final = 1024
+_INTERVAL_S: Final = 2.0
+_NOT_MISSING_S: Final = 600.0
+#: As in ``commprof.monitor.monitor``: the monitor's share of a core, and its longest rest.
+_OF_A_CORE, _LONGEST_S = 0.02, 30.0
+
+
+def monitor(run: Path) -> None:
+    """Looks once for each line of stdin, and writes what the look cost."""
+    from commprof.monitor.metrics.metrics import samples
+    from commprof.monitor.observer import Observer
+
+    is_new = hasattr(Observer, "publish")
+    observer = Observer(run, nested=False, **({"is_monitor": True} if is_new else {}))
+    for line in sys.stdin:
+        before_s, before_bytes = time.process_time(), _read_bytes()
+        state = observer.poll()
+        assert state is not None
+        count = sum(1 for _ in samples(state))
+        if is_new:
+            observer.publish(_INTERVAL_S)
+        found = {
+            "cpu_s": time.process_time() - before_s,
+            "bytes": _read_bytes() - before_bytes,
+            "late": None if state.late is None else state.late.rank,
+            "ranks": len(state.ranks),
+            "samples": count,
+            "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "look": int(line),
+        }
+        print(json.dumps(found), flush=True)
+
+
+def _read_bytes() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])  # rchar
+
+
+def measured(hosts: int, looks: int, checkouts: dict[str, Path]) -> dict[str, Any]:
+    """Lets each version's monitor look some times; returns medians of what a look cost."""
+    # Not for the other version's monitor, which may lack it.
+    from tests.support.builders.simulated_hosts import SimulatedHost
+
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place)
+        simulated = [SimulatedHost(run, number, hosts, PER_HOST) for number in range(hosts)]
+        monitors = {name: _started(run, path) for name, path in checkouts.items()}
+        costs: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
+        try:
+            for look in range(looks + 1):
+                _write_all(simulated, look + 1)
+                for name, process in monitors.items():
+                    costs[name].append(_looked(process, look))
+        finally:
+            for process in monitors.values():
+                process.kill()
+                process.wait()
+        sizes = [path.stat().st_size for path in run.glob("host_*.summary")]
+    return {
+        "hosts": hosts,
+        "ranks": hosts * PER_HOST,
+        "largest_summary_bytes": max(sizes, default=0),
+        **{name: _medians(found) for name, found in costs.items()},
+    }
+
+
+def _write_all(simulated: list[SimulatedHost], sequence: int) -> None:
+    for host in simulated:
+        host.write(sequence)
+    for host in simulated[1:]:  # the first host's is written by the measured monitor
+        host.publish(_NOT_MISSING_S)  # one process writes for all hosts, and takes longer
+
+
+def _started(run: Path, checkout: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{checkout}:{ROOT}", "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__)), "--monitor", str(run)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=checkout,
+    )
+
+
+def _looked(process: subprocess.Popen[str], look: int) -> dict[str, Any]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{look}\n")
+    process.stdin.flush()
+    found: dict[str, Any] = json.loads(process.stdout.readline())
+    return found
+
+
+def _medians(looks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the figures of a look; the first one, in which files are opened, apart."""
+    later = looks[1:]
+    cpu_s, read = (statistics.median(look[name] for look in later) for name in ("cpu_s", "bytes"))
+    rest_s = max(_INTERVAL_S, min(cpu_s / _OF_A_CORE, _LONGEST_S))
+    return {
+        "first_cpu_s": round(looks[0]["cpu_s"], 3),
+        "cpu_s": round(cpu_s, 4),
+        "bytes": int(read),
+        "rest_s": round(rest_s, 1),
+        "cpu_per_s": round(cpu_s / (rest_s + cpu_s), 5),
+        "bytes_per_s": int(read / (rest_s + cpu_s)),
+        "resident_bytes": looks[-1]["resident_bytes"],
+        "ranks": looks[-1]["ranks"],
+        "late": looks[-1]["late"],
+    }
+
+
+def on_paper(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Returns what ``_ON_PAPER`` hosts cost by a straight line through the first and last row."""
+    first, last = rows[0], rows[-1]
+
+    def line(figure: str) -> float:
+        slope = (last[name][figure] - first[name][figure]) / (last["hosts"] - first["hosts"])
+        return float(last[name][figure] + slope * (_ON_PAPER - last["hosts"]))
+
+    cpu_s, read = line("cpu_s"), line("bytes")
+    rest_s = max(_INTERVAL_S, min(cpu_s / _OF_A_CORE, _LONGEST_S))
+    return {
+        "cpu_s": round(cpu_s, 3),
+        "bytes": int(read),
+        "rest_s": round(rest_s, 1),
+        "cpu_per_s": round(cpu_s / (rest_s + cpu_s), 5),
+        "bytes_per_s": int(read / (rest_s + cpu_s)),
+        "resident_bytes": int(line("resident_bytes")),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hosts", default="16,128", help="numbers of hosts (default: 16,128)")
+    parser.add_argument("--looks", type=int, default=5)
+    parser.add_argument("--before", type=Path, help="checkout of another version, built")
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--monitor", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.monitor is not None:
+        monitor(args.monitor)
+        return 0
+    checkouts = {"now": ROOT} | ({"before": args.before.resolve()} if args.before else {})
+    rows = [measured(int(hosts), args.looks, checkouts) for hosts in args.hosts.split(",")]
+    paper = {name: on_paper(rows, name) for name in checkouts} if len(rows) > 1 else {}
+    for row in [*rows, {"hosts": _ON_PAPER, "ranks": _ON_PAPER * PER_HOST, **paper}]:
+        for name in checkouts:
+            if name in row:
+                print(
+                    f"{row['hosts']} hosts, {row['ranks']} ranks, {name}: {json.dumps(row[name])}"
+                )
+        if "largest_summary_bytes" in row:
+            print(f"{row['hosts']} hosts: largest summary {row['largest_summary_bytes']} bytes")
+    if args.output is not None:
+        Lines(args.output).append({"rows": rows, "on_paper": paper})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

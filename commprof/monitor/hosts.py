@@ -1,0 +1,183 @@
+"""Other hosts of a job in always-on mode: their summaries are read instead of their ranks' traces.
+
+The monitor of each host follows its own ranks alone and writes their sum. Only the one on rank 0's
+host, and ``commprof top``, read what the others wrote.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from commprof.analysis.summaries import SummaryPart, host_part
+from commprof.files import replace_file
+from commprof.monitor.figures.hosts import WrittenBy, host_content, rank_states
+from commprof.monitor.follow import JobTail, TraceTail
+from commprof.monitor.state import JobState, RankState
+from commprof.trace.host_summary import (
+    HostSummaries,
+    SeenHost,
+    path_of,
+    running_hosts,
+)
+from commprof.trace.run.processes import Here
+from commprof.units import ns_to_s
+
+#: How long the ranks of other hosts are not followed, as their hosts may write a summary yet.
+_GRACE_S: Final = 20.0
+
+
+@dataclass(frozen=True)
+class OtherHost:
+    """One host whose summary can be used."""
+
+    seen: SeenHost
+    part: SummaryPart
+    states: tuple[RankState, ...]
+
+
+class OtherHosts:
+    """Decides which ranks of a job are known from summaries of their hosts, and reads these."""
+
+    def __init__(self, job: JobTail, here: Here, is_monitor: bool) -> None:
+        """Reads nothing yet.
+
+        Args:
+            job: the traces of the job.
+            here: this host.
+            is_monitor: True for the monitor of a host, which has traces of its own to follow; False
+                for ``commprof top``.
+        """
+        self._job = job
+        self._here = here
+        self._is_monitor = is_monitor
+        self._files = HostSummaries(job.directory)
+        self._until_s = math.inf
+        #: True once the job was seen to run with summaries of hosts.
+        self._used = False
+        #: All hosts whose files were found, in order.
+        self.seen: tuple[SeenHost, ...] = ()
+        #: Those whose figures can be used.
+        self.usable: tuple[OtherHost, ...] = ()
+
+    def look(self) -> None:
+        """Reads the hosts' summaries, and stops following the traces that they replace."""
+        tails = self._job.tails
+        local = {rank for rank, tail in tails.items() if self._is_local(tail)}
+        self.seen, self.usable = (), ()
+        if self._is_monitor and local:
+            self._look_from_a_host(tails, local)
+        elif self._used or running_hosts(self._job.directory):
+            self._used = True
+            self._read(None)
+            # One trace is always followed: it tells the job's size, and whether it runs.
+            ranks = self._ranks_elsewhere() - local
+            self._job.leave(ranks - {min(ranks, default=0)})
+            if self._is_monitor:  # the next look knows which ranks run here
+                self.seen, self.usable, self._used = (), (), False
+
+    def _look_from_a_host(self, tails: dict[int, TraceTail], local: set[int]) -> None:
+        if not all(tails[rank].summary is not None for rank in local):
+            return  # the job records in full mode, or has just begun
+        if self._until_s == math.inf:
+            self._until_s = time.monotonic() + _GRACE_S
+        first = tails[min(local)].metadata
+        assert first is not None
+        others = set(range(first["world_size"])) - local
+        if not others:
+            return
+        if 0 not in local:
+            self._job.leave(others)
+            return
+        self._read(self._own_path(tails, local))
+        waits = time.monotonic() < self._until_s
+        self._job.leave(others if waits else others & self._ranks_elsewhere())
+
+    def write(
+        self,
+        state: JobState,
+        parts: Sequence[SummaryPart],
+        tails: dict[int, TraceTail],
+        next_s: float,
+    ) -> None:
+        """Writes this host's summary, if other hosts take part in the job.
+
+        Args:
+            state: the newest state of the job.
+            parts: the summaries of the ranks of this host.
+            tails: traces of all followed ranks.
+            next_s: seconds until the next summary at the latest.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        by_rank = {part.ranks[0]: part for part in parts}
+        ranks = [rank for rank in state.ranks if rank.rank in by_rank]
+        if not ranks or len(ranks) == state.world_size:
+            return
+        chosen = {rank.rank for rank in ranks}
+        metadata = [tails[rank].metadata or {} for rank in sorted(chosen)]
+        by = WrittenBy(
+            host=ranks[0].host,
+            attempt=max(of_rank["restart_count"] for of_rank in metadata),
+            began_s=min(ns_to_s(of_rank["clock"]["realtime_ns"]) for of_rank in metadata),
+            time_s=state.time_s,
+            next_s=next_s,
+            world_size=state.world_size,
+            backend=state.backend,
+            mode=state.mode,
+        )
+        content = host_content(ranks, [by_rank[rank.rank] for rank in ranks], by)
+        replace_file(self._own_path(tails, chosen), content)
+
+    def waited_for_s(self, own: Sequence[SummaryPart], world_size: int) -> dict[int, float]:
+        """Returns for how long the other ranks waited for each rank; none if some are not known."""
+        parts = [*own, *(host.part for host in self.usable)]
+        known = sum(len(part.ranks) for part in parts if part.summary.arrivals_known)
+        if known < world_size:
+            return {}
+        total = dict.fromkeys(range(world_size), 0)
+        for part in parts:
+            for _, rank, waited_ns in part.summary.waited_for.cells.tolist():
+                if rank in total:
+                    total[rank] += waited_ns
+        return {rank: ns_to_s(waited_ns) for rank, waited_ns in total.items()}
+
+    def _read(self, own: Path | None) -> None:
+        """Reads the hosts' files but ``own``."""
+        self.seen = tuple(self._files.look(own))
+        usable: list[OtherHost] = []
+        for host in self.seen:
+            if host.summary is None or self._is_of_another_job(host.summary.world_size):
+                continue
+            try:
+                part = host_part(host.summary, host.summary.waits)
+                usable.append(OtherHost(host, part, tuple(rank_states(host, {}))))
+            except ValueError as error:
+                damaged = replace(host, missing=True, problem=f"its figures are damaged: {error}")
+                self.seen = tuple(damaged if seen is host else seen for seen in self.seen)
+        self.usable = tuple(usable)
+
+    def _is_of_another_job(self, world_size: int) -> bool:
+        sizes = {(tail.metadata or {}).get("world_size") for tail in self._job.tails.values()}
+        return bool(sizes) and world_size not in sizes
+
+    def _ranks_elsewhere(self) -> set[int]:
+        """Returns the ranks that are known from other hosts' summaries."""
+        return {
+            rank
+            for host in self.usable
+            if not (self._is_monitor and self._here.is_on(host.part.host[0]))
+            for rank in host.part.ranks
+        }
+
+    def _own_path(self, tails: dict[int, TraceTail], local: set[int]) -> Path:
+        machine = (tails[min(local)].metadata or {})["machine"]
+        return path_of(self._job.directory, machine["hostname"], machine["boot_id"])
+
+    def _is_local(self, tail: TraceTail) -> bool:
+        return tail.metadata is not None and self._here.is_local(tail.metadata)

@@ -1,0 +1,368 @@
+"""The summary that the monitor of each host of a job in always-on mode writes for all readers.
+
+It is a file in the directory of the job's traces: the sum of the summaries of the host's
+ranks, in the form that one rank's summary has (:mod:`commprof.trace.summary`), and some figures of
+single ranks. A file holds at most ``MOST_BYTES``, whatever the number of ranks: at most
+``MOST_LISTED`` ranks are listed, and the sum is made coarser until it fits. It is replaced as a
+whole, so a reader finds a complete one.
+
+It has two lines, each the CRC-32 (8 hexadecimal digits), a space and a JSON value: an object with
+everything but the operations, which is all that is read while a job is watched, and the list of
+operations.
+
+A host whose file is older than it promised is missing: its process was killed, is frozen or cannot
+write. Only that host's figures are lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from commprof.files import checked, open_regular
+from commprof.text import named_ranks, printable
+from commprof.trace import schema
+from commprof.trace.documents import MOST_RANKS
+from commprof.trace.summary import Summary, summary_of
+
+VERSION: Final = 1
+#: Largest size of a file, written or read.
+MOST_BYTES: Final = 128 << 10
+#: Most ranks of a host with figures of their own.
+MOST_LISTED: Final = 64
+#: Most ranks that a listed rank waited for, and most arithmetic series of a host's ranks.
+MOST_WAITED_FOR: Final = 8
+_MOST_SERIES: Final = 512
+_MOST_HOSTS: Final = 16_384
+#: Time by which a file may be later than it promised.
+_LATENESS_S: Final = 5.0
+#: Largest difference between the clocks of two hosts.
+_SKEW_S: Final = 30.0
+#: A time so far ahead of this host's clock is no time.
+_AHEAD_S: Final = 86_400.0
+
+
+@dataclass(frozen=True)
+class HostSummary:
+    """Figures of one host's ranks, as its monitor wrote them."""
+
+    version: int
+    host: str
+    #: Boot id, time namespace and PID namespace, which tell hosts of the same name apart.
+    machine: tuple[str, str, str]
+    #: Number of elastic restarts before this one.
+    attempt: int
+    #: When the first of the host's ranks began to record, and time of writing, both in seconds
+    #: since the epoch; seconds until the next time of writing at the latest.
+    began_s: float
+    time_s: float
+    next_s: float
+    #: True if all ranks of the host have ended; no newer summary comes.
+    ended: bool
+    world_size: int
+    backend: str
+    mode: str
+    #: Number of the host's ranks, and the ranks as series of first, last and step; fewer ranks if
+    #: they would be too many series.
+    rank_count: int
+    series: list[tuple[int, int, int]]
+    #: Smallest number of steps of a rank.
+    fewest_steps: int
+    #: Figures of single ranks by name, one value per listed rank; null if not known.
+    figures: Any
+    #: Time per step in ns of each listed rank's own work, by ``exposure.ORIGINS``.
+    work_ns: list[Any]
+    #: Ranks that each listed rank waited for longest, with the time in ns: rank, time, rank, ...
+    waited_ns: list[Any]
+    #: Names of operations by code; id, name and size of the groups in the sum.
+    ops: list[str]
+    groups: list[tuple[int, str, int]]
+    #: Sum of the summaries of the host's ranks, without operations; read by :attr:`waits`.
+    summary: dict[str, Any]
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """The host's ranks in order."""
+        parts = [range(first, last + 1, step) for first, last, step in self.series]
+        return tuple(sorted(rank for part in parts for rank in part))
+
+    @cached_property
+    def waits(self) -> Summary:
+        """The sum of the summaries of the host's ranks, without operations.
+
+        Raises:
+            ValueError: it cannot be used.
+        """
+        return summary_of({**self.summary, "operations": []})
+
+    @cached_property
+    def listed(self) -> tuple[int, ...]:
+        """The ranks that have figures of their own."""
+        return tuple(self.figures["rank"])
+
+    def described(self) -> str:
+        """Returns the host's name with its ranks, for messages."""
+        return f"host {printable(self.host)} ({named_ranks(self.ranks)})"
+
+    def is_missing(self, age_s: float) -> bool:
+        """True if a newer summary should have come, and has not; ``age_s``: age of this one."""
+        return not self.ended and age_s > 2 * self.next_s + _LATENESS_S
+
+
+def path_of(directory: Path, host: str, boot_id: str) -> Path:
+    """Returns the path of a host's file in the directory of its job's traces."""
+    named = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{host[:80]}_{boot_id[:8]}")
+    return directory / f"host_{named}.summary"
+
+
+def summary_paths(directory: Path) -> list[Path]:
+    """Lists the files of all hosts in a directory of traces; empty if it cannot be read."""
+    try:
+        return sorted(directory.glob("host_*.summary"))[:_MOST_HOSTS]
+    except OSError:
+        return []
+
+
+def read_host_summary(path: Path) -> HostSummary:
+    """Reads the first line of a host's file; its ``summary`` is checked when it is first used.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is damaged or of another version; the message says what is wrong.
+    """
+    with open_regular(path) as file:
+        line = file.readline(MOST_BYTES)
+    value = _value(line)
+    version = checked(value, dict, "it").get("version")
+    if version != VERSION:
+        raise ValueError(f"its version is {version!r}, and this commprof reads version {VERSION}")
+    summary: HostSummary = checked(value, HostSummary)
+    _check(summary)
+    return summary
+
+
+def read_operations(path: Path) -> list[Any]:
+    """Reads the second line of a host's file, the operations; raises as the first's reading does.
+
+    If the file was replaced since the first line was read, the operations are a little newer.
+    """
+    with open_regular(path) as file:
+        file.readline(MOST_BYTES)
+        operations: list[Any] = checked(_value(file.readline(MOST_BYTES)), list, "the second line")
+    return operations
+
+
+def _value(line: bytes) -> Any:
+    if not line.endswith(b"\n"):
+        raise ValueError("it ends within a line, or a line is too long")
+    checksum, _, text = line[:-1].partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(text):
+        raise ValueError("its checksum is wrong")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("JSON nested too deep") from None
+
+
+def _check(summary: HostSummary) -> None:
+    if not summary.began_s <= summary.time_s + _SKEW_S <= time.time() + _AHEAD_S:
+        raise ValueError("its time of writing cannot be: compare the clocks of the hosts")
+    count = sum((last - first) // step + 1 for first, last, step in _series_of(summary))
+    if not 0 < count <= summary.rank_count or len(summary.ranks) != len(set(summary.ranks)):
+        raise ValueError("the series of its ranks contradict their number")
+    if summary.ranks[-1] >= summary.world_size or summary.mode not in schema.MODES:
+        raise ValueError("its ranks or its mode cannot be")
+    columns: dict[str, Any] = checked(summary.figures, dict, "figures")
+    for name, column in columns.items():
+        _check_numbers(column, f"figures.{name}", may_be_null=True)
+    listed = checked(columns.get("rank"), list[int], "figures.rank")
+    if not set(listed) <= set(summary.ranks) or len(set(listed)) != len(listed) > 0:
+        raise ValueError("its listed ranks are not ranks of the host")
+    rows = [*columns.values(), summary.work_ns, summary.waited_ns]
+    if {len(row) for row in rows} != {len(listed)}:
+        raise ValueError("its figures are not one per listed rank")
+    for work in summary.work_ns:
+        _check_numbers(work, "work_ns")
+    for pairs in summary.waited_ns:
+        if len(checked(pairs, list[int], "waited_ns")) % 2:
+            raise ValueError("waited_ns does not hold pairs of rank and time")
+    if len({len(work) for work in summary.work_ns}) > 1:
+        raise ValueError("work_ns does not hold as many times for each rank")
+
+
+def _check_numbers(values: object, name: str, may_be_null: bool = False) -> None:
+    """Checks a list of numbers; one look at the types of all, as there are thousands of hosts."""
+    allowed = {int, float, type(None)} if may_be_null else {int, float}
+    if not isinstance(values, list) or not set(map(type, values)) <= allowed:
+        raise ValueError(f"{name} is not a list of numbers")
+
+
+def _series_of(summary: HostSummary) -> Iterator[tuple[int, int, int]]:
+    """Yields the series; ValueError if one is not, or would be huge."""
+    for first, last, step in summary.series:
+        if step < 1 or not first <= last < MOST_RANKS:
+            raise ValueError("a series of its ranks is none")
+        yield first, last, step
+
+
+def series_of(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Writes ordered ranks as series of first, last and step; only the first ranks if too many."""
+    series: list[tuple[int, int, int]] = []
+    for rank in ranks:
+        if series:
+            first, last, step = series[-1]
+            if first == last or rank - last == step:
+                series[-1] = first, rank, rank - last
+                continue
+        if len(series) == _MOST_SERIES:
+            break
+        series.append((rank, rank, 1))
+    return series
+
+
+def encoded(document: Mapping[str, Any], operations: Sequence[Any]) -> bytes:
+    """Returns the bytes of a file, without spaces: they would add a quarter to the size."""
+    values = (
+        json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        for value in (document, operations)
+    )
+    return b"".join(b"%08x %s\n" % (zlib.crc32(value), value) for value in values)
+
+
+class HostSummaries:
+    """Follows the files of a job's hosts; a damaged file leaves the last one that was sound."""
+
+    def __init__(self, directory: Path) -> None:
+        """Reads nothing yet; ``directory`` holds the job's traces."""
+        self._directory = directory
+        self._files: dict[Path, _File] = {}
+
+    def look(self, but: Path | None = None) -> list[SeenHost]:
+        """Reads the files that have changed, and returns all hosts of the newest attempt in order.
+
+        ``but``: a file to leave out, such as that of the reader's own host.
+        """
+        for path in summary_paths(self._directory):
+            if path != but:
+                self._files.setdefault(path, _File(path)).look()
+        hosts = [host for file in self._files.values() for host in file.seen()]
+        known = [host.summary for host in hosts if host.summary]
+        attempt = max((summary.attempt for summary in known), default=0)
+        began_s = max(
+            (summary.began_s for summary in known if summary.attempt == attempt), default=0.0
+        )
+        return [host for host in hosts if _of_job(host, attempt, began_s - _SKEW_S)]
+
+
+def running_hosts(directory: Path) -> list[SeenHost]:
+    """Returns the hosts of a job that runs; none if no host has written lately that it runs."""
+    hosts = HostSummaries(directory).look()
+    running = any(h.summary and not h.summary.ended and not h.missing for h in hosts)
+    return hosts if running else []
+
+
+def _of_job(host: SeenHost, attempt: int, since_s: float) -> bool:
+    """False for what an earlier job or attempt left in the directory."""
+    if host.summary is None:
+        return host.since_s >= since_s
+    return host.summary.attempt == attempt and host.summary.time_s >= since_s
+
+
+@dataclass(frozen=True)
+class SeenHost:
+    """What is known of one host."""
+
+    #: The newest sound summary; None if there was none.
+    summary: HostSummary | None
+    #: The host's name; the file's if nothing more is known.
+    name: str
+    #: Name and ranks, for messages.
+    described: str
+    #: Age of the figures in seconds, and the time of their writing in seconds since the epoch; the
+    #: latter of the file's last change if there are no figures.
+    age_s: float
+    since_s: float
+    #: True if a newer summary should have come, or no summary can be read.
+    missing: bool
+    path: Path
+    #: Why the newest file cannot be read; empty if it can.
+    problem: str = ""
+
+    def whole(self) -> Summary:
+        """Returns the sum of the summaries of the host's ranks, with operations; reads the file.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it is damaged, or there is no sound summary.
+        """
+        if self.summary is None:
+            raise ValueError(self.problem)
+        return summary_of({**self.summary.summary, "operations": read_operations(self.path)})
+
+    def sentence(self) -> str:
+        """Says that the host is missing, since when and why."""
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since_s))
+        why = f": {self.problem}" if self.problem else ""
+        return f"{self.described} is missing: no figures since {at} ({self.age_s:.0f} s ago){why}"
+
+
+class _File:
+    """One host's file, and the newest sound summary in it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, int] = (0, 0)
+        self._summary: HostSummary | None = None
+        self._problem = ""
+        #: Monotonic time at which the content was seen to change; None for that found first.
+        self._changed_s: float | None = None
+
+    def look(self) -> None:
+        try:
+            stat = self._path.stat()
+            stamp = stat.st_mtime_ns, stat.st_ino
+            if stamp == self._stamp:
+                return
+            summary = read_host_summary(self._path)
+        except (OSError, ValueError) as error:
+            self._problem = f"{self._path.name} cannot be read: {error}"
+            return
+        if self._stamp != (0, 0):
+            self._changed_s = time.monotonic()
+        self._stamp, self._summary, self._problem = stamp, summary, ""
+
+    def seen(self) -> Iterator[SeenHost]:
+        """Yields the host; nothing if the file was removed before it could be read."""
+        now_s = time.time()
+        if self._summary is None:
+            try:
+                since_s = self._path.stat().st_mtime
+            except OSError:
+                return
+            described = f"the host of {self._path.name}"
+            age_s = max(0.0, now_s - since_s)
+            yield SeenHost(
+                None, self._path.stem, described, age_s, since_s, True, self._path, self._problem
+            )
+            return
+        # Clocks of hosts differ: what changed while this process looked is not older than that.
+        age_s = max(0.0, now_s - self._summary.time_s)
+        if self._changed_s is not None:
+            age_s = min(age_s, time.monotonic() - self._changed_s)
+        yield SeenHost(
+            self._summary,
+            self._summary.host,
+            self._summary.described(),
+            age_s,
+            now_s - age_s,
+            self._summary.is_missing(age_s),
+            self._path,
+            self._problem,
+        )

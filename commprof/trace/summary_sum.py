@@ -1,0 +1,247 @@
+"""Adds up the summaries of several ranks, and writes one in few bytes.
+
+The sum is a summary like those of :mod:`commprof.trace.summary`: of steps, operations and waiting
+it holds the totals of all ranks, so ``steps.count`` is the number of steps of all ranks together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+import numpy as np
+
+from commprof.trace.found_steps import SOURCES
+from commprof.trace.summary import (
+    OPERATION_COUNTERS,
+    SUMMARY_COUNTERS,
+    Histogram,
+    Ints,
+    LastRank,
+    OperationSummary,
+    SummarisedLinks,
+    Summary,
+    WaitedFor,
+    merged_histogram,
+)
+
+#: Most cells of waiting, and most ranks that came last, in a sum.
+_MOST_CELLS: Final = 512
+_MOST_BLOCKS: Final = 128
+_MOST_LAST: Final = 64
+#: Most entries of operations in a sum.
+MOST_OPERATIONS: Final = 64
+_TIMES: Final = ("duration", "wait", "until_last", "transfer")
+_HISTOGRAMS: Final = ("steps", "exposed", "arrival_clock_error", "exposed_wait", "exposed_transfer")
+_ARRIVALS: Final = ("known", "unknown", "without_place", "unlisted", "partial")
+
+
+def summed(summaries: Sequence[Summary], operations: Iterable[OperationSummary]) -> Summary:
+    """Returns the sum of ranks' summaries, the lowest rank's first.
+
+    Args:
+        summaries: at least one.
+        operations: the operations of all of them, whose ``group`` and ``op`` mean the same on all
+            ranks.
+    """
+    longest = max(summaries, key=lambda summary: summary.end_ns - summary.begin_ns)
+    arrivals: dict[str, Any] = {
+        f"arrivals_{name}": _total(summaries, f"arrivals_{name}") for name in _ARRIVALS
+    }
+    last, others = _last(summaries)
+    counters: dict[str, Any] = {
+        name: _total(summaries, name) for name in ("records", "dropped", "unmatched", "moved")
+    }
+    histograms: dict[str, Any] = {
+        name: merged_histogram(getattr(summary, name) for summary in summaries)
+        for name in _HISTOGRAMS
+    }
+    split = [summary.unsplit_ns for summary in summaries]
+    return replace(
+        longest,
+        sequence=max(summary.sequence for summary in summaries),
+        mode=summaries[0].mode,
+        phases=tuple(
+            map(merged_histogram, zip(*(summary.phases for summary in summaries), strict=True))
+        ),
+        unsplit_steps=_total(summaries, "unsplit_steps"),
+        unsplit_ns=None if None in split else sum(ns or 0 for ns in split),
+        hosts=_links(summaries),
+        last=last,
+        last_others_count=_total(summaries, "last_others_count") + others.count,
+        last_others_wait_ns=_total(summaries, "last_others_wait_ns") + others.wait_ns,
+        waited_for=summed_waits([summary.waited_for for summary in summaries]),
+        operations=tuple(_operations(operations)),
+        paused_ns=tuple(map(sum, zip(*(summary.paused_ns for summary in summaries), strict=True))),
+        steps_end=max((summary.steps_end for summary in summaries), key=SOURCES.index),
+        **counters,
+        **arrivals,
+        **histograms,
+    )
+
+
+def _total(summaries: Sequence[Summary], name: str) -> int:
+    return sum(getattr(summary, name) for summary in summaries)
+
+
+def _links(summaries: Sequence[Summary]) -> SummarisedLinks:
+    """All ranks of a host report the same counters, read at different moments."""
+    links = [summary.hosts for summary in summaries]
+    return SummarisedLinks(
+        clock=min(link.clock for link in links),
+        peers=max(link.peers for link in links),
+        heard=min(link.heard for link in links),
+        unsent=max(link.unsent for link in links),
+        skipped=max(link.skipped for link in links),
+    )
+
+
+def _last(summaries: Sequence[Summary]) -> tuple[tuple[LastRank, ...], LastRank]:
+    """Returns the costliest ranks that came last, and the sum of the others (as rank 0)."""
+    count: dict[int, int] = {}
+    wait_ns: dict[int, int] = {}
+    for summary in summaries:
+        for last in summary.last:
+            count[last.rank] = count.get(last.rank, 0) + last.count
+            wait_ns[last.rank] = wait_ns.get(last.rank, 0) + last.wait_ns
+    rows = [LastRank(rank, count[rank], wait_ns[rank]) for rank in count]
+    rows.sort(key=lambda row: (-row.wait_ns, row.rank))
+    rest = rows[_MOST_LAST:]
+    others = LastRank(0, sum(row.count for row in rest), sum(row.wait_ns for row in rest))
+    return tuple(rows[:_MOST_LAST]), others
+
+
+def summed_waits(parts: Sequence[WaitedFor]) -> WaitedFor:
+    """Adds up waiting by block and rank; neighbouring blocks are joined until few cells are left.
+
+    If more than ``_MOST_CELLS`` ranks were waited for, those of the shortest waits are left out.
+    """
+    block_ns = max(part.block_ns for part in parts)
+    blocks = [part.cells[:, 0] * part.block_ns // block_ns for part in parts]
+    block = np.concatenate(blocks)
+    rank, waited = (np.concatenate([part.cells[:, n] for part in parts]) for n in (1, 2))
+    while True:
+        cells = _cells(block, rank, waited)
+        span = len(np.unique(cells[:, 0]))
+        if (len(cells) <= _MOST_CELLS and span <= _MOST_BLOCKS) or span <= 1:
+            break
+        block, block_ns = block // 2, block_ns * 2
+    if len(cells) > _MOST_CELLS:
+        longest = np.argsort(-cells[:, 2], kind="stable")[:_MOST_CELLS]
+        cells = cells[np.sort(longest)]  # still in order of block and rank
+    return WaitedFor(block_ns, cells)
+
+
+def _cells(block: Ints, rank: Ints, waited: Ints) -> Ints:
+    key, row = np.unique(np.stack([block, rank]), axis=1, return_inverse=True)
+    total = np.zeros(key.shape[1], dtype=np.int64)
+    np.add.at(total, row.ravel(), waited)
+    return np.column_stack([key[0], key[1], total])
+
+
+def _operations(operations: Iterable[OperationSummary]) -> Iterator[OperationSummary]:
+    """Yields an entry for each operation, group and size class; the costliest first."""
+    parts: dict[tuple[int, int, int], list[OperationSummary]] = {}
+    for entry in operations:
+        parts.setdefault((entry.op, entry.group, entry.size_class), []).append(entry)
+    joined = [_joined(key, entries) for key, entries in parts.items()]
+    yield from sorted(joined, key=lambda entry: (-entry.duration.sum_ns, entry.op, entry.group))
+
+
+def _joined(key: tuple[int, int, int], parts: Sequence[OperationSummary]) -> OperationSummary:
+    op, group, size_class = key
+    times: dict[str, Any] = {
+        name: merged_histogram(getattr(part, name) for part in parts) for name in _TIMES
+    }
+    return OperationSummary(
+        op=op,
+        group=group,
+        size_class=size_class,
+        count=sum(part.count for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        failed=sum(part.failed for part in parts),
+        unfinished=sum(part.unfinished for part in parts),
+        **times,
+    )
+
+
+def shortened(summary: Summary, most: int) -> Summary:
+    """Returns a sum with ``most`` entries of operations; the others are added up by operation.
+
+    Operations so added up count in ``moved``, as in a rank's own summary; if even these entries
+    are too many, the rarest are one entry of operation 0.
+    """
+    kept, rest = summary.operations[:most], summary.operations[most:]
+    moved = sum(entry.count for entry in rest if entry.group)
+    joined = list(_operations([*kept, *(_without_group(entry, entry.op) for entry in rest)]))
+    rare = [_without_group(entry, 0) for entry in joined[2 * most :]]
+    joined = list(_operations([*joined[: 2 * most], *rare]))
+    return replace(summary, operations=tuple(joined), moved=summary.moved + moved)
+
+
+def _without_group(operation: OperationSummary, op: int) -> OperationSummary:
+    return replace(operation, op=op, group=0, size_class=0)
+
+
+def coarser(summary: Summary, times: int) -> Summary:
+    """Returns a summary whose histograms have buckets ``times`` as wide."""
+
+    def wider(histogram: Histogram) -> Histogram:
+        buckets, row = np.unique(histogram.buckets // times * times, return_inverse=True)
+        counts = np.zeros(len(buckets), dtype=np.int64)
+        np.add.at(counts, row, histogram.counts)
+        return replace(histogram, buckets=buckets + (times - 1) // 2, counts=counts)
+
+    def all_wider(of: Any, names: Iterable[str]) -> dict[str, Any]:
+        return {name: wider(getattr(of, name)) for name in names}
+
+    return replace(
+        summary,
+        phases=tuple(map(wider, summary.phases)),
+        operations=tuple(
+            replace(entry, **all_wider(entry, _TIMES)) for entry in summary.operations
+        ),
+        **all_wider(summary, _HISTOGRAMS),
+    )
+
+
+def document(summary: Summary) -> dict[str, Any]:
+    """Returns the JSON value that ``summary.summary_of`` reads."""
+    arrivals: Mapping[str, Any] = {
+        **{name: getattr(summary, f"arrivals_{name}") for name in _ARRIVALS},
+        "unsplit_steps": summary.unsplit_steps,
+        **({} if summary.unsplit_ns is None else {"unsplit_ns": summary.unsplit_ns}),
+    }
+    return {
+        **{name: getattr(summary, name) for name in SUMMARY_COUNTERS},
+        **{name: _histogram(getattr(summary, name)) for name in _HISTOGRAMS},
+        "mode": summary.mode,
+        "phases": [_histogram(phase) for phase in summary.phases],
+        "arrivals": arrivals,
+        "hosts": asdict(summary.hosts),
+        "last": [asdict(last) for last in summary.last],
+        "last_others": {"count": summary.last_others_count, "wait_ns": summary.last_others_wait_ns},
+        "waited_for": {
+            "block_ns": summary.waited_for.block_ns,
+            "cells": summary.waited_for.cells.ravel().tolist(),
+        },
+        "operations": [
+            {name: getattr(entry, name) for name in OPERATION_COUNTERS}
+            | {name: _histogram(getattr(entry, name)) for name in _TIMES}
+            for entry in summary.operations
+        ],
+        "paused": list(summary.paused_ns),
+        "steps_end": summary.steps_end,
+    }
+
+
+def _histogram(histogram: Histogram) -> dict[str, Any]:
+    distances = np.diff(histogram.buckets, prepend=0)
+    return {
+        "count": histogram.count,
+        "sum": histogram.sum_ns,
+        "min": histogram.min_ns,
+        "max": histogram.max_ns,
+        "buckets": np.column_stack([distances, histogram.counts]).ravel().tolist(),
+    }
