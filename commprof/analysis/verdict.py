@@ -297,7 +297,7 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
 
 
 def _sharded(world: WorldResult, step: MeanStep) -> list[str]:
-    """Returns a sentence on the collectives of FSDP2 that delay the step; empty if they do not."""
+    """Returns a sentence on the collectives of FSDP that delay the step; empty if they do not."""
     if world.communication.sharding is None or step.share("communication") < _WORTH_A_WORD:
         return []
     return [*filter(None, [world.communication.sharding.sentence(step.step_ms)])]
@@ -309,7 +309,7 @@ def _unseen_forward(world: WorldResult, binding: Binding) -> list[str]:
     if known or "other" not in dict(binding.largest):
         return []
     return [
-        "No forward pass was seen: the forward pass of a model under neither DDP nor FSDP2 counts "
+        "No forward pass was seen: the forward pass of a model under neither DDP nor FSDP counts "
         'as "other", unless `with prof.phase("forward")` marks it.'
     ]
 

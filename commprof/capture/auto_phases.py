@@ -1,9 +1,10 @@
 """Finds the phases of a step automatically.
 
-Data is ``DataLoader.__next__``, forward is the call of a DDP model or of a module that
-``fully_shard`` was applied to, backward is ``Tensor.backward`` or ``torch.autograd.backward``, and
-the optimizer is any ``torch.optim.Optimizer.step`` except its closure, or the ``GradScaler.step``
-around it. A loss computed after the model's call counts as other.
+Data is ``DataLoader.__next__``, forward is the call of a DDP model, of an FSDP1 model or of a
+module that ``fully_shard`` was applied to, backward is ``Tensor.backward`` or
+``torch.autograd.backward``, and the optimizer is any ``torch.optim.Optimizer.step`` except its
+closure, or the ``GradScaler.step`` around it. A loss computed after the model's call counts as
+other.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class AutoPhases:
         self._updating = updating if updating is None else uncompiled(updating, callees=True)
         self._patches = Patches()
         self._installed = False
-        #: Records the forward passes of FSDP2's modules. The script may import FSDP2 at any time,
-        #: so ``sharded.poll()`` is called after each step until it has found FSDP2.
+        #: Records the forward passes of FSDP's modules. The script may import FSDP at any time,
+        #: so ``sharded.poll()`` is called after each step until it has found FSDP.
         self.sharded = ShardedForward(markers["forward"], self._patches)
 
     def install(self) -> None:
@@ -261,32 +262,56 @@ def _leaving(marker: Marker, closure: Callable[[], Any]) -> Callable[[], Any]:
     return left
 
 
-#: Not imported by this module: most scripts do not use FSDP2, and the import takes time.
-FSDP2 = "torch.distributed.fsdp"
-_CLASS = "FSDPModule"
+#: Not imported by this module: most scripts do not use FSDP, and the import takes time.
+FSDP = "torch.distributed.fsdp"
+_CLASS, _FLAT_CLASS = "FSDPModule", "FullyShardedDataParallel"
 
 
 class ShardedForward:
-    """Records the forward passes of FSDP2's modules once the script has imported FSDP2."""
+    """Records the forward passes of FSDP's modules once the script has imported FSDP."""
 
     def __init__(self, marker: Marker, patches: Patches) -> None:
         """``marker`` records forward phases; ``patches`` replaces and restores ``__call__``."""
         self._marker = marker
         self._patches = patches
-        #: True until FSDP2 was found.
+        #: True until FSDP was found.
         self.pending = True
+        #: True once FSDP1 has run a forward pass.
+        self.is_flat = False
 
     def poll(self) -> None:
-        """Starts recording if FSDP2 has been imported and has ``FSDPModule``; else does nothing."""
-        owner = getattr(sys.modules.get(FSDP2), _CLASS, None)
+        """Starts recording if FSDP has been imported and has ``FSDPModule``; else does nothing."""
+        package = sys.modules.get(FSDP)
+        owner = getattr(package, _CLASS, None)
         if owner is None:
             return
         self.pending = False
         self._patches.on_remove(self._forget)
         self._patches.replace(owner, "__call__", _marked(owner, self._marker))
+        flat = getattr(package, _FLAT_CLASS, None)
+        if flat is not None:
+            self._patches.replace_for_compilers(flat, "forward", self._marked_flat(flat))
 
     def _forget(self) -> None:
         self.pending = True
+
+    def _marked_flat(self, owner: type) -> Any:
+        """Returns a ``forward`` of FSDP1 that marks a phase around its own one."""
+        original = original_of(owner.forward)  # type: ignore[attr-defined]
+        begin, end = self._marker.begin, self._marker.end
+
+        @wraps(original)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            if _traced() or self.pending:
+                return original(*args, **kwargs)
+            self.is_flat = True
+            begin()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                end()
+
+        return marked
 
 
 def _marked(owner: type, marker: Marker) -> Any:

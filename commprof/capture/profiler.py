@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from commprof import _native, invocation
 from commprof.capture import nccl
-from commprof.capture.auto_phases import FSDP2, AutoPhases
+from commprof.capture.auto_phases import FSDP, AutoPhases
 from commprof.capture.cross_check_sources import CrossCheckSources
 from commprof.capture.ddp_work import DdpWork
 from commprof.capture.device_telemetry import TelemetrySampler
@@ -73,7 +73,7 @@ class Profiler:
     """The capture of this process. Made by :func:`profile`; use it as a context manager.
 
     Capture starts on entry and stops on exit. Each call of :meth:`step` ends a step. The
-    phases of a step are found automatically (DataLoader, DDP and FSDP2 models, backward,
+    phases of a step are found automatically (DataLoader, DDP and FSDP models, backward,
     optimizers) and can be declared with :meth:`phase`. If phases are nested, the outermost
     counts, so a declared phase wins over phases found inside it.
     """
@@ -101,7 +101,11 @@ class Profiler:
         }
         self._finder = StepFinder(self._end_step) if find_steps else None
         self._cross_check_sources = CrossCheckSources()
-        self._trained = TrainedParameters(self._recorder, self._cross_check_sources.models)
+        self._trained = TrainedParameters(
+            self._recorder,
+            self._cross_check_sources.models,
+            flat=lambda: self._auto_phases.sharded.is_flat,
+        )
         self._auto_phases = AutoPhases(
             self._markers,
             self._finder,
@@ -332,7 +336,7 @@ class Profiler:
         self._step += 1
         if self._connecting:  # few instructions in each later step
             self._poll()
-        if self._sharded.pending and FSDP2 in sys.modules:
+        if self._sharded.pending and FSDP in sys.modules:
             self._sharded.poll()
         for listener in self._listeners:
             self._tell(listener)

@@ -57,11 +57,21 @@ class TrainedParameters:
     """Notes this rank's trained parameters in its first updates."""
 
     def __init__(
-        self, recorder: Recorder, models: Callable[[], Iterable[DistributedDataParallel]]
+        self,
+        recorder: Recorder,
+        models: Callable[[], Iterable[DistributedDataParallel]],
+        flat: Callable[[], bool],
     ) -> None:
-        """``models`` returns the DDP models that were trained so far."""
+        """Notes nothing yet.
+
+        Args:
+            recorder: gets what was noted.
+            models: returns the DDP models that were trained so far.
+            flat: tells whether FSDP1 has run a forward pass.
+        """
         self._recorder = recorder
         self._models = models
+        self._flat = flat
         self._looks = False
         self._path = Path()
         self._updates = 0
@@ -120,9 +130,11 @@ class TrainedParameters:
             chosen = {id(parameter) for _, parameter in reduced(model)}
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
+        flat = self._flat()
         found = {
             "parameter_bytes": sum(own.values()),
-            "sharded": any(_is_shard(parameter) for parameter in self._trained.values()),
+            "sharded": flat or any(_is_shard(parameter) for parameter in self._trained.values()),
+            "flat": flat,
             "ddp_bytes": sum(size for key, size in own.items() if key in by_ddp),
             "ignored_bytes": sum(size for key, size in own.items() if key in ignored - by_ddp),
             "other_libraries": _other_libraries(),
@@ -157,7 +169,7 @@ def _bytes(parameter: torch.Tensor) -> int:
 
 def _is_shard(parameter: torch.Tensor) -> bool:
     """True for parameters of which other ranks may hold other parts."""
-    return hasattr(parameter, "_local_tensor") or type(parameter).__name__ == "FlatParameter"
+    return hasattr(parameter, "_local_tensor")
 
 
 def _warn(recorder: Recorder, path: Path, rank: int, world_size: int) -> None:

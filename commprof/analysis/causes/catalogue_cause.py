@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.evidence import Figure
@@ -58,6 +58,8 @@ class CatalogueCause:
     why: str
     #: Lines of code, or a setting, that can be pasted into the script.
     fix: str
+    #: The same for a model that FSDP1 shards, where ``fix`` is one for FSDP2; empty otherwise.
+    fix_of_fsdp1: str = field(default="", kw_only=True)
     #: Address of a public report that describes the mistake.
     source: str
     #: How what the fix wins is predicted, as sentences; or "Not predicted, because ...". Empty

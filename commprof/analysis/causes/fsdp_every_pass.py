@@ -1,4 +1,4 @@
-"""FSDP2 reduces the gradients of every micro batch."""
+"""FSDP reduces the gradients of every micro batch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ import numpy as np
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.sharded_library import is_flat, library
+from commprof.analysis.collectives.sharding import reductions
 from commprof.analysis.evidence import Figure
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS, Phase
 
 _SCATTER = OPS.index("reduce_scatter_tensor")
+_FIX_OF_FSDP1 = (
+    "import contextlib\n\n"
+    "for i, batch in enumerate(micro_batches):\n"
+    "    last = i == len(micro_batches) - 1\n"
+    "    with contextlib.nullcontext() if last else model.no_sync():\n"
+    "        loss_of(model(batch)).backward()"
+)
 #: The passes before an update must be alike before this fraction of the updates.
 _USUAL = 0.9
 
@@ -29,7 +38,7 @@ def _reducing_ns(calls: RankCalls) -> Ints:
 def _needless(calls: RankCalls) -> Mask:
     """Reductions of the passes that are not the last before an update."""
     phases, table = columns.phases(calls.trace), calls.table
-    rows = np.flatnonzero(_scatters(calls))
+    rows = np.flatnonzero(reductions(table, int(calls.begin_ns[0])))
     update = np.sort(phases.begin_ns[phases.key == Phase.OPTIMIZER])
     before = np.searchsorted(update, table.issue_ns[rows])
     # The last backward pass before each update, by the number that autograd gave it.
@@ -57,18 +66,19 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     size = float(facts.first.size_bytes[masks[0]].sum()) / facts.steps / 1e6
     return Sighting(
-        f"FSDP2 reduce-scatters the gradients in {passes.exchanged} of the {passes.backward} "
-        f"backward passes before an update: {passes.exchanged - 1} of {passes.exchanged} "
-        f"reductions, {size:.3g} MB per step, are needless if there is memory for the gradients of "
-        "the whole model.",
+        f"{library(facts)} reduce-scatters the gradients in {passes.exchanged} of the "
+        f"{passes.backward} backward passes before an update: {passes.exchanged - 1} of "
+        f"{passes.exchanged} reductions, {size:.3g} MB per step, are needless if there is memory "
+        "for the gradients of the whole model.",
         share,
         saving_without(facts, [Removed.only(mask) for mask in masks]),
+        fix=_FIX_OF_FSDP1 if is_flat(facts) else "",
     )
 
 
 CAUSE = CatalogueCause(
     id="fsdp-every-pass",
-    title="FSDP2 reduces the gradients of every micro batch",
+    title="FSDP reduces the gradients of every micro batch",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
@@ -92,5 +102,6 @@ CAUSE = CatalogueCause(
         "    model.set_requires_gradient_sync(i == len(micro_batches) - 1)\n"
         "    loss_of(model(batch)).backward()"
     ),
+    fix_of_fsdp1=_FIX_OF_FSDP1,
     source="https://github.com/NVIDIA/cosmos-framework/issues/161",
 )

@@ -1,4 +1,4 @@
-"""FSDP2 gathers every unit again in backward, though there is memory to keep the units."""
+"""FSDP gathers every unit again in backward, though there is memory to keep the units."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import numpy as np
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.sharded_library import is_flat, library
+from commprof.analysis.collectives.sharding import GATHER_CODES
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
-from commprof.trace.schema import OPS
+from commprof.trace.lookup import among
 from commprof.units import ns_to_ms
 
 #: The fix costs memory, so that the gathers must delay the step by this fraction of it, and the low
@@ -17,12 +19,19 @@ from commprof.units import ns_to_ms
 _WORTH, _LOW = 0.1, 0.05
 #: The units of the whole model may take this fraction of a rank's part of the host's memory.
 _OF_MEMORY = 0.05
-_GATHER = OPS.index("all_gather_into_tensor")
+_FIX_OF_FSDP1 = (
+    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    "from torch.distributed.fsdp import ShardingStrategy\n"
+    "from torch.distributed.fsdp.wrap import ModuleWrapPolicy\n\n"
+    "policy = ModuleWrapPolicy({type(model.layers[0])})\n"
+    'options = {"auto_wrap_policy": policy, "device_id": torch.device(device)}\n'
+    "model = FSDP(model, None, ShardingStrategy.SHARD_GRAD_OP, **options)"
+)
 
 
 def _again(calls: RankCalls) -> Mask:
     """All-gathers in backward."""
-    mask: Mask = (calls.table.op == _GATHER) & calls.in_backward & (calls.step >= 0)
+    mask: Mask = among(calls.table.op, *GATHER_CODES) & calls.in_backward & (calls.step >= 0)
     return mask
 
 
@@ -60,19 +69,20 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
     return Sighting(
-        f"FSDP2 gathers each unit twice per pass, in forward and again in backward, for which the "
-        f"step waits {in_ms(ms)}. The whole model is {in_bytes(whole)} per rank, for which there "
-        "is memory.",
+        f"{library(facts)} gathers each unit twice per pass, in forward and again in backward, "
+        f"for which the step waits {in_ms(ms)}. The whole model is {in_bytes(whole)} per rank, for "
+        "which there is memory.",
         share,
         saving_without(
             facts, [_with_copies(c, m) for c, m in zip(facts.ranks, masks, strict=True)]
         ),
+        fix=_FIX_OF_FSDP1 if is_flat(facts) else "",
     )
 
 
 def _model_bytes(calls: RankCalls) -> int:
     """Bytes of all units that forward gathers in a step, each counted once."""
-    first = (calls.table.op == _GATHER) & ~calls.in_backward & (calls.step == 0)
+    first = among(calls.table.op, *GATHER_CODES) & ~calls.in_backward & (calls.step == 0)
     # With several micro batches, forward gathers the units once for each backward pass.
     tasks = np.unique(calls.table.graph_task[_again(calls) & (calls.step == 0)])
     return int(calls.size_bytes[first].sum()) // max(1, len(tasks))
@@ -80,7 +90,7 @@ def _model_bytes(calls: RankCalls) -> int:
 
 CAUSE = CatalogueCause(
     id="fsdp-gathers-twice",
-    title="FSDP2 gathers every unit again in backward, though there is memory to keep them",
+    title="FSDP gathers every unit again in backward, though there is memory to keep them",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
@@ -104,6 +114,7 @@ CAUSE = CatalogueCause(
         "    fully_shard(block, reshard_after_forward=False)\n"
         "fully_shard(model, reshard_after_forward=False)"
     ),
+    fix_of_fsdp1=_FIX_OF_FSDP1,
     source="https://github.com/Robbyant/lingbot-vla/pull/50",
     worth=_LOW,
 )

@@ -1,9 +1,11 @@
-"""FSDP2 shards the whole model as one unit."""
+"""FSDP shards the whole model as one unit."""
 
 from __future__ import annotations
 
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.sharded_library import is_flat, library
+from commprof.analysis.collectives.sharding import GATHERS
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
@@ -12,8 +14,14 @@ from commprof.units import ns_to_ms
 _EXPOSED = 0.1
 #: A smaller model is not worth cutting: its one gather takes hardly longer than the latency.
 _LEAST_BYTES = 2**20
-#: On CPUs FSDP2 gathers in the training thread, which then hides nothing.
+#: On CPUs FSDP gathers in the training thread, which then hides nothing.
 _ON_CPU = " On CPUs, more units save memory, but may lengthen the step."
+FIX_OF_FSDP1 = (
+    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+    "from torch.distributed.fsdp.wrap import ModuleWrapPolicy\n\n"
+    "policy = ModuleWrapPolicy({type(model.layers[0])})  # the repeated blocks\n"
+    "model = FSDP(model, auto_wrap_policy=policy, device_id=torch.device(device))"
+)
 
 
 def _rule(facts: Facts) -> Sighting | None:
@@ -21,7 +29,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if sharding is None or sharding.groups != 1:
         return None
     first = facts.first
-    gathers = first.chosen(["all_gather_into_tensor"])
+    gathers = first.chosen(GATHERS)
     if not gathers.any():
         return None
     size = float(first.size_bytes[gathers].max())
@@ -30,17 +38,18 @@ def _rule(facts: Facts) -> Sighting | None:
     if share < _EXPOSED or size < _LEAST_BYTES:
         return None
     return Sighting(
-        f"FSDP2 shards the whole model as one unit: all {in_bytes(size)} are gathered in one call "
-        f"before forward begins, and all gradients are reduced after backward has ended, so that "
-        f"no compute can hide {in_ms(exposed)} per step."
+        f"{library(facts)} shards the whole model as one unit: all {in_bytes(size)} are gathered "
+        f"in one call before forward begins, and all gradients are reduced after backward has "
+        f"ended, so that no compute can hide {in_ms(exposed)} per step."
         f"{'' if facts.on_device else _ON_CPU}",
         share,
+        fix=FIX_OF_FSDP1 if is_flat(facts) else "",
     )
 
 
 CAUSE = CatalogueCause(
     id="fsdp-one-unit",
-    title="FSDP2 shards the whole model as one unit",
+    title="FSDP shards the whole model as one unit",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
@@ -66,5 +75,6 @@ CAUSE = CatalogueCause(
         "    fully_shard(block)\n"
         "fully_shard(model)"
     ),
+    fix_of_fsdp1=FIX_OF_FSDP1,
     source="https://github.com/pytorch/pytorch/pull/176318",
 )

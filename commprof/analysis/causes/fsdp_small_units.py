@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.collectives.sharding import FORWARD
+from commprof.analysis.causes.fsdp_one_unit import FIX_OF_FSDP1
+from commprof.analysis.causes.sharded_library import is_flat, library
+from commprof.analysis.collectives.sharding import FORWARD, GATHERS
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
@@ -20,7 +22,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if sharding is None or sharding.groups < _LEAST:
         return None
     first = facts.first
-    gathers = first.chosen(["all_gather_into_tensor"])
+    gathers = first.chosen(GATHERS)
     if not gathers.any() or not any(part.part == FORWARD for part in sharding.parts):
         return None
     mean = float(first.size_bytes[gathers].mean())
@@ -30,16 +32,17 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     calls = sum(part.calls for part in sharding.parts)
     return Sighting(
-        f"FSDP2 shards {sharding.groups} units of {in_bytes(mean)} on average: {calls:.0f} "
-        f"collectives per step, for which the step waits {in_ms(exposed)}, cost their latency and "
-        "hardly any transfer.",
+        f"{library(facts)} shards {sharding.groups} units of {in_bytes(mean)} on average: "
+        f"{calls:.0f} collectives per step, for which the step waits {in_ms(exposed)}, cost their "
+        "latency and hardly any transfer.",
         share,
+        fix=FIX_OF_FSDP1 if is_flat(facts) else "",
     )
 
 
 CAUSE = CatalogueCause(
     id="fsdp-small-units",
-    title="FSDP2's units are so small that latency rules",
+    title="FSDP's units are so small that latency rules",
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
@@ -63,5 +66,6 @@ CAUSE = CatalogueCause(
         "    fully_shard(block)\n"
         "fully_shard(model)"
     ),
+    fix_of_fsdp1=FIX_OF_FSDP1,
     source="https://github.com/pytorch/pytorch/pull/176318",
 )

@@ -21,11 +21,18 @@ _LEAST = 4
 _MEAN_BYTES = 2**20
 #: Bytes of a burst, as a fraction of those of the trained parameters, that make it gradients.
 _GRADIENTS = 0.5
-_OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
+#: Operations, with what is said of them if the tensors of a step are as large as the model.
+_SUBJECTS = {
+    "all_reduce": "The gradients are averaged",
+    "reduce": "The gradients are summed on one rank",
+    "broadcast": "Tensors of the model's size are broadcast",
+    "all_gather": "Tensors of the model's size are gathered",
+    "all_gather_into_tensor": "Tensors of the model's size are gathered",
+}
 
 
 def _tensors(calls: RankCalls) -> Mask:
-    mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls)
+    mask: Mask = calls.chosen(tuple(_SUBJECTS)) & calls.of_script & ~of_objects(calls)
     return mask
 
 
@@ -43,18 +50,46 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     trained = trained_by(first.calls.trace.metadata)
     per_step = float(size.sum()) / facts.steps
-    gradients = trained is not None and per_step >= _GRADIENTS * trained.parameter_bytes > 0
+    is_all = trained is not None and per_step >= _GRADIENTS * trained.parameter_bytes > 0
     op = OPS[int(first.calls.table.op[first.row[0]])]
     line = first.calls.line(first.all_calls)
     number = counted(round(first.calls.per_step(first.all_calls)), f"{op} call")
-    what = "The gradients are averaged" if gradients else "Tensors are exchanged"
+    what = _SUBJECTS[op] if is_all else "Tensors are exchanged"
     return Sighting(
         f"{what} one by one{at_line(line)}: {number} per step of {in_bytes(float(size.mean()))} on "
         f"average, {in_bytes(per_step)} in all, each waited for before the next one begins.",
         share,
         _saving(facts, rows, spans),
         line,
+        "" if op == "all_reduce" and is_all else _fix(op, first, facts.world.world_size),
     )
+
+
+def _fix(op: str, of: Bursts, world_size: int) -> str:
+    """Lines that join the tensors of these calls."""
+    named = "tensors = [...]  # those of the calls above, of one type"
+    joined = "flat = torch.cat([tensor.reshape(-1) for tensor in tensors])"
+    back = (
+        "for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors])):\n"
+        "    tensor.copy_(part.view_as(tensor))"
+    )
+    group = of.calls.trace.groups.get(int(of.calls.table.group[of.row[0]]))
+    root = int(of.calls.table.peer[of.row[0]])
+    whole = group is None or group.size == world_size
+    of_group = "" if whole else ", group=group"
+    if op in ("broadcast", "reduce"):
+        rooted = f", {root}" if whole else f", group_src={root}, group=group"
+        if op == "reduce":
+            rooted = rooted.replace("group_src", "group_dst")
+        return "\n".join([named, joined, f"torch.distributed.{op}(flat{rooted})", back])
+    if op == "all_reduce":
+        return "\n".join([named, joined, f"torch.distributed.all_reduce(flat{of_group})", back])
+    gathered = (
+        f"ranks = torch.distributed.get_world_size({'' if whole else 'group'})\n"
+        "gathered = flat.new_empty(ranks, flat.numel())  # a row of each rank\n"
+        f"torch.distributed.all_gather_into_tensor(gathered, flat{of_group})"
+    )
+    return "\n".join([named, joined, gathered])
 
 
 def _saving(facts: Facts, rows: list[Bursts], spans: list[Removed]) -> Saving | None:

@@ -1,4 +1,4 @@
-"""Exposed time of FSDP2's collectives, by kind, pass and group of parameters.
+"""Exposed time of FSDP's collectives, by kind, pass and group of parameters.
 
 Groups are numbered from 1 in the order in which forward gathers them. Backward goes through them in
 reverse: it gathers again the groups that were resharded after forward, and reduce-scatters the
@@ -26,6 +26,7 @@ from commprof.analysis.step.measured import MeasuredWorld, backward_begins
 from commprof.text import in_ms
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
+from commprof.trace.lookup import among
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS
 from commprof.units import ns_to_ms
@@ -39,9 +40,10 @@ SCATTER: Final = "reduce-scatters"
 SUM: Final = "all-reduces between model replicas"
 #: A part below this fraction of the step is not mentioned.
 _WORTH_A_WORD = 0.01
-_GATHER, _SCATTER, _REDUCE = map(
-    OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
-)
+#: All-gathers of parameters. FSDP1 gathers tensors of the host by the second.
+GATHERS: Final = ("all_gather_into_tensor", "all_gather")
+GATHER_CODES = tuple(map(OPS.index, GATHERS))
+_SCATTER, _REDUCE = map(OPS.index, ("reduce_scatter_tensor", "all_reduce"))
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def _of_part(table: Collectives, begin_ns: int) -> dict[str, Mask]:
     group, first = np.unique(table.group[scatters], return_index=True)
     of_parameters = np.isin(table.group, group[table.graph_task[scatters[first]] >= 0])
     backward = table.graph_task >= 0
-    gather = (table.op == _GATHER) & of_parameters
+    gather = among(table.op, *GATHER_CODES) & of_parameters
     scatter = (table.op == _SCATTER) & of_parameters & backward
     rows = np.flatnonzero(scatter)
     before = np.searchsorted(rows, np.arange(len(table))) - 1
@@ -186,6 +188,16 @@ def _of_part(table: Collectives, begin_ns: int) -> dict[str, Mask]:
         SCATTER: scatter,
         SUM: (table.op == _REDUCE) & backward & reduced,
     }
+
+
+def reductions(table: Collectives, begin_ns: int) -> Mask:
+    """Returns a mask of the calls that reduce gradients of sharded parameters.
+
+    These are the reduce-scatters and, under HSDP, the all-reduces between model replicas.
+    ``begin_ns``: begin of the first measured step.
+    """
+    of_part = _of_part(table, begin_ns)
+    return of_part[SCATTER] | of_part[SUM]
 
 
 def _passes(

@@ -10,8 +10,9 @@ import pytest
 
 from commprof import _native
 from commprof.trace import columns
+from commprof.trace.exchanged import trained_by
 from commprof.trace.reader import read_trace
-from commprof.trace.schema import OPS
+from commprof.trace.schema import OPS, Phase
 from tests.support.machines.ranks import run_module
 from tests.support.ranks.capture.crossed import PASSES, STEPS
 
@@ -35,6 +36,8 @@ EXPECTED = {
     "groups_beside_checkpoints": {"all_reduce": 3 * 8, "barrier": 1},
     # One in the pass in no_sync too, because a forward pass before it had no backward.
     "stray_forward_undoes_no_sync": {"all_reduce": 2},
+    # Two units, gathered in forward, and again in backward unless no_sync keeps them.
+    "flat_sharding_accumulated": {"reduce_scatter_tensor": 2 * STEPS},
     "sharded_tensor_parallel_accumulated": {
         "all_reduce": STEPS * PASSES,
         "all_gather_into_tensor": STEPS * PASSES,
@@ -58,3 +61,10 @@ def test_crossed_parts_keep_their_bits_and_every_call_is_counted(
             seen = Counter(OPS[op] for op in columns.collectives(trace).op)
             for op, count in EXPECTED[name].items():
                 assert seen[op] == count, (name, seen)
+            if "sharding" in name or "sharded" in name:
+                forward = (columns.phases(trace).key == Phase.FORWARD).sum()
+                assert forward == STEPS * PASSES, name
+                trained = trained_by(trace.metadata)
+                assert trained is not None
+                assert trained.sharded
+                assert trained.flat == name.startswith("flat"), name

@@ -103,7 +103,7 @@ def of_fixes(text: str) -> dict[str, Any]:
         model = DistributedDataParallel(model)
     of_model = ("fully_shard", "set_requires", "no_sync()", "model.module", "grads", "_buffers=")
     of_wrapper = ("find_unused_parameters=", "bucket_cap_mb=25", "Join([model])")
-    of_model += ("model.backbone", "set_separate")
+    of_model += ("model.backbone", "set_separate", "FullyShardedDataParallel")
     is_fix = any(word in text for word in of_model + of_wrapper)
     return {**names, "model": model} if is_fix else names
 

@@ -198,7 +198,7 @@ def test_the_verdict_says_that_no_forward_pass_was_seen(
     run = run_result(world(2, parts=parts(forward_ms=forward_ms)))
     found = verdict(run, [detail(2, backward=backward)])
     assert found is not None
-    sentence = "No forward pass was seen: the forward pass of a model under neither DDP nor FSDP2 "
+    sentence = "No forward pass was seen: the forward pass of a model under neither DDP nor FSDP "
     assert any(one.startswith(sentence) for one in found.sentences) == said
 
 

@@ -22,7 +22,8 @@ import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -86,6 +87,17 @@ def sharded_tensor_parallel_accumulated(_: Path) -> str:
         return nullcontext()
 
     return _train(model, 64, synchronise)
+
+
+def flat_sharding_accumulated(_: Path) -> str:
+    """FSDP1 with a unit per layer and its own parameters, and no_sync; the parts are not joined."""
+    model: Any = FullyShardedDataParallel(
+        _layers(64),
+        auto_wrap_policy=ModuleWrapPolicy({nn.Linear}),
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+    )
+    return _train(model, 64, lambda last: nullcontext() if last else model.no_sync())
 
 
 def three_recorders(_: Path) -> str:
@@ -155,6 +167,7 @@ JOBS = {
     for job in (
         compiled_ddp_hook_no_sync,
         sharded_tensor_parallel_accumulated,
+        flat_sharding_accumulated,
         three_recorders,
         functional_results,
         groups_beside_checkpoints,

@@ -239,6 +239,21 @@ def test_gradients_that_are_averaged_one_by_one_are_named() -> None:
     assert cause.share == pytest.approx(9 / 41, abs=1e-3)
 
 
+def test_tensors_that_are_broadcast_one_by_one_are_not_called_gradients() -> None:
+    def body(script: Script, step: int) -> None:
+        script.forward(10.0)
+        script.backward(20.0)
+        for place in range(10):
+            script.call("broadcast", size=40_000 + 4 * place, ms=1.0)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    found = causes_of(body, trained=parameters(400_000), models=0)
+    cause = found["tensors-one-by-one"]
+    assert cause.sentence.startswith("Tensors of the model's size are broadcast one by one: 10 ")
+    assert "torch.distributed.broadcast(flat, " in cause.fix
+    assert "grad" not in cause.fix
+
+
 def test_large_tensors_are_no_small_ones() -> None:
     assert "tensors-one-by-one" not in causes_of(gradients(10, 4 * MB), models=0)
 

@@ -64,6 +64,28 @@ def test_a_reduction_of_every_micro_batch_is_named() -> None:
     assert saved(cause) == pytest.approx(4 / 85, abs=1e-3)
 
 
+FLAT_FIXES = [
+    ("fsdp-one-unit", passes(24 * MB, again=False, reduced=(True,)), "auto_wrap_policy"),
+    ("fsdp-small-units", passes(*[40_000] * 12, ms=1.0, reduced=(True,)), "auto_wrap_policy"),
+    (
+        "fsdp-every-pass",
+        passes(8 * MB, 8 * MB, again=False, ms=4.0, reduced=(True, True, True)),
+        "model.no_sync()",
+    ),
+]
+
+
+@pytest.mark.parametrize(("cause", "body", "fix"), FLAT_FIXES)
+def test_fsdp1_is_named_with_a_fix_of_its_own(cause: str, body: Body, fix: str) -> None:
+    found = causes_of(body, models=0, trained=shards(12 * MB) | {"flat": True})
+    assert list(found) == [cause]
+    assert found[cause].sentence.startswith("FSDP1 ")
+    assert fix in found[cause].fix
+    of_fsdp2 = causes_of(body, models=0, trained=shards(12 * MB))[cause]
+    assert of_fsdp2.sentence.startswith("FSDP2 ")
+    assert fix not in of_fsdp2.fix
+
+
 def test_a_reduction_of_the_last_micro_batch_is_right() -> None:
     body = passes(8 * MB, 8 * MB, again=False, ms=4.0, reduced=(False, False, True))
     assert causes_of(body, models=0) == {}
