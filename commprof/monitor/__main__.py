@@ -27,8 +27,10 @@ def main() -> int:
     args = parser.parse_args()
     try:
         if not args.run.is_dir():
-            said = "is not a directory" if args.run.exists() else "does not exist"
-            raise UsageError(f"{invocation.quoted(args.run)} {said}; give the job's run directory")
+            problem = "is not a directory" if args.run.exists() else "does not exist"
+            raise UsageError(
+                f"{invocation.quoted(args.run)} {problem}; give the job's run directory"
+            )
         settings = settings_of(args)
         if not settings.wanted:
             raise UsageError(

@@ -218,8 +218,8 @@ class Monitor:
     def _write_address(self, endpoint: Endpoint) -> None:
         host, port = endpoint.address
         shown = f"[{host}]" if ":" in host else host
-        found = {"url": f"http://{shown}:{port}{PATH}", "host": host, "port": port}
-        self._address = json.dumps(found).encode() + b"\n"
+        address = {"url": f"http://{shown}:{port}{PATH}", "host": host, "port": port}
+        self._address = json.dumps(address).encode() + b"\n"
         try:
             replace_file(address_file(self._run), self._address)
         except OSError as error:

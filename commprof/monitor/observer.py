@@ -76,9 +76,9 @@ def this_host(proc: Path = PROC) -> HostState | None:
 
 def own_process() -> tuple[float, int]:
     """Returns this process's CPU time in seconds and its resident bytes."""
-    found = stat_of("self")
+    status = stat_of("self")
     times = os.times()
-    return times.user + times.system, 0 if found is None else found.resident_bytes
+    return times.user + times.system, 0 if status is None else status.resident_bytes
 
 
 def _helpers_cpu_s(directory: Path) -> float:
@@ -473,10 +473,10 @@ class FollowedTraces:
         """Returns the late rank, from the summaries if ranks write them, else from the steps."""
         if not any(tail.summary for tail in tails.values()):
             return self.recent.late
-        known = {rank: tail for rank, tail in tails.items() if tail.summary is not None}
-        if list(known) != list(range(self.world_size)):
+        summarised = {rank: tail for rank, tail in tails.items() if tail.summary is not None}
+        if list(summarised) != list(range(self.world_size)):
             return None
-        return late_in(self.world_size, rank_parts(known))
+        return late_in(self.world_size, rank_parts(summarised))
 
     def _add_compressed(self, new: NewSteps) -> None:
         for rank, trace in zip(new.ranks, new.world.traces, strict=True):

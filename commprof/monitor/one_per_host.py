@@ -100,10 +100,10 @@ def outside_environment() -> dict[str, str]:
     boot = package / "commprof" / "capture" / "boot"
     given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     path = [str(package), *(entry for entry in given if Path(entry).resolve() != boot)]
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("COMMPROF_", "RANK", "LOCAL_RANK", "OMP_"))
     }
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    return {**kept, "PYTHONPATH": os.pathsep.join(path), **threads}
+    return {**variables, "PYTHONPATH": os.pathsep.join(path), **threads}

@@ -102,7 +102,7 @@ class FollowedRank:
     @property
     def waiting_for(self) -> PendingOperation | None:
         """The operation that has been pending for longest; None if nothing is pending."""
-        return min(self.pending.values(), key=lambda one: one.issue_ns, default=None)
+        return min(self.pending.values(), key=lambda operation: operation.issue_ns, default=None)
 
     def take(self, records: Records, groups: Iterable[Group]) -> None:
         """Updates the state with the rank's next records.
@@ -129,7 +129,9 @@ class FollowedRank:
 
         If nothing newer was recorded, the next step that ends counts as the first one.
         """
-        self.pending = {i: one for i, one in self.pending.items() if one.issue_ns >= before_ns}
+        self.pending = {
+            i: operation for i, operation in self.pending.items() if operation.issue_ns >= before_ns
+        }
         if self.last_ns < before_ns:
             self.steps_ended = 0
             self._finalizing = False
@@ -171,7 +173,7 @@ class FollowedRank:
         over_ns, self._previous_begin_ns = self._previous_begin_ns, self.step_begin_ns
         self.step_begin_ns = time_ns
         self._finalizing = False
-        for op_id in [i for i, one in self.pending.items() if one.issue_ns < over_ns]:
+        for op_id in [i for i, operation in self.pending.items() if operation.issue_ns < over_ns]:
             del self.pending[op_id]
 
     def _issue(self, row: dict[str, int], groups: dict[int, Group]) -> None:
@@ -219,9 +221,9 @@ class FollowedRank:
         return self._buckets - 1
 
 
-def _later(known: int | None, seq: int) -> int:
+def _later(latest: int | None, seq: int) -> int:
     """The later of two sequence numbers."""
-    return known if known is not None and not comes_before(known, seq) else seq % 2**32
+    return latest if latest is not None and not comes_before(latest, seq) else seq % 2**32
 
 
 def common_names(groups: Iterable[Group]) -> dict[int, Group]:

@@ -66,40 +66,40 @@ def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
         )
     whole = _offset(ends.end_ns, reached)
     end_ns = np.where(ends.end_ns > 0, ends.end_ns + whole.offset_ns, 0)
-    at, windows = _in_windows(end_ns, reached)
+    times_ns, windows = _in_windows(end_ns, reached)
     offset = np.stack([window.offset_ns for window in windows])
     error = np.stack([window.error_ns for window in windows])
-    disagreement = _spread(np.where(end_ns > 0, end_ns + _between(end_ns, at, offset), 0))
+    disagreement = _spread(np.where(end_ns > 0, end_ns + _between(end_ns, times_ns, offset), 0))
     typical = ns_to_us(float(np.percentile(disagreement, 100 * _MOSTLY)))
     offset = offset + whole.offset_ns
     most = ns_to_us(float(np.abs(offset).max()))
-    said = (
+    remark = (
         f"the ends of {counted(len(disagreement), 'collective')} agree across ranks within "
         f"{in_micros(typical)} after correcting the clocks by up to {in_micros(most)}"
     )
     if disagreement.sum() > _MOST_SHARE * ends.longest_ns.sum():
         return list(traces), (
-            f"{said}: the ends differ too much to separate waiting from transfer, so neither is "
+            f"{remark}: the ends differ too much to separate waiting from transfer, so neither is "
             "shown. Possible reasons: a clock jumped, the ranks recorded different collectives, or "
             "ranks share a GPU and therefore end collectives at different times. Record the same "
             "steps on all ranks, with one rank per GPU"
         )
     return [
-        _with_records(trace, at, offset[:, i], error[:, i]) for i, trace in enumerate(traces)
-    ], said
+        _with_records(trace, times_ns, offset[:, i], error[:, i]) for i, trace in enumerate(traces)
+    ], remark
 
 
 def _ends(traces: Sequence[Trace]) -> Ends:
     names: dict[str, int] = {}
     keys, ranks, end, length, size = [], [], [], [], []
-    for place, trace in enumerate(traces):
+    for position, trace in enumerate(traces):
         table = columns.collectives(trace)
         chosen = _ENDS_TOGETHER[table.op] & (table.end_ns > 0)
         for group in trace.groups.values():
             rows = np.flatnonzero(chosen & (table.group == group.id))
             number = names.setdefault(group.name, len(names))
             keys.append(np.stack([np.full(len(rows), number), table.seq[rows], table.op[rows]], 1))
-            ranks.append(np.full(len(rows), place))
+            ranks.append(np.full(len(rows), position))
             end.append(table.end_ns[rows])
             length.append(table.end_ns[rows] - table.issue_ns[rows])
             size.append(np.full(len(rows), group.size))
@@ -140,8 +140,8 @@ def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
     ahead = end_ns[:, parent] - end_ns[:, rank]
     middle = _quantiles(ahead, shared, 0.5).astype(np.int64)
     left = np.rint(_quantiles(np.abs(ahead - middle), shared, _MOSTLY)).astype(np.int64)
-    for place, (one, of) in enumerate(reached):
-        offset[one], error[one] = middle[place] + offset[of], left[place] + error[of]
+    for position, (one, of) in enumerate(reached):
+        offset[one], error[one] = middle[position] + offset[of], left[position] + error[of]
     return _Offsets(offset, error)
 
 
@@ -205,9 +205,12 @@ def _tree(present: npt.NDArray[np.bool_]) -> list[tuple[int, int]] | None:
     return found
 
 
-def _between(end_ns: Ints, at: Ints, offset: Ints) -> Ints:
-    """Returns the offsets at ``end_ns``, interpolated linearly between the times ``at``."""
-    since, knots = (end_ns - at[0]).astype(np.float64), (at - at[0]).astype(np.float64)
+def _between(end_ns: Ints, times_ns: Ints, offset: Ints) -> Ints:
+    """Returns the offsets at ``end_ns``, interpolated linearly between the ``times_ns``."""
+    since, knots = (
+        (end_ns - times_ns[0]).astype(np.float64),
+        (times_ns - times_ns[0]).astype(np.float64),
+    )
     return np.stack(
         [
             np.rint(np.interp(since[:, i], knots, offset[:, i])).astype(np.int64)
@@ -223,11 +226,11 @@ def _spread(end_ns: Ints) -> Ints:
     return spread
 
 
-def _with_records(trace: Trace, at: Ints, offset: Ints, error: Ints) -> Trace:
+def _with_records(trace: Trace, times_ns: Ints, offset: Ints, error: Ints) -> Trace:
     """Returns the trace with added clock comparisons, at times of the trace's own clock."""
-    rows = np.zeros(len(at), dtype=schema.RECORD_DTYPE)
+    rows = np.zeros(len(times_ns), dtype=schema.RECORD_DTYPE)
     rows["kind"] = Kind.CLOCK
-    rows["timestamp_ns"], rows["value"] = at - offset, offset.astype(np.int64).view(np.uint64)
+    rows["timestamp_ns"], rows["value"] = times_ns - offset, offset.astype(np.int64).view(np.uint64)
     rows["bytes_in"] = error
     records = np.concatenate([trace.records, rows])
     order = np.argsort(records["timestamp_ns"], kind="stable")

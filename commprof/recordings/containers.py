@@ -122,10 +122,10 @@ def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[s
         return _each_of([path], path.parent, wanted, count)
     try:
         inside = sorted(path.iterdir())
-        problems = _each_of([each for each in inside if each.is_file()], path, wanted, count)
-        folders = [each for each in inside if each.is_dir() and not each.is_symlink()]
+        problems = _each_of([entry for entry in inside if entry.is_file()], path, wanted, count)
+        folders = [entry for entry in inside if entry.is_dir() and not entry.is_symlink()]
         if taken == 0 and not problems:
-            deeper = (each.rglob("*") for each in folders)
+            deeper = (entry.rglob("*") for entry in folders)
             files = (file for found in deeper for file in found if file.is_file())
             problems = _each_of(sorted(itertools.islice(files, _MOST_FILES)), path, wanted, count)
     except OSError as error:
@@ -158,13 +158,13 @@ def _each_of(
     files: Sequence[Path], below: Path, wanted: Callable[[bytes], bool], take: Take
 ) -> list[str]:
     problems: list[str] = []
-    for each in files:
+    for entry in files:
         try:
-            with open_regular(each) as file:
-                name = each.relative_to(below).as_posix()
-                _unpack(name, file, each.stat().st_size, wanted, take)
+            with open_regular(entry) as file:
+                name = entry.relative_to(below).as_posix()
+                _unpack(name, file, entry.stat().st_size, wanted, take)
         except _ERRORS as error:
-            problems.append(f"{quoted(each)}: {_said(error)}")
+            problems.append(f"{quoted(entry)}: {_said(error)}")
     return problems
 
 
@@ -188,7 +188,7 @@ def _unpack(
 
 def _unpack_zip(file: BinaryIO, wanted: Callable[[bytes], bool], take: Take) -> None:
     with zipfile.ZipFile(file) as archive:
-        for member in sorted(archive.infolist()[:_MOST_FILES], key=lambda each: each.filename):
+        for member in sorted(archive.infolist()[:_MOST_FILES], key=lambda entry: entry.filename):
             if not member.is_dir():
                 with archive.open(member) as inner:
                     stream = Unpacked(inner, member.compress_size)

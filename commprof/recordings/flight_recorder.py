@@ -358,7 +358,7 @@ def _launches(entries: Sequence[Entry]) -> list[Entry]:
     for entry in entries:
         launch = together[entry.group, entry.is_message, entry.seq]
         if len(launch) > 1:
-            states = [one.state for one in launch if "coalesced" in one.op]
+            states = [operation.state for operation in launch if "coalesced" in operation.op]
             entry = entry._replace(state=states[0] if states else "completed")
         whole = "coalesced" in entry.op and (len(launch) > 1 or entry.is_message)
         if not whole:
@@ -367,10 +367,10 @@ def _launches(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _dictionary(value: Mapping[Any, Any], key: str) -> dict[str, Any]:
-    found = value.get(key, {})
-    if not isinstance(found, dict):
+    dictionary = value.get(key, {})
+    if not isinstance(dictionary, dict):
         raise ValueError(f"{key} is not a dictionary")
-    return {str(name): one for name, one in found.items()}
+    return {str(name): item for name, item in dictionary.items()}
 
 
 def _is_behind(status: Any) -> bool:

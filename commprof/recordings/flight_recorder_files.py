@@ -68,15 +68,15 @@ def _unpacked(data: bytes, most_bytes: int) -> bytes:
 
 def _packed_dumps(path: Path) -> tuple[list[DumpFile], list[str]]:
     """Returns the dumps in an archive, and sentences about members that cannot be read."""
-    found: list[DumpFile] = []
+    dumps: list[DumpFile] = []
 
     def take(name: str, stream: BinaryIO) -> None:
         rank = _rank_in(Path(name).name)
         if rank is not None:
-            found.append(DumpFile(Path(name), rank, stream.read(_LARGEST_BYTES)))
+            dumps.append(DumpFile(Path(name), rank, stream.read(_LARGEST_BYTES)))
 
     problems = each_file(path, _is_dump, take)
-    return sorted(found, key=lambda each: each.file), problems
+    return sorted(dumps, key=lambda dump: dump.file), problems
 
 
 def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
@@ -87,15 +87,15 @@ def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
     """
     problems: list[str] = []
     if path.is_file() and is_packed(path):
-        found, problems = _packed_dumps(path)
+        dumps, problems = _packed_dumps(path)
     else:
-        found = list(_dumps_in(path))
-    places = {(each.rank, each.file.parent) for each in found}
+        dumps = list(_dumps_in(path))
+    places = {(dump.rank, dump.file.parent) for dump in dumps}
     if len(places) > len({rank for rank, _ in places}):  # else each host has a folder
-        folders = sorted({each.file.parent for each in found})
+        folders = sorted({dump.file.parent for dump in dumps})
         named = ", ".join(quoted(folder) for folder in folders[:10])
         raise TraceError(f"{quoted(path)} holds dumps in several folders; give only one: {named}")
-    return found, problems
+    return dumps, problems
 
 
 def is_flight_recorder(path: Path) -> bool:
@@ -125,9 +125,9 @@ def _dumps_in(path: Path) -> Iterator[DumpFile]:
         return
     inside = _files_in(path)
     some = False
-    for found in _among(inside):
+    for dump in _among(inside):
         some = True
-        yield found
+        yield dump
     for folder in inside:
         if not some and os.path.isdir(folder) and not os.path.exists(path / _OF_COMMPROF):
             yield from _among(_files_in(folder))

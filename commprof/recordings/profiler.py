@@ -89,7 +89,7 @@ def read_recording(path: Path) -> Recording | None:
     Raises:
         CommprofError: there are traces, and none can be used.
     """
-    found: list[RankRecording] = []
+    recordings: list[RankRecording] = []
     problems: list[str] = []
     seen, scanner = 0, trace_scanner()
 
@@ -97,53 +97,55 @@ def read_recording(path: Path) -> Recording | None:
         nonlocal seen
         seen += 1
         try:
-            found.append(recorded_rank(name, read_events(stream, scanner)))
+            recordings.append(recorded_rank(name, read_events(stream, scanner)))
         except (TraceError, ValueError) as error:
             problems.append(f"{quoted(name)}: {error}")
 
     problems += each_file(path, looks_like_trace, take)
-    if not found:
+    if not recordings:
         if problems and (seen or path.is_file()):
             why = problems[0].removeprefix(f"{quoted(path)}: ")
             raise CommprofError(f"{quoted(path)} cannot be read: {why}")
         return None
-    return _recording(path, found, problems)
+    return _recording(path, recordings, problems)
 
 
 def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Recording:
     """Makes a recording of the ranks that were read, which it takes out of the list."""
     _one_job(path, read)
-    found, said = _of_all_processes(read)
-    by_rank, about_ranks = _by_rank(found)
-    said += about_ranks
-    world_size = max(_world_size(found), max(by_rank) + 1)
-    if not any(each.calls for each in found):
-        raise CommprofError(_no_communication(path, found))
+    recordings, caveats = _of_all_processes(read)
+    by_rank, about_ranks = _by_rank(recordings)
+    caveats += about_ranks
+    world_size = max(_world_size(recordings), max(by_rank) + 1)
+    if not any(recording.calls for recording in recordings):
+        raise CommprofError(_no_communication(path, recordings))
     kinds = CallKinds()
     by_rank = {
-        rank: replace(each, calls=_with_groups(each, rank, world_size, kinds))
-        for rank, each in by_rank.items()
+        rank: replace(recording, calls=_with_groups(recording, rank, world_size, kinds))
+        for rank, recording in by_rank.items()
     }
     by_rank, without_kernels = _with_times(_with_distinct_groups(by_rank))
-    said += without_kernels
+    caveats += without_kernels
     seqs, counted_so = _numbers(by_rank)
     # Analyses compare the numbers of element types between ranks.
-    dtypes = sorted({kind.dtype for each in by_rank.values() for kind in each.calls.used()})
-    said += counted_so + _about_calls(by_rank)
+    dtypes = sorted(
+        {kind.dtype for recording in by_rank.values() for kind in recording.calls.used()}
+    )
+    caveats += counted_so + _about_calls(by_rank)
     begin_ns = min(map(_begin_ns, by_rank.values()))
     read.clear()
-    found.clear()
+    recordings.clear()
     traces = {}
     for rank in sorted(by_rank):  # with its trace, a rank's events are no longer needed
-        each = by_rank.pop(rank)
-        traces[rank] = trace_of(each, rank, world_size, seqs.pop(rank), dtypes)
+        recording = by_rank.pop(rank)
+        traces[rank] = trace_of(recording, rank, world_size, seqs.pop(rank), dtypes)
     if len(traces) > 1:
         if not _one_clock(traces):
             compared, about_clocks = with_compared_clocks(list(traces.values()))
             traces = dict(zip(traces, compared, strict=True))
-            said.append(about_clocks)
+            caveats.append(about_clocks)
     elif world_size > 1:
-        said.append(
+        caveats.append(
             f"only rank {next(iter(traces))} was recorded: the arrivals of the other ranks are not "
             "known, so neither waiting nor transfer is known"
         )
@@ -152,36 +154,53 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
         context=_context(path, begin_ns, world_size, traces),
         world_size=world_size,
         traces=traces,
-        problems=(*with_ranks(per_rank, traces), *said, *problems),
+        problems=(*with_ranks(per_rank, traces), *caveats, *problems),
     )
 
 
-def _world_size(found: Sequence[RankRecording]) -> int:
+def _world_size(recordings: Sequence[RankRecording]) -> int:
     """Returns the number of ranks that the files or their groups tell."""
     # Tensors on the host tell the size of a group only if nothing else tells that of the job.
-    telling = [each for each in found if each.device is not None or not each.world_size]
-    sizes = (kind.group_size for each in telling for kind in each.calls.used())
-    return max(max(each.world_size for each in found), max(sizes, default=0))
+    telling = [
+        recording
+        for recording in recordings
+        if recording.device is not None or not recording.world_size
+    ]
+    sizes = (kind.group_size for recording in telling for kind in recording.calls.used())
+    return max(max(recording.world_size for recording in recordings), max(sizes, default=0))
 
 
-def _with_groups(each: RankRecording, rank: int, world_size: int, kinds: CallKinds) -> CallColumns:
-    if each.device is not None:
-        return each.calls.changed(lambda kind: of_job(kind, world_size), kinds)
-    listed = listed_groups(each.events.about)
-    return each.calls.changed(lambda kind: with_group(kind, listed, rank, world_size), kinds)
+def _with_groups(
+    recording: RankRecording, rank: int, world_size: int, kinds: CallKinds
+) -> CallColumns:
+    if recording.device is not None:
+        return recording.calls.changed(lambda kind: of_job(kind, world_size), kinds)
+    listed = listed_groups(recording.events.about)
+    return recording.calls.changed(lambda kind: with_group(kind, listed, rank, world_size), kinds)
 
 
-def _no_communication(path: Path, found: Sequence[RankRecording]) -> str:
-    said = (
+def _no_communication(path: Path, recordings: Sequence[RankRecording]) -> str:
+    message = (
         f"{quoted(path)} holds no recognisable communication: no kernel of NCCL, RCCL or oneCCL, "
         "and no range or operator of c10d that names a collective"
     )
-    name = next((each.events.unreadable_name for each in found if each.events.unreadable), "")
-    return f"{said}; the trace does not say what kernels such as {name} send" if name else said
+    name = next(
+        (
+            recording.events.unreadable_name
+            for recording in recordings
+            if recording.events.unreadable
+        ),
+        "",
+    )
+    return (
+        f"{message}; the trace does not say what kernels such as {name} send" if name else message
+    )
 
 
-def _one_job(path: Path, found: Sequence[RankRecording]) -> None:
-    sizes = {each.world_size: each.name for each in found if each.world_size}
+def _one_job(path: Path, recordings: Sequence[RankRecording]) -> None:
+    sizes = {
+        recording.world_size: recording.name for recording in recordings if recording.world_size
+    }
     if len(sizes) > 1:
         jobs = ", ".join(f"{name} of {counted(size, 'rank')}" for size, name in sizes.items())
         raise CommprofError(
@@ -189,33 +208,36 @@ def _one_job(path: Path, found: Sequence[RankRecording]) -> None:
         )
 
 
-def _of_all_processes(found: list[RankRecording]) -> tuple[list[RankRecording], list[str]]:
+def _of_all_processes(recordings: list[RankRecording]) -> tuple[list[RankRecording], list[str]]:
     """Renumbers the ranks if several processes recorded the same rank at the same time.
 
     The rank stated in a file may be wrong, so the number in the file's name is tried first. If a
     name has no number, or names of several processes have the same number, ranks follow the order
     of the names. Also returns a caveat on the new ranks; an empty list if no rank changes.
     """
-    if not _clash(found):
-        return found, []
+    if not _clash(recordings):
+        return recordings, []
     why = "files of several hosts name the same ranks"
-    if not all(each.by_name for each in found):
+    if not all(recording.by_name for recording in recordings):
         why = "files of several processes state the same rank"
-    named = [replace(each, rank=rank_in_name(each.name), by_name=True) for each in found]
-    if all(each.rank is not None for each in named) and not _clash(named):
+    named = [
+        replace(recording, rank=rank_in_name(recording.name), by_name=True)
+        for recording in recordings
+    ]
+    if all(recording.rank is not None for recording in named) and not _clash(named):
         return named, [f"{why}; ranks are taken from the file names"]
-    ordered = sorted(found, key=lambda each: _natural(each.name))
-    return [replace(each, rank=rank) for rank, each in enumerate(ordered)], [
+    ordered = sorted(recordings, key=lambda recording: _natural(recording.name))
+    return [replace(recording, rank=rank) for rank, recording in enumerate(ordered)], [
         f"{why}; ranks are numbered in the order of file names"
     ]
 
 
-def _clash(found: Sequence[RankRecording]) -> bool:
+def _clash(recordings: Sequence[RankRecording]) -> bool:
     """True if several processes recorded the same rank at the same time."""
     of_rank: dict[int, list[RankRecording]] = {}
-    for each in sorted(found, key=_begin_ns):
-        if each.rank is not None:
-            of_rank.setdefault(each.rank, []).append(each)
+    for recording in sorted(recordings, key=_begin_ns):
+        if recording.rank is not None:
+            of_rank.setdefault(recording.rank, []).append(recording)
     return any(
         overlap(earlier, later) and not of_one_process(earlier, later)
         for same in of_rank.values()
@@ -223,8 +245,8 @@ def _clash(found: Sequence[RankRecording]) -> bool:
     )
 
 
-def _begin_ns(each: RankRecording) -> int:
-    return int(each.steps.begin_ns.min(initial=2**62))
+def _begin_ns(recording: RankRecording) -> int:
+    return int(recording.steps.begin_ns.min(initial=2**62))
 
 
 def _natural(name: str) -> list[tuple[str, int]]:
@@ -232,33 +254,40 @@ def _natural(name: str) -> list[tuple[str, int]]:
     return [(text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d{0,18})", name)]
 
 
-def _by_rank(found: Sequence[RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
+def _by_rank(
+    recordings_read: Sequence[RankRecording],
+) -> tuple[dict[int, RankRecording], list[str]]:
     """Returns one recording per rank, and caveats; numbers files without a rank by name order."""
     recordings: dict[int, list[RankRecording]] = {}
-    for each in sorted(found, key=lambda each: (_begin_ns(each), each.name)):
-        if each.rank is not None:
-            recordings.setdefault(each.rank, []).append(each)
-    by_rank, said = one_a_rank(recordings)
-    unnamed = sorted((each for each in found if each.rank is None), key=lambda each: each.name)
+    for recording in sorted(
+        recordings_read, key=lambda recording: (_begin_ns(recording), recording.name)
+    ):
+        if recording.rank is not None:
+            recordings.setdefault(recording.rank, []).append(recording)
+    by_rank, caveat = one_a_rank(recordings)
+    unnamed = sorted(
+        (recording for recording in recordings_read if recording.rank is None),
+        key=lambda recording: recording.name,
+    )
     free = (rank for rank in itertools.count() if rank not in by_rank)
     by_rank |= dict(zip(list(itertools.islice(free, len(unnamed))), unnamed, strict=True))
-    if unnamed and len(found) > 1:
-        said.append("files that do not state their rank are numbered in the order of their names")
-    return by_rank, said
+    if unnamed and len(recordings_read) > 1:
+        caveat.append("files that do not state their rank are numbered in the order of their names")
+    return by_rank, caveat
 
 
 def _with_times(by_rank: dict[int, RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
     """Leaves out ranks that lack times of collectives, if others have all; with a caveat."""
-    calling = {rank for rank, each in by_rank.items() if each.calls}
+    calling = {rank for rank, recording in by_rank.items() if recording.calls}
     timed = {rank for rank in calling if by_rank[rank].calls.all_timed()}
     without = sorted(calling - timed)
     if not timed or not without:
         return by_rank, []
-    said = (
+    caveat = (
         f"no kernel of communication was recorded on {named_ranks(without)}, which therefore "
         f"{'is' if len(without) == 1 else 'are'} left out"
     )
-    return {rank: each for rank, each in by_rank.items() if rank not in without}, [said]
+    return {rank: recording for rank, recording in by_rank.items() if rank not in without}, [caveat]
 
 
 def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, Ints], list[str]]:
@@ -275,18 +304,22 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, Ints], list[s
     step, and steps in which the calls differ match no call of other ranks. Without steps that are
     the same on all ranks, no call of the group matches.
     """
-    marked = [each.steps for each in by_rank.values()]
+    marked = [recording.steps for recording in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
-    unnumbered = set[str]().union(*(_unnumbered(each) for each in by_rank.values()))
+    unnumbered = set[str]().union(*(_unnumbered(recording) for recording in by_rank.values()))
     apart = _numbers_by_step(by_rank, unnumbered)
     seqs: dict[int, Ints] = {}
-    for rank, each in by_rank.items():
-        begin = each.steps.begin_ns[each.steps.number >= first_step]
-        begins_ns = int(begin[0]) if len(begin) and not each.steps.said else 0
-        launch_ns = each.calls.launch_ns
-        window = np.searchsorted(np.array(each.windows_ns[1:], np.int64), launch_ns, side="right")
-        seqs[rank] = np.where(each.calls.of_kind(_joins, np.bool_), each.calls.seq, NO_SEQ)
-        for name, rows in _rows_by_group(each.calls).items():
+    for rank, recording in by_rank.items():
+        begin = recording.steps.begin_ns[recording.steps.number >= first_step]
+        begins_ns = int(begin[0]) if len(begin) and not recording.steps.said else 0
+        launch_ns = recording.calls.launch_ns
+        window = np.searchsorted(
+            np.array(recording.windows_ns[1:], np.int64), launch_ns, side="right"
+        )
+        seqs[rank] = np.where(
+            recording.calls.of_kind(_joins, np.bool_), recording.calls.seq, NO_SEQ
+        )
+        for name, rows in _rows_by_group(recording.calls).items():
             if (rank, name) in apart:
                 seqs[rank][rows] = apart[rank, name]
             elif name in unnumbered:
@@ -324,17 +357,19 @@ def _numbers_by_step(
     differ, or that some rank did not record, has other numbers for each rank, so that no call of
     the step matches those of other ranks.
     """
-    common = set[int].intersection(*({*each.steps.number.tolist()} for each in by_rank.values()))
+    common = set[int].intersection(
+        *({*recording.steps.number.tolist()} for recording in by_rank.values())
+    )
     marked = _have_same_steps(by_rank)
     places: dict[str, dict[int, list[int]]] = {}
     kinds: dict[tuple[str, int], dict[int, list[tuple[str, int]]]] = {}
-    for rank, each in by_rank.items():
-        launch_ns, kind = each.calls.launch_ns, each.calls.of_kind(_kind, np.object_)
-        row = row_containing(each.steps.begin_ns, each.steps.end_ns, launch_ns).tolist()
-        for name, rows in _rows_by_group(each.calls).items():
+    for rank, recording in by_rank.items():
+        launch_ns, kind = recording.calls.launch_ns, recording.calls.of_kind(_kind, np.object_)
+        row = row_containing(recording.steps.begin_ns, recording.steps.end_ns, launch_ns).tolist()
+        for name, rows in _rows_by_group(recording.calls).items():
             for place in rows.tolist() if name in names else ():
                 at = row[place]
-                step = int(each.steps.number[at]) if marked and at >= 0 else -1
+                step = int(recording.steps.number[at]) if marked and at >= 0 else -1
                 places.setdefault(name, {}).setdefault(rank, []).append(step)
                 kinds.setdefault((name, step), {}).setdefault(rank, []).append(kind[place])
     numbers: dict[tuple[int, str], list[int]] = {}
@@ -364,7 +399,7 @@ def _numbers_by_step(
 
 def _have_same_steps(by_rank: dict[int, RankRecording]) -> bool:
     """True if equal numbers are the same step: marked ones, or as many updates on all ranks."""
-    steps = [each.steps for each in by_rank.values()]
+    steps = [recording.steps for recording in by_rank.values()]
     counts = {len(of_rank.number) for of_rank in steps}
     return all(not of_rank.said for of_rank in steps) or (
         all(of_rank.by_updates for of_rank in steps) and len(counts) == 1
@@ -385,11 +420,11 @@ def _alike(of_ranks: Sequence[Sequence[tuple[str, int]]]) -> bool:
     return True
 
 
-def _unnumbered(each: RankRecording) -> set[str]:
+def _unnumbered(recording: RankRecording) -> set[str]:
     """Returns the groups of a rank whose calls do not all have distinct recorded numbers."""
     unnumbered = set()
-    for name, rows in _rows_by_group(each.calls).items():
-        seq = each.calls.seq[rows]
+    for name, rows in _rows_by_group(recording.calls).items():
+        seq = recording.calls.seq[rows]
         if seq.min() < 0 or len(np.unique(seq)) < len(seq):
             unnumbered.add(name)
     return unnumbered
@@ -411,7 +446,8 @@ def _joins(call: Call) -> bool:
 
 def _unequal(by_rank: dict[int, RankRecording]) -> list[str]:
     counts = {
-        rank: int(each.calls.of_kind(_joins, np.bool_).sum()) for rank, each in by_rank.items()
+        rank: int(recording.calls.of_kind(_joins, np.bool_).sum())
+        for rank, recording in by_rank.items()
     }
     if len(set(counts.values())) < 2:
         return []
@@ -425,8 +461,8 @@ def _unequal(by_rank: dict[int, RankRecording]) -> list[str]:
 def _with_distinct_groups(by_rank: dict[int, RankRecording]) -> dict[int, RankRecording]:
     """Renames groups that share a name but not their ranks, so that names are unique."""
     of_name: dict[str, set[tuple[int, tuple[int, ...]]]] = {}
-    for each in by_rank.values():
-        for kind in each.calls.used():
+    for recording in by_rank.values():
+        for kind in recording.calls.used():
             of_name.setdefault(kind.group, set()).add((kind.group_size, kind.group_ranks))
     names: dict[tuple[str, int, tuple[int, ...]], str] = {}
     for name, groups in of_name.items():
@@ -445,8 +481,8 @@ def _with_distinct_groups(by_rank: dict[int, RankRecording]) -> dict[int, RankRe
 
     kinds = CallKinds()
     return {
-        rank: replace(each, calls=each.calls.changed(renamed, kinds))
-        for rank, each in by_rank.items()
+        rank: replace(recording, calls=recording.calls.changed(renamed, kinds))
+        for rank, recording in by_rank.items()
     }
 
 
@@ -458,30 +494,30 @@ def _one_clock(traces: dict[int, Trace]) -> bool:
 def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
     """Returns caveats about kinds of calls for which some figures cannot be known."""
     ops, of_none = Counter[str](), 0
-    for each in by_rank.values():
-        numbers, counts = np.unique(each.calls.kind, return_counts=True)
+    for recording in by_rank.values():
+        numbers, counts = np.unique(recording.calls.kind, return_counts=True)
         for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            kind = each.calls.kinds.kinds[number]
+            kind = recording.calls.kinds.kinds[number]
             ops[kind.op] += count
             of_none += 0 if kind.group_known else count
     messages = sum(count for op, count in ops.items() if op in OF_FEW)
-    said = []
+    caveats = []
     if messages:
-        said.append(
+        caveats.append(
             f"waiting and transfer cannot be separated in {counted(messages, 'kernel')} of send, "
             "recv or an unknown operation"
         )
     if of_none:
-        said.append(
+        caveats.append(
             f"the process group of {counted(of_none, 'call')} is not recorded, and not one of the "
             "job's groups alone fits: waiting and transfer are not known"
         )
     if any(op.startswith("all_to_all") for op in ops):
-        said.append(
+        caveats.append(
             "an all_to_all may have a different size on each rank: a rank with less data finishes "
             "earlier, and its waiting for the others counts in its next collective"
         )
-    return said
+    return caveats
 
 
 def _context(

@@ -177,9 +177,9 @@ class CallColumns(Sequence[Call]):
 
     def changed(self, change: Callable[[Call], Call], kinds: CallKinds) -> CallColumns:
         """Returns the calls with kinds that a function changes, numbered in ``kinds``."""
-        different, place = np.unique(self.kind, return_inverse=True)
+        different, kind_row = np.unique(self.kind, return_inverse=True)
         numbers = [kinds.number(change(self.kinds.kinds[one])) for one in different.tolist()]
-        kind = np.array(numbers, np.int64)[place]
+        kind = np.array(numbers, np.int64)[kind_row]
         return CallColumns(kinds, kind, self._columns, self.launching, self._kernels)
 
     def rows(self, chosen: Ints) -> CallColumns:

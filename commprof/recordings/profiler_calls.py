@@ -93,11 +93,11 @@ def launches(events: ProfilerEvents, correlation: Ints) -> tuple[Ints, Ints]:
     if len(ids) == 0 or len(correlation) == 0:
         return unknown, unknown
     order = np.argsort(ids, kind="stable")
-    at = order[np.minimum(np.searchsorted(ids[order], correlation), len(ids) - 1)]
-    known = (ids[at] == correlation) & (correlation >= 0)
-    time_ns = np.frombuffer(events.launched_ns, np.int64)[at]
-    thread = np.frombuffer(events.launching_thread, np.int64)[at]
-    return np.where(known, time_ns, -1), np.where(known, thread, -1)
+    event_row = order[np.minimum(np.searchsorted(ids[order], correlation), len(ids) - 1)]
+    is_known = (ids[event_row] == correlation) & (correlation >= 0)
+    time_ns = np.frombuffer(events.launched_ns, np.int64)[event_row]
+    thread = np.frombuffer(events.launching_thread, np.int64)[event_row]
+    return np.where(is_known, time_ns, -1), np.where(is_known, thread, -1)
 
 
 def external_id(event: Event) -> int:
@@ -187,11 +187,11 @@ def sizes_of(arguments: dict[str, Any]) -> dict[str, Any]:
     shapes, types = arguments.get("Input Dims"), arguments.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list):
         return {}
-    known = next((t for t in types if element_bytes(str(t))), None)
+    known_type = next((t for t in types if element_bytes(str(t))), None)
     flat = [s for s in shapes if isinstance(s, list) and s and all(type(n) is int for n in s)]
-    if known is None or not flat:
+    if known_type is None or not flat:
         return {}
-    return {"In msg nelems": math.prod(flat[0]), "dtype": known}
+    return {"In msg nelems": math.prod(flat[0]), "dtype": known_type}
 
 
 def _whole(value: Any) -> int:

@@ -24,43 +24,43 @@ def caveats(
     events: ProfilerEvents, calls: CallColumns, steps: FoundSteps, device: int | None
 ) -> list[str]:
     """Returns the caveats of this rank's recording, as sentences."""
-    found = [text for text in (steps.said, find_buckets(events, calls, steps)) if text]
+    texts = [text for text in (steps.said, find_buckets(events, calls, steps)) if text]
     if events.problem:
-        found.append(f"only the first part of the trace could be read, because {events.problem}")
+        texts.append(f"only the first part of the trace could be read, because {events.problem}")
     if events.unusable:
-        found.append(f"{counted(events.unusable, 'event')} had no usable times and were left out")
+        texts.append(f"{counted(events.unusable, 'event')} had no usable times and were left out")
     quotes = "torch.profiler writes double quotes in names as they are"
     if events.passed_over:
-        found.append(
+        texts.append(
             f"{counted(events.passed_over, 'event')} had text that is not JSON and were left out "
             f"({quotes})"
         )
     if events.passed_over_in_head:
-        found.append(
+        texts.append(
             "what the trace says about the job (rank, process groups, metadata) is not all JSON, "
             f"and was left out where it is not ({quotes} and descriptions)"
         )
     if events.unreadable:
-        found.append(
+        texts.append(
             f"{counted(events.unreadable, 'kernel')} such as "
             f"{events.unreadable_name} move data between ranks outside of c10d: they count as "
             "compute, because the recording has no details of them"
         )
     devices = np.unique(events.communication.table.device)
     if len(devices) > 1:
-        found.append(f"the file holds {len(devices)} devices; only device {device} is analysed")
+        texts.append(f"the file holds {len(devices)} devices; only device {device} is analysed")
     if events.graph_launches:
-        found.append(
+        texts.append(
             f"CUDA graphs were launched {counted(events.graph_launches, 'time')}: sizes, groups "
             "and phases of the kernels in them are not known"
         )
     guessed = int(calls.of_kind(_is_guessed, np.bool_).sum())
     if guessed:
-        found.append(
+        texts.append(
             f"the operation of {counted(guessed, 'collective')} is known only from the kernel's "
             "name, which NCCL also uses for other operations"
         )
-    return found + _outside_steps(calls, steps)
+    return texts + _outside_steps(calls, steps)
 
 
 def about_host(of_host: HostCalls, events: ProfilerEvents) -> list[str]:

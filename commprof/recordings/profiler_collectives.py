@@ -29,7 +29,7 @@ def as_collectives(kernels: CallColumns) -> CallColumns:
     """
     if not _may_join(kernels):
         return kernels
-    found: list[list[Call]] = []
+    joined_calls: list[list[Call]] = []
     last: dict[tuple[str, tuple[int, ...]], list[Call]] = {}
     for kernel in kernels:
         group = kernel.group, kernel.group_ranks
@@ -38,8 +38,8 @@ def as_collectives(kernels: CallColumns) -> CallColumns:
             before.append(kernel)
             continue
         last[group] = [kernel]
-        found.append(last[group])
-    return in_columns(kernels.kinds, map(_joined, found))
+        joined_calls.append(last[group])
+    return in_columns(kernels.kinds, map(_joined, joined_calls))
 
 
 def _may_join(kernels: CallColumns) -> bool:
@@ -57,8 +57,8 @@ def _may_join(kernels: CallColumns) -> bool:
         rows = np.flatnonzero(alike == number)
         before, after = rows[:-1], rows[1:]
         same = seq[before] == seq[after]
-        known = (first[before] >= 0) & (first[after] >= 0)
-        may = np.where(seq[before] >= 0, True, known & (first[before] == first[after]))
+        are_known = (first[before] >= 0) & (first[after] >= 0)
+        may = np.where(seq[before] >= 0, True, are_known & (first[before] == first[after]))
         if (same & may).any():
             return True
     return False

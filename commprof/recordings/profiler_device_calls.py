@@ -80,13 +80,13 @@ def _is_operation(name: str) -> bool:
 def _ranges_of(events: ProfilerEvents) -> EventTable:
     """Returns c10d's ranges and operators; generic operators have the name of their collective."""
     issued, texts = events.issued.table, events.issued.texts
-    known: dict[int, int] = texts.known.setdefault(COLLECTIVE, {})
-    different, place = np.unique(issued.arguments, return_inverse=True)
+    kind_of: dict[int, int] = texts.known.setdefault(COLLECTIVE, {})
+    different, argument_row = np.unique(issued.arguments, return_inverse=True)
     for number in different.tolist():
-        if number not in known:
+        if number not in kind_of:
             name = texts.arguments[number].get(COLLECTIVE)
-            known[number] = texts.name(name) if isinstance(name, str) else -1
-    renamed = np.array([known[number] for number in different.tolist()], np.int64)[place]
+            kind_of[number] = texts.name(name) if isinstance(name, str) else -1
+    renamed = np.array([kind_of[number] for number in different.tolist()], np.int64)[argument_row]
     named = issued._replace(name=np.where(renamed >= 0, renamed, issued.name))
     return joined((events.ranges.table.rows(events.backend_range_rows), named))
 
@@ -113,8 +113,8 @@ def _around(
     row, parent = np.full(len(thread), -1, np.int64), np.full(len(order), -1, np.int64)
     for one, first, end in zip(threads.tolist(), firsts.tolist(), ends, strict=True):
         mine = thread == one
-        found = np.searchsorted(begin_ns[first:end], launched_ns[mine], side="right") - 1
-        row[mine] = np.where(found >= 0, found + first, -1)
+        range_row = np.searchsorted(begin_ns[first:end], launched_ns[mine], side="right") - 1
+        row[mine] = np.where(range_row >= 0, range_row + first, -1)
         parents = _parents(begin_ns[first:end].tolist(), end_ns[first:end].tolist())
         parent[first:end] = np.where(parents >= 0, parents + first, -1)
     depths = []
@@ -147,10 +147,10 @@ def _numbered_as(kernels: EventTable, ranges: EventTable, tells: npt.NDArray[np.
     """
     rows = np.flatnonzero(tells & (ranges.external_id > 0))
     by_number = dict(zip(ranges.external_id[rows].tolist(), rows.tolist(), strict=True))
-    found = np.array([by_number.get(n, -1) for n in kernels.external_id.tolist()], np.int64)
-    is_its = (found >= 0) & (kernels.external_id != kernels.correlation)
-    is_its[is_its] = ranges.begin_ns[found[is_its]] <= kernels.begin_ns[is_its]
-    return np.where(is_its, found, -1)
+    range_row = np.array([by_number.get(n, -1) for n in kernels.external_id.tolist()], np.int64)
+    is_its = (range_row >= 0) & (kernels.external_id != kernels.correlation)
+    is_its[is_its] = ranges.begin_ns[range_row[is_its]] <= kernels.begin_ns[is_its]
+    return np.where(is_its, range_row, -1)
 
 
 def _parents(begin_ns: Sequence[int], end_ns: Sequence[int]) -> Ints:

@@ -137,18 +137,18 @@ class ProfilerEvents:
     def backend_range_rows(self) -> Ints:
         """Rows of ``backend_ranges`` in ``ranges``."""
         texts, backends = self.ranges.texts, self.backends
-        known = texts.known.setdefault("backend_ranges", {})
-        judge = known.setdefault(frozenset(backends), _of_backends(backends))
+        is_range = texts.known.setdefault("backend_ranges", {})
+        judge = is_range.setdefault(frozenset(backends), _of_backends(backends))
         return self.ranges.rows_named(judge)
 
-    def keep(self, place: str, events: EventTable | Event) -> None:
+    def keep(self, column: str, events: EventTable | Event) -> None:
         """Adds events to a list in ``NAMED``, up to a number that no real trace has."""
-        kept: NamedEvents = getattr(self, place)
-        room = _MOST_NAMED - len(kept)
+        named_events: NamedEvents = getattr(self, column)
+        room = _MOST_NAMED - len(named_events)
         if isinstance(events, EventTable):
-            kept.add(events.rows(slice(room)) if len(events.name) > room else events)
+            named_events.add(events.rows(slice(room)) if len(events.name) > room else events)
         elif room > 0:
-            kept.append(events)
+            named_events.append(events)
 
     def add_unreadable(self, name: str, count: int) -> None:
         """Counts kernels that communicate without recorded details, the first of this name."""
@@ -223,14 +223,14 @@ def read_events(stream: BinaryIO, scanner: TraceScanner | None = None) -> Profil
     return found
 
 
-def _scan_into(found: ProfilerEvents, scanner: TraceScanner) -> Scan:
+def _scan_into(events: ProfilerEvents, scanner: TraceScanner) -> Scan:
     unusual = 0
 
     def scan(text: str, at: int) -> int | None:
         nonlocal unusual
         if unusual > _MOST_UNUSUAL:
             return None
-        until = scanner.scan(text, at, found)
+        until = scanner.scan(text, at, events)
         unusual += scanner.is_unusual
         return until
 
@@ -261,9 +261,9 @@ class _Pairs:
 
     def begin(self, event: dict[str, Any]) -> None:
         """Keeps the begin of an event until its end is read."""
-        place = event.get("pid"), event.get("tid")
-        if self.unended < _MOST_NAMED and all(type(each) in (str, int) for each in place):
-            self._open.setdefault(place, []).append(event)
+        thread = event.get("pid"), event.get("tid")
+        if self.unended < _MOST_NAMED and all(type(part) in (str, int) for part in thread):
+            self._open.setdefault(thread, []).append(event)
             self.unended += 1
 
     def begun_by(self, end: dict[str, Any]) -> dict[str, Any] | None:
@@ -271,22 +271,24 @@ class _Pairs:
 
         The returned event has the arguments of its begin and of its end.
         """
-        place = end.get("pid"), end.get("tid")
-        if not all(type(each) in (str, int) for each in place) or not self._open.get(place):
+        thread = end.get("pid"), end.get("tid")
+        if not all(type(part) in (str, int) for part in thread) or not self._open.get(thread):
             return None
         self.unended -= 1
-        begun = self._open[place].pop()
-        arguments = [one for one in (begun.get("args"), end.get("args")) if type(one) is dict]
-        return {**begun, "args": {key: one[key] for one in arguments for key in one}}
+        begun = self._open[thread].pop()
+        arguments = [
+            argument for argument in (begun.get("args"), end.get("args")) if type(argument) is dict
+        ]
+        return {**begun, "args": {key: argument[key] for argument in arguments for key in argument}}
 
 
-def _take(event: dict[str, Any], end: dict[str, Any], found: ProfilerEvents) -> None:
+def _take(event: dict[str, Any], end: dict[str, Any], events: ProfilerEvents) -> None:
     """Keeps an event if its category is used.
 
     Args:
         event: the event, with its begin.
         end: the same event, or the one that marks its end.
-        found: the events kept.
+        events: the events kept.
     """
     category, name = event.get("cat"), event.get("name")
     of_category = CATEGORIES.get(category) if type(category) is str else None
@@ -303,13 +305,13 @@ def _take(event: dict[str, Any], end: dict[str, Any], found: ProfilerEvents) -> 
         if until < begin:
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
-        found.unusable += 1
+        events.unusable += 1
         return
     arguments = event.get("args")
     arguments = arguments if type(arguments) is dict else {}
     kind = kind_of(of_category, name, COLLECTIVE in arguments)
     if kind is not EventKind.UNUSED:
-        _put(kind, Event(name, begin, until, _int(event.get("tid")), 0, -1, arguments), found)
+        _put(kind, Event(name, begin, until, _int(event.get("tid")), 0, -1, arguments), events)
 
 
 def _moment_ns(value: Any) -> int:
@@ -334,31 +336,31 @@ def _whole_ns(value: Any) -> int:
     return int(value)
 
 
-def _put(kind: EventKind, event: Event, found: ProfilerEvents) -> None:
+def _put(kind: EventKind, event: Event, events: ProfilerEvents) -> None:
     """Keeps an event where events of its kind are kept, with the arguments that are of use."""
     arguments, begin, end = event.arguments, event.begin_ns, event.end_ns
     if kind in LAUNCHES:
-        found.graph_launches += kind is EventKind.GRAPH_LAUNCH
-        found.launched_ns.append(begin)
-        found.launching_thread.append(event.thread)
-        found.launched.append(_int(arguments.get("correlation")))
+        events.graph_launches += kind is EventKind.GRAPH_LAUNCH
+        events.launched_ns.append(begin)
+        events.launching_thread.append(event.thread)
+        events.launched.append(_int(arguments.get("correlation")))
         return
     if kind in LIST_OF:
-        kept = {key: arguments[key] for key in KEPT_ARGUMENTS if key in arguments}
-        event = event._replace(arguments=kept)
+        kept_arguments = {key: arguments[key] for key in KEPT_ARGUMENTS if key in arguments}
+        event = event._replace(arguments=kept_arguments)
     if kind in OF_DEVICE:
         stream = _int(arguments["stream"]) if "stream" in arguments else event.thread
         device, correlation = (_int(arguments.get(key)) for key in ("device", "correlation"))
         event = event._replace(thread=stream, device=device, correlation=correlation)
     if kind in LIST_OF:
-        found.keep(LIST_OF[kind], event)
+        events.keep(LIST_OF[kind], event)
     if kind in COLUMN_OF:
         tag = event.correlation if kind in OF_DEVICE else event.thread
-        getattr(found, COLUMN_OF[kind]).add(begin, end, tag, event.device)
+        getattr(events, COLUMN_OF[kind]).add(begin, end, tag, event.device)
     if kind is EventKind.COPY_BACK:
-        found.copied_back_ns.append(begin)
+        events.copied_back_ns.append(begin)
     elif kind is EventKind.UNREADABLE_KERNEL:
-        found.add_unreadable(event.name, 1)
+        events.add_unreadable(event.name, 1)
 
 
 def _int(value: Any) -> int:

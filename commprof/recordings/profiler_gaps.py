@@ -36,8 +36,8 @@ def recorded_steps(
         busy: times at which the device ran something.
     """
     begin, end = steps.begin_ns, steps.end_ns
-    at, has_kernel = _launches(events)
-    row = row_containing(begin, end, at)
+    launched_ns, has_kernel = _launches(events)
+    row = row_containing(begin, end, launched_ns)
     launched, kept = (
         np.bincount(row[(row >= 0) & chosen], minlength=len(begin))
         for chosen in (np.ones(len(row), np.bool_), has_kernel)
@@ -51,14 +51,14 @@ def recorded_steps(
     lost |= is_idle & (launched == 0) & (called > 0)
     if not lost.any() or lost.all():
         return steps, []
-    said = (
+    caveat = (
         f"the kernels of {counted(int(lost.sum()), 'step')} of {len(begin)} were not recorded: "
         "these steps are in no figure"
     )
     kept_steps = replace(
         steps, number=steps.number[~lost], begin_ns=begin[~lost], end_ns=end[~lost]
     )
-    return kept_steps, [said]
+    return kept_steps, [caveat]
 
 
 def lost_kernels(events: ProfilerEvents, steps: FoundSteps) -> list[str]:

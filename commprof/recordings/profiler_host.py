@@ -103,23 +103,23 @@ def host_calls(events: ProfilerEvents) -> HostCalls:
     joined = set(owner)
     parts: defaultdict[int, list[int]] = defaultdict(list)
     alone = []
-    for place, transfer in enumerate(ran):
-        outer = around[place]
-        if owner[place] >= 0:
-            parts[owner[place]].append(place)
+    for position, transfer in enumerate(ran):
+        outer = around[position]
+        if owner[position] >= 0:
+            parts[owner[position]].append(position)
         elif outer < 0 or not _is_part(transfer, issued[outer].event):
-            alone.append(place)
+            alone.append(position)
         elif outer not in joined:
-            parts[outer].append(place)
+            parts[outer].append(position)
     untimed = _handed_over(issued, ran, around)
     several = [
         *((issued[number], places) for number, places in parts.items()),
-        *((_unissued(ran[place]), [place]) for place in alone),
+        *((_unissued(ran[position]), [position]) for position in alone),
     ]
     calls = []
     for operator, places in several:
-        call = _call(operator, [ran[place] for place in places], in_doubt.isdisjoint(places))
-        until_ns = max(whole[place].end_ns for place in places)
+        call = _call(operator, [ran[position] for position in places], in_doubt.isdisjoint(places))
+        until_ns = max(whole[position].end_ns for position in places)
         if until_ns > call.end_ns:
             call = replace(call, kernels=((call.begin_ns, until_ns),))
         calls.append(replace(call, timed=call.backend not in untimed))
@@ -156,10 +156,11 @@ def _operators(events: ProfilerEvents) -> list[Event]:
         key=_begin,
     )
     of_thread: defaultdict[int, list[int]] = defaultdict(list)
-    for place, event in enumerate(named):
-        of_thread[event.thread].append(place)
+    for position, event in enumerate(named):
+        of_thread[event.thread].append(position)
     begins = {
-        thread: [named[place].begin_ns for place in places] for thread, places in of_thread.items()
+        thread: [named[position].begin_ns for position in places]
+        for thread, places in of_thread.items()
     }
     alone = []
     for event in events.issued:
@@ -167,10 +168,10 @@ def _operators(events: ProfilerEvents) -> list[Event]:
         if event.name.startswith(_C10D) or not isinstance(name, str):
             continue
         turn = bisect_right(begins.get(event.thread, []), event.begin_ns) - 1
-        place = of_thread[event.thread][turn] if turn >= 0 else -1
-        if place >= 0 and event.end_ns <= named[place].end_ns:
-            whole = {**event.arguments, **named[place].arguments}
-            named[place] = named[place]._replace(arguments=whole)
+        position = of_thread[event.thread][turn] if turn >= 0 else -1
+        if position >= 0 and event.end_ns <= named[position].end_ns:
+            whole = {**event.arguments, **named[position].arguments}
+            named[position] = named[position]._replace(arguments=whole)
         elif operation(name) != "other":
             alone.append(event._replace(name=name))
     return sorted(named + alone, key=_begin)
@@ -268,14 +269,14 @@ def _around(issued: Sequence[_Issued], ran: Sequence[Event]) -> list[int]:
     """Returns the operator during which each range began, on the same thread if possible; or -1."""
     around, following = [-1] * len(ran), 0
     running: list[int] = []
-    for place, transfer in enumerate(ran):
+    for position, transfer in enumerate(ran):
         while following < len(issued) and issued[following].event.begin_ns <= transfer.begin_ns:
             running.append(following)
             following += 1
         running = [n for n in running if issued[n].event.end_ns >= transfer.begin_ns]
         running = running[-_DEEPEST:]
         of_thread = [n for n in running if issued[n].event.thread == transfer.thread]
-        around[place] = next(reversed(of_thread or running), -1)
+        around[position] = next(reversed(of_thread or running), -1)
     return around
 
 
@@ -317,21 +318,21 @@ def _joined(
     """
     owner, in_doubt = [-1] * len(ran), set[int]()
     transfers: defaultdict[_Kind, list[int]] = defaultdict(list)
-    for place, transfer in enumerate(ran):
-        form, outer = form_of(operation(transfer.name)), around[place]
+    for position, transfer in enumerate(ran):
+        form, outer = form_of(operation(transfer.name)), around[position]
         if outer >= 0 and issued[outer].event.thread == transfer.thread:
             if form_of(issued[outer].op) == form:
-                owner[place] = outer
+                owner[position] = outer
             continue  # of another form: a message that is part of the operation
-        transfers[form, _inputs(transfer)].append(place)
+        transfers[form, _inputs(transfer)].append(position)
     taken = set(owner)
     free = [number for number in range(len(issued)) if number not in taken]
     for kind, numbers in _operators_by_kind(issued, free, transfers).items():
         places = transfers[kind]
-        for place, number, is_certain in _in_order(issued, numbers, ran, places):
-            owner[place] = number
+        for position, number, is_certain in _in_order(issued, numbers, ran, places):
+            owner[position] = number
             if not is_certain:
-                in_doubt.add(place)
+                in_doubt.add(position)
     return owner, in_doubt
 
 
@@ -403,19 +404,19 @@ def _in_order(
     begins = [issued[number].event.begin_ns for number in numbers]
     first: dict[int, int] = {}
     turn = 0
-    for place in places:
-        if turn < len(numbers) and begins[turn] <= ran[place].begin_ns:
-            first[place] = turn
+    for position in places:
+        if turn < len(numbers) and begins[turn] <= ran[position].begin_ns:
+            first[position] = turn
             turn += 1
     last: dict[int, int] = {}
     turn = len(numbers) - 1
-    for place in reversed(places):
-        while turn >= 0 and begins[turn] > ran[place].begin_ns:
+    for position in reversed(places):
+        while turn >= 0 and begins[turn] > ran[position].begin_ns:
             turn -= 1
         if turn >= 0:
-            last[place] = turn
+            last[position] = turn
             turn -= 1
-    return [(place, numbers[row], last.get(place) == row) for place, row in first.items()]
+    return [(position, numbers[row], last.get(position) == row) for position, row in first.items()]
 
 
 def _blocking(

@@ -124,71 +124,82 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
 
 
 def trace_of(
-    found: RankRecording, rank: int, world_size: int, seqs: Ints, dtypes: Sequence[str]
+    recording: RankRecording, rank: int, world_size: int, seqs: Ints, dtypes: Sequence[str]
 ) -> Trace:
     """Makes the trace of one rank.
 
     Args:
-        found: the rank's recording.
+        recording: the rank's recording.
         rank: the rank's number in the job.
         world_size: number of ranks of the job.
         seqs: sequence number of each call in its group, the same on all ranks.
         dtypes: names of the element types, by the number that the records have.
     """
-    groups, of_call = _groups(found, rank)
-    calls = _calls(found, of_call, seqs, dtypes)
-    thread, computing = 0, _union(found.work)
-    activity = _activity(found, computing)
+    groups, of_call = _groups(recording, rank)
+    calls = _calls(recording, of_call, seqs, dtypes)
+    thread, computing = 0, _union(recording.work)
+    activity = _activity(recording, computing)
     if activity is None:
-        covering = working_or_python(found.host, found.calls, found.events.copied_back_ns)
+        covering = working_or_python(
+            recording.host, recording.calls, recording.events.copied_back_ns
+        )
     else:
         covering = activity.hiding
     records = np.concatenate(
         [
-            *(calls, _completions(found, calls)),
-            _waits(calls, found, covering, thread),
-            _step_records(found.steps, thread),
-            _phase_records(found, computing, thread),
+            *(calls, _completions(recording, calls)),
+            _waits(calls, recording, covering, thread),
+            _step_records(recording.steps, thread),
+            _phase_records(recording, computing, thread),
         ]
     )
     order = np.argsort(records["timestamp_ns"], kind="stable")
     return Trace(
-        path=Path(found.name),
-        metadata=_metadata(found, rank, world_size, dtypes),
+        path=Path(recording.name),
+        metadata=_metadata(recording, rank, world_size, dtypes),
         groups=groups,
         records=records[order],
         complete=True,
         dropped=0,
-        problems=tuple(found.problems),
+        problems=tuple(recording.problems),
         device_activity=activity,
         passes=pass_records(
-            *(found.events, found.calls, found.steps, found.work, found.device, thread)
+            *(
+                recording.events,
+                recording.calls,
+                recording.steps,
+                recording.work,
+                recording.device,
+                thread,
+            )
         ),
-        recorded=_recorded(found, seqs),
+        recorded=_recorded(recording, seqs),
     )
 
 
-def _activity(found: RankRecording, computing: Stretches) -> DeviceActivity | None:
+def _activity(recording: RankRecording, computing: Stretches) -> DeviceActivity | None:
     """Returns what the device ran; None if only the host was recorded."""
-    if found.device is None:
+    if recording.device is None:
         return None
     return DeviceActivity(
-        communication=stretches(*found.calls.transfers()[1:]) if found.calls.all_timed() else None,
+        communication=stretches(*recording.calls.transfers()[1:])
+        if recording.calls.all_timed()
+        else None,
         compute=computing,
-        copies_within=_union(_on(found.events.copies, found.device)),
-        other_copies=_union(_on(found.events.other_copies, found.device)),
+        copies_within=_union(_on(recording.events.copies, recording.device)),
+        other_copies=_union(_on(recording.events.other_copies, recording.device)),
     )
 
 
-def _recorded(found: RankRecording, seqs: Ints) -> Recorded:
-    calls = found.calls
-    only, _ = _only_group(found.events.about)
-    events = found.events
+def _recorded(recording: RankRecording, seqs: Ints) -> Recorded:
+    calls = recording.calls
+    only, _ = _only_group(recording.events.about)
+    events = recording.events
     has_operators = len(events.operators) + len(events.backward) > 0
     of_host = has_operators or events.issued.any_named(is_operator_of_c10d)
     return Recorded(
-        device=found.device is not None,
-        training_thread=len(found.host.ran_ns) > 0 if found.device is None else of_host,
+        device=recording.device is not None,
+        training_thread=len(recording.host.ran_ns) > 0 if recording.device is None else of_host,
         times=calls.timed,
         number=(calls.seq == seqs) & (seqs >= 0),
         operation=calls.of_kind(_tells_operation, np.bool_),
@@ -197,8 +208,8 @@ def _recorded(found: RankRecording, seqs: Ints) -> Recorded:
             _tells_group if only == UNNAMED_GROUP else _tells_whether_group, np.bool_
         ),
         root=calls.of_kind(_tells_root, np.bool_),
-        phase=None if found.device is None else phases_of_launches(found.events, calls),
-        steps_marked=not found.steps.repeats,
+        phase=None if recording.device is None else phases_of_launches(recording.events, calls),
+        steps_marked=not recording.steps.repeats,
     )
 
 
@@ -235,12 +246,12 @@ def _on(some: Intervals, device: int) -> Intervals:
     chosen = np.frombuffer(some.device, np.int64) == device if len(some) else np.zeros(0, bool)
     if chosen.all():
         return some
-    kept = Intervals()
+    intervals = Intervals()
     for name in ("begin_ns", "end_ns", "tag", "device"):
-        getattr(kept, name).frombytes(
+        getattr(intervals, name).frombytes(
             np.frombuffer(getattr(some, name), np.int64)[chosen].tobytes()
         )
-    return kept
+    return intervals
 
 
 def _ends(*several: Intervals) -> tuple[Ints, Ints]:
@@ -261,20 +272,20 @@ def _busy(calls: CallColumns, work: Intervals) -> Stretches:
     return stretches(np.concatenate((begin, begin_ns)), np.concatenate((end, end_ns)))
 
 
-def _calls(found: RankRecording, group: Ints, seqs: Ints, dtypes: Sequence[str]) -> Records:
-    calls = found.calls
+def _calls(recording: RankRecording, group: Ints, seqs: Ints, dtypes: Sequence[str]) -> Records:
+    calls = recording.calls
     rows = np.zeros(len(calls), dtype=schema.RECORD_DTYPE)
     rows["kind"], rows["op_id"] = Kind.ISSUE, np.arange(1, len(rows) + 1)
     rows["group"], rows["seq"], rows["reduce_op"] = group, seqs, schema.UNKNOWN_REDUCE_OP
-    by_device = found.device is not None and not found.by_host
+    by_device = recording.device is not None and not recording.by_host
     rows["flags"] = np.where(by_device | ~calls.timed, schema.FLAG_DEVICE_ASYNC, 0)
     rows["timestamp_ns"] = calls.begin_ns
     for name, value in _FIELDS.items():
         rows[name] = calls.of_kind(value)
     names = calls.of_kind(_dtype, np.object_)
-    different, place = np.unique(names.astype(np.str_), return_inverse=True)
+    different, name_row = np.unique(names.astype(np.str_), return_inverse=True)
     numbers = [min(dtypes.index(name), 255) for name in different.tolist()]
-    rows["dtype"] = np.array(numbers, np.int64)[place]
+    rows["dtype"] = np.array(numbers, np.int64)[name_row]
     return rows
 
 
@@ -303,24 +314,24 @@ _FIELDS: Final = {
 }
 
 
-def _completions(found: RankRecording, calls: Records) -> Records:
-    timed = found.calls.timed
+def _completions(recording: RankRecording, calls: Records) -> Records:
+    timed = recording.calls.timed
     rows = np.zeros(int(timed.sum()), dtype=schema.RECORD_DTYPE)
     rows["kind"], rows["op_id"] = Kind.END, calls["op_id"][timed]
-    rows["timestamp_ns"] = found.calls.end_ns[timed]
-    by_device = found.device is not None and not found.by_host
+    rows["timestamp_ns"] = recording.calls.end_ns[timed]
+    by_device = recording.device is not None and not recording.by_host
     rows["flags"] = schema.FLAG_DEVICE_TIME if by_device else 0
     return rows
 
 
-def _waits(calls: Records, found: RankRecording, others: Stretches, thread: int) -> Records:
+def _waits(calls: Records, recording: RankRecording, others: Stretches, thread: int) -> Records:
     """Makes wait records: communication that no other work overlapped, split at step boundaries."""
-    of_call, begin_ns, end_ns = found.calls.transfers()
+    of_call, begin_ns, end_ns = recording.calls.transfers()
     row, alone = each_once(begin_ns, end_ns)
     row = of_call[row]
     part, alone = rows_within(alone, gaps(others))
     row = row[part]
-    moments = np.concatenate((found.steps.begin_ns, found.steps.end_ns))
+    moments = np.concatenate((recording.steps.begin_ns, recording.steps.end_ns))
     part, alone = rows_within(alone, between(moments))
     rows = np.zeros(len(alone), dtype=schema.RECORD_DTYPE)
     rows["kind"], rows["thread"] = Kind.WAIT, thread
@@ -338,13 +349,13 @@ def _step_records(steps: FoundSteps, thread: int) -> Records:
     return rows
 
 
-def _phase_records(found: RankRecording, computing: Stretches, thread: int) -> Records:
+def _phase_records(recording: RankRecording, computing: Stretches, thread: int) -> Records:
     """Makes records of a step's phases; if kernels were recorded, idle time is in no phase."""
-    phase, when = find_phases(found.events, found.work, found.device)
-    if found.device is not None:
+    phase, when = find_phases(recording.events, recording.work, recording.device)
+    if recording.device is not None:
         row, when = rows_within(when, computing)
         phase = phase[row]
-    moments = np.concatenate((found.steps.begin_ns, found.steps.end_ns))
+    moments = np.concatenate((recording.steps.begin_ns, recording.steps.end_ns))
     row, when = rows_within(when, between(moments))
     rows = np.zeros(len(when), dtype=schema.RECORD_DTYPE)
     rows["kind"], rows["thread"], rows["aux"] = Kind.PHASE, thread, phase[row]
@@ -352,43 +363,43 @@ def _phase_records(found: RankRecording, computing: Stretches, thread: int) -> R
     return rows
 
 
-def _backend(found: RankRecording) -> str:
+def _backend(recording: RankRecording) -> str:
     """Returns the backend of the default process group; empty if the trace does not say it."""
-    listed = found.events.about.get("pg_config")
+    listed = recording.events.about.get("pg_config")
     default = listed[0] if isinstance(listed, list) and listed else None  # was created first
     pairs = str(default.get("backend_config", "")) if isinstance(default, dict) else ""
-    name = str(found.events.about.get("backend", ""))
+    name = str(recording.events.about.get("backend", ""))
     by_device = backends_by_device(name, pairs)
-    of_host = found.device is None or found.by_host
-    if of_host and (called := host_backend(found.events)) in by_device.values():
+    of_host = recording.device is None or recording.by_host
+    if of_host and (called := host_backend(recording.events)) in by_device.values():
         return called
     devices = sorted(by_device, key=lambda device: (device == "cpu") != of_host)
     return by_device[devices[0]] if devices else name
 
 
-def _groups(found: RankRecording, rank: int) -> tuple[dict[int, Group], Ints]:
+def _groups(recording: RankRecording, rank: int) -> tuple[dict[int, Group], Ints]:
     """Returns the process groups by number, and each call's group number.
 
     Calls whose group is not known are those of a group without a name, of size 0 if that is not
     known either.
     """
-    backend, only = _backend(found), _only_group(found.events.about)
+    backend, only = _backend(recording), _only_group(recording.events.about)
     number: dict[tuple[str, tuple[int, ...], int], int] = {}
     groups: dict[int, Group] = {}
     different, first, kind_of_call = np.unique(
-        found.calls.kind, return_index=True, return_inverse=True
+        recording.calls.kind, return_index=True, return_inverse=True
     )
     of_kind = np.zeros(len(different), np.int64)
     for turn in np.argsort(first).tolist():  # in the order of their first calls
-        call = found.calls.kinds.kinds[int(different[turn])]
+        call = recording.calls.kinds.kinds[int(different[turn])]
         key = call.group, call.group_ranks, call.group_size
         if key not in number:
             number[key] = len(number) + 1
-            place = call.group_ranks.index(rank) if rank in call.group_ranks else rank
+            rank_in_group = call.group_ranks.index(rank) if rank in call.group_ranks else rank
             named = call.group, call.group_description
             groups[number[key]] = Group(
                 *(number[key], *(named if call.group or not call.group_known else only)),
-                *(backend, place, call.group_size),
+                *(backend, rank_in_group, call.group_size),
             )
         of_kind[turn] = number[key]
     return groups, of_kind[kind_of_call]
@@ -408,20 +419,22 @@ def _only_group(about: dict[str, Any]) -> tuple[str, str]:
 
 
 def _metadata(
-    found: RankRecording, rank: int, world_size: int, dtypes: Sequence[str]
+    recording: RankRecording, rank: int, world_size: int, dtypes: Sequence[str]
 ) -> dict[str, Any]:
-    host = found.events.head.get("host_name")
-    begin = int(min(found.steps.begin_ns, default=0))
-    gpus = found.events.head.get("deviceProperties")
+    host = recording.events.head.get("host_name")
+    begin = int(min(recording.steps.begin_ns, default=0))
+    gpus = recording.events.head.get("deviceProperties")
     return {
         **{"rank": rank, "world_size": world_size, "local_rank": rank, "restart_count": 0},
         **{"pid": 0, "main_thread": 0, "command": [], "python": "", "torch": "unknown"},
         **{"commprof": "", "threads": 0, "capture": TORCH_PROFILER, "ring_prefix": ""},
-        "backend": _backend(found) or "unknown",
+        "backend": _backend(recording) or "unknown",
         "machine": {
             "hostname": host if isinstance(host, str) else "unknown",
             # Ranks share a clock only if they name the same host, and only the host was recorded.
-            "boot_id": host if isinstance(host, str) and found.device is None else f"rank {rank}",
+            "boot_id": host
+            if isinstance(host, str) and recording.device is None
+            else f"rank {rank}",
             **dict.fromkeys(("time_namespace", "pid_namespace", "kernel"), ""),
             **{"cpu_model": "unknown", "cpu_count": 0, "usable_cpu_count": 0, "usable_cpus": []},
             "memory_bytes": 0,

@@ -103,14 +103,14 @@ class TraceScanner:
         """True if the last scan stopped at an event that the scanner does not take."""
         return self._scanner.is_unusual
 
-    def scan(self, text: str, at: int, found: ProfilerEvents) -> int:
+    def scan(self, text: str, at: int, events: ProfilerEvents) -> int:
         """Keeps the events from a place on; returns the place where the scan stopped."""
         scanner = self._scanner
         until = scanner.scan(text, at)
         category = scanner.category
         if len(category):
             kind = self._kinds_of(_CATEGORY_CODES[category], scanner.is_collective, scanner.name)
-            self._sort(kind, np.bincount(kind, minlength=len(EventKind)), found)
+            self._sort(kind, np.bincount(kind, minlength=len(EventKind)), events)
         return until
 
     def _kinds_of(self, category: Ints, is_collective: Ints, name: Ints) -> Ints:
@@ -137,7 +137,7 @@ class TraceScanner:
             kind = self._kinds[row, name]
         return kind.astype(np.int64)
 
-    def _sort(self, kind: Ints, counts: Ints, found: ProfilerEvents) -> None:
+    def _sort(self, kind: Ints, counts: Ints, events: ProfilerEvents) -> None:
         scanner = self._scanner
         begin, end, thread = scanner.begin_ns, scanner.end_ns, scanner.thread
         correlation, device = scanner.correlation, scanner.device
@@ -146,30 +146,30 @@ class TraceScanner:
                 continue
             rows = np.flatnonzero(mask[kind])
             is_of_device = _KINDS_IN[place][0] in OF_DEVICE
-            column = getattr(found, place)
+            column = getattr(events, place)
             column.begin_ns.frombytes(begin[rows].tobytes())
             column.end_ns.frombytes(end[rows].tobytes())
             column.tag.frombytes((correlation if is_of_device else thread)[rows].tobytes())
             zeros = np.zeros(len(rows), np.int64)
             column.device.frombytes((device[rows] if is_of_device else zeros).tobytes())
         if counts[EventKind.COPY_BACK]:
-            found.copied_back_ns.frombytes(begin[kind == EventKind.COPY_BACK].tobytes())
+            events.copied_back_ns.frombytes(begin[kind == EventKind.COPY_BACK].tobytes())
         if counts[_IS_LAUNCH].any():
             rows = np.flatnonzero(_IS_LAUNCH[kind])
-            found.launched_ns.frombytes(begin[rows].tobytes())
-            found.launching_thread.frombytes(thread[rows].tobytes())
-            found.launched.frombytes(correlation[rows].tobytes())
-            found.graph_launches += int(counts[EventKind.GRAPH_LAUNCH])
+            events.launched_ns.frombytes(begin[rows].tobytes())
+            events.launching_thread.frombytes(thread[rows].tobytes())
+            events.launched.frombytes(correlation[rows].tobytes())
+            events.graph_launches += int(counts[EventKind.GRAPH_LAUNCH])
         if counts[EventKind.UNREADABLE_KERNEL]:
             first = int(np.flatnonzero(kind == EventKind.UNREADABLE_KERNEL)[0])
-            found.add_unreadable(
+            events.add_unreadable(
                 self._names[int(scanner.name[first])], int(counts[EventKind.UNREADABLE_KERNEL])
             )
         for of_kind in LIST_OF:
             if counts[of_kind]:
-                self._keep_named(of_kind, np.flatnonzero(kind == of_kind), found)
+                self._keep_named(of_kind, np.flatnonzero(kind == of_kind), events)
 
-    def _keep_named(self, kind: EventKind, rows: Ints, found: ProfilerEvents) -> None:
+    def _keep_named(self, kind: EventKind, rows: Ints, events: ProfilerEvents) -> None:
         scanner = self._scanner
         combination, integers = scanner.arguments(rows)
         for row, column in np.argwhere(integers == UNDECIDED).tolist():
@@ -189,7 +189,7 @@ class TraceScanner:
             seq=integers[:, 0] if len(rows) else zeros,
             external_id=external_ids(integers) if len(rows) else zeros,
         )
-        found.keep(LIST_OF[kind], table)
+        events.keep(LIST_OF[kind], table)
 
     def _learn_arguments(self) -> None:
         """Numbers new combinations of arguments."""

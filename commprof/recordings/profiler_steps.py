@@ -170,7 +170,7 @@ def _updates(events: ProfilerEvents) -> list[int]:
     for event, turn in counted:
         ends.setdefault((event.name, turn % usual[event.name]), set()).add(event.end_ns)
     most = max(map(len, ends.values()), default=0)
-    return next((sorted(found) for found in ends.values() if len(found) == most), [])
+    return next((sorted(ends_ns) for ends_ns in ends.values() if len(ends_ns) == most), [])
 
 
 def _steps(number: list[int], begin: list[int], end: list[int], said: str) -> FoundSteps:
@@ -390,17 +390,17 @@ def pass_records(
     phase, when = find_phases(events, work, device)
     computed_ns = when.end_ns[phase == Phase.BACKWARD]
     last = np.searchsorted(computed_ns, steps.end_ns, side="right") - 1
-    for each in np.unique(step).tolist():
-        begin = int(computed_ns[last[each]]) if last[each] >= 0 else 0
-        if begin > steps.begin_ns[each]:
-            end = max(begin, int(end_ns[step == each].max()))
+    for number in np.unique(step).tolist():
+        begin = int(computed_ns[last[number]]) if last[number] >= 0 else 0
+        if begin > steps.begin_ns[number]:
+            end = max(begin, int(end_ns[step == number].max()))
             records += [
-                _record(Kind.FINALIZE_BEGIN, begin, each),
-                _record(Kind.FINALIZE_END, end, each),
+                _record(Kind.FINALIZE_BEGIN, begin, number),
+                _record(Kind.FINALIZE_END, end, number),
             ]
-    found = np.concatenate(records)
-    found["thread"] = thread
-    return found
+    joined = np.concatenate(records)
+    joined["thread"] = thread
+    return joined
 
 
 def with_passes(trace: Trace) -> Trace:

@@ -68,45 +68,45 @@ def one_a_rank(
     Args:
         recordings: recordings by rank, sorted by start time.
     """
-    windows = {rank: _distinct(found) for rank, found in recordings.items()}
-    several = sorted(rank for rank, found in windows.items() if len(found) > 1)
-    again = sum(len(found) - len(windows[rank]) for rank, found in recordings.items())
-    said = (
+    windows = {rank: _distinct(of_rank) for rank, of_rank in recordings.items()}
+    several = sorted(rank for rank, of_rank in windows.items() if len(of_rank) > 1)
+    again = sum(len(of_rank) - len(windows[rank]) for rank, of_rank in recordings.items())
+    caveat = (
         [f"{counted(again, 'file')} held only steps that other files of the same rank hold too"]
         if again
         else []
     )
     if not several:
-        return {rank: found[-1] for rank, found in windows.items()}, said
+        return {rank: of_rank[-1] for rank, of_rank in windows.items()}, caveat
     have = "has" if len(several) == 1 else "have"
     common = _common(windows)
     if common:
         windows = {
-            rank: [each for each in found if int(each.steps.number[0]) in common]
-            for rank, found in windows.items()
+            rank: [recording for recording in of_rank if int(recording.steps.number[0]) in common]
+            for rank, of_rank in windows.items()
         }
         count = len(common)
-        said.append(
+        caveat.append(
             f"{named_ranks(several)} {have} several recordings, of which {count} "
             f"{'is used' if count == 1 else 'are joined'}"
         )
-        return {rank: _as_one(rank, found) for rank, found in windows.items()}, said
-    said.append(f"{named_ranks(several)} {have} several recordings, of which the last is used")
-    return {rank: found[-1] for rank, found in windows.items()}, said
+        return {rank: _as_one(rank, of_rank) for rank, of_rank in windows.items()}, caveat
+    caveat.append(f"{named_ranks(several)} {have} several recordings, of which the last is used")
+    return {rank: of_rank[-1] for rank, of_rank in windows.items()}, caveat
 
 
-def _distinct(found: Sequence[RankRecording]) -> list[RankRecording]:
+def _distinct(of_rank: Sequence[RankRecording]) -> list[RankRecording]:
     """Drops recordings whose steps lie within those of another recording."""
-    if len(found) == 1 or not all(len(each.steps.begin_ns) for each in found):
-        return list(found[-1:])
-    kept: list[RankRecording] = []
-    for each in sorted(found, key=lambda one: (one.steps.begin_ns[0], one.steps.end_ns[-1])):
-        begin, end = each.steps.begin_ns[0], each.steps.end_ns[-1]
-        if kept and begin <= kept[-1].steps.begin_ns[0]:
-            kept.pop()  # of two that begin together, the later one in order is not shorter
-        if not kept or end > kept[-1].steps.end_ns[-1]:
-            kept.append(each)
-    return kept
+    if len(of_rank) == 1 or not all(len(recording.steps.begin_ns) for recording in of_rank):
+        return list(of_rank[-1:])
+    distinct: list[RankRecording] = []
+    for recording in sorted(of_rank, key=lambda one: (one.steps.begin_ns[0], one.steps.end_ns[-1])):
+        begin, end = recording.steps.begin_ns[0], recording.steps.end_ns[-1]
+        if distinct and begin <= distinct[-1].steps.begin_ns[0]:
+            distinct.pop()  # of two that begin together, the later one in order is not shorter
+        if not distinct or end > distinct[-1].steps.end_ns[-1]:
+            distinct.append(recording)
+    return distinct
 
 
 def _common(windows: Mapping[int, Sequence[RankRecording]]) -> set[int]:
@@ -114,22 +114,26 @@ def _common(windows: Mapping[int, Sequence[RankRecording]]) -> set[int]:
 
     Empty if the windows cannot be joined.
     """
-    if not all(len(each.steps.number) for found in windows.values() for each in found):
+    if not all(
+        len(recording.steps.number) for of_rank in windows.values() for recording in of_rank
+    ):
         return set()
-    firsts = [[int(each.steps.number[0]) for each in found] for found in windows.values()]
-    marked = all(not each.steps.said for found in windows.values() for each in found)
-    rising = all(one < other for each in firsts for one, other in itertools.pairwise(each))
-    few = all(len(each) <= MOST_WINDOWS for each in firsts)
+    firsts = [
+        [int(recording.steps.number[0]) for recording in of_rank] for of_rank in windows.values()
+    ]
+    marked = all(not recording.steps.said for of_rank in windows.values() for recording in of_rank)
+    rising = all(a < b for numbers in firsts for a, b in itertools.pairwise(numbers))
+    few = all(len(numbers) <= MOST_WINDOWS for numbers in firsts)
     return set.intersection(*map(set, firsts)) if marked and rising and few else set()
 
 
 def _as_one(rank: int, windows: Sequence[RankRecording]) -> RankRecording:
-    begins_ns = tuple(int(each.steps.begin_ns[0]) for each in windows)
+    begins_ns = tuple(int(recording.steps.begin_ns[0]) for recording in windows)
     bounds = (0, *begins_ns[1:], _END_OF_TIME)
     whole = no_events(windows[-1].events.ranges.texts)
     whole.head = windows[-1].events.head
-    for number, each in enumerate(windows):
-        _add(whole, each.events, number * _APART, bounds[number], bounds[number + 1])
+    for number, recording in enumerate(windows):
+        _add(whole, recording.events, number * _APART, bounds[number], bounds[number + 1])
     last = windows[-1]
     joined = recorded_rank(last.name, whole)
     return replace(joined, rank=rank, by_name=last.by_name, windows_ns=begins_ns)
@@ -141,10 +145,10 @@ def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, un
     ``apart`` is added to their correlation ids and External ids.
     """
     for name in NAMED:
-        kept: NamedEvents = getattr(whole, name)
+        named_events: NamedEvents = getattr(whole, name)
         for event in getattr(part, name):
             if since <= event.begin_ns < until:
-                kept.append(_moved(event, apart))
+                named_events.append(_moved(event, apart))
     for name in COLUMNS:
         target, source = getattr(whole, name), getattr(part, name)
         inside = _inside(source.begin_ns, since, until)

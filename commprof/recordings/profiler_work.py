@@ -111,11 +111,11 @@ def host_work(events: ProfilerEvents, blocking: frozenset[str]) -> HostWork:
     working = _union(working, Stretches(*whole))
     # Another thread may end the range of a collective that this thread began.
     ranges = [event for event in events.ranges if event.thread == main]
-    own = _moments([event for event in ranges if not is_collective_range(event.name)])
+    computed = _moments([event for event in ranges if not is_collective_range(event.name)])
     return HostWork(
         work=_as_intervals(working, main),
         waits=_innermost(begins, ends, kind == _WAITS),
-        ran_ns=np.unique(np.concatenate((begins, ends, *own, _moments(ranges)[0]))),
+        ran_ns=np.unique(np.concatenate((begins, ends, *computed, _moments(ranges)[0]))),
     )
 
 

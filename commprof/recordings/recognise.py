@@ -57,12 +57,12 @@ def taken_elsewhere(path: Path) -> str:
             return f"{quoted(path)} holds Flight Recorder dumps: commprof report reads them"
         if is_inspector(path):
             return _of_inspector(path)
-        inside = sorted(each for each in path.iterdir() if each.is_file()) if path.is_dir() else []
+        inside = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else []
     except OSError:
         return ""
     if path.is_file() and (what := other_tool(path)):
         return f"{quoted(path)} is {what}: no command reads it"
-    if any(is_nccl_tests(each) for each in inside[:_MOST_LOOKED_AT]):
+    if any(is_nccl_tests(file) for file in inside[:_MOST_LOOKED_AT]):
         return (
             f"{quoted(path)} holds results of nccl-tests: give its files, not the directory, to "
             "commprof fit or commprof compare"

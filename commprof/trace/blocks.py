@@ -103,11 +103,11 @@ class BlockStream:
             return 0, f"no block header at byte {self.end}; the rest of the file is ignored"
         available = self._file_bytes - self.end - len(header)
         if length > available:
-            said = f"cut off: the block at byte {self.end} has {available} of {length} bytes"
-            return 0, said
+            problem = f"cut off: the block at byte {self.end} has {available} of {length} bytes"
+            return 0, problem
         if length > _SURELY_FITS_BYTES and length > available_memory_bytes() // 2:
-            said = f"the block at byte {self.end} has {length:,} bytes, more than memory for it"
-            raise OSError(errno.EFBIG, said, str(self._path))
+            problem = f"the block at byte {self.end} has {length:,} bytes, more than memory for it"
+            raise OSError(errno.EFBIG, problem, str(self._path))
         return length, ""
 
 

@@ -112,8 +112,8 @@ class Windows:
         """``first_ns``: begins of the windows, in any order; ``last_ns``: their ends."""
         self.first_ns, self.last_ns = first_ns, last_ns
         both = np.concatenate((first_ns, last_ns))
-        self._moments_ns, place = np.unique(both, return_inverse=True)
-        self._since, self._until = place[: len(first_ns)], place[len(first_ns) :]
+        self._moments_ns, moment_row = np.unique(both, return_inverse=True)
+        self._since, self._until = moment_row[: len(first_ns)], moment_row[len(first_ns) :]
 
     def __len__(self) -> int:
         """Number of windows."""
@@ -137,6 +137,6 @@ def _reached(
     held = (end_ns - begin_ns).astype(np.float64) if amount is None else amount
     total = np.cumsum(held)
     # Relative to the first: a float cannot hold times since 1970 in ns exactly.
-    at = np.stack([begin_ns, end_ns], axis=1).ravel() - begin_ns[0]
+    since_ns = np.stack([begin_ns, end_ns], axis=1).ravel() - begin_ns[0]
     reached = np.stack([total - held, total], axis=1).ravel()
-    return lambda moments_ns: np.interp(moments_ns - begin_ns[0], at, reached)
+    return lambda moments_ns: np.interp(moments_ns - begin_ns[0], since_ns, reached)

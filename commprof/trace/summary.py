@@ -243,20 +243,20 @@ OPERATION_COUNTERS = ("op", "group", "size_class", "count", "bytes", "failed", "
 
 def _paused(value: dict[str, Any]) -> tuple[int, ...]:
     """Reads the paused time of each phase, in ns; 0 in summaries of older versions."""
-    found = value.get("paused", [0] * len(schema.PHASES))
-    if not isinstance(found, list) or len(found) != len(schema.PHASES):
+    paused_ns = value.get("paused", [0] * len(schema.PHASES))
+    if not isinstance(paused_ns, list) or len(paused_ns) != len(schema.PHASES):
         raise ValueError(f"paused is not a list of {len(schema.PHASES)} numbers")
-    if _whole_numbers(found) is None:
+    if _whole_numbers(paused_ns) is None:
         raise ValueError("paused holds a value that is not a whole number from 0 to 2**63 - 1")
-    return tuple(found)
+    return tuple(paused_ns)
 
 
 def _steps_end(value: dict[str, Any]) -> str:
     """Reads the event at which steps end; DECLARED if it is missing, as in older summaries."""
-    found = value.get("steps_end", DECLARED)
-    if found not in SOURCES:
+    source = value.get("steps_end", DECLARED)
+    if source not in SOURCES:
         raise ValueError(f"steps_end is not one of {', '.join(SOURCES)}")
-    return str(found)
+    return str(source)
 
 
 def _operation(value: object) -> OperationSummary:
@@ -324,13 +324,13 @@ def _member(value: object, name: str) -> Any:
 
 
 def _list(value: object, name: str) -> list[Any]:
-    found: list[Any] = checked(_member(value, name), list, name)
-    return found
+    items: list[Any] = checked(_member(value, name), list, name)
+    return items
 
 
 def _whole(value: object, name: str) -> int:
-    found: int = checked(_member(value, name), int, name)
-    return found
+    number: int = checked(_member(value, name), int, name)
+    return number
 
 
 def _whole_numbers(values: list[Any]) -> Ints | None:

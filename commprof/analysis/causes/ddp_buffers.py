@@ -18,12 +18,12 @@ def _broadcasts(calls: RankCalls) -> Mask:
     return calls.chosen(["broadcast"]) & (calls.phase == Phase.FORWARD)
 
 
-def _with_copies(facts: Facts, place: int, mask: Mask) -> Removed:
+def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
     """The broadcasts, with DDP's copies of the buffers into one tensor before and back after them.
 
     A pass whose copies were not noted has the median length of those that were.
     """
-    calls = facts.ranks[place]
+    calls = facts.ranks[position]
     rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
     # The broadcasts of one forward pass follow one another within the same phase.
     segment, first = np.unique(calls.segment[rows], return_index=True)
@@ -31,16 +31,16 @@ def _with_copies(facts: Facts, place: int, mask: Mask) -> Removed:
         return Removed.whole(calls, mask)
     begin = calls.table.issue_ns[rows][first]
     end = np.maximum.reduceat(calls.wait_end_ns[rows], first)
-    noted_begin, noted_end = facts.noted_ns(place, "ddp_buffer_syncs")
+    noted_begin, noted_end = facts.noted_ns(position, "ddp_buffer_syncs")
     if not len(noted_begin):
         return Removed.whole(calls, mask)
-    at = np.clip(np.searchsorted(noted_begin, begin, side="right") - 1, 0, None)
-    known = (noted_begin[at] <= begin) & (end <= noted_end[at])
-    if not known.any():
+    pass_row = np.clip(np.searchsorted(noted_begin, begin, side="right") - 1, 0, None)
+    is_known = (noted_begin[pass_row] <= begin) & (end <= noted_end[pass_row])
+    if not is_known.any():
         return Removed.whole(calls, mask)
-    before, after = begin - noted_begin[at], noted_end[at] - end
+    before, after = begin - noted_begin[pass_row], noted_end[pass_row] - end
     before, after = (
-        np.where(known, ns, np.median(ns[known])).astype(np.int64) for ns in (before, after)
+        np.where(is_known, ns, np.median(ns[is_known])).astype(np.int64) for ns in (before, after)
     )
     return Removed(mask, begin - before, end + after)
 
@@ -51,8 +51,8 @@ def _rule(facts: Facts) -> Sighting | None:
     masks = [_broadcasts(calls) for calls in facts.ranks]
     if min(calls.per_step(mask) for calls, mask in zip(facts.ranks, masks, strict=True)) < 1:
         return None
-    removed = [_with_copies(facts, place, mask) for place, mask in enumerate(masks)]
-    taken = [float((each.end_ns - each.begin_ns).sum()) for each in removed]
+    removed = [_with_copies(facts, position, mask) for position, mask in enumerate(masks)]
+    taken = [float((spans.end_ns - spans.begin_ns).sum()) for spans in removed]
     share = facts.share(taken)
     if not share >= WORTH_NAMING:
         return None

@@ -74,7 +74,7 @@ def searched(facts: Facts) -> SearchCost | None:
     exposed = [
         float(calls.exposed_ns[mask].sum()) for calls, mask in zip(facts.ranks, masks, strict=True)
     ]
-    searches = [facts.noted_ns(place, "ddp_searches") for place in range(len(facts.ranks))]
+    searches = [facts.noted_ns(position, "ddp_searches") for position in range(len(facts.ranks))]
     searching = [float((end - begin).sum()) for begin, end in searches]
     share = facts.share([a + b for a, b in zip(exposed, searching, strict=True)])
     if not share >= WORTH:

@@ -157,8 +157,8 @@ class Facts:
     def ranks(self) -> tuple[RankCalls, ...]:
         """Calls of each recorded rank."""
         return tuple(
-            _calls(rank, trace, table, self.seen.measured[place].step)
-            for place, (rank, trace, table) in enumerate(
+            _calls(rank, trace, table, self.seen.measured[position].step)
+            for position, (rank, trace, table) in enumerate(
                 zip(self.seen.ranks, self.seen.traces, self.seen.tables, strict=True)
             )
         )
@@ -173,8 +173,10 @@ class Facts:
         """Per rank, the time of each call of its table without waiting; empty without a replay."""
         if self.replays is None:
             return ()
-        known = self.replays.stretches[0][1].transfer_ns
-        return tuple(np.split(known, np.cumsum([len(table) for table in self.seen.tables])[:-1]))
+        recorded_ns = self.replays.stretches[0][1].transfer_ns
+        return tuple(
+            np.split(recorded_ns, np.cumsum([len(table) for table in self.seen.tables])[:-1])
+        )
 
     @property
     def first(self) -> RankCalls:
@@ -207,14 +209,14 @@ class Facts:
         """DDP's logs of all models of all ranks."""
         sources = (trace.metadata.get("cross_check_sources") or {} for trace in self.seen.traces)
         return tuple(
-            log for each in sources for log in each.get("ddp_logs", ()) if isinstance(log, dict)
+            log for source in sources for log in source.get("ddp_logs", ()) if isinstance(log, dict)
         )
 
     @cached_property
     def ddp_models(self) -> int:
         """Largest number of DDP models that a rank trained; 0 if not recorded."""
         sources = (trace.metadata.get("cross_check_sources") or {} for trace in self.seen.traces)
-        return max((int(each.get("ddp_models") or 0) for each in sources), default=0)
+        return max((int(source.get("ddp_models") or 0) for source in sources), default=0)
 
     def logged(self, key: str) -> list[int]:
         """Values of a number in DDP's logs; empty unless every log has it."""
@@ -223,22 +225,22 @@ class Facts:
             isinstance(value, int) for value in values
         )
 
-    def noted_ns(self, place: int, key: str) -> tuple[Ints, Ints]:
+    def noted_ns(self, position: int, key: str) -> tuple[Ints, Ints]:
         """Begins and ends, in ns, of times in the metadata of a rank, on the common clock.
 
-        Those in measured steps, in order; empty where they were not recorded. ``place``: position
+        Those in measured steps, in order; empty where they were not recorded. ``position``: that
         of the rank in ``ranks``.
         """
-        noted = self.seen.traces[place].metadata.get(key) or {}
+        noted = self.seen.traces[position].metadata.get(key) or {}
         pairs = zip(noted.get("begin_ns", ()), noted.get("end_ns", ()), strict=False)
         spans = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
         # The metadata has the rank's own clock; its steps tell the difference.
         recorded, aligned = (
-            columns.steps(traces[place]) for traces in (self.seen.recorded, self.seen.traces)
+            columns.steps(traces[position]) for traces in (self.seen.recorded, self.seen.traces)
         )
         if len(recorded) and len(recorded) == len(aligned):
             spans = spans + int(aligned.begin_ns[0] - recorded.begin_ns[0])
-        calls = self.ranks[place]
+        calls = self.ranks[position]
         spans = spans[np.argsort(spans[:, 0], kind="stable")]
         inside = row_containing(calls.begin_ns, calls.end_ns, spans[:, 0]) >= 0
         return spans[inside, 0], spans[inside, 1]

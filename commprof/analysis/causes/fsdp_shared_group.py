@@ -57,12 +57,12 @@ def _apart(facts: Facts) -> Interval | None:
 
 def _same_kind(before: Ints, is_scatter: Mask) -> Ints:
     """Returns each row's predecessor of its own kind; -1 for none."""
-    found = before.copy()
+    first_rows = before.copy()
     while True:
-        other = (found >= 0) & (is_scatter[found] != is_scatter)
+        other = (first_rows >= 0) & (is_scatter[first_rows] != is_scatter)
         if not other.any():
-            return found
-        found[other] = before[found[other]]
+            return first_rows
+        first_rows[other] = before[first_rows[other]]
 
 
 CAUSE = CatalogueCause(

@@ -61,12 +61,12 @@ def saving_without(
     recorded = facts.replays
     if recorded is None:
         return None
-    free = np.concatenate([each.calls for each in removed])
+    free = np.concatenate([of_rank.calls for of_rank in removed])
     steps = []
     for ranks, calls in recorded.stretches:
         changed = [
-            _changed(rank, facts.ranks[place], removed[place], free)
-            for place, rank in enumerate(ranks)
+            _changed(rank, facts.ranks[position], removed[position], free)
+            for position, rank in enumerate(ranks)
         ]
         times = replay(changed, _with(calls, transfer_ns), free=free)
         if times is None:
@@ -89,14 +89,14 @@ def _changed(rank: Program, calls: RankCalls, removed: Removed, free: Mask) -> P
     waits = rank.kind == WAIT
     gone = np.zeros(len(rank.kind), dtype=bool)
     gone[waits] = free[rank.row[waits]]
-    own = rank.own_ns - _lost(rank, calls, removed)
-    kept = ~gone
+    own_ns = rank.own_ns - _lost(rank, calls, removed)
+    stays = ~gone
     return replace(
         rank,
-        own_ns=np.maximum.accumulate(own)[kept],
-        kind=rank.kind[kept],
-        row=rank.row[kept],
-        extra_ns=rank.extra_ns[kept],
+        own_ns=np.maximum.accumulate(own_ns)[stays],
+        kind=rank.kind[stays],
+        row=rank.row[stays],
+        extra_ns=rank.extra_ns[stays],
     )
 
 

@@ -18,10 +18,10 @@ from commprof.units import ns_to_ms
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    spans = [facts.noted_ns(place, "garbage") for place in range(len(facts.ranks))]
-    own = [float((end - begin).sum()) for begin, end in spans]
+    spans = [facts.noted_ns(position, "garbage") for position in range(len(facts.ranks))]
+    collected_ns = [float((end - begin).sum()) for begin, end in spans]
     number = sum(len(begin) for begin, _ in spans)
-    if facts.share(own) < WORTH_NAMING / 2 or number < 2:
+    if facts.share(collected_ns) < WORTH_NAMING / 2 or number < 2:
         return None
     removed = [
         Removed(np.zeros(len(calls.table), dtype=bool), *times)
@@ -31,11 +31,11 @@ def _rule(facts: Facts) -> Sighting | None:
     if saving is not None and saving.saved.value < WORTH_NAMING:
         return None
     # All ranks wait for each: at most the sum over the ranks is lost.
-    lost = sum(own) / facts.steps / facts.step_ns
-    each = ns_to_ms(sum(own) / number)
+    lost = sum(collected_ns) / facts.steps / facts.step_ns
+    mean_ms = ns_to_ms(sum(collected_ns) / number)
     return Sighting(
         f"Python's garbage collector stops the ranks {number} times in {facts.steps} steps, for "
-        f"{in_ms(each)} on average and on each rank at times of its own; the other ranks wait.",
+        f"{in_ms(mean_ms)} on average and on each rank at times of its own; the other ranks wait.",
         lost,
         saving,
     )

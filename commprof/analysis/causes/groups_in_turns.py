@@ -32,9 +32,9 @@ def _in_turns(calls: RankCalls) -> Mask:
 def _wins_ns(calls: RankCalls, mask: Mask) -> float:
     """Time of all groups but the one that takes longest, in each step."""
     blocked = np.maximum(calls.wait_end_ns, calls.table.issue_ns) - calls.table.issue_ns
-    groups, place = np.unique(calls.table.group[mask], return_inverse=True)
+    groups, group_row = np.unique(calls.table.group[mask], return_inverse=True)
     total = np.zeros((len(calls.begin_ns), len(groups)))
-    np.add.at(total, (calls.step[mask], place), blocked[mask])
+    np.add.at(total, (calls.step[mask], group_row), blocked[mask])
     return float((total.sum(axis=1) - total.max(axis=1, initial=0.0)).sum())
 
 

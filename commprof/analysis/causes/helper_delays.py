@@ -42,7 +42,7 @@ def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> Expos
     times = np.concatenate((begin_ns, end_ns))
     freed = np.where(mask, float(_CALL_BYTES) if bytes_remain else weight, 0.0)
     some, every = (
-        _reached(issue_ns, done_ns, each, times).reshape(2, -1) for each in (freed, weight)
+        _reached(issue_ns, done_ns, weights, times).reshape(2, -1) for weights in (freed, weight)
     )
     in_all = every[1] - every[0]
     share = np.divide(some[1] - some[0], in_all, out=np.zeros(len(mine)), where=in_all > 0)

@@ -37,9 +37,9 @@ def call_cost(facts: Facts, masks: Sequence[Mask]) -> CallCost | None:
     chosen = np.concatenate(list(masks))
     size = np.concatenate([calls.size_bytes for calls in facts.ranks])[chosen]
     transfer = np.concatenate(facts.transfer_ns)[chosen]
-    sizes, place, count = np.unique(size, return_inverse=True, return_counts=True)
+    sizes, size_row, count = np.unique(size, return_inverse=True, return_counts=True)
     if len(sizes) < 2 or sizes[-1] < _SPREAD * sizes[0]:
         return None
-    median = np.array([np.median(transfer[place == number]) for number in range(len(sizes))])
+    median = np.array([np.median(transfer[size_row == number]) for number in range(len(sizes))])
     slope, latency = np.polyfit(sizes.astype(np.float64), median, 1, w=np.sqrt(count))
     return CallCost(float(latency), float(slope)) if slope > 0 and latency > 0 else None

@@ -33,44 +33,44 @@ def _rule(facts: Facts) -> Sighting | None:
     if steps is None or steps.share(facts.step_ns) < WORTH_NAMING:
         return None
     by_rank = steps.cost_ns.sum(axis=1)
-    place = int(np.argmax(by_rank))
-    number = int(steps.is_long[place].sum())
-    if by_rank[place] < _MOSTLY * by_rank.sum() or not number >= _LEAST:
+    position = int(np.argmax(by_rank))
+    number = int(steps.is_long[position].sum())
+    if by_rank[position] < _MOSTLY * by_rank.sum() or not number >= _LEAST:
         return None
-    if number > _MOST_SHARE * facts.steps or not _is_outside(steps, place):
+    if number > _MOST_SHARE * facts.steps or not _is_outside(steps, position):
         return None
-    rank = facts.seen.ranks[place]
-    passes = _more_forwards(facts, place, np.flatnonzero(steps.is_long[place]))
-    ms = ns_to_ms(float(by_rank[place]) / number)
+    rank = facts.seen.ranks[position]
+    passes = _more_forwards(facts, position, np.flatnonzero(steps.is_long[position]))
+    ms = ns_to_ms(float(by_rank[position]) / number)
     what = "works alone (a checkpoint, a log, an evaluation)"
     if passes > 0:
         what = f"evaluates alone ({passes:.0f} more forward passes)"
     return Sighting(
-        f"Rank {rank} {what} {_how_often(steps, place)}, and the other ranks wait for it, "
+        f"Rank {rank} {what} {_how_often(steps, position)}, and the other ranks wait for it, "
         f"{in_ms(ms)} each time.",
         steps.share(facts.step_ns),
-        saving_without(facts, steps, [place], is_divided=True),
+        saving_without(facts, steps, [position], is_divided=True),
         fix=_FIX if passes > 0 else _ASYNCHRONOUS,
     )
 
 
-def _is_outside(steps: LongSteps, place: int) -> bool:
-    extra = np.maximum(steps.extra_ns[place][steps.is_long[place]], 0.0).sum(axis=0)
+def _is_outside(steps: LongSteps, position: int) -> bool:
+    extra = np.maximum(steps.extra_ns[position][steps.is_long[position]], 0.0).sum(axis=0)
     outside = extra[PHASES.index("other")] + extra[PHASES.index("forward")]
     return bool(outside >= _OUTSIDE * extra.sum())
 
 
-def _how_often(steps: LongSteps, place: int) -> str:
-    rows = np.flatnonzero(steps.is_long[place])
+def _how_often(steps: LongSteps, position: int) -> str:
+    rows = np.flatnonzero(steps.is_long[position])
     gaps = np.diff(rows)
     if len(gaps) >= 2 and (gaps == gaps[0]).all():
         return f"every {int(gaps[0])} steps"
     return f"in {len(rows)} of {steps.is_long.shape[1]} steps"
 
 
-def _more_forwards(facts: Facts, place: int, rows: Ints) -> float:
+def _more_forwards(facts: Facts, position: int, rows: Ints) -> float:
     """Median number of forward passes in the long steps beyond that of the others; else 0."""
-    calls = facts.ranks[place]
+    calls = facts.ranks[position]
     phases = columns.phases(calls.trace)
     begun = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
     count = np.searchsorted(begun, calls.end_ns) - np.searchsorted(begun, calls.begin_ns)

@@ -38,8 +38,8 @@ def _rule(facts: Facts) -> Sighting | None:
     number = int((together > 0).sum())
     longer = ns_to_ms(float(np.median(steps.extra_ns[steps.is_long].sum(axis=1))))
     # If all work longer in the same steps, the turns of one of them remain.
-    others = [place for place in range(len(by_rank)) if place != int(np.argmax(by_rank))]
-    ranks = [facts.seen.ranks[place] for place in turns.tolist()]
+    others = [position for position in range(len(by_rank)) if position != int(np.argmax(by_rank))]
+    ranks = [facts.seen.ranks[position] for position in turns.tolist()]
     return Sighting(
         f"{named_ranks(ranks).capitalize()} take turns at being late: in {number} of "
         f"{facts.steps} steps one of them works {in_ms(longer)} longer than it usually does, "

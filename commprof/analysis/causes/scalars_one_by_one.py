@@ -33,15 +33,15 @@ def small(calls: RankCalls) -> Mask:
 
 def _rule(facts: Facts) -> Sighting | None:
     rows = [bursts(calls, small(calls), _LEAST) for calls in facts.ranks]
-    if min(each.calls.per_step(each.all_calls) for each in rows) < 1:
+    if min(row.calls.per_step(row.all_calls) for row in rows) < 1:
         return None
     return sighting(facts, rows, WORTH_NAMING, "scalars")
 
 
 def sighting(facts: Facts, rows: list[Bursts], least: float, what: str) -> Sighting | None:
     """Returns what is seen in bursts if joining them would spare this fraction of the step."""
-    removed = [each.removed() for each in rows]
-    share = facts.share([float((one.end_ns - one.begin_ns).sum()) for one in removed])
+    removed = [row.removed() for row in rows]
+    share = facts.share([float((spans.end_ns - spans.begin_ns).sum()) for spans in removed])
     if not share >= least:
         return None
     first = rows[0]

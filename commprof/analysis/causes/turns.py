@@ -65,15 +65,17 @@ def saving_without(
     if recorded is not None and base is not None:
         chosen = np.concatenate(replayed_steps(facts.seen))
         used = np.isin(facts.seen.measured[0].step, chosen)
-        own = recorded.own_ns.copy()
+        own_ns = recorded.own_ns.copy()
         divided_ns = np.zeros(len(chosen))
-        for place in places:
-            is_long = steps.is_long[place][used]
+        for position in places:
+            is_long = steps.is_long[position][used]
             if is_long.any() and not is_long.all():
-                usual = np.median(own[place][~is_long], axis=0)
-                divided_ns[is_long] += np.maximum(own[place][is_long] - usual, 0.0).sum(axis=1)
-                own[place][is_long] = usual
-        changed = recorded.step_ns(own)
+                usual = np.median(own_ns[position][~is_long], axis=0)
+                divided_ns[is_long] += np.maximum(own_ns[position][is_long] - usual, 0.0).sum(
+                    axis=1
+                )
+                own_ns[position][is_long] = usual
+        changed = recorded.step_ns(own_ns)
         if changed is not None:
             # All ranks work at once, where this one worked: nobody waits for it.
             changed = changed + is_divided * divided_ns / facts.world.world_size
@@ -101,7 +103,7 @@ def long_steps(facts: Facts) -> LongSteps | None:
     # [step, origin], over all ranks that waited: a table of each would hold all pairs of ranks.
     waited = of_ranks(caused_in_all(measured, np.ones(facts.steps, dtype=np.bool_)))
     cost = np.zeros(is_long.shape)
-    for place, rank in enumerate(ranks):
-        own_ns = measured[place].caused.for_rank_ns(rank, without=NO_CORE)
-        cost[place] = (waited[:, rank] - own_ns) / (len(ranks) - 1) * is_long[place]
+    for position, rank in enumerate(ranks):
+        own_ns = measured[position].caused.for_rank_ns(rank, without=NO_CORE)
+        cost[position] = (waited[:, rank] - own_ns) / (len(ranks) - 1) * is_long[position]
     return LongSteps(is_long, cost, extra)

@@ -86,8 +86,8 @@ class RecentSteps:
 
     def waited_for_s(self, rank: int) -> float:
         """Total time that the other ranks waited for a rank; NaN if not known."""
-        known = not math.isnan(self._clock_error_ns) and len(self._ranks) == self._world_size
-        return ns_to_s(float(self._waited_for[rank])) if known else math.nan
+        is_known = not math.isnan(self._clock_error_ns) and len(self._ranks) == self._world_size
+        return ns_to_s(float(self._waited_for[rank])) if is_known else math.nan
 
     def total(self, rank: int) -> StepTimes | None:
         """Sums of a rank's times over all steps, recent or not; None if the rank has no steps."""
@@ -190,28 +190,30 @@ class RecentOperations:
 
     def of_rank(self, rank: int) -> dict[str, OperationState]:
         """Figures of one rank by operation."""
-        return {op: _state(found) for (of, op), found in self._found.items() if of == rank}
+        return {op: _state(operation) for (of, op), operation in self._found.items() if of == rank}
 
     def bandwidth(self) -> dict[str, Bandwidth]:
         """Bandwidth by operation, where all ranks of the group recorded the transfers."""
         result = {}
         for op, transfers in self._transfers.items():
             moved, took_ns, expected_ns = np.array(transfers).T
-            known = ~np.isnan(expected_ns)
+            is_known = ~np.isnan(expected_ns)
             of_profile = (
-                expected_ns[known].sum() / took_ns[known].sum() if known.any() else math.nan
+                expected_ns[is_known].sum() / took_ns[is_known].sum()
+                if is_known.any()
+                else math.nan
             )
             result[op] = Bandwidth(float(moved.sum() / took_ns.sum()) * NS_PER_S, float(of_profile))
         return result
 
     def _count(self, rank: int, op: str, calls: Calls) -> None:
-        found = self._found.setdefault((rank, op), _Operation())
+        operation = self._found.setdefault((rank, op), _Operation())
         timed = calls.duration_ns[~np.isnan(calls.duration_ns)]
-        found.calls += len(calls)
-        found.bytes += int(calls.size_bytes.sum())
-        found.timed += len(timed)
-        found.timed_ns += float(timed.sum())
-        found.recent_ns.extend(timed[-_MOST_RECENT:].tolist())
+        operation.calls += len(calls)
+        operation.bytes += int(calls.size_bytes.sum())
+        operation.timed += len(timed)
+        operation.timed_ns += float(timed.sum())
+        operation.recent_ns.extend(timed[-_MOST_RECENT:].tolist())
 
     def _transfer(self, op: str, calls: Calls, inside: set[int]) -> None:
         """Counts each transfer once: all ranks of a call have the same transfer time.
@@ -219,21 +221,21 @@ class RecentOperations:
         ``inside`` has the numbers of the groups within one host.
         """
         once = calls if OPS.index(op) in POINT_TO_POINT else calls.rows(_by_lowest_rank(calls))
-        known = once.rows((once.common_transfer_ns > 0) & (once.size_bytes > 0))
-        kept = self._transfers.setdefault(op, deque(maxlen=_MOST_RECENT))
+        timed = once.rows((once.common_transfer_ns > 0) & (once.size_bytes > 0))
+        transfers = self._transfers.setdefault(op, deque(maxlen=_MOST_RECENT))
         rows = zip(
-            known.group.tolist(),
-            known.size_bytes.tolist(),
-            known.group_size.tolist(),
-            known.common_transfer_ns.tolist(),
+            timed.group.tolist(),
+            timed.size_bytes.tolist(),
+            timed.group_size.tolist(),
+            timed.common_transfer_ns.tolist(),
             strict=True,
         )
         for group, size, ranks, took_ns in rows:
             factor = bus_factor(op, ranks)
             if not math.isnan(factor):
                 expected_ns = self._expected_ns(op, size, ranks, group in inside)
-                kept.append((size * factor, took_ns, expected_ns))
-        if not kept:
+                transfers.append((size * factor, took_ns, expected_ns))
+        if not transfers:
             del self._transfers[op]
 
     def _expected_ns(self, op: str, size_bytes: int, ranks: int, same_host: bool) -> float:
@@ -253,9 +255,9 @@ def _groups_on_one_host(world: MeasuredWorld) -> set[int]:
     return {
         number
         for number, group in enumerate(matching.groups)
-        if len(found := hosts.get(number, [])) == group.size
-        and len(set(found)) == 1
-        and None not in found
+        if len(ranks := hosts.get(number, [])) == group.size
+        and len(set(ranks)) == 1
+        and None not in ranks
     }
 
 
@@ -268,17 +270,17 @@ def _by_lowest_rank(calls: Calls) -> npt.NDArray[np.bool_]:
     return chosen
 
 
-def _state(found: _Operation) -> OperationState:
-    recent = np.array(found.recent_ns)
+def _state(operation: _Operation) -> OperationState:
+    recent = np.array(operation.recent_ns)
     mean, p50, p99 = math.nan, math.nan, math.nan
     if len(recent):
         mean = float(recent.mean())
         p50, p99 = np.percentile(recent, [50, 99]).tolist()
     return OperationState(
-        calls=found.calls,
-        bytes=found.bytes,
-        timed_calls=found.timed,
-        timed_s=ns_to_s(found.timed_ns),
+        calls=operation.calls,
+        bytes=operation.bytes,
+        timed_calls=operation.timed,
+        timed_s=ns_to_s(operation.timed_ns),
         recent_mean_s=ns_to_s(mean),
         recent_p50_s=ns_to_s(p50),
         recent_p99_s=ns_to_s(p99),

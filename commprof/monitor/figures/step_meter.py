@@ -152,18 +152,18 @@ class StepMeter:
                 ready.issues[rank] = int(row["timestamp_ns"])
             return
         key_of = self._bulk_of.pop((rank, op_id), None)
-        found = self._bulk.get(key_of) if key_of is not None else None
-        if key_of is None or found is None:
+        ended = self._bulk.get(key_of) if key_of is not None else None
+        if key_of is None or ended is None:
             return
         if int(row["flags"]) & FLAG_FAILED:
             del self._bulk[key_of]
             return
-        found.ends.append(int(row["timestamp_ns"]))
+        ended.ends.append(int(row["timestamp_ns"]))
         sizes = {name: count for name, count in groups.values()}
-        if len(found.ends) == sizes.get(key_of[0]) == len(found.issues):
+        if len(ended.ends) == sizes.get(key_of[0]) == len(ended.issues):
             del self._bulk[key_of]
-            self._bits += found.size_bytes * _BITS_PER_BYTE
-            self._taken_ns += max(max(found.ends) - max(found.issues.values()), 0)
+            self._bits += ended.size_bytes * _BITS_PER_BYTE
+            self._taken_ns += max(max(ended.ends) - max(ended.issues.values()), 0)
 
     def _figures(self, step: int) -> StepFigures:
         ranks = self._open.pop(step)
@@ -171,10 +171,13 @@ class StepMeter:
         self._bits, self._taken_ns = 0, 0
         return StepFigures(
             step=step,
-            end_ns=min(one.end_ns for one in ranks.values()),
-            wall_ms=ns_to_ms(max(one.end_ns - one.begin_ns for one in ranks.values())),
+            end_ns=min(rank_step.end_ns for rank_step in ranks.values()),
+            wall_ms=ns_to_ms(
+                max(rank_step.end_ns - rank_step.begin_ns for rank_step in ranks.values())
+            ),
             work_ms={
-                rank: [ns_to_ms(value) for value in one.work_ns] for rank, one in ranks.items()
+                rank: [ns_to_ms(value) for value in rank_step.work_ns]
+                for rank, rank_step in ranks.items()
             },
             gbit_per_s=rate,
         )

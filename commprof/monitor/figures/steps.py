@@ -113,9 +113,11 @@ class StepFollower:
         run = WorldRun(self._world_size, Path(), {}, traces, ())
         world = measured_world(run)
         assert world is not None
-        found = world.parts[0].step
-        chosen = (found > self._done - self._base) & (found <= last - self._base)
-        numbers = found[chosen]
+        numbers_of_steps = world.parts[0].step
+        chosen = (numbers_of_steps > self._done - self._base) & (
+            numbers_of_steps <= last - self._base
+        )
+        numbers = numbers_of_steps[chosen]
         self._forget(pending, steps, last)
         if len(numbers) == 0:
             return None
@@ -134,11 +136,13 @@ class StepFollower:
     ) -> None:
         """Drops records before step ``last``; that step stays, as operations may outlast it."""
         row = last - self._base
-        unmarked = any(found.source == BACKWARD for found in steps.values())
+        unmarked = any(rank_steps.source == BACKWARD for rank_steps in steps.values())
         for rank, waiting in pending.items():
-            found = steps[rank]
-            at = int(np.searchsorted(found.index, row))
-            waiting.forget(int(found.begin_ns[at]), int(found.thread[at]), unmarked)
+            rank_steps = steps[rank]
+            first_row = int(np.searchsorted(rank_steps.index, row))
+            waiting.forget(
+                int(rank_steps.begin_ns[first_row]), int(rank_steps.thread[first_row]), unmarked
+            )
         self._done = last
         self._base = last if unmarked else 0
 
@@ -252,7 +256,7 @@ def _replace_lost_marks(pending: Mapping[int, _Pending], tails: Mapping[int, Tra
     if any(waiting.ends_steps for waiting in pending.values()):
         return
     passes = {rank: waiting.passes(tails[rank].groups) for rank, waiting in pending.items()}
-    common = set.intersection(*(set(found) for found in passes.values()))
+    common = set.intersection(*(set(of_rank) for of_rank in passes.values()))
     if not common:
         return
     first = min(common, key=next(iter(passes.values())).__getitem__)

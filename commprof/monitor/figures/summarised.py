@@ -98,10 +98,10 @@ class Summaries:
 
     def waited_for_ns(self) -> dict[int, int]:
         """Total time that this rank's training thread waited for each other rank."""
-        found: dict[int, int] = {}
+        waited_ns: dict[int, int] = {}
         for _, rank, waited in self._kept[-1].waited_for.cells.tolist() if self._kept else ():
-            found[rank] = found.get(rank, 0) + waited
-        return found
+            waited_ns[rank] = waited_ns.get(rank, 0) + waited
+        return waited_ns
 
     @property
     def newest(self) -> Summary | None:
@@ -117,10 +117,10 @@ class Summaries:
 
 def late_in(world_size: int, parts: Sequence[SummaryPart]) -> Late | None:
     """Finds the late rank by the report's rules, from all waiting since always-on mode began."""
-    found = late_rank_of(world_size, parts, share_a_clock(parts)) if parts else None
-    if found is None:
+    late = late_rank_of(world_size, parts, share_a_clock(parts)) if parts else None
+    if late is None:
         return None
-    return Late(found.rank, found.wait_ms / 1e3, found.phase, found.waiting_ranks)
+    return Late(late.rank, late.wait_ms / 1e3, late.phase, late.waiting_ranks)
 
 
 def difference(newer: Histogram, older: Histogram) -> Histogram:
@@ -167,7 +167,8 @@ def _times(summary: Summary, steps: int) -> StepTimes:
     """
     phases = summary.phases
     exposed, wait, transfer = (
-        each.sum_ns for each in (summary.exposed, summary.exposed_wait, summary.exposed_transfer)
+        histogram.sum_ns
+        for histogram in (summary.exposed, summary.exposed_wait, summary.exposed_transfer)
     )
     return StepTimes(
         steps=steps,
@@ -186,10 +187,10 @@ def _times(summary: Summary, steps: int) -> StepTimes:
 
 
 def _by_op(operations: Sequence[OperationSummary]) -> dict[int, list[OperationSummary]]:
-    found: dict[int, list[OperationSummary]] = {}
+    by_op: dict[int, list[OperationSummary]] = {}
     for operation in operations:
-        found.setdefault(operation.op, []).append(operation)
-    return found
+        by_op.setdefault(operation.op, []).append(operation)
+    return by_op
 
 
 def _operation(now: Sequence[OperationSummary], then: Sequence[OperationSummary]) -> OperationState:

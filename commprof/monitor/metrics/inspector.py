@@ -27,28 +27,28 @@ def inspector_samples(state: InspectorState) -> Iterator[Sample]:
 
 def _here(state: InspectorState) -> list[LiveProcess]:
     """Returns the processes of this host; all if none is, as in logs copied from elsewhere."""
-    own = socket.gethostname().split(".")[0]
-    found = [one for one in state.processes if one.process.host.split(".")[0] == own]
-    return found or list(state.processes)
+    own_host = socket.gethostname().split(".")[0]
+    processes = [live for live in state.processes if live.process.host.split(".")[0] == own_host]
+    return processes or list(state.processes)
 
 
-def _labels(one: LiveProcess) -> Labels:
-    rank = "" if one.rank is None else str(one.rank)
-    return {"rank": rank, "host": one.process.host, "pid": str(one.process.pid)}
+def _labels(live: LiveProcess) -> Labels:
+    rank = "" if live.rank is None else str(live.rank)
+    return {"rank": rank, "host": live.process.host, "pid": str(live.process.pid)}
 
 
 def _processes(value: Callable[[LiveProcess], float]) -> Callable[[InspectorState], Values]:
     def values(state: InspectorState) -> Values:
-        for one in _here(state):
-            yield _labels(one), float(value(one))
+        for live in _here(state):
+            yield _labels(live), float(value(live))
 
     return values
 
 
 def _late(state: InspectorState) -> Values:
-    late = {one.process for one in state.late}
-    for one in _here(state):
-        yield _labels(one), float(one.process in late)
+    late = {live.process for live in state.late}
+    for live in _here(state):
+        yield _labels(live), float(live.process in late)
 
 
 def _kinds(value: Callable[[KindRow], float]) -> Callable[[InspectorState], Values]:

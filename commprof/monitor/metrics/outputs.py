@@ -47,9 +47,9 @@ class Scraped:
         """Shows the state's metrics to the next scrapes."""
         self.show(lambda: samples(state))
 
-    def show(self, found: Callable[[], Iterable[Sample]]) -> None:
+    def show(self, samples: Callable[[], Iterable[Sample]]) -> None:
         """Shows samples to the next scrapes."""
-        self._endpoint.show(lambda: exposition(found()))
+        self._endpoint.show(lambda: exposition(samples()))
 
     def close(self) -> None:
         """Closes the endpoint."""
@@ -67,9 +67,9 @@ class TextFile:
         """Replaces the file with the state's metrics."""
         self.show(lambda: samples(state))
 
-    def show(self, found: Callable[[], Iterable[Sample]]) -> None:
+    def show(self, samples: Callable[[], Iterable[Sample]]) -> None:
         """Replaces the file with samples."""
-        replace_file(self._path, exposition(found()))
+        replace_file(self._path, exposition(samples()))
 
     def close(self) -> None:
         """Does nothing: no file stays open."""
@@ -148,13 +148,13 @@ def step_of(state: JobState) -> int:
 
 
 def show_in(
-    output: Output, found: Callable[[], Iterable[Sample]], complain: Callable[[str], None]
+    output: Output, samples: Callable[[], Iterable[Sample]], complain: Callable[[str], None]
 ) -> None:
     """Shows samples in an output that needs no steps; others are left out."""
     if not isinstance(output, Scraped | TextFile):
         return
     try:
-        output.show(found)
+        output.show(samples)
     except OSError as error:
         complain(f"{type(output).__name__}: {error}")
 

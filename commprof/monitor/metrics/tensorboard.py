@@ -114,12 +114,12 @@ def _length(data: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    found.append(value)
-    return bytes(found)
+    encoded.append(value)
+    return bytes(encoded)
 
 
 def _entry(byte: int) -> int:

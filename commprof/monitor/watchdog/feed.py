@@ -67,10 +67,10 @@ class ProcessWatch:
 def _stat(pid: int) -> tuple[str, int]:
     """Returns a process's state code and start time; ("", 0) if it is gone."""
     try:
-        found = stat_of(pid)
+        status = stat_of(pid)
     except OSError:
         return "", 0
-    return ("", 0) if found is None else (found.code, found.start_ticks)
+    return ("", 0) if status is None else (status.code, status.start_ticks)
 
 
 def _tracer(pid: int) -> str:
@@ -124,7 +124,7 @@ class RankFeed:
     def group_sizes(self) -> dict[int, tuple[str, int]]:
         """Unique name and size of each process group, keyed by this rank's number for it."""
         named = common_names(self._tail.groups.values())
-        return {number: (one.name, one.size) for number, one in named.items()}
+        return {number: (group.name, group.size) for number, group in named.items()}
 
     @property
     def stacks(self) -> dict[int, tuple[str, ...]]:
@@ -196,8 +196,8 @@ class RankFeed:
                 return from_rings
             rest = np.concatenate([*early, from_trace])
             rest = rest[~np.isin(rest["thread"], list(self._in_rings))]
-            found = np.concatenate([from_rings, rest])
-            return found[np.argsort(found["timestamp_ns"], kind="stable")]
+            chosen = np.concatenate([from_rings, rest])
+            return chosen[np.argsort(chosen["timestamp_ns"], kind="stable")]
         self._early.append(from_trace)
         if len(self._early) <= _RING_LOOKS or not any(map(len, self._early)):
             del self._early[: -2 * _RING_LOOKS]

@@ -96,9 +96,11 @@ class Hang:
         elif self.circle is not None:
             parts = self.circle.waiting
         if parts:  # a rank of each
-            each = ([rank for rank in ranks if rank in here][:1] for _, ranks in parts)
-            return [rank for ranks in each for rank in ranks]
-        accused = [one.rank for one in self.accused if one.rank in here][:_MOST_ACCUSED]
+            compared = ([rank for rank in ranks if rank in here][:1] for _, ranks in parts)
+            return [rank for ranks in compared for rank in ranks]
+        accused = [accusation.rank for accusation in self.accused if accusation.rank in here][
+            :_MOST_ACCUSED
+        ]
         waiting = [rank for rank in self.waiting if rank in here and rank not in accused]
         return [*accused, *waiting[:1]]
 
@@ -125,7 +127,7 @@ class Hang:
         lasts = f"stuck for {self.waited_s:.1f} s"
         stuck = f"no collective is pending ({where}, {lasts})"
         if self.kind == "step":
-            who = named_ranks([one.rank for one in self.accused])
+            who = named_ranks([accusation.rank for accusation in self.accused])
             return f"{who}: {stuck}; last seen: {self.phase}"
         why = "; ".join(reasons(self.accused))
         if self.operation is None:
@@ -146,10 +148,10 @@ class Hang:
             return f"{named_ranks(self.waiting)} waits in {asked}; its sender is not known"
         if self.kind == "transfer":
             return f"all ranks arrived at {asked}, but the network or backend does not complete it"
-        late = [one for one in self.accused if not one.behind]
+        late = [accusation for accusation in self.accused if not accusation.behind]
         if self.kind == "behind":
             return f"{why} ({where}, {lasts})"
-        who = named_ranks([one.rank for one in late])
+        who = named_ranks([accusation.rank for accusation in late])
         if self.circle is not None:
             differs = self.circle.difference(Words(), dict(self.lines))
             return f"{named_ranks(self.circle.ranks)} {differs} ({where}, {lasts})"
@@ -208,9 +210,9 @@ def find_hang(
     if held_up:
         kind, accused = "held up", tuple(held_up)
     mismatch = cause.mismatch if kind == "mismatch" else None
-    found = _described(kind, accused, states, edges, processes, now_ns, mismatch)
+    hang = _described(kind, accused, states, edges, processes, now_ns, mismatch)
     circle = cause.circle if kind == "circle" else None
-    return replace(found, unseen=tuple(unseen), waited_s=waited_s, circle=circle)
+    return replace(hang, unseen=tuple(unseen), waited_s=waited_s, circle=circle)
 
 
 def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[PendingOperation]:
@@ -226,7 +228,7 @@ def _age_ns(state: FollowedRank, operations: Iterable[PendingOperation], now_ns:
     """Returns the largest age among a rank's step and these operations; 0 if there are none."""
     if state.closed:
         return 0
-    begins = [one.issue_ns for one in operations]
+    begins = [operation.issue_ns for operation in operations]
     # Before the end of the first step, the script may be setting up, or not mark steps at all.
     if state.steps_ended:
         begins.append(state.step_begin_ns)
@@ -318,7 +320,7 @@ def _described(
     )
 
 
-def _same(one: PendingOperation, other: PendingOperation) -> bool:
+def _same(operation: PendingOperation, other: PendingOperation) -> bool:
     if other.peer >= 0:
-        return one is other
-    return one.peer < 0 and (one.group, one.seq) == (other.group, other.seq)
+        return operation is other
+    return operation.peer < 0 and (operation.group, operation.seq) == (other.group, other.seq)

@@ -152,12 +152,14 @@ def _mismatch(mismatch: Mismatch | None) -> dict[str, Any] | None:
 
 
 def _pending(state: FollowedRank, now_ns: int) -> list[dict[str, Any]]:
-    oldest = sorted(state.pending.values(), key=lambda one: one.issue_ns)[:_MOST_PENDING]
-    return [_operation(one, now_ns) for one in oldest]
+    oldest = sorted(state.pending.values(), key=lambda operation: operation.issue_ns)[
+        :_MOST_PENDING
+    ]
+    return [_operation(operation, now_ns) for operation in oldest]
 
 
-def _operation(one: PendingOperation, now_ns: int) -> dict[str, Any]:
-    return {**asdict(one), "pending_s": _ago(now_ns, one.issue_ns) if now_ns else None}
+def _operation(operation: PendingOperation, now_ns: int) -> dict[str, Any]:
+    return {**asdict(operation), "pending_s": _ago(now_ns, operation.issue_ns) if now_ns else None}
 
 
 def _ago(now_ns: int, then_ns: int) -> float | None:

@@ -29,7 +29,7 @@ def hang_text(value: dict[str, Any]) -> str:
         lines.append(f"Threshold: {value['threshold']}")
     lines += value["reasons"]
     ranks: list[_Rank] = value["ranks"]
-    accused = {one["rank"] for one in value["accused"]}
+    accused = {accusation["rank"] for accusation in value["accused"]}
     lines += _hosts([rank for rank in ranks if rank["rank"] in accused], ranks)
     lines.append("")
     if len(ranks) <= _MOST_RANKS:
@@ -81,15 +81,16 @@ def _alone(rank: _Rank) -> list[str]:
         f"    next collective of group {g!r}: number {n}"
         for g, n in rank["next_collective"].items()
     ]
-    for one in rank["pending"]:
-        since = f" for {one['pending_s']:.1f} s" if one["pending_s"] is not None else ""
-        lines.append(f"    pending{since}: {_operation(one, repr(one['group']))}")
+    for operation in rank["pending"]:
+        since = f" for {operation['pending_s']:.1f} s" if operation["pending_s"] is not None else ""
+        lines.append(f"    pending{since}: {_operation(operation, repr(operation['group']))}")
     return lines
 
 
-def _operation(one: dict[str, Any], group: str) -> str:
-    bucket = f", bucket {one['bucket']}" if one["bucket"] >= 0 else ""
-    return f"{one['op']} {one['seq']} of group {group}{bucket}, {one['bytes_in']} bytes"
+def _operation(operation: dict[str, Any], group: str) -> str:
+    bucket = f", bucket {operation['bucket']}" if operation["bucket"] >= 0 else ""
+    size = f"{operation['bytes_in']} bytes"
+    return f"{operation['op']} {operation['seq']} of group {group}{bucket}, {size}"
 
 
 def _by_state(ranks: Sequence[_Rank], accused: set[int]) -> list[str]:
@@ -98,41 +99,43 @@ def _by_state(ranks: Sequence[_Rank], accused: set[int]) -> list[str]:
     for rank in ranks:
         alike.setdefault(_state(rank, accused), []).append(rank)
     ordered = sorted(
-        alike.values(), key=lambda found: (found[0]["rank"] not in accused, -len(found))
+        alike.values(),
+        key=lambda rows: (rows[0]["rank"] not in accused, -len(rows)),
     )
-    lines = [line for found in ordered[:_MOST_ROWS] for line in _together(found)]
+    lines = [line for rows in ordered[:_MOST_ROWS] for line in _together(rows)]
     left = ordered[_MOST_ROWS:]
     if left:
-        others = [rank for found in left for rank in found]
+        others = [rank for rows in left for rank in rows]
         lines.append(f"{_named(others)}: in {counted(len(left), 'other state')}, see the JSON file")
     return lines
 
 
 def _state(rank: _Rank, accused: set[int]) -> Hashable:
     """Returns what ranks in the same state share: all but times and the names of their groups."""
-    pending = tuple((one["op"], one["seq"], one["bucket"]) for one in rank["pending"])
+    pending = tuple(
+        (operation["op"], operation["seq"], operation["bucket"]) for operation in rank["pending"]
+    )
     return rank["rank"] in accused, rank["process"], rank["step"], rank["phase"], pending
 
 
-def _together(found: Sequence[_Rank]) -> list[str]:
-    hosts = name_list({rank["host"] for rank in found}, _MOST_RANGES)
-    first = found[0]
+def _together(alike: Sequence[_Rank]) -> list[str]:
+    hosts = name_list({rank["host"] for rank in alike}, _MOST_RANGES)
+    first = alike[0]
     process = first["process"] or "on another host"
-    seen = _span([rank["last_record_s_ago"] for rank in found], "last record ", " ago")
-    lines = [f"{_named(found)} ({hosts}; {process}): step {first['step']}, {first['phase']}{seen}"]
-    for place, one in enumerate(first["pending"]):
-        groups = {rank["pending"][place]["group"] for rank in found}
-        times = [rank["pending"][place]["pending_s"] for rank in found]
-        lines.append(
-            f"    pending: {_operation(one, name_list(groups, _MOST_RANGES))}{_span(times, 'for ')}"
-        )
+    seen = _span([rank["last_record_s_ago"] for rank in alike], "last record ", " ago")
+    lines = [f"{_named(alike)} ({hosts}; {process}): step {first['step']}, {first['phase']}{seen}"]
+    for position, operation in enumerate(first["pending"]):
+        groups = {rank["pending"][position]["group"] for rank in alike}
+        times = [rank["pending"][position]["pending_s"] for rank in alike]
+        named = _operation(operation, name_list(groups, _MOST_RANGES))
+        lines.append(f"    pending: {named}{_span(times, 'for ')}")
     return lines
 
 
 def _span(values: Sequence[float | None], before: str, after: str = "") -> str:
     """Returns smallest and largest of times in s; empty if none is known."""
-    known = [value for value in values if value is not None]
-    if not known:
+    known_values = [value for value in values if value is not None]
+    if not known_values:
         return ""
-    least, largest = f"{min(known):.1f}", f"{max(known):.1f}"
+    least, largest = f"{min(known_values):.1f}", f"{max(known_values):.1f}"
     return f", {before}{least if least == largest else f'{least} to {largest}'} s{after}"

@@ -263,20 +263,23 @@ class MismatchTask:
 
     def known(self) -> list[Mismatch]:
         """Returns the mismatches that are known by now."""
-        return [self._with_lines(one) for one in self._finder.known()]
+        return [self._with_lines(mismatch) for mismatch in self._finder.known()]
 
     def finish(self) -> None:
         """Reports mismatches that were still waiting for other ranks' collectives."""
         self._tell(last=True)
 
     def _tell(self, last: bool) -> None:
-        for found in map(self._with_lines, self._finder.poll(last)):
-            self._log.event("mismatch", found.sentence, found)
+        for mismatch in map(self._with_lines, self._finder.poll(last)):
+            self._log.event("mismatch", mismatch.sentence, mismatch)
 
-    def _with_lines(self, found: Mismatch) -> Mismatch:
+    def _with_lines(self, mismatch: Mismatch) -> Mismatch:
         """Adds the lines that issued the collective, as far as they are known."""
-        each = ((rank, self._lines.of(rank, found.group, found.seq)) for rank, _ in found.issue_ns)
-        return replace(found, lines=tuple((rank, line) for rank, line in each if line))
+        rank_lines = (
+            (rank, self._lines.of(rank, mismatch.group, mismatch.seq))
+            for rank, _ in mismatch.issue_ns
+        )
+        return replace(mismatch, lines=tuple((rank, line) for rank, line in rank_lines if line))
 
 
 class AnomalyTask:

@@ -58,8 +58,8 @@ class WatchedJob:
     def search(self) -> None:
         """Opens traces that were not seen before."""
         for path in sorted(self.directory.glob("rank_*.trace")):
-            known = path in self._feeds or path in self._passed
-            if not known and rank_and_attempt(path) is not None:
+            is_known = path in self._feeds or path in self._passed
+            if not is_known and rank_and_attempt(path) is not None:
                 self._feeds[path] = RankFeed(path)
 
     def poll(self, now_ns: int) -> None:
@@ -176,8 +176,8 @@ def _search(
     directory: Path, jobs: dict[Path, WatchedJob], tasks: Callable[[Path], list[WatchTask]]
 ) -> None:
     """Adds ``directory`` and its ``job_N`` to ``jobs`` if they hold traces; opens new traces."""
-    for place in (directory, *sorted(directory.glob("job_*"))):
-        if place not in jobs and any(place.glob("rank_*.trace")):
-            jobs[place] = WatchedJob(place, tasks)
+    for folder in (directory, *sorted(directory.glob("job_*"))):
+        if folder not in jobs and any(folder.glob("rank_*.trace")):
+            jobs[folder] = WatchedJob(folder, tasks)
     for job in jobs.values():
         job.search()
