@@ -66,14 +66,12 @@ class Figure(Enum):
     GAINS = "gains"
 
 
-def _is_untimed(trace: Trace) -> bool:
-    """True if collectives ran on a device, and no device event timed any of them."""
-    return not trace.is_foreign and _on_device(trace) > 0 and timed_collectives(trace) == 0
-
-
-def _on_device(trace: Trace) -> int:
+def _ran_on_device(trace: Trace) -> bool:
+    """True if commprof recorded collectives that ran on a device."""
+    if trace.is_foreign:
+        return False
     flags = columns.of_kind(trace.records, Kind.ISSUE)["flags"]
-    return int((flags & FLAG_DEVICE_ASYNC != 0).sum())
+    return bool((flags & FLAG_DEVICE_ASYNC != 0).any())
 
 
 @dataclass(frozen=True)
@@ -218,7 +216,8 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
     poorest_rank, lacking_share = _lacking_calls(seen)
     facts = [trace.recorded for trace in traces if trace.recorded is not None]
     by_python = all(trace.metadata.get("capture") == "python" for trace in traces)
-    on_device = any(_on_device(trace) and not trace.is_foreign for trace in traces)
+    on_device = list(filter(_ran_on_device, traces))
+    timed = list(map(timed_collectives, on_device))
     return Evidence(
         world_size=world_size,
         times=all(each.times.all() for each in facts),
@@ -229,12 +228,10 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
         work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
         steps_marked=all(each.steps_marked for each in facts),
         collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
-        device_times=not any(map(_is_untimed, traces)),
+        device_times=all(timed),
         missing_ranks=tuple(rank for rank in range(world_size) if rank not in seen.ranks),
         clocks_shared=seen.clocks_shared,
-        untimed=on_device
-        and not any(map(timed_collectives, traces))
-        and exposed_ms < WORTH_A_LOOK * step_ms,
+        untimed=bool(timed) and not any(timed) and exposed_ms < WORTH_A_LOOK * step_ms,
         no_device_times=_why_no_device_times(traces),
         exposed_ms=exposed_ms,
         unsplit_ms=unsplit_ms,

@@ -79,6 +79,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     timing, recording = step_timing(whole), world_recording(run, seen)
     late = lateness(run, whole, timing.step_median_ms, recording.between_ranks_us)
     most, share = late.most_waited_for()
+    evidence = evidence_of(seen)
     result = WorldResult(
         world_size=run.world_size,
         ranks=ranks,
@@ -87,14 +88,14 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         timing=timing,
         training=training_account(run, ranks, whole.measured[0].step),
         recording=recording,
-        evidence=replace(evidence_of(seen), most_waited_for=most, most_waited_share=share),
+        evidence=replace(evidence, most_waited_for=most, most_waited_share=share),
         profiler_cost=profiler_cost(run, whole),
         communication=communication(run, seen),
         lateness=late,
         cross_checks=()
         if recording.foreign
         else (*cross_checks(run, observed, seen.whole is not None), *theory_checks(run, observed)),
-        gains=gains(seen),
+        gains=gains(seen, evidence),
     )
     result = _supported(result)
     return replace(result, lateness=result.lateness.inside_phases(run, seen))

@@ -166,7 +166,7 @@ class Facts:
     @cached_property
     def replays(self) -> Replays | None:
         """The replay of the recorded steps; None if none is possible."""
-        return recorded_replays(self.seen)
+        return recorded_replays(self.seen, self.world.evidence)
 
     @cached_property
     def transfer_ns(self) -> tuple[Floats, ...]:

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.evidence import Figure, evidence_of
+from commprof.analysis.evidence import Evidence, Figure, evidence_of
 from commprof.analysis.replay.engine import ReplayedCalls, calls, replay
 from commprof.analysis.replay.program import LEAST_STEPS, Programs, programs, replayed_steps
 from commprof.analysis.step.measured import MeasuredWorld, slowest_ns
@@ -102,13 +102,15 @@ class Gains:
     measured_steps: int = 0
 
 
-def gains(seen: MeasuredWorld) -> Gains | None:
+def gains(seen: MeasuredWorld, evidence: Evidence | None = None) -> Gains | None:
     """Replays the steps with each change; returns the gains, or None if no replay is possible.
 
     No replay is possible if there is only one rank, if there are too few steps, or if the ranks
     deadlock in the replay; nor if the recordings do not support gains, see ``evidence``.
+
+    ``evidence``: that of the world size, if it is known already.
     """
-    found = recorded_replays(seen)
+    found = recorded_replays(seen, evidence)
     if found is None:
         return None
     recorded = found.step_ns()
@@ -134,11 +136,11 @@ def gains(seen: MeasuredWorld) -> Gains | None:
     )
 
 
-def recorded_replays(seen: MeasuredWorld) -> Replays | None:
+def recorded_replays(seen: MeasuredWorld, evidence: Evidence | None = None) -> Replays | None:
     """Prepares the replay of the measured steps; None as :func:`gains` returns it."""
     if len(seen.ranks) < 2 or len(seen.measured[0].step) < LEAST_STEPS:
         return None
-    if not evidence_of(seen).supports(Figure.GAINS):
+    if not (evidence or evidence_of(seen)).supports(Figure.GAINS):
         return None
     chosen = replayed_steps(seen)
     step = np.concatenate(chosen)

@@ -45,7 +45,7 @@ _LONGEST_NS = 2**37
 #: Most calls of a block: its columns then fit into a processor's cache.
 _MOST_CALLS = 100_000
 #: Time between two ranks of a block.
-_APART_NS = 1_000_000_000
+_APART_NS = 10_000_000
 _TRAINING, _OTHER = 1, 2
 #: Kinds of records of which the tables of a block are made.
 _KINDS = (
