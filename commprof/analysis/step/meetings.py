@@ -22,18 +22,19 @@ other waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.arrivals import Arrivals
+from commprof.analysis.align.arrivals import Arrivals, BucketArrivals
 from commprof.analysis.step.exposure import Exposures, training_thread
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import among
+from commprof.trace.lookup import among, distinct_rows
+from commprof.trace.ranks import RankTimes, accumulated, firsts, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import BLOCKED_NS, POINT_TO_POINT, SOME_WAIT
 
@@ -81,11 +82,12 @@ class Wait:
 
 @dataclass(frozen=True)
 class _Stops:
-    """Calls of one rank for which its training thread waited, one row per call, by number.
+    """Calls for which the training thread of their rank waited, one row per rank and call.
 
-    Only calls that all ranks of the call wait for.
+    Only calls that all ranks of the call wait for. Rows are in the order of ranks and numbers.
     """
 
+    rank: Ints
     number: Ints
     arrived_ns: Ints
     begin_ns: Ints
@@ -94,9 +96,10 @@ class _Stops:
     #: True if the thread stood there when the call ended.
     stood: Mask
 
-    def of(self, rows: Ints | Mask) -> _Stops:
+    def of(self, rows: Ints | slice) -> _Stops:
         """Returns some of the rows."""
         return _Stops(
+            self.rank[rows],
             self.number[rows],
             self.arrived_ns[rows],
             self.begin_ns[rows],
@@ -105,25 +108,94 @@ class _Stops:
         )
 
 
-@dataclass(frozen=True)
 class _Calls:
-    """Calls of one rank, by number."""
+    """Calls of all ranks, in the order of ranks and numbers."""
 
-    number: Ints
-    arrived_ns: Ints
-    #: When the training thread left its wait for the call; 0 if it did not wait.
-    left_ns: Ints
-    #: True for calls in which not all ranks wait for all: messages, and collectives with a root.
-    some_wait: Mask
-    is_message: Mask
-    stops: _Stops
+    def __init__(
+        self,
+        traces: Sequence[Trace],
+        tables: Sequence[Collectives],
+        arrivals: Sequence[Arrivals],
+        exposed: Sequence[Exposures],
+    ) -> None:
+        """All lists have one entry per rank."""
+        buckets = [of_rank.buckets for of_rank in arrivals]
+        first_call = firsts(list(map(len, tables)))
+        first_bucket = firsts(list(map(len, buckets)))
+        of_call = joined(arrivals, "collective")
+        number = _both(of_call, joined(buckets, "number"))
+        #: Numbers of calls are below this one.
+        self.count = 1 + int(number.max(initial=-1))
+        rank = _both(ranks_of(first_call), ranks_of(first_bucket))
+        rows = _rows(number >= 0)
+        rows = _in_order(rank[rows] * self.count + number[rows], rows)
+        rank, self.number = rank[rows], number[rows]
+        op = _both(joined(tables, "op"), np.full(int(first_bucket[-1]), -1))[rows]
+        #: True for calls in which not all ranks wait for all: messages, and those with a root.
+        self.some_wait = among(op, *SOME_WAIT)
+        self.is_message = among(op, *POINT_TO_POINT)
+        del op, number
+        ready_ns = _both(joined(tables, "issue_ns"), joined(buckets, "ready_ns"))
+        self.arrived_ns = ready_ns[rows]
+        self._first = firsts(np.bincount(rank, minlength=len(traces)))
+        is_dense = len(traces) * self.count <= _DENSE * len(rank)
+        self._row = np.full(len(traces) * self.count if is_dense else 0, -1, dtype=np.int32)
+        self._key: Ints | None = None
+        key = rank * self.count + self.number
+        if is_dense:
+            # Of rows of one rank and number, the first one counts.
+            self._row[key[::-1]] = np.arange(len(key) - 1, -1, -1, dtype=np.int32)
+        else:
+            self._key = key
+        del rank, key
+        stops = _stops(traces, tables, buckets, exposed, first_call, of_call, self.count)
+        at = self.rows(stops.rank, stops.number)
+        #: When the training thread left its wait for the call; 0 if it did not wait.
+        self.left_ns = np.zeros(len(self.number), dtype=np.int64)
+        self.left_ns[at] = stops.left_ns
+        stops = replace(stops, arrived_ns=self.arrived_ns[at])
+        self.stops = stops.of(_rows(~self.some_wait[at]))
 
-    def look_up(self, values: Ints, number: Ints) -> Ints:
+    def rows(self, rank: Ints, number: Ints) -> Ints:
+        """Returns the row of each rank's call with a number; -1 if the rank has none."""
+        key = rank * self.count + number
+        if self._key is None:
+            return self._row[key].astype(np.int64)
+        if not len(self._key):
+            return np.full(len(key), -1)
+        row = np.minimum(np.searchsorted(self._key, key), len(self._key) - 1)
+        return np.where(self._key[row] == key, row, -1)
+
+    def look_up(self, values: Ints, rank: Ints, number: Ints) -> Ints:
         """Returns the entry of ``values``, a column, per call; 0 for calls of other ranks."""
-        if len(self.number) == 0:
-            return np.zeros_like(number)
-        row = np.minimum(np.searchsorted(self.number, number), len(self.number) - 1)
-        return np.where(self.number[row] == number, values[row], 0)
+        row = self.rows(rank, number)
+        return np.where(row >= 0, values[row], 0) if len(values) else np.zeros_like(number)
+
+    def ranks_of_numbers(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Returns, by number, the sum of a value of each rank that has a call with this number."""
+        rank = ranks_of(self._first)
+        once = _rows(np.diff(rank * self.count + self.number, prepend=-1) > 0)
+        total = np.zeros(self.count, dtype=np.uint64)
+        np.add.at(total, self.number[once], values[rank[once]])
+        return total
+
+
+def _both(of_calls: Ints, of_buckets: Ints) -> Ints:
+    """Joins a column of the calls of all ranks and one of their buckets."""
+    return np.concatenate((of_calls, of_buckets)) if len(of_buckets) else of_calls
+
+
+def _rows(chosen: Mask) -> Ints | slice:
+    """Returns the chosen rows; all of them as a slice, which needs no copy."""
+    return slice(None) if chosen.all() else np.flatnonzero(chosen)
+
+
+def _in_order(key: Ints, rows: Ints | slice) -> Ints | slice:
+    """Returns the rows in the order of their keys, those with equal keys in theirs."""
+    if (np.diff(key) >= 0).all():
+        return rows
+    order = np.argsort(key, kind="stable")
+    return order if isinstance(rows, slice) else rows[order]
 
 
 class SharedCalls:
@@ -137,10 +209,8 @@ class SharedCalls:
         exposed: Sequence[Exposures],
     ) -> None:
         """All lists have one entry per rank. Times are on a common clock."""
-        self._ranks = [
-            _calls(*of_rank) for of_rank in zip(traces, tables, arrivals, exposed, strict=True)
-        ]
-        self._count = 1 + max(int(rank.number.max(initial=-1)) for rank in self._ranks)
+        self._ranks = len(traces)
+        self._calls = _Calls(traces, tables, arrivals, exposed)
 
     def compared(self, waits: Wait) -> tuple[Stretch, Stretch]:
         """Finds the time of each waiting rank, and of its late rank, that explains the wait.
@@ -150,8 +220,10 @@ class SharedCalls:
         for messages, calls with a root, and calls that another thread issued while it waited, as it
         begins to wait.
         """
-        own_ns = self._by_rank(waits.place, waits, lambda rank: rank.arrived_ns)
-        arrived_ns = self._by_rank(waits.late, waits, lambda rank: rank.arrived_ns)
+        own_ns, arrived_ns = (
+            self._calls.look_up(self._calls.arrived_ns, rank, waits.number)
+            for rank in (waits.place, waits.late)
+        )
         size = len(waits.number)
         sides = tuple(np.zeros((3, size), dtype=np.int64) for _ in range(2))
         latest_ns = np.zeros(size, dtype=np.int64)
@@ -170,54 +242,47 @@ class SharedCalls:
             Stretch(late[0], late[1], late[2], arrived_ns),
         )
 
-    def _by_rank(self, ranks: Ints, waits: Wait, column: Callable[[_Calls], Ints]) -> Ints:
-        """Looks up, per wait, a column of one of its ranks for its call."""
-        result = np.zeros_like(waits.number)
-        for place, rows in _by_value(ranks):
-            rank = self._ranks[place]
-            result[rows] = rank.look_up(column(rank), waits.number[rows])
-        return result
-
     def _met(self, waits: Wait, arrived_ns: Ints, rows: Ints) -> Iterator[_Met]:
         """Yields the last meetings, at each kind of call, before the waits of ``rows``."""
         for group in self._groups:
-            inside = np.zeros(len(self._ranks), dtype=np.bool_)
-            inside[list(group)] = True
-            chosen = rows[inside[waits.place[rows]] & inside[waits.late[rows]]]
-            yield from _met_in(group, waits, arrived_ns, chosen)
+            chosen = rows[group.holds(waits.place[rows]) & group.holds(waits.late[rows])]
+            for at in range(0, len(chosen), _CHUNK):
+                yield from _met_in(group, waits, arrived_ns, chosen[at : at + _CHUNK])
         yield from self._met_by_arrival(waits, arrived_ns, rows)
 
     @cached_property
     def _some_wait(self) -> Mask:
         """Mask by number: True for messages and collectives with a root."""
-        chosen = np.zeros(self._count, dtype=np.bool_)
-        for rank in self._ranks:
-            chosen[rank.number[rank.some_wait]] = True
+        chosen = np.zeros(self._calls.count, dtype=np.bool_)
+        chosen[self._calls.number[self._calls.some_wait]] = True
         return chosen
 
     @cached_property
-    def _groups(self) -> list[dict[int, _InTurn]]:
-        """Per set of ranks: each rank's waits for the calls of just these ranks."""
-        salt = np.random.default_rng(_SEED).integers(2**63, size=len(self._ranks), dtype=np.uint64)
-        key = np.zeros(self._count, dtype=np.uint64)
-        for rank, own in zip(self._ranks, salt, strict=True):
-            key[rank.number] += own  # equal sets of ranks, and only these, have one sum
-        parts: dict[int, dict[int, _Stops]] = {}
-        for place, rank in enumerate(self._ranks):
-            keys = key[rank.stops.number]
-            for each, rows in _by_value(keys):
-                parts.setdefault(each, {})[place] = rank.stops.of(rows)
-        return [_in_turn(of_ranks) for of_ranks in parts.values() if len(of_ranks) > 1]
+    def _groups(self) -> list[_InTurn]:
+        """Per set of ranks: their waits for the calls of just these ranks."""
+        calls = self._calls
+        salt = np.random.default_rng(_SEED).integers(2**63, size=self._ranks, dtype=np.uint64)
+        # Equal sets of ranks, and only these, have one sum.
+        keys = calls.ranks_of_numbers(salt)[calls.stops.number]
+        if len(keys) and (keys == keys[0]).all():
+            sets: list[Ints | slice] = [slice(None)]
+        else:
+            sets = [rows for _, rows in _by_value(keys)]
+        stops = [calls.stops.of(rows) for rows in sets]
+        return [_InTurn(each, self._ranks) for each in stops if each.rank[0] != each.rank[-1]]
 
     def _met_by_arrival(self, waits: Wait, arrived_ns: Ints, rows: Ints) -> Iterator[_Met]:
         """Yields the last meetings at which one rank arrived and the other waited for it."""
-        first, second = (side(waits.place, waits.late) for side in (np.minimum, np.maximum))
-        pair = first * len(self._ranks) + second
         here = rows[self._some_wait[waits.number[rows]]]
+        if not len(here):
+            return
+        first, second = (side(waits.place, waits.late) for side in (np.minimum, np.maximum))
+        pair = first * self._ranks + second
         concerned = rows[np.isin(pair[rows], pair[here])]
-        left_ns = self._by_rank(waits.late, waits, lambda rank: rank.left_ns)
+        calls = self._calls
+        left_ns = calls.look_up(calls.left_ns, waits.late, waits.number)
         # A rank may go on while its message is sent, and wait for that much later.
-        is_message = self._by_rank(waits.late, waits, lambda rank: rank.is_message.astype(np.int64))
+        is_message = calls.look_up(calls.is_message.astype(np.int64), waits.late, waits.number)
         left_ns = np.where((is_message > 0) | (left_ns == 0), arrived_ns, left_ns)
         meetings = dict(_by_value(pair[here]))
         for key, mine in _by_value(pair[concerned]):
@@ -238,95 +303,107 @@ class SharedCalls:
 _Met = tuple[Ints, Ints, tuple[tuple[Ints, Ints, Ints], tuple[Ints, Ints, Ints]]]
 
 _SEED = 20261124
+#: Rows are found in a table of all ranks and numbers if it is at most so many times as long.
+_DENSE = 4
+#: Waits of which meetings are found at once.
+_CHUNK = 1 << 16
 
 
 class _InTurn:
-    """One rank's waits for the calls of one set of ranks, in the order of the program."""
+    """The ranks' waits for the calls of one set of ranks, in the order of the program.
 
-    def __init__(self, stops: _Stops, turn: Ints) -> None:
-        """``turn``: the place of each wait in this order, the same on all ranks."""
-        order = np.argsort(turn)
-        self._stops, self._turn = stops.of(order), turn[order]
-        self._left_ns = np.maximum.accumulate(self._stops.left_ns)
+    Waits are in the order of ranks, and of each rank's turns: a turn is the place of a call among
+    those of the set, the same on all ranks.
+    """
+
+    def __init__(self, stops: _Stops, ranks: int) -> None:
+        """``stops``: those for calls of the set; ``ranks``: number of all ranks."""
+        last_left = np.zeros(1 + int(stops.number.max()), dtype=np.int64)
+        np.maximum.at(last_left, stops.number, stops.left_ns)
+        used = np.zeros(len(last_left), dtype=np.bool_)
+        used[stops.number] = True
+        numbers = np.flatnonzero(used)
+        # Each rank leaves its waits in this order, so that the last rank does too.
+        place = np.zeros(len(last_left), dtype=np.int64)
+        in_turn = numbers[np.argsort(last_left[numbers], kind="stable")]
+        place[in_turn] = np.arange(len(numbers))
+        self._turns = len(numbers)
+        key = stops.rank * self._turns + place[stops.number]
+        order = _in_order(key, slice(None))
+        self._stops = stops.of(order)
+        rank = self._stops.rank
+        self._turn = place[self._stops.number]
+        self._count = np.bincount(rank, minlength=ranks)
+        self._first = firsts(self._count)
+        self._key: Ints | None = None
+        if not (self._count[self._count > 0] == self._turns).all():
+            self._key = key[order]
+        left_ns = accumulated(np.maximum, self._stops.left_ns, self._first)
+        some = self._count > 0
+        ends = np.zeros((2, ranks), dtype=np.int64)
+        ends[:, some] = left_ns[[self._first[:-1][some], self._first[1:][some] - 1]]
+        self._times = RankTimes(ends[0], ends[1])
+        self._left_key = self._times.key(rank, left_ns)
         stood = np.where(self._stops.stood, self._turn, -1)
-        self._last_stood = np.maximum.accumulate(stood)
+        self._last_stood = accumulated(np.maximum, stood, self._first)
 
-    def left_by(self, time_ns: Ints) -> Ints:
+    def holds(self, rank: Ints) -> Mask:
+        """True for ranks of the set."""
+        mask: Mask = self._count[rank] > 0
+        return mask
+
+    def left_by(self, rank: Ints, time_ns: Ints) -> Ints:
         """Returns, per time, the turn of the last wait that the rank has left by then, or -1."""
-        return self._value(self._turn, np.searchsorted(self._left_ns, time_ns, side="right"))
+        row = np.searchsorted(self._left_key, self._times.key(rank, time_ns), side="right") - 1
+        return np.where(row >= self._first[rank], self._turn[row], -1)
 
-    def stood_by(self, turn: Ints) -> Ints:
+    def stood_by(self, rank: Ints, turn: Ints) -> Ints:
         """Returns, per turn, the turn of the last wait up to it at which the rank stood, or -1."""
-        return self._value(self._last_stood, np.searchsorted(self._turn, turn, side="right"))
+        row = self._row(rank, turn)
+        return np.where(row >= self._first[rank], self._last_stood[row], -1)
 
-    def stood_at(self, turn: Ints) -> Ints:
+    def stood_at(self, rank: Ints, turn: Ints) -> Ints:
         """Returns 1 for the turns at which the rank stood, 0 at its other waits, -1 else."""
-        row = np.minimum(np.searchsorted(self._turn, turn), len(self._turn) - 1)
-        return np.where(self._turn[row] == turn, self._stops.stood[row].astype(np.int64), -1)
+        row = self._row(rank, turn)
+        waited = (row >= self._first[rank]) & (self._turn[row] == turn)
+        return np.where(waited, self._stops.stood[row].astype(np.int64), -1)
 
-    def times(self, turn: Ints) -> tuple[Ints, Ints, Ints]:
-        """Returns, per turn, when the rank arrived, began to wait, and left."""
-        rows = self._stops.of(np.searchsorted(self._turn, turn))
+    def times(self, rank: Ints, turn: Ints) -> tuple[Ints, Ints, Ints]:
+        """Returns, per turn at which the rank waited, when it arrived, began to wait, and left."""
+        rows = self._stops.of(self._row(rank, turn))
         return np.minimum(rows.arrived_ns, rows.begin_ns), rows.begin_ns, rows.left_ns
 
-    @staticmethod
-    def _value(values: Ints, count: Ints) -> Ints:
-        return np.concatenate(([-1], values))[count].astype(np.int64)
+    def _row(self, rank: Ints, turn: Ints) -> Ints:
+        """Returns the row of the rank's last wait up to a turn; one before its first if none."""
+        if self._key is None:  # each rank of the set waited for each call
+            return self._first[rank] + turn
+        return np.searchsorted(self._key, rank * self._turns + turn, side="right") - 1
 
 
-def _in_turn(stops: dict[int, _Stops]) -> dict[int, _InTurn]:
-    """Puts the waits of all ranks in the order of the program."""
-    numbers = np.unique(np.concatenate([rows.number for rows in stops.values()]))
-    last_left = np.zeros(len(numbers), dtype=np.int64)
-    at = {place: np.searchsorted(numbers, rows.number) for place, rows in stops.items()}
-    for place, rows in stops.items():
-        last_left[at[place]] = np.maximum(last_left[at[place]], rows.left_ns)
-    # Each rank leaves its waits in this order, so that the last rank does too.
-    turn = np.empty(len(numbers), dtype=np.int64)
-    turn[np.argsort(last_left, kind="stable")] = np.arange(len(numbers))
-    return {place: _InTurn(rows, turn[at[place]]) for place, rows in stops.items()}
-
-
-def _met_in(group: dict[int, _InTurn], waits: Wait, arrived_ns: Ints, rows: Ints) -> Iterator[_Met]:
+def _met_in(group: _InTurn, waits: Wait, arrived_ns: Ints, rows: Ints) -> Iterator[_Met]:
     """Yields the last meetings, at calls of one set of ranks, before the waits of ``rows``."""
     turn = np.minimum(
-        _look_up(group, waits.place[rows], _InTurn.left_by, waits.stood_ns[rows]),
-        _look_up(group, waits.late[rows], _InTurn.left_by, arrived_ns[rows]),
+        group.left_by(waits.place[rows], waits.stood_ns[rows]),
+        group.left_by(waits.late[rows], arrived_ns[rows]),
     )
     missing = np.arange(len(rows))
     while len(missing := missing[turn[missing] >= 0]):
         both = [side[rows[missing]] for side in (waits.place, waits.late)]
-        last_stood = (_look_up(group, side, _InTurn.stood_by, turn[missing]) for side in both)
-        turn[missing] = np.maximum(*last_stood)
-        waited = (_look_up(group, side, _InTurn.stood_at, turn[missing]) >= 0 for side in both)
+        turn[missing] = np.maximum(*(group.stood_by(side, turn[missing]) for side in both))
+        waited = (group.stood_at(side, turn[missing]) >= 0 for side in both)
         missing = missing[~np.logical_and(*waited)]
         turn[missing] -= 1
     rows, turn = rows[turn >= 0], turn[turn >= 0]
     sides = (waits.place[rows], waits.late[rows])
-    stood = [_look_up(group, side, _InTurn.stood_at, turn) > 0 for side in sides]
+    stood = [group.stood_at(side, turn) > 0 for side in sides]
     together = np.logical_and(*stood)
     met, left_ns = [], np.zeros_like(turn)
     for side, stands in zip(sides, stood, strict=True):
-        times = np.zeros((3, len(turn)), dtype=np.int64)
-        for place, mine in _by_value(side):
-            times[:, mine] = group[place].times(turn[mine])
-        arrived, began, left_ns = times
+        arrived, began, left_ns = group.times(side, turn)
         begin = np.where(together, left_ns, arrived)
         stands &= ~together
         met.append((begin, np.where(stands, began, begin), np.where(stands, left_ns, begin)))
     yield rows, left_ns, (met[0], met[1])
-
-
-def _look_up(
-    group: dict[int, _InTurn],
-    ranks: Ints,
-    look_up: Callable[[_InTurn, Ints], Ints],
-    values: Ints,
-) -> Ints:
-    result = np.zeros_like(values)
-    for place, rows in _by_value(ranks):
-        result[rows] = look_up(group[place], values[rows])
-    return result
 
 
 def _by_value(values: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> Iterator[tuple[int, Ints]]:
@@ -338,71 +415,98 @@ def _by_value(values: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> Iterato
         yield int(values[rows[0]]), rows
 
 
-def _calls(trace: Trace, table: Collectives, arrivals: Arrivals, exposed: Exposures) -> _Calls:
-    buckets = arrivals.buckets
-    number = np.concatenate((arrivals.collective, buckets.number))
-    rows = np.flatnonzero(number >= 0)
-    rows = rows[np.argsort(number[rows], kind="stable")]
-    number = number[rows]
-    arrived_ns = np.concatenate((table.issue_ns, buckets.ready_ns))[rows]
-    op = np.concatenate((table.op, np.full(len(buckets), -1)))[rows]
-    some_wait = among(op, *SOME_WAIT)
-    stops = _stops(trace, table, arrivals, exposed)
-    at = np.searchsorted(number, stops.number)
-    left_ns = np.zeros(len(rows), dtype=np.int64)
-    left_ns[at] = stops.left_ns
-    stops = replace(stops, arrived_ns=arrived_ns[at]).of(~some_wait[at])
-    return _Calls(number, arrived_ns, left_ns, some_wait, among(op, *POINT_TO_POINT), stops)
+def _stops(
+    traces: Sequence[Trace],
+    tables: Sequence[Collectives],
+    buckets: Sequence[BucketArrivals],
+    exposed: Sequence[Exposures],
+    first_call: Ints,
+    of_call: Ints,
+    count: int,
+) -> _Stops:
+    """Returns the first wait of the training thread for each call; ``arrived_ns`` is 0.
 
-
-def _stops(trace: Trace, table: Collectives, arrivals: Arrivals, exposed: Exposures) -> _Stops:
-    """Returns the first wait of the training thread for each call; ``arrived_ns`` is 0."""
-    row = np.where(exposed.graph_task < 0, exposed.collective, -1)
-    waits = np.flatnonzero(row >= 0)
-    row = row[waits]
-    # A wait that did not block returns at different times on different ranks.
-    call_ns = np.where(table.end_is_exact[row], table.end_ns[row], 0)
-    of_passes = _passes(trace, table, arrivals)
-    number, begin_ns, end_ns, call_ns = (
-        np.concatenate(parts)
-        for parts in zip(
-            (arrivals.collective[row], exposed.begin_ns[waits], exposed.end_ns[waits], call_ns),
-            of_passes,
-            strict=True,
-        )
+    Args:
+        traces: traces of the ranks.
+        tables: their collectives.
+        buckets: arrivals of their buckets.
+        exposed: their exposures.
+        first_call: first collective of each rank, then the number of all.
+        of_call: number of each collective of all ranks.
+        count: numbers are below this one.
+    """
+    rank_of_wait = ranks_of(firsts(list(map(len, exposed))))
+    waits = np.flatnonzero(
+        (joined(exposed, "graph_task") < 0) & (joined(exposed, "collective") >= 0)
     )
-    order = np.lexsort((begin_ns, number))
-    order = order[number[order] >= 0]
-    order = order[np.flatnonzero(np.diff(number[order], prepend=-1))]
-    number, begin_ns, end_ns, call_ns = (x[order] for x in (number, begin_ns, end_ns, call_ns))
+    rank = rank_of_wait[waits]
+    row = joined(exposed, "collective")[waits] + first_call[rank]
+    # A wait that did not block returns at different times on different ranks.
+    known_ns = np.where(joined(tables, "end_is_exact"), joined(tables, "end_ns"), 0)
+    of_waits = (
+        rank,
+        of_call[row],
+        joined(exposed, "begin_ns")[waits],
+        joined(exposed, "end_ns")[waits],
+        known_ns[row],
+    )
+    of_passes = _passes(traces, tables, buckets, of_call, known_ns)
+    parts = [of_waits] if of_passes is None else [of_waits, of_passes]
+    rank, number, begin_ns, end_ns, call_ns = (
+        np.concatenate([part[at] for part in parts]) for at in range(5)
+    )
+    rows = _rows(number >= 0)
+    key = rank[rows] * count + number[rows]
+    if not (np.diff(key) > 0).all():
+        order = np.lexsort((begin_ns[rows], key))
+        order = order[np.flatnonzero(np.diff(key[order], prepend=-1))]
+        rows = order if isinstance(rows, slice) else rows[order]
+    rank, number, begin_ns, end_ns, call_ns = (
+        column[rows] for column in (rank, number, begin_ns, end_ns, call_ns)
+    )
     left_ns = np.minimum(end_ns, np.where(call_ns > 0, call_ns, end_ns))
     stood = (call_ns > 0) & (left_ns - begin_ns >= BLOCKED_NS)
-    return _Stops(number, np.zeros_like(number), begin_ns, np.where(stood, left_ns, end_ns), stood)
+    left_ns = np.where(stood, left_ns, end_ns)
+    return _Stops(rank, number, np.zeros_like(number), begin_ns, left_ns, stood)
 
 
-def _passes(trace: Trace, table: Collectives, arrivals: Arrivals) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns the number, begin and end of each DDP finalisation, and the end of its last call.
+def _passes(
+    traces: Sequence[Trace],
+    tables: Sequence[Collectives],
+    buckets: Sequence[BucketArrivals],
+    of_call: Ints,
+    known_ns: Ints,
+) -> tuple[Ints, Ints, Ints, Ints, Ints] | None:
+    """Returns rank, number, begin and end of each DDP finalisation, and the end of its last call.
 
     The number is the largest one among the calls of the backward pass, which is the same on all
-    ranks; -1 if the pass has none.
+    ranks; -1 if the pass has none. None without finalisations. ``known_ns``: end of each collective
+    of all ranks, 0 if not known; all else is as for :func:`_stops`.
     """
-    span, buckets = columns.finalizations(trace).span, arrivals.buckets
-    mine = np.flatnonzero(span.thread == training_thread(trace))
-    mine = mine[np.argsort(span.key[mine], kind="stable")]
-    call_ns = np.where(table.end_is_exact, table.end_ns, 0)
-    task, number, call_ns = (
-        np.concatenate(parts)
-        for parts in (
-            (np.where(among(table.op, *SOME_WAIT), -1, table.graph_task), buckets.graph_task),
-            (arrivals.collective, buckets.number),
-            (call_ns, buckets.end_ns),
-        )
+    spans = [columns.finalizations(trace).span for trace in traces]
+    if not any(map(len, spans)):
+        return None
+    thread = np.array(list(map(training_thread, traces)))
+    rank = ranks_of(firsts(list(map(len, spans))))
+    key = joined(spans, "key")
+    mine = np.flatnonzero(joined(spans, "thread") == thread[rank])
+    mine = mine[np.lexsort((key[mine], rank[mine]))]
+    task = np.where(among(joined(tables, "op"), *SOME_WAIT), -1, joined(tables, "graph_task"))
+    task = np.concatenate((task, joined(buckets, "graph_task")))
+    number = np.concatenate((of_call, joined(buckets, "number")))
+    call_ns = np.concatenate((known_ns, joined(buckets, "end_ns")))
+    rank_of_call = np.concatenate(
+        [ranks_of(firsts(list(map(len, some)))) for some in (tables, buckets)]
     )
-    row = np.searchsorted(span.key[mine], task)
-    rows = np.flatnonzero((row < len(mine)) & (number >= 0))
-    rows = rows[span.key[mine][row[rows]] == task[rows]]
+    rows = np.flatnonzero(number >= 0)
+    equal, first = distinct_rows(
+        np.concatenate((rank[mine], rank_of_call[rows])), np.concatenate((key[mine], task[rows]))
+    )
+    at = first[equal[len(mine) :]]
+    rows, at = rows[at < len(mine)], at[at < len(mine)]
     last = np.full(len(mine), -1, dtype=np.int64)
     last_call_ns = np.zeros(len(mine), dtype=np.int64)
-    np.maximum.at(last, row[rows], number[rows])
-    np.maximum.at(last_call_ns, row[rows], call_ns[rows])
-    return last, span.begin_ns[mine], span.end_ns[mine], last_call_ns
+    np.maximum.at(last, at, number[rows])
+    np.maximum.at(last_call_ns, at, call_ns[rows])
+    begin_ns, end_ns = (joined(spans, name)[mine] for name in ("begin_ns", "end_ns"))
+    return rank[mine], last, begin_ns, end_ns, last_call_ns

@@ -194,7 +194,7 @@ def _waits(
     exposed = [exposures_of(trace) for trace in traces]
     shared = SharedCalls(traces, tables, arrivals, exposed)
     own_time, late_time = shared.compared(Wait(place, late, number, stood_ns))
-    del shared
+    del shared, number, stood_ns
     order = np.argsort(end_ns, kind="stable")
     place, row, late, wait_ns = place[order], row[order], late[order], wait_ns[order]
     own_time, late_time = own_time.of(order), late_time.of(order)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.scale.equal import differences, flat
 from commprof.analysis.detail import world_detail
-from commprof.analysis.step import joined
+from commprof.analysis.step import joined, meetings
 from commprof.analysis.step.joined import RankBlock
 from commprof.analysis.step.measured import measured_world
 from commprof.analysis.world import world_result
@@ -59,6 +59,17 @@ def test_figures_are_those_of_each_rank_alone(seed: int, monkeypatch: pytest.Mon
     alone = _figures(ranks)
     assert len(sizes) == count
     assert not list(differences({"run": alone}, {"run": together}))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_meetings_that_are_found_in_parts_are_those_found_at_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = _schedule(seed) if seed % 2 else RandomRun(seed).ranks
+    at_once = _figures(ranks)
+    monkeypatch.setattr(meetings, "_DENSE", 0)
+    monkeypatch.setattr(meetings, "_CHUNK", 3)
+    assert not list(differences({"run": at_once}, {"run": _figures(ranks)}))
 
 
 def test_times_and_numbers_of_ranks_do_not_meet_in_a_block() -> None:
