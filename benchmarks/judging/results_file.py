@@ -1,7 +1,11 @@
-"""Files of figures, with machine, time and commit of the measurement."""
+"""Files of figures, with machine, time and commit of the measurement.
+
+A file named .gz, as those with every sample of a study, is compressed.
+"""
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -38,14 +42,14 @@ def read_json(path: Path | None) -> dict[str, Any]:
     """Returns the object in a file; empty if there is no file."""
     if path is None or not path.exists():
         return {}
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    document: dict[str, Any] = json.loads(_read(path))
+    return document
 
 
 def write_json(path: Path | None, figures: dict[str, Any]) -> None:
     """Writes the figures with a new context, unless path is None."""
     if path is not None:
-        path.write_text(_text({**figures, CONTEXT: about()}))
+        _write(path, _text({**figures, CONTEXT: about()}))
 
 
 def write_part(path: Path | None, part: str, figures: dict[str, Any], **context: str) -> None:
@@ -58,7 +62,7 @@ def write_part(path: Path | None, part: str, figures: dict[str, Any], **context:
         parts = read_json(path)
         kept = {**parts.get(part, {}).get("figures", {}), **figures}
         parts[part] = {CONTEXT: {**about(), **context}, "figures": kept}
-        path.write_text(_text(parts))
+        _write(path, _text(parts))
 
 
 def read_parts(path: Path | None) -> dict[str, dict[str, Any]]:
@@ -95,8 +99,9 @@ class Lines:
             return
         rows = [row] if self._told else [{CONTEXT: about()}, row]
         self._told = True
-        with self._path.open("a") as file:
-            file.write("".join(json.dumps(one) + "\n" for one in rows))
+        text = "".join(json.dumps(one) + "\n" for one in rows).encode()
+        with self._path.open("ab") as file:
+            file.write(_compressed(text) if self._path.suffix == ".gz" else text)
 
 
 def _text(document: dict[str, Any]) -> str:
@@ -108,4 +113,17 @@ def _text(document: dict[str, Any]) -> str:
 def _lines(path: Path | None) -> list[dict[str, Any]]:
     if path is None or not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in _read(path).splitlines()]
+
+
+def _read(path: Path) -> str:
+    stored = path.read_bytes()
+    return (gzip.decompress(stored) if path.suffix == ".gz" else stored).decode()
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_bytes(_compressed(text.encode()) if path.suffix == ".gz" else text.encode())
+
+
+def _compressed(text: bytes) -> bytes:
+    return gzip.compress(text, mtime=0)  # equal figures give an equal file

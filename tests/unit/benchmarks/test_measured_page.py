@@ -214,6 +214,23 @@ def test_the_context_of_figures_names_the_commit(monkeypatch: pytest.MonkeyPatch
     assert context_of({**run, "machine": {"hostname": "a"}}) == {**here, **run}
 
 
+def test_compressed_files_of_results_are_read_as_they_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_file, "about", lambda: {"timestamp": "now"})
+    rows, parts = tmp_path / "rows.jsonl.gz", tmp_path / "parts.json.gz"
+    for _ in range(2):  # two sessions
+        lines = Lines(rows)
+        lines.append({"a": 1})
+        lines.append({"a": 2})
+    results_file.write_part(parts, "sum", {"ms": [1.5, 2.5]})
+    results_file.write_part(parts, "mean", {"ms": [3.5]})
+    assert results_file.read_rows(rows) == [{"a": 1}, {"a": 2}] * 2
+    assert len(results_file.contexts(rows)) == 2
+    assert results_file.read_parts(parts) == {"sum": {"ms": [1.5, 2.5]}, "mean": {"ms": [3.5]}}
+    assert {path.read_bytes()[:2] for path in (rows, parts)} == {b"\x1f\x8b"}
+
+
 def test_strategies_with_a_missing_library_end_before_overwriting_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
