@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from commprof.text import counted, in_micros
+from commprof.text import counted, in_micros, named_ranks
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, Kind
@@ -35,6 +35,9 @@ _MOST_WINDOWS: Final = 64
 _MOST_SHARE: Final = 0.2
 #: Quantile of the collectives' disagreements that is printed.
 _MOSTLY: Final = 0.95
+#: A clock that gains more than both, against another's, was stepped: NTP slews by 0.0005 at most.
+_MOST_GAIN: Final = 0.001
+_MOST_GAINED_NS: Final = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ def with_compared_clocks(traces: Sequence[Trace]) -> tuple[list[Trace], str]:
         f"the ends of {counted(len(disagreement), 'collective')} agree across ranks within "
         f"{in_micros(typical)} after correcting the clocks by up to {in_micros(most)}"
     )
+    if stepped := _stepped(_rates(end_ns, reached), [trace.rank for trace in traces]):
+        return list(traces), f"{remark}: {stepped}"
     if disagreement.sum() > _MOST_SHARE * ends.longest_ns.sum():
         return list(traces), (
             f"{remark}: the ends differ too much to separate waiting from transfer, so neither is "
@@ -143,6 +148,38 @@ def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
     for position, (one, of) in enumerate(reached):
         offset[one], error[one] = middle[position] + offset[of], left[position] + error[of]
     return _Offsets(offset, error)
+
+
+def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
+    """Returns how fast each rank's clock ran, as a multiple of the first rank's.
+
+    1 for a rank whose clock gains no more than clocks do that nobody steps.
+    """
+    rates = np.ones(end_ns.shape[1])
+    for rank, parent in reached:
+        shared = end_ns[(end_ns[:, rank] > 0) & (end_ns[:, parent] > 0)]
+        own_ns, other_ns = (int(np.ptp(shared[:, column])) for column in (rank, parent))
+        gained_ns = abs(own_ns - other_ns)
+        is_known = len(shared) >= _IN_WINDOW and min(own_ns, other_ns) > 0
+        is_stepped = gained_ns > max(_MOST_GAINED_NS, _MOST_GAIN * other_ns)
+        rates[rank] = rates[parent] * (own_ns / other_ns if is_known and is_stepped else 1.0)
+    return rates
+
+
+def _stepped(rates: Floats, ranks: Sequence[int]) -> str:
+    """Says which clocks ran at another rate than most; empty if all ran alike."""
+    usual = int(np.argmin(np.abs(rates - np.sort(rates)[(len(rates) - 1) // 2])))
+    others = np.flatnonzero(np.abs(rates / rates[usual] - 1) > _MOST_GAIN)
+    if len(others) == 0:
+        return ""
+    most = others[np.argmax(np.abs(np.log(rates[others] / rates[usual])))]
+    return (
+        f"the clock of {named_ranks([ranks[column] for column in others.tolist()])} ran at "
+        f"{rates[most] / rates[usual]:.3g} times the rate of rank {ranks[usual]}'s. torch.profiler "
+        "stretches or shrinks every duration of a rank whose wall clock is stepped while it "
+        "records, so neither waiting nor transfer is shown, and times of these ranks are not "
+        "comparable. Record again when the hosts' clocks are synchronised"
+    )
 
 
 def _quantiles(values: Ints, chosen: npt.NDArray[np.bool_], quantile: float) -> Floats:

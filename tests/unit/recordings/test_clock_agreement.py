@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commprof.recordings.clock_agreement import _offset, _quantiles, _tree
+from commprof.recordings.clock_agreement import _offset, _quantiles, _rates, _stepped, _tree
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -36,3 +36,23 @@ def test_offsets_add_up_along_the_tree() -> None:
     found = _offset(end_ns, [(1, 0), (2, 1)])
     assert found.offset_ns.tolist() == [0, 100, 70]
     assert found.error_ns.tolist() == [0, 0, 10]
+
+
+def test_a_clock_is_named_that_ran_otherwise_than_most() -> None:
+    # Rank 2's clock gains a tenth, rank 1's 100 ppm; rank 3 shares no collective with rank 0.
+    at = np.arange(1, 41) * 100_000_000
+    end_ns = np.stack([at, at + at // 10_000, at + at // 10, at], axis=1)
+    end_ns[:20, 3], end_ns[20:, 0] = 0, 0
+    rates = _rates(end_ns, [(1, 0), (2, 0), (3, 1)])
+    assert rates == pytest.approx([1, 1, 1.1, 1], rel=1e-12)
+    assert "the clock of rank 12 ran at 1.1 times the rate of rank 10's" in _stepped(
+        rates, [10, 11, 12, 13]
+    )
+    assert _stepped(rates[:2], [0, 1]) == ""
+
+
+def test_few_or_close_ends_tell_no_rate() -> None:
+    at = np.arange(1, 16) * 100_000_000  # a collective less than a window needs
+    assert _rates(np.stack([at, 2 * at], axis=1), [(1, 0)]).tolist() == [1, 1]
+    at = np.arange(1, 41) * 100_000  # gains 5 % of 4 ms
+    assert _rates(np.stack([at, at + at // 20], axis=1), [(1, 0)]).tolist() == [1, 1]

@@ -109,6 +109,25 @@ def test_clock_drift_between_ranks_is_corrected(tmp_path: Path) -> None:
     assert world.parts.wait_ms == pytest.approx(0.075, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("drifts", "said"),
+    [
+        ((0, 0.5), "the clock of rank 1 ran at 1.5 times the rate of rank 0's"),
+        ((0.02, 0), "the clock of rank 0 ran at 1.02 times the rate of rank 1's"),
+    ],
+)
+def test_a_clock_that_was_stepped_while_the_profiler_recorded_is_named(
+    tmp_path: Path, drifts: tuple[float, float], said: str
+) -> None:
+    """A step stretches all durations; see findings/profiler_clock_step_stretches_all.sh."""
+    ranks = [rank_events(rank, drift=drift, steps=4000) for rank, drift in enumerate(drifts)]
+    folder = write(tmp_path / "job", [document(events, rank) for rank, events in enumerate(ranks)])
+    world = world_of(folder)
+    assert not world.recording.clocks_shared
+    assert np.isnan(world.parts.wait_ms)
+    assert said in text_of(folder)
+
+
 def test_with_jumping_clocks_wait_and_wire_are_unknown(tmp_path: Path) -> None:
     events = rank_events(1, steps=8)
     for number, event in enumerate(events):
