@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <filesystem>
 #include <functional>
 #include <random>
 #include <thread>
@@ -15,6 +14,7 @@
 #include "arrival_hosts.h"
 #include "check.h"
 #include "clock/clock_sync.h"
+#include "open_files.h"
 
 using namespace commprof;
 using namespace arrival_hosts;
@@ -296,15 +296,6 @@ void foreignDatagramsAreIgnored() {
     return local.host.last(0, now_ns, last) == State::kKnown;
   }));
   CHECK_EQ(last.rank, 103u);
-}
-
-size_t openFiles() {
-  size_t count = 0;
-  for ([[maybe_unused]] const auto& entry :
-       std::filesystem::directory_iterator("/proc/self/fd")) {
-    ++count;
-  }
-  return count;
 }
 
 void aForkedChildInheritsNoCarrier() {

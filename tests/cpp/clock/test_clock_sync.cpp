@@ -13,6 +13,7 @@
 #include "check.h"
 #include "clock/clock_sync.h"
 #include "core/recorder.h"
+#include "open_files.h"
 #include "trace_file.h"
 
 using namespace commprof;
@@ -212,15 +213,6 @@ void unfollowWorksAfterRankZeroHasEnded() {
     sync.unfollow();
   });
   CHECK(records.size() >= 1);
-}
-
-size_t openFiles() {
-  size_t count = 0;
-  for ([[maybe_unused]] const auto& entry :
-       std::filesystem::directory_iterator("/proc/self/fd")) {
-    ++count;
-  }
-  return count;
 }
 
 void aForkedChildInheritsNoClockSockets() {

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
-from types import SimpleNamespace
 from typing import Any
 
 from commprof.capture.garbage import GarbageCollections
 from commprof.files import checked
 from commprof.trace.documents import MORE_METADATA
-
-
-class Recorder:
-    """Keeps the metadata that would go into the trace."""
-
-    def __init__(self, write_errno: int = 0) -> None:
-        self.metadata: dict[str, Any] = {}
-        self._write_errno = write_errno
-
-    def stats(self) -> Any:
-        return SimpleNamespace(write_errno=self._write_errno)
-
-    def add_metadata(self, text: str) -> None:
-        self.metadata |= json.loads(text)
+from tests.support.builders.metadata_recorder import Recorder
 
 
 class Slow:

@@ -255,21 +255,25 @@ def with_command(shown: Card, command: str) -> Card:
     return replace(shown, following=replace(shown.following, command=command))
 
 
+def words_in_a_shell(text: str, lines: int = 0) -> list[str]:
+    """Returns the arguments that bash reads in a card's command; ``lines``: how many it takes."""
+    typed = text[text.index("  commprof run") :]
+    assert not lines or typed.count("\\\n") == lines - 1
+    return subprocess.run(
+        ["bash", "-c", typed.replace("commprof", "printf '%s\\n'", 1)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+
+
 def test_a_command_wrapped_over_several_lines_is_unchanged_for_a_shell() -> None:
     command = "commprof run --nproc 4 --trial fp16,int8 'my train.py' --name 'it'\"'\"'s' " + (
         "--an-option with-a-value " * 3
     )
     text = render(with_command(KINDS["transfer-bound"].card, command))
     fits(text)
-    typed = text[text.index("  commprof run") :]
-    assert typed.count("\\\n") == 1
-    shown = subprocess.run(
-        ["bash", "-c", typed.replace("commprof", "printf '%s\\n'", 1)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert shown.splitlines() == shlex.split(command)[1:]
+    assert words_in_a_shell(text, lines=2) == shlex.split(command)[1:]
 
 
 def test_a_wrapped_command_with_a_long_word_is_unchanged_for_a_shell() -> None:
@@ -277,14 +281,7 @@ def test_a_wrapped_command_with_a_long_word_is_unchanged_for_a_shell() -> None:
     command = f"commprof run --nproc 2 --workload {word} --seed 3 train.py"
     text = render(with_command(KINDS["transfer-bound"].card, command))
     fits(text)
-    typed = text[text.index("  commprof run") :]
-    shown = subprocess.run(
-        ["bash", "-c", typed.replace("commprof", "printf '%s\\n'", 1)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert shown.splitlines() == shlex.split(command)[1:]
+    assert words_in_a_shell(text) == shlex.split(command)[1:]
 
 
 def test_caveats_name_too_few_cores_only_where_ranks_may_have_waited_for_them() -> None:
