@@ -1,17 +1,16 @@
-"""Measures what a collective costs in always-on mode: the training thread's time, and commprof's.
+"""Measures what a collective costs commprof's own threads in always-on mode.
 
-Two ranks on gloo issue small all-reduces without waiting in between, recorded in always-on mode and
-not recorded. A figure is processor time per collective: of the training thread (recorded less not
-recorded), and of commprof's own threads, which sum the records up and exchange arrivals. With
-``--before`` another version runs in turns with this one.
+Two ranks on gloo issue small all-reduces, recorded in always-on mode. The figure is processor time
+per collective of commprof's own threads, which sum the records up and exchange arrivals; for the
+time of the training thread see ``calls.py``. With ``--before`` another version runs in turns with
+this one, and the ratio of the two is printed.
 
-    python benchmarks/own_cost/always_on_threads.py [--rounds 7] [--before CHECKOUT]
+    python benchmarks/own_cost/always_on_threads.py [--rounds 8] [--before CHECKOUT]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import socket
 import statistics
@@ -23,12 +22,12 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-_CALLS: Final = 20_000
+_CALLS: Final = 50_000
 _PER_STEP: Final = 50
 
 
-def rank_main(directory: str, mode: str) -> None:
-    """Trains nothing: issues all-reduces, and writes the processor time of each thread."""
+def rank_main(directory: str) -> None:
+    """Trains nothing: issues all-reduces, and writes the processor time of commprof's threads."""
     import torch
     import torch.distributed as dist
 
@@ -38,27 +37,21 @@ def rank_main(directory: str, mode: str) -> None:
     dist.init_process_group("gloo")
     value = torch.ones(1)
 
-    def steps(calls: int) -> int:
-        begin = time.thread_time_ns()
+    def steps(calls: int) -> None:
         for call in range(calls):
             dist.all_reduce(value)
-            if mode and call % _PER_STEP == 0:
+            if call % _PER_STEP == 0:
                 commprof.step()
-        return time.thread_time_ns() - begin
 
-    if mode:
-        with commprof.profile(directory, mode=mode):
-            steps(_CALLS // 10)
-            helpers = _helpers_ns()
-            own = steps(_CALLS)
-            time.sleep(0.5)  # so that the helper thread has taken all records
-            helpers = _helpers_ns() - helpers
-    else:
+    with commprof.profile(directory, mode="always-on"):
         steps(_CALLS // 10)
-        own, helpers = steps(_CALLS), 0
+        before_ns = _helpers_ns()
+        steps(_CALLS)
+        time.sleep(0.5)  # so that the helper thread has taken all records
+        helpers_ns = _helpers_ns() - before_ns
     dist.barrier()
     if dist.get_rank() == 0:
-        print(json.dumps({"own_us": own / _CALLS / 1e3, "helpers_us": helpers / _CALLS / 1e3}))
+        print(helpers_ns / _CALLS / 1e3)
     dist.destroy_process_group()
 
 
@@ -71,55 +64,47 @@ def _helpers_ns() -> int:
     )
 
 
-def measured(checkout: Path, mode: str) -> dict[str, float]:
-    """Runs two ranks with the commprof of a checkout; returns the figures of rank 0."""
+def measured(checkout: Path) -> float:
+    """Runs two ranks with the commprof of a checkout; returns us per collective on rank 0."""
     with socket.socket() as free, tempfile.TemporaryDirectory() as directory:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
         free.close()
+        common = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
         ranks = [
             subprocess.Popen(
-                [str(checkout / ".venv/bin/python"), __file__, "--rank", directory, "--mode", mode],
-                env={
-                    **os.environ,
-                    **address,
-                    "PYTHONPATH": str(checkout),
-                    "OMP_NUM_THREADS": "1",
-                    "WORLD_SIZE": "2",
-                    "RANK": str(rank),
-                    "LOCAL_RANK": str(rank),
-                },
+                [str(checkout / ".venv/bin/python"), __file__, "--rank", directory],
+                env={**os.environ, **address, **common, "RANK": rank, "LOCAL_RANK": rank},
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for rank in range(2)
+            for rank in ("0", "1")
         ]
         output = [rank.communicate()[0] for rank in ranks]
-    found: dict[str, float] = json.loads(output[0].splitlines()[-1])
-    return found
+    return float(output[0].splitlines()[-1])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--before", type=Path, help="checkout of another version, built")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
-    parser.add_argument("--mode", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
-        rank_main(args.rank, args.mode)
+        rank_main(args.rank)
         return 0
     checkouts = {"now": ROOT} | ({"before": args.before.resolve()} if args.before else {})
-    rows: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
-    for _ in range(args.rounds):
-        for name, checkout in checkouts.items():
-            plain, recorded = (measured(checkout, mode) for mode in ("", "always-on"))
-            more_us = recorded["own_us"] - plain["own_us"]
-            rows[name].append({"training_us": more_us, "helpers_us": recorded["helpers_us"]})
-    for name, found in rows.items():
-        medians = {key: statistics.median(row[key] for row in found) for key in found[0]}
-        spread = {key: sorted(round(row[key], 3) for row in found) for key in found[0]}
-        print(name, {key: round(value, 3) for key, value in medians.items()}, spread)
+    costs: dict[str, list[float]] = {name: [] for name in checkouts}
+    for number in range(args.rounds):
+        order = list(checkouts) if number % 2 else list(reversed(checkouts))
+        for name in order:
+            costs[name].append(measured(checkouts[name]))
+    for name, us in costs.items():
+        shown = ", ".join(f"{value:.3f}" for value in sorted(us))
+        print(f"{name}: {statistics.median(us):.3f} us per collective (all: {shown})")
+    if args.before:
+        ratios = [now / before for now, before in zip(*costs.values(), strict=True)]
+        print(f"now / before: {statistics.median(ratios):.3f}, {min(ratios):.3f}-{max(ratios):.3f}")
     return 0
 
 

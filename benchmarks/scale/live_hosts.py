@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from benchmarks.judging.results_file import Lines
 
 if TYPE_CHECKING:

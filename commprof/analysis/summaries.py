@@ -10,11 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from commprof.analysis.checks.cross_checks import summary_checks
 from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.traffic import bus_factor
-from commprof.analysis.late.stragglers import find_late_rank
+from commprof.analysis.late.passed_on import passed_on
+from commprof.analysis.late.stragglers import LateRank, beyond_the_others, find_late_rank
 from commprof.analysis.step.exposure import ORIGINS
 from commprof.analysis.summary_result import (
     LastRow,
@@ -42,6 +44,8 @@ from commprof.trace.summary import (
     quantile_ns,
 )
 from commprof.units import ns_to_ms, ns_to_s, ns_to_us
+
+Floats = npt.NDArray[np.float64]
 
 #: The late rank is named if one phase, or pauses, make up this fraction of its excess of own work,
 #: and if the excess is at least this fraction of the waiting.
@@ -147,37 +151,66 @@ def late_rank_of(
     cannot be compared, see :func:`_comparable`, or if nothing is known of the rank itself. Also
     returns None if the cause is unclear: neither a single phase nor pauses account for at least
     half of the rank's total excess of time, see :func:`_slow_phase`, or the excess is less than
-    half of the waiting. The rank may then have waited for a third rank itself.
+    half of the waiting.
+
+    If no rank is found so, waiting is followed through ranks that waited themselves to the rank at
+    which it begins, see :mod:`commprof.analysis.late.passed_on`, and the same is asked of that.
     """
     steps = min((part.fewest_steps for part in parts), default=0)
     comparable = [part for part in parts if clocks_shared or _comparable(part.summary)]
     if steps == 0 or 2 * sum(len(part.ranks) for part in comparable) <= world_size:
         return None
-    waited_for = _waited_for(world_size, comparable)
-    rows = len(waited_for)
+    waited_for, by_waiting = (
+        _waited_for(world_size, comparable),
+        _by_waiting(world_size, comparable),
+    )
     step_ns = quantile_ns(merged_histogram(part.summary.steps for part in parts), 0.5)
     error = merged_histogram(part.summary.arrival_clock_error for part in parts)
     error_ns = quantile_ns(error, 0.95) if error.count else 0.0  # one clock for all
     # find_late_rank works per row, and a row holds this many steps.
-    per_row = steps / max(1, rows)
-    by_waiting = _by_waiting(world_size, comparable)
-    found = find_late_rank(waited_for, step_ns * per_row, error_ns * per_row, by_waiting)
-    if found is None:
+    per_row = steps / max(1, len(waited_for))
+
+    def with_cause(waited_for_ns: Floats, by_waiting_ns: Floats) -> SummaryLateRank | None:
+        late = find_late_rank(waited_for_ns, step_ns * per_row, error_ns * per_row, by_waiting_ns)
+        return None if late is None else _with_cause(late, per_row, parts)
+
+    late = with_cause(waited_for, by_waiting)
+    if late is not None:
+        return late
+    begun = passed_on(waited_for, by_waiting, _excess_ns(world_size, parts), steps)
+    if begun is None:
         return None
-    wait_ns = found.wait_ns * rows / steps
-    phase, share, excess_ns = _slow_phase(found.rank, parts)
+    late = with_cause(begun.waited_for_ns, begun.by_waiting_ns)
+    return None if late is None else replace(late, through=begun.through)
+
+
+def _with_cause(
+    late: LateRank, per_row: float, parts: Sequence[SummaryPart]
+) -> SummaryLateRank | None:
+    """Adds the phase in which a late rank loses time; None if its own work does not explain it."""
+    wait_ns = late.wait_ns / per_row
+    phase, share, excess_ns = _slow_phase(late.rank, parts)
     if share < _MOST or excess_ns < _MOST * wait_ns:
         return None
     return SummaryLateRank(
-        rank=found.rank,
+        rank=late.rank,
         wait_ms=ns_to_ms(wait_ns),
-        share=found.share,
-        p_value=found.p_value,
-        cost_s=found.cost_s,
+        share=late.share,
+        p_value=late.p_value,
+        cost_s=late.cost_s,
         phase=phase,
         phase_share=share,
-        waiting_ranks=found.waiting_ranks,
+        waiting_ranks=late.waiting_ranks,
     )
+
+
+def _excess_ns(world_size: int, parts: Sequence[SummaryPart]) -> Floats:
+    """Returns the time per step by which each rank's own work exceeds the others'; NaN: unknown."""
+    excess = np.full(world_size, np.nan)
+    listed = [rank for part in parts for rank in part.listed]
+    beyond = beyond_the_others(np.array([work for part in parts for work in part.work_ns]))
+    excess[listed] = np.maximum(0, beyond).sum(axis=1)
+    return excess
 
 
 def _comparable(summary: Summary) -> bool:

@@ -39,6 +39,8 @@ class SummaryLateRank:
     phase_share: float
     #: As ``stragglers.LateRank.waiting_ranks``.
     waiting_ranks: int = 0
+    #: Ranks that came late because they waited for this rank, and that others waited for in turn.
+    through: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

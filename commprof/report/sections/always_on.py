@@ -165,7 +165,7 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
             f"{late.wait_ms:.1f} ms per step for it, {late.share:.0%} of all waiting, "
             f"{late.cost_s:.1f} s in total (probability by chance: p = {late.p_value:.4f}). Its "
             f"own work takes longer than that of the other ranks; {late.phase_share:.0%} of the "
-            f"excess {_lies_in(late.phase)}."
+            f"excess {_lies_in(late.phase)}.{_passed_on(late.through)}"
         )
     if not math.isnan(arrivals.arrival_clock_error_us):
         found.append(
@@ -189,6 +189,13 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
         f"{summary.timing.unsplit_steps} steps: {_why_unknown(summary)}."
     )
     return found
+
+
+def _passed_on(through: Sequence[int]) -> str:
+    if not through:
+        return ""
+    verb = "waits for it and is" if len(through) == 1 else "wait for it and are"
+    return f" Some wait for it through {named_ranks(through)}, which {verb} therefore late too."
 
 
 def _lies_in(origin: str) -> str:

@@ -317,7 +317,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "arrival_clock_error_p95_us": math.nan,
         "arrival_clock_error_us": math.nan,
         "last": (LastRow(1, 0.75, 2.5),),
-        "late_rank": SummaryLateRank(1, 7.5, 0.9, 0.0005, 4.5, "data", 0.8),
+        "late_rank": SummaryLateRank(1, 7.5, 0.9, 0.0005, 4.5, "data", 0.8, 2, (3,)),
         "operations": (operation,),
         "moved": 0,
         "dropped_records": 0,

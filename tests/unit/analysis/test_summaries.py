@@ -338,6 +338,27 @@ def test_only_ranks_that_wait_for_the_late_rank_are_counted(tmp_path: Path) -> N
     assert "rank 2 is late: one other rank waits 20.0 ms per step for it" in text
 
 
+def test_waiting_that_ranks_passed_on_names_the_rank_at_which_it_begins(tmp_path: Path) -> None:
+    """Rank 0 takes 20 ms longer; rank 1 waits for it, and ranks 2 and 3 wait for rank 1."""
+    for rank, awaited in enumerate((None, 0, 1, 1)):
+        cells = [] if awaited is None else [n for at in range(40) for n in (at, awaited, 20 * MS)]
+        content = {
+            "steps": document([100 * MS] * 40),
+            "phases": [document([n * MS] * 40) for n in (74, 1, 2 if rank else 22, 3, 0)],
+            "exposed": document([20 * MS if rank else 0] * 40),
+            "waited_for": {"block_ns": 1 << 24, "cells": cells},
+        }
+        blocks = (block(summary(**content)), made.end())
+        write(tmp_path / f"rank_{rank}.trace", *blocks, rank=rank, world_size=4)
+    (found,) = analyse_run(tmp_path).summaries
+    late = found.late_rank
+    assert late is not None
+    assert (late.rank, late.phase, late.waiting_ranks, late.through) == (0, "forward", 3, (1,))
+    assert late.wait_ms == pytest.approx(20)
+    text = " ".join(table.render(analyse_run(tmp_path), 100).split())
+    assert "Some wait for it through rank 1, which waits for it and is therefore late too." in text
+
+
 @pytest.mark.parametrize(
     ("paused_ms", "named", "share"),
     # Rank 2's backward takes 20 ms longer, 800 ms in 40 steps.

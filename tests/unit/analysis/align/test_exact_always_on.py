@@ -51,10 +51,15 @@ def test_the_late_rank_its_phase_and_all_waiting_are_right(
     assert named(of, tmp_path) == (of.late[0].rank, cause)
 
 
+@pytest.mark.parametrize("seed", range(5, 9))
 @pytest.mark.parametrize("shape", ["groups", "pipeline"])
-def test_where_waiting_is_passed_on_no_other_rank_is_named(shape: str, tmp_path: Path) -> None:
-    of = drawn(shape, 5, 8, STEPS, cause="forward")
-    assert named(of, tmp_path) in (None, (of.late[0].rank, "forward"))
+def test_where_waiting_is_passed_on_the_rank_at_which_it_begins_is_named(
+    shape: str, seed: int, tmp_path: Path
+) -> None:
+    """In a pipeline, whose stages wait in any case, at times no rank is named."""
+    of = drawn(shape, seed, 8, STEPS, cause="forward")
+    late = named(of, tmp_path)
+    assert late == (of.late[0].rank, "forward") or (late is None and shape == "pipeline")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -63,8 +68,10 @@ def test_no_rank_is_named_in_jobs_without_a_late_rank(shape: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_rank_that_waited_itself_is_not_named(seed: int, tmp_path: Path) -> None:
+def test_a_rank_that_waited_itself_is_not_named_but_the_one_it_waited_for(
+    seed: int, tmp_path: Path
+) -> None:
     """Six ranks wait for rank 1, which takes no longer than they do: it waits for rank 0."""
     job = chain(seed, 8, STEPS)
     job.lengthen(0, LATE_IN["forward"], np.full(STEPS, 6.0 * MS))
-    assert named(Drawn(job, job), tmp_path) is None
+    assert named(Drawn(job, job), tmp_path) == (0, "forward")

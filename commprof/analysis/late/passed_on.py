@@ -1,0 +1,107 @@
+"""Follows waiting through ranks that came late because they had waited themselves.
+
+Rank A is late in one group; B waits for it there, and is therefore late in another group, where C
+waits for B. Sums of waiting over many steps, which are all that always-on mode keeps, do not tell
+which wait led to which. They tell enough where B's own work takes no longer than that of others:
+what B does not explain by its own work, and waited itself, it passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.analysis.late.stragglers import waiting_ranks
+
+Floats = npt.NDArray[np.float64]
+
+#: A rank passes waiting on if its own waits explain at least this fraction of its lateness.
+_MOST = 0.5
+#: Ranks that cause less than this fraction of all waiting are left as they are, and at most so many
+#: of the others are followed.
+_OF_ALL, _MOST_RANKS = 0.002, 256
+#: Longest chain of ranks that is followed.
+_LONGEST = 16
+
+
+@dataclass(frozen=True)
+class PassedOn:
+    """Waiting by the rank at which it begins."""
+
+    #: As the arguments of :func:`passed_on`. Of ``by_waiting_ns`` only the column of the rank that
+    #: caused the most waiting is filled.
+    waited_for_ns: Floats
+    by_waiting_ns: Floats
+    #: Ranks that passed most of the waiting for them on to that rank.
+    through: tuple[int, ...]
+
+
+def passed_on(
+    waited_for_ns: Floats, by_waiting_ns: Floats, excess_ns: Floats, steps: int
+) -> PassedOn | None:
+    """Returns the waiting by the rank at which it begins; None if no rank passed any on.
+
+    Args:
+        waited_for_ns: ``[block, rank]`` as in ``find_late_rank``.
+        by_waiting_ns: ``[waiting rank, rank]`` as there.
+        excess_ns: time per step by which each rank's own work exceeds that of the others; NaN if
+            not known.
+        steps: number of steps.
+    """
+    caused_ns = waited_for_ns.sum(axis=0)
+    costly = np.argsort(-caused_ns, kind="stable")[:_MOST_RANKS]
+    costly = costly[caused_ns[costly] > _OF_ALL * caused_ns.sum()]
+    through: list[int] = []
+    moved: list[Floats] = []
+    for rank in costly[~np.isnan(excess_ns[costly])].tolist():
+        own_ns = by_waiting_ns[rank]
+        waits = waiting_ranks(by_waiting_ns, rank)
+        waited_ns, lateness_ns = float(own_ns.sum()) / steps, 0.0
+        if waits.any():
+            lateness_ns = float(by_waiting_ns[waits, rank].mean()) / steps
+        passed_ns = min(waited_ns, lateness_ns - float(excess_ns[rank]))
+        if passed_ns >= _MOST * lateness_ns > 0:
+            through.append(rank)
+            moved.append(own_ns * (passed_ns / lateness_ns / own_ns.sum()))
+    if not through:
+        return None
+    return _moved(waited_for_ns, by_waiting_ns, through, np.array(moved))
+
+
+def _moved(
+    waited_for_ns: Floats, by_waiting_ns: Floats, through: Sequence[int], moved: Floats
+) -> PassedOn | None:
+    """Moves waiting for the ranks in ``through`` to other ranks.
+
+    ``moved``: fraction of the waiting for each of them, ``[rank in through, rank]``.
+    """
+    retained = 1 - moved.sum(axis=1)
+    settled, arriving = np.zeros_like(waited_for_ns), waited_for_ns.copy()
+    for _ in range(_LONGEST):
+        passing = arriving[:, through]
+        arriving[:, through] = passing * retained
+        settled += arriving
+        arriving = passing @ moved
+    settled += arriving
+    first = int(np.argmax(settled.sum(axis=0)))
+    # Fraction of the waiting for each rank that began with the first one.
+    begins = np.zeros(settled.shape[1])
+    begins[first] = retained[through.index(first)] if first in through else 1.0
+    share = begins.copy()
+    for _ in range(_LONGEST):
+        share[through] = begins[through] + moved @ share
+    column = by_waiting_ns @ share
+    if not column.sum() > column[first]:
+        return None  # only that rank would wait for itself: a circle
+    # What the first rank waited for those that it had made late is no other rank's waiting.
+    settled[:, first] *= 1 - column[first] / column.sum()
+    column[first] = 0.0
+    if int(np.argmax(settled.sum(axis=0))) != first:
+        return None
+    by_waiting = np.zeros_like(by_waiting_ns)
+    by_waiting[:, first] = column
+    passers = [rank for rank in through if rank != first and share[rank] >= _MOST]
+    return PassedOn(settled, by_waiting, tuple(sorted(passers)))
