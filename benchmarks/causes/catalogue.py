@@ -75,6 +75,8 @@ JOBS = {
     "caches_in_turns": "ranks-in-turns",
     "late_loading": "late-loading",
     "decodes_slowly": "late-loading",
+    "batches_from_one_rank": "batches-from-one-rank",
+    "uneven_batches": "uneven-batches",
     "late_embedding": "late-embedding",
     "embedding_computing": "late-embedding",
     "too_many_threads": "too-many-threads",

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from commprof.analysis.causes import (
     barrier_each_step,
+    batches_from_one_rank,
     ddp_buffers,
     ddp_every_pass,
     ddp_frozen_gradients,
@@ -33,6 +34,7 @@ from commprof.analysis.causes import (
     tensors_one_by_one,
     too_many_threads,
     trained_apart,
+    uneven_batches,
     weights_differ,
 )
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
@@ -68,6 +70,8 @@ CAUSES: Final[tuple[CatalogueCause, ...]] = (
     garbage_in_turns.CAUSE,
     ranks_in_turns.CAUSE,
     late_loading.CAUSE,
+    batches_from_one_rank.CAUSE,
+    uneven_batches.CAUSE,
     late_embedding.CAUSE,
     too_many_threads.CAUSE,
     slow_interface.CAUSE,

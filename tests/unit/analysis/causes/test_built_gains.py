@@ -222,6 +222,17 @@ STATIC = {
     "least_unused_parameter_size": 1000,
     "parameter_bytes": [MB, MB, 2 * MB, 1000],
 }
+
+
+def uneven(script: Script, step: int, fixed: bool) -> None:
+    """Each rank draws the length of its batch; divided evenly, all have the mean of a step."""
+    drawn = [np.random.default_rng([7, rank, step]).uniform(2.0, 30.0) for rank in range(RANKS)]
+    length = float(np.mean(drawn) if fixed else drawn[script.rank.rank])
+    script.forward(length)
+    script.backward(2 * length, {4 * MB: 2.0})
+    updated(script)
+
+
 FROZEN = {"least_unused_parameter_size": 6 * MB, "parameter_bytes": [6 * MB, 2 * MB]}
 #: Settings of DDP that the fix changes, in its log.
 HEALTHY = {"bucket_cap_bytes": 25 * 2**20, "least_unused_parameter_size": 0}
@@ -247,6 +258,7 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("late-loading", loading, {}),
     ("rank-alone", alone, {}),
     ("ranks-in-turns", in_turns, {}),
+    ("uneven-batches", uneven, {}),
 ]
 
 

@@ -1,0 +1,32 @@
+"""Samples of uneven length: each rank draws its own batch, and all wait for the longest."""
+
+import random
+
+import common
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+rank = common.begin()
+lengths = random.Random(0 if common.FIXED else rank)
+
+
+class Reader(torch.nn.Module):
+    """Takes as long as the batch has rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Sleeps for the rows, then multiplies."""
+        return self.layers(common.Sleep.apply(x, x.shape[0] / 8))
+
+
+model = DistributedDataParallel(Reader())
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in common.steps():
+    rows = lengths.choice([32, 64, 128, 256])
+    model(torch.randn(rows, 256, requires_grad=True)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+common.end()

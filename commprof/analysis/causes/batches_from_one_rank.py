@@ -1,0 +1,108 @@
+"""One rank reads every batch, and sends the others their part before each forward pass."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.evidence import Figure
+from commprof.text import in_bytes, in_ms
+from commprof.trace import columns
+from commprof.trace.exchanged import trained_by
+from commprof.trace.schema import Phase
+from commprof.units import ns_to_ms
+
+_OPS = ("broadcast", "scatter")
+#: Fewest bytes of a step: smaller ones are flags and sizes.
+_LEAST_BYTES = 2**14
+#: Time for which the other ranks wait in these calls, as a fraction of the step.
+_SHARE = 0.05
+#: Largest difference of the bytes of a step from those of the trained parameters, as a fraction of
+#: these, at which the calls hand out weights.
+_ALIKE = 0.02
+
+
+def _before_forward(calls: RankCalls) -> Mask:
+    """Calls of the script in the measured steps before the first forward pass of their step."""
+    phases = columns.phases(calls.trace)
+    forward = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
+    first = np.append(forward, np.iinfo(np.int64).max)[np.searchsorted(forward, calls.begin_ns)]
+    mask: Mask = calls.chosen(_OPS) & calls.of_script
+    rows = np.flatnonzero(mask)
+    step = calls.step[rows]
+    is_before = calls.table.issue_ns[rows] < first[step]
+    mask[rows] = is_before & (first[step] < calls.end_ns[step])
+    return mask
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    exchanges = facts.ddp_models > 0 or facts.world.communication.sharding is not None
+    if not exchanges or facts.on_device:
+        return None
+    masks = [_before_forward(calls) for calls in facts.ranks]
+    first, mask = facts.first, masks[0]
+    if not mask.any():
+        return None
+    root, group = first.table.peer[mask], first.table.group[mask]
+    described = first.trace.groups.get(int(group[0]))
+    # A group of model parallel ranks needs the same batch; the whole world does not.
+    if described is None or described.size != facts.world.world_size or (group != group[0]).any():
+        return None
+    if (root != root[0]).any() or first.per_step(mask) < 1:
+        return None
+    size = float(first.size_bytes[mask].sum()) / facts.steps
+    waiting = [
+        float(calls.exposed_ns[chosen].sum())
+        for calls, chosen in zip(facts.ranks, masks, strict=True)
+        if calls.rank != int(root[0])
+    ]
+    share = facts.share(waiting)
+    if size < _LEAST_BYTES or not share >= _SHARE or _is_of_weights(facts, size):
+        return None
+    ms = ns_to_ms(float(np.mean(waiting)) / facts.steps)
+    return Sighting(
+        f"Rank {int(root[0])} reads every batch and sends it to the others before each forward "
+        f"pass, {in_bytes(size)} per step, for which each of them waits {in_ms(ms)}.",
+        share,
+        line=first.line(mask),
+    )
+
+
+def _is_of_weights(facts: Facts, step_bytes: float) -> bool:
+    """True if the calls hand out weights: they follow the update before, and are as large."""
+    trained = trained_by(facts.first.trace.metadata)
+    if trained is None:
+        return False
+    return abs(step_bytes - trained.parameter_bytes) <= _ALIKE * trained.parameter_bytes
+
+
+CAUSE = CatalogueCause(
+    id="batches-from-one-rank",
+    title="One rank reads every batch and sends it to the others",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "In a job that exchanges gradients, each step begins with broadcasts or scatters from the "
+        f"same rank to all others, of at least {_LEAST_BYTES // 2**10} KiB in all, and the others "
+        f"wait in them for at least {_SHARE:.0%} of the step. On GPUs it is not named."
+    ),
+    why=(
+        "One process then reads and decodes the samples of all ranks, while the others wait, and "
+        "every batch crosses the network before it is used. The time grows with the number of "
+        "ranks. Accelerate does this for iterable data sets unless told not to. Let each rank read "
+        "its own part, with workers that read ahead."
+    ),
+    gain_note=(
+        "Not predicted, because the records do not tell how long each rank takes to read its own "
+        "part: the waiting in the calls is what the fix wins at most."
+    ),
+    fix=(
+        "sampler = torch.utils.data.distributed.DistributedSampler(dataset)\n"
+        "loader = torch.utils.data.DataLoader(\n"
+        "    dataset, batch_size, sampler=sampler, num_workers=2, prefetch_factor=2\n"
+        ")\n"
+        "# Accelerate: DataLoaderConfiguration(dispatch_batches=False)"
+    ),
+    source="https://github.com/huggingface/transformers/issues/24999",
+)

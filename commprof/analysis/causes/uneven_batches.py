@@ -1,0 +1,117 @@
+"""The ranks' batches take unequal work, another rank the most in each step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Floats
+from commprof.analysis.evidence import Figure
+from commprof.analysis.named_cause import Saving
+from commprof.text import in_ms
+from commprof.trace.schema import PHASES
+from commprof.units import ns_to_ms
+
+#: Fewest replayed steps.
+_STEPS = 8
+#: Time by which the rank with the most compute exceeds the mean rank, as a fraction of the step.
+_SPREAD = 0.05
+#: Standard deviation of a rank's compute over the steps, as a fraction of its mean. Compute of
+#: equal batches varies less, unless ranks are without a core, which is not counted.
+_VARIES = 0.3
+#: Correlation of what forward and backward take beyond the mean rank: a larger batch takes longer
+#: in both, a disturbance only in one of them.
+_TOGETHER = 0.8
+#: Largest fraction of the steps in which the same rank computes the longest.
+_ONE_RANK = 0.8
+_COMPUTE = (PHASES.index("forward"), PHASES.index("backward"))
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    recorded = facts.replays
+    if recorded is None or facts.on_device or len(facts.ranks) < 2:
+        return None
+    if facts.world.lateness.late_rank is not None:
+        return None
+    # [rank, step] each; a rank that was kept from its core computes no longer.
+    run_delay = recorded.kept_ns[:, recorded.counted]
+    forward, backward = (
+        recorded.own_ns[:, recorded.counted, phase] - run_delay[:, :, phase] for phase in _COMPUTE
+    )
+    compute = forward + backward
+    if compute.shape[1] < _STEPS or not compute.min() > 0:
+        return None
+    varies = np.median(compute.std(axis=1) / compute.mean(axis=1))
+    longest = np.bincount(compute.argmax(axis=0), minlength=len(compute)) / compute.shape[1]
+    beyond_ns = float((compute.max(axis=0) - compute.mean(axis=0)).mean())
+    share = beyond_ns / facts.step_ns
+    if varies < _VARIES or longest.max() > _ONE_RANK or share < _SPREAD:
+        return None
+    if _correlation(_beyond_mean(forward), _beyond_mean(backward)) < _TOGETHER:
+        return None
+    return Sighting(
+        f"The ranks' batches take unequal work: in a mean step, forward and backward of one rank "
+        f"take {in_ms(ns_to_ms(beyond_ns))} longer than those of the mean rank, another rank in "
+        "each step, and all others wait. Batches of uneven length look like this.",
+        share,
+        _saving(facts),
+    )
+
+
+def _beyond_mean(work_ns: Floats) -> Floats:
+    """What each rank takes in each step beyond the mean rank of the step and its own mean."""
+    beyond: Floats = work_ns - work_ns.mean(axis=0)
+    return beyond - beyond.mean(axis=1, keepdims=True)
+
+
+def _correlation(a: Floats, b: Floats) -> float:
+    """Pearson's correlation of two arrays of mean 0; 0 if one of them does not vary."""
+    norm = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum()) / norm if norm > 0 else 0.0
+
+
+def _saving(facts: Facts) -> Saving | None:
+    """Replays the steps with forward and backward of the mean rank on every rank."""
+    recorded = facts.replays
+    base = None if recorded is None else recorded.step_ns()
+    if recorded is None or base is None:
+        return None
+    equal = recorded.own_ns.copy()
+    for phase in _COMPUTE:
+        equal[:, :, phase] = equal[:, :, phase].mean(axis=0)
+    changed = recorded.step_ns(equal)
+    return None if changed is None else Saving(recorded.saved(base, changed), "replayed")
+
+
+CAUSE = CatalogueCause(
+    id="uneven-batches",
+    title="The ranks' batches take unequal work",
+    needs=(Figure.SPLIT, Figure.PARTS),
+    rule=_rule,
+    looks_like=(
+        "No rank is late by the test of the reports. The compute of each rank varies by at least "
+        f"{_VARIES:.0%} from step to step, in forward and backward alike (correlation at least "
+        f"{_TOGETHER:g}), the rank that computes the longest exceeds the mean rank by at least "
+        f"{_SPREAD:.0%} of the step, and it is no rank in more than {_ONE_RANK:.0%} of the steps. "
+        "On GPUs it is not named."
+    ),
+    why=(
+        "Every step takes as long as the rank with the most work, and all others wait for it. If "
+        "samples differ in length and each rank draws its own, the longest batch of all ranks "
+        "decides each time, the more ranks the longer. Sorted by length and dealt out in turn, "
+        "samples of nearly one length meet in the same step; shuffle the steps, not the samples."
+    ),
+    gain_note=(
+        "The steps are replayed with the mean rank's forward and backward on every rank, as if "
+        "the samples of each step were divided evenly by their work."
+    ),
+    fix=(
+        "import random\n\n"
+        "rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()\n"
+        "order = sorted(range(len(dataset)), key=lambda i: len(dataset[i]))\n"
+        "mine = order[rank : len(order) // ranks * ranks : ranks]  # one of each length\n"
+        "batches = list(torch.tensor(mine).split(batch_size))\n"
+        "random.Random(0).shuffle(batches)  # DataLoader(..., batch_sampler=batches)"
+    ),
+    source="https://github.com/lightseekorg/TorchSpec/issues/13",
+)
