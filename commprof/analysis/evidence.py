@@ -119,6 +119,8 @@ class Evidence:
     #: The rank that caused most waiting, and its fraction of all waiting; -1 and NaN if unknown.
     most_waited_for: int = -1
     most_waited_share: float = math.nan
+    #: Clause on steps that are too few to name a late rank, and how many would do; else empty.
+    few_steps: str = ""
 
     def lacking(self, figure: Figure) -> str:
         """Returns what a figure lacks, as a clause without a full stop; empty if supported."""
@@ -144,6 +146,8 @@ class Evidence:
         caused = f"rank {self.most_waited_for} caused {self.most_waited_share:.0%} of the waiting"
         if not self.steps_marked:
             return f"{caused}, and {_no_steps(self)}, so that this may be chance"
+        if self.few_steps:
+            return f"{caused}, but {self.few_steps}"
         return f"{caused}, which the recorded steps do not show to be more than chance"
 
     @property

@@ -206,18 +206,18 @@ def _longest(world: WorldResult) -> str:
 
 def _balance(world: WorldResult, step: MeanStep) -> str:
     """Returns advice on ranks that wait for one another; it denies a late rank only if it may."""
-    waiting = f"they wait for one another during {step.share('waiting'):.0%} of the step"
+    waiting = f"wait for one another during {step.share('waiting'):.0%} of the step"
     evidence = world.evidence
     if world.lateness.late_rank is None and evidence.stands_out:
         more = "more steps", "again, with marked steps (profiler.step())"
         again = more[not evidence.steps_marked]
         return (
-            f"First record {again}: {waiting}, and {evidence.stands_out}. If it is the same "
-            "rank again, find out what delays it; else balance the work of the ranks."
+            f"First record {again}: the ranks {waiting}, and {evidence.stands_out}. If it is the "
+            "same rank again, find out what delays it; else balance the work of the ranks."
         )
     nobody = world.lateness.late_rank is None and evidence.supports(Figure.NOBODY_LATE)
     return (
-        f"First balance the work of the ranks: {waiting}"
+        f"First balance the work of the ranks: they {waiting}"
         f"{', and not for a single rank' if nobody else ''}."
     )
 

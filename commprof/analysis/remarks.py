@@ -176,7 +176,8 @@ def _about_steps(world: WorldResult, facts: Mapping[str, list[str]]) -> list[str
         waits = each_waits(late.waiting_ranks, world.world_size)
         found.append(
             f"Rank {late.rank} is late at {name}: {waits} {ns_to_ms(late.wait_ns):.1f} ms per step "
-            f"for it, {late.share:.0%} of all waiting {_by_chance(late)}. {_about_lateness(late)}"
+            f"for it, {late.share:.0%} of all waiting (probability by chance: "
+            f"p = {late.p_value:.4f}). {_about_lateness(late)}"
         )
     return found
 
@@ -274,13 +275,6 @@ def _about_check(name: str, check: CrossCheck) -> str:
     other, ours = (f"{plain_digits(x, 4)} {check.unit}" for x in (check.other, check.ours))
     ours += f" ({check.percent})" if check.percent else ""
     return f"Cross-check at {name}: {check.what} is {other}, but commprof's figure is {ours}."
-
-
-def _by_chance(late: LateRank) -> str:
-    if math.isnan(late.p_value):
-        steps = counted(late.measured_steps, "step")
-        return f"in the {steps} recorded, too few to distinguish it from chance"
-    return f"(probability by chance: p = {late.p_value:.4f})"
 
 
 def _about_lateness(late: LateRank) -> str:

@@ -88,7 +88,12 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         timing=timing,
         training=training_account(run, ranks, whole.measured[0].step),
         recording=recording,
-        evidence=replace(evidence, most_waited_for=most, most_waited_share=share),
+        evidence=replace(
+            evidence,
+            most_waited_for=most,
+            most_waited_share=share,
+            few_steps=late.few_steps,
+        ),
         profiler_cost=profiler_cost(run, whole),
         communication=communication(run, seen),
         lateness=late,

@@ -142,12 +142,8 @@ def _late(late: CardRank) -> str:
     return (
         f"rank {late.rank}{where}: {in_ms(late.wait_ms)} per step and waiting rank, "
         f"{late.share:.0%} of all waiting; late in {late.late_steps} of "
-        f"{late.measured_steps} steps ({_chance(late.p_value)})"
+        f"{late.measured_steps} steps (p={late.p_value:.1g})"
     )
-
-
-def _chance(p_value: float) -> str:
-    return "too few to test" if math.isnan(p_value) else f"p={p_value:.1g}"
 
 
 def _small(card: Card) -> list[tuple[str, str]]:

@@ -9,19 +9,19 @@ import numpy as np
 
 from commprof.analysis.evidence import Evidence, Figure
 from commprof.analysis.late.costs import LongerPhase, WaitCost, longer_phase, wait_costs
+from commprof.analysis.late.few_steps import enough_steps, late_rank_of_few_steps
 from commprof.analysis.late.functions import GrownFunctions, grown_functions
 from commprof.analysis.late.lines import LongerLines, longer_lines
 from commprof.analysis.late.stragglers import (
     LateRank,
-    few_steps,
     late_rank,
-    late_rank_of_few_steps,
     of_ranks,
 )
 from commprof.analysis.step.breakdown import Breakdown, caused_in_all
 from commprof.analysis.step.exposure import NO_CORE
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
 from commprof.analysis.step.stalls import stalled
+from commprof.text import counted
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ms_to_ns, us_to_ns
 
@@ -40,6 +40,9 @@ class Lateness:
     longer_lines: tuple[LongerLines, ...] = ()
     #: Functions in which the late rank takes longer; None without a late rank or samples.
     grown_functions: GrownFunctions | None = None
+    #: Clause on steps that are too few to name a rank however they vary, and how many would do;
+    #: empty if there are enough.
+    few_steps: str = ""
 
     def most_waited_for(self) -> tuple[int, float]:
         """Returns the rank that caused most waiting, and its share; -1 and NaN if none is known."""
@@ -81,33 +84,34 @@ def lateness(
         step_median_ms: median over steps of the slowest rank's wall time.
         between_ranks_us: bound on the error of time differences between ranks.
     """
-    return Lateness(
-        late_rank=_late_rank(run, seen, ms_to_ns(step_median_ms), us_to_ns(between_ranks_us)),
-        wait_costs=wait_costs(seen.measured),
-        longer_phase=longer_phase(seen.ranks, seen.measured),
-    )
-
-
-def _late_rank(
-    run: WorldRun, seen: MeasuredSteps, step_ns: float, error_ns: float
-) -> LateRank | None:
-    """Searches for the late rank in the steps that did not stall."""
-    hung = stalled(slowest_ns(seen.measured))
-    caused = caused_in_all(seen.measured, ~hung)
+    taken = ~stalled(slowest_ns(seen.measured))
+    caused = caused_in_all(seen.measured, taken)
     by_waiting = np.zeros((run.world_size, run.world_size))
     for rank, part in zip(seen.ranks, seen.measured, strict=True):
-        by_waiting[rank] = part.caused[np.flatnonzero(~hung)].by_rank_ns(without=NO_CORE)
-    foreign = seen.recorded[0].is_foreign
-    if foreign and few_steps(waited_for := of_ranks(caused), by_waiting):
-        late = late_rank_of_few_steps(waited_for, step_ns, error_ns, by_waiting)
-        if late is not None and late.late_steps < late.measured_steps:
-            late = None  # some rank is the last in each step; only the same one in all says more
+        by_waiting[rank] = part.caused[np.flatnonzero(taken)].by_rank_ns(without=NO_CORE)
+    enough = enough_steps(of_ranks(caused), by_waiting)
+    step_ns, error_ns = ms_to_ns(step_median_ms), us_to_ns(between_ranks_us)
+    if seen.recorded[0].is_foreign and len(caused) < enough:
+        waited = np.stack([np.nan_to_num(part.wait_ns[taken]) for part in seen.measured])
+        late = late_rank_of_few_steps(
+            of_ranks(caused), waited, seen.ranks, step_ns, error_ns, by_waiting
+        )
     else:
-        origin_ns = np.stack([part.by_origin_ns[:, ~hung] for part in seen.measured])
+        origin_ns = np.stack([part.by_origin_ns[:, taken] for part in seen.measured])
         late = late_rank(caused, by_waiting, origin_ns, seen.ranks, step_ns, error_ns)
     if late is not None and late.phase == "other" and any(map(_lacks_phases, seen.measured)):
         late = replace(late, phase=None, phase_share=math.nan)  # "other" includes unknown phases
-    return late
+    return Lateness(
+        late_rank=late,
+        wait_costs=wait_costs(seen.measured),
+        longer_phase=longer_phase(seen.ranks, seen.measured),
+        few_steps=_few_steps(len(caused), enough) if len(caused) < enough else "",
+    )
+
+
+def _few_steps(steps: int, enough: int) -> str:
+    be = "is" if steps == 1 else "are"
+    return f"{counted(steps, 'step')} {be} too few to tell this from chance; {enough} would do"
 
 
 def _lacks_phases(part: Breakdown) -> bool:

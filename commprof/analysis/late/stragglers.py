@@ -29,7 +29,8 @@ _OF_STEPS = 0.75
 _OF_STEP = 0.02
 #: If several ranks are slow, the slowest is named if its excess is so many times the next largest.
 _CLEARLY = 2.0
-_SIGNIFICANCE = 0.01
+#: Probability at which chance does not explain that a rank is named.
+SIGNIFICANCE = 0.01
 #: A cause is named if it explains at least this fraction of the waiting that a rank caused.
 _MOST = 0.5
 
@@ -70,7 +71,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     if slow[rank] == 0 or slow[rank] < _CLEARLY * np.delete(slow, rank).max():
         return None
     p_value = min(1.0, ranks * phases * _sign_test(beyond[rank, phase[rank]], _OF_STEP * step_ns))
-    if p_value > _SIGNIFICANCE:
+    if p_value > SIGNIFICANCE:
         return None
     return SlowRank(rank, ORIGINS[int(phase[rank])], float(in_phase[rank]), p_value)
 
@@ -136,7 +137,8 @@ class LateRank:
     #: Waiting that the rank caused, without that for its lack of a core, divided by all waiting.
     share: float
     #: Probability of such a concentration if each step's late rank were drawn at random; for a rank
-    #: that is named for its own work, ``SlowRank.p_value``. NaN if there are too few steps to test.
+    #: that is named for its own work, ``SlowRank.p_value``; in few steps, that of
+    #: :func:`few_steps.late_rank_of_few_steps`.
     p_value: float
     #: Measured steps in which the waiting ranks waited for it 2 % of the step or more, on average.
     late_steps: int
@@ -245,9 +247,7 @@ def find_late_rank(
     probabilities counts, among all ranks and among only these ranks: of two ranks that only wait
     for each other, one is last in each step, however many other ranks the job has.
     """
-    late = late_rank_of_few_steps(
-        waited_for_ns, step_ns, clock_error_ns, by_waiting_ns, least_share
-    )
+    late = most_waited_for(waited_for_ns, step_ns, clock_error_ns, by_waiting_ns, least_share)
     if late is None:
         return None
     steps, ranks = waited_for_ns.shape
@@ -260,33 +260,18 @@ def find_late_rank(
         among[late.rank] = True
         p_value = max(p_value, _chance(blocks[:, among], caused_ns))
     mostly = late.late_steps >= steps / 2
-    limit = _SIGNIFICANCE if mostly else _SIGNIFICANCE_NOW_AND_THEN
+    limit = SIGNIFICANCE if mostly else _SIGNIFICANCE_NOW_AND_THEN
     return replace(late, p_value=p_value) if p_value <= limit else None
 
 
-def few_steps(waited_for_ns: Floats, by_waiting_ns: Floats) -> bool:
-    """True if no test of :func:`find_late_rank` can show that a rank is late beyond chance.
-
-    Args as there. The test that needs the most steps shuffles only the rank that caused the most
-    waiting and the ranks that wait for it.
-    """
-    rank = int(np.argmax(waited_for_ns.sum(axis=0)))
-    shuffled = 1 + int(waiting_ranks(by_waiting_ns, rank).sum())
-    return float(shuffled) ** (1 - len(waited_for_ns)) > _SIGNIFICANCE
-
-
-def late_rank_of_few_steps(
+def most_waited_for(
     waited_for_ns: Floats,
     step_ns: float,
-    clock_error_ns: float = 0.0,
-    by_waiting_ns: Floats | None = None,
-    least_share: float = MOST_WAITING,
+    clock_error_ns: float,
+    by_waiting_ns: Floats | None,
+    least_share: float,
 ) -> LateRank | None:
-    """Returns the rank that caused most waiting, if its share and its cost are material; else None.
-
-    Args as for :func:`find_late_rank`. No test is made, so ``p_value`` is NaN: few steps cannot
-    show that the rank is late in other steps too.
-    """
+    """Returns the rank that caused most waiting, without a test, if this is material; else None."""
     steps, ranks = waited_for_ns.shape
     if ranks < 2 or steps == 0 or float(waited_for_ns.sum()) <= 0:
         return None

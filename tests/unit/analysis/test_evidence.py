@@ -196,11 +196,14 @@ def test_of_unmarked_steps_more_are_no_help() -> None:
     assert found.next_step.advice.startswith("First record again, with marked steps")
 
 
-@pytest.mark.parametrize(("late_by_us", "named"), [((300, 200, 250), 1), ((300, -100, 250), None)])
-def test_in_few_steps_only_a_rank_that_is_late_in_each_is_named(
+@pytest.mark.parametrize(
+    ("late_by_us", "named"),
+    [((300, 260, 280), 1), ((300, 200, 250), None), ((300, -100, 250), None)],
+)
+def test_in_few_steps_only_a_rank_that_is_late_in_each_by_about_the_same_is_named(
     tmp_path: Path, late_by_us: tuple[int, ...], named: int | None
 ) -> None:
-    """Rank 1 caused most of the waiting, but in the second case rank 0 was late in one step."""
+    """Rank 1 caused most of the waiting; in the last case rank 0 was late in one step."""
     ranks = []
     for rank in range(2):
         events = list[Event]()
@@ -213,5 +216,6 @@ def test_in_few_steps_only_a_rank_that_is_late_in_each_is_named(
     (measured,) = result.worlds
     assert (measured.lateness.late_rank and measured.lateness.late_rank.rank) == named
     text = " ".join(" ".join((found.headline, *found.sentences, render(made))).split())
-    assert ("rank 1 caused 85% of the waiting" in text) == (named is None)
+    few = "of the waiting, but 3 steps are too few to tell this from chance; 8 would do"
+    assert (few in text) == (named is None)
     assert "No single rank" not in text

@@ -83,9 +83,9 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     world = world_of(both(tmp_path / "job"))
     assert world.lateness.late_rank is not None
     assert (world.lateness.late_rank.rank, world.lateness.late_rank.measured_steps) == (1, 4)
-    assert np.isnan(world.lateness.late_rank.p_value)
+    assert world.lateness.late_rank.p_value < 1e-6  # by the same time in each step
     assert "The other ranks wait for rank 1" in text_of(tmp_path / "job")
-    assert "too few to distinguish it from chance" in text_of(tmp_path / "job")
+    assert "(probability by chance: p = 0.0000)" in text_of(tmp_path / "job")
 
 
 @pytest.mark.parametrize("offset_us", [-3.2e6, 250.0, 7e7])
@@ -435,7 +435,7 @@ def test_ddps_copy_of_a_bucket_ends_its_wait_for_the_bucket(
 
 
 @with_data
-def test_the_dlrm_recording_of_8_gpus_has_the_known_times_and_late_rank() -> None:
+def test_the_dlrm_recording_of_8_gpus_has_the_known_times_and_waiting() -> None:
     world = world_of(DLRM)
     ms = {
         "exposed": (5537, 11056, 3217, 9450, 6550, 6211, 3289, 1580),
@@ -452,11 +452,14 @@ def test_the_dlrm_recording_of_8_gpus_has_the_known_times_and_late_rank() -> Non
             kernels.communication_ms, rel=1e-3
         )
         assert 0.01 <= kernels.transfer_ms / rank.parts.step_ms <= 0.02
-    assert world.lateness.late_rank is not None
-    assert world.lateness.late_rank.rank == 7
+    assert world.lateness.late_rank is None
+    assert world.lateness.most_waited_for() == (7, pytest.approx(0.78, abs=0.005))
     assert 0 < world.recording.clock_error_us <= 10
     assert {row.op for row in world.communication.collectives} == {"all_to_all", "all_reduce"}
-    assert "The other ranks wait for rank 7" in text_of(DLRM)
+    few = (
+        "rank 7 caused 78% of the waiting, but 1 step is too few to tell this from chance; 4 would"
+    )
+    assert few in text_of(DLRM)
 
 
 @with_data

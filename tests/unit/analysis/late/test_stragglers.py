@@ -10,10 +10,10 @@ import time
 import numpy as np
 import pytest
 
+from commprof.analysis.late.few_steps import enough_steps, late_rank_of_few_steps
 from commprof.analysis.late.stragglers import (
     LateRank,
     beyond_the_others,
-    few_steps,
     find_late_rank,
     find_slow_rank,
     late_by_own_work,
@@ -374,8 +374,58 @@ def test_a_late_rank_of_a_pair_among_many_ranks_is_named_from_eight_steps_on(ste
     waited = waits(steps, 8)
     waited[:, 7] = 40 * MS
     late = find_late_rank(waited, STEP, by_waiting_ns=in_pairs(waited))
-    assert few_steps(waited, in_pairs(waited)) == (steps < 8)
+    assert enough_steps(waited, in_pairs(waited)) == 8
     assert (late is not None) == (steps >= 8)
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 8), (3, 6), (8, 4), (64, 3), (1024, 2)])
+def test_so_many_steps_are_enough_to_name_a_rank(ranks: int, steps: int) -> None:
+    """The fewest for which ranks ** (1 - steps) is at most 1 %."""
+    waited = np.zeros((2, ranks))
+    waited[:, 1] = 40 * MS
+    by_waiting = np.zeros((ranks, ranks))
+    by_waiting[:, 1] = 40 * MS
+    by_waiting[1, 1] = 0
+    assert enough_steps(waited, by_waiting) == steps
+
+
+def of_few_steps(longer_ns: np.ndarray) -> LateRank | None:  # type: ignore[type-arg]
+    """Returns the late rank of ranks that take ``[rank, step]`` longer."""
+    waited = longer_ns.max(axis=0) - longer_ns
+    last = longer_ns.argmax(axis=0)
+    waited_for, by_waiting = np.zeros(longer_ns.T.shape), np.zeros(2 * (len(longer_ns),))
+    for step, rank in enumerate(last.tolist()):
+        waited_for[step, rank] = waited[:, step].sum()
+        by_waiting[:, rank] += waited[:, step]
+    ranks = list(range(len(longer_ns)))
+    return late_rank_of_few_steps(waited_for, waited, ranks, STEP, 0.0, by_waiting)
+
+
+def test_in_few_steps_a_rank_is_named_by_the_spread_of_all() -> None:
+    """Two ranks and three steps: the mean of 30, 26 and 28 ms is 28, its standard error 1.155."""
+    later = np.array([[30.0, 26.0, 28.0], [0, 0, 0]]) * MS
+    # Twice the tail of Student's t of 24.25 with two degrees of freedom.
+    late = of_few_steps(later)
+    assert late is not None
+    assert (late.rank, late.p_value) == (0, pytest.approx(2 * 0.000848, rel=1e-3))
+    assert of_few_steps(np.array([[30.0, 20.0, 25.0], [0, 0, 0]]) * MS) is None
+    # One step of the two: nothing tells it from chance.
+    assert of_few_steps(np.array([[30.0, -1.0], [0, 0]]) * MS) is None
+
+
+@pytest.mark.parametrize("steps", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 4, 8, 64])
+def test_in_few_steps_of_ranks_that_are_alike_hardly_ever_one_is_named(
+    ranks: int, steps: int
+) -> None:
+    random = np.random.default_rng(ranks * steps)
+    longer = random.normal(0, 20 * MS, (400, ranks, steps))
+    assert sum(of_few_steps(each) is not None for each in longer) <= 8
+    longer[:, 0] += 200 * MS  # ten times the spread of one step
+    named = [late.rank for each in longer if (late := of_few_steps(each)) is not None]
+    assert set(named) <= {0}
+    fewest = {(2, 2): 20, (2, 3): 300}.get((ranks, steps), 370)
+    assert len(named) >= fewest
 
 
 def test_ranks_that_hardly_wait_for_the_late_rank_are_not_counted() -> None:
