@@ -199,18 +199,18 @@ class CostCurve:
 
         ``op`` is as in ``time_s``.
         """
-        found = []
+        reasons = []
         if not min(self.world_sizes) <= ranks <= max(self.world_sizes):
-            found.append(f"{ranks} ranks (measured: {', '.join(map(str, self.world_sizes))})")
+            reasons.append(f"{ranks} ranks (measured: {', '.join(map(str, self.world_sizes))})")
         done = self._work(ranks, op)
         steps = [done.step_bytes(size) for size in sizes_bytes] if done.steps else []
         low, high = self.step_bytes
         if steps and (min(steps) < 0.999 * low or max(steps) > 1.001 * high):
-            found.append(
+            reasons.append(
                 f"ring steps of {min(steps):.3g} to {max(steps):.3g} bytes (measured: {low:.3g} to "
                 f"{high:.3g})"
             )
-        return found
+        return reasons
 
     def replicate(self, number: int) -> CostCurve:
         """Returns the curve with the parameters of one bootstrap replicate.
@@ -249,7 +249,7 @@ class CostCurve:
             Piece(piece.low_bytes * scale, *line)
             for piece, line in zip(self.pieces, new, strict=True)
         )
-        drawn = tuple(lines(each) for each in self.replicates)
+        drawn = tuple(lines(replicate) for replicate in self.replicates)
         return dataclasses.replace(self._on(pieces, scale), replicates=drawn)
 
     def _work(self, ranks: int, op: str | None) -> Work:

@@ -118,13 +118,13 @@ def _places(count: int) -> list[int]:
 def lines_on(breaks: Sequence[float], x: Floats, y: Floats) -> list[Line] | None:
     """Fits a line per piece; None if a piece has fewer than two different x."""
     piece = np.searchsorted(np.asarray(breaks), x, side="right") - 1
-    found = []
+    lines = []
     for number in range(len(breaks)):
         mine = piece == number
         if len(np.unique(x[mine])) < 2:
             return None
-        found.append(robust_line(x[mine], y[mine]))
-    return found
+        lines.append(robust_line(x[mine], y[mine]))
+    return lines
 
 
 def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:

@@ -29,9 +29,9 @@ def curves_of(
 
     All runs are over links of one class. Runs with a compressor are skipped.
     """
-    plain = [each for each in recorded if each.world_size > 1 and not each.hook]
-    sharded = [each for each in plain if isinstance(each, ShardedSteps)]
-    replicated = [each for each in plain if isinstance(each, Schedule)]
+    plain = [steps for steps in recorded if steps.world_size > 1 and not steps.hook]
+    sharded = [steps for steps in plain if isinstance(steps, ShardedSteps)]
+    replicated = [steps for steps in plain if isinstance(steps, Schedule)]
     curves = fit_sharded(sharded) if sharded else {}
     if replicated and "all_reduce" not in measured:
         curves["all_reduce"] = calibrate(replicated)
@@ -63,7 +63,7 @@ def build_profile(
     Raises:
         CommprofError: no collective was measured so that its costs can be fitted.
     """
-    left_out = [reason for each in measurements for reason in each.left_out]
+    left_out = [reason for measurement in measurements for reason in measurement.left_out]
     curves = _curves(measurements, recorded, left_out)
     if not curves:
         raise CommprofError(
@@ -72,7 +72,7 @@ def build_profile(
             "hook, or a file of "
             + invocation.command("microbench", "all_reduce", "--json", "FILE")
         )
-    links = {link: LinkProfile(found) for link, found in curves.items()}
+    links = {link: LinkProfile(curves_of_link) for link, curves_of_link in curves.items()}
     stated = OTHER_HOST if OTHER_HOST in links else SAME_HOST
     links[stated] = LinkProfile(curves[stated], bandwidth_bytes_per_s, latency_s)
     profile = MachineProfile(
@@ -111,7 +111,7 @@ def _of_one_backend(
     A backend of the recorded runs is preferred to gloo, and gloo to any other backend. Curves that
     are not chosen are named in ``left_out``.
     """
-    wanted = [each.schedule.backend for each in recorded if each.schedule.link == link]
+    wanted = [job.schedule.backend for job in recorded if job.schedule.link == link]
     preferred = (*wanted, "gloo")
     known = {backend: place for place, backend in reversed([*enumerate(preferred)])}
     ranked = sorted(fitted, key=lambda curve: known.get(curve.backend, math.inf))
@@ -135,17 +135,17 @@ def _hooks(
     """Fits each compressor to its runs with the most ranks; names failures in ``left_out``."""
     hooks: dict[str, list[tuple[RecordedJob, Schedule]]] = {}
     plain = []
-    for each in recorded:
-        if not isinstance(each.schedule, Schedule):
+    for job in recorded:
+        if not isinstance(job.schedule, Schedule):
             continue
-        if not each.schedule.hook:
-            plain.append(each.schedule)
-        elif each.schedule.world_size > 1:
-            hooks.setdefault(each.schedule.hook, []).append((each, each.schedule))
-    found = {}
+        if not job.schedule.hook:
+            plain.append(job.schedule)
+        elif job.schedule.world_size > 1:
+            hooks.setdefault(job.schedule.hook, []).append((job, job.schedule))
+    costs = {}
     for label, runs in hooks.items():
         ranks = max(schedule.world_size for _, schedule in runs)
-        largest = [each for each, schedule in runs if schedule.world_size == ranks]
+        largest = [job for job, schedule in runs if schedule.world_size == ranks]
         schedules = [schedule for _, schedule in runs if schedule.world_size == ranks]
         curve = curves.get(schedules[0].link, {}).get("all_reduce")
         if curve is None:
@@ -153,12 +153,12 @@ def _hooks(
                 f"{largest[0].name} has hook {label}, but all-reduce on its link was not "
                 "measured; record the job without a hook too, and give both runs to commprof fit"
             )
-        rows = [row for each in largest for row in each.compression]
+        rows = [row for job in largest for row in job.compression]
         try:
-            found[label] = fit_hook(label, rows, schedules, curve, plain)
+            costs[label] = fit_hook(label, rows, schedules, curve, plain)
         except CommprofError as error:
             left_out.append(str(error))
-    return found
+    return costs
 
 
 def _machine(measurements: Sequence[Measurement]) -> Mapping[str, Any]:

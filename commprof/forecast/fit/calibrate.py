@@ -43,7 +43,7 @@ def calibrate(schedules: Sequence[Schedule]) -> CostCurve:
     Raises:
         CommprofError: there is no run of 2 ranks or more without a compressor.
     """
-    usable = [each for each in schedules if each.world_size > 1 and not each.hook]
+    usable = [schedule for schedule in schedules if schedule.world_size > 1 and not schedule.hook]
     if not usable:
         raise CommprofError(
             "no plain all-reduce between ranks was recorded; give commprof fit a run of 2 ranks or "
@@ -132,11 +132,11 @@ def _curve(
     drawn: Sequence[tuple[float, float]],
     error: float,
 ) -> CostCurve:
-    done = [work("all_reduce", each.world_size) for each in schedules]
+    done = [work("all_reduce", schedule.world_size) for schedule in schedules]
     x = np.concatenate(
         [w.sent * s.bucket_bytes / w.steps for w, s in zip(done, schedules, strict=True)]
     )
-    crowded = [each.placement.ranks_per_core for each in schedules]
+    crowded = [schedule.placement.ranks_per_core for schedule in schedules]
     low, high = percentile_interval(drawn)
     least = beta * float(x.min()) / 2
     latency = (float(low[0]), float(high[0]))
@@ -158,7 +158,7 @@ def _curve(
         backend=schedules[0].backend,
         pieces=pieces,
         step_bytes=(float(x.min()), float(x.max())),
-        world_sizes=tuple(sorted({each.world_size for each in schedules})),
+        world_sizes=tuple(sorted({schedule.world_size for schedule in schedules})),
         ranks_per_core=max(crowded),
         residual=error,
         replicates=tuple(tuple((a, b) for _, a, b in ring_pieces(*pair)) for pair in drawn),

@@ -100,7 +100,7 @@ def _fit(op: str, backend: str, points: Sequence[Point]) -> CostCurve:
         worst_residual=float(np.abs(residual).max()),
         held_out_size=None if by_size is None else by_size.held_out,
         held_out_world_size=_held_out_world_size(data, breaks),
-        replicates=tuple(tuple(each) for each in replicates),
+        replicates=tuple(tuple(drawn_lines) for drawn_lines in replicates),
         knots=knots,
     )
 
@@ -151,16 +151,16 @@ def _bootstrap(breaks: Sequence[float], data: _Data) -> list[list[Line]]:
     resampled times. A draw with fewer than two sizes in a piece is repeated.
     """
     random = np.random.default_rng(_SEED)
-    found: list[list[Line]] = []
+    drawn: list[list[Line]] = []
     for _ in range(20 * REPLICATES):
-        if len(found) == REPLICATES:
+        if len(drawn) == REPLICATES:
             break
         rows = random.integers(0, len(data.x), len(data.x))
         y = np.array([_redrawn(data, row, random) for row in rows])
         lines = lines_on(breaks, data.x[rows], y)
         if lines is not None:
-            found.append(lines)
-    return found
+            drawn.append(lines)
+    return drawn
 
 
 def _redrawn(data: _Data, row: int, random: np.random.Generator) -> float:
@@ -225,8 +225,13 @@ class _LeftOut:
         """
         lines, knots = np.abs(self.by_lines), np.abs(self.by_knots)
         chosen = _are_knots_better(knots.sum() - knots, lines.sum() - lines)
-        found = np.where(chosen, knots, lines)
-        return HeldOut(float(found.mean()), float(found.max()), len(found), float(np.median(found)))
+        predicted = np.where(chosen, knots, lines)
+        return HeldOut(
+            float(predicted.mean()),
+            float(predicted.max()),
+            len(predicted),
+            float(np.median(predicted)),
+        )
 
 
 def _are_knots_better(knots: Floats | np.float64, lines: Floats | np.float64) -> Any:
@@ -248,9 +253,9 @@ def _leave_out(data: _Data, groups: Floats, breaks: Sequence[float]) -> _LeftOut
     ``_MOST_TURNS`` groups, several that are far apart are left out at a time.
     """
     lines, knots = np.zeros(len(data.x)), np.zeros(len(data.x))
-    values, place = np.unique(groups, return_inverse=True)
+    values, group_row = np.unique(groups, return_inverse=True)
     for turn in range(min(len(values), _MOST_TURNS)):
-        out = place % _MOST_TURNS == turn
+        out = group_row % _MOST_TURNS == turn
         rest = _rows(data, ~out)
         used, fitted = breaks, None
         if len(values) > MOST_SIZES:
@@ -268,8 +273,8 @@ def _leave_out(data: _Data, groups: Floats, breaks: Sequence[float]) -> _LeftOut
 
 def _held_out_world_size(data: _Data, breaks: Sequence[float]) -> HeldOut | None:
     several = len(np.unique(data.ranks)) > 1
-    found = _leave_out(data, data.ranks, breaks) if several else None
-    return None if found is None else found.held_out
+    left_out = _leave_out(data, data.ranks, breaks) if several else None
+    return None if left_out is None else left_out.held_out
 
 
 def _rows(data: _Data, chosen: npt.NDArray[np.bool_]) -> _Data:
@@ -277,7 +282,9 @@ def _rows(data: _Data, chosen: npt.NDArray[np.bool_]) -> _Data:
         name: getattr(data, name)[chosen]
         for name in ("ranks", "size_bytes", "steps", "x", "y", "error")
     }
-    samples = tuple(each for each, kept in zip(data.samples, chosen, strict=True) if kept)
+    samples = tuple(
+        sample for sample, is_chosen in zip(data.samples, chosen, strict=True) if is_chosen
+    )
     return dataclasses.replace(data, samples=samples, **columns)
 
 
@@ -293,7 +300,7 @@ def _knots(data: _Data) -> tuple[Knot, ...]:
 
 def _either(knots: Sequence[Knot], lines: Floats, x: Floats) -> Floats:
     """Returns times at ``x``: interpolated between knots, or ``lines`` where no knots are near."""
-    found = np.array([between(knots, each) for each in x.tolist()])
+    found = np.array([between(knots, value) for value in x.tolist()])
     return np.where(np.isnan(found), lines, found)
 
 

@@ -105,22 +105,22 @@ def check(
     )
     if isinstance(recorded, ShardedSteps):
         scenario = as_recorded(scenario, recorded)
-    found = replay.predict(scenario)
+    predicted = replay.predict(scenario)
     return HeldOutCheck(
         name=name,
         world_size=recorded.world_size,
         measured_s=float(np.median(recorded.period_s)),
-        predicted_s=found.step_s.value,
+        predicted_s=predicted.step_s.value,
         held_out=recorded is not replay.schedule and not is_fitted,
-        no_overlap_s=found.no_overlap_s,
-        perfect_overlap_s=found.perfect_overlap_s,
+        no_overlap_s=predicted.no_overlap_s,
+        perfect_overlap_s=predicted.perfect_overlap_s,
         as_is_s=passes_of(replay.schedule, scenario) * float(np.median(replay.schedule.period_s)),
     )
 
 
 def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
     """Raises ``CommprofError`` if no scenario of the replay can describe the recorded steps."""
-    kinds = [isinstance(each, ShardedSteps) for each in (replay.schedule, recorded)]
+    kinds = [isinstance(steps, ShardedSteps) for steps in (replay.schedule, recorded)]
     if kinds[0] != kinds[1]:
         raise CommprofError(
             "either this run or the replayed run, but not both, shards parameters, gradients or "
@@ -135,7 +135,7 @@ def _check_kind(replay: Model, recorded: RecordedSteps) -> None:
                 "cannot check the prediction"
             )
     if isinstance(replay.schedule, Schedule) and isinstance(recorded, Schedule):
-        buckets, here = (len(each.bucket_bytes) for each in (replay.schedule, recorded))
+        buckets, here = (len(steps.bucket_bytes) for steps in (replay.schedule, recorded))
         if buckets != here:
             raise CommprofError(
                 f"a step of this run reduces gradients in {counted(here, 'bucket')}, a step of the "
@@ -162,22 +162,22 @@ def checks(
         recorded: settings to which ``replay.compute_by_batch`` was fitted.
     """
     sources = {Path(source).resolve() for source in replay.profile.sources}
-    given = [each for each in others if each.source and Path(each.source).resolve() in sources]
+    given = [job for job in others if job.source and Path(job.source).resolve() in sources]
     alone = _fitted_alone(replay) if given else replay.profile
-    found, refused = [], []
-    own = RecordedJob("the run itself", replay.schedule, ())
-    for each in _once((own, *others)):
-        schedule, tried, is_fitted = each.schedule, replay, False
-        if each is not own:
-            if any(each is one for one in given):
+    done, refused = [], []
+    own_job = RecordedJob("the run itself", replay.schedule, ())
+    for job in _once((own_job, *others)):
+        schedule, tried, is_fitted = job.schedule, replay, False
+        if job is not own_job:
+            if any(job is other for other in given):
                 tried = replay.with_profile(alone)
                 is_fitted = _is_fitted(replay.profile, alone, schedule)
             tried = _without(tried, schedule, recorded)
         try:
-            found.append(check(tried, schedule, each.name, is_fitted))
+            done.append(check(tried, schedule, job.name, is_fitted))
         except CommprofError as error:
-            refused.append(f"{each.name}: {error}")
-    return found, refused
+            refused.append(f"{job.name}: {error}")
+    return done, refused
 
 
 def _once(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
@@ -189,10 +189,10 @@ def _once(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
     return found
 
 
-def _is_same(one: RecordedSteps, other: RecordedSteps) -> bool:
+def _is_same(steps: RecordedSteps, other: RecordedSteps) -> bool:
     """True if both are the same recorded steps: two recordings differ in some step's ns."""
-    settings = [(each.world_size, each.link, each.hook) for each in (one, other)]
-    return settings[0] == settings[1] and np.array_equal(one.period_s, other.period_s)
+    settings = [(each.world_size, each.link, each.hook) for each in (steps, other)]
+    return settings[0] == settings[1] and np.array_equal(steps.period_s, other.period_s)
 
 
 def _fitted_alone(replay: Model) -> MachineProfile:
@@ -249,14 +249,14 @@ def _without(replay: Model, checked: RecordedSteps, recorded: Sequence[RecordedJ
     return dataclasses.replace(replay, compute_by_batch=compute_by_batch(rest, replay.schedule))
 
 
-def model_error(found: Sequence[HeldOutCheck]) -> ModelError | None:
+def model_error(checks: Sequence[HeldOutCheck]) -> ModelError | None:
     """Computes the errors in the held-out checks; None if there are none."""
-    held_out = [each for each in found if each.held_out]
-    errors = [abs(each.error) for each in held_out]
+    held_out = [check for check in checks if check.held_out]
+    errors = [abs(check.error) for check in held_out]
     if not errors:
         return None
     trivial = {
-        name: float(np.mean([abs(each.error_of(name)) for each in held_out])) for name in TRIVIAL
+        name: float(np.mean([abs(check.error_of(name)) for check in held_out])) for name in TRIVIAL
     }
     known = [name for name in TRIVIAL if not math.isnan(trivial[name])]
     better = min(known, key=lambda name: trivial[name])

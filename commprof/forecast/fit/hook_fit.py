@@ -100,10 +100,10 @@ def fit_hook(
         link=schedules[0].link,
     )
     if name == HIERARCHICAL or "hierarchical=1" in label.partition(":")[2].split(","):
-        found = _two_levels(bare, schedules, curve)
+        fitted = _two_levels(bare, schedules, curve)
     else:
-        found = _with_overhead(bare, np.geomspace(1e-5, 0.1, _OVERHEADS), schedules, curve)
-    return _with_spread(found, mine, schedules, curve)
+        fitted = _with_overhead(bare, np.geomspace(1e-5, 0.1, _OVERHEADS), schedules, curve)
+    return _with_spread(fitted, mine, schedules, curve)
 
 
 def _stages(rows: Sequence[CompressionRow]) -> tuple[Line, Line, Line]:
@@ -200,14 +200,14 @@ def _with_overhead(
 
 def _compute_s_per_byte(hooked: Sequence[Schedule], plain: Sequence[Schedule]) -> float:
     """Returns the median slowdown of compute per gradient byte; NaN without a similar plain run."""
-    found = [
-        (_own_s(one) - _own_s(other)) / one.gradient_bytes
-        for one in hooked
+    rates = [
+        (_own_s(schedule) - _own_s(other)) / schedule.gradient_bytes
+        for schedule in hooked
         for other in plain
-        if (one.world_size, one.link) == (other.world_size, other.link)
-        and one.bucket_bytes.tolist() == other.bucket_bytes.tolist()
+        if (schedule.world_size, schedule.link) == (other.world_size, other.link)
+        and schedule.bucket_bytes.tolist() == other.bucket_bytes.tolist()
     ]
-    return float(np.median(found)) if found else math.nan
+    return float(np.median(rates)) if rates else math.nan
 
 
 def _own_s(schedule: Schedule) -> float:
@@ -224,7 +224,7 @@ def _miss(cost: HookCost, schedules: Sequence[Schedule], curve: CostCurve) -> fl
         sizes = schedule.bucket_bytes.tolist()
         per_host = max(1, round(schedule.placement.ranks_per_host))
         sharing = cost.link_sharing(cost.ranks, per_host) if schedule.link == OTHER_HOST else 1.0
-        alone = [cost.time_s(each, cost.ranks, curve, sharing=sharing) for each in sizes]
+        alone = [cost.time_s(size, cost.ranks, curve, sharing=sharing) for size in sizes]
         ready = schedule.ready_s.max(axis=1)
         end = exchange(ready, np.array(alone), np.zeros(len(sizes)), workers=1)
         period = float(np.median(schedule.period_s))
@@ -305,7 +305,12 @@ def _bounds(
 
     Both ends are NaN for encode, reduce and decode if ``are_lines_drawn`` is False.
     """
-    table = np.array([[*one.encode, *one.reduce, *one.decode, one.overhead_s] for one in drawn])
+    table = np.array(
+        [
+            [*figures.encode, *figures.reduce, *figures.decode, figures.overhead_s]
+            for figures in drawn
+        ]
+    )
     low, high = percentile_interval(table)
     fitted = [*cost.encode, *cost.reduce, *cost.decode, cost.overhead_s]
     return (

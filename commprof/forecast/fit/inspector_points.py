@@ -56,28 +56,28 @@ def read_inspector_points(path: Path, progress: Progress | None = None) -> Measu
     return Measurement(tuple(points), {}, tuple(left_out), (remark,) if points else ())
 
 
-def _unusable(found: InspectedTransfers) -> str:
-    if found.op not in OPERATIONS:
+def _unusable(transfers: InspectedTransfers) -> str:
+    if transfers.op not in OPERATIONS:
         return "is of an operation without a model"
-    if found.crosses_hosts is None:
+    if transfers.crosses_hosts is None:
         return "is of ranks whose hosts are not known"
-    calls = sum(map(len, found.by_communicator_us))
+    calls = sum(map(len, transfers.by_communicator_us))
     if calls < LEAST_CALLS:
         return f"has {counted(calls, 'complete call')} only"
     return ""
 
 
-def _point(found: InspectedTransfers) -> Point:
-    samples_s = found.samples_us.astype(np.float64) / 1e6
-    kept = samples_s[:: max(1, len(samples_s) // _MOST_SAMPLES)]
+def _point(transfers: InspectedTransfers) -> Point:
+    samples_s = transfers.samples_us.astype(np.float64) / 1e6
+    sample_s = samples_s[:: max(1, len(samples_s) // _MOST_SAMPLES)]
     return with_error(
         Point(
-            op=found.op,
+            op=transfers.op,
             backend="nccl",
-            ranks=found.ranks,
-            size_bytes=float(found.size_bytes),
+            ranks=transfers.ranks,
+            size_bytes=float(transfers.size_bytes),
             time_s=float(np.median(samples_s)),
-            samples_s=tuple(kept.tolist()),
-            link=OTHER_HOST if found.crosses_hosts else SAME_HOST,
+            samples_s=tuple(sample_s.tolist()),
+            link=OTHER_HOST if transfers.crosses_hosts else SAME_HOST,
         )
     )

@@ -42,8 +42,10 @@ def read_calls(directory: Path, with_steps: Collection[int] = ()) -> list[Measur
     """
     sizes = [size for size in read_context(directory)["world_sizes"] if size not in with_steps]
     runs = (read_world(directory, size) for size in sizes)
-    found = [_measurement(run) for run in runs if _is_stepless(run)]
-    return [each for each in found if each.points or each.left_out]
+    measurements = [_measurement(run) for run in runs if _is_stepless(run)]
+    return [
+        measurement for measurement in measurements if measurement.points or measurement.left_out
+    ]
 
 
 def _is_stepless(run: WorldRun) -> bool:
@@ -87,9 +89,9 @@ def _points(traces: Sequence[Trace]) -> Iterator[Point]:
     )
     issued, _ = matching.latest(issue)
     ended, _ = matching.latest(end)
-    known = matching.every(usable) & (ended > issued) & ~np.isin(op, POINT_TO_POINT)
+    is_known = matching.every(usable) & (ended > issued) & ~np.isin(op, POINT_TO_POINT)
     _, first = np.unique(matching.member, return_index=True)
-    rows = first[known[first]]
+    rows = first[is_known[first]]
     sizes = sizes_bytes(op, bytes_in, bytes_out, ranks)
     keys = np.stack([op, ranks, sizes, _crosses_hosts(places, matching)], axis=1)[rows]
     kinds, place, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)

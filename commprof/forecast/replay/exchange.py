@@ -25,7 +25,9 @@ def exchange(ready_s: Floats, transfer_s: Floats, latency_s: Floats, workers: in
         workers: number of all-reduces that run at a time.
     """
     steps, buckets = ready_s.shape
-    wire, latency = (np.broadcast_to(each, (steps, buckets)) for each in (transfer_s, latency_s))
+    wire, latency = (
+        np.broadcast_to(times_s, (steps, buckets)) for times_s in (transfer_s, latency_s)
+    )
     line = Line(steps, workers)
     end = np.empty_like(ready_s)
     for bucket in range(buckets):
@@ -58,19 +60,19 @@ def replay_ddp(
     copied = np.concatenate(([0.0], np.cumsum(copy_s)))
     waits = backward_end_s[:, np.newaxis] + copied
     rows = np.arange(buckets)
-    own = [*ready_s.T, *waits.T] if workers else [waits[:, -1]]
+    own_s = [*ready_s.T, *waits.T] if workers else [waits[:, -1]]
     kind = [ISSUE] * buckets + [WAIT] * buckets + [MARK] if workers else [MARK]
     program = Program(
         rank=0,
         begin_ns=0,
         until_ns=0,
-        own_ns=1e9 * np.array(own),
+        own_ns=1e9 * np.array(own_s),
         kind=np.array(kind),
         row=np.concatenate([rows, rows, [1]]) if workers else np.array([1]),
         extra_ns=np.zeros(len(kind)),
     )
-    found = replay_drawn([program], _calls(transfer_s, latency_s, workers), steps)
-    return found.end_ns[0] / 1e9, found.stood_ns[0] / 1e9
+    replayed = replay_drawn([program], _calls(transfer_s, latency_s, workers), steps)
+    return replayed.end_ns[0] / 1e9, replayed.stood_ns[0] / 1e9
 
 
 def _calls(transfer_s: Floats, latency_s: Floats, workers: int) -> ReplayedCalls:

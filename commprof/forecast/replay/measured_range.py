@@ -39,21 +39,21 @@ def outside_of(
         sizes: bytes of the scenario's buckets.
         batches: smallest and largest number of samples per rank in the steps of the fit.
     """
-    found = [*_batch(schedule, scenario, batches), *_crowding(schedule, placement, link)]
+    reasons = [*_batch(schedule, scenario, batches), *_crowding(schedule, placement, link)]
     if scenario.world_size < 2:
-        return found
+        return reasons
     if hook is None:
-        found += _links(scenario, link, sizes)
+        reasons += _links(scenario, link, sizes)
     else:
-        found += _hook(scenario, link, hook, sizes)
+        reasons += _hook(scenario, link, hook, sizes)
     steps, recorded = schedule.ready_s.shape[:2]
     if scenario.world_size > steps * recorded:
-        found.append(
+        reasons.append(
             f"{scenario.world_size} ranks, simulated from only {steps * recorded} recorded steps "
             "(each step counts once per rank): rare long waits may be missing, so the predicted "
             "waiting is a lower bound"
         )
-    return found
+    return reasons
 
 
 def _batch(schedule: Schedule, scenario: Scenario, batches: tuple[float, float]) -> Iterator[str]:
@@ -67,8 +67,8 @@ def _batch(schedule: Schedule, scenario: Scenario, batches: tuple[float, float])
 
 def _crowding(schedule: Schedule, placement: Placement, link: ScenarioLink) -> Iterator[str]:
     curves = [curve for curve in (link.inner, link.outer) if curve is not None]
-    known = [max(1.0, c.ranks_per_core) for c in curves if not math.isnan(c.ranks_per_core)]
-    measured = min([schedule.placement.ranks_per_core, *known])
+    crowded = [max(1.0, c.ranks_per_core) for c in curves if not math.isnan(c.ranks_per_core)]
+    measured = min([schedule.placement.ranks_per_core, *crowded])
     if placement.ranks_per_core > measured * _ALMOST:
         yield f"{placement.ranks_per_core:.3g} ranks per core (measured: {measured:.3g})"
     elif placement.threads_sharing > schedule.placement.threads_sharing * _ALMOST:

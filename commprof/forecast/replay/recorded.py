@@ -48,7 +48,7 @@ def read_recorded(directory: Path) -> tuple[list[RecordedJob], list[str]]:
     Raises:
         CommprofError: ``directory`` is not a run directory.
     """
-    found, refused = [], []
+    jobs, refused = [], []
     for world_size in read_context(directory)["world_sizes"]:
         run = read_world(directory, world_size)
         if run.traces and not any(len(columns.steps(trace)) for trace in run.traces.values()):
@@ -63,8 +63,8 @@ def read_recorded(directory: Path) -> tuple[list[RecordedJob], list[str]]:
             continue
         traces = [run.traces[rank] for rank in sorted(run.traces)]
         rows = compression_rows(traces, measured_steps(traces), world_size)
-        found.append(RecordedJob(name, schedule, rows, str(directory), sampled_steps))
-    return with_free_share(found), refused
+        jobs.append(RecordedJob(name, schedule, rows, str(directory), sampled_steps))
+    return with_free_share(jobs), refused
 
 
 def _of_sample(run: WorldRun) -> tuple[WorldRun, str]:
@@ -72,9 +72,9 @@ def _of_sample(run: WorldRun) -> tuple[WorldRun, str]:
     traces, stretches = sampled([run.traces[rank] for rank in sorted(run.traces)])
     if not stretches:
         return run, ""
-    said = ", ".join(f"{first}-{last}" for first, last in stretches)
+    steps = ", ".join(f"{first}-{last}" for first, last in stretches)
     cut = replace(run, traces=dict(zip(sorted(run.traces), traces, strict=True)))
-    return cut, f"a sample of a long run: steps {said}"
+    return cut, f"a sample of a long run: steps {steps}"
 
 
 def _read_steps(run: WorldRun) -> RecordedSteps:
@@ -98,13 +98,13 @@ def with_free_share(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
     contains run delays is not changed: its CPU use already includes the time that ranks waited for
     a core.
     """
-    known = [each for each in recorded if not math.isnan(each.schedule.placement.busy)]
-    if not known:
+    measured = [job for job in recorded if not math.isnan(job.schedule.placement.busy)]
+    if not measured:
         return list(recorded)
-    free = min(known, key=lambda each: each.schedule.placement.threads_per_core).schedule.placement
+    free = min(measured, key=lambda job: job.schedule.placement.threads_per_core).schedule.placement
     filled = free.threads_per_core > 1 and free.busy * free.threads_per_core > _FILLED
     share = math.nan if filled else free.busy
-    return [_with_share(each, share) if _got_less(each.schedule) else each for each in recorded]
+    return [_with_share(job, share) if _got_less(job.schedule) else job for job in recorded]
 
 
 def _got_less(steps: RecordedSteps) -> bool:
@@ -130,21 +130,21 @@ def base_of(
             world size of 2 ranks or more can be replayed. The message contains ``refused``: the
             reasons why recorded world sizes were left out.
     """
-    usable = [each for each in recorded if each.schedule.world_size > 1]
+    usable = [job for job in recorded if job.schedule.world_size > 1]
     if world_size is not None:
-        usable = [each for each in recorded if each.schedule.world_size == world_size]
+        usable = [job for job in recorded if job.schedule.world_size == world_size]
     if not usable:
-        sizes = ", ".join(str(each.schedule.world_size) for each in recorded) or "none"
+        sizes = ", ".join(str(job.schedule.world_size) for job in recorded) or "none"
         wanted = "2 ranks or more" if world_size is None else f"{world_size} ranks"
         raise CommprofError(
             f"no step of {wanted} can be replayed (recorded: {sizes}); record one with "
             + invocation.command("run", "--world-sizes", str(world_size or 2))
             + "".join(f"\n  left out: {reason}" for reason in refused)
         )
-    free = [each for each in usable if each.schedule.placement.crowding() == 1.0]
+    free = [job for job in usable if job.schedule.placement.crowding() == 1.0]
     return max(
         free or usable,
-        key=lambda each: each.schedule.world_size if free else -each.schedule.world_size,
+        key=lambda job: job.schedule.world_size if free else -job.schedule.world_size,
     )
 
 
@@ -155,25 +155,25 @@ def compute_by_batch(recorded: Sequence[RecordedJob], base: RecordedSteps) -> Li
     Returns None if all of these world sizes have the same batch size per rank.
     """
     alike = _alike(recorded, base)
-    batch = np.array([each.batch.per_rank for each in alike])
+    batch = np.array([schedule.batch.per_rank for schedule in alike])
     if len(np.unique(batch)) < 2:
         return None
-    own = np.array([float(np.median(s.backward_end_s - s.other_wait_s)) for s in alike])
-    return robust_line(batch, own)
+    own_s = np.array([float(np.median(s.backward_end_s - s.other_wait_s)) for s in alike])
+    return robust_line(batch, own_s)
 
 
 def batches(recorded: Sequence[RecordedJob], base: RecordedSteps) -> tuple[float, float]:
     """Returns least and most samples per rank in ``compute_by_batch``'s fit; 0, inf if unknown."""
-    found = [each.batch.per_rank for each in _alike(recorded, base)]
-    return (min(found), max(found)) if found else (0.0, math.inf)
+    sizes = [schedule.batch.per_rank for schedule in _alike(recorded, base)]
+    return (min(sizes), max(sizes)) if sizes else (0.0, math.inf)
 
 
 def _alike(recorded: Sequence[RecordedJob], base: RecordedSteps) -> list[Schedule]:
     """Returns the schedules with a known batch size and the same load on the cores as ``base``."""
     return [
-        each.schedule
-        for each in recorded
-        if isinstance(each.schedule, Schedule)
-        and each.schedule.placement.crowding() == base.placement.crowding()
-        and each.schedule.batch.per_rank
+        job.schedule
+        for job in recorded
+        if isinstance(job.schedule, Schedule)
+        and job.schedule.placement.crowding() == base.placement.crowding()
+        and job.schedule.batch.per_rank
     ]

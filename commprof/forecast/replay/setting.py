@@ -55,12 +55,12 @@ def parameters_of(schedule: Schedule) -> Parameters:
     if isinstance(sizes, list) and isinstance(groups, str):
         try:
             indices = [[int(word) for word in group.split()] for group in groups.split(",")]
-            known = [[float(sizes[i]) for i in group] for group in indices if group]
+            sizes_of_buckets = [[float(sizes[i]) for i in group] for group in indices if group]
         except (ValueError, IndexError):
-            known = []
-        if [round(sum(group)) for group in known] == schedule.bucket_bytes.tolist():
-            bucket = tuple(b for b, group in enumerate(known) for _ in group)
-            return Parameters(tuple(x for group in known for x in group), bucket, True)
+            sizes_of_buckets = []
+        if [round(sum(group)) for group in sizes_of_buckets] == schedule.bucket_bytes.tolist():
+            bucket = tuple(b for b, group in enumerate(sizes_of_buckets) for _ in group)
+            return Parameters(tuple(x for group in sizes_of_buckets for x in group), bucket, True)
     count = len(schedule.bucket_bytes)
     if log.get("num_parameter_tensors") == count:
         sizes_ = tuple(float(size) for size in schedule.bucket_bytes)
@@ -273,14 +273,14 @@ def _buckets(schedule: Schedule, scenario: Scenario, remarks: list[str]) -> tupl
 
 def _hook(hooks: Mapping[str, HookCost], label: str) -> HookCost:
     """Finds a compressor's cost by its label, or by its scheme's name if only one matches."""
-    found = [cost for key, cost in hooks.items() if label in (key, key.partition(":")[0])]
+    costs = [cost for key, cost in hooks.items() if label in (key, key.partition(":")[0])]
     if label in hooks:
         return hooks[label]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(hooks) or "none"
+    if len(costs) == 1:
+        return costs[0]
+    names = ", ".join(hooks) or "none"
     raise CommprofError(
-        f"hook {label!r} was not measured (in this profile: {known}); record a run with it, and "
+        f"hook {label!r} was not measured (in this profile: {names}); record a run with it, and "
         "give the run to commprof fit too: " + recording(label)
     )
 
@@ -369,12 +369,12 @@ def _others(
     The recorded size of an all-gather or gather is that of all ranks' parts. Each rank's part stays
     as recorded, so the size is in proportion to the ranks.
     """
-    known = [call for call in schedule.other_calls if canonical(call.op) in OPERATIONS]
-    left_out = {call.op for call in schedule.other_calls} - {call.op for call in known}
+    priced = [call for call in schedule.other_calls if canonical(call.op) in OPERATIONS]
+    left_out = {call.op for call in schedule.other_calls} - {call.op for call in priced}
     if left_out:
         remarks.append(f"{', '.join(sorted(left_out))}: left out, because no cost is known")
-    if known:
-        names = ", ".join(sorted({call.op for call in known}))
+    if priced:
+        names = ", ".join(sorted({call.op for call in priced}))
         remarks.append(
             f"the times of {names} outside of the gradients' exchange are predicted with the "
             "latency and rate of all-reduce"
@@ -386,5 +386,5 @@ def _others(
             call.size_bytes * (growth if canonical(call.op) in ("all_gather", "gather") else 1.0),
             call.per_step,
         )
-        for call in known
+        for call in priced
     )

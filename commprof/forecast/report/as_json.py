@@ -83,32 +83,35 @@ def render(
         "best": best,
         "error": None if answers.error is None else _error(answers.error),
         "interval_holds_held_out_error": answers.error is not None,
-        "answers": [_answer(each) for each in answers.answers],
+        "answers": [_answer(answer) for answer in answers.answers],
         "checks": [{**dataclasses.asdict(check), "error": check.error} for check in answers.checks],
         "amdahl": None if answers.amdahl is None else _amdahl(answers.amdahl),
     }
     return json.dumps(_plain(document), indent=1) + "\n"
 
 
-def _answer(found: Answer) -> dict[str, Any]:
+def _answer(answer: Answer) -> dict[str, Any]:
     """Returns an answer as plain values, including the properties that ``asdict`` leaves out."""
-    document = dataclasses.asdict(found)
-    document["prediction"]["exposed_s"] = found.prediction.exposed_s
-    for name, figure in (("samples_per_s", found.samples_per_s), ("efficiency", found.efficiency)):
+    document = dataclasses.asdict(answer)
+    document["prediction"]["exposed_s"] = answer.prediction.exposed_s
+    for name, figure in (
+        ("samples_per_s", answer.samples_per_s),
+        ("efficiency", answer.efficiency),
+    ):
         document[name] = dataclasses.asdict(figure)
-    if found.search is not None:
+    if answer.search is not None:
         del document["search"]["candidates"]
-    return {**document, "candidates": [_candidate(each) for each in found.candidates]}
+    return {**document, "candidates": [_candidate(candidate) for candidate in answer.candidates]}
 
 
-def _candidate(found: PredictedCandidate) -> dict[str, Any]:
-    document = dataclasses.asdict(found)
-    document["prediction"]["exposed_s"] = found.prediction.exposed_s
+def _candidate(candidate: PredictedCandidate) -> dict[str, Any]:
+    document = dataclasses.asdict(candidate)
+    document["prediction"]["exposed_s"] = candidate.prediction.exposed_s
     return document
 
 
-def _error(found: ModelError) -> dict[str, Any]:
-    return {**dataclasses.asdict(found), "is_skilled": found.is_skilled}
+def _error(error: ModelError) -> dict[str, Any]:
+    return {**dataclasses.asdict(error), "is_skilled": error.is_skilled}
 
 
 def _amdahl(fit: AmdahlFit) -> dict[str, Any]:

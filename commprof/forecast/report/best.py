@@ -30,19 +30,19 @@ def render(best: Best, error: ModelError | None, in_script: Sequence[str], comma
         in_script: changes to make in the script, because no option of the command makes them.
         command: command to type.
     """
-    found = best.candidate
+    candidate = best.candidate
     step = best.interval_s
     bounds = bracketed(ms(step.low), ms(step.high), error is not None)
-    scenario = found.prediction.scenario
+    scenario = candidate.prediction.scenario
     what, per = "Shortest step:", ""
     if scenario.accumulate is not None:
         what, per = "Least time per sample: a step of", " per sample"
     text = f"{what} {ms(step.value)} {bounds} ms with {setting_words(scenario)}; "
-    share = f"{abs(found.gain):.1%}"
-    if found.gain_low > 0 and found.is_gain is not False:
+    share = f"{abs(candidate.gain):.1%}"
+    if candidate.gain_low > 0 and candidate.is_gain is not False:
         text += f"that is {share} less{per} than in the recorded setting"
-        text += "." if found.is_gain else ", if the model is right: its error is not known."
-    elif found.gain_high < 0:
+        text += "." if candidate.is_gain else ", if the model is right: its error is not known."
+    elif candidate.gain_high < 0:
         text += (
             f"that is {share} more{per} than in the recorded setting: keep the recorded setting."
         )

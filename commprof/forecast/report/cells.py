@@ -31,7 +31,7 @@ def sharded_cells(scenario: Scenario) -> tuple[str, ...]:
         AS_RUN if scenario.wrap_blocks is None else str(scenario.wrap_blocks),
         AS_RUN if scenario.accumulate is None else str(scenario.accumulate),
         AS_RUN if again is None else "on" if again else "off",
-        *(each or AS_RUN for each in (scenario.gather_dtype, scenario.reduce_dtype)),
+        *(dtype or AS_RUN for dtype in (scenario.gather_dtype, scenario.reduce_dtype)),
     )
 
 
@@ -40,20 +40,24 @@ def optional(value: float, factor: float) -> str:
     return AS_RUN if math.isnan(value) else plain_digits(value * factor)
 
 
-def within(found: Estimate, text: Callable[[float], str], checked: bool = True) -> str:
+def within(estimate: Estimate, text: Callable[[float], str], checked: bool = True) -> str:
     """Formats an estimate and its interval with ``text``; a NaN is formatted without an interval.
 
     ``checked`` chooses the brackets around the interval, see ``bracketed``.
     """
-    if math.isnan(found.value):
-        return text(found.value)
-    return f"{text(found.value)} {bracketed(text(found.low), text(found.high), checked)}"
+    if math.isnan(estimate.value):
+        return text(estimate.value)
+    return f"{text(estimate.value)} {bracketed(text(estimate.low), text(estimate.high), checked)}"
 
 
-def within_if_wide(found: Estimate, text: Callable[[float], str]) -> str:
+def within_if_wide(estimate: Estimate, text: Callable[[float], str]) -> str:
     """Formats an estimate, with its interval if the bounds print differently."""
-    value = text(found.value)
-    return value if value == text(found.low) == text(found.high) else within(found, text, False)
+    value = text(estimate.value)
+    return (
+        value
+        if value == text(estimate.low) == text(estimate.high)
+        else within(estimate, text, False)
+    )
 
 
 def ms(value_s: float) -> str:

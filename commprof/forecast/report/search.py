@@ -43,7 +43,7 @@ def render(
     which = (
         "Settings" if count <= _MOST_CANDIDATES else f"Best {_MOST_CANDIDATES} of {count} settings"
     )
-    rows = [_row(each) for each in search.candidates[:_MOST_CANDIDATES]]
+    rows = [_row(candidate) for candidate in search.candidates[:_MOST_CANDIDATES]]
     table = tabulated(rows, _HEADERS, [1], tables)
     shown = f"{which} at {ranks} ranks, the best first:\n{table}"
     texts = [_verdict(search.candidates, error), _compared(search), *_missing(search)]
@@ -57,14 +57,14 @@ def _filled(text: str, width: int) -> str:
     )
 
 
-def _row(found: PredictedCandidate) -> tuple[str, ...]:
-    scenario, beyond = found.prediction.scenario, found.certainty_beyond_error
+def _row(candidate: PredictedCandidate) -> tuple[str, ...]:
+    scenario, beyond = candidate.prediction.scenario, candidate.certainty_beyond_error
     return (
         cap_mib(scenario.bucket_cap_bytes),
         hook_words(scenario.hook),
-        f"{ms(found.prediction.step_s.value)}{'*' if found.prediction.outside else ''}",
-        f"{found.gain:+.1%} {_range(found, '{:+.1%}')}",
-        f"{found.certainty:.0%}",
+        f"{ms(candidate.prediction.step_s.value)}{'*' if candidate.prediction.outside else ''}",
+        f"{candidate.gain:+.1%} {_range(candidate, '{:+.1%}')}",
+        f"{candidate.certainty:.0%}",
         "-" if math.isnan(beyond) else f"{beyond:.0%}",
     )
 
@@ -73,8 +73,8 @@ def _verdict(candidates: Sequence[PredictedCandidate], error: ModelError | None)
     """Returns the sentence on the best setting; only savings beyond the model's error are gains."""
     if len(candidates) == 1:
         return "No other setting was compared with the recorded one."
-    faster = [each for each in candidates if each.gain_low > 0]
-    gains = [each for each in faster if each.is_gain]
+    faster = [candidate for candidate in candidates if candidate.gain_low > 0]
+    gains = [candidate for candidate in faster if candidate.is_gain]
     if not faster:
         return "No setting is certain to gain anything: every interval extends to zero or below."
     fastest = (
@@ -104,13 +104,13 @@ def _setting(prediction: Prediction) -> str:
     return f"bucket cap {_caps([scenario.bucket_cap_bytes])}, hook {hook_words(scenario.hook)}"
 
 
-def _gain(found: PredictedCandidate) -> str:
-    return f"{found.gain:.1%} of the step {_range(found, '{:.1%}')}"
+def _gain(candidate: PredictedCandidate) -> str:
+    return f"{candidate.gain:.1%} of the step {_range(candidate, '{:.1%}')}"
 
 
-def _range(found: PredictedCandidate, text: str) -> str:
+def _range(candidate: PredictedCandidate, text: str) -> str:
     """Formats the gain's range, which covers sampling and fit but not the model's own error."""
-    return bracketed(text.format(found.gain_low), text.format(found.gain_high), False)
+    return bracketed(text.format(candidate.gain_low), text.format(candidate.gain_high), False)
 
 
 def _compared(search: Search) -> str:
@@ -133,8 +133,8 @@ def _missing(search: Search) -> Iterator[str]:
             f"{invocation.command('fit', 'RUN', 'RUN_WITH_HOOK')}."
         )
     reasons: dict[tuple[str | None, str], list[float]] = {}
-    for each in search.refused:
-        reasons.setdefault((each.hook, each.reason), []).append(each.bucket_cap_bytes)
+    for refusal in search.refused:
+        reasons.setdefault((refusal.hook, refusal.reason), []).append(refusal.bucket_cap_bytes)
     for (hook, reason), caps in reasons.items():
         yield f"- Not compared: bucket cap {_caps(caps)} with hook {hook_words(hook)}: {reason}."
 

@@ -68,7 +68,7 @@ def render(
         tables: number of characters; wider tables are split. None leaves all tables whole.
     """
     checked = answers.error is not None
-    rows = [_cells(each, answers) for each in answers.answers]
+    rows = [_cells(answer, answers) for answer in answers.answers]
     parts = [
         f"Predicted from {printable(base)}; costs: {printable(source)}.",
         *_setting(answers, width),
@@ -79,10 +79,10 @@ def render(
     parts += list(_costs(answers, tables))
     parts += [
         prediction_search.render(
-            each.search, each.prediction.scenario.world_size, answers.error, width, tables
+            answer.search, answer.prediction.scenario.world_size, answers.error, width, tables
         )
-        for each in answers.answers
-        if each.search is not None
+        for answer in answers.answers
+        if answer.search is not None
     ]
     parts += list(_lines(answers, refused, width))
     return "\n\n".join(parts) + "\n"
@@ -95,26 +95,26 @@ def _table(rows: Sequence[tuple[str, ...]], is_sharded: bool, tables: int | None
 
 
 def _cells(answer: Answer, answers: Answers) -> tuple[str, ...]:
-    found = answer.prediction
-    scenario, waiting, interval = found.scenario, found.waiting, answer.interval_s
+    prediction = answer.prediction
+    scenario, waiting, interval = prediction.scenario, prediction.waiting, answer.interval_s
     error = answers.error
     checked = error is not None
-    star = "*" if found.outside else ""
+    star = "*" if prediction.outside else ""
     within_ms = ms(interval.low), ms(interval.high)
     doubt = " ~" if error is not None and not error.is_skilled else ""
     return (
         *(sharded_cells(scenario) if answers.is_sharded else scenario_cells(scenario)),
-        str(found.buckets),
+        str(prediction.buckets),
         f"{ms(interval.value)}{star} {bracketed(*within_ms, checked)}{doubt}",
         *(
-            within_if_wide(each, ms)
-            for each in (waiting.wait_s, waiting.transfer_s, waiting.hidden_s)
+            within_if_wide(estimate, ms)
+            for estimate in (waiting.wait_s, waiting.transfer_s, waiting.hidden_s)
         ),
-        f"{ms(found.perfect_overlap_s)}-{ms(found.no_overlap_s)}",
+        f"{ms(prediction.perfect_overlap_s)}-{ms(prediction.no_overlap_s)}",
         within(answer.samples_per_s, three_digits, checked),
         within(answer.efficiency, "{:.1%}".format, checked),
-        three_digits(found.sent_bytes / 1e6),
-        three_digits(found.hiding_bytes_per_s * 8e-9),
+        three_digits(prediction.sent_bytes / 1e6),
+        three_digits(prediction.hiding_bytes_per_s * 8e-9),
     )
 
 
@@ -137,7 +137,7 @@ def _held_out(answers: Answers, width: int, tables: int | None) -> str:
     if not answers.checks:
         return "No recorded step could be checked against the model."
     table = tabulated(
-        [_check(each) for each in answers.checks],
+        [_check(check) for check in answers.checks],
         (
             "recorded",
             "ranks",
@@ -185,36 +185,36 @@ def _skill(error: ModelError) -> str:
     )
 
 
-def _check(found: HeldOutCheck) -> tuple[str, ...]:
-    bounds = (found.no_overlap_s, found.perfect_overlap_s, found.as_is_s)
+def _check(check: HeldOutCheck) -> tuple[str, ...]:
+    bounds = (check.no_overlap_s, check.perfect_overlap_s, check.as_is_s)
     return (
-        printable(found.name) if found.held_out else f"{printable(found.name)} (not held out)",
-        str(found.world_size),
-        ms(found.measured_s),
-        ms(found.predicted_s),
-        f"{found.error:+.1%}",
-        *(f"{bound / found.measured_s - 1:+.1%}" for bound in bounds),
+        printable(check.name) if check.held_out else f"{printable(check.name)} (not held out)",
+        str(check.world_size),
+        ms(check.measured_s),
+        ms(check.predicted_s),
+        f"{check.error:+.1%}",
+        *(f"{bound / check.measured_s - 1:+.1%}" for bound in bounds),
     )
 
 
 def _costs(answers: Answers, tables: int | None) -> Iterator[str]:
     """Yields a table of money and bytes with a row per scenario; nothing if neither is known."""
     shown = answers.answers
-    is_priced = any(each.cost is not None for each in shown)
-    if not is_priced and all(math.isnan(each.epoch_sent_bytes) for each in shown):
+    is_priced = any(answer.cost is not None for answer in shown)
+    if not is_priced and all(math.isnan(answer.epoch_sent_bytes) for answer in shown):
         return
     money = ("hosts", "cost per\n1,000 samples", "\nper epoch") if is_priced else ()
-    rows = [_cost(each, is_priced, answers.is_sharded) for each in shown]
+    rows = [_cost(answer, is_priced, answers.is_sharded) for answer in shown]
     left = [] if answers.is_sharded else [4]
     scenario = _SHARDED if answers.is_sharded else _SCENARIO
     yield tabulated(rows, (*scenario, *money, "sent by a rank\nGB/epoch"), left, tables)
 
 
 def _cost(answer: Answer, is_priced: bool, is_sharded: bool) -> tuple[str, ...]:
-    found = answer.cost
+    cost = answer.cost
     money: tuple[str, ...] = ("-", "-", "-") if is_priced else ()
-    if found is not None:
-        money = (str(found.hosts), _known(found.per_1000_samples), _known(found.per_epoch))
+    if cost is not None:
+        money = (str(cost.hosts), _known(cost.per_1000_samples), _known(cost.per_epoch))
     sent = three_digits(answer.epoch_sent_bytes / 1e9)
     cells = sharded_cells if is_sharded else scenario_cells
     return (*cells(answer.prediction.scenario), *money, sent)
@@ -238,7 +238,7 @@ def _lines(answers: Answers, refused: Sequence[str], width: int) -> Iterator[str
             f"fit's residual: {points}."
         )
         yield textwrap.fill(text, width)
-    predictions = [each.prediction for each in answers.answers]
+    predictions = [answer.prediction for answer in answers.answers]
     bullets = [f"* Outside the measured range{reason}" for reason in _outside(predictions)]
     bullets += [f"- {text}." for text in _unique(t for p in predictions for t in p.remarks)]
     bullets += [f"- {text}." for text in (*answers.notes, *refused)]
@@ -250,7 +250,7 @@ def _lines(answers: Answers, refused: Sequence[str], width: int) -> Iterator[str
 
 
 def _outside(predictions: Sequence[Prediction]) -> Iterator[str]:
-    for reason in _unique(text for found in predictions for text in found.outside):
+    for reason in _unique(text for prediction in predictions for text in prediction.outside):
         yield f": {reason}."
 
 

@@ -37,9 +37,9 @@ class ScenarioLink:
     @property
     def slowest(self) -> CostCurve:
         """Curve of the link that a ring over all ranks waits for."""
-        found = self.outer or self.inner
-        assert found is not None
-        return found
+        curve = self.outer or self.inner
+        assert curve is not None
+        return curve
 
     def time_s(self, size_bytes: float, ranks: int, op: str) -> float:
         """Returns the time of a collective on idle links, in seconds.
@@ -295,5 +295,5 @@ def _curve(link: LinkProfile | None, op: str) -> CostCurve | None:
     """Returns the curve of the operation, else of all-reduce, else of reduce-scatter; else None."""
     if link is None:
         return None
-    found = (link.curves.get(name) for name in (op, "all_reduce", "reduce_scatter"))
-    return next((curve for curve in found if curve is not None), None)
+    curves = (link.curves.get(name) for name in (op, "all_reduce", "reduce_scatter"))
+    return next((curve for curve in curves if curve is not None), None)

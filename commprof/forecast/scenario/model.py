@@ -119,7 +119,7 @@ class Replayed:
     crowding_s: float = 0.0
 
 
-def prediction(scenario: Scenario, medians: Replicated, found: Replayed) -> Prediction:
+def prediction(scenario: Scenario, medians: Replicated, replayed: Replayed) -> Prediction:
     """Returns the prediction of a scenario, from what its replay found."""
     step, wait, transfer, exposed, hidden = estimates(*medians)
     return Prediction(
@@ -130,16 +130,18 @@ def prediction(scenario: Scenario, medians: Replicated, found: Replayed) -> Pred
         hidden_s=hidden.value,
         waiting=PredictedWaiting(wait, transfer, exposed, hidden),
         compute_s=max(0.0, step.value - exposed.value),
-        no_overlap_s=found.bare_s + found.busy_s,
-        perfect_overlap_s=max(found.bare_s, found.busy_s + found.crowding_s),
-        buckets=found.buckets,
-        sent_bytes=found.sent_bytes,
-        samples_per_s=(scenario.world_size * found.batch / step.value if found.batch else math.nan),
+        no_overlap_s=replayed.bare_s + replayed.busy_s,
+        perfect_overlap_s=max(replayed.bare_s, replayed.busy_s + replayed.crowding_s),
+        buckets=replayed.buckets,
+        sent_bytes=replayed.sent_bytes,
+        samples_per_s=(
+            scenario.world_size * replayed.batch / step.value if replayed.batch else math.nan
+        ),
         # Ranks that are drawn may be faster than the recorded ranks are in the median.
-        efficiency=min(1.0, found.own_s / step.value),
-        hiding_bytes_per_s=found.hiding_bytes_per_s,
-        outside=found.outside,
-        remarks=found.remarks,
+        efficiency=min(1.0, replayed.own_s / step.value),
+        hiding_bytes_per_s=replayed.hiding_bytes_per_s,
+        outside=replayed.outside,
+        remarks=replayed.remarks,
     )
 
 

@@ -339,8 +339,8 @@ def _copy_s_per_byte(common: Sequence[Sequence[Cycle]]) -> float:
 
 
 def _median_of_known(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return float(np.median(known)) if known else math.nan
+    known_values = [value for value in values if not math.isnan(value)]
+    return float(np.median(known_values)) if known_values else math.nan
 
 
 def hosts_of(traces: Sequence[Trace]) -> list[Host]:
@@ -375,8 +375,8 @@ def machine_cpus(traces: Sequence[Trace]) -> int:
 
 
 def _gloo_threads(trace: Trace) -> int:
-    known = [n for n in trace.metadata.get("gloo_threads", {}).values() if isinstance(n, int)]
-    return max(1, min(known, default=DEFAULT_GLOO_THREADS))
+    counts = [n for n in trace.metadata.get("gloo_threads", {}).values() if isinstance(n, int)]
+    return max(1, min(counts, default=DEFAULT_GLOO_THREADS))
 
 
 def hook_label(trace: Trace) -> str:

@@ -161,9 +161,9 @@ def _accumulated(steps: ShardedSteps, once: ShardedChange, passes: int | None) -
         "between passes"
     ]
     others = {
-        each.call.op
-        for each in once.calls
-        if each.call.op not in (_GATHER, _SCATTER) and each.call.among != REPLICATE
+        changed.call.op
+        for changed in once.calls
+        if changed.call.op not in (_GATHER, _SCATTER) and changed.call.among != REPLICATE
     }
     if others:
         remarks.append(
@@ -188,17 +188,17 @@ def _events(
 
     An all-reduce added for a reduce-scatter is issued and awaited after the reduce-scatter's wait.
     """
-    found: list[Placed] = []
+    placed: list[Placed] = []
     moved = {place: call for call, place in issued_at.items()}
     for place, (kind, call) in enumerate(steps.events):
         if place in moved:
-            found += [Placed(ISSUE, first, place) for first in numbers[moved[place]][:1]]
+            placed += [Placed(ISSUE, first, place) for first in numbers[moved[place]][:1]]
         first, *more = numbers[call] or (-1,)
         if first >= 0 and not (kind == ISSUE and call in issued_at):
-            found.append(Placed(kind, first, place))
+            placed.append(Placed(kind, first, place))
         if kind == WAIT:
-            found += [Placed(each, number, place) for number in more for each in (ISSUE, WAIT)]
-    return tuple(found)
+            placed += [Placed(each, number, place) for number in more for each in (ISSUE, WAIT)]
+    return tuple(placed)
 
 
 def _changed(

@@ -67,11 +67,13 @@ class Factors:
 
     def costs(self, number: int | None = None) -> ShardedCosts:
         """Returns the costs in ns; if ``number`` is given, of that bootstrap replicate."""
-        found = [None if pair is None else [c.time_s(number) for c in pair] for pair in self.pairs]
-        there, here = np.array([[0.0, 0.0] if each is None else each for each in found]).T * 1e9
-        known = np.array([each is not None for each in found]) & (here > 0)
+        times_s = [
+            None if pair is None else [c.time_s(number) for c in pair] for pair in self.pairs
+        ]
+        there, here = np.array([[0.0, 0.0] if each is None else each for each in times_s]).T * 1e9
+        is_known = np.array([each is not None for each in times_s]) & (here > 0)
         other = [pair is not None and pair[0].op != pair[1].op for pair in self.pairs]
-        return ShardedCosts(there, here, known, np.array(other))
+        return ShardedCosts(there, here, is_known, np.array(other))
 
 
 @dataclass(frozen=True)
@@ -120,31 +122,31 @@ def factors(
     pairs: list[tuple[_Cost, _Cost] | None] = []
     outside: list[str] = []
     remarks: list[str] = []
-    for each in changed.calls:
-        before = steps.calls[each.recorded]
+    for call in changed.calls:
+        before = steps.calls[call.recorded]
         if before.op not in OPERATIONS:
             remarks.append(f"{before.op}: kept as recorded, because no cost is known")
             pairs.append(None)
             continue
         ranks = ranks_of(steps, before)
-        same = (each.call.op, each.call.size_bytes, each.call.among, each.ranks)
+        same = (call.call.op, call.call.size_bytes, call.call.among, call.ranks)
         moved = scenario.changes_link or placement != steps.placement
         if same == (before.op, before.size_bytes, before.among, ranks) and not moved:
             pairs.append(None)
             continue
-        there = _link(profile, scenario, placement, each, changed.shard_ranks)
+        there = _link(profile, scenario, placement, call, changed.shard_ranks)
         here = _link(
             profile,
             recorded,
             steps.placement,
-            ChangedCall(before, ranks, each.recorded),
+            ChangedCall(before, ranks, call.recorded),
             steps.shard_ranks,
         )
-        outside += _outside(there, each)
+        outside += _outside(there, call)
         remarks += there.remarks
         pairs.append(
             (
-                _Cost(there, each.call.op, each.call.size_bytes, each.ranks),
+                _Cost(there, call.call.op, call.call.size_bytes, call.ranks),
                 _Cost(here, before.op, before.size_bytes, ranks),
             )
         )
@@ -160,7 +162,7 @@ def _link(
     profile: MachineProfile,
     scenario: Scenario,
     placement: Placement,
-    each: ChangedCall,
+    call: ChangedCall,
     shard_ranks: int,
 ) -> ScenarioLink:
     """Returns the cost of a collective on the links that its group's ring crosses.
@@ -168,18 +170,18 @@ def _link(
     Assumes that the ranks that share a copy of the model have consecutive numbers.
     """
     per_host = placement.ranks_per_host
-    if each.call.among not in (ALL, SHARD):
+    if call.call.among not in (ALL, SHARD):
         per_host = max(1.0, per_host // shard_ranks)
-    per_host = min(per_host, each.ranks)
-    asked = replace(scenario, world_size=each.ranks, algorithm=FLAT)
-    if each.ranks <= max(1, round(per_host)):
+    per_host = min(per_host, call.ranks)
+    asked = replace(scenario, world_size=call.ranks, algorithm=FLAT)
+    if call.ranks <= max(1, round(per_host)):
         asked = replace(asked, bandwidth_bytes_per_s=math.nan, latency_s=math.nan)
-    return scenario_link(profile, asked, replace(placement, ranks_per_host=per_host), each.call.op)
+    return scenario_link(profile, asked, replace(placement, ranks_per_host=per_host), call.call.op)
 
 
-def _outside(link: ScenarioLink, each: ChangedCall) -> Sequence[str]:
-    name = each.call.op.replace("_", "-")
-    reasons = link.slowest.outside([each.call.size_bytes], each.ranks, each.call.op)
+def _outside(link: ScenarioLink, call: ChangedCall) -> Sequence[str]:
+    name = call.call.op.replace("_", "-")
+    reasons = link.slowest.outside([call.call.size_bytes], call.ranks, call.call.op)
     return [*link.outside, *(f"{name}: {reason}" for reason in reasons)]
 
 
@@ -212,19 +214,19 @@ def fit_sharded(recorded: Sequence[ShardedSteps]) -> dict[str, CostCurve]:
                 _Point(done.step_bytes(call.size_bytes), ranks, y)
             )
     crowded = max(each.placement.ranks_per_core for each in recorded)
-    found = ((op, _curve(op, recorded[0].backend, mine, crowded)) for op, mine in points.items())
-    return {op: curve for op, curve in found if curve is not None}
+    curves = ((op, _curve(op, recorded[0].backend, mine, crowded)) for op, mine in points.items())
+    return {op: curve for op, curve in curves if curve is not None}
 
 
 def _curve(
     op: str, backend: str, points: Sequence[_Point], ranks_per_core: float
 ) -> CostCurve | None:
     # A call without bytes, or whose time is hidden by others, shows neither latency nor rate.
-    points = [each for each in points if each.x > 0 and np.median(each.y) > 0]
+    points = [point for point in points if point.x > 0 and np.median(point.y) > 0]
     if not points:
         return None
-    x = np.array([each.x for each in points])
-    y = np.array([float(np.median(each.y)) for each in points])
+    x = np.array([point.x for point in points])
+    y = np.array([float(np.median(point.y)) for point in points])
     line = _line(x, y)
     drawn = list(_drawn(x, points))
     low, high = percentile_interval(drawn)
@@ -235,11 +237,11 @@ def _curve(
         backend=backend,
         pieces=(piece,),
         step_bytes=(float(x.min()), float(x.max())),
-        world_sizes=tuple(sorted({each.ranks for each in points})),
+        world_sizes=tuple(sorted({point.ranks for point in points})),
         ranks_per_core=ranks_per_core,
         residual=float(np.sqrt((residuals**2).mean())),
         worst_residual=float(residuals.max()),
-        replicates=tuple((each,) for each in drawn),
+        replicates=tuple((point,) for point in drawn),
         source="calls",
     )
 
@@ -254,5 +256,5 @@ def _drawn(x: Floats, points: Sequence[_Point]) -> Iterable[Line]:
     """Yields bootstrap replicates of the line, each fitted to the medians of resampled times."""
     random = np.random.default_rng(_SEED)
     for _ in range(_REPLICATES):
-        y = [float(np.median(random.choice(each.y, len(each.y)))) for each in points]
+        y = [float(np.median(random.choice(point.y, len(point.y)))) for point in points]
         yield _line(x, np.maximum(y, 1e-12))

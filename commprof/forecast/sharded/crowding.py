@@ -56,7 +56,8 @@ def crowding(
     wanted_ns = here.busy * own_ns / before + _exchange_ns(steps, changed)
     elsewhere_ns = max(0.0, step_ns - before * wanted_ns)
     modelled = [
-        stretch(each.threads_per_core, wanted_ns, elsewhere_ns) for each in (here, placement)
+        stretch(place_of.threads_per_core, wanted_ns, elsewhere_ns)
+        for place_of in (here, placement)
     ]
     # If threads lacked cores for more than their sharing explains, they do in the scenario too.
     after = max(1.0, before + modelled[1] - modelled[0])
@@ -90,12 +91,12 @@ def stretch(sharing: float, wanted: float, elsewhere: float) -> float:
     """
     if sharing <= 1 or wanted <= 0:
         return 1.0
-    queue, found = 0.0, [1.0]
+    queue, lengths = 0.0, [1.0]
     for ranks in range(1, math.ceil(sharing) + 1):
         at_core = wanted * (1.0 + queue)
         queue = ranks * at_core / (elsewhere + at_core)
-        found.append(at_core / wanted)
-    return float(np.interp(sharing, range(len(found)), found))
+        lengths.append(at_core / wanted)
+    return float(np.interp(sharing, range(len(lengths)), lengths))
 
 
 def _exchange_ns(steps: ShardedSteps, changed: ShardedChange) -> float:
@@ -109,12 +110,12 @@ def _exchange_ns(steps: ShardedSteps, changed: ShardedChange) -> float:
     return steps.helpers_ns * sum(_weight(steps, call) for call in changed.calls) / recorded
 
 
-def _weight(steps: ShardedSteps, each: ChangedCall) -> float:
+def _weight(steps: ShardedSteps, call: ChangedCall) -> float:
     """Returns a weight proportional to the processor time that a collective costs; 0 if unknown.
 
     The weight is the geometric mean of the numbers of messages and of bytes that a rank sends.
     """
-    if each.call.op not in OPERATIONS:
+    if call.call.op not in OPERATIONS:
         return 0.0
-    done = work(each.call.op, each.ranks, steps.backend)
-    return math.sqrt(done.steps * done.sent * each.call.size_bytes)
+    done = work(call.call.op, call.ranks, steps.backend)
+    return math.sqrt(done.steps * done.sent * call.call.size_bytes)

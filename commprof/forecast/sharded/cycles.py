@@ -44,21 +44,21 @@ class RankCycle:
     extra_ns: tuple[float, ...]
 
 
-def rank_cycles(program: Program, known: ReplayedCalls, steps: int) -> Iterator[RankCycle]:
+def rank_cycles(program: Program, calls: ReplayedCalls, steps: int) -> Iterator[RankCycle]:
     """Yields one rank's cycles: each from the last wait of a step to the last wait of the next.
 
     The first replayed step has no cycle. A later step is left out if this step or the step before
     has no wait, or if the rank waits in the cycle for a collective issued before the cycle.
     """
-    walked = _walked(program, known)
+    walked = _walked(program, calls)
     last = _last_waits(program, steps)
     updated = _update_before(program)
     for step in range(1, steps):
         begin, end = last[step - 1], last[step]
         if begin >= 0 and end >= 0:
-            found = _cycle(program, walked, (begin, end), step, updated)
-            if found is not None:
-                yield found
+            cycle = _cycle(program, walked, (begin, end), step, updated)
+            if cycle is not None:
+                yield cycle
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,20 @@ class _Walked:
     unknown_ns: Floats
 
 
-def _walked(program: Program, known: ReplayedCalls) -> _Walked:
+def _walked(program: Program, calls: ReplayedCalls) -> _Walked:
     stood, unknown = float(program.begin_ns), 0.0
     at, went_on, unknown_at = [], [], []
-    columns = (each.tolist() for each in (program.kind, program.row, program.extra_ns))
-    for own, kind, row, extra in zip(program.own_ns.tolist(), *columns, strict=True):
-        now = own + stood
+    columns = (column.tolist() for column in (program.kind, program.row, program.extra_ns))
+    for own_ns, kind, row, extra in zip(program.own_ns.tolist(), *columns, strict=True):
+        now = own_ns + stood
         at.append(now)
         unknown_at.append(unknown)
         if kind == WAIT:
-            stood += max(0.0, float(known.end_ns[row]) + extra - now)
+            stood += max(0.0, float(calls.end_ns[row]) + extra - now)
         elif kind == STAND:
             stood += extra
             unknown += extra
-        went_on.append(own + stood)
+        went_on.append(own_ns + stood)
     return _Walked(np.array(at), np.array(went_on), np.array(unknown_at))
 
 
@@ -93,12 +93,12 @@ def _last_waits(program: Program, steps: int) -> list[int]:
     marks = np.flatnonzero(program.kind == MARK)
     place = dict(zip(program.row[marks].tolist(), marks.tolist(), strict=True))
     waits = np.flatnonzero(program.kind == WAIT)
-    found = []
+    last = []
     for step in range(steps):
         at = int(np.searchsorted(waits, place[2 * step + 1])) - 1
         inside = at >= 0 and waits[at] > place[2 * step]
-        found.append(int(waits[at]) if inside else -1)
-    return found
+        last.append(int(waits[at]) if inside else -1)
+    return last
 
 
 def _update_before(program: Program) -> Floats:
@@ -125,7 +125,7 @@ def _cycle(
         elif kind == WAIT:
             events.setdefault((WAIT, numbers[row]), at)
     places = np.array([*events.values()], dtype=np.int64)
-    own = program.own_ns[places] - program.own_ns[begin]
+    own_ns = program.own_ns[places] - program.own_ns[begin]
     stands = walked.unknown_ns[places] - walked.unknown_ns[begin]
     waited = walked.went_on_ns[places] - walked.at_ns[places]
     return RankCycle(
@@ -134,7 +134,7 @@ def _cycle(
         end_ns=float(walked.went_on_ns[end]),
         rows=tuple(numbers),
         events=tuple(events),
-        own_ns=tuple((own + stands).tolist()),
+        own_ns=tuple((own_ns + stands).tolist()),
         update_ns=tuple((updated[places] - updated[begin]).tolist()),
         # For a wait that found its collective complete, the wait's own duration.
         extra_ns=tuple(np.minimum(program.extra_ns[places], waited).tolist()),

@@ -44,8 +44,8 @@ class ShardedReplay(Model):
         _refuse(self.schedule, scenario)
         placement = self.schedule.placement.changed(scenario)
         changed = change(self.schedule, scenario)
-        at = costed(self.schedule, placement)
-        costs = factors(self.schedule, self.profile, scenario, at, changed)
+        crowded = costed(self.schedule, placement)
+        costs = factors(self.schedule, self.profile, scenario, crowded, changed)
         fitted, random = costs.costs(), new_random()
         world, outside, drawn = self._world(scenario, placement, changed, fitted, random)
         medians = replicated(
@@ -56,8 +56,8 @@ class ShardedReplay(Model):
                 world, world.draw(_STEPS_PER_REPLICATE, random, rows), costs.costs(number)
             ),
         )
-        found = _replayed(world, costs, drawn, outside)
-        return prediction(scenario, medians, found), medians.step_s()
+        replayed = _replayed(world, costs, drawn, outside)
+        return prediction(scenario, medians, replayed), medians.step_s()
 
     def _world(
         self,
@@ -123,7 +123,7 @@ def _medians(world: World, drawn: Ints, costs: ShardedCosts) -> Medians:
     # Without transfers a rank waits only for other ranks.
     wait = min(exposed, float(np.median(free.stood_ns.mean(axis=0))))
     hidden = max(0.0, world.busy_ns(drawn, costs) - (exposed - wait))
-    return Medians(*(each / 1e9 for each in (step, wait, exposed - wait, exposed, hidden)))
+    return Medians(*(ns / 1e9 for ns in (step, wait, exposed - wait, exposed, hidden)))
 
 
 def _replayed(world: World, costs: Factors, drawn: Ints, outside: list[str]) -> Replayed:
@@ -145,7 +145,7 @@ def _sent_bytes(world: World) -> float:
     """Returns the bytes that one rank sends in operations whose algorithm is known."""
     backend = world.steps.backend
     return sum(
-        work(each.call.op, each.ranks, backend).sent * each.call.size_bytes
-        for each in world.change.calls
-        if each.call.op in OPERATIONS
+        work(changed.call.op, changed.ranks, backend).sent * changed.call.size_bytes
+        for changed in world.change.calls
+        if changed.call.op in OPERATIONS
     )

@@ -42,7 +42,7 @@ from commprof.trace.schema import ELEMENT_BYTES, OPS, Phase, op_name
 from commprof.trace.stretches import covered
 
 
-def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
+def usual_events(cycles: Sequence[RankCycle]) -> tuple[Event, ...]:
     """Merges the orders of events of all cycles, each a step of one rank, into one order.
 
     Short waits may not be recorded, so it is possible that every cycle lacks some of the events.
@@ -51,7 +51,7 @@ def usual_events(found: Sequence[RankCycle]) -> tuple[Event, ...]:
     """
     before: dict[Event, set[Event]] = {}
     result: tuple[Event, ...] = ()
-    for events, _ in Counter(each.events for each in found).most_common():
+    for events, _ in Counter(cycle.events for cycle in cycles).most_common():
         if _places(events, result) is not None:
             continue
         grown = {event: {*earlier} for event, earlier in before.items()}
@@ -79,17 +79,17 @@ def _places(events: Sequence[Event], order: Sequence[Event]) -> npt.NDArray[np.i
     return None if (np.diff(at) <= 0).any() else at
 
 
-def in_usual_order(found: RankCycle, events: Sequence[Event]) -> Floats | None:
-    """Returns the ``own_ns``, ``update_ns`` and ``extra_ns`` of one rank's step (``found``).
+def in_usual_order(cycle: RankCycle, events: Sequence[Event]) -> Floats | None:
+    """Returns the ``own_ns``, ``update_ns`` and ``extra_ns`` of one rank's step (``cycle``).
 
-    The result has these three rows and a column per entry of ``events``: NaN if ``found`` lacks the
-    event. None if ``found`` has an event that ``events`` lacks, or has its events in another order.
+    The result has these three rows and a column per entry of ``events``: NaN if ``cycle`` lacks the
+    event. None if ``cycle`` has an event that ``events`` lacks, or has its events in another order.
     """
-    at = _places(found.events, events)
-    if at is None:
+    places = _places(cycle.events, events)
+    if places is None:
         return None
     values = np.full((3, len(events)), np.nan)
-    values[:, at] = found.own_ns, found.update_ns, found.extra_ns
+    values[:, places] = cycle.own_ns, cycle.update_ns, cycle.extra_ns
     return values
 
 
@@ -103,9 +103,9 @@ def filled(table: Floats) -> Floats:
     result = padded.copy()
     for event in np.flatnonzero(np.isnan(padded).any(axis=0)).tolist():
         for cycle in np.flatnonzero(np.isnan(padded[:, event])).tolist():
-            known = np.flatnonzero(~np.isnan(padded[cycle]))
-            before = known[known < event].max()
-            after = known[known > event].min(initial=len(padded[cycle]) - 1)
+            known_rows = np.flatnonzero(~np.isnan(padded[cycle]))
+            before = known_rows[known_rows < event].max()
+            after = known_rows[known_rows > event].min(initial=len(padded[cycle]) - 1)
             if np.isnan(padded[cycle, after]):  # nothing follows in this cycle
                 result[cycle, event] = padded[cycle, before]
                 continue
@@ -234,14 +234,14 @@ def read_sharded(run: WorldRun) -> ShardedSteps:
         )
     (step,) = replayed_steps(seen, most=1)
     made = programs(seen, step)
-    (known,) = calls(seen, [made])
-    rows = _alike([{c.step: c for c in rank_cycles(p, known, len(step))} for p in made], seen)
+    (replayed,) = calls(seen, [made])
+    rows = _alike([{c.step: c for c in rank_cycles(p, replayed, len(step))} for p in made], seen)
     if len(rows) < LEAST_STEPS:
         raise CommprofError(
             f"{name}: {len(rows)} of {len(step)} measured steps issued the same collectives on all "
             f"ranks and waited for all of them; a prediction needs {LEAST_STEPS}: record more steps"
         )
-    return _steps(run.world_size, seen, known, made, rows)
+    return _steps(run.world_size, seen, replayed, made, rows)
 
 
 def _alike(by_rank: Sequence[dict[int, RankCycle]], seen: MeasuredWorld) -> list[list[RankCycle]]:
@@ -288,7 +288,7 @@ def _steps(
         for name in ("begin_ns", "end_ns")
     )
     met = begin.max(axis=1, keepdims=True)
-    found = _calls(seen, rows[0])
+    sharded_calls = _calls(seen, rows[0])
     hosts = hosts_of(seen.traces)
     busy, lacked = _processor_time(seen)
     return ShardedSteps(
@@ -303,13 +303,13 @@ def _steps(
         backend=str(seen.traces[0].metadata["backend"]) or "gloo",
         hook="",
         batch=batch_of(seen.traces, seen.measured[0].step),
-        calls=found,
+        calls=sharded_calls,
         events=events,
         own_ns=own + (begin - met)[:, :, np.newaxis],
         update_ns=update,
         extra_ns=np.nan_to_num(values[:, :, 2]),
         transfer_ns=_transfers(seen, known, rows),
-        shard_ranks=_shard_ranks(world_size, seen, rows[0], found),
+        shard_ranks=_shard_ranks(world_size, seen, rows[0], sharded_calls),
     )
 
 
@@ -318,7 +318,7 @@ def _helpers_ns(seen: MeasuredWorld) -> float:
 
     Helper threads are all threads of the process other than the training thread.
     """
-    found = []
+    helpers_ns = []
     for trace in seen.traces:
         steps, helpers = columns.steps(trace), columns.helpers_cpu(trace)
         measured = np.isin(steps.index, seen.measured[0].step)
@@ -326,8 +326,8 @@ def _helpers_ns(seen: MeasuredWorld) -> float:
         window = steps.begin_ns[measured][:1], steps.end_ns[measured][-1:]
         amount = helpers.key[mine].astype(np.float64)
         inside = covered(helpers.begin_ns[mine], helpers.end_ns[mine], amount, *window)
-        found.append(float(inside.sum()) / int(measured.sum()))
-    return float(np.median(found))
+        helpers_ns.append(float(inside.sum()) / int(measured.sum()))
+    return float(np.median(helpers_ns))
 
 
 def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
@@ -337,7 +337,7 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
     over ranks and over the intervals between ends of backward passes. Both are NaN if CPU times
     were not recorded. The second is also NaN if no run delays were recorded.
     """
-    found = []
+    shares = []
     for trace in seen.traces:
         ended, waits = columns.finalizations(trace).span, exposures_of(trace)
         used, delays = cpu_times(trace), columns.run_delays(trace)
@@ -347,8 +347,8 @@ def _processor_time(seen: MeasuredWorld) -> tuple[float, float]:
         own_ns = np.diff(end_ns) - _sums(end_ns, waits.begin_ns, waits.waited_ns)
         known = (own_ns > 0) & (got_ns > 0)
         got_ns, wanted_ns, own_ns = got_ns[known], wanted_ns[known], own_ns[known]
-        found.append(np.stack([np.minimum(1.0, wanted_ns / own_ns), wanted_ns / got_ns]))
-    ratios = np.concatenate(found, axis=1)
+        shares.append(np.stack([np.minimum(1.0, wanted_ns / own_ns), wanted_ns / got_ns]))
+    ratios = np.concatenate(shares, axis=1)
     if not ratios.size:
         return float("nan"), float("nan")
     share, lacked = np.median(ratios, axis=1).tolist()
@@ -363,7 +363,7 @@ def _sums(borders_ns: Ints, at_ns: Ints, amount_ns: Ints | Floats) -> Floats:
     return total[1:-1].astype(np.float64)
 
 
-def _transfers(seen: MeasuredWorld, known: ReplayedCalls, rows: list[list[RankCycle]]) -> Floats:
+def _transfers(seen: MeasuredWorld, calls: ReplayedCalls, rows: list[list[RankCycle]]) -> Floats:
     """Returns the time of each transfer in ns, as ``[step, rank, collective]``.
 
     A transfer begins when all ranks that the collective depends on have issued it, and all
@@ -371,7 +371,7 @@ def _transfers(seen: MeasuredWorld, known: ReplayedCalls, rows: list[list[RankCy
     later than the collective itself, the transfer's time is 0: the two are assumed to share a link
     and to end together.
     """
-    transfer, end = known.transfer_ns, known.end_ns
+    transfer, end = calls.transfer_ns, calls.end_ns
     group = seen.matching.group
     found = np.zeros((len(rows), len(rows[0]), len(rows[0][0].rows)))
     for step, row in enumerate(rows):
@@ -437,11 +437,16 @@ def _among(groups: Sequence[Sequence[int]]) -> str:
 
 
 def _shard_ranks(
-    world_size: int, seen: MeasuredWorld, row: Sequence[RankCycle], found: Sequence[ShardedCall]
+    world_size: int,
+    seen: MeasuredWorld,
+    row: Sequence[RankCycle],
+    sharded_calls: Sequence[ShardedCall],
 ) -> int:
     """Returns the size of the groups that gather parameters; without groups, the world size."""
-    sharded = [n for n, call in enumerate(found) if call.among == SHARD]
+    sharded = [n for n, call in enumerate(sharded_calls) if call.among == SHARD]
     if sharded:
         return len(_members(seen, row, sharded[0])[0])
-    parameters = {call.among for call in found if call.op in ("all_gather", "reduce_scatter")}
+    parameters = {
+        call.among for call in sharded_calls if call.op in ("all_gather", "reduce_scatter")
+    }
     return 1 if parameters == {ALONE} else world_size

@@ -39,9 +39,9 @@ class World:
 
         ``rows`` holds the indices to draw from; None means all recorded steps.
         """
-        known = np.arange(len(self.steps.own_ns)) if rows is None else rows
+        recorded_rows = np.arange(len(self.steps.own_ns)) if rows is None else rows
         blocks = -(-self.world_size // self.steps.world_size)
-        return known[random.integers(0, len(known), (count, blocks))]
+        return recorded_rows[random.integers(0, len(recorded_rows), (count, blocks))]
 
     def replay(self, drawn: Ints, costs: ShardedCosts | None) -> DrawnSteps:
         """Replays the drawn steps at these costs; if ``costs`` is None, transfers take no time."""
@@ -70,48 +70,48 @@ class World:
         """
         return drawn[:, rank // self.steps.world_size], rank % self.steps.world_size
 
-    def _own(self, at: tuple[Ints, int]) -> Floats:
-        update = self.steps.update_ns[at]
-        own_ns = self.steps.own_ns[at] + (self.update - 1) * update
+    def _own(self, drawn_at: tuple[Ints, int]) -> Floats:
+        update = self.steps.update_ns[drawn_at]
+        own_ns = self.steps.own_ns[drawn_at] + (self.update - 1) * update
         result: Floats = self.crowding.own * own_ns
         return result
 
-    def _more_passes(self, at: tuple[Ints, int]) -> Floats:
+    def _more_passes(self, drawn_at: tuple[Ints, int]) -> Floats:
         """Returns the time in ns of the passes that the scenario adds, per step drawn at random.
 
-        The time excludes waiting for communication. It is 0 if the scenario adds no pass. ``at``
-        selects a rank and its drawn steps, see ``_of``.
+        The time excludes waiting for communication. It is 0 if the scenario adds no pass.
+        ``drawn_at`` selects a rank and its drawn steps, see ``_of``.
         """
         added = self.change.passes - self.steps.passes
-        return added * self._pass_ns(at)
+        return added * self._pass_ns(drawn_at)
 
-    def _pass_ns(self, at: tuple[Ints, int]) -> Floats:
+    def _pass_ns(self, drawn_at: tuple[Ints, int]) -> Floats:
         """Returns the time in ns of one pass (data, forward, backward), per step drawn at random.
 
-        The time excludes waiting for communication. ``at`` selects a rank and its drawn steps, see
-        ``_of``.
-        """
-        result: Floats = self.crowding.own * self.steps.pass_ns[at]
-        return result
-
-    def _transfers(self, at: tuple[Ints, int]) -> Floats:
-        """Returns one rank's recorded transfer times in ns, as ``[collective, drawn step]``.
-
-        The collectives are those of the scenario's step. ``at`` selects the rank and its drawn
+        The time excludes waiting for communication. ``drawn_at`` selects a rank and its drawn
         steps, see ``_of``.
         """
-        recorded = [call.recorded for call in self.change.calls]
-        result: Floats = self.steps.transfer_ns[at][:, recorded].T
+        result: Floats = self.crowding.own * self.steps.pass_ns[drawn_at]
         return result
 
-    def _program(self, rank: int, at: tuple[Ints, int]) -> Program:
+    def _transfers(self, drawn_at: tuple[Ints, int]) -> Floats:
+        """Returns one rank's recorded transfer times in ns, as ``[collective, drawn step]``.
+
+        The collectives are those of the scenario's step. ``drawn_at`` selects the rank and its
+        drawn steps, see ``_of``.
+        """
+        recorded = [call.recorded for call in self.change.calls]
+        result: Floats = self.steps.transfer_ns[drawn_at][:, recorded].T
+        return result
+
+    def _program(self, rank: int, drawn_at: tuple[Ints, int]) -> Program:
         events = self.change.events
         places = [event.recorded for event in events]
         passes = np.array([event.passes for event in events])[:, np.newaxis]
         offset = rank * len(self.change.calls)
-        own = self._own(at)
-        until_ns = own[:, -1] + self._more_passes(at) + self.crowding.longer_ns
-        extra = self.steps.extra_ns[at][:, places].T
+        own_ns = self._own(drawn_at)
+        until_ns = own_ns[:, -1] + self._more_passes(drawn_at) + self.crowding.longer_ns
+        extra = self.steps.extra_ns[drawn_at][:, places].T
         nothing = np.zeros((1, extra.shape[1]))
         return Program(
             rank=rank,
@@ -119,7 +119,7 @@ class World:
             until_ns=0,
             # Own time after the last event of the changed step is kept.
             own_ns=np.concatenate(
-                [own[:, places].T + passes * self._pass_ns(at), until_ns[np.newaxis]]
+                [own_ns[:, places].T + passes * self._pass_ns(drawn_at), until_ns[np.newaxis]]
             ),
             kind=np.array([*(event.kind for event in events), MARK]),
             row=np.array([*(offset + event.call for event in events), 1]),
@@ -132,10 +132,10 @@ class World:
         nothing = np.zeros(rows, dtype=np.int64)
         before = np.full((self.world_size, number), -1, dtype=np.int64)
         last: dict[str, int] = {}
-        for call, each in enumerate(self.change.calls):
-            if each.call.among in last:
-                before[:, call] = np.arange(self.world_size) * number + last[each.call.among]
-            last[each.call.among] = call
+        for call, changed in enumerate(self.change.calls):
+            if changed.call.among in last:
+                before[:, call] = np.arange(self.world_size) * number + last[changed.call.among]
+            last[changed.call.among] = call
         return ReplayedCalls(
             conditions=list(self._conditions()),
             before=before.reshape(-1),
@@ -148,12 +148,12 @@ class World:
 
     def _conditions(self) -> list[Condition]:
         number = len(self.change.calls)
-        found = []
-        for call, each in enumerate(self.change.calls):
-            for group in self._groups(each.call.among):
+        conditions = []
+        for call, changed in enumerate(self.change.calls):
+            for group in self._groups(changed.call.among):
                 rows = tuple(rank * number + call for rank in group)
-                found.append(Condition(rows, rows))
-        return found
+                conditions.append(Condition(rows, rows))
+        return conditions
 
     def _groups(self, among: str) -> list[range]:
         shard, ranks = self.change.shard_ranks, self.world_size

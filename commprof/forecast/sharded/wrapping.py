@@ -49,11 +49,11 @@ def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
             f"{len(backward)} in backward; its blocks can be recognised only if backward gathers "
             "each block again; record FSDP2 with reshard_after_forward=True"
         )
-    found = Wrapped()
+    result = Wrapped()
     count = len(backward)
     units = [range(first, min(first + blocks, count)) for first in range(0, count, blocks)]
     for unit in units:
-        _joined(steps, [forward[root + block] for block in unit], 0, found)
+        _joined(steps, [forward[root + block] for block in unit], 0, result)
     reduced = [_numbers(steps, "reduce_scatter", True)]
     if any(call.among == REPLICATE for call in steps.calls):
         reduced.append([n for n, call in enumerate(steps.calls) if call.among == REPLICATE])
@@ -67,14 +67,14 @@ def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
     before: Sequence[int] = ()
     for unit in reversed(units):
         again = [backward[count - 1 - block] for block in reversed(unit)]
-        _joined(steps, again, 0, found)
+        _joined(steps, again, 0, result)
         if len(before) > 1 and _is_prefetched(steps, again[0], reduced[0][count - unit.stop - 1]):
             # Issued when the unit before begins, as the gather of that unit's second block was.
-            found.issued_at[again[0]] = steps.events.index((ISSUE, before[1]))
+            result.issued_at[again[0]] = steps.events.index((ISSUE, before[1]))
         for numbers in reduced:
-            _joined(steps, [numbers[count - 1 - block] for block in reversed(unit)], -1, found)
+            _joined(steps, [numbers[count - 1 - block] for block in reversed(unit)], -1, result)
         before = again
-    return found
+    return result
 
 
 def _is_prefetched(steps: ShardedSteps, gather: int, reduce_before: int) -> bool:

@@ -163,7 +163,9 @@ def answer(
     """
     done, refused = checks(replay, others, recorded)
     error = model_error(done)
-    found = [_answer(replay, scenario, error, over, price_per_host_hour) for scenario in scenarios]
+    answers = [
+        _answer(replay, scenario, error, over, price_per_host_hour) for scenario in scenarios
+    ]
     notes = [f"not checked: {reason}" for reason in refused]
     if error is None:
         notes += _fit_errors(replay)
@@ -172,20 +174,20 @@ def answer(
         fit = fit_amdahl(_throughput(recorded))
     except CommprofError as reason:
         notes.append(f"no Amdahl fit: {reason}")
-    if not math.isnan(price_per_host_hour) and any(each.cost is None for each in found):
+    if not math.isnan(price_per_host_hour) and any(answer_of.cost is None for answer_of in answers):
         notes.append("cost unknown: the run does not record the number of samples per step")
     sharded = isinstance(replay.schedule, ShardedSteps)
-    best = _best(replay, found, error)
-    return Answers(tuple(found), tuple(done), error, fit, tuple(notes), sharded, best)
+    best = _best(replay, answers, error)
+    return Answers(tuple(answers), tuple(done), error, fit, tuple(notes), sharded, best)
 
 
-def _best(replay: Model, found: Sequence[Answer], error: ModelError | None) -> Best | None:
+def _best(replay: Model, answers: Sequence[Answer], error: ModelError | None) -> Best | None:
     worst = math.nan if error is None else error.worst
-    scenarios = [each.prediction.scenario for each in found]
-    if found[0].search is not None:
+    scenarios = [answer.prediction.scenario for answer in answers]
+    if answers[0].search is not None:
         # A search's gains are relative to its own first setting, which may not be the recorded one.
-        searched = (each.prediction.scenario for each in found[0].candidates)
-        scenarios = [one for one in searched if one.changes_settings][:1]
+        searched = (answer.prediction.scenario for answer in answers[0].candidates)
+        scenarios = [scenario for scenario in searched if scenario.changes_settings][:1]
     chosen = shortest(replay, scenarios, worst) if scenarios else None
     return None if chosen is None else Best(chosen, _widened(chosen.prediction.step_s, error))
 
@@ -240,11 +242,13 @@ def _widened(step: Estimate, error: ModelError | None) -> Estimate:
 
 def _throughput(recorded: Sequence[RecordedJob]) -> dict[int, float]:
     """Samples per second by world size, of runs without a compressor."""
-    plain = [each.schedule for each in recorded if not each.schedule.hook]
+    plain = [schedule.schedule for schedule in recorded if not schedule.schedule.hook]
     return {
-        each.world_size: each.world_size * each.batch.per_rank / float(np.median(each.period_s))
-        for each in plain
-        if each.batch.per_rank
+        schedule.world_size: schedule.world_size
+        * schedule.batch.per_rank
+        / float(np.median(schedule.period_s))
+        for schedule in plain
+        if schedule.batch.per_rank
     }
 
 
@@ -279,5 +283,5 @@ def cost(
 def samples_per_epoch(schedule: RecordedSteps) -> float:
     """Returns the samples of an epoch, padding included; NaN if not recorded."""
     batch = schedule.batch
-    found = batch.steps_per_epoch * batch.per_rank * schedule.world_size
-    return found if found else math.nan
+    samples = batch.steps_per_epoch * batch.per_rank * schedule.world_size
+    return samples if samples else math.nan

@@ -107,12 +107,12 @@ def _common(traces: Sequence[Trace]) -> list[list[Cycle]]:
     return [[mine[step] for step in steps] for mine in by_rank]
 
 
-def nodes(found: Sequence[Cycle]) -> Iterator[Node]:
+def nodes(cycles_of_rank: Sequence[Cycle]) -> Iterator[Node]:
     """Makes the nodes of one rank's steps, with ids from 1."""
     number = 0
     before: tuple[int, ...] = ()
-    origin = found[0].begin_ns
-    for cycle in found:
+    origin = cycles_of_rank[0].begin_ns
+    for cycle in cycles_of_rank:
         collectives: list[int] = []
         begin_ns = cycle.begin_ns
         cuts = [*cycle.ready_ns, max(cycle.finalize_ns[0], cycle.ready_ns[-1])]
@@ -159,7 +159,7 @@ def _timed(
     )
 
 
-def encode(found: Sequence[Node], rank: int, world_size: int) -> bytes:
+def encode(nodes_of_rank: Sequence[Node], rank: int, world_size: int) -> bytes:
     """Encodes one rank's trace as a file."""
     about: tuple[Attribute, ...] = (
         ("schema", "chakra"),
@@ -168,7 +168,7 @@ def encode(found: Sequence[Node], rank: int, world_size: int) -> bytes:
         ("world_size", world_size),
     )
     metadata = _text(1, SCHEMA_VERSION) + b"".join(_message(2, _attribute(a)) for a in about)
-    return b"".join(_varint(len(m)) + m for m in [metadata, *map(_node, found)])
+    return b"".join(_varint(len(m)) + m for m in [metadata, *map(_node, nodes_of_rank)])
 
 
 def _node(node: Node) -> bytes:

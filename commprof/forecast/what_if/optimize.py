@@ -98,7 +98,7 @@ def optimize(
     caps = (scenario.bucket_cap_bytes, *(CAPS_BYTES if BUCKET_CAP in over else ()))
     hooks = _hooks(replay, scenario) if HOOK in over else (scenario.hook,)
     _, before = replay.sampled(scenario)
-    found, refused = [], []
+    candidates, refused = [], []
     seen = set()
     same_count = 0
     for cap, hook in itertools.product(dict.fromkeys(caps), hooks):
@@ -114,9 +114,9 @@ def optimize(
             same_count += 1
             continue
         seen.add(same)
-        found.append(_candidate(prediction, 1 - steps / before, worst_error))
+        candidates.append(_candidate(prediction, 1 - steps / before, worst_error))
     return Search(
-        candidates=tuple(sorted(found, key=lambda candidate: -candidate.gain)),
+        candidates=tuple(sorted(candidates, key=lambda candidate: -candidate.gain)),
         refused=tuple(refused),
         bucket_caps_bytes=tuple(dict.fromkeys(caps)),
         hooks=hooks,
@@ -145,13 +145,13 @@ def shortest(
         _, unchanged = replay.sampled(before)
     except CommprofError:
         return None
-    found = []
+    predicted = []
     for scenario in changed:
         prediction, steps = replay.sampled(scenario)
         passes = passes_of(replay.schedule, scenario)
         candidate = _candidate(prediction, 1 - steps / passes / unchanged, worst_error)
-        found.append((prediction.step_s.value / passes, candidate))
-    return min(found, key=lambda one: one[0])[1]
+        predicted.append((prediction.step_s.value / passes, candidate))
+    return min(predicted, key=lambda one: one[0])[1]
 
 
 def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
@@ -159,8 +159,11 @@ def _hooks(replay: Model, scenario: Scenario) -> tuple[str | None, ...]:
 
     The scenario's own is None if the scenario keeps the recorded hook. No hook is listed twice.
     """
-    own = replay.schedule.hook if scenario.hook is None else scenario.hook
-    return (scenario.hook, *(label for label in ("", *replay.profile.hooks) if label != own))
+    recorded_hook = replay.schedule.hook if scenario.hook is None else scenario.hook
+    return (
+        scenario.hook,
+        *(label for label in ("", *replay.profile.hooks) if label != recorded_hook),
+    )
 
 
 def _candidate(
