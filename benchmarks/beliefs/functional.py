@@ -202,3 +202,35 @@ def compiled_fsdp() -> str:
 
     call()
     return operators(call)
+
+
+def _inductor(call: Any, *tensors: torch.Tensor) -> str:
+    compiled = torch.compile(call)
+    compiled(*tensors)
+    return operators(lambda: compiled(*tensors))
+
+
+@belief("Inductor keeps a functional all-reduce whose result nobody uses", "allreduce_", SEEN)
+def inductor_unused() -> str:
+    def call(tensor: torch.Tensor) -> torch.Tensor:
+        functional.all_reduce(tensor * 2, "sum", dist.group.WORLD)
+        return tensor + 1
+
+    return _inductor(call, torch.ones(8))
+
+
+@belief("Inductor leaves two equal functional all-reduces two", "2 allreduce_", SEEN)
+def inductor_equal() -> str:
+    def call(tensor: torch.Tensor) -> Any:
+        first = functional.all_reduce(tensor, "sum", dist.group.WORLD)
+        return first + functional.all_reduce(tensor, "sum", dist.group.WORLD)
+
+    return _inductor(call, torch.ones(8))
+
+
+@belief("Inductor leaves three small functional all-reduces three", "3 allreduce_", SEEN)
+def inductor_small() -> str:
+    def call(*tensors: torch.Tensor) -> list[Any]:
+        return [functional.all_reduce(one * 2, "sum", dist.group.WORLD) + 1 for one in tensors]
+
+    return _inductor(call, *(torch.ones(8) for _ in range(3)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -319,3 +321,30 @@ def reduce_scatter_completes_unwaited() -> str:
     before = output[0].item()
     work.wait()
     return told if before == output[0].item() else f"{told}; wait() writes the output"
+
+
+@belief("a message received from any source has a range of its own", "gloo:recvAnySource", HOST)
+def range_of_any_source() -> str:
+    def call() -> None:
+        if dist.get_rank() == 0:
+            dist.recv(torch.ones(4))
+        else:
+            dist.send(torch.ones(4), 0)
+
+    seen = ranges(call)
+    return "gloo:recvAnySource" if seen in ("gloo:recvAnySource", "gloo:send") else seen
+
+
+@belief("20,000 all-reduces leave the process's memory as it is, within 4 MB", "so")
+def gloo_keeps_its_memory() -> str:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    tensor = torch.ones(4)
+    before = 0
+    for number in range(22_000):
+        dist.all_reduce(tensor)
+        if number == 2_000:
+            before = resident_bytes()
+    grown = resident_bytes() - before
+    return "so" if grown < 4e6 else f"{grown / 1e6:.0f} MB more"

@@ -258,3 +258,93 @@ def barrier_has_future() -> str:
     told = outcome(lambda: work.get_future())
     work.wait()
     return told
+
+
+def _open_and_running() -> tuple[int, int]:
+    """Returns the numbers of open files and of threads of this process."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def _cost_of_a_group() -> str:
+    dist.all_reduce(torch.ones(1))
+    files, threads = _open_and_running()
+    groups = [dist.new_group() for _ in range(10)]
+    for group in groups:
+        dist.all_reduce(torch.ones(1), group=group)
+    more_files, more_threads = _open_and_running()
+    return f"{(more_files - files) / 10:g} files, {(more_threads - threads) / 10:g} threads"
+
+
+@belief(
+    "a group of gloo costs a process a connection to each other rank and two threads",
+    "3 files, 2 threads",
+    WORLD,
+    ranks=4,
+)
+def cost_of_a_group() -> str:
+    return _cost_of_a_group()
+
+
+@belief(
+    "over two interfaces a group of gloo has the same two threads",
+    "2 threads",
+    "commprof/analysis/collectives/in_flight.py",
+    GLOO_SOCKET_IFNAME="lo,lo",
+)
+def threads_of_two_interfaces() -> str:
+    return _cost_of_a_group().partition(", ")[2]
+
+
+@belief("subgroups that are destroyed give back their files and threads", "so", GROUPS)
+def groups_are_given_back() -> str:
+    before = (0, 0)
+    for number in range(22):
+        group = dist.new_group()
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+        del group
+        if number == 1:
+            before = _open_and_running()
+    files, threads = (now - then for now, then in zip(_open_and_running(), before, strict=True))
+    return "so" if files <= 0 and threads <= 0 else f"{files} files, {threads} threads more"
+
+
+@belief("a destroyed subgroup's keys leave the job's store", "0 keys per group")
+def keys_are_given_back() -> str:
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    before = store.num_keys()
+    dist.barrier()
+    for _ in range(10):
+        dist.destroy_process_group(dist.new_group())
+    dist.barrier()
+    return f"{(store.num_keys() - before) / 10:g} keys per group"
+
+
+@belief(
+    "two groups of the same ranks made with use_local_synchronization have two names",
+    "two names, the same on both ranks",
+    WORLD,
+    ranks=4,
+)
+def names_of_local_groups() -> str:
+    first = dist.get_rank() // 2 * 2
+    ranks = [first, first + 1]
+    groups = [dist.new_group(ranks, use_local_synchronization=True) for _ in range(2)]
+    names: list[list[str]] = [[]] * 4
+    dist.all_gather_object(names, [group.group_name for group in groups])
+    is_alike = names[0] == names[1] and names[2] == names[3]
+    is_unique = len({name for pair in (names[0], names[2]) for name in pair}) == 4
+    return "two names, the same on both ranks" if is_alike and is_unique else str(names)
+
+
+@belief(
+    "groups of one mesh dimension have other names on either side of the mesh", "other", ranks=4
+)
+def names_of_mesh_groups() -> str:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    names: list[str] = [""] * 4
+    dist.all_gather_object(names, mesh.get_group("tp").group_name)
+    return "other" if names[0] == names[1] != names[2] == names[3] else str(names)

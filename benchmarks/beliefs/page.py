@@ -49,6 +49,11 @@ _LED_TO = {
     + _FINDING.format("gloo_reduce_scatter_ends_in_wait"),
     "functional_is_dropped": _FINDING.format("functional_result_unused_is_kept"),
     "random_tensor": _FINDING.format("dtensor_randn_asserts_on_cpu"),
+    "fsdp_forward_before_step": _FINDING.format("fsdp2_forward_before_step_is_stale"),
+    "fsdp_pass_after_validation": _FINDING.format("fsdp2_forward_before_step_is_stale"),
+    "fsdp_is_asynchronous": _FINDING.format("fsdp2_over_gloo_overlaps_nothing"),
+    "async_save_group": _FINDING.format("async_save_uses_the_training_group"),
+    "threads_of_two_interfaces": _FINDING.format("gloo_two_interfaces_take_turns"),
     "load_of_missing_key": _FINDING.format("checkpoint_errors_are_no_exceptions"),
 }
 
@@ -73,12 +78,14 @@ def page(answers: Mapping[str, Mapping[str, str]]) -> str:
     asked = [one for one in every.values() if any(one.name in answers[v] for v in versions)]
     wrong = [one for one in asked if _is_wrong(one, answers, versions)]
     led = sum(one.name in _LED_TO for one in wrong)
-    newest = versions[-1:]
-    now = sum(_is_wrong(one, answers, newest) for one in asked)
+    newest = versions[-1]
+    now = sum(_is_wrong(one, answers, [newest]) for one in asked)
+    of_newest = sum(answers[newest].get(one.name, "-") != "-" for one in asked)
     counts = (
-        f"Of {len(asked)} statements, {now} do not hold in torch {_short(newest[0])}, and "
-        f"{len(wrong)} in at least one of {', '.join(map(_short, versions))}. The last column says "
-        f"what they changed here ({led}), or which file rests on them. Before torch 2.13 Flight "
+        f"Of {len(asked)} statements, {len(wrong)} do not hold in at least one of "
+        f"{', '.join(map(_short, versions))}; of the {of_newest} that were tried with "
+        f"{_short(newest)}, {now} do not hold there. - is not tried. The last column says what "
+        f"they changed here ({led}), or which file rests on them. Before torch 2.13 Flight "
         "Recorder has no entries over gloo.\n"
     )
     parts = [_HEAD, counts]

@@ -301,3 +301,16 @@ def profiler_ddp() -> str:
     events = _chrome(lambda: model(torch.ones(2, 4)).sum().backward())["traceEvents"]
     names = {e.get("name") for e in events}
     return "c10d::allreduce_" if "c10d::allreduce_" in names else "no operator"
+
+
+@belief("an execution trace has record_param_comms with the group's name over gloo", "there")
+def execution_trace_of_gloo() -> str:
+    from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+
+    with tempfile.TemporaryDirectory() as folder:
+        observer = ExecutionTraceObserver().register_callback(f"{folder}/trace.json")
+        with profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer):
+            dist.all_reduce(torch.ones(4))
+            time.sleep(0.1)
+        nodes = json.loads(Path(f"{folder}/trace.json").read_text())["nodes"]
+    return "there" if any(node["name"] == "record_param_comms" for node in nodes) else "absent"

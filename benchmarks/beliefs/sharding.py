@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from benchmarks.beliefs.asking import belief, operators
+from benchmarks.beliefs.asking import belief, operators, outcome
 
 SHARDED = "commprof/forecast/sharded"
 THEORY = "commprof/workloads/strategies/theory.py"
@@ -469,3 +470,140 @@ def load_of_missing_key() -> str:
     except BaseException as error:
         return f"{type(error).__name__}, which `except Exception` does not catch"
     return "works"
+
+
+@belief("FSDP2: after the step forward uses the new weights, whatever ran before", "0.0", THEORY)
+def fsdp_forward_before_step() -> str:
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Linear(4, 4, bias=False)
+    nn.init.ones_(model.weight)
+    fully_shard(model, mesh=_mesh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    tensor = torch.ones(1, 4)
+    model(tensor).sum().backward()
+    with torch.no_grad():
+        model(tensor)
+        optimizer.step()
+        return str(model(tensor)[0, 0].item())
+
+
+@belief(
+    "FSDP2: a training pass after validation exchanges as any other",
+    "3 _allgather_base_, 2 _reduce_scatter_base_",
+    SHARDED,
+)
+def fsdp_pass_after_validation() -> str:
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    fully_shard(model[0], mesh=_mesh())
+    fully_shard(model, mesh=_mesh())
+    _pass(model)
+    with torch.no_grad():
+        model(torch.ones(2, 16))
+    return operators(lambda: _pass(model))
+
+
+@belief("FSDP2 issues its gathers and reduce-scatters as asynchronous calls", "all", SHARDED)
+def fsdp_is_asynchronous() -> str:
+    flags: list[bool] = []
+
+    def noted(original: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            flags.append(options.get("async_op", False))
+            return original(*args, **options)
+
+        return call
+
+    names = ("all_gather_into_tensor", "reduce_scatter_tensor")  # until 2.12
+    for name in (*names, "all_gather_single", "reduce_scatter_single"):
+        if hasattr(dist, name):
+            setattr(dist, name, noted(getattr(dist, name)))
+    _pass(_sharded())
+    return {frozenset({True}): "all", frozenset({False}): "none"}.get(frozenset(flags), str(flags))
+
+
+@belief("FSDP1 trains on CPUs over gloo", "works")
+def fsdp1_on_cpus() -> str:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return outcome(lambda: _pass(FullyShardedDataParallel(nn.Linear(16, 16))))
+
+
+@belief("HSDP: each layer is one reduce-scatter and one all-reduce", "2, 2", SHARDED, ranks=4)
+def hybrid_pass() -> str:
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    mesh = _mesh(2, 2, names=("replicate", "shard"))
+    for module in (*model, model):
+        fully_shard(module, mesh=mesh)
+    _pass(model)
+    seen = operators(lambda: _pass(model))
+    return "2, 2" if seen.endswith("2 _reduce_scatter_base_, 2 allreduce_") else seen
+
+
+@belief("tensors that all ranks hold are written to a checkpoint by rank 0", "rank 0")
+def writer_of_replicated() -> str:
+    from torch.distributed import checkpoint
+
+    shared: list[Any] = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(shared, 0)
+    weights = {f"weight {number}": torch.ones(400, 400) for number in range(6)}
+    checkpoint.save(weights, checkpoint_id=shared[0])
+    files = sorted(Path(shared[0]).glob("*.distcp"))
+    sizes = [file.stat().st_size for file in files]
+    return "rank 0" if len(sizes) == 1 else f"shared among ranks: {sizes[0] / sum(sizes):.0%} each"
+
+
+@belief("with plan caching the second save has fewer collectives than the first", "fewer")
+def cached_plans() -> str:
+    from torch.distributed import checkpoint
+
+    shared: list[Any] = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(shared, 0)
+    seen = []
+    for number in range(2):
+        planner = checkpoint.DefaultSavePlanner(enable_plan_caching=True)
+        target = f"{shared[0]}/{number}"
+
+        def save(planner: Any = planner, target: str = target) -> None:
+            checkpoint.save({"weight": torch.ones(4)}, checkpoint_id=target, planner=planner)
+
+        seen.append(operators(save))
+    return "as many" if seen[0] == seen[1] else "fewer"
+
+
+@belief("async_save's collectives run over a group of its own", "another group", SEEN)
+def async_save_group() -> str:
+    from torch.distributed import checkpoint
+
+    number = dist.group.WORLD._get_sequence_number_for_group
+    before = number()
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.async_save({"weight": torch.ones(4)}, checkpoint_id=f"{folder}/c").result()
+    return "the default group" if number() > before else "another group"
+
+
+@belief(
+    "interleaved 1F1B of 2 ranks with 2 stages each sends over each of 3 boundaries",
+    "12 send, 12 recv_",
+)
+def interleaved_pipeline() -> str:
+    from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+    rank = dist.get_rank()
+    device = torch.device("cpu")
+    stages = [PipelineStage(nn.Linear(8, 8), rank + shift, 4, device) for shift in (0, 2)]
+    schedule = ScheduleInterleaved1F1B(
+        stages, 4, loss_fn=lambda output, target: (output - target).square().sum()
+    )
+    tensor = torch.ones(8, 8)
+
+    def call() -> None:
+        schedule.step(tensor) if rank == 0 else schedule.step(target=tensor)
+
+    call()
+    parts = sorted(operators(call).split(", "), reverse=True)
+    return ", ".join(parts)
