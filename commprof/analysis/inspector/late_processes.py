@@ -62,7 +62,11 @@ class LateProcess:
 
 
 def late_processes(
-    job: InspectedJob, traced: InspectedOrigins, time_us: Floats, operation_us: Floats
+    job: InspectedJob,
+    traced: InspectedOrigins,
+    time_us: Floats,
+    operation_us: Floats,
+    uneven: float = 0.0,
 ) -> tuple[LateProcess, ...]:
     """Finds the processes that cause clearly more waiting than all others.
 
@@ -79,6 +83,9 @@ def late_processes(
         traced: where its waiting began.
         time_us: time of each process in operations whose waiting is known.
         operation_us: result of :func:`commprof.analysis.inspector.own_time.operation_time`.
+        uneven: fraction of a part of the run by which its communicators may not begin together. So
+            much of the waiting for the latest process, of which the waiting ranks come late to
+            their other communicators, may be traced to these ranks.
     """
     count = len(job.processes)
     allowed = min(_MOST_LATE, max(_ALWAYS_ALLOWED, int(_MOST_LATE_PART * count)), count - 1)
@@ -89,7 +96,7 @@ def late_processes(
     by_process = beyond.sum(axis=0)
     if not by_process.any():
         return ()
-    candidates, least_share = _by_waiting(traced, by_process, allowed)
+    candidates, least_share = _by_waiting(traced, by_process, allowed, uneven)
     own_us = own_time(operation_us)
     longer = _by_own_time(own_us, by_process, allowed)
     if longer:
@@ -108,7 +115,7 @@ def late_processes(
 
 
 def _by_waiting(
-    traced: InspectedOrigins, by_process: Floats, allowed: int
+    traced: InspectedOrigins, by_process: Floats, allowed: int, uneven: float
 ) -> tuple[list[int], float]:
     """Returns those who cause clearly more waiting than all others, the most first.
 
@@ -118,7 +125,7 @@ def _by_waiting(
     order = np.argsort(-by_process, kind="stable")
     falling = by_process[order[: allowed + 1]]
     ratio = falling[:-1] / np.maximum(falling[1:], 1e-6 * falling[0])
-    least = np.where(ratio >= _APART, _LEAST_IF_APART, _LEAST_OF_LATEST)
+    least = np.maximum(uneven, np.where(ratio >= _APART, _LEAST_IF_APART, _LEAST_OF_LATEST))
     large = falling[:-1] >= least * falling[0]
     # What is beyond the others' shrinks towards the last that is allowed; all waiting does not.
     total = traced.began_us.sum(axis=0)[order]

@@ -322,7 +322,9 @@ class LiveLogs:
         operation_us = self._operation_us if len(self._operation_us) else np.full(count, np.nan)
         job = InspectedJob(tuple(self._processes), self._newest, self._parts(), ())
         found = InspectedOrigins(began, waited, self._pairs_us)
-        self._late = late_processes(job, found, time_us, operation_us)
+        # A part ends in the middle of what its last writes hold.
+        uneven = 0.0 if self._is_snapshot else 1 / _WRITES_A_PART
+        self._late = late_processes(job, found, time_us, operation_us, uneven)
         self._recent_us = np.array([time_us, waited.sum(axis=0), began.sum(axis=0)])
 
     def _state(self) -> InspectorState:

@@ -85,6 +85,19 @@ def test_figures_of_growing_logs_are_those_of_the_whole(
     assert most_kept < len(job.records) / 2  # what was counted is forgotten
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_neighbour_of_the_late_process_is_never_named(tmp_path: Path, seed: int) -> None:
+    """Process 4 waits for 5 in one part of the run, and comes late in the next."""
+    job = simulate(2, 4, 1, steps=80, late_us={5: 2000.0}, seed=seed)
+    job.write(tmp_path / "whole", "v4.3", records_a_dump=7)
+    growing = _Growing(tmp_path / "whole", tmp_path / "logs", seed)
+    logs, named = LiveLogs(growing.folder), set[tuple[int, ...]]()
+    while growing.grow(3000):
+        state = logs.look()
+        named.add(() if state is None else tuple(late.process.pid for late in state.late))
+    assert named == {(), (1005,)}
+
+
 def test_compressed_logs_are_followed_as_far_as_they_are_flushed(tmp_path: Path) -> None:
     """Members of gzip are cut anywhere; the same figures as of the plain logs come out."""
     job = simulate(1, 8, 1, steps=60, late_us={5: 2000.0}, seed=5)
