@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from commprof.analysis.step.breakdown import Breakdown, mean_of_known
 from commprof.analysis.step.measured import samples_read
 from commprof.trace.columns import Ints
 from commprof.trace.run.run_directory import WorldRun
-from commprof.units import ns_to_ms, ns_to_s
+from commprof.units import NS_PER_MS, ns_to_ms, ns_to_s
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class RankSummary:
         return self.peak_rss_bytes - self.before_rss_bytes
 
 
-def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
-    """Computes the figures of one rank over the steps of ``part``."""
+def rank_summary(run: WorldRun, rank: int, part: Breakdown, parts: StepParts) -> RankSummary:
+    """Computes the figures of one rank over the steps of ``part``, whose means are ``parts``."""
     duration_s = ns_to_s(float(part.wall_ns.sum()))
     result = run.results.get(rank)
     average_loss, final_loss = math.nan, math.nan
@@ -116,7 +116,7 @@ def rank_summary(run: WorldRun, rank: int, part: Breakdown) -> RankSummary:
     host = str(run.traces[rank].metadata["machine"]["hostname"])
     return RankSummary(
         rank=rank,
-        parts=_step_parts(part),
+        parts=parts,
         samples=samples,
         duration_s=duration_s,
         samples_per_s=samples / duration_s if duration_s > 0 else math.nan,
@@ -143,30 +143,47 @@ def _bytes(result: Mapping[str, Any] | None, key: str) -> float:
     return math.nan if value is None else float(value)
 
 
-def _step_parts(part: Breakdown) -> StepParts:
-    def mean_ms(values: npt.NDArray[np.float64]) -> float:
-        return ns_to_ms(float(values.mean())) if len(values) else math.nan
+def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
+    """Computes the mean step of each rank; all have the same steps."""
+    if not len(of_ranks[0].step):
+        return [StepParts(**{field.name: math.nan for field in fields(StepParts)})] * len(of_ranks)
 
-    def known_ms(values: npt.NDArray[np.float64]) -> float:
-        return math.nan if np.isnan(values).any() else mean_ms(values)
+    def stacked(name: str) -> npt.NDArray[np.float64]:
+        return np.stack([getattr(part, name) for part in of_ranks])
 
-    return StepParts(
-        data_ms=mean_ms(part.data_ns),
-        forward_ms=mean_ms(part.forward_ns),
-        backward_ms=mean_ms(part.backward_ns),
-        exposed_ms=mean_ms(part.exposed_ns),
-        optimizer_ms=mean_ms(part.optimizer_ns),
-        other_ms=mean_ms(part.other_ns),
-        step_ms=mean_ms(part.wall_ns),
-        wait_ms=ns_to_ms(mean_of_known(part.wait_ns, part.exposed_ns)),
-        transfer_ms=ns_to_ms(mean_of_known(part.transfer_ns, part.exposed_ns)),
-        unsplit_ms=mean_ms(part.unsplit_ns),
-        no_core_ms=mean_ms(part.no_core_ns[~np.isnan(part.no_core_ns)]),
-        hidden_ms=mean_ms(part.hidden_ns),
-        unphased_compute_ms=known_ms(part.unphased_compute_ns),
-        copies_ms=known_ms(part.copies_ns),
-        idle_ms=known_ms(part.idle_ns),
-    )
+    def mean_ms(name: str) -> list[float]:
+        means = (stacked(name).mean(axis=1) / NS_PER_MS).tolist()
+        return [math.nan if math.isnan(mean) else mean for mean in means]  # the one that is equal
+
+    exposed = stacked("exposed_ns")
+    no_core = stacked("no_core_ns")
+    read = ~np.isnan(no_core)
+    columns = {
+        **{
+            f"{name}_ms": mean_ms(f"{name}_ns")
+            for name in ("data", "forward", "backward", "exposed", "optimizer", "other")
+        },
+        "step_ms": mean_ms("wall_ns"),
+        **{
+            f"{name}_ms": [
+                ns_to_ms(mean_of_known(part, of_rank))
+                for part, of_rank in zip(stacked(f"{name}_ns"), exposed, strict=True)
+            ]
+            for name in ("wait", "transfer")
+        },
+        "unsplit_ms": mean_ms("unsplit_ns"),
+        "no_core_ms": [
+            ns_to_ms(float(part[known].mean())) if known.any() else math.nan
+            for part, known in zip(no_core, read, strict=True)
+        ],
+        "hidden_ms": mean_ms("hidden_ns"),
+        # Not known in any step, or known in all.
+        **{f"{name}_ms": mean_ms(f"{name}_ns") for name in ("unphased_compute", "copies", "idle")},
+    }
+    return [
+        StepParts(**dict(zip(columns, of_rank, strict=True)))
+        for of_rank in zip(*columns.values(), strict=True)
+    ]
 
 
 def _mean(values: list[float]) -> float:

@@ -15,7 +15,13 @@ from commprof.analysis.evidence import Evidence, Figure, evidence_of
 from commprof.analysis.late.lateness import Lateness, lateness
 from commprof.analysis.named_cause import NamedCause
 from commprof.analysis.profiler_cost import ProfilerCost, profiler_cost
-from commprof.analysis.rank_summary import RankSummary, StepParts, mean_parts, rank_summary
+from commprof.analysis.rank_summary import (
+    RankSummary,
+    StepParts,
+    mean_parts,
+    rank_summary,
+    step_parts,
+)
 from commprof.analysis.recording import WorldRecording, world_recording
 from commprof.analysis.replay.gains import Gains, gains
 from commprof.analysis.step.measured import MeasuredWorld, observed_ranks
@@ -109,9 +115,12 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
 def _rank_summaries(run: WorldRun, seen: MeasuredWorld) -> tuple[RankSummary, ...]:
     step = seen.measured[0].step
     kernels = kernel_times(seen.matching, seen.traces, seen.tables, step, seen.clocks_shared)
+    measured = seen.all_steps.measured
     return tuple(
-        replace(rank_summary(run, rank, part), kernels=of_rank)
-        for rank, part, of_rank in zip(seen.ranks, seen.all_steps.measured, kernels, strict=True)
+        replace(rank_summary(run, rank, part, parts), kernels=of_rank)
+        for rank, part, parts, of_rank in zip(
+            seen.ranks, measured, step_parts(measured), kernels, strict=True
+        )
     )
 
 

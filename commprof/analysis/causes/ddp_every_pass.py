@@ -54,8 +54,8 @@ def _same_buckets(calls: RankCalls) -> bool:
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    passes = facts.passes([exchanging_ns(calls) for calls in facts.ranks])
-    if passes is None or passes.exchanged < 2 or passes.usual_share < _USUAL:
+    passes = facts.passes(exchanging_ns, lambda first: first.exchanged >= 2)
+    if passes is None or passes.usual_share < _USUAL:
         return None
     if passes.last_share < _USUAL or not all(map(_same_buckets, facts.ranks)):
         return None

@@ -37,7 +37,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if not caps or min(caps) >= _DEFAULT_BYTES:
         return None
     mask, first = buckets_of_ddp(facts.first), facts.first
-    passes = facts.passes([exchanging_ns(calls) for calls in facts.ranks])
+    passes = facts.passes(exchanging_ns)
     if not mask.any() or passes is None or not passes.exchanged:
         return None
     number = int(mask.sum()) / facts.steps

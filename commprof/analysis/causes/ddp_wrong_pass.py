@@ -14,8 +14,8 @@ _UPDATES = 5
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    passes = facts.passes([exchanging_ns(calls) for calls in facts.ranks])
-    if passes is None or not 0 < passes.exchanged < passes.backward:
+    passes = facts.passes(exchanging_ns, lambda first: 0 < first.exchanged < first.backward)
+    if passes is None:
         return None
     if passes.updates < _UPDATES or passes.last_share > 1 - _MOSTLY or facts.ddp_models != 1:
         return None

@@ -6,7 +6,7 @@ Rules ask these facts instead of records, so that each rule is only a condition 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -245,20 +245,29 @@ class Facts:
         inside = row_containing(calls.begin_ns, calls.end_ns, spans[:, 0]) >= 0
         return spans[inside, 0], spans[inside, 1]
 
-    def passes(self, exchanging_ns: Sequence[Ints]) -> Passes | None:
+    def passes(
+        self,
+        exchanging_ns: Callable[[RankCalls], Ints],
+        matters: Callable[[Passes], bool] = lambda _: True,
+    ) -> Passes | None:
         """Counts backward passes between updates; None if the ranks differ or nothing is known.
 
         Args:
-            exchanging_ns: per rank, a time in each backward pass that exchanged gradients.
+            exchanging_ns: returns a time in each backward pass of a rank that exchanged gradients.
+            matters: False for numbers with which no rule is concerned: the other ranks' are then
+                not counted, and the result is None.
         """
-        counted = [
-            _passes(calls, times) for calls, times in zip(self.ranks, exchanging_ns, strict=True)
-        ]
-        first = counted[0]
-        if first is None:
+        first = _passes(self.first, exchanging_ns(self.first))
+        if first is None or not matters(first):
             return None
-        numbers = {(p.backward, p.exchanged) if p is not None else None for p in counted}
-        return first if len(numbers) == 1 else None
+        for calls in self.ranks[1:]:
+            passes = _passes(calls, exchanging_ns(calls))
+            if passes is None or (passes.backward, passes.exchanged) != (
+                first.backward,
+                first.exchanged,
+            ):
+                return None
+        return first
 
 
 def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankCalls:

@@ -52,8 +52,8 @@ def _needless(calls: RankCalls) -> Mask:
 def _rule(facts: Facts) -> Sighting | None:
     if facts.world.communication.sharding is None:
         return None
-    passes = facts.passes([_reducing_ns(calls) for calls in facts.ranks])
-    if passes is None or passes.exchanged < 2 or passes.usual_share < _USUAL:
+    passes = facts.passes(_reducing_ns, lambda first: first.exchanged >= 2)
+    if passes is None or passes.usual_share < _USUAL:
         return None
     if passes.last_share < _USUAL:
         return None

@@ -29,13 +29,13 @@ from commprof.analysis.align.matching import Matching, match
 from commprof.analysis.step.breakdown import Breakdown, Floats, of_split
 from commprof.analysis.step.exposure import exposures_of
 from commprof.analysis.step.joined import joined
+from commprof.analysis.step.merged import merged_steps
 from commprof.analysis.step.origins import Origins, origins
 from commprof.analysis.step.waiting import Waiting, not_split, split
 from commprof.analysis.step.windows import StepWindows, steps_in, stretch, windows_of
 from commprof.stats.intervals import robust_deviation
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Steps
-from commprof.trace.found_steps import UPDATE, communicating_backwards
 from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
@@ -47,12 +47,14 @@ def samples_read(trace: Trace, step: Ints) -> float:
 
     NaN if the thread read no batch, or a batch whose samples cannot be counted.
     """
+    phases = columns.of_kind(trace.records, Kind.PHASE)
+    if not (phases["seq"] > 0).any():
+        return math.nan
     steps = columns.steps(trace)
     chosen = np.isin(steps.index, step)
     if not chosen.any():
         return math.nan
     begin, end = steps.begin_ns[chosen], steps.end_ns[chosen]
-    phases = columns.of_kind(trace.records, Kind.PHASE)
     reads = phases.compress((phases["thread"] == steps.thread[0]) & (phases["seq"] > 0))
     at = reads["timestamp_ns"].astype(np.int64)
     inside = row_containing(begin, end, at) >= 0
@@ -242,7 +244,7 @@ def measured_world(
         return _long_world(run.world_size, recorded, usable, cut, watch)
     calls = _calls(run.world_size, recorded, usable)
     trained = min(_trained_steps(trace) for trace in calls.traces)
-    merged = {i for t in calls.traces for i in merged_steps(t, columns.steps(t)).tolist()}
+    merged = merged_steps(calls.traces, calls.tables)
     parts = _common_steps(calls.parts, trained, merged)
     signatures = calls.signatures(parts[0].step)
     # A profiler's schedule has already left warm-up out.
@@ -273,7 +275,7 @@ def _long_world(
         if watch is not None:
             watch(calls.world(common, 0, 0))
         del calls, parts
-    merged = {i for t in recorded for i in merged_steps(t, columns.steps(t)).tolist()}
+    merged = merged_steps(recorded)
     trained = min(_trained_steps(trace) for trace in recorded)
     of_ranks = [
         Breakdown.joined([window.pop(0) for window in windows]) for _ in range(len(recorded))
@@ -400,40 +402,3 @@ def _common_steps(parts: list[Breakdown], trained: int, merged: set[int]) -> lis
     common -= merged
     chosen = np.array(sorted(step for step in common if step < trained), dtype=np.int64)
     return [part.rows(np.isin(part.step, chosen)) for part in parts]
-
-
-def merged_steps(trace: Trace, steps: Steps) -> Ints:
-    """Indices of detected steps that hold several iterations in one.
-
-    Such a step holds m >= 2 times the usual number of backward passes that communicated, and
-    fewer than m times the usual number of updates. A number is usual if more than half of all
-    steps have it; the result is empty if no number is usual.
-    """
-    none = np.empty(0, dtype=np.int64)
-    if steps.source != UPDATE or len(steps) == 0:
-        return none
-    thread = int(steps.thread[0])
-    phases = columns.phases(trace)
-    updates = phases.end_ns[(phases.key == Phase.OPTIMIZER) & (phases.thread == thread)]
-    passes = _within(steps, communicating_backwards(trace.records, thread))
-    updated = _within(steps, updates)
-    usual_passes, usual_updates = _usual(passes), _usual(updated)
-    if not usual_passes or not usual_updates:
-        return none
-    times = passes // usual_passes
-    several = (times >= 2) & (passes % usual_passes == 0)
-    return steps.index[several & (updated < times * usual_updates)]
-
-
-def _within(steps: Steps, ends_ns: Ints) -> Ints:
-    """Counts the times that lie in each step; a step includes its own end."""
-    ends_ns = np.sort(ends_ns)
-    first = np.searchsorted(ends_ns, steps.begin_ns, side="right")
-    return (np.searchsorted(ends_ns, steps.end_ns, side="right") - first).astype(np.int64)
-
-
-def _usual(counts: Ints) -> int:
-    """Returns the value that more than half of the counts have; 0 if there is none."""
-    values, times = np.unique(counts, return_counts=True)
-    most = int(np.argmax(times))
-    return int(values[most]) if 2 * times[most] > len(counts) else 0

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from commprof.analysis.step.measured import merged_steps, samples_read
+from commprof.analysis.step.measured import samples_read
+from commprof.analysis.step.merged import merged_steps
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Phase
@@ -85,7 +86,9 @@ def iteration(begin: int, passes: int, step: int | None) -> list[bytes]:
 
 def merged(directory: Path, *iterations: list[bytes]) -> list[int]:
     trace = trace_of(directory, START, *(row for rows in iterations for row in rows))
-    return merged_steps(trace, columns.steps(trace)).tolist()
+    found = merged_steps([trace])
+    assert merged_steps([trace, trace], [columns.collectives(trace)] * 2) == found
+    return sorted(found)
 
 
 def test_a_step_with_two_iterations_and_one_update_is_reported_as_merged(tmp_path: Path) -> None:

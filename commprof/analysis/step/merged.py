@@ -1,0 +1,99 @@
+"""Detected steps that hold several iterations in one.
+
+Where a script marks no step, each update of its parameters ends one. An iteration without an update
+is then part of the step after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from commprof.trace import columns
+from commprof.trace.columns import Collectives, Ints
+from commprof.trace.found_steps import UPDATE, communicating_backwards
+from commprof.trace.ranks import RankTimes, firsts, joined, ranks_of
+from commprof.trace.reader import Trace
+from commprof.trace.schema import Phase
+
+
+def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None = None) -> set[int]:
+    """Returns the numbers of the steps that hold several iterations in one on some rank.
+
+    Such a step holds m >= 2 times the rank's usual number of backward passes that communicated, and
+    fewer than m times its usual number of updates. A number is usual if more than half of all steps
+    have it; a rank without usual numbers has no such step.
+
+    Args:
+        traces: traces of the ranks.
+        tables: their collectives; None to look into the records of each, of which no table is made.
+    """
+    detected = [
+        place
+        for place, trace in enumerate(traces)
+        if columns.steps(trace).source == UPDATE and len(columns.steps(trace))
+    ]
+    if not detected:
+        return set()
+    traces = [traces[place] for place in detected]
+    steps, phases = [columns.steps(t) for t in traces], [columns.phases(t) for t in traces]
+    first_step = firsts(list(map(len, steps)))
+    rank_of_step = ranks_of(first_step)
+    begin_ns, end_ns = (joined(steps, name) for name in ("begin_ns", "end_ns"))
+    thread = joined(steps, "thread")[first_step[:-1]]
+    rank = ranks_of(firsts(list(map(len, phases))))
+    key, in_training = joined(phases, "key"), joined(phases, "thread") == thread[rank]
+    times = RankTimes.of(len(traces), (rank_of_step, begin_ns), (rank_of_step, end_ns))
+    bounds = times.key(rank_of_step, begin_ns), times.key(rank_of_step, end_ns)
+
+    def counted(rank_of_event: Ints, ended_ns: Ints) -> Ints:
+        """Counts the events in each step, which includes its own end."""
+        ends = np.sort(times.key(rank_of_event, ended_ns))
+        since, until = (np.searchsorted(ends, bound, side="right") for bound in bounds)
+        return (until - since).astype(np.int64)
+
+    updates = np.flatnonzero((key == Phase.OPTIMIZER) & in_training)
+    updated = counted(rank[updates], joined(phases, "end_ns")[updates])
+    if tables is None:
+        of_ranks = [
+            communicating_backwards(trace.records, number)
+            for trace, number in zip(traces, thread.tolist(), strict=True)
+        ]
+        passes = counted(ranks_of(firsts(list(map(len, of_ranks)))), np.concatenate(of_ranks))
+    else:
+        backward = np.flatnonzero((key == Phase.BACKWARD) & in_training)
+        chosen = [tables[place] for place in detected]
+        begun_ns, ended_ns = (joined(phases, name)[backward] for name in ("begin_ns", "end_ns"))
+        communicated = _communicated(rank[backward], begun_ns, ended_ns, chosen)
+        passes = counted(rank[backward][communicated], ended_ns[communicated])
+    usual_passes, usual_updates = (
+        _usual(count, first_step)[rank_of_step] for count in (passes, updated)
+    )
+    known = (usual_passes > 0) & (usual_updates > 0)
+    ratio = passes // np.maximum(1, usual_passes)
+    several = known & (ratio >= 2) & (passes % np.maximum(1, usual_passes) == 0)
+    return set(joined(steps, "index")[several & (updated < ratio * usual_updates)].tolist())
+
+
+def _communicated(rank: Ints, begin_ns: Ints, end_ns: Ints, tables: Sequence[Collectives]) -> Ints:
+    """Returns the rows of the backward passes in which autograd issued a collective."""
+    of_backward = np.flatnonzero(joined(tables, "graph_task") >= 0)
+    rank_of_call = ranks_of(firsts(list(map(len, tables))))[of_backward]
+    issue_ns = joined(tables, "issue_ns")[of_backward]
+    times = RankTimes.of(len(tables), (rank, begin_ns), (rank, end_ns), (rank_of_call, issue_ns))
+    issued = times.key(rank_of_call, issue_ns)
+    first = np.searchsorted(issued, times.key(rank, begin_ns), side="left")
+    last = np.searchsorted(issued, times.key(rank, end_ns), side="right")
+    return np.flatnonzero(last > first)
+
+
+def _usual(count: Ints, first: Ints) -> Ints:
+    """Returns the value that more than half of each rank's counts have; 0 if there is none."""
+    usual = np.zeros(len(first) - 1, dtype=np.int64)
+    for place in range(len(usual)):
+        of_rank = count[first[place] : first[place + 1]]
+        middle = int(np.partition(of_rank, len(of_rank) // 2)[len(of_rank) // 2])
+        if 2 * int((of_rank == middle).sum()) > len(of_rank):
+            usual[place] = middle
+    return usual
