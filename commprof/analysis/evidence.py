@@ -218,6 +218,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
         for name in ("exposed_ns", "unsplit_ns", "wall_ns")
     )
     poorest_rank, lacking_share = _lacking_calls(seen)
+    missing = sorted(set(range(world_size)).difference(seen.ranks))
     facts = [trace.recorded for trace in traces if trace.recorded is not None]
     by_python = all(trace.metadata.get("capture") == "python" for trace in traces)
     on_device = list(filter(_ran_on_device, traces))
@@ -233,7 +234,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
         steps_marked=all(each.steps_marked for each in facts),
         collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
         device_times=all(timed),
-        missing_ranks=tuple(rank for rank in range(world_size) if rank not in seen.ranks),
+        missing_ranks=tuple(missing),
         clocks_shared=seen.clocks_shared,
         untimed=bool(timed) and not any(timed) and exposed_ms < WORTH_A_LOOK * step_ms,
         no_device_times=_why_no_device_times(traces),

@@ -15,6 +15,7 @@ from commprof.analysis.collectives.devices import DeviceTelemetry, KernelTimes, 
 from commprof.analysis.step.breakdown import Breakdown, mean_of_known
 from commprof.analysis.step.measured import samples_read
 from commprof.trace.columns import Ints
+from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import NS_PER_MS, ns_to_ms, ns_to_s
 
@@ -103,13 +104,18 @@ class RankSummary:
         return self.peak_rss_bytes - self.before_rss_bytes
 
 
-def rank_summary(run: WorldRun, rank: int, part: Breakdown, parts: StepParts) -> RankSummary:
-    """Computes the figures of one rank over the steps of ``part``, whose means are ``parts``."""
+def rank_summary(
+    run: WorldRun, rank: int, part: Breakdown, parts: StepParts, trace: Trace
+) -> RankSummary:
+    """Computes the figures of one rank over the steps of ``part``, whose means are ``parts``.
+
+    ``trace``: with the phases of the host's thread, on any clock.
+    """
     duration_s = ns_to_s(float(part.wall_ns.sum()))
     result = run.results.get(rank)
     average_loss, final_loss = math.nan, math.nan
     if result is None:
-        samples = samples_read(run.traces[rank], part.step)
+        samples = samples_read(trace, part.step)
     else:
         samples = samples_trained(result, part.step)
         average_loss, final_loss = float(result["average_loss"]), float(result["losses"][-1])
@@ -157,7 +163,6 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
 
     exposed = stacked("exposed_ns")
     no_core = stacked("no_core_ns")
-    read = ~np.isnan(no_core)
     columns = {
         **{
             f"{name}_ms": mean_ms(f"{name}_ns")
@@ -173,8 +178,8 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
         },
         "unsplit_ms": mean_ms("unsplit_ns"),
         "no_core_ms": [
-            ns_to_ms(float(part[known].mean())) if known.any() else math.nan
-            for part, known in zip(no_core, read, strict=True)
+            ns_to_ms(float(part[was_read].mean())) if was_read.any() else math.nan
+            for part, was_read in zip(no_core, ~np.isnan(no_core), strict=True)
         ],
         "hidden_ms": mean_ms("hidden_ns"),
         # Not known in any step, or known in all.

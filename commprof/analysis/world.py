@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from commprof.analysis.align.device_timeline import has_device_times
 from commprof.analysis.checks.cross_checks import cross_checks, theory_checks
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.communication import Communication, communication
@@ -115,12 +116,14 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
 def _rank_summaries(run: WorldRun, seen: MeasuredWorld) -> tuple[RankSummary, ...]:
     step = seen.measured[0].step
     kernels = kernel_times(seen.matching, seen.traces, seen.tables, step, seen.clocks_shared)
-    measured = seen.all_steps.measured
+    whole = seen.all_steps
+    # Tables of traces on the common clock are made already; a device's timeline has its own phases.
+    on_device = any(map(has_device_times, whole.recorded))
+    traces = whole.recorded if on_device else whole.traces
+    columns = seen.ranks, whole.measured, step_parts(whole.measured), traces, kernels
     return tuple(
-        replace(rank_summary(run, rank, part, parts), kernels=of_rank)
-        for rank, part, parts, of_rank in zip(
-            seen.ranks, measured, step_parts(measured), kernels, strict=True
-        )
+        replace(rank_summary(run, rank, part, parts, trace), kernels=of_rank)
+        for rank, part, parts, trace, of_rank in zip(*columns, strict=True)
     )
 
 

@@ -7,7 +7,9 @@ reported in ``Trace.problems``; everything else is kept.
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -223,6 +225,21 @@ def _read_file(path: Path, packer: Packer | None) -> _File:
     return _File(stream.session, stream.end, content.metadata, content)
 
 
+def first_metadata(path: Path) -> dict[str, Any]:
+    """Does what :func:`read_first_metadata` does, once while the file stays as it is.
+
+    Nobody may change the result: a command asks several times.
+    """
+    status = path.stat()
+    return _first_metadata(path, os.path.abspath(path), status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _first_metadata(path: Path, _place: str, _stamp: int, _size: int) -> dict[str, Any]:
+    """All but ``path`` are only keys of the cache."""
+    return read_first_metadata(path)
+
+
 def read_first_metadata(path: Path) -> dict[str, Any]:
     """Reads only the first metadata block, whatever the trace's size.
 
@@ -338,7 +355,7 @@ def salvage_dead(directory: Path) -> None:
     """
     for path in sorted([*directory.glob("rank_*.trace"), *directory.glob("world_*/rank_*.trace")]):
         try:
-            metadata = read_first_metadata(path)
+            metadata = first_metadata(path)
             if has_rings(metadata["ring_prefix"]) and state_of(metadata) is State.GONE:
                 salvage(path)
         except (OSError, TraceError):

@@ -30,13 +30,13 @@ def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None =
         tables: their collectives; None to look into the records of each, of which no table is made.
     """
     detected = [
-        place
-        for place, trace in enumerate(traces)
+        number
+        for number, trace in enumerate(traces)
         if columns.steps(trace).source == UPDATE and len(columns.steps(trace))
     ]
     if not detected:
         return set()
-    traces = [traces[place] for place in detected]
+    traces = [traces[number] for number in detected]
     steps, phases = [columns.steps(t) for t in traces], [columns.phases(t) for t in traces]
     first_step = firsts(list(map(len, steps)))
     rank_of_step = ranks_of(first_step)
@@ -63,16 +63,16 @@ def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None =
         passes = counted(ranks_of(firsts(list(map(len, of_ranks)))), np.concatenate(of_ranks))
     else:
         backward = np.flatnonzero((key == Phase.BACKWARD) & in_training)
-        chosen = [tables[place] for place in detected]
+        chosen = [tables[number] for number in detected]
         begun_ns, ended_ns = (joined(phases, name)[backward] for name in ("begin_ns", "end_ns"))
         communicated = _communicated(rank[backward], begun_ns, ended_ns, chosen)
         passes = counted(rank[backward][communicated], ended_ns[communicated])
     usual_passes, usual_updates = (
         _usual(count, first_step)[rank_of_step] for count in (passes, updated)
     )
-    known = (usual_passes > 0) & (usual_updates > 0)
+    is_usual = (usual_passes > 0) & (usual_updates > 0)
     ratio = passes // np.maximum(1, usual_passes)
-    several = known & (ratio >= 2) & (passes % np.maximum(1, usual_passes) == 0)
+    several = is_usual & (ratio >= 2) & (passes % np.maximum(1, usual_passes) == 0)
     return set(joined(steps, "index")[several & (updated < ratio * usual_updates)].tolist())
 
 
@@ -91,9 +91,9 @@ def _communicated(rank: Ints, begin_ns: Ints, end_ns: Ints, tables: Sequence[Col
 def _usual(count: Ints, first: Ints) -> Ints:
     """Returns the value that more than half of each rank's counts have; 0 if there is none."""
     usual = np.zeros(len(first) - 1, dtype=np.int64)
-    for place in range(len(usual)):
-        of_rank = count[first[place] : first[place + 1]]
+    for rank in range(len(usual)):
+        of_rank = count[first[rank] : first[rank + 1]]
         middle = int(np.partition(of_rank, len(of_rank) // 2)[len(of_rank) // 2])
         if 2 * int((of_rank == middle).sum()) > len(of_rank):
-            usual[place] = middle
+            usual[rank] = middle
     return usual

@@ -16,7 +16,7 @@ from commprof.files import Shape, checked, read_json
 from commprof.invocation import quoted
 from commprof.text import clauses
 from commprof.trace.documents import MOST_RANKS
-from commprof.trace.reader import Trace, read_first_metadata, read_trace
+from commprof.trace.reader import Trace, first_metadata, read_trace
 from commprof.trace.run.endings import (
     Endings,
     LaunchedAttempt,
@@ -368,24 +368,12 @@ def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:
     first: TraceError | OSError | None = None
     for path in paths:
         try:
-            status = path.stat()
-            found[path] = _first_metadata(
-                path, os.path.abspath(path), status.st_mtime_ns, status.st_size
-            )
+            found[path] = first_metadata(path)
         except (TraceError, OSError) as error:
             first = first or error
     if first is not None and not found:
         raise first
     return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _first_metadata(path: Path, _place: str, _stamp: int, _size: int) -> dict[str, Any]:
-    """Reads a trace's first metadata, which nobody may change: a command asks several times.
-
-    All but ``path`` are only keys of the cache, as for :func:`_read_once`.
-    """
-    return read_first_metadata(path)
 
 
 def _date(realtime_ns: int) -> str:
