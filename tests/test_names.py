@@ -13,7 +13,7 @@ EMPTY = {"found", "each", "one", "at", "own", "said", "kept", "known", "place"}
 #: never raise it.
 MOST = {
     "commprof": 16,
-    "commprof/analysis": 109,
+    "commprof/analysis": 108,
     "commprof/analysis/align": 34,
     "commprof/analysis/causes": 7,
     "commprof/analysis/checks": 13,
@@ -24,7 +24,7 @@ MOST = {
     "commprof/analysis/step": 67,
     "commprof/analysis/sweeps": 3,
     "commprof/analysis/timeline": 38,
-    "commprof/audit": 43,
+    "commprof/audit": 2,
     "commprof/capture": 32,
     "commprof/capture/job": 12,
     "commprof/capture/patches": 2,
@@ -57,8 +57,8 @@ MOST = {
     "commprof/trace/run": 26,
     "commprof/tune": 30,
     "commprof/tune/compressors": 16,
-    "commprof/tune/trials": 56,
-    "commprof/tune/trials/live": 51,
+    "commprof/tune/trials": 3,
+    "commprof/tune/trials/live": 15,
     "commprof/workloads/models": 2,
     "commprof/workloads/strategies": 2,
 }

@@ -119,13 +119,13 @@ def audit(text: str) -> Audit:
         ValueError: the text is not a scaling report; the message gives the reason.
     """
     document = read_document(text)
-    found = [(rule, check) for rule in RULES for check in rule.checks(document)]
+    checks = [(rule, check) for rule in RULES for check in rule.checks(document)]
     return Audit(
         rows=sum(len([row for row in series.rows if row.ranks]) for series in document.series),
-        checks=len(found),
+        checks=len(checks),
         findings=tuple(
             Finding(rule.name, rule.meaning, check.row, check.stated, check.implied)
-            for rule, check in found
+            for rule, check in checks
             if not check.agrees
         ),
     )

@@ -146,13 +146,13 @@ def _fits(rows: Mapping[int, Row], part: Mapping[int, Row]) -> bool:
     )
 
 
-def _merged(one: Row, other: Row) -> Row:
+def _merged(row: Row, other: Row) -> Row:
     return Row(
-        ranks=one.ranks,
-        figures={**other.figures, **one.figures},
-        quantities={**other.quantities, **one.quantities},
-        epoch_times=one.epoch_times or other.epoch_times,
-        rank_times=one.rank_times or other.rank_times,
-        rank_samples=one.rank_samples or other.rank_samples,
-        parts=one.parts or other.parts,
+        ranks=row.ranks,
+        figures={**other.figures, **row.figures},
+        quantities={**other.quantities, **row.quantities},
+        epoch_times=row.epoch_times or other.epoch_times,
+        rank_times=row.rank_times or other.rank_times,
+        rank_samples=row.rank_samples or other.rank_samples,
+        parts=row.parts or other.parts,
     )

@@ -53,7 +53,7 @@ def _rows(value: Any, path: str) -> list[Row]:
     row as the object. Rows of its parts are returned only if the object itself makes no row.
     """
     if isinstance(value, list):
-        return [row for at, item in enumerate(value) for row in _rows(item, f"{path}[{at}]")]
+        return [row for index, item in enumerate(value) for row in _rows(item, f"{path}[{index}]")]
     if not isinstance(value, dict):
         return []
     inner = [
@@ -62,9 +62,9 @@ def _rows(value: Any, path: str) -> list[Row]:
         for row in _rows(item, _under(path, key))
     ]
     if _ranks(value) and all(is_part for is_part, _ in inner):
-        own = _row(value, path)
-        if own is not None:
-            return [own]
+        own_row = _row(value, path)
+        if own_row is not None:
+            return [own_row]
     return [row for _, row in inner]
 
 
@@ -95,9 +95,11 @@ def _row(value: Mapping[str, Any], path: str) -> Row | None:
     figures, quantities = _figures(value, path)
     epochs = _listed(value, path, "epoch")
     ranks = _listed(value, path, "rank")
-    times = [f for each, where in epochs for f in [_one(each, where, "duration", "epoch_s")] if f]
+    times = [
+        f for document, where in epochs for f in [_one(document, where, "duration", "epoch_s")] if f
+    ]
     if "epochs" not in figures:
-        given = [f for each, where in ranks for f in [_one(each, where, "epochs")] if f]
+        given = [f for document, where in ranks for f in [_one(document, where, "epochs")] if f]
         count = (
             parse_figure(str(len(times)), _under(path, "epoch_*"), count=True)
             if len(times) > 1
@@ -149,14 +151,14 @@ def _listed(value: Mapping[str, Any], path: str, kind: str) -> list[tuple[Mappin
     ``kind`` is "epoch" or "rank". The objects are found under keys such as ``epoch_0``, and in
     lists such as ``rank_results``.
     """
-    found: list[tuple[Mapping[str, Any], str]] = []
+    listed: list[tuple[Mapping[str, Any], str]] = []
     for key, item in value.items():
         where = _under(path, key)
         if isinstance(item, dict) and _NUMBERED.match(key) and key.startswith(kind):
-            found.append((item, where))
+            listed.append((item, where))
         elif isinstance(item, list) and _LISTED.match(key) and key.startswith(kind):
-            found += [(x, f"{where}[{i}]") for i, x in enumerate(item) if isinstance(x, dict)]
-    return found
+            listed += [(x, f"{where}[{i}]") for i, x in enumerate(item) if isinstance(x, dict)]
+    return listed
 
 
 def _one(value: Mapping[str, Any], path: str, *names: str) -> StatedFigure | None:
@@ -166,9 +168,9 @@ def _one(value: Mapping[str, Any], path: str, *names: str) -> StatedFigure | Non
 
 def _of_all(ranks: list[tuple[Mapping[str, Any], str]], name: str) -> tuple[StatedFigure, ...]:
     """Returns a figure of every rank; empty unless all ranks have it."""
-    found = [_one(each, where, name) for each, where in ranks]
-    known = [figure for figure in found if figure is not None]
-    return tuple(known) if len(known) == len(found) else ()
+    figures = [_one(document, where, name) for document, where in ranks]
+    known_figures = [figure for figure in figures if figure is not None]
+    return tuple(known_figures) if len(known_figures) == len(figures) else ()
 
 
 def _parts(value: Mapping[str, Any], path: str) -> dict[str, StatedFigure]:

@@ -48,35 +48,37 @@ _FACTS = (
 
 def statements(lines: Sequence[str]) -> list[Statement]:
     """Finds speed-ups and efficiencies in sentences such as "1→4 processes: 3.9x speedup"."""
-    found = []
+    statements_read = []
     for number, line in enumerate(lines, start=1):
         if "|" in line:
             continue
         where = f"line {number}"
-        span, at = _FROM_TO.search(line), _AT.search(line)
+        span, at_ranks = _FROM_TO.search(line), _AT.search(line)
         speedup, efficiency = _SPEEDUP.search(line), _EFFICIENCY.search(line)
         figures = {
             name: figure
             for name, match in (("speedup", speedup), ("efficiency", efficiency))
             if match and (figure := parse_figure(match[1], where))
         }
-        if not figures or bool(span) == bool(at):
+        if not figures or bool(span) == bool(at_ranks):
             continue
-        base, ranks = (int(span[1]), int(span[2])) if span else (1, int(at[1]) if at else 0)
+        base, ranks = (
+            (int(span[1]), int(span[2])) if span else (1, int(at_ranks[1]) if at_ranks else 0)
+        )
         if 0 < base < ranks:
-            found.append(Statement(base, ranks, figures))
-    return found
+            statements_read.append(Statement(base, ranks, figures))
+    return statements_read
 
 
 def amdahl_speedups(lines: Sequence[str]) -> list[tuple[int, StatedFigure]]:
     """Returns N and the speed-up of each line such as ``N=8: Speedup = 5.93x``."""
-    found = []
+    speedups = []
     for number, line in enumerate(lines, start=1):
         match = _AMDAHL.match(line)
         figure = parse_figure(match[2], f"line {number}") if match else None
         if match and figure and int(match[1]):
-            found.append((int(match[1]), figure))
-    return found
+            speedups.append((int(match[1]), figure))
+    return speedups
 
 
 def facts(lines: Sequence[str]) -> list[tuple[str, StatedFigure]]:
@@ -85,25 +87,25 @@ def facts(lines: Sequence[str]) -> list[tuple[str, StatedFigure]]:
     Returns each figure with the name of its quantity, one of ``_FACTS``: for example the batch,
     the number of epochs, the parallel share or the communication overhead.
     """
-    found = []
+    facts_read = []
     for number, line in enumerate(lines, start=1):
         if "|" in line:
             continue
         where = f"line {number}"
         share = _PARALLEL.match(line)
         if share and (figure := parse_figure(share[1], where)):
-            found.append(("parallel_share", figure))
+            facts_read.append(("parallel_share", figure))
         if parse_ranks(line) is None:
-            found += _facts_of_line(line, where)
-    return found
+            facts_read += _facts_of_line(line, where)
+    return facts_read
 
 
 def stated_price(lines: Sequence[str]) -> tuple[StatedFigure, bool] | None:
     """Returns the first price per hour, and whether it is per rank; None if there is none."""
     for number, line in enumerate(lines, start=1):
-        found = hourly_price(line, f"line {number}")
-        if found:
-            return found
+        price = hourly_price(line, f"line {number}")
+        if price:
+            return price
     return None
 
 
@@ -174,22 +176,22 @@ def _of_json(text: str) -> Document:
 
 
 def _of_text(lines: Sequence[str]) -> Document:
-    found = list(markdown_tables(lines))
-    if not found:
+    tables = list(markdown_tables(lines))
+    if not tables:
         table = csv_table("\n".join(lines))
-        found = [table] if table else []
+        tables = [table] if table else []
     # All JSON of one text is one series: reports show one file per world size, one after another.
     rows = [[row for line, block in _fenced(lines) for row in _rows_of_block(line, block)]]
-    rows += [rows_of(table) for table in found]
+    rows += [rows_of(table) for table in tables]
     price = stated_price(lines)
-    document = _document(rows, [facts_of(table) for table in found], facts(lines))
+    document = _document(rows, [facts_of(table) for table in tables], facts(lines))
     return Document(
         series=document.series,
         facts={**document.facts, **({"price": (price[0],)} if price else {})},
         price_is_per_rank=bool(price and price[1]),
         statements=tuple(statements(lines)),
         amdahl=tuple(amdahl_speedups(lines)),
-        techniques=tuple(t for t in map(techniques_of, found) if t),
+        techniques=tuple(t for t in map(techniques_of, tables) if t),
     )
 
 

@@ -87,8 +87,8 @@ def super_linear(document: Document) -> Iterator[AuditCheck]:
             if row.ranks and has(row, "efficiency"):
                 most = Quote("at most", Span(0.0, 1.0, 1.0 + NOISE), "%")
                 yield AuditCheck(row.name, quote("efficiency", row.figures["efficiency"]), most)
-            elif row.ranks and (found := _speedup(series, row)):
-                base, stated = found
+            elif row.ranks and (speedup := _speedup(series, row)):
+                base, stated = speedup
                 growth = row.ranks / base.ranks
                 bound = Span(0.0, growth, growth * (1.0 + NOISE))
                 yield AuditCheck(
@@ -128,8 +128,8 @@ def _same_work(row: Row, base: Row, name: str) -> bool:
         return True
     work = [
         (quantity.per_samples, quantity.per_epochs)
-        for each in (row, base)
-        if (quantity := each.quantities.get(name)) is not None
+        for compared in (row, base)
+        if (quantity := compared.quantities.get(name)) is not None
     ]
     return len(work) == 2 and work[0] == work[1] != (0.0, 0.0)
 
@@ -254,10 +254,10 @@ def repeated_scaling(document: Document) -> Iterator[AuditCheck]:
     """Checks that sentences state the same speed-up or efficiency as the report's tables."""
     for stated in document.statements:
         for name, figure in stated.figures.items():
-            found = _in_tables(document, stated.ranks, name)
-            if stated.base_ranks == 1 and len(found) == 1:
+            stated_again = _in_tables(document, stated.ranks, name)
+            if stated.base_ranks == 1 and len(stated_again) == 1:
                 row = f"{stated.ranks} ranks"
-                yield AuditCheck(row, quote(name, figure), quote(name, found[0]))
+                yield AuditCheck(row, quote(name, figure), quote(name, stated_again[0]))
 
 
 def overhead_against_efficiency(document: Document) -> Iterator[AuditCheck]:

@@ -42,21 +42,27 @@ class AuditedTable:
 
 def markdown_tables(lines: Sequence[str]) -> Iterator[AuditedTable]:
     """Finds every table of a Markdown text, with or without ``|`` at the ends of its lines."""
-    heading, at = "", 0
-    while at < len(lines):
-        match = _HEADING.fullmatch(lines[at])
+    heading, line_number = "", 0
+    while line_number < len(lines):
+        match = _HEADING.fullmatch(lines[line_number])
         heading = match[1] if match else heading
-        below = lines[at + 1] if at + 1 < len(lines) else ""
-        headers = _cells(lines[at])
-        if len(headers) < 2 or "|" not in below + lines[at] or not _is_rule(below, len(headers)):
-            at += 1
+        below = lines[line_number + 1] if line_number + 1 < len(lines) else ""
+        headers = _cells(lines[line_number])
+        if (
+            len(headers) < 2
+            or "|" not in below + lines[line_number]
+            or not _is_rule(below, len(headers))
+        ):
+            line_number += 1
             continue
-        end = at + 2
+        end = line_number + 2
         while end < len(lines) and len(_cells(lines[end])) >= 2:
             end += 1
-        rows = [_padded(_cells(line), len(headers)) for line in lines[at + 2 : end]]
-        yield AuditedTable(tuple(headers), tuple(rows), tuple(range(at + 3, end + 1)), heading)
-        at = end
+        rows = [_padded(_cells(line), len(headers)) for line in lines[line_number + 2 : end]]
+        yield AuditedTable(
+            tuple(headers), tuple(rows), tuple(range(line_number + 3, end + 1)), heading
+        )
+        line_number = end
 
 
 def csv_table(text: str) -> AuditedTable | None:
@@ -97,7 +103,7 @@ def rows_of(table: AuditedTable) -> list[Row]:
         )
         named = [parse_ranks(cells[column]) for cells in table.rows]
         epochs = _epochs(table.headers)
-        found = [
+        rows = [
             replace(
                 _row(ranks, quantities, cells, f"line {line}"),
                 epoch_times=_epoch_times([(cells[i], f"line {line}", u) for i, u in epochs]),
@@ -105,7 +111,7 @@ def rows_of(table: AuditedTable) -> list[Row]:
             for ranks, cells, line in zip(named, table.rows, table.lines, strict=True)
             if ranks
         ]
-        return with_shares([row for row in found if row.figures])
+        return with_shares([row for row in rows if row.figures])
     return with_shares(_rows_of_columns(table))
 
 
@@ -129,11 +135,11 @@ def techniques_of(table: AuditedTable) -> tuple[Technique, ...]:
     speedup = [i for i, h in enumerate(table.headers) if re.search(r"speed[ -]?up", plain(h))]
     if not speedup or not re.match(names, bare(table.headers[0])):
         return ()
-    found = [
+    techniques = [
         (plain(cells[0]), parse_figure(cells[speedup[0]], f"line {line}"))
         for cells, line in zip(table.rows, table.lines, strict=True)
     ]
-    return tuple(Technique(name, figure) for name, figure in found if figure is not None)
+    return tuple(Technique(name, figure) for name, figure in techniques if figure is not None)
 
 
 def _row(
@@ -156,21 +162,21 @@ def _epochs(names: Sequence[str]) -> list[tuple[int, str]]:
 
     Empty if an epoch is missing: a mean is meaningful only over all epochs from the first one on.
     """
-    found = {}
-    for place, name in enumerate(names):
+    epochs = {}
+    for column, name in enumerate(names):
         match = _EPOCH.fullmatch(plain(name))
         if match and (match[2] is None or match[2] in UNIT_S):
-            found[int(match[1])] = place, match[2] or ""
-    first = min(found, default=0)
-    whole = first in (0, 1) and sorted(found) == [*range(first, first + len(found))]
-    return [found[number] for number in sorted(found)] if whole else []
+            epochs[int(match[1])] = column, match[2] or ""
+    first = min(epochs, default=0)
+    whole = first in (0, 1) and sorted(epochs) == [*range(first, first + len(epochs))]
+    return [epochs[number] for number in sorted(epochs)] if whole else []
 
 
 def _epoch_times(cells: Sequence[tuple[str, str, str]]) -> tuple[StatedFigure, ...]:
     """Reads the times of epochs; ``cells``: text, place and unit. Empty if a cell has no figure."""
-    found = [parse_figure(*cell) for cell in cells]
-    known = tuple(figure for figure in found if figure is not None)
-    return known if len(known) == len(found) else ()
+    figures = [parse_figure(*cell) for cell in cells]
+    known_figures = tuple(figure for figure in figures if figure is not None)
+    return known_figures if len(known_figures) == len(figures) else ()
 
 
 def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, StatedFigure]:
@@ -178,18 +184,18 @@ def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, StatedFigur
     figure = parse_figure(cell, where, quantity.unit, count=quantity.name in COUNTS)
     if figure is None:
         return {}
-    found = {quantity.name: figure}
+    figures = {quantity.name: figure}
     if quantity.name == "amdahl_speedup":
-        return found  # figures in brackets follow from the law, too
+        return figures  # figures in brackets follow from the law, too
     for inner in re.findall(r"\(([^()]*)\)", cell):
         more = parse_figure(inner, where)
         if more is None:
             continue
         if "efficiency" in inner.lower() and more.unit == "%":
-            found.setdefault("efficiency", more)
+            figures.setdefault("efficiency", more)
         elif more.unit == "x":
-            found.setdefault("speedup", more)
-    return found
+            figures.setdefault("speedup", more)
+    return figures
 
 
 def _rows_of_columns(table: AuditedTable) -> list[Row]:
@@ -199,7 +205,7 @@ def _rows_of_columns(table: AuditedTable) -> list[Row]:
         return []
     quantities = unambiguous([classify(cells[0]) for cells in table.rows])
     epochs = _epochs([cells[0] for cells in table.rows])
-    found = []
+    rows = []
     for column, ranks in enumerate(named, start=1):
         figures: dict[str, StatedFigure] = {}
         for quantity, cells, line in zip(quantities, table.rows, table.lines, strict=True):
@@ -208,8 +214,8 @@ def _rows_of_columns(table: AuditedTable) -> list[Row]:
         described = {q.name: q for q in quantities if q is not None and q.name in figures}
         if figures and ranks:
             times = [(table.rows[i][column], f"line {table.lines[i]}", u) for i, u in epochs]
-            found.append(Row(ranks, figures, described, _epoch_times(times)))
-    return found
+            rows.append(Row(ranks, figures, described, _epoch_times(times)))
+    return rows
 
 
 def with_shares(rows: list[Row]) -> list[Row]:

@@ -67,21 +67,21 @@ def global_batch(row: Row, document: Document, per_rank: bool) -> Work | None:
 
     per_rank: True if a batch is one rank's where the document does not say whether it is global.
     """
-    found: StatedFigure | None
-    for found in (row.figures.get("rank_batch"), document.fact("rank_batch")):
-        if found is not None and not has(row, "global_batch"):
-            return f"batch {cited(found)} x {row.name}", found.span * exact(row.ranks)
-    found = row.figures.get("global_batch")
-    if found is None and not has(row, "batch"):
-        found = document.fact("global_batch")
-    if found is not None:
-        return f"global batch {cited(found)}", found.span
-    found = row.figures.get("batch") or document.fact("batch")
-    if found is None:
+    figure: StatedFigure | None
+    for figure in (row.figures.get("rank_batch"), document.fact("rank_batch")):
+        if figure is not None and not has(row, "global_batch"):
+            return f"batch {cited(figure)} x {row.name}", figure.span * exact(row.ranks)
+    figure = row.figures.get("global_batch")
+    if figure is None and not has(row, "batch"):
+        figure = document.fact("global_batch")
+    if figure is not None:
+        return f"global batch {cited(figure)}", figure.span
+    figure = row.figures.get("batch") or document.fact("batch")
+    if figure is None:
         return None
     if per_rank:
-        return f"batch {cited(found)} x {row.name}", found.span * exact(row.ranks)
-    return f"batch {cited(found)}", found.span
+        return f"batch {cited(figure)} x {row.name}", figure.span * exact(row.ranks)
+    return f"batch {cited(figure)}", figure.span
 
 
 def _agreeing(rows: Sequence[Row], works: dict[int, Work]) -> int:
@@ -124,8 +124,8 @@ def _samples(row: Row, document: Document, per_epoch: bool) -> Work | None:
         return f"{quantity.per_samples:,.0f} samples", exact(quantity.per_samples)
     if row.rank_samples:
         total = row.rank_samples[0].span
-        for each in row.rank_samples[1:]:
-            total = total + each.span
+        for samples in row.rank_samples[1:]:
+            total = total + samples.span
         text = "samples of all ranks"
     elif (given := row.figures.get("samples")) is not None:
         text, total = f"{cited(given)} samples", given.span
@@ -190,14 +190,14 @@ def epochs_of_total(document: Document) -> Iterator[AuditCheck]:
     for row in _rows(document):
         if not has(row, "duration", "epoch_s"):
             continue
-        one = row.figures["epoch_s"]
+        epoch = row.figures["epoch_s"]
         quantity = row.quantities.get("duration")
         named = exact(quantity.per_epochs) if quantity and quantity.per_epochs else None
         stated = row.figures.get("epochs") or document.fact("epochs")
         count = named or (stated.span if stated else None)
         if count is not None:
-            text = f"{count.value:g} epochs x {cited(one)}"
-            yield check(row, "duration", text, count * one.span, "s")
+            text = f"{count.value:g} epochs x {cited(epoch)}"
+            yield check(row, "duration", text, count * epoch.span, "s")
 
 
 def changing_work(document: Document) -> Iterator[AuditCheck]:
@@ -217,8 +217,8 @@ def changing_work(document: Document) -> Iterator[AuditCheck]:
             continue  # weak scaling, by the global batch
         for row in rows[1:]:
             name = _batch_of(row)
-            kept = first.figures[_batch_of(first)]
-            implied = Quote(f"batch {cited(kept)} at {first.name}", kept.span)
+            first_batch = first.figures[_batch_of(first)]
+            implied = Quote(f"batch {cited(first_batch)} at {first.name}", first_batch.span)
             yield AuditCheck(row.name, quote(name, row.figures[name]), implied)
 
 

@@ -93,7 +93,7 @@ def figures(
     shape = (schedule.candidates, schedule.rounds)
     medians_ns = np.full((*shape, len(traces)), np.nan)
     settling = np.full(shape, np.nan)
-    found = {name: np.full(shape, np.nan) for name in _COLUMNS}
+    columns_of = {name: np.full(shape, np.nan) for name in _COLUMNS}
     for block in schedule.blocks:
         at = block.candidate, block.round
         measured = slice(block.measured, block.end)
@@ -105,12 +105,12 @@ def figures(
         for name in _COLUMNS:
             begin = block.begin if name in _WHOLE_BLOCK else block.measured
             rows = np.stack([table[name][begin : block.end] for table in tables])
-            found[name][at] = _over_block(name, rows)
+            columns_of[name][at] = _over_block(name, rows)
     complete = ~np.isnan(medians_ns).any(axis=(0, 2))
     return Figures(
         _of_slowest(medians_ns[:, complete]),
         settling[:, complete],
-        {name: value[:, complete] for name, value in found.items()},
+        {name: value[:, complete] for name, value in columns_of.items()},
     )
 
 
@@ -145,8 +145,8 @@ def _over_block(name: str, rows: Floats) -> float:
         rows = rows[:, 1:]
         return float(rows.mean()) if rows.size and not np.isnan(rows).any() else np.nan
     if name in _WHOLE_BLOCK:
-        known = rows[~np.isnan(rows)]
-        return float(known.mean()) if known.size else np.nan
+        known_rows = rows[~np.isnan(rows)]
+        return float(known_rows.mean()) if known_rows.size else np.nan
     return float(np.median(rows, axis=1).mean())
 
 
@@ -253,79 +253,91 @@ def analyse_world_trial(run: WorldRun, context: Mapping[str, Any]) -> TrialResul
     plan = parse_trial(trial["plan"])
     missing = [rank for rank in range(run.world_size) if rank not in trials]
     if missing:
-        found = no_figures(plan.schedule())
+        figures_of = no_figures(plan.schedule())
     else:
         traces = [run.traces[rank] for rank in sorted(trials)]
         is_sharded = bool(trial.get("sharded"))
-        found = figures(traces, plan.schedule(), trial["first_step"], is_sharded)
+        figures_of = figures(traces, plan.schedule(), trial["first_step"], is_sharded)
     held_bytes = trial.get("held_bytes", {})
     candidates = tuple(
-        _candidate(one, place, found, plan, run.world_size, held_bytes.get(one.label, 0.0))
-        for place, one in enumerate(plan.everyone)
+        _candidate(
+            candidate,
+            position,
+            figures_of,
+            plan,
+            run.world_size,
+            held_bytes.get(candidate.label, 0.0),
+        )
+        for position, candidate in enumerate(plan.everyone)
     )
-    baseline = {name: values[0] for name, values in found.columns.items()}
+    baseline = {name: values[0] for name, values in figures_of.columns.items()}
     setting = TrialSetting(
         command=str(context["command"]),
         is_run="script" in context or "workload" in context,
         script=tuple(map(str, context.get("script", ()))),
     )
-    parts = _parts(baseline) if found.rounds else ()
-    verdict = judge(plan.candidates, candidates, found.step_ns, parts, setting)
+    parts = _parts(baseline) if figures_of.rounds else ()
+    verdict = judge(plan.candidates, candidates, figures_of.step_ns, parts, setting)
     return TrialResult(
         world_size=run.world_size,
-        rounds=found.rounds,
+        rounds=figures_of.rounds,
         planned_rounds=plan.rounds,
         block_steps=plan.block,
         warmup_steps=plan.warmup,
         candidates=candidates,
         parts=parts,
-        link_gbit_per_s=_link(baseline, run.world_size) if found.rounds else np.nan,
+        link_gbit_per_s=_link(baseline, run.world_size) if figures_of.rounds else np.nan,
         left_out=tuple((str(label), str(why)) for label, why in trial["left_out"].items()),
         verdict=incomplete(missing) if missing else verdict,
     )
 
 
 def _candidate(
-    one: Candidate, place: int, found: Figures, plan: TrialPlan, world_size: int, held_bytes: float
+    candidate: Candidate,
+    position: int,
+    figures_of: Figures,
+    plan: TrialPlan,
+    world_size: int,
+    held_bytes: float,
 ) -> CandidateResult:
-    role = _ROLES.get(one.label, "candidate")
-    own = {name: values[place] for name, values in found.columns.items()}
-    baseline = {name: values[0] for name, values in found.columns.items()}
-    step, plain = found.step_ns[place], found.step_ns[0]
+    role = _ROLES.get(candidate.label, "candidate")
+    own_columns = {name: values[position] for name, values in figures_of.columns.items()}
+    baseline = {name: values[0] for name, values in figures_of.columns.items()}
+    step, plain = figures_of.step_ns[position], figures_of.step_ns[0]
     joint = 1 - (1 - CONFIDENCE) / max(1, len(plan.candidates))
-    known = found.rounds > 0
+    has_rounds = figures_of.rounds > 0
     # Only native compressors record their bytes and times.
-    is_recorded = bool(one.compressor) and bool((own["compressed_wire"] > 0).any())
-    floor = found.step_ns[_HEADROOM_PLACE] if plan.headroom else None
-    wire = _wire_bytes(one, own)
-    if one.compressor and not is_recorded:
+    is_recorded = bool(candidate.compressor) and bool((own_columns["compressed_wire"] > 0).any())
+    floor = figures_of.step_ns[_HEADROOM_PLACE] if plan.headroom else None
+    wire = _wire_bytes(candidate, own_columns)
+    if candidate.compressor and not is_recorded:
         wire = np.full_like(wire, np.nan)
-    pays = _break_even(own, baseline, wire) if is_recorded else None
+    pays = _break_even(own_columns, baseline, wire) if is_recorded else None
     return CandidateResult(
-        label=one.label,
+        label=candidate.label,
         role=role,
-        techniques=0 if role != "candidate" else one.techniques,
-        exact=one.exact(world_size),
-        compresses=one.compresses,
-        step_ms=ns_to_ms(float(np.exp(center(np.log(step))))) if known else np.nan,
+        techniques=0 if role != "candidate" else candidate.techniques,
+        exact=candidate.exact(world_size),
+        compresses=candidate.compresses,
+        step_ms=ns_to_ms(float(np.exp(center(np.log(step))))) if has_rounds else np.nan,
         step_ms_interval=typical_of_rounds(step / NS_PER_MS),
         ratio=None if role == "baseline" else ratio_of_rounds(step, plain),
         joint_ratio=None if role == "baseline" else ratio_of_rounds(step, plain, joint),
-        exposed_ms=_typical_ms(own["exposed"]),
-        hidden_ms=_typical_ms(own["hidden"]),
-        encode_ms=_typical_ms(own["encode"]) if is_recorded else np.nan,
-        reduce_ms=_typical_ms(own["reduce"]) if is_recorded else np.nan,
-        decode_ms=_typical_ms(own["decode"]) if is_recorded else np.nan,
-        wire_bytes=float(np.median(wire)) if known else np.nan,
-        relative_error=_known_mean(own["relative_error"]),
-        cosine=_known_mean(own["cosine"]),
-        loss_effect=None if role != "candidate" else _loss_effect(own, baseline),
+        exposed_ms=_typical_ms(own_columns["exposed"]),
+        hidden_ms=_typical_ms(own_columns["hidden"]),
+        encode_ms=_typical_ms(own_columns["encode"]) if is_recorded else np.nan,
+        reduce_ms=_typical_ms(own_columns["reduce"]) if is_recorded else np.nan,
+        decode_ms=_typical_ms(own_columns["decode"]) if is_recorded else np.nan,
+        wire_bytes=float(np.median(wire)) if has_rounds else np.nan,
+        relative_error=_known_mean(own_columns["relative_error"]),
+        cosine=_known_mean(own_columns["cosine"]),
+        loss_effect=None if role != "candidate" else _loss_effect(own_columns, baseline),
         overhead_reduction=_overhead_reduction(step, plain, floor) if role == "candidate" else None,
         break_even=pays,
-        no_break_even=None if pays else no_break_even(one, found.rounds, is_recorded),
-        barred=one.barred,
+        no_break_even=None if pays else no_break_even(candidate, figures_of.rounds, is_recorded),
+        barred=candidate.barred,
         held_bytes=float(held_bytes),
-        later_over_earlier=_settling(found.later_over_earlier[place], joint),
+        later_over_earlier=_settling(figures_of.later_over_earlier[position], joint),
     )
 
 
@@ -335,34 +347,36 @@ def _settling(halves: Floats, joint: float) -> Interval | None:
     return ratio_of_rounds(halves, np.ones_like(halves), joint)
 
 
-def _wire_bytes(one: Candidate, own: Mapping[str, Floats]) -> Floats:
+def _wire_bytes(candidate: Candidate, own_columns: Mapping[str, Floats]) -> Floats:
     """Returns the bytes that a rank sends per step, by round; NaN if unknown.
 
-    ``own``: the candidate's figures by round, for each of ``_COLUMNS``.
+    ``own_columns``: the candidate's figures by round, for each of ``_COLUMNS``.
     """
-    if one.label == HEADROOM:
-        return np.zeros_like(own["wall"])
-    if not one.link_only:
-        return np.full_like(own["wall"], np.nan)
-    return own["compressed_wire"] + own["plain_ring"]
+    if candidate.label == HEADROOM:
+        return np.zeros_like(own_columns["wall"])
+    if not candidate.link_only:
+        return np.full_like(own_columns["wall"], np.nan)
+    return own_columns["compressed_wire"] + own_columns["plain_ring"]
 
 
 def _break_even(
-    own: Mapping[str, Floats], baseline: Mapping[str, Floats], wire: Floats
+    own_columns: Mapping[str, Floats], baseline: Mapping[str, Floats], wire: Floats
 ) -> BreakEven | None:
-    work = own["wall"] - own["exposed"]
+    work = own_columns["wall"] - own_columns["exposed"]
     return break_even(
         BreakEvenCosts(
             plain_bytes=baseline["plain_ring"],
             wire_bytes=wire,
-            coding_ns=own["encode"] + own["reduce"] + own["decode"],
+            coding_ns=own_columns["encode"] + own_columns["reduce"] + own_columns["decode"],
             slowdown_ns=work - (baseline["wall"] - baseline["exposed"]),
             hidden_ns=baseline["hidden"],
         )
     )
 
 
-def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> Interval | None:
+def _loss_effect(
+    own_columns: Mapping[str, Floats], baseline: Mapping[str, Floats]
+) -> Interval | None:
     """Returns the change of the loss relative to the baseline's loss.
 
     None if the baseline's loss is unknown or 0 in a round.
@@ -370,7 +384,7 @@ def _loss_effect(own: Mapping[str, Floats], baseline: Mapping[str, Floats]) -> I
     plain = baseline["loss"]
     if not np.isfinite(plain).all() or (plain == 0).any():
         return None
-    return mean_of_rounds((own["loss"] - plain) / np.abs(plain))
+    return mean_of_rounds((own_columns["loss"] - plain) / np.abs(plain))
 
 
 def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> Interval | None:
@@ -409,5 +423,5 @@ def _typical_ms(values: Floats) -> float:
 
 
 def _known_mean(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
+    known_values = values[~np.isnan(values)]
+    return float(known_values.mean()) if len(known_values) else float("nan")

@@ -52,32 +52,36 @@ def break_even(costs: BreakEvenCosts) -> BreakEven | None:
     if np.isinf(value):
         return BreakEven("always", None)
     drawn = bandwidth(*np.median(rows[:, resamples(count)], axis=2))
-    found = interval_of(value, drawn, count, CONFIDENCE)
-    return BreakEven("below", replace(found, low=max(0.0, found.low)))
+    interval = interval_of(value, drawn, count, CONFIDENCE)
+    return BreakEven("below", replace(interval, low=max(0.0, interval.low)))
 
 
-def no_break_even(one: Candidate, rounds: int, is_recorded: bool) -> NoBreakEven | None:
+def no_break_even(candidate: Candidate, rounds: int, is_recorded: bool) -> NoBreakEven | None:
     """Returns why a candidate has no break-even bandwidth.
 
     Returns None for the trial's own candidates (``none``, ``none again`` and ``noop``), and for
     candidates with settings of FSDP2.
 
     Args:
-        one: a candidate without a break-even bandwidth.
+        candidate: a candidate without a break-even bandwidth.
         rounds: number of complete rounds.
         is_recorded: True if the candidate's compressor recorded bytes and times.
     """
-    if one in ROLES or one.sharding.count:
+    if candidate in ROLES or candidate.sharding.count:
         return None
-    if one.hook and not one.link_only:
-        return NoBreakEven("not known", f"the bytes that {one.hook} sends are not recorded")
-    if not one.link_only:
+    if candidate.hook and not candidate.link_only:
+        return NoBreakEven("not known", f"the bytes that {candidate.hook} sends are not recorded")
+    if not candidate.link_only:
         return _does_not_apply(
             "bytes within a host go through memory, not over the network, and the number of bytes "
             "that leave the host is not recorded"
         )
-    if not one.compressor:
-        how = "at another time" if one.hook and not one.buckets.label else "in other buckets"
+    if not candidate.compressor:
+        how = (
+            "at another time"
+            if candidate.hook and not candidate.buckets.label
+            else "in other buckets"
+        )
         return _does_not_apply(f"the same bytes are sent {how}, and none are saved")
     if rounds < MIN_ROUNDS:
         return NoBreakEven("not known", f"at least {MIN_ROUNDS} complete rounds are needed")

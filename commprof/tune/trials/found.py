@@ -33,6 +33,6 @@ def no_trial(directory: Path) -> str:
     """Returns why no trial began in a run that was asked for one, as the end of a sentence."""
     for world_size in read_context(directory)["world_sizes"]:
         for trace in read_world(directory, world_size).traces.values():
-            if found := own_metadata(trace, "no_trial"):
-                return str(found["reason"])
+            if reason := own_metadata(trace, "no_trial"):
+                return str(reason["reason"])
     return "no rank recorded the reason; see the ranks' output"

@@ -60,8 +60,8 @@ class TrialSchedule:
 
     def block_at(self, step: int) -> TrialBlock | None:
         """Returns the block that begins with this step of the trial; None if none does."""
-        place, rest = divmod(step, self.warmup_steps + self.block_steps)
-        return self.blocks[place] if rest == 0 and 0 <= place < len(self.blocks) else None
+        block, rest = divmod(step, self.warmup_steps + self.block_steps)
+        return self.blocks[block] if rest == 0 and 0 <= block < len(self.blocks) else None
 
     def _order(self, turn: int) -> list[int]:
         # A text as seed gives the same draw in every process and version of Python 3.
@@ -107,13 +107,15 @@ class TrialPlan:
 
     def without(self, labels: set[str]) -> TrialPlan:
         """Returns the plan without the candidates with these labels."""
-        kept = tuple(one for one in self.candidates if one.label not in labels)
-        return dataclasses.replace(self, candidates=kept)
+        candidates = tuple(
+            candidate for candidate in self.candidates if candidate.label not in labels
+        )
+        return dataclasses.replace(self, candidates=candidates)
 
     @property
     def text(self) -> str:
         """The plan as ``parse_trial`` reads it."""
-        words = [BASELINE, *(one.label for one in self.candidates)]
+        words = [BASELINE, *(candidate.label for candidate in self.candidates)]
         words += [f"{name}={getattr(self, name)}" for name in SETTINGS]
         return ",".join(words)
 

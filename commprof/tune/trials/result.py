@@ -94,8 +94,8 @@ class CandidateResult:
 
         The candidate's step times are then too large.
         """
-        found = self.later_over_earlier
-        return found is not None and found.high < 1 and found.value < 1 - _SETTLED
+        ratio = self.later_over_earlier
+        return ratio is not None and ratio.high < 1 and ratio.value < 1 - _SETTLED
 
     @property
     def gain(self) -> Interval | None:
@@ -158,7 +158,7 @@ class TrialResult:
 
     def of_role(self, role: str) -> CandidateResult:
         """Returns the result of the one candidate with this role: baseline, control or headroom."""
-        return next(one for one in self.candidates if one.role == role)
+        return next(candidate for candidate in self.candidates if candidate.role == role)
 
 
 def less(ratio: Interval | None) -> Interval | None:

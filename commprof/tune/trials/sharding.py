@@ -74,21 +74,21 @@ class ShardingSetting:
     @property
     def code(self) -> str:
         """Code that applies the settings in the training script."""
-        found = []
+        lines = []
         if self.reshard is not None:
-            found.append(f"model.set_reshard_after_forward({self.reshard})")
+            lines.append(f"model.set_reshard_after_forward({self.reshard})")
         if self.prefetch is not None:
-            found.append(
+            lines.append(
                 "call set_modules_to_forward_prefetch and set_modules_to_backward_prefetch on "
                 "every sharded module, with a list of the modules that are gathered next in "
                 f"forward or in backward ({self.prefetch} at most)"
             )
         if self.reduce_dtype:
             policy = f"MixedPrecisionPolicy(reduce_dtype=torch.{DTYPES[self.reduce_dtype]})"
-            found.append(f"fully_shard(..., mp_policy={policy})")
+            lines.append(f"fully_shard(..., mp_policy={policy})")
         if self.own_scatter_group:
-            found.append("model.set_separate_reduce_scatter_group(True)")
-        return "; and ".join(found)
+            lines.append("model.set_separate_reduce_scatter_group(True)")
+        return "; and ".join(lines)
 
 
 NO_SHARDING = ShardingSetting()
@@ -138,13 +138,13 @@ def parse_sharding(text: str) -> ShardingSetting:
     Raises:
         UsageError: a word is not a setting of FSDP2, or a value is out of range.
     """
-    found = NO_SHARDING
+    setting = NO_SHARDING
     for word in text.split("+"):
         if not is_sharding(word):
             allowed = ", ".join(typed for typed, _ in TECHNIQUES)
             raise UsageError(f"unknown setting of FSDP2 {word!r} (allowed: {allowed})")
-        found = with_word(found, word, text)
-    return found
+        setting = with_word(setting, word, text)
+    return setting
 
 
 def truth(word: str) -> bool:

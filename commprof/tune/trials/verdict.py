@@ -58,9 +58,9 @@ def judge(
     rounds = int(step_ns.shape[1])
     if rounds < MIN_ROUNDS:
         return _too_short(rounds)
-    baseline = next(one for one in results if one.role == "baseline")
+    baseline = next(result for result in results if result.role == "baseline")
     sentences = [_bound_by(parts, baseline.step_ms)]
-    headroom = next((one for one in results if one.role == "headroom"), None)
+    headroom = next((result for result in results if result.role == "headroom"), None)
     if headroom is not None:
         won = less(headroom.ratio)
         assert won is not None
@@ -72,15 +72,17 @@ def judge(
             sentences.append(_not_the_bottleneck(parts))
             return TrialVerdict("not-the-bottleneck", "", won, tuple(sentences), "")
     chance = _chance(results)
-    winners = [one for one in results if _wins(one, chance) and not one.barred]
+    winners = [result for result in results if _wins(result, chance) and not result.barred]
     if not winners:
         sentences += [_nothing_wins(results, chance), *_barred(results, chance)]
         return TrialVerdict("none", "", None, tuple(sentences), "")
-    best = min(winners, key=lambda one: one.step_ms)
-    equals = [one for one in winners if one is best or _tied(one, best, results, step_ns)]
-    choice = min(equals, key=lambda one: (_damage(one), one.step_ms))
+    best = min(winners, key=lambda result: result.step_ms)
+    equals = [
+        result for result in winners if result is best or _tied(result, best, results, step_ns)
+    ]
+    choice = min(equals, key=lambda result: (_damage(result), result.step_ms))
     sentences += [*_recommend(choice, equals, rounds), *_barred(results, chance)]
-    candidate = next(one for one in candidates if one.label == choice.label)
+    candidate = next(result for result in candidates if result.label == choice.label)
     return TrialVerdict(
         "use",
         choice.label,
@@ -88,19 +90,19 @@ def judge(
         tuple(sentences),
         apply(candidate, setting),
         fastest=best.label,
-        equals=tuple(one.label for one in equals),
+        equals=tuple(result.label for result in equals),
     )
 
 
 def incomplete(missing: Sequence[int]) -> TrialVerdict:
     """Returns the verdict on a trial for which the traces of these ranks are missing."""
     ranks = named_ranks(missing)
-    said = (
+    sentence = (
         f"Nothing can be compared: {ranks} left no trace of the trial. The slowest rank decides "
         "how long a step takes, so the traces of all ranks are needed. Find out why the trace is "
         "missing, and run the trial again."
     )
-    return TrialVerdict("unknown", "", None, (said,), "")
+    return TrialVerdict("unknown", "", None, (sentence,), "")
 
 
 def apply(candidate: Candidate, setting: TrialSetting) -> str:
@@ -151,12 +153,12 @@ def _under_env(coded: str, cap_mb: str) -> str:
 
 
 def _in_code(coded: str, cap_mb: str) -> str:
-    found = []
+    lines = []
     if coded:
-        found.append(f'commprof.attach(ddp, hook=commprof.compressors.parse("{coded}"))')
+        lines.append(f'commprof.attach(ddp, hook=commprof.compressors.parse("{coded}"))')
     if cap_mb:
-        found.append(f"DistributedDataParallel(model, bucket_cap_mb={cap_mb})")
-    return "; and ".join(found)
+        lines.append(f"DistributedDataParallel(model, bucket_cap_mb={cap_mb})")
+    return "; and ".join(lines)
 
 
 def _run_with(setting: TrialSetting, options: Sequence[str]) -> str:
@@ -173,11 +175,11 @@ def _run_with(setting: TrialSetting, options: Sequence[str]) -> str:
 
 
 def _too_short(rounds: int) -> TrialVerdict:
-    said = (
+    sentence = (
         f"Too short for a verdict: {rounds} rounds are complete, and {MIN_ROUNDS} are needed. "
         "Train more steps, or ask for shorter blocks (block=, warmup=) or fewer candidates."
     )
-    return TrialVerdict("unknown", "", None, (said,), "")
+    return TrialVerdict("unknown", "", None, (sentence,), "")
 
 
 def _ceiling(won: Interval) -> str:
@@ -222,39 +224,42 @@ def _chance(results: Sequence[CandidateResult]) -> float:
     The result is the absolute log of the ratio of their step times. The two candidates are
     ``none again`` and the baseline ``none``, which have the same settings.
     """
-    control = next(one for one in results if one.role == "control")
+    control = next(result for result in results if result.role == "control")
     assert control.ratio is not None
     return abs(math.log(control.ratio.value))
 
 
-def _wins(one: CandidateResult, chance: float) -> bool:
+def _wins(result: CandidateResult, chance: float) -> bool:
     """True if the gain exceeds chance and its whole confidence interval is above 0."""
-    joint = one.joint_ratio
-    if one.role != "candidate" or joint is None:
+    joint = result.joint_ratio
+    if result.role != "candidate" or joint is None:
         return False
     return joint.high < 1 and -math.log(joint.value) > chance
 
 
 def _tied(
-    one: CandidateResult, best: CandidateResult, results: Sequence[CandidateResult], step_ns: Floats
+    result: CandidateResult,
+    best: CandidateResult,
+    results: Sequence[CandidateResult],
+    step_ns: Floats,
 ) -> bool:
     """True if the two candidates do not differ measurably."""
-    places = [next(i for i, r in enumerate(results) if r is x) for x in (one, best)]
+    places = [next(i for i, r in enumerate(results) if r is x) for x in (result, best)]
     between = ratio_of_rounds(step_ns[places[0]], step_ns[places[1]])
     return between is not None and between.contains(1.0)
 
 
-def _damage(one: CandidateResult) -> tuple[float, bool]:
+def _damage(result: CandidateResult) -> tuple[float, bool]:
     """Sort key: gradient error (0 if uncompressed, infinite if unmeasured), then changed bits."""
-    error = one.relative_error
+    error = result.relative_error
     if math.isnan(error):
-        error = math.inf if one.compresses else 0.0
-    return (error, not one.exact)
+        error = math.inf if result.compresses else 0.0
+    return (error, not result.exact)
 
 
 def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
-    candidates = [one for one in results if one.role == "candidate" and not one.barred]
-    tried = [(one, one.gain) for one in candidates if one.gain is not None]
+    candidates = [result for result in results if result.role == "candidate" and not result.barred]
+    tried = [(result, result.gain) for result in candidates if result.gain is not None]
     if not tried:
         return "Every candidate of this trial is for comparison only; none can be recommended."
     # A candidate with a certain gain comes before a faster one whose gain may be 0.
@@ -274,9 +279,10 @@ def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
 def _barred(results: Sequence[CandidateResult], chance: float) -> list[str]:
     """Describes the winners that are not recommended, with the reason."""
     return [
-        f"{one.label} saves {_percent(one.gain)} of a step, and is not recommended: {one.barred}."
-        for one in results
-        if one.barred and one.gain is not None and _wins(one, chance)
+        f"{result.label} saves {_percent(result.gain)} of a step, and is not recommended: "
+        f"{result.barred}."
+        for result in results
+        if result.barred and result.gain is not None and _wins(result, chance)
     ]
 
 
@@ -285,33 +291,35 @@ def _recommend(
 ) -> list[str]:
     gain = choice.gain
     assert gain is not None
-    said = [
+    sentences = [
         f"Use {choice.label}: a step is {_percent(gain)} shorter, "
         f"{1 / (1 - gain.value):.2f} times as fast (95 % interval for all candidates together; "
         f"{rounds} rounds of interleaved blocks)."
     ]
-    others = [one.label for one in equals if one is not choice]
+    others = [result.label for result in equals if result is not choice]
     if others:
         why = "changes the gradients least"
-        if len({_damage(one) for one in equals}) == 1:
+        if len({_damage(result) for result in equals}) == 1:
             why = "was the fastest"
         if math.isinf(_damage(choice)[0]):
             why = "was the fastest; errors of the gradients were not measured"
         # All of these were compared with the fastest one only.
-        best = min(equals, key=lambda one: one.step_ms)
+        best = min(equals, key=lambda result: result.step_ms)
         if choice is best or len(others) == 1:
             same = " and ".join(others)
             text = f"{same} did not differ measurably in speed from {choice.label}, which {why}."
         else:
-            same = " and ".join(one.label for one in equals if one is not best)
+            same = " and ".join(result.label for result in equals if result is not best)
             text = f"{same} did not differ measurably in speed from the fastest, {best.label}. "
             text += f"Of all these, {choice.label} {why}."
-        said.append(text)
-    said.append(_price(choice))
+        sentences.append(text)
+    sentences.append(_price(choice))
     if choice.held_bytes:
         held_mb = choice.held_bytes / 1e6
-        said.append(f"It keeps up to {held_mb:.3g} MB more of gathered parameters on each rank.")
-    return said
+        sentences.append(
+            f"It keeps up to {held_mb:.3g} MB more of gathered parameters on each rank."
+        )
+    return sentences
 
 
 def _price(choice: CandidateResult) -> str:
@@ -319,16 +327,16 @@ def _price(choice: CandidateResult) -> str:
         return "It changes no result: the gradients have the same bits."
     if math.isnan(choice.relative_error) and not choice.compresses:
         return "It sums gradients in another order: the last bits of the result differ."
-    said = (
+    sentence = (
         f"It changes gradients by {choice.relative_error:.2g} of their norm "
         f"(cosine {choice.cosine:.4f}). "
     )
     if math.isnan(choice.relative_error):
-        said = "Its effect on the gradients was not measured. "
+        sentence = "Its effect on the gradients was not measured. "
     effect = choice.loss_effect
     if effect is None:
-        return said + "The effect on the loss was not measured: compare whole training runs."
-    return said + (
+        return sentence + "The effect on the loss was not measured: compare whole training runs."
+    return sentence + (
         f"A block's loss differed from that with `none` by {effect.value:+.2%} [{effect.low:+.2%}, "
         f"{effect.high:+.2%}]; a block is too short to show convergence: compare whole runs."
     )

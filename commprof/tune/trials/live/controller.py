@@ -144,10 +144,10 @@ class Trial:
             self._begin(step + 1)
         else:
             self._losses.end_step()
-            if any(one.has_lost_its_group for one in self._models):
+            if any(model.has_lost_its_group for model in self._models):
                 self._ended += 1
                 self._stop_early("the process group of a model was destroyed")
-            elif any(one.has_own_hook for one in self._models):
+            elif any(model.has_own_hook for model in self._models):
                 self._say("the script registered a communication hook, so the trial ends")
                 self._finish()
         if not self._done:
@@ -236,24 +236,26 @@ class Trial:
 
         Asked before the trial, because ranks must agree on it.
         """
-        own, world_size = "", max(model.world_size for model in self._models)
-        if all(one.exact(world_size) for one in self._plan.everyone):
+        reason, world_size = "", max(model.world_size for model in self._models)
+        if all(candidate.exact(world_size) for candidate in self._plan.everyone):
             return ""
         try:
             trainables.keep()
         except Exception as error:
-            own = f"rank {self._rank}: {(str(error).splitlines() or [type(error).__name__])[0]}"
-        told = [model.gathered(own) for model in self._models if isinstance(model, ReplicatedModel)]
-        return next((text for texts in told for text in texts if text), own)
+            reason = f"rank {self._rank}: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        told = [
+            model.gathered(reason) for model in self._models if isinstance(model, ReplicatedModel)
+        ]
+        return next((text for texts in told for text in texts if text), reason)
 
     def _impossible(self) -> dict[str, str]:
         """Returns the candidates that a model cannot have: label -> reason, equal on all ranks."""
         found = {}
-        for one in self._plan.candidates:
-            meant = [model for model in self._models if model.is_for(one)]
-            reasons = [model.impossible(one) for model in meant or self._models]
+        for candidate in self._plan.candidates:
+            meant = [model for model in self._models if model.is_for(candidate)]
+            reasons = [model.impossible(candidate) for model in meant or self._models]
             if any(reasons):
-                found[one.label] = next(filter(None, reasons))
+                found[candidate.label] = next(filter(None, reasons))
         return found
 
     def _turn(self, step: int) -> None:

@@ -140,12 +140,12 @@ class ShardedModel:
 
     def held_bytes(self, setting: ShardingSetting) -> float:
         """Returns the most bytes of gathered parameters that ``setting`` adds on a rank."""
-        found = 0.0
+        held = 0.0
         if setting.reshard is False:
-            found += sum(_bytes(one) for one in self._groups if one.post_forward_mesh_info)
+            held += sum(_bytes(group) for group in self._groups if group.post_forward_mesh_info)
         elif setting.prefetch is not None:
-            found += sum(sorted(map(_bytes, self._groups))[-setting.prefetch :])
-        return found
+            held += sum(sorted(map(_bytes, self._groups))[-setting.prefetch :])
+        return held
 
     def enter(self, candidate: Candidate, length: int) -> None:
         """Applies a candidate; ``length``, the steps of its block, is not used."""
@@ -202,8 +202,8 @@ class ShardedModel:
             ("_states_to_forward_prefetch", self._order.forward(self._states)),
             ("_states_to_backward_prefetch", self._order.backward(self._states)),
         ):
-            for place, state in enumerate(order):
-                self._put(state, name, order[place + 1 : place + 1 + depth])
+            for position, state in enumerate(order):
+                self._put(state, name, order[position + 1 : position + 1 + depth])
         for group in self._groups:
             if group.device.type == "cpu":
                 # Without streams torch gathers in the training thread, prefetched groups too.
@@ -241,8 +241,8 @@ def _reshards(group: Any) -> bool | None:
 
 
 def _dtype(setting: ShardingSetting) -> torch.dtype:
-    found: torch.dtype = getattr(torch, DTYPES[setting.reduce_dtype])
-    return found
+    dtype: torch.dtype = getattr(torch, DTYPES[setting.reduce_dtype])
+    return dtype
 
 
 def _owners_of_policy(group: Any) -> list[Any]:
@@ -256,29 +256,31 @@ def _owners_of_policy(group: Any) -> list[Any]:
 def _follow_policy(group: Any) -> None:
     """Derives the types of gradients and sent values again, from the present ``mp_policy``."""
     group._init_mp_dtypes()
-    for one in group.fsdp_params:
-        whole = getattr(one, "_unsharded_param", None)
-        if hasattr(one, _GRADIENTS_IN) and whole is not None and whole.grad is None:
-            whole.grad_dtype = one.unsharded_grad_dtype
+    for parameter in group.fsdp_params:
+        whole = getattr(parameter, "_unsharded_param", None)
+        if hasattr(parameter, _GRADIENTS_IN) and whole is not None and whole.grad is None:
+            whole.grad_dtype = parameter.unsharded_grad_dtype
 
 
 def _reduced_in(group: Any) -> torch.dtype | None:
     """Returns the type in which a group reduces gradients; None if its parameters are frozen."""
-    trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
+    trained = [
+        parameter for parameter in group.fsdp_params if parameter.sharded_param.requires_grad
+    ]
     if not trained:
         return None
-    own = _GRADIENTS_IN if hasattr(trained[0], _GRADIENTS_IN) else "param_dtype"
-    found: torch.dtype = (
-        trained[0].reduce_dtype or getattr(trained[0], own) or trained[0].orig_dtype
+    attribute = _GRADIENTS_IN if hasattr(trained[0], _GRADIENTS_IN) else "param_dtype"
+    dtype: torch.dtype = (
+        trained[0].reduce_dtype or getattr(trained[0], attribute) or trained[0].orig_dtype
     )
-    return found
+    return dtype
 
 
 def _bytes(group: Any) -> float:
     return float(
         sum(
-            one._orig_size.numel() * (one.param_dtype or one.orig_dtype).itemsize
-            for one in group.fsdp_params
+            parameter._orig_size.numel() * (parameter.param_dtype or parameter.orig_dtype).itemsize
+            for parameter in group.fsdp_params
         )
     )
 
@@ -317,8 +319,12 @@ class GatherOrder:
         """Returns the outermost modules of the models that were recorded."""
         if not self._seen["pre_forward"]:
             return []
-        found = [one for one in alive((nn.Module,)) if getattr(_state_of(one), "_is_root", False)]
-        return [one for one in found if self.forward(states_of(one))]
+        modules = [
+            module
+            for module in alive((nn.Module,))
+            if getattr(_state_of(module), "_is_root", False)
+        ]
+        return [module for module in modules if self.forward(states_of(module))]
 
     def _sorted(self, name: str, states: Sequence[Any]) -> list[Any]:
         state_of = {id(group): state for state in states for group in _groups_of(state)}
@@ -341,8 +347,8 @@ class _Own:
 
     def allocate(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Allocates a buffer as the replaced collective does."""
-        found: torch.Tensor = self._inner.allocate(*args, **kwargs)
-        return found
+        memory: torch.Tensor = self._inner.allocate(*args, **kwargs)
+        return memory
 
 
 class _OwnGather(_Own):
@@ -393,11 +399,11 @@ class _Setter:
         if self._done or not may_be_sharded():
             return
         self._order.watch()
-        if not (found := self._order.roots()):
+        if not (roots := self._order.roots()):
             return
         self._order.stop()
         self._done = True
-        for root in found:
+        for root in roots:
             model = ShardedModel(root, self._order)
             if not (why := model.impossible(self._candidate)):
                 model.use(self._candidate.sharding)

@@ -30,12 +30,12 @@ class Trainables:
 
         Objects in ``further`` must have ``state_dict`` and ``load_state_dict``.
         """
-        found = alive((nn.Module, Optimizer, LRScheduler, GradScaler))
-        self.modules = [one for one in found if isinstance(one, nn.Module)]
-        self.optimizers = [one for one in found if isinstance(one, Optimizer)]
-        scalers = [one for one in found if isinstance(one, GradScaler) and one.is_enabled()]
+        objects = alive((nn.Module, Optimizer, LRScheduler, GradScaler))
+        self.modules = [item for item in objects if isinstance(item, nn.Module)]
+        self.optimizers = [item for item in objects if isinstance(item, Optimizer)]
+        scalers = [item for item in objects if isinstance(item, GradScaler) and item.is_enabled()]
         self.scalers: list[Any] = scalers
-        schedulers = [one for one in found if isinstance(one, LRScheduler)]
+        schedulers = [item for item in objects if isinstance(item, LRScheduler)]
         self.others: list[Any] = [*schedulers, *scalers, *further]
 
     def keep(self) -> Snapshot:
@@ -74,12 +74,12 @@ class Snapshot:
     @torch.no_grad()
     def restore(self) -> None:
         """Puts everything back; tensors keep their place in memory."""
-        for tensor, kept in self._tensors:
-            tensor.copy_(kept)
-        for parameter, gradient, kept in self._gradients:
+        for tensor, copied in self._tensors:
+            tensor.copy_(copied)
+        for parameter, gradient, copied in self._gradients:
             parameter.grad = gradient
-            if gradient is not None and kept is not None:
-                gradient.copy_(kept)
+            if gradient is not None and copied is not None:
+                gradient.copy_(copied)
         for other, state in self._others:
             other.load_state_dict(state)
         for scaler, per_optimizer in self._scalers:
@@ -110,13 +110,13 @@ class _OptimizerState:
         state = self._optimizer.state
         for key in [key for key in state if key not in self._state]:
             del state[key]
-        for key, kept in self._state.items():
-            if isinstance(kept, dict):
-                _refill(state.setdefault(key, {}), kept, ())
+        for key, copied in self._state.items():
+            if isinstance(copied, dict):
+                _refill(state.setdefault(key, {}), copied, ())
             else:
-                state[key] = _put_back(*kept)
-        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
-            _refill(group, kept, ("params",))
+                state[key] = _put_back(*copied)
+        for group, copied in zip(self._optimizer.param_groups, self._groups, strict=True):
+            _refill(group, copied, ("params",))
 
 
 class _Generators:
@@ -188,4 +188,4 @@ def _unique(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
 def alive(kinds: tuple[type, ...]) -> list[Any]:
     """Returns all live objects of these types in this process."""
     # Uses type(), because isinstance() would run the __class__ of proxies.
-    return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+    return [item for item in gc.get_objects() if issubclass(type(item), kinds)]

@@ -59,9 +59,9 @@ class _Held:
         self._waiting: list[tuple[torch.Tensor, Future[torch.Tensor]]] = []
 
     def hook(self, _: object, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-        at = bucket.buffer().device
+        device = bucket.buffer().device
         # Without its device, the future would not make DDP's stream wait for the all-reduce.
-        mean: Future[torch.Tensor] = Future(devices=[] if at.type == "cpu" else [at])
+        mean: Future[torch.Tensor] = Future(devices=[] if device.type == "cpu" else [device])
         self._waiting.append((bucket.buffer(), mean))
         if bucket.is_last():
             waiting, self._waiting = self._waiting, []
@@ -118,8 +118,8 @@ class Bucketings:
         """Stores an attached model, and the model's own reducer."""
         self._attachment = attachment
         self._ddp = attachment.ddp
-        own = _Bucketing(self._ddp.reducer, self._ddp.logger, attachment.bucket_hook)
-        self._made: dict[BucketSetting, _Bucketing] = {OWN_BUCKETS: own}
+        own_buckets = _Bucketing(self._ddp.reducer, self._ddp.logger, attachment.bucket_hook)
+        self._made: dict[BucketSetting, _Bucketing] = {OWN_BUCKETS: own_buckets}
         self._now = OWN_BUCKETS
 
     def use(self, buckets: BucketSetting) -> None:
@@ -141,11 +141,11 @@ class Bucketings:
     def close(self) -> None:
         """Switches back to the model's own reducer and frees all other reducers."""
         self.use(OWN_BUCKETS)
-        own = self._made[OWN_BUCKETS]
+        own_buckets = self._made[OWN_BUCKETS]
         for bucketing in self._made.values():
-            if bucketing is not own:
+            if bucketing is not own_buckets:
                 bucketing.reducer._remove_autograd_hooks()
-        self._made = {OWN_BUCKETS: own}
+        self._made = {OWN_BUCKETS: own_buckets}
 
     def _take_gradients_out(self) -> None:
         """Copies gradients out of the buckets of a reducer that goes out of use."""
@@ -276,13 +276,13 @@ class ReplicatedModel:
         """Disables DDP's broadcast of buffers in forward, or restores the model's setting."""
         ddp = self._ddp
         name = next(flag for flag in _BUFFER_FLAGS if flag in vars(ddp))
-        kept = "_commprof_sync_buffers"
+        attribute = "_commprof_sync_buffers"
         if not on:
-            setattr(ddp, kept, getattr(ddp, name))
+            setattr(ddp, attribute, getattr(ddp, name))
             setattr(ddp, name, False)
-        elif kept in vars(ddp):
-            setattr(ddp, name, getattr(ddp, kept))
-            delattr(ddp, kept)
+        elif attribute in vars(ddp):
+            setattr(ddp, name, getattr(ddp, attribute))
+            delattr(ddp, attribute)
 
 
 def _compressor(text: str, measure_every: int) -> Compressor:
