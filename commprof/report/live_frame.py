@@ -139,7 +139,7 @@ def _hosts(state: JobState) -> list[str]:
     missing = state.missing_hosts
     ages = [host.age_s for host in state.hosts if not host.missing]
     oldest = f", up to {max(ages):.0f} s old" if ages else ""
-    lines = [f"Figures of {counted(len(ages), 'other host')}{oldest}, from their monitors."]
+    lines = [f"Figures of {counted(len(ages), 'host')} from their monitors{oldest}."]
     lines += _marked([host.sentence() for host in missing[:_MOST_MISSING]])
     if len(missing) > _MOST_MISSING:
         lines.append(f"* {counted(len(missing) - _MOST_MISSING, 'more host')} missing.")

@@ -20,8 +20,9 @@ import json
 import re
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -258,7 +259,7 @@ class HostSummaries:
         began_s = max(
             (summary.began_s for summary in known if summary.attempt == attempt), default=0.0
         )
-        return [host for host in hosts if _of_job(host, attempt, began_s - _SKEW_S)]
+        return _named([host for host in hosts if _of_job(host, attempt, began_s - _SKEW_S)])
 
 
 def running_hosts(directory: Path) -> list[SeenHost]:
@@ -266,6 +267,17 @@ def running_hosts(directory: Path) -> list[SeenHost]:
     hosts = HostSummaries(directory).look()
     running = any(h.summary and not h.summary.ended and not h.missing for h in hosts)
     return hosts if running else []
+
+
+def _named(hosts: list[SeenHost]) -> list[SeenHost]:
+    """Returns the hosts, with the begin of their boot id in those names that are not unique."""
+    count = Counter(host.name for host in hosts)
+    return [
+        replace(host, name=f"{host.name} ({host.summary.machine[0][:8]})")
+        if host.summary is not None and count[host.name] > 1
+        else host
+        for host in hosts
+    ]
 
 
 def _of_job(host: SeenHost, attempt: int, since_s: float) -> bool:

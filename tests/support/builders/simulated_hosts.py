@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from commprof.files import replace_file
 from commprof.monitor.observer import Observer
+from commprof.trace.host_summary import path_of
 from commprof.trace.run.processes import Here
-from commprof.trace.schema import BlockType
+from commprof.trace.schema import BLOCK_HEADER, BlockType
 from tests.support.builders import trace_bytes
 from tests.support.builders.traces import MS, document, operation, summary
 
@@ -80,6 +83,19 @@ class SimulatedHost:
             path = self._run / f"rank_{rank}.trace"
             with path.open("r+b" if path.exists() else "w+b") as file:
                 file.write(data)  # in place, as a rank does
+
+    def rewrite(self, sequence: int) -> None:
+        """Writes the summaries that are there again, as newer ones, and the host's own file."""
+        for rank in self.ranks:
+            path = self._run / f"rank_{rank}.trace"
+            head = len(self._heads[rank])
+            old = path.read_bytes()[head + BLOCK_HEADER.size :]
+            content = re.sub(rb'"sequence": \d+', b'"sequence": %d' % sequence, old, count=1)
+            path.write_bytes(self._heads[rank] + trace_bytes.block(BlockType.SUMMARY, content))
+        machine = machine_of(self.host)
+        own = path_of(self._run, machine["hostname"], machine["boot_id"])
+        if own.exists():
+            replace_file(own, own.read_bytes())
 
     def summary(self, rank: int, sequence: int) -> dict[str, Any]:
         """Returns a rank's summary after ``400 + sequence`` steps of 20 ms."""

@@ -389,8 +389,18 @@ def test_top_reads_hosts_and_one_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["top", str(tmp_path), "--once"]) == 0
     text = capsys.readouterr().out
     assert "Late rank: 3" in text
-    assert "Figures of 3 other hosts" in text
+    assert "Figures of 3 hosts from their monitors, up to " in text
     assert "12 ranks, gloo, always-on mode" in text
+
+
+def test_hosts_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
+    """Prometheus refuses all samples if two have the same labels."""
+    simulated(tmp_path, 3)
+    for path in summary_paths(tmp_path):
+        first, operations = values_in(path)
+        path.write_bytes(encoded({**first, "host": "localhost"}, operations))
+    names = [host.name for host in HostSummaries(tmp_path).look()]
+    assert names == ["localhost (00000001)", "localhost (00000002)"]
 
 
 def test_summaries_of_an_earlier_attempt_or_job_are_not_read(tmp_path: Path) -> None:
