@@ -27,44 +27,43 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 
-def busy(seconds):
-    """Computes for as many seconds of the monotonic clock."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
+def stretches(stepped):
+    """Durations in the trace of ten ranges of 0.1 s, as multiples of what a steady clock shows.
 
-
-def durations_s(stepped):
-    """Durations in the exported trace of ten ranges of 0.1 s; the clock may step after five."""
+    stepped: whether the wall clock is stepped after five of them.
+    """
     mark = Path(os.environ["CLOCK_STEPPED"])
-    before = time.time() - time.monotonic()
+    steady = []
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         for number in range(10):
             if stepped and number == 5:
                 mark.touch()
             with record_function(f"range {number}"):
-                busy(0.1)
-    after = time.time() - time.monotonic()
-    print(f"the wall clock moved by {after - before:.1f} s", flush=True)
+                begin = time.monotonic()
+                while time.monotonic() < begin + 0.1:
+                    pass
+                steady.append(time.monotonic() - begin)
     recorded.export_chrome_trace("trace.json")
     events = json.loads(Path("trace.json").read_text())["traceEvents"]
     ranges = {event["name"]: event["dur"] / 1e6 for event in events if "dur" in event}
-    return [ranges[f"range {number}"] for number in range(10)]
+    return [ranges[f"range {number}"] / steady[number] for number in range(10)]
 
 
 def expect(what, values, low, high):
     """Ends the run with a sentence where the values' median is not between low and high."""
     median = statistics.median(values)
-    print(f"torch {torch.__version__}: {what}: {median:.3f} s in the median", flush=True)
+    print(f"torch {torch.__version__}: {what}: {median:.3f} times as long", flush=True)
     if not low < median < high:
-        raise SystemExit(f"changed: {what} was between {low} and {high} s and is {median:.3f}")
+        raise SystemExit(f"changed: {what} were {low} to {high} times as long, now {median:.3f}")
 
 
-durations_s(stepped=False)  # the first window starts slowly
-expect("ranges of 0.1 s with a steady clock", durations_s(stepped=False), 0.09, 0.15)
-stepped = durations_s(stepped=True)
-expect("the same before the clock was stepped", stepped[:5], 0.15, 0.4)
-expect("the same after it was stepped", stepped[5:], 0.15, 0.4)
+stretches(stepped=False)  # the first window starts slowly
+before = time.time() - time.monotonic()
+expect("ranges with a steady clock", stretches(stepped=False), 0.95, 1.1)
+stepped = stretches(stepped=True)
+print(f"the wall clock moved by {time.time() - time.monotonic() - before:.1f} s", flush=True)
+expect("ranges before the clock was stepped", stepped[:5], 1.3, 3.5)
+expect("ranges after it was stepped", stepped[5:], 1.3, 3.5)
 EOF
 cat > "$work/clock.c" <<'EOF'
 // Moves the wall clock of one process by CLOCK_STEP_S seconds once the file CLOCK_STEPPED is there.
