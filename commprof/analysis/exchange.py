@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,8 @@ _LATENCY_BYTES: Final = 2**12
 _MANY: Final = 16
 #: ... and if they hold at least this share of the exposed time.
 _MOST: Final = 0.5
+#: A line is named without its share if it issued at least this share of the calls.
+_NEARLY_ALL: Final = 0.95
 #: Values of ``bucket_cap_mb`` to try: DDP's default, if calls are small; and two far smaller ones,
 #: with which the first gradients are sent earlier, and the last bucket, which no compute can hide,
 #: is short.
@@ -39,10 +42,11 @@ class SmallCalls:
     exposed_share: float
     #: True if most are gradients that DDP exchanges in buckets.
     of_buckets: bool = True
-    #: Operation with the most exposed time, and the line of code that issued most of its calls;
-    #: the line is empty without stacks.
+    #: Operation with the most exposed time, the line of code that issued most of its calls, and the
+    #: share of its calls that this line issued; the line is empty without stacks.
     op: str = "all_reduce"
     caller: str = ""
+    caller_share: float = 1.0
     #: Calls per step of each operation, the most exposed time first.
     ops: Mapping[str, float] = field(default_factory=dict)
 
@@ -67,6 +71,8 @@ class SmallCalls:
         """Number and operations, mean size and line of code of the calls."""
         calls = counted(round(self.calls_per_step), f"{self.op} call")
         where = f" at {self.caller}" if self.caller else ""
+        if where and self.caller_share < _NEARLY_ALL:
+            where = f", {self.caller_share:.0%} of them{where}"
         if len(self.ops) > 1:
             numbers = (f"{n:.0f}" if n >= 0.5 else "less than 1" for n in self.ops.values())
             each = [f"{number} {op}" for number, op in zip(numbers, self.ops, strict=True)]
@@ -102,11 +108,16 @@ def _held_by(
     if number < least or share < _MOST:
         return None
     mean, most = sum(row.total_bytes for row in rows) / calls, rows[0]
-    caller = most.callers[0][0] if most.callers else ""
+    lines = Counter[str]()
+    for row in rows:
+        if row.op == most.op:
+            lines.update(dict(row.callers))
+    caller, caller_calls = lines.most_common(1)[0] if lines else ("", 0)
+    caller_share = caller_calls / max(1, lines.total())
     ops: dict[str, float] = {}
     for row in rows:
         ops[row.op] = ops.get(row.op, 0.0) + row.calls / steps
-    return SmallCalls(number, mean, min(1.0, share), of_buckets, most.op, caller, ops)
+    return SmallCalls(number, mean, min(1.0, share), of_buckets, most.op, caller, caller_share, ops)
 
 
 def _of_backward(row: CollectiveRow) -> bool:

@@ -239,6 +239,19 @@ def test_calls_too_small_to_compress_get_no_trial() -> None:
     )
 
 
+def test_a_line_is_named_for_no_more_small_calls_than_it_issued() -> None:
+    """Lightning's Trainer: a flag before each batch, then DDP's two broadcasts of buffers."""
+    flag = (("trainer.py:9 flag", 20), ("model.py:5 forward", 20))
+    rows = (
+        tiny(op="broadcast", calls=40, calls_per_step=2.0, callers=flag),
+        tiny(op="broadcast", calls=20, calls_per_step=1.0, callers=(("model.py:5 forward", 20),)),
+    )
+    of = world(2, collectives=(*rows, LARGE))
+    small = exchange(of, mean_step(detail(2, backward=50, transfer=30))).small_calls
+    assert small is not None
+    assert small.name.endswith(" on average, 67% of them at model.py:5 forward")
+
+
 def test_small_calls_of_several_operations_are_named_with_all_of_them() -> None:
     """A pipeline: half of the small calls are messages, which no one joins."""
     messages = {"op": "send", "callers": (("pipe.py:7 step", 80),), "exposed_ms": 15.0}
