@@ -1,7 +1,7 @@
 """Cost of a compressor per bucket: processor time by stage, bytes on the wire, fixed overhead.
 
 A compressor's only thread processes one bucket after another. With C the processor time of a
-bucket, W its time on the wire and p the number of pieces in which it is sent, C and W overlap
+bucket, W its transfer time and p the number of pieces in which it is sent, C and W overlap
 except for the first piece:
 
     time = overhead + max(C, W) + min(C, W) / p
@@ -10,7 +10,7 @@ With ``hierarchical``, or a scheme's option ``hierarchical=1``, the ranks of a h
 their gradients, then the hosts exchange the sums. Here C is the time within a host, beta * size,
 and the overhead is the latency within a host. beta and this latency are fitted by replaying
 recorded steps, because the stages' own times include waiting for the host's other ranks. W is the
-time on the wire between hosts, from the alpha and beta of the link between hosts. Each host counts
+transfer time between hosts, from the alpha and beta of the link between hosts. Each host counts
 as one peer.
 """
 
@@ -152,7 +152,7 @@ class HookCost:
             curve: cost on the link between the peers, of an all-reduce or of an operation that
                 stands in for it.
             crowding: ranks per core divided by recorded ranks per core; multiplies processor time.
-            sharing: result of :meth:`link_sharing`; multiplies the time on the wire.
+            sharing: result of :meth:`link_sharing`; multiplies the transfer time.
             later_s: extra latency of a message, compared with the recorded run.
         """
         work_s = self.work_s(size_bytes, ranks) * crowding
@@ -175,7 +175,7 @@ class HookCost:
         return encode + (reduce + decode) * growth
 
     def transfer_s(self, size_bytes: float, ranks: int, curve: CostCurve) -> float:
-        """Time on the wire without the messages' latency, which the overhead includes."""
+        """Transfer time without the messages' latency, which the overhead includes."""
         if self.exchange == HIERARCHICAL:
             chunks_s = _CHUNKS * curve.time_s(size_bytes / _CHUNKS, ranks, "all_reduce")
             whole_s = curve.time_s(size_bytes, ranks, "all_reduce")

@@ -53,7 +53,7 @@ class _Data:
 def fit_curves(points: Sequence[Point]) -> tuple[list[CostCurve], list[str]]:
     """Fits a curve per operation and backend over all world sizes, on links of one class.
 
-    gamma, the time to add up a byte, is separated from the time on the wire if an all-gather was
+    gamma, the time to add up a byte, is separated from the transfer time if an all-gather was
     measured besides an all-reduce: both send over the same links, but only all-reduce adds up.
 
     An operation that was measured at too few sizes to separate latency from rate is left out. The

@@ -25,13 +25,13 @@ def exchange(ready_s: Floats, transfer_s: Floats, latency_s: Floats, workers: in
         workers: number of all-reduces that run at a time.
     """
     steps, buckets = ready_s.shape
-    wire, latency = (
+    link_s, then_s = (
         np.broadcast_to(times_s, (steps, buckets)) for times_s in (transfer_s, latency_s)
     )
     line = Line(steps, workers)
     end = np.empty_like(ready_s)
     for bucket in range(buckets):
-        end[:, bucket] = line.serve(ready_s[:, bucket], wire[:, bucket], latency[:, bucket])
+        end[:, bucket] = line.serve(ready_s[:, bucket], link_s[:, bucket], then_s[:, bucket])
     return end
 
 

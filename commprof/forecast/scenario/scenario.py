@@ -100,13 +100,14 @@ class Prediction:
 
     scenario: Scenario
     step_s: Estimate
-    #: Time that the training thread waits for the rank that arrives last, and for the wire.
+    #: Time that the training thread waits for the rank that arrives last, and for transfers.
     wait_s: float
     transfer_s: float
     #: Communication hidden under backward.
     hidden_s: float
-    #: Wait, wire, hidden and exposed (wait plus wire), with intervals due to sampling and the fit.
-    #: They do not include the model's held-out error, which is known for the step time only.
+    #: Wait, transfer, hidden and exposed (wait plus transfer), with intervals due to sampling and
+    #: the fit. They do not include the model's held-out error, which is known for the step time
+    #: only.
     waiting: PredictedWaiting
     #: Step minus all waiting: a rank's own work.
     compute_s: float

@@ -68,7 +68,7 @@ def test_figures_of_a_world_of_two_ranks_with_a_late_one() -> None:
     # 2 ranks, 10 samples per step, 0.1 s per step.
     assert result.training.samples_per_s == pytest.approx(200.0)
     first, second = (rank.parts for rank in result.ranks)
-    # Rank 0 waits [60, 80] and rank 1 arrives at 75; rank 1 waits [75, 80] for the wire.
+    # Rank 0 waits [60, 80] and rank 1 arrives at 75; rank 1 waits [75, 80] for the transfer.
     assert (first.exposed_ms, first.wait_ms, first.transfer_ms) == pytest.approx((20, 15, 5))
     assert (second.exposed_ms, second.wait_ms, second.transfer_ms) == pytest.approx((5, 0, 5))
     assert (first.backward_ms, second.backward_ms) == pytest.approx((40, 55))

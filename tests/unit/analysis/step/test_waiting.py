@@ -1,4 +1,4 @@
-"""Checks the split of exposed time into waiting for the last rank and time on the wire."""
+"""Checks the split of exposed time into waiting for the last rank and transfer."""
 
 from __future__ import annotations
 
