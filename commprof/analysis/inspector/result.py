@@ -370,7 +370,7 @@ def _unknown(logs: InspectorLogs, job: InspectedJob, traced: InspectedOrigins) -
         found.append(
             f"{counted(lost, 'record')} of calls that other ranks recorded are missing{rings} "
             f"(NCCL_INSPECTOR_DUMP_COLL_RING_SIZE, a shorter dump interval){_by_loss(job)}: "
-            "waiting is at least what is shown"
+            "waiting is at least what is shown, and a process that is late by little may be missed"
         )
     gaps = sum(waits.missing_calls for waits in waits_of_all)
     if gaps:

@@ -156,6 +156,14 @@ def test_a_slow_rank_is_named_late_with_the_waiting_it_caused_if_any() -> None:
     assert slow is not None
     assert (named.rank, named.phase, named.p_value) == (2, "forward", slow.p_value)
     assert (named.wait_ns, named.share) == (2.0 * MS, 0.25)
+    # In a pipeline the bubble is most of the waiting: not the share counts, but the cost.
+    bubble = np.full((20, 4), 60.0 * MS)
+    bubble[:, 2] = 6.0 * MS
+    named = late_by_own_work(None, slow, bubble, WORK_STEP)
+    assert named is not None
+    assert (named.rank, named.share) == (2, pytest.approx(6 / 186))
+    bubble[:, 2] = 3 * 0.019 * WORK_STEP  # each of the others waits for less than 2 % of the step
+    assert late_by_own_work(None, slow, bubble, WORK_STEP) is None
     waited[:, 2] = 0  # no rank ever waited for it
     assert late_by_own_work(None, slow, waited, WORK_STEP) is None
 
