@@ -294,8 +294,8 @@ def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFa
     # A rank that raised wrote a dictionary; for a rank that just ended, torch makes up a string.
     reason = written["message"].partition("\n")[0] if isinstance(written, dict) else ""
     stem = stem_of(rank, attempt)
-    kept = [log_dir / f"{stem}.err", log_dir / f"{stem}.error.json"]
-    where = next((path for path in kept if path.exists()), log_dir)
+    logs = [log_dir / f"{stem}.err", log_dir / f"{stem}.error.json"]
+    where = next((path for path in logs if path.exists()), log_dir)
     codes = {rank: failure.exitcode}  # the first that failed comes first
     codes |= {number: failed.exitcode for number, failed in error.failures.items()}
     return RankFailedError(rank, failure.exitcode, reason, where, codes)
@@ -393,8 +393,8 @@ def kill_lost_ranks() -> None:
 
 def _children(process: int | str = "self") -> list[int]:
     """Returns the IDs of a process's children; empty if the kernel does not list them."""
-    found: list[int] = []
+    children: list[int] = []
     for task in Path(f"/proc/{process}/task").glob("*"):
         with suppress(OSError):
-            found += map(int, (task / "children").read_text().split())
-    return found
+            children += map(int, (task / "children").read_text().split())
+    return children

@@ -45,8 +45,8 @@ class ModelMemory:
             "optimizer state": self.optimizer_state,
             "DDP's buckets": self.buckets,
         }
-        known = {name: size for name, size in named.items() if size}
-        parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in known.items())
+        known_sizes = {name: size for name, size in named.items() if size}
+        parts = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in known_sizes.items())
         unknown = "optimizer state, " if self.optimizer_state is None else ""
         return (
             f"Memory of a rank: at least {self.total / 1e6:.1f} MB ({parts}); {unknown}"

@@ -68,13 +68,13 @@ def environment(variables: dict[str, str] | None = None) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python, the system, and the installed packages."""
-    found = {"python": platform.python_version(), "system": platform.platform()}
+    versions_of = {"python": platform.python_version(), "system": platform.platform()}
     for package in _PACKAGES:
         try:
-            found[package] = version(package)
+            versions_of[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions_of
 
 
 def git_state(directory: Path) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
         if it ends at PATCH_LIMIT_BYTES and cannot be applied; ``binary_files``: files that are not
         in it; ``left_out``: the reason why writing failed, or an empty string.
     """
-    found: dict[str, Any] = {
+    saved: dict[str, Any] = {
         "file": "",
         "bytes": 0,
         "cut": False,
@@ -128,17 +128,17 @@ def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
         binary = [row.split("\t", 2)[2] for row in rows if row.startswith("-\t-\t")]
         others = [f":(top,literal,exclude){name}" for name in binary]
         patch = _git(top, *_DIFF, "--full-index", "HEAD", "--", ".", *others)
-        found["binary_files"] = [name.encode(errors="replace").decode() for name in binary]
+        saved["binary_files"] = [name.encode(errors="replace").decode() for name in binary]
         data = patch.encode(errors="surrogateescape")
-        found["cut"] = len(data) > PATCH_LIMIT_BYTES
+        saved["cut"] = len(data) > PATCH_LIMIT_BYTES
         if data:
             replace_file(directory / PATCH_FILE, data[:PATCH_LIMIT_BYTES])
-            found |= {"file": PATCH_FILE, "bytes": min(len(data), PATCH_LIMIT_BYTES)}
+            saved |= {"file": PATCH_FILE, "bytes": min(len(data), PATCH_LIMIT_BYTES)}
     except subprocess.TimeoutExpired:
-        found["left_out"] = f"git took longer than {_GIT_TIMEOUT_S} s"
+        saved["left_out"] = f"git took longer than {_GIT_TIMEOUT_S} s"
     except (OSError, subprocess.CalledProcessError) as error:
-        found["left_out"] = _reason(error)
-    return found
+        saved["left_out"] = _reason(error)
+    return saved
 
 
 def command_line() -> list[str]:
@@ -155,12 +155,12 @@ def _reason(error: OSError | subprocess.CalledProcessError) -> str:
     """Returns the reason why git or the system failed, for the end of a sentence."""
     if isinstance(error, OSError):
         return error.strerror or "git cannot be started"
-    said = (error.stderr or b"").decode(errors="replace")
-    if "not a git repository" in said:
+    message = (error.stderr or b"").decode(errors="replace")
+    if "not a git repository" in message:
         return "it is not in a git repository"
-    if "unknown revision" in said or "ambiguous argument" in said:
+    if "unknown revision" in message or "ambiguous argument" in message:
         return "its git repository has no commit"
-    if "dubious ownership" in said:
+    if "dubious ownership" in message:
         return "its git repository belongs to another user"
     return f"git ended with exit code {error.returncode}"
 

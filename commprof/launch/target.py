@@ -298,13 +298,13 @@ def _given(args: argparse.Namespace, name: str) -> Any:
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
     """Returns entries of ``run.json`` for given options; options not given have no entry."""
     names = ("hook", "bucket_cap_mb", "fsdp", "trial")
-    found = {name: value for name in names if (value := getattr(args, name)) is not None}
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
     if args.predicted is not None:
-        found["predicted"] = {
+        given["predicted"] = {
             "run": str(args.check_prediction),
             **dataclasses.asdict(args.predicted),
         }
-    return found
+    return given
 
 
 TRAINING_OPTIONS = tuple(field.name for field in dataclasses.fields(TrainingOptions))

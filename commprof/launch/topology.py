@@ -134,13 +134,13 @@ def _quota(root: Path) -> float | None:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return None
-    found: list[float] = []
+    quotas: list[float] = []
     for line in lines:
         _, controllers, group = line.split(":", 2)
         for folder in _ancestors(root / _CGROUPS, controllers, group):
             quota = _quota_v1(folder) if controllers else _quota_v2(folder)
-            found += [] if quota is None else [quota]
-    return min(found, default=None)
+            quotas += [] if quota is None else [quota]
+    return min(quotas, default=None)
 
 
 def _ancestors(mount: Path, controllers: str, group: str) -> Iterator[Path]:

@@ -98,8 +98,8 @@ class Timeline:
 
     def _within(self, first: int, end: int) -> Timeline:
         def cut(part: Columns) -> Columns:
-            kept = rows(part, (part.step >= first) & (part.step < end))
-            return replace(kept, step=kept.step - first)
+            within = rows(part, (part.step >= first) & (part.step < end))
+            return replace(within, step=within.step - first)
 
         return replace(
             self, steps=self.steps[first:end], ranks=tuple(_each(rank, cut) for rank in self.ranks)
@@ -112,15 +112,15 @@ class Timeline:
         def cut(part: Columns) -> Columns:
             return rows(part, np.arange(len(part.step)) < share)
 
-        kept = replace(self, ranks=tuple(_each(rank, cut) for rank in self.ranks))
-        return replace(kept, left_out=self.spans - kept.spans)
+        shortened = replace(self, ranks=tuple(_each(rank, cut) for rank in self.ranks))
+        return replace(shortened, left_out=self.spans - shortened.spans)
 
 
 def timeline(seen: MeasuredWorld) -> Timeline:
     """Makes the timeline of all measured steps of one world size."""
     intervals, kinds = in_flight_intervals(seen)
     ranks = []
-    for rank, trace, own in zip(seen.ranks, seen.traces, intervals, strict=True):
+    for rank, trace, of_rank in zip(seen.ranks, seen.traces, intervals, strict=True):
         steps = _measured_steps(trace, seen.measured[0].step)
         ranks.append(
             RankTimeline(
@@ -128,7 +128,7 @@ def timeline(seen: MeasuredWorld) -> Timeline:
                 steps=_whole_steps(steps),
                 phases=_phases(trace, steps),
                 waiting=_waiting(exposures_of(trace), steps),
-                in_flight=_in_steps(own, own.issue_ns, steps),
+                in_flight=_in_steps(of_rank, of_rank.issue_ns, steps),
             )
         )
     return Timeline(
@@ -158,15 +158,15 @@ def _whole_steps(steps: Steps) -> DrawnStretches:
 def _phases(trace: Trace, steps: Steps) -> DrawnStretches:
     spans = columns.phases(trace)
     mine = spans.thread == (steps.thread[0] if len(steps) else -1)
-    found = DrawnStretches(spans.key, spans.key, spans.begin_ns, spans.end_ns)
-    found = rows(found, mine)
-    return _in_steps(found, found.begin_ns, steps)
+    stretches_of = DrawnStretches(spans.key, spans.key, spans.begin_ns, spans.end_ns)
+    stretches_of = rows(stretches_of, mine)
+    return _in_steps(stretches_of, stretches_of.begin_ns, steps)
 
 
-def _waiting(found: Exposures, steps: Steps) -> DrawnStretches:
-    none = np.zeros(len(found), dtype=np.int64)
-    stretches = DrawnStretches(none, none, found.begin_ns, found.end_ns)
-    return _in_steps(stretches, found.begin_ns, steps)
+def _waiting(exposures: Exposures, steps: Steps) -> DrawnStretches:
+    none = np.zeros(len(exposures), dtype=np.int64)
+    stretches = DrawnStretches(none, none, exposures.begin_ns, exposures.end_ns)
+    return _in_steps(stretches, exposures.begin_ns, steps)
 
 
 def _in_steps(part: Columns, at_ns: Ints, steps: Steps) -> Columns:

@@ -129,8 +129,8 @@ def overview(sources: Mapping[int, Path | Trace], steps: tuple[int, int] | None)
         tables.append(columns.collectives(trace))
         windows.append(_window(trace, steps))
         metadata.append(trace.metadata)
-        kept = trace.records.compress(columns.one_of(trace.records, *_KEPT))
-        traces.append(replace(trace, records=kept, stacks={}))
+        records = trace.records.compress(columns.one_of(trace.records, *_KEPT))
+        traces.append(replace(trace, records=records, stacks={}))
     problems = clauses(left_out)
     if not readable:
         raise CommprofError("; ".join(problems))
@@ -152,7 +152,7 @@ def overview(sources: Mapping[int, Path | Trace], steps: tuple[int, int] | None)
         clock_error_us=error_us,
         problems=tuple(problems),
         unix_offsets_ns=tuple(map(_unix_offset_ns, metadata)),
-        pids=tuple(each["pid"] for each in metadata),
+        pids=tuple(of_rank["pid"] for of_rank in metadata),
     )
 
 
@@ -162,11 +162,11 @@ def _aligned_by(clocks: list[ClockMap] | None) -> str:
     return "shared" if all(clock.is_same_clock for clock in clocks) else "compared"
 
 
-def _by_wall_clock(own: Mapping[str, Any], first: Mapping[str, Any]) -> ClockMap:
+def _by_wall_clock(metadata: Mapping[str, Any], first: Mapping[str, Any]) -> ClockMap:
     """Maps a rank's clock to the first rank's, by the wall time of both when capture began."""
-    offset = _unix_offset_ns(own) - _unix_offset_ns(first)
-    at = np.array([own["clock"]["monotonic_ns"]], dtype=np.int64)
-    return ClockMap(at, np.array([offset], dtype=np.int64), np.zeros(1), 0.0, 0.0, 0.0)
+    offset = _unix_offset_ns(metadata) - _unix_offset_ns(first)
+    time_ns = np.array([metadata["clock"]["monotonic_ns"]], dtype=np.int64)
+    return ClockMap(time_ns, np.array([offset], dtype=np.int64), np.zeros(1), 0.0, 0.0, 0.0)
 
 
 def _unix_offset_ns(metadata: Mapping[str, Any]) -> int:
@@ -251,11 +251,11 @@ def _matched(
     transfer_begin_ns = np.maximum(last_ns, issue_ns)
     parts = [matching.split(x) for x in (last_ns, late, number, received, transfer_begin_ns)]
     arrivals = [Arrivals(*columns) for columns in zip(*parts[:3], buckets, strict=True)]
-    flows, at = [], 0
+    flows, arrow = [], 0
     for length, ends, times in zip(matching.lengths, parts[3], parts[4], strict=True):
-        part = first[at : at + length + 1]
+        part = first[arrow : arrow + length + 1]
         flows.append(Flows(ends, times, part - part[0], sent[part[0] : part[-1]]))
-        at += length
+        arrow += length
     return arrivals, flows
 
 

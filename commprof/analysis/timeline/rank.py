@@ -169,7 +169,7 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
     groups = {group.id: group.label for group in trace.groups.values()}
     dtypes = dict(enumerate(trace.metadata["dtypes"]))
     numbers = columns.stacks(trace, table.op_id)
-    known = (arrivals.late_rank >= 0) & (table.end_ns > 0)
+    is_known = (arrivals.late_rank >= 0) & (table.end_ns > 0)
     until = np.clip(arrivals.last_arrival_ns, table.issue_ns, table.end_ns) - table.issue_ns
     took = (table.end_ns - table.issue_ns).astype(np.float64)
     facts: dict[str, Column] = {
@@ -179,8 +179,8 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
         "bytes_in": table.bytes_in,
         "bytes_out": table.bytes_out,
         "backward": table.graph_task,
-        "until_last_rank_us": ns_to_us_of(np.where(known, until, np.nan)),
-        "after_last_rank_us": ns_to_us_of(np.where(known, took - until, np.nan)),
+        "until_last_rank_us": ns_to_us_of(np.where(is_known, until, np.nan)),
+        "after_last_rank_us": ns_to_us_of(np.where(is_known, took - until, np.nan)),
         "last_rank": arrivals.late_rank,
         "completion": [
             None if exact else "not seen" if end == 0 else "before this wait returned"
@@ -214,7 +214,7 @@ def _compressor(trace: Trace) -> list[Track]:
     schemes = dict(zip(done.op_id.tolist(), done.scheme, strict=True))
     index = dict(_pairs(buckets.op_id, buckets.index))
     stages, op_ids = ints(records["aux"]), ints(records["op_id"])
-    found = []
+    tracks = []
     for thread, part in _by_thread(spans):
         ids = op_ids[part.key]
         label = [_stage(stage) for stage in stages[part.key].tolist()]
@@ -223,8 +223,8 @@ def _compressor(trace: Trace) -> list[Track]:
             "bucket": np.array([index.get(op_id, -1) for op_id in ids.tolist()], dtype=np.int64),
         }
         name = f"compressor, thread {thread}"
-        found.append(_track(name, part.begin_ns, part.end_ns, label, facts))
-    return found
+        tracks.append(_track(name, part.begin_ns, part.end_ns, label, facts))
+    return tracks
 
 
 def _within(track: Track, window: Window) -> Track:
@@ -257,12 +257,12 @@ def _chosen_flows(flows: Flows, rows: Ints) -> Flows:
 
 
 def _by_thread(spans: Spans) -> list[tuple[int, Spans]]:
-    found = []
+    tracks = []
     for thread in np.unique(spans.thread).tolist():
         rows = spans.thread == thread
         part = Spans(spans.key[rows], spans.thread[rows], spans.begin_ns[rows], spans.end_ns[rows])
-        found.append((thread, part))
-    return found
+        tracks.append((thread, part))
+    return tracks
 
 
 def _of_thread(name: str, trace: Trace, thread: int) -> str:
@@ -274,13 +274,18 @@ def _of_thread(name: str, trace: Trace, thread: int) -> str:
 
 def _op_names(trace: Trace, table: Collectives) -> list[str]:
     names = trace.metadata["ops"]
-    known = names if len(names) > 1 else list(schema.OPS)
-    return [known[code] if code < len(known) else f"operation {code}" for code in table.op.tolist()]
+    op_names = names if len(names) > 1 else list(schema.OPS)
+    return [
+        op_names[code] if code < len(op_names) else f"operation {code}"
+        for code in table.op.tolist()
+    ]
 
 
 def _names(names: list[str], spans: Spans) -> list[str]:
-    known = names if len(names) > 1 else list(schema.PHASES)
-    return [known[key] if key < len(known) else f"phase {key}" for key in spans.key.tolist()]
+    phase_names = names if len(names) > 1 else list(schema.PHASES)
+    return [
+        phase_names[key] if key < len(phase_names) else f"phase {key}" for key in spans.key.tolist()
+    ]
 
 
 def _size(bytes: int) -> str:

@@ -58,12 +58,12 @@ class TorchTrace:
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Yields every event as written; ``ts`` and ``dur`` in µs, ``ts`` since ``base_ns``."""
-        at = _skip(self.text, self.events_at + 1)
-        while self.text[at : at + 1] not in ("]", ""):
-            event, at = _value(self.text, at, self.path)
+        position = _skip(self.text, self.events_at + 1)
+        while self.text[position : position + 1] not in ("]", ""):
+            event, position = _value(self.text, position, self.path)
             if isinstance(event, dict):
                 yield event
-            at = _skip(self.text, at)
+            position = _skip(self.text, position)
 
 
 def read_torch_trace(path: Path) -> TorchTrace:
@@ -140,39 +140,39 @@ def _head(text: str, path: Path) -> tuple[dict[str, Any], int | None, _Seen]:
     """
     head: dict[str, Any] = {}
     events_at, seen = None, _Seen()
-    at = _skip(text, 0)
-    if text[at : at + 1] != "{":
+    position = _skip(text, 0)
+    if text[position : position + 1] != "{":
         return head, None, seen
-    at = _skip(text, at + 1)
-    while text[at : at + 1] == '"':
-        key, at = _value(text, at, path)
-        at = _skip(text, at)
-        if key == "traceEvents" and text[at : at + 1] == "[":
-            events_at = at
-            at = _skip(text, at + 1)
-            while text[at : at + 1] not in ("]", ""):
-                event, at = _value(text, at, path)
-                at = _skip(text, at)
+    position = _skip(text, position + 1)
+    while text[position : position + 1] == '"':
+        key, position = _value(text, position, path)
+        position = _skip(text, position)
+        if key == "traceEvents" and text[position : position + 1] == "[":
+            events_at = position
+            position = _skip(text, position + 1)
+            while text[position : position + 1] not in ("]", ""):
+                event, position = _value(text, position, path)
+                position = _skip(text, position)
                 try:
                     seen.add(event)
                 except ValueError as error:
                     raise CommprofError(f"{quoted(path)}: event {seen.events}: {error}") from None
-            at += 1
+            position += 1
         else:
-            head[str(key)], at = _value(text, at, path)
-        at = _skip(text, at)
+            head[str(key)], position = _value(text, position, path)
+        position = _skip(text, position)
     return head, events_at, seen
 
 
-def _value(text: str, at: int, path: Path) -> tuple[Any, int]:
+def _value(text: str, position: int, path: Path) -> tuple[Any, int]:
     try:
-        return _DECODER.raw_decode(text, at)
+        return _DECODER.raw_decode(text, position)
     except (ValueError, RecursionError) as error:
         raise CommprofError(f"{quoted(path)} cannot be read as JSON: {error}") from None
 
 
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
+def _skip(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
     assert match is not None
     return match.end()
 
@@ -245,7 +245,9 @@ def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dic
     events = trace.events()
     while chunk := list(islice(events, _CHUNK)):
         times_us = [event.get("ts") or 0.0 if event.get("ph") != "M" else 0.0 for event in chunk]
-        ends_us = [at + _length_us(event) for at, event in zip(times_us, chunk, strict=True)]
+        ends_us = [
+            time_us + _length_us(event) for time_us, event in zip(times_us, chunk, strict=True)
+        ]
         common_ns = _common_ns(view, index, trace, times_us)
         shown = view.window.holds(common_ns, _common_ns(view, index, trace, ends_us))
         since_ns = common_ns - view.window.begin_ns

@@ -136,19 +136,19 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
     }
 
 
-def _nccl(found: NcclWorld) -> dict[str, Any]:
+def _nccl(nccl: NcclWorld) -> dict[str, Any]:
     rows = [
         {
             **asdict(row),
             "phases": [{"phase": name, "calls": count} for name, count in row.phases],
         }
-        for row in found.rows
+        for row in nccl.rows
     ]
-    return {**asdict(found), "rows": rows}
+    return {**asdict(nccl), "rows": rows}
 
 
-def _sharding(found: Sharding) -> dict[str, Any]:
-    return {"groups": found.groups, "parts": [asdict(part) for part in found.parts]}
+def _sharding(sharding: Sharding) -> dict[str, Any]:
+    return {"groups": sharding.groups, "parts": [asdict(part) for part in sharding.parts]}
 
 
 def _card(card: Card) -> dict[str, Any]:
@@ -236,8 +236,8 @@ def _checks(checks: Sequence[CrossCheck]) -> list[dict[str, Any]]:
 
 
 def _host_links(links: HostLinks) -> dict[str, Any]:
-    found = {"difference": links.difference, "agrees": links.agrees}
-    return {**asdict(links), **found}
+    comparison = {"difference": links.difference, "agrees": links.agrees}
+    return {**asdict(links), **comparison}
 
 
 def _rank(rank: RankSummary) -> dict[str, Any]:
@@ -305,17 +305,17 @@ def _overhead(overhead: Overhead | None) -> dict[str, Any] | None:
     }
 
 
-def _incidents(found: Incidents) -> dict[str, Any]:
+def _incidents(incidents: Incidents) -> dict[str, Any]:
     return {
-        "num_processes": found.world_size,
-        "hangs": [asdict(hang) for hang in found.hangs],
-        "mismatches": [_mismatch(one) for one in found.mismatches],
-        "mismatch_count": found.mismatch_count,
+        "num_processes": incidents.world_size,
+        "hangs": [asdict(hang) for hang in incidents.hangs],
+        "mismatches": [_mismatch(one) for one in incidents.mismatches],
+        "mismatch_count": incidents.mismatch_count,
         "anomalies": [
             {"time": time, **asdict(one), "unit": one.unit, "sentence": one.sentence}
-            for time, one in found.anomalies
+            for time, one in incidents.anomalies
         ],
-        "events": [asdict(event) for event in found.events],
+        "events": [asdict(event) for event in incidents.events],
     }
 
 

@@ -118,16 +118,17 @@ def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int
     assert flows is not None
     for row in range(rows.start, min(rows.stop, len(track))):
         where = f'"pid":{pid},"tid":{tids[int(track.lane[row])]}'
-        at = microseconds(int(track.begin_ns[row]) - origin_ns)
+        time_us = microseconds(int(track.begin_ns[row]) - origin_ns)
         for number in flows.sent[flows.first[row] : flows.first[row + 1]].tolist():
-            yield f'{{"ph":"s","id":{number},{where},"ts":{at},{_ARROW}}}'
+            yield f'{{"ph":"s","id":{number},{where},"ts":{time_us},{_ARROW}}}'
         if flows.received[row] >= 0:
             transfer_begin_ns, number = int(flows.transfer_begin_ns[row]), int(flows.received[row])
-            at = microseconds(transfer_begin_ns - origin_ns)
+            time_us = microseconds(transfer_begin_ns - origin_ns)
             dur = microseconds(int(track.end_ns[row]) - transfer_begin_ns)
-            yield f'{{"ph":"X",{where},"ts":{at},"dur":{dur},"name":"transfer","cat":"transfer"}}'
-            at = microseconds(transfer_begin_ns + 1 - origin_ns)
-            yield f'{{"ph":"f","bp":"e","id":{number},{where},"ts":{at},{_ARROW}}}'
+            slice_of = f'"ts":{time_us},"dur":{dur},"name":"transfer","cat":"transfer"'
+            yield f'{{"ph":"X",{where},{slice_of}}}'
+            time_us = microseconds(transfer_begin_ns + 1 - origin_ns)
+            yield f'{{"ph":"f","bp":"e","id":{number},{where},"ts":{time_us},{_ARROW}}}'
 
 
 @functools.lru_cache(maxsize=4096)

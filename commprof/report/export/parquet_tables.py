@@ -169,16 +169,16 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
             for table, rows in _write_world(detail, world, partial):
                 counts[table] = counts.get(table, 0) + rows
         for world_size, kinds in _kinds(report).items():
-            place = partial / KINDS / f"world_size={world_size}"
-            counts[KINDS] = counts.get(KINDS, 0) + _write_kinds(place, kinds)
+            folder_of = partial / KINDS / f"world_size={world_size}"
+            counts[KINDS] = counts.get(KINDS, 0) + _write_kinds(folder_of, kinds)
         for table in SCHEMAS:
             if (folder / table).exists():
                 os.replace(folder / table, partial / f"old_{table}")
             if (partial / table).exists():
                 os.replace(partial / table, folder / table)
     except OSError as error:
-        known = error.errno is not None and error.errno in errno.errorcode
-        reason = os.strerror(error.errno or 0) if known else str(error)
+        is_known = error.errno is not None and error.errno in errno.errorcode
+        reason = os.strerror(error.errno or 0) if is_known else str(error)
         raise UsageError(
             f"cannot write the tables into {quoted(folder)}: {printable(reason)}; what was "
             "written of them is removed; name another -o DIR"
@@ -234,22 +234,24 @@ def _write_world(
             yield table, _write_file(place / f"ranks={first}-{last}", table, ranks)
 
 
-def _write_file(place: Path, table: str, ranks: Iterable[tuple[int, str, Columns]]) -> int:
+def _write_file(path: Path, table: str, ranks: Iterable[tuple[int, str, Columns]]) -> int:
     """Writes one file of a table in row groups of whole ranks; returns its number of rows."""
     arrow, parquet = pyarrow_modules()
     schema = _schema(table)
-    place.mkdir(parents=True)
+    path.mkdir(parents=True)
     total = 0
-    with parquet.ParquetWriter(place / "part.parquet", schema, compression="zstd") as writer:
+    with parquet.ParquetWriter(path / "part.parquet", schema, compression="zstd") as writer:
         group: list[Any] = []
         rows = 0
-        for rank, host, found in ranks:
-            count = len(found["step"])
+        for rank, host, table_columns in ranks:
+            count = len(table_columns["step"])
             same: Columns = {
                 "rank": np.full(count, rank),
                 "host": Names(np.zeros(count, dtype=np.int64), (host,)),
             }
-            arrays = [_array(arrow, name, kind, {**same, **found}) for name, kind in _types(table)]
+            arrays = [
+                _array(arrow, name, kind, {**same, **table_columns}) for name, kind in _types(table)
+            ]
             group.append(arrow.Table.from_arrays(arrays, schema=schema))
             rows, total = rows + count, total + count
             if rows >= _GROUP_ROWS:
@@ -262,18 +264,18 @@ def _write_file(place: Path, table: str, ranks: Iterable[tuple[int, str, Columns
 
 def _kinds(report: FullReport) -> dict[int, list[Row]]:
     """Returns the rows of the kinds of collectives by world size."""
-    found: dict[int, list[Row]] = {}
+    rows_of: dict[int, list[Row]] = {}
     for row in TABLES["collectives"](report):
-        found.setdefault(row["world_size"], []).append(row)
-    return found
+        rows_of.setdefault(row["world_size"], []).append(row)
+    return rows_of
 
 
-def _write_kinds(place: Path, rows: list[Row]) -> int:
+def _write_kinds(path: Path, rows: list[Row]) -> int:
     arrow, parquet = pyarrow_modules()
-    place.mkdir(parents=True)
-    found = [{name: _known(row[name]) for name in SCHEMAS[KINDS]} for row in rows]
+    path.mkdir(parents=True)
+    known_rows = [{name: _known(row[name]) for name in SCHEMAS[KINDS]} for row in rows]
     parquet.write_table(
-        arrow.Table.from_pylist(found, schema=_schema(KINDS)), place / "part.parquet"
+        arrow.Table.from_pylist(known_rows, schema=_schema(KINDS)), path / "part.parquet"
     )
     return len(rows)
 
@@ -293,9 +295,9 @@ def _types(table: str) -> list[tuple[str, str]]:
     return list(SCHEMAS[table].items())
 
 
-def _array(arrow: Any, name: str, kind: str, found: Columns) -> Any:
+def _array(arrow: Any, name: str, kind: str, table_columns: Columns) -> Any:
     """Returns a column as an array of arrow; what is not known is null."""
-    column: Column = found[name]
+    column: Column = table_columns[name]
     if isinstance(column, Names):
         names = arrow.array([printable(text) or None for text in column.names], arrow.string())
         return names.take(arrow.array(column.code, arrow.int64(), mask=column.code < 0))
@@ -327,7 +329,7 @@ def _parts(detail: WorldDetail, row: int) -> Columns:
 
 
 def _waits(seen: MeasuredWorld, world: WorldResult, hosts: list[str], row: int) -> Columns:
-    found = wait_columns(seen, row, world.evidence)
-    origin = found["origin_rank"]
+    waits = wait_columns(seen, row, world.evidence)
+    origin = waits["origin_rank"]
     assert not isinstance(origin, Names)
-    return {**found, "origin_host": Names(origin, tuple(hosts))}
+    return {**waits, "origin_host": Names(origin, tuple(hosts))}

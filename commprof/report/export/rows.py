@@ -198,13 +198,13 @@ def as_csv(report: FullReport, table: str, added: AddedReport | None = None) -> 
     return csv_of(rows(report, table, added))
 
 
-def csv_of(found: Sequence[Row]) -> str:
+def csv_of(rows: Sequence[Row]) -> str:
     """Renders rows as :func:`as_csv` does; all have the same columns."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for row in found[:1]:
+    for row in rows[:1]:
         writer.writerow(row)
-    writer.writerows([_csv_cell(value) for value in row.values()] for row in found)
+    writer.writerows([_csv_cell(value) for value in row.values()] for row in rows)
     return text.getvalue()
 
 
@@ -229,9 +229,11 @@ def as_parquet(report: FullReport, table: str, added: AddedReport | None = None)
 def parquet_of(make_rows: Callable[[], Sequence[Row]]) -> bytes:
     """Renders rows as :func:`as_parquet` does; makes them once pyarrow was found."""
     pyarrow, parquet = pyarrow_modules()
-    found = [{name: _parquet_cell(value) for name, value in row.items()} for row in make_rows()]
+    known_rows = [
+        {name: _parquet_cell(value) for name, value in row.items()} for row in make_rows()
+    ]
     buffer = io.BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist(found), buffer)
+    parquet.write_table(pyarrow.Table.from_pylist(known_rows), buffer)
     return buffer.getvalue()
 
 

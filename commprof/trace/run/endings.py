@@ -38,12 +38,12 @@ def rank_and_attempt(path: Path) -> tuple[int, int] | None:
 
 def attempt_paths(directory: Path) -> dict[int, dict[int, Path]]:
     """Lists a directory's traces by attempt and by rank, both in order."""
-    found: dict[int, dict[int, Path]] = {}
+    paths: dict[int, dict[int, Path]] = {}
     for path in directory.glob("rank_*.trace"):
         named = rank_and_attempt(path)
         if named is not None:
-            found.setdefault(named[1], {})[named[0]] = path
-    return {attempt: dict(sorted(found[attempt].items())) for attempt in sorted(found)}
+            paths.setdefault(named[1], {})[named[0]] = path
+    return {attempt: dict(sorted(paths[attempt].items())) for attempt in sorted(paths)}
 
 
 def last_attempt(directory: Path) -> dict[int, Path]:
@@ -173,13 +173,13 @@ def rank_problems(traces: Sequence[Trace], launched: LaunchedAttempt | None = No
 
     What is the same for several ranks is one sentence.
     """
-    said = [
+    problems = [
         (trace.rank, *predicate)
         for trace in traces
         for predicate in (_ending(trace, launched), _full_disk(trace), _paused(trace))
         if predicate is not None
     ]
-    return [*clauses(said), *filter(None, map(_in_sync, traces)), *_versions_of_torch(traces)]
+    return [*clauses(problems), *filter(None, map(_in_sync, traces)), *_versions_of_torch(traces)]
 
 
 def _versions_of_torch(traces: Sequence[Trace]) -> list[str]:
@@ -195,9 +195,9 @@ def _versions_of_torch(traces: Sequence[Trace]) -> list[str]:
             ranks.setdefault(release, []).append(trace.rank)
     if len(ranks) < 2:
         return []
-    each = "; ".join(f"{release} on {named_ranks(ranks[release])}" for release in sorted(ranks))
+    versions = "; ".join(f"{release} on {named_ranks(ranks[release])}" for release in sorted(ranks))
     return [
-        f"the ranks ran different versions of torch ({each}), which may cut buckets and issue "
+        f"the ranks ran different versions of torch ({versions}), which may cut buckets and issue "
         "collectives differently: install one version everywhere"
     ]
 
@@ -289,17 +289,17 @@ def _paused(trace: Trace) -> _Predicate | None:
 
 def _in_sync(trace: Trace) -> str:
     """Says what rank 0 found when it compared the ranks' models (``capture/sync_check.py``)."""
-    found = trace.metadata.get("sync_checks")
-    if not found:
+    sync_checks = trace.metadata.get("sync_checks")
+    if not sync_checks:
         return ""
-    every = "every step" if found["every"] == 1 else f"every {found['every']} steps"
-    looked = f"{counted(found['checks'], 'time')}, {every}"
-    if not found["ranks"]:
+    every = "every step" if sync_checks["every"] == 1 else f"every {sync_checks['every']} steps"
+    looked = f"{counted(sync_checks['checks'], 'time')}, {every}"
+    if not sync_checks["ranks"]:
         return f"the models of all ranks were compared {looked}: they are bit-identical"
-    ranks = named_ranks([int(rank) for rank in found["ranks"]])
+    ranks = named_ranks([int(rank) for rank in sync_checks["ranks"]])
     return (
-        f"the model of {ranks} differed from that of most "
-        f"other ranks, first seen after step {found['first_step']} (compared bit by bit {looked})"
+        f"the model of {ranks} differed from that of most other ranks, first seen after step "
+        f"{sync_checks['first_step']} (compared bit by bit {looked})"
     )
 
 

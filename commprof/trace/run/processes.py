@@ -74,10 +74,10 @@ def identity(pid: int) -> str:
     The result is empty if the process has ended or is hidden.
     """
     try:
-        found = stat_of(pid)
+        status = stat_of(pid)
     except OSError:
         return ""
-    return "" if found is None or found.ended else str(found.start_ticks)
+    return "" if status is None or status.ended else str(status.start_ticks)
 
 
 class Here:
@@ -112,14 +112,14 @@ class Here:
         if not self.shares_pids(metadata):
             return State.UNKNOWN, None
         try:
-            found = stat_of(metadata["pid"], self._proc)
+            status = stat_of(metadata["pid"], self._proc)
         except OSError:
             return State.UNKNOWN, None
-        if found is None or found.ended:
+        if status is None or status.ended:
             return State.GONE, None
-        if self.shares_clock(metadata) and _began_later(found.start_ticks, metadata["clock"]):
+        if self.shares_clock(metadata) and _began_later(status.start_ticks, metadata["clock"]):
             return State.GONE, None  # another process has its id now
-        return State.STOPPED if found.code in "tT" else State.RUNS, found
+        return State.STOPPED if status.code in "tT" else State.RUNS, status
 
 
 def state_of(metadata: Mapping[str, Any]) -> State:

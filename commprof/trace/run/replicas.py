@@ -138,7 +138,7 @@ def _together(starts: dict[_Start, dict[int, Trace]]) -> list[Life]:
     return [_life(start[0], starts[start]) for start in joined]
 
 
-def _life(place: Path, traces: dict[int, Trace]) -> Life:
+def _life(directory: Path, traces: dict[int, Trace]) -> Life:
     begin_s, end_s = [], []
     for trace in traces.values():
         clock = trace.metadata["clock"]
@@ -147,7 +147,7 @@ def _life(place: Path, traces: dict[int, Trace]) -> Life:
         begin_s.append(ns_to_s(clock["realtime_ns"]))
         end_s.append(ns_to_s(max(last, clock["monotonic_ns"]) + offset_ns))
     label = str(next(iter(traces.values())).metadata.get("replica") or "")
-    return Life(0, label, place, dict(sorted(traces.items())), min(begin_s), max(end_s))
+    return Life(0, label, directory, dict(sorted(traces.items())), min(begin_s), max(end_s))
 
 
 def _chains(lives: Sequence[Life]) -> list[list[Life]]:
@@ -157,7 +157,7 @@ def _chains(lives: Sequence[Life]) -> list[list[Life]]:
     known, had the same rank in its groups.
     """
     chains: list[list[Life]] = []
-    for life in sorted(lives, key=lambda each: each.begin_s):
+    for life in sorted(lives, key=lambda life_of: life_of.begin_s):
         before = [c for c in chains if c[-1].end_s <= life.begin_s and _is_same(c[-1], life)]
         if before:
             max(before, key=lambda chain: chain[-1].end_s).append(life)
@@ -166,10 +166,10 @@ def _chains(lives: Sequence[Life]) -> list[list[Life]]:
     return sorted(chains, key=lambda chain: (_place(chain[-1])[1], chain[0].begin_s))
 
 
-def _is_same(one: Life, other: Life) -> bool:
-    if one.label and other.label:
-        return one.label == other.label
-    return _place(one) == _place(other)
+def _is_same(life: Life, other: Life) -> bool:
+    if life.label and other.label:
+        return life.label == other.label
+    return _place(life) == _place(other)
 
 
 def _place(life: Life) -> tuple[int, int]:
@@ -216,8 +216,8 @@ def _with_common_steps(traces: Sequence[Trace]) -> list[Trace]:
         shift[new] = shift[known] + round(float(apart))
     lowest = min(shift.values())
     return [
-        _shifted(trace, shift[place] - lowest) if place in shift else trace
-        for place, trace in enumerate(traces)
+        _shifted(trace, shift[position] - lowest) if position in shift else trace
+        for position, trace in enumerate(traces)
     ]
 
 

@@ -123,8 +123,8 @@ def _context(run: Path) -> dict[str, Any]:
         return other.context
     if not run.is_dir():
         _refuse_for_another_command(run)
-        said = "holds no recording" if run.exists() else "does not exist"
-        raise CommprofError(f"{quoted(run)} {said}; {_GIVE}")
+        problem = "holds no recording" if run.exists() else "does not exist"
+        raise CommprofError(f"{quoted(run)} {problem}; {_GIVE}")
     path = run / RUN_FILE
     try:
         os.stat(path)  # unlike Path.exists, raises OSError without permission
@@ -207,13 +207,13 @@ def _about_damage(traces: Mapping[int, Trace]) -> list[tuple[int, str, str]]:
 def other_recording(path: Path) -> Recording | None:
     """Reads another profiler's recording at ``path``; None for commprof's own."""
     try:
-        own = path.is_dir() and (
+        is_own = path.is_dir() and (
             (path / RUN_FILE).exists() or last_attempt(path) or other_jobs(path)
         )
         stamp = path.stat().st_mtime_ns
     except OSError:
         return None
-    return None if own else _read_once(path, os.path.abspath(path), stamp)
+    return None if is_own else _read_once(path, os.path.abspath(path), stamp)
 
 
 def _refuse_for_another_command(path: Path) -> None:
@@ -224,9 +224,9 @@ def _refuse_for_another_command(path: Path) -> None:
     """
     from commprof.recordings.recognise import taken_elsewhere
 
-    said = taken_elsewhere(path)
-    if said:
-        raise CommprofError(said)
+    message = taken_elsewhere(path)
+    if message:
+        raise CommprofError(message)
 
 
 @functools.lru_cache(maxsize=2)
@@ -267,8 +267,8 @@ def traced_in(run: Path, world_size: int) -> Path:
 
 
 def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
-    found = [a for a in endings.attempts if a.attempt == number] if endings else []
-    return found[-1] if found else None
+    of_attempt = [a for a in endings.attempts if a.attempt == number] if endings else []
+    return of_attempt[-1] if of_attempt else None
 
 
 def about_file(rank: int, text: str, path: Path) -> tuple[int, str, str]:
@@ -306,12 +306,12 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
             f"{quoted(run)} holds neither {RUN_FILE} nor rank_N.trace nor traces of "
             f"torch.profiler; {_GIVE}"
         )
-    found = _readable(paths)
-    metadata = next(iter(found.values()))
+    metadata_of = _readable(paths)
+    metadata = next(iter(metadata_of.values()))
     replicas = _replicas(run)
     if replicas is not None:
-        found = {trace.path: trace.metadata for trace in replicas.traces.values()}
-    sizes = {path: metadata["world_size"] for path, metadata in found.items()}
+        metadata_of = {trace.path: trace.metadata for trace in replicas.traces.values()}
+    sizes = {path: metadata["world_size"] for path, metadata in metadata_of.items()}
     if len(set(sizes.values())) > 1:
         raise CommprofError(
             f"{quoted(run)} holds traces of several jobs: "
@@ -364,16 +364,16 @@ def _readable(paths: list[Path]) -> dict[Path, dict[str, Any]]:
     Raises:
         TraceError, OSError: no trace can be read.
     """
-    found: dict[Path, dict[str, Any]] = {}
+    readable: dict[Path, dict[str, Any]] = {}
     first: TraceError | OSError | None = None
     for path in paths:
         try:
-            found[path] = first_metadata(path)
+            readable[path] = first_metadata(path)
         except (TraceError, OSError) as error:
             first = first or error
-    if first is not None and not found:
+    if first is not None and not readable:
         raise first
-    return found
+    return readable
 
 
 def _date(realtime_ns: int) -> str:
