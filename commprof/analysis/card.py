@@ -236,6 +236,11 @@ def _incident(incidents: Sequence[Incidents]) -> tuple[str, str]:
             return f"{hung}{mismatch.sentence}.", mismatch.remedy
         for hang in of_size.hangs:
             return f"The job hung: {hang.sentence}.", ""
+        if of_size.last_wait is not None:
+            return f"The job hung: {of_size.last_wait.sentence}.", (
+                "Run it again with --watchdog auto, which shows the stacks of the ranks that are "
+                "waited for; the last steps are in:"
+            )
     return "", ""
 
 

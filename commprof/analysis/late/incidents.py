@@ -24,6 +24,7 @@ from commprof.analysis.late.anomalies import (
     bandwidth_by_step,
     find_anomalies,
 )
+from commprof.analysis.late.last_wait import LastWait, last_wait
 from commprof.analysis.step.measured import MeasuredWorld, in_turns
 from commprof.files import checked, read_bytes
 from commprof.trace.columns import Ints
@@ -167,10 +168,13 @@ class Incidents:
     anomalies: tuple[tuple[str, Anomaly], ...]
     #: Mismatches and anomalies that the watchdog reported, if the records are gone.
     events: tuple[WatchEvent, ...]
+    #: The hang with which the recordings end, if the watchdog reported none; None if they do not.
+    last_wait: LastWait | None = None
 
     def __bool__(self) -> bool:
         """True if there are any incidents."""
-        return bool(self.hangs or self.mismatches or self.anomalies or self.events)
+        is_any = bool(self.hangs or self.mismatches or self.anomalies or self.events)
+        return is_any or self.last_wait is not None
 
 
 class WatchedCalls:
@@ -218,8 +222,9 @@ def find_incidents(
     hangs = read_hangs(run.directory)
     summarised = any(trace.summary is not None for trace in run.traces.values())
     events = read_events(run.directory) if seen is None or summarised else ()
+    ended_in = None if hangs else last_wait([*run.traces.values()], run.world_size)
     if seen is None:
-        return Incidents(run.world_size, hangs, (), 0, (), events)
+        return Incidents(run.world_size, hangs, (), 0, (), events, ended_in)
     evidence = evidence_of(seen)
     if calls is None:
         calls = WatchedCalls()
@@ -230,7 +235,16 @@ def find_incidents(
         anomalies = ()
     anomalies = tuple(one for one in anomalies if evidence.supports(_RESTS_ON[one.what]))
     timed = tuple((_wall_clock(seen.recorded[0], one.time_ns), one) for one in anomalies)
-    return Incidents(run.world_size, hangs, calls.mismatches, calls.mismatch_count, timed, events)
+    mismatches = calls.mismatches
+    return Incidents(
+        run.world_size,
+        hangs,
+        mismatches,
+        calls.mismatch_count,
+        timed,
+        events,
+        None if mismatches else ended_in,
+    )
 
 
 def _wall_clock(trace: Trace, time_ns: int) -> str:

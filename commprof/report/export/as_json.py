@@ -316,6 +316,7 @@ def _incidents(incidents: Incidents) -> dict[str, Any]:
             for time, one in incidents.anomalies
         ],
         "events": [asdict(event) for event in incidents.events],
+        "last_wait": incidents.last_wait and asdict(incidents.last_wait),
     }
 
 

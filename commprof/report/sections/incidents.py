@@ -42,6 +42,8 @@ def _of_world(found: Incidents) -> Iterator[str]:
     size = counted(found.world_size, "rank")
     for hang in found.hangs:
         yield f"{size}: hang {hang.number}, {hang.found}: {_hang(hang)}"
+    if found.last_wait is not None:
+        yield f"{size}: {found.last_wait.sentence}."
     more = found.mismatch_count - len(found.mismatches)
     for mismatch in found.mismatches:
         yield f"{size}: {mismatch.sentence}."

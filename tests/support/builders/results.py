@@ -17,6 +17,7 @@ from commprof.analysis.detail import Later, WorldDetail
 from commprof.analysis.evidence import Evidence
 from commprof.analysis.late.anomalies import COMPUTE, Anomaly
 from commprof.analysis.late.incidents import HangReport, Incidents, StackFile, WatchEvent
+from commprof.analysis.late.last_wait import LastWait
 from commprof.analysis.late.lateness import Lateness
 from commprof.analysis.profiler_cost import ProfilerCost
 from commprof.analysis.rank_summary import RankSummary, StepParts
@@ -355,6 +356,7 @@ def incidents(**values: Any) -> Incidents:
         "mismatch_count": 5,
         "anomalies": (("2026-11-01T12:00:05+00:00", anomaly),),
         "events": (WatchEvent("anomaly", "2026-11-01T12:01:00+00:00", "step time rose"),),
+        "last_wait": LastWait((1,), (0, 2), 30.0, "ranks 0, 2 waited for rank 1"),
     }
     return Incidents(**{**fields, **values})
 

@@ -332,10 +332,12 @@ def test_incidents_come_before_any_advice_on_the_card() -> None:
     [
         ("hangs", "The job hung: "),
         ("mismatches", "Collective 3 of group '0' is not the same on all ranks"),
+        ("last_wait", "The job hung: ranks 0, 2 waited for rank 1"),
     ],
 )
 def test_a_hang_or_mismatch_alone_is_the_first_sentence_of_the_card(kept: str, words: str) -> None:
-    empty = dict.fromkeys(("hangs", "mismatches", "anomalies", "events"), ())
+    empty: dict[str, Any] = dict.fromkeys(("hangs", "mismatches", "anomalies", "events"), ())
+    empty["last_wait"] = None
     empty.pop(kept)
     found = run_result(world(2), incidents=(incidents(world_size=2, **empty),))
     details = [detail(2, backward=50, transfer=50)]
@@ -346,7 +348,8 @@ def test_a_hang_or_mismatch_alone_is_the_first_sentence_of_the_card(kept: str, w
 
 
 def test_a_change_of_speed_alone_is_a_caveat_of_the_card() -> None:
-    empty = dict.fromkeys(("hangs", "mismatches", "events"), ())
+    empty: dict[str, Any] = dict.fromkeys(("hangs", "mismatches", "events"), ())
+    empty["last_wait"] = None
     found = run_result(world(2), incidents=(incidents(world_size=2, **empty),))
     details = [detail(2, backward=50, transfer=50)]
     made = card(found, details, verdict(found, details), Path("RUN"))

@@ -123,6 +123,7 @@ def test_sentences_describe_hangs_mismatches_and_anomalies() -> None:
     assert incidents_table.sentences([incidents()]) == [
         "3 ranks: hang 1, 2026-11-01T12:00:00.000+00:00: rank 1 did not arrive; over 2.5 s "
         "later. Stacks: hang_1_rank_1.stack.txt. All ranks: hang_1.json.",
+        "3 ranks: ranks 0, 2 waited for rank 1.",
         "3 ranks: Collective 3 of group '0' is not the same on all ranks: rank 1 issued an "
         "all_reduce(sum) of 16 bytes as Float where ranks 0, 2 issued an all_reduce(sum) of 8 "
         "bytes as Float; rank 1 differs from the majority.",
@@ -133,7 +134,13 @@ def test_sentences_describe_hangs_mismatches_and_anomalies() -> None:
     ]
     without = hang_report(ended_after_s=None, stacks=(StackFile(1, "", "ptrace is not allowed"),))
     (line,) = incidents_table.sentences(
-        [incidents(hangs=(without,), mismatches=(), events=(), mismatch_count=0, anomalies=())]
+        [
+            replace(
+                incidents(last_wait=None, mismatches=(), events=(), anomalies=()),
+                hangs=(without,),
+                mismatch_count=0,
+            )
+        ]
     )
     assert line.endswith(
         "it did not end. No stacks: ptrace is not allowed. All ranks: hang_1.json."
@@ -163,7 +170,7 @@ def test_changes_of_speed_are_sought_unless_a_trial_began_in_the_trace(
 
 
 def test_a_level_change_that_ended_is_a_note_and_no_incident() -> None:
-    found = incidents(hangs=(), mismatches=(), mismatch_count=0, events=())
+    found = incidents(hangs=(), mismatches=(), mismatch_count=0, events=(), last_wait=None)
     ((time, change),) = found.anomalies
     ended = replace(found, anomalies=((time, replace(change, last_step=150)),))
     assert len(incidents_table.sentences([found])) == 1

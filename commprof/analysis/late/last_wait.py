@@ -1,0 +1,225 @@
+"""The hang with which a recording ends: a collective that ranks waited in, and others never issued.
+
+It is told from the records alone, without a watchdog: a rank's last collectives either ended with
+an error after a long wait, as when the user interrupts the job, or never. The rule is that of
+:mod:`commprof.analysis.late.standstill`. On several hosts only the former are used, because a rank
+that waits writes nothing, and clocks of other hosts do not tell for how long. Jobs on devices,
+whose collectives end there, are left to the watchdog and to Flight Recorder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from commprof.analysis.collectives.kinds import short_line
+from commprof.analysis.late.standing import OwnCall, PendingOperation, Words
+from commprof.analysis.late.standstill import Accused, accused_of, find_cause, reasons, waits_of
+from commprof.text import named_ranks
+from commprof.trace import columns
+from commprof.trace.columns import Collectives
+from commprof.trace.documents import Group
+from commprof.trace.lookup import among
+from commprof.trace.reader import Trace
+from commprof.trace.schema import (
+    FLAG_DEVICE_ASYNC,
+    NO_SEQ,
+    OPS,
+    POINT_TO_POINT,
+    ROOTED,
+    Kind,
+    Phase,
+    op_name,
+)
+
+_NS_PER_S = 1e9
+#: A wait is a hang if it is at least this long, and this many times as long as a typical step.
+_LEAST_S, _OF_STEP = 5.0, 10.0
+#: Latest collectives of a rank that are looked at.
+_LATEST = 256
+
+
+@dataclass(frozen=True)
+class LastWait:
+    """A hang with which a recording ends."""
+
+    #: Ranks that the others waited for; empty if all had arrived.
+    ranks: tuple[int, ...]
+    #: Ranks that waited.
+    waiting: tuple[int, ...]
+    #: The longest wait.
+    waited_s: float
+    sentence: str
+
+
+@dataclass
+class _End:
+    """State of one rank at the end of its recording; a ``Standing``."""
+
+    rank: int
+    world_size: int
+    #: Line of the rank's last collective; empty if not known.
+    line: str
+    #: Phase and step in which its records end.
+    seen: str
+    pending: dict[int, PendingOperation] = field(default_factory=dict)
+    next_seq: dict[str, int] = field(default_factory=dict)
+    next_message: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    receives_any: frozenset[str] = frozenset()
+    recent: tuple[OwnCall, ...] = ()
+    groups: dict[str, Group] = field(default_factory=dict)
+
+
+def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
+    """Finds the hang with which the recordings of a job's ranks end.
+
+    Args:
+        traces: the ranks' own traces, in full.
+        world_size: number of ranks of the job.
+
+    Returns:
+        None if the job came to its regular end, if no rank waited for long, if a rank's trace
+        lacks, if another profiler recorded the job, or if records were dropped.
+    """
+    if len(traces) != world_size or world_size < 2:
+        return None
+    if any(trace.recorded is not None or trace.summary is not None for trace in traces):
+        return None
+    if all(trace.complete and "ending" not in trace.metadata for trace in traces):
+        return None  # the job came to its regular end
+    if any(trace.dropped or _on_device(trace) for trace in traces):
+        return None
+    hosts = {trace.metadata["machine"].get("hostname") for trace in traces}
+    last_ns = max((_last_ns(trace) for trace in traces), default=0) if len(hosts) == 1 else 0
+    limit_ns = _limit_ns(traces)
+    waited_ns: dict[int, int] = {}
+    ends = [_end(trace, world_size, last_ns, limit_ns, waited_ns) for trace in traces]
+    if not waited_ns:
+        return None
+    waits = waits_of(ends)
+    cause = find_cause(ends, waits)
+    if cause.kind == "unmatched" or not cause.ranks:
+        return None
+    by_rank = {end.rank: end for end in ends}
+    words = Words()
+    accused = accused_of(cause, waits, words, lambda rank: _absent(by_rank[rank]))
+    waiting = tuple(sorted(waited_ns.keys() - {*cause.ranks}))
+    if not waiting:
+        return None
+    longest = max(waiting, key=lambda rank: waited_ns[rank])
+    operation = min(by_rank[longest].pending.values(), key=lambda pending: pending.issue_ns)
+    where = f" ({operation.line})" if operation.line else ""
+    seconds = waited_ns[longest] / _NS_PER_S
+    return LastWait(
+        cause.ranks,
+        waiting,
+        seconds,
+        f"{named_ranks(waiting)} waited for {named_ranks(cause.ranks)} in {operation}{where}, for "
+        f"{seconds:.1f} s when the recording ended: {'; '.join(reasons(accused))}",
+    )
+
+
+def _absent(end: _End) -> Accused:
+    last = f"; its last call was at {end.line}" if end.line else ""
+    several = f"; their last calls were at {end.line}" if end.line else ""
+    return Accused(
+        end.rank,
+        f"did not arrive, and was last seen {end.seen}{last}",
+        f"did not arrive, and were last seen {end.seen}{several}",
+    )
+
+
+def _on_device(trace: Trace) -> bool:
+    issued = columns.of_kind(trace.records, Kind.ISSUE)
+    return bool((columns.ints(issued["flags"]) & FLAG_DEVICE_ASYNC).any())
+
+
+def _last_ns(trace: Trace) -> int:
+    return int(trace.records["timestamp_ns"].max()) if len(trace.records) else 0
+
+
+def _limit_ns(traces: Sequence[Trace]) -> float:
+    typical = [
+        float(np.median(columns.steps(trace).end_ns - columns.steps(trace).begin_ns))
+        for trace in traces
+        if _steps(trace)
+    ]
+    return max(_LEAST_S * _NS_PER_S, _OF_STEP * max(typical, default=0.0))
+
+
+def _steps(trace: Trace) -> int:
+    return len(columns.steps(trace))
+
+
+def _end(
+    trace: Trace, world_size: int, last_ns: int, limit_ns: float, waited_ns: dict[int, int]
+) -> _End:
+    """Returns where a rank is at the end; adds its wait to ``waited_ns`` if it hangs.
+
+    last_ns: time of the last record of any rank; 0 if the clocks cannot be compared.
+    """
+    table = columns.collectives(trace)
+    names = {group.id: group.name for group in trace.groups.values()}
+    collective = ~among(table.op, *POINT_TO_POINT) & (table.seq != NO_SEQ)
+    end = _End(trace.rank, world_size, "", _place(trace))
+    end.groups = {group.name: group for group in trace.groups.values()}
+    for number in np.unique(table.group[collective]).tolist():
+        numbers = table.seq[collective & (table.group == number)]
+        end.next_seq[names.get(number, f"number {number}")] = int(numbers.max()) + 1
+    if len(table):
+        end.line = _line(trace, table, len(table) - 1)
+    first = max(0, len(table) - _LATEST)
+    for row in range(first, len(table)):
+        ended, failed = int(table.end_ns[row]), bool(table.failed[row])
+        is_silent = int(table.op[row]) in _SILENT
+        until = ended if failed else last_ns if not ended and not is_silent else 0
+        waited = until - int(table.issue_ns[row])
+        if not collective[row] or waited < limit_ns:
+            continue
+        waited_ns[trace.rank] = max(waited, waited_ns.get(trace.rank, 0))
+        op = int(table.op[row])
+        end.pending[int(table.op_id[row])] = PendingOperation(
+            op=op_name(op),
+            group=names.get(int(table.group[row]), f"number {int(table.group[row])}"),
+            seq=int(table.seq[row]),
+            peer=-1,
+            bytes_in=int(table.bytes_in[row]),
+            bytes_out=int(table.bytes_out[row]),
+            issue_ns=int(table.issue_ns[row]),
+            bucket=-1,
+            in_backward=bool(table.graph_task[row] >= 0),
+            silent=is_silent,
+            root=int(table.peer[row]) if op in ROOTED else -1,
+            line=_line(trace, table, row),
+        )
+    return end
+
+
+def _line(trace: Trace, table: Collectives, row: int) -> str:
+    """Line that issued a call, or else the last call of its operation, group and size."""
+    alike = (table.op == table.op[row]) & (table.group == table.group[row])
+    alike &= table.bytes_in == table.bytes_in[row]
+    rows = np.flatnonzero(alike[: row + 1])
+    if not trace.stacks:
+        return ""
+    stacks = columns.stacks(trace, table.op_id[rows])
+    stacks = stacks[stacks > 0]
+    return short_line(trace.stacks.get(int(stacks[-1]), ())) if len(stacks) else ""
+
+
+#: Operations of which gloo reports no completion.
+_SILENT = {code for code, name in enumerate(OPS) if name.startswith("reduce_scatter")}
+
+
+def _place(trace: Trace) -> str:
+    """Says in which step a rank's records end, and after which phase."""
+    phases, steps = columns.phases(trace), columns.steps(trace)
+    where = f"in step {int(steps.index[-1]) + 1}" if len(steps) else "before the end of a step"
+    since = int(steps.end_ns[-1]) if len(steps) else 0
+    done = np.flatnonzero(phases.end_ns > since)
+    if not len(done):
+        return where
+    latest = Phase(int(phases.key[done[np.argmax(phases.end_ns[done])]]))
+    return f"{where} after {latest.name.lower()}"

@@ -1,0 +1,98 @@
+"""The hang with which recordings end is told from the records, and from nothing less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from commprof.analysis.late.last_wait import last_wait
+from commprof.trace.reader import Trace
+from commprof.trace.schema import FLAG_DEVICE_ASYNC
+from tests.support.builders.traces import MS, Rank
+
+S = 1000 * MS
+STEPS, STEP_NS = 10, 100 * MS
+
+
+def job(ranks: int = 3, missing: tuple[int, ...] = (1,), until_s: float = 30.0) -> list[Rank]:
+    """Ten steps of an all-reduce each, then one that ``missing`` ranks never issue.
+
+    The others' calls end with an error after ``until_s``.
+    """
+    made = [Rank(rank, ranks) for rank in range(ranks)]
+    for rank in made:
+        for number in range(STEPS):
+            begin = number * STEP_NS
+            rank.step(begin, begin + STEP_NS)
+            rank.collective(number, begin + 50 * MS, begin + 60 * MS, bytes=4096)
+        end = STEPS * STEP_NS
+        if rank.rank not in missing:
+            rank.collective(STEPS, end, end + round(until_s * S), bytes=4096, failed=True)
+    return made
+
+
+def interrupted(ranks: list[Rank]) -> list[Trace]:
+    ending = {"error": "KeyboardInterrupt: "}
+    return [replace(r.trace(), metadata={**r.metadata, "ending": ending}) for r in ranks]
+
+
+def test_ranks_that_did_not_arrive_are_told_with_the_wait_of_the_others() -> None:
+    told = last_wait(interrupted(job()), 3)
+    assert told is not None
+    assert (told.ranks, told.waiting, told.waited_s) == ((1,), (0, 2), 30.0)
+    assert told.sentence == (
+        "ranks 0, 2 waited for rank 1 in all_reduce number 10 of group '0', for 30.0 s when the "
+        "recording ended: rank 1 did not arrive, and was last seen in step 10"
+    )
+
+
+def test_calls_that_never_ended_last_until_the_last_record_of_the_host() -> None:
+    made = job(until_s=0)
+    for rank in made:
+        if rank.rank != 1:
+            rank.collective(STEPS, STEPS * STEP_NS, 0, bytes=4096)
+    made[1].phase(0, 20 * S, 21 * S)
+    cut = [replace(rank.trace(), complete=False) for rank in made]
+    told = last_wait(cut, 3)
+    assert told is not None
+    assert told.ranks == (1,)
+    assert told.waited_s == pytest.approx(19.0, abs=1.01)
+    assert last_wait([_of_host(trace) for trace in cut], 3) is None  # no clock is common
+
+
+def _of_host(trace: Trace) -> Trace:
+    machine = {**trace.metadata["machine"], "hostname": f"host{trace.rank}"}
+    return replace(trace, metadata={**trace.metadata, "machine": machine})
+
+
+@pytest.mark.parametrize(
+    "traces",
+    [
+        pytest.param([rank.trace() for rank in job()], id="a regular end"),
+        pytest.param(interrupted(job(until_s=0.5)), id="a short wait"),
+        pytest.param(interrupted(job(missing=())), id="all arrived"),
+        pytest.param(interrupted(job())[:2], id="a trace lacks"),
+        pytest.param([replace(t, dropped=1) for t in interrupted(job())], id="dropped records"),
+    ],
+)
+def test_nothing_is_told_without_evidence(traces: list[Trace]) -> None:
+    assert last_wait(traces, 3) is None
+
+
+def test_jobs_on_devices_are_left_to_others() -> None:
+    made = job()
+    for rank in made:
+        rank.collective(99, 1, 0, flags=FLAG_DEVICE_ASYNC, group=2)
+    assert last_wait(interrupted(made), 3) is None
+
+
+def test_a_wait_is_compared_with_the_steps() -> None:
+    """Nine steps of 10 s, and a wait of 30 s: a kill in the middle of a step."""
+    made = [Rank(rank, 2) for rank in range(2)]
+    for rank in made:
+        for number in range(9):
+            rank.step(number * 10 * S, (number + 1) * 10 * S)
+            rank.collective(number, number * 10 * S + 1, number * 10 * S + 2 * S)
+    made[0].collective(9, 90 * S, 120 * S, failed=True)
+    assert last_wait(interrupted(made), 2) is None
