@@ -436,25 +436,22 @@ def _stops(
         count: numbers are below this one.
     """
     rank_of_wait = ranks_of(firsts(list(map(len, exposed))))
-    waits = np.flatnonzero(
-        (joined(exposed, "graph_task") < 0) & (joined(exposed, "collective") >= 0)
-    )
+    collective = joined(exposed, "collective")
+    waits = _rows((joined(exposed, "graph_task") < 0) & (collective >= 0))
     rank = rank_of_wait[waits]
-    row = joined(exposed, "collective")[waits] + first_call[rank]
+    row = collective[waits] + first_call[rank]
     # A wait that did not block returns at different times on different ranks.
     known_ns = np.where(joined(tables, "end_is_exact"), joined(tables, "end_ns"), 0)
-    of_waits = (
-        rank,
-        of_call[row],
-        joined(exposed, "begin_ns")[waits],
-        joined(exposed, "end_ns")[waits],
-        known_ns[row],
-    )
+    number, call_ns = of_call[row], known_ns[row]
+    begin_ns, end_ns = (joined(exposed, name)[waits] for name in ("begin_ns", "end_ns"))
     of_passes = _passes(traces, tables, buckets, of_call, known_ns)
-    parts = [of_waits] if of_passes is None else [of_waits, of_passes]
-    rank, number, begin_ns, end_ns, call_ns = (
-        np.concatenate([part[at] for part in parts]) for at in range(5)
-    )
+    del rank_of_wait, collective, row, known_ns
+    if of_passes is not None:
+        of_waits = rank, number, begin_ns, end_ns, call_ns
+        rank, number, begin_ns, end_ns, call_ns = (
+            np.concatenate(parts) for parts in zip(of_waits, of_passes, strict=True)
+        )
+        del of_waits, of_passes
     rows = _rows(number >= 0)
     key = rank[rows] * count + number[rows]
     if not (np.diff(key) > 0).all():
