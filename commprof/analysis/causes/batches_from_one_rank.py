@@ -6,6 +6,7 @@ import numpy as np
 
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.causes.pickled_objects import of_objects
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.trace import columns
@@ -28,7 +29,7 @@ def _before_forward(calls: RankCalls) -> Mask:
     phases = columns.phases(calls.trace)
     forward = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
     first = np.append(forward, np.iinfo(np.int64).max)[np.searchsorted(forward, calls.begin_ns)]
-    mask: Mask = calls.chosen(_OPS) & calls.of_script
+    mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls)
     rows = np.flatnonzero(mask)
     step = calls.step[rows]
     is_before = calls.table.issue_ns[rows] < first[step]

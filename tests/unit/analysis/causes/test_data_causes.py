@@ -91,6 +91,18 @@ def test_batches_that_one_rank_sends_are_named(op: str) -> None:
     assert "DistributedSampler" in cause.fix
 
 
+def test_pickled_objects_are_no_batches() -> None:
+    def body(script: Script, step: int) -> None:
+        script.work(10.0 if script.rank.rank == 0 else 0.0)
+        script.call("broadcast", 8, 1.0, "Long", aux=0)
+        script.call("broadcast", 500_000, 3.0, "Byte", bytes_in=500_000, aux=0)
+        script.forward(10.0)
+        script.backward(20.0, {1_000_000: 2.0})
+        script.work(1.0, Phase.OPTIMIZER)
+
+    assert "batches-from-one-rank" not in causes_of(body, meets=True)
+
+
 @pytest.mark.parametrize(
     ("body", "trained"),
     [
