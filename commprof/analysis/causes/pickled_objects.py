@@ -27,6 +27,11 @@ _FUNCTIONS = {
     "gather": "gather_object",
     "scatter": "scatter_object_list",
 }
+_FIX_OF_BROADCASTS = (
+    "import torch.distributed as dist\n\n"
+    "values = torch.tensor([loss, accuracy, count], device=device)  # those of rank 0\n"
+    "dist.broadcast(values, src=0)"
+)
 
 
 def _dtype(calls: RankCalls, name: str) -> int:
@@ -84,6 +89,7 @@ def _rule(facts: Facts) -> Sighting | None:
         share,
         saving_without(facts, removed),
         line,
+        _FIX_OF_BROADCASTS if name == _FUNCTIONS["broadcast"] else "",
     )
 
 

@@ -100,7 +100,9 @@ def test_pickled_objects_are_no_batches() -> None:
         script.backward(20.0, {1_000_000: 2.0})
         script.work(1.0, Phase.OPTIMIZER)
 
-    assert "batches-from-one-rank" not in causes_of(body, meets=True)
+    found = causes_of(body, meets=True)
+    assert list(found) == ["pickled-objects"]
+    assert "dist.broadcast(values, src=0)" in found["pickled-objects"].fix
 
 
 @pytest.mark.parametrize(
