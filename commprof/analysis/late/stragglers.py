@@ -307,8 +307,9 @@ def late_by_own_work(
     Returns ``late`` unchanged if one cause explains at least half of the late rank's delay, or if
     no cause is known. Otherwise the host may have delayed the late rank, or all ranks in turn. The
     function then returns the slow rank, with the phase in which its own work takes longer, or None
-    if no rank is slow, or if the waiting for the slow rank is below 2 % of the step on average. Its
-    share of all waiting does not count: in a pipeline most of the waiting is the bubble.
+    if no rank is slow, or if the slow rank causes less waiting than an equal share of it, and this
+    is below 2 % of the step on average: in a pipeline most of the waiting is the bubble, so that
+    the share alone does not tell.
     """
     if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
         return late
@@ -316,7 +317,7 @@ def late_by_own_work(
         return None
     if late is None or late.rank != slow.rank:
         late = _late_rank(slow.rank, waited_for_ns, step_ns, slow.p_value, by_waiting_ns)
-    if late.wait_ns < _OF_STEP * step_ns:
+    if late.wait_ns < _OF_STEP * step_ns and late.share < 1 / waited_for_ns.shape[1]:
         return None
     return replace(late, phase=slow.phase, phase_share=math.nan, slower_ms=ns_to_ms(slow.excess_ns))
 
