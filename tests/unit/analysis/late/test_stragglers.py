@@ -164,6 +164,10 @@ def test_a_slow_rank_is_named_late_with_the_waiting_it_caused_if_any() -> None:
     assert (named.rank, named.share) == (2, pytest.approx(6 / 186))
     bubble[:, 2] = 3 * 0.019 * WORK_STEP  # each of the others waits for less than 2 % of the step
     assert late_by_own_work(None, slow, bubble, WORK_STEP) is None
+    bubble[:, [0, 1, 3]] = 0  # but they wait for no other rank
+    named = late_by_own_work(None, slow, bubble, WORK_STEP)
+    assert named is not None
+    assert (named.rank, named.share) == (2, 1.0)
     waited[:, 2] = 0  # no rank ever waited for it
     assert late_by_own_work(None, slow, waited, WORK_STEP) is None
 
