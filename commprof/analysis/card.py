@@ -143,7 +143,8 @@ class Card:
     #: Number of steps that the times are means of; stalled steps are left out.
     steps: int
     step_ms: float
-    #: A hang, or ranks that issued different collectives, as a sentence; empty if there is none.
+    #: A hang, ranks that issued different collectives, or a mistake that makes the result wrong, in
+    #: sentences; empty if there is none.
     incident: str
     #: One or two sentences.
     verdict: str
@@ -184,6 +185,9 @@ def card(
         command = _command_to_inspect(run, late)
     apart = world.communication.apart is not None and world.communication.apart.advice
     incident, remedy = _incident(result.incidents)
+    named = next((c for c in world.named_causes if c.id == following.cause), None)
+    if named is not None and named.is_wrong and not incident and not apart:
+        incident = f"Training gives a wrong result. {following.advice}"
     if result.incidents and not apart:
         following = NextStep("", "")
         advice = remedy or "First see what went wrong during the run:"

@@ -109,7 +109,7 @@ def _figures(of: CardCommunication) -> list[tuple[str, str]]:
     split = "not separated in this run"
     if not math.isnan(of.wait_ms):
         split = f"{in_ms(of.wait_ms)} waiting for others, {in_ms(of.transfer_ms)} transfer"
-    best = f"upper bound; leaves {in_ms(of.best_step_ms)}"
+    best = f"{of.exposed_share:.1%} of the step at most, leaving {in_ms(of.best_step_ms)}"
     hidden = f"; hidden by work: {in_ms(of.hidden_ms)}" if of.hidden_ms > 0 else ""
     return [
         (
@@ -117,7 +117,7 @@ def _figures(of: CardCommunication) -> list[tuple[str, str]]:
             f"{in_ms(of.exposed_ms)}, {of.exposed_share:.1%} of the step{hidden}",
         ),
         ("Wait and transfer", split),
-        ("Best possible gain", f"{of.exposed_share:.1%} of the step ({best})"),
+        ("Faster communication", f"wins {best}"),
     ]
 
 
@@ -125,6 +125,8 @@ def _whom(card: Card) -> list[tuple[str, str]]:
     lateness, communication = card.lateness, card.communication
     if lateness.late is None and card.world_size < 2:
         return []
+    if lateness.late is None and not lateness.nobody_late and card.following.cause:
+        return []  # the cause says why ranks wait, better than that nobody stands out
     if lateness.late is not None:
         said = _late(lateness.late)
     elif communication.exposed_ms == 0:
@@ -226,7 +228,8 @@ def _shortened(text: str, most_lines: int) -> list[str]:
 def _mended(card: Card) -> list[str]:
     """Returns the cause to mend and the lines that mend it."""
     following = card.following
-    lines = _shortened(f"Cause: {following.advice}", _CAUSE_LINES)
+    told = card.incident.endswith(following.advice)  # a wrong result is the first sentence
+    lines = [] if told else _shortened(f"Cause: {following.advice}", _CAUSE_LINES)
     code = [f"  {line}" for line in following.fix.splitlines() if line]
     if len(code) > _FIX_LINES or any(len(line) > WIDTH for line in code):
         code = command_lines(following.all_command)

@@ -51,7 +51,8 @@ CAUSE = CatalogueCause(
         "so the report does not count this waiting as won."
     ),
     fix=(
-        "if step % 1000 == 0:  # only where all ranks must be at the same point\n"
+        "# Delete it; or, where all ranks must be at the same point now and then:\n"
+        "if step % 1000 == 0:\n"
         "    torch.distributed.barrier()"
     ),
     source="https://github.com/hpcaitech/Open-Sora/issues/527",

@@ -1,6 +1,8 @@
-"""DDP broadcasts the model's buffers at the begin of every forward pass."""
+"""DDP broadcasts the model's buffers before every forward pass."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 
@@ -11,6 +13,9 @@ from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes, in_ms
 from commprof.trace.schema import Phase
 from commprof.units import ns_to_ms
+
+#: Version of torch from which the setting ``broadcast_buffers`` is called ``forward_sync_buffers``.
+_RENAMED = (2, 13)
 
 
 def _broadcasts(calls: RankCalls) -> Mask:
@@ -63,12 +68,20 @@ def _rule(facts: Facts) -> Sighting | None:
     synced = 1 in facts.logged("has_sync_bn")
     more = " SyncBatchNorm has already made them equal on all ranks." if synced else ""
     return Sighting(
-        f"DDP broadcasts the model's buffers from rank 0 at the begin of every forward pass: "
+        f"DDP broadcasts the model's buffers from rank 0 before every forward pass: "
         f"{in_bytes(size)} in {counted(round(number), 'broadcast')} and {in_ms(ms)} per "
         f"step.{more}",
         share,
         saving_without(facts, removed),
+        fix=_fix(facts),
     )
+
+
+def _fix(facts: Facts) -> str:
+    """The fix with the name that the job's torch has for the setting; empty before torch 2.13."""
+    number = re.match(r"(\d+)\.(\d+)", str(facts.first.trace.metadata.get("torch", "")))
+    renamed = number is not None and tuple(map(int, number.groups())) >= _RENAMED
+    return CAUSE.fix.replace("broadcast_buffers=", "forward_sync_buffers=") if renamed else ""
 
 
 CAUSE = CatalogueCause(
@@ -85,7 +98,8 @@ CAUSE = CatalogueCause(
         "Before each forward pass DDP sends all buffers of the model (running means of BatchNorm, "
         "masks, tables of positions) from rank 0 to all ranks, and waits. Nothing overlaps this, "
         "and every rank waits for rank 0 twice per step. Constant buffers need no exchange, and "
-        "running means of BatchNorm are used only for evaluation."
+        "running means of BatchNorm are used only for evaluation. From torch 2.13 on the setting "
+        "is called `forward_sync_buffers`."
     ),
     fix=(
         "model = DistributedDataParallel(model, broadcast_buffers=False)\n"

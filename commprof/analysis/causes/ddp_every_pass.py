@@ -79,7 +79,7 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"DDP exchanges the gradients in {which} backward passes before an update, though only "
         f"their sum is used: {passes.exchanged - 1} of {passes.exchanged} exchanges, "
-        f"{per_step_mb:.3g} MB per step, are needless.",
+        f"together {per_step_mb:.3g} MB per step, are needless.",
         share,
         saving_without(facts, [Removed(*part) for part in parts]),
     )

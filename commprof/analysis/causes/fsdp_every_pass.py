@@ -68,8 +68,8 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"{library(facts)} reduce-scatters the gradients in {passes.exchanged} of the "
         f"{passes.backward} backward passes before an update: {passes.exchanged - 1} of "
-        f"{passes.exchanged} reductions, {size:.3g} MB per step, are needless if there is memory "
-        "for the gradients of the whole model.",
+        f"{passes.exchanged} reductions, together {size:.3g} MB per step, are needless if there is "
+        "memory for the gradients of the whole model.",
         share,
         saving_without(facts, [Removed.only(mask) for mask in masks]),
         fix=_FIX_OF_FSDP1 if is_flat(facts) else "",

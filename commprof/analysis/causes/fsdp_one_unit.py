@@ -15,7 +15,7 @@ _EXPOSED = 0.1
 #: A smaller model is not worth cutting: its one gather takes hardly longer than the latency.
 _LEAST_BYTES = 2**20
 #: On CPUs FSDP gathers in the training thread, which then hides nothing.
-_ON_CPU = " On CPUs, more units save memory, but may lengthen the step."
+_ON_CPU = " This job runs on CPUs, where more units save memory but may lengthen the step."
 FIX_OF_FSDP1 = (
     "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
     "from torch.distributed.fsdp.wrap import ModuleWrapPolicy\n\n"

@@ -54,8 +54,10 @@ CAUSE = CatalogueCause(
         "last batch trains also win what the other ranks load."
     ),
     fix=(
-        'workers = {"num_workers": 4, "persistent_workers": True, "prefetch_factor": 4}\n'
-        "loader = torch.utils.data.DataLoader(dataset, batch_size, **workers)"
+        'options = {"num_workers": 4, "persistent_workers": True, "prefetch_factor": 4}\n'
+        "# with your own sampler, so that each rank keeps its part of the data:\n"
+        'options["sampler"] = torch.utils.data.distributed.DistributedSampler(dataset)\n'
+        "loader = torch.utils.data.DataLoader(dataset, batch_size, **options)"
     ),
     source="https://github.com/pytorch/pytorch/issues/31590",
 )

@@ -27,6 +27,8 @@ _FUNCTIONS = {
     "gather": "gather_object",
     "scatter": "scatter_object_list",
 }
+#: Pickles of up to this size may hold a few numbers, which fit into a tensor.
+_NUMBERS_BYTES = 2**12
 _FIX_OF_BROADCASTS = (
     "import torch.distributed as dist\n\n"
     "values = torch.tensor([loss, accuracy, count], device=device)  # those of rank 0\n"
@@ -89,8 +91,19 @@ def _rule(facts: Facts) -> Sighting | None:
         share,
         saving_without(facts, removed),
         line,
-        _FIX_OF_BROADCASTS if name == _FUNCTIONS["broadcast"] else "",
+        _fix(name, float(first.size_bytes[rows].mean())),
     )
+
+
+def _fix(name: str, mean_bytes: float) -> str:
+    """The fix by what is exchanged: large objects are no numbers; empty for that of the cause."""
+    if mean_bytes > _NUMBERS_BYTES:
+        return (
+            f"if step % 100 == 0:  # only in steps that use what was exchanged\n"
+            f"    torch.distributed.{name}(...)\n"
+            "# or as a tensor, without pickling: torch.distributed.all_gather, broadcast"
+        )
+    return _FIX_OF_BROADCASTS if name == _FUNCTIONS["broadcast"] else ""
 
 
 CAUSE = CatalogueCause(

@@ -85,11 +85,11 @@ _FIX = (
     "torch.distributed.all_reduce(total)"
 )
 _ASYNCHRONOUS = (
-    "# a checkpoint: every rank writes its part, in the background\n"
+    "# a checkpoint: every rank calls this, and writes its part in the background\n"
     "from torch.distributed.checkpoint import async_save\n\n"
     'saving = async_save({"model": model.state_dict()}, checkpoint_id="DIR")\n'
-    "# an evaluation: every rank reads its part, then all_reduce the sums\n"
-    "sampler = torch.utils.data.distributed.DistributedSampler(validation_set)"
+    "# an evaluation: every rank reads its part, then all_reduce the sums;\n"
+    "# a log: every 1000 steps"
 )
 
 CAUSE = CatalogueCause(

@@ -127,6 +127,7 @@ CAUSE = CatalogueCause(
         "grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
         "flat = torch.cat([grad.reshape(-1) for grad in grads])\n"
         "torch.distributed.all_reduce(flat)\n"
+        "flat /= torch.distributed.get_world_size()  # in place of your own division\n"
         "for grad, part in zip(grads, flat.split([g.numel() for g in grads])):\n"
         "    grad.copy_(part.view_as(grad))"
     ),

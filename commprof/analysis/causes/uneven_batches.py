@@ -50,9 +50,9 @@ def _rule(facts: Facts) -> Sighting | None:
     if _correlation(_beyond_mean(forward), _beyond_mean(backward)) < _TOGETHER:
         return None
     return Sighting(
-        f"The ranks' batches take unequal work: in a mean step, forward and backward of one rank "
-        f"take {in_ms(ns_to_ms(beyond_ns))} longer than those of the mean rank, another rank in "
-        "each step, and all others wait. Batches of uneven length look like this.",
+        f"The ranks' batches take unequal work: per step, forward and backward of the slowest rank "
+        f"take {in_ms(ns_to_ms(beyond_ns))} longer than the ranks' average, a different rank each "
+        "time, and the others wait. Batches of uneven length look like this.",
         share,
         _saving(facts),
     )

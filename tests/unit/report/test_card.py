@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from commprof.analysis.card import Card, card
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.late.stragglers import LateRank
+from commprof.analysis.named_cause import NamedCause
 from commprof.analysis.remarks import remarks
 from commprof.analysis.scaling import scale
 from commprof.analysis.verdict import verdict
@@ -163,7 +165,11 @@ KINDS = {
     ),
     "nothing wrong": Kind(
         card_of(data=1, forward=30, backward=60, optimizer=5, transfer=2, wait=0.5),
-        ("no single rank stands out", "4 ranks 400 samples/s (100%)", "gain: 2.5%"),
+        (
+            "no single rank stands out",
+            "4 ranks 400 samples/s (100%)",
+            "wins 2.5% of the step at most",
+        ),
         (*ACCUSED, "!"),
     ),
 }
@@ -345,6 +351,43 @@ def test_a_hang_or_mismatch_alone_is_the_first_sentence_of_the_card(kept: str, w
     assert made is not None
     assert made.incident.startswith(words)
     assert render(made).splitlines()[1].startswith(words[:40])
+
+
+WRONG = NamedCause(
+    id="ddp-wrong-pass",
+    title="The wrong micro batch is exchanged",
+    sentence="DDP exchanges the first of four micro batches, so that the weights drift apart.",
+    line="",
+    fix="last = i == 3",
+    share=math.nan,
+    saving=None,
+    source="",
+    is_wrong=True,
+)
+
+
+def test_a_mistake_that_makes_the_result_wrong_is_the_first_sentence() -> None:
+    details = [detail(2, backward=50, transfer=50)]
+    for named, is_first in ((WRONG, True), (replace(WRONG, is_wrong=False), False)):
+        figures = run_result(world(2, named_causes=(named,)))
+        made = card(figures, details, verdict(figures, details), Path("RUN"))
+        assert made is not None
+        text = " ".join(render(made).split())
+        assert text.count(named.sentence) == 1
+        first = f"a workload. Training gives a wrong result. {named.sentence}"
+        assert (first in text) == is_first
+        assert "Fix: last = i == 3" in text
+
+
+def test_a_named_cause_is_not_preceded_by_whom_nobody_is_sure_to_wait_for() -> None:
+    details = [detail(2, backward=50, transfer=50)]
+    figures = run_result(world(2, named_causes=(replace(WRONG, is_wrong=False),)))
+    made = card(figures, details, verdict(figures, details), Path("RUN"))
+    assert made is not None
+    unknown = replace(made.lateness, late=None, nobody_late=False, nobody_late_lacks="why")
+    assert "Waited for" not in render(replace(made, lateness=unknown))
+    alone = replace(made, lateness=unknown, following=replace(made.following, cause=""))
+    assert "Waited for:            not known: why" in render(alone)
 
 
 def test_a_change_of_speed_alone_is_a_caveat_of_the_card() -> None:

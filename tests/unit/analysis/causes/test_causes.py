@@ -37,7 +37,18 @@ def test_buffers_in_every_forward_are_named_with_their_bytes_and_time() -> None:
     cause = found["ddp-buffers"]
     assert "2 MB in 1 broadcast and 4 ms per step" in cause.sentence
     assert saved(cause) == pytest.approx(4 / 37, abs=1e-3)
-    assert "broadcast_buffers=False" in cause.fix
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("2.10.0+cu128", "broadcast_buffers=False"),
+        ("2.13.0+cpu", "forward_sync_buffers=False"),
+        ("", "broadcast_buffers=False"),
+    ],
+)
+def test_the_fix_of_buffers_uses_the_name_that_the_job_s_torch_has(version: str, name: str) -> None:
+    assert f"(model, {name})" in causes_of(buffers, torch=version)["ddp-buffers"].fix
 
 
 @pytest.mark.parametrize(
@@ -179,6 +190,7 @@ def test_pickled_objects_are_named() -> None:
     assert "(all_gather_object)" in cause.sentence
     # One call of a tensor stays: of 37 ms, 0.5 ms of work and the 2 ms of the bytes go.
     assert saved(cause) == pytest.approx(2.5 / 37, abs=1e-3)
+    assert "torch.tensor([loss, accuracy, count]" in cause.fix
 
 
 def test_bytes_without_sizes_are_no_objects() -> None:
