@@ -150,7 +150,7 @@ _TYPE_NAMES: Final = {
     list: "a list",
     dict: "an object",
 }
-#: Most characters of a wrong value that a message shows.
+#: Largest number of characters of a wrong value that a message shows.
 _MOST_SHOWN = 40
 
 

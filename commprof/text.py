@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 #: Smallest number of neighbouring ranks, and of equally spaced ones, that are listed as a range.
 _NEIGHBOURS, _SPACED = 3, 4
-#: Most ranges in a sentence.
+#: Largest number of ranges in a sentence.
 _MOST_RANGES = 24
-#: Most digits at the end of a name that count as its number.
+#: Largest number of digits at the end of a name that count as its number.
 _MOST_DIGITS = 9
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 #: Names that say nothing about what they hold.
 EMPTY = {"found", "each", "one", "at", "own", "said", "kept", "known", "place"}
-#: Most such names in the files of a folder, 0 in others: lower a number when they become fewer,
+#: Limit of such names in the files of a folder, 0 in others: lower a number when they become fewer,
 #: never raise it.
 MOST = {
     "commprof": 16,

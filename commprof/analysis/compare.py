@@ -48,7 +48,8 @@ from commprof.units import NS_PER_MS
 
 #: A kind of call, and its bucket's number or ``NO_BUCKET``.
 _Kind: TypeAlias = "tuple[CallKind, int]"
-#: Most steps that count; a longer run is thinned out evenly, so that the bootstrap stays cheap.
+#: Largest number of steps that count; a longer run is thinned out evenly, so that the bootstrap is
+#: cheap.
 _MOST_STEPS = 1000
 #: Largest number of kinds of calls that each run adds to those that are compared.
 _MOST_KINDS = 24

@@ -31,8 +31,10 @@ from commprof.text import counted, in_ms, in_seconds, listed, plain_digits
 from commprof.trace.found_steps import BACKWARD, UPDATE
 from commprof.units import ns_to_ms
 
-#: Fraction of the step that waiting must take for its causes to be named, and most causes named.
-_MUCH_WAITING, _MOST_CAUSES = 0.05, 3
+#: Fraction of the step that waiting must take for its causes to be named.
+_MUCH_WAITING = 0.05
+#: Largest number of causes that are named.
+_MOST_CAUSES = 3
 #: Fraction of the waiting that the named causes must explain; with less, none is named.
 _MOSTLY = 0.5
 #: Interquartile range divided by the median above which a run is called noisy.

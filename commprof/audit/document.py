@@ -10,7 +10,7 @@ from commprof.audit.figure import StatedFigure
 from commprof.audit.quantities import Quantity
 from commprof.text import counted
 
-#: Most rows of one world size in a table: each is compared with the rows before it.
+#: Largest number of rows of one world size in a table: each is compared with the rows before it.
 _MOST_ALIKE = 1000
 
 

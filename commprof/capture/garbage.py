@@ -15,7 +15,7 @@ from commprof.capture.recorder import Recorder
 
 #: A shorter collection is not noted: those of young objects take microseconds.
 _LEAST_NS = 1_000_000
-#: Most collections that are noted; the total goes on.
+#: Largest number of collections that are noted; the total goes on.
 _MOST = 4096
 
 

@@ -16,7 +16,7 @@ NAME = "clocks"
 _PINGS = 20
 #: Largest difference at which logs of two hosts can still be compared by time.
 _APART_MS = 10.0
-#: Most hosts whose clocks are described.
+#: Largest number of hosts whose clocks are described.
 _MOST_HOSTS = 8
 
 

@@ -35,7 +35,7 @@ from commprof.trace.summary import Summary
 
 #: Larger blocks are skipped: a flush holds at most the contents of the rings, 1 MiB per thread.
 _LARGEST_BLOCK_BYTES = 256 << 20
-#: Most bytes that one poll reads; catching up with a longer trace needs several polls.
+#: Largest number of bytes that one poll reads; catching up with a longer trace needs several polls.
 _BYTES_PER_POLL = 32 << 20
 #: A wrong checksum may belong to a block that is being written: so many polls try it again.
 _RETRIES = 3
@@ -338,7 +338,7 @@ class TraceTail:
 
 #: Patterns of the directories in which a run keeps traces, the run directory first.
 _PLACES: Final = (".", "job_*", "world_*", "world_*/job_*", "*/world_*")
-#: Most trace files held open at once.
+#: Largest number of trace files held open at once.
 _MOST_RANKS: Final = 4096
 
 

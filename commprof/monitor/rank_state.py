@@ -35,7 +35,8 @@ _SILENT = {
     *POINT_TO_POINT,
     *(code for code, name in enumerate(OPS) if name.startswith("reduce_scatter")),
 }
-#: Most pending operations kept; the oldest are dropped. Backends may report no completions.
+#: Largest number of pending operations kept; the oldest are dropped. Backends may report no
+#: completions.
 _MOST_PENDING = 1024
 
 

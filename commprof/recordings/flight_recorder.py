@@ -41,7 +41,7 @@ _MESSAGE = re.compile(r"(send|recv) (\d+|\?)(?:->|<-)(\d+|\?)")
 _OF_LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|^<|/torch/distributed/|/commprof/(?:capture|compressors|trials)/|\.(?:cpp|h)$"
 )
-#: Most frames of a stack that are searched.
+#: Largest number of frames of a stack that are searched.
 _MOST_FRAMES = 200
 #: Functions of torch.distributed that gloo runs as an all-reduce, which is what it records.
 _RUN_AS_ALL_REDUCE = {

@@ -32,7 +32,7 @@ _FIELDS = re.compile(rb'"(?:coll_sn|p2p_sn|coll_records)"')
 _OWN_NAME = re.compile(r".+-pid\d+\.log")
 #: The same, compressed in a way that is not read.
 _PACKED_NAME = re.compile(r".+-pid\d+\.log\.(?:zst|xz|bz2|lz4|lzma)")
-#: Most files that a folder of logs may hold.
+#: Largest number of files that a folder of logs may hold.
 MOST_FILES = 200_000
 #: File of a run directory, whose folders hold no logs.
 _OF_COMMPROF = "run.json"

@@ -27,8 +27,9 @@ from commprof.text import printable
 if TYPE_CHECKING:
     from commprof._reading import InspectorLog
 
-#: Most bytes that one look reads, and that it reads of one log before it turns to the next.
+#: Largest number of bytes that one look reads.
 _BYTES_PER_LOOK: Final = 64 << 20
+#: Largest number of bytes that a look reads of one log before it turns to the next.
 _BYTES_PER_LOG: Final = 4 << 20
 #: The same of a compressed log, which unpacks to many times as much.
 _PACKED_BYTES_PER_LOG: Final = 64 << 10

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 _PIECE_BYTES = 1 << 20
-#: Most characters of an event or of another top-level value; a file with longer ones is no trace.
+#: Largest number of characters of an event or of another top-level value; a file with longer ones
+#: is no trace.
 _MOST_VALUE_CHARS = 16 << 20
 _SHORT_CHARS = 1 << 16
 _DECODER = json.JSONDecoder()

@@ -29,7 +29,7 @@ from commprof.trace.schema import NO_SEQ
 
 Ints = npt.NDArray[np.int64]
 
-#: Most nested ranges that are searched; c10d's ranges nest three or four deep.
+#: Largest number of nested ranges that are searched; c10d's ranges nest three or four deep.
 _DEEPEST: Final = 64
 
 

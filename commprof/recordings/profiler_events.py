@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 _MOST_US: Final = 2.3e15
 _MOST_BASE_NS: Final = 2_300_000_000_000_000_000
 _MOST_NAMED: Final = 400_000
-#: Most events of a trace at which the C++ scanner stops before Python reads all of the others.
+#: Largest number of events that the C++ scanner leaves to Python; after more, Python reads all of
+#: the others.
 _MOST_UNUSUAL: Final = 1000
 
 

@@ -40,7 +40,7 @@ from commprof.trace.documents import MOST_RANKS
 _TWO_SIDED: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 #: More elements than any tensors have.
 _MOST_ELEMENTS: Final = 2**48
-#: Most operators that run at once.
+#: Largest number of operators that run at once.
 _DEEPEST: Final = 64
 #: Begin of the names of c10d's operators.
 _C10D: Final = "c10d::"

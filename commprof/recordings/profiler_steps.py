@@ -41,7 +41,7 @@ _BACKWARD = re.compile(r"#* ?backward|PP:\d+[BIW]\d|FSDP::(?:pre_|post_|root_pos
 #: Ranges with which FSDP2 marks the begin and the end of a module's forward pass.
 _FSDP_BEGINS, _FSDP_ENDS = ("FSDP::root_pre_forward", "FSDP::pre_forward"), "FSDP::post_forward"
 _DATA = re.compile(r"enumerate\(DataLoader\)")
-#: Most calls per step that are tried for a recording in which no step is marked.
+#: Largest number of calls per step that is tried for a recording in which no step is marked.
 _LONGEST_PERIOD: Final = 5000
 #: Share of the calls that must equal those of the step before.
 _REPEATED: Final = 0.95

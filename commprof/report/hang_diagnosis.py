@@ -18,9 +18,9 @@ started or completed, from 0 as in other reports (SeqNum in c10d's messages is 1
 differ, each number is followed by its ranks. -: not recorded. messages: sends and receives that are
 pending. 0-12:4: every fourth rank from 0 to 12."""
 _MOST_LINES = 20
-#: Most groups in the table: those that are uneven, or that culprits belong to.
+#: Largest number of groups in the table: those that are uneven, or that culprits belong to.
 _MOST_GROUPS = 10
-#: Most ranges of ranks in a cell.
+#: Largest number of ranges of ranks in a cell.
 _MOST_RANGES = 8
 _HEADERS = ("group", "ranks", "scheduled", "started", "completed", "messages")
 

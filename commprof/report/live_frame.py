@@ -18,7 +18,7 @@ _UNKNOWN: Final = "-"
 #: More ranks than the first number are not all shown, but only as many as the second.
 _MOST_ROWS: Final = 64
 _FEW_ROWS: Final = 16
-#: Most missing hosts with a line of their own.
+#: Largest number of missing hosts with a line of their own.
 _MOST_MISSING: Final = 8
 
 

@@ -151,7 +151,7 @@ _COLUMNS = (
     *("ranks", "strategy", "samples", "against", "effi-", "step ms", "+-", "exposed", "of step"),
     "memory",
 )
-#: Most lines of a strategy's headline.
+#: Largest number of lines of a strategy's headline.
 _MOST_LINES = 3
 
 

@@ -45,7 +45,7 @@ _SEED = 20240501
 _LEAST_RANKED = 6
 #: Largest number of values for which all assignments of signs are counted.
 _COUNTED = 50
-#: Most rows that a bootstrap of means draws from.
+#: Largest number of rows that a bootstrap of means draws from.
 _BLOCKS = 500
 
 

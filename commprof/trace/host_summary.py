@@ -36,10 +36,11 @@ from commprof.trace.summary import Summary, summary_of
 VERSION: Final = 1
 #: Largest size of a file, written or read.
 MOST_BYTES: Final = 128 << 10
-#: Most ranks of a host with figures of their own.
+#: Largest number of ranks of a host with figures of their own.
 MOST_LISTED: Final = 64
-#: Most ranks that a listed rank waited for, and most arithmetic series of a host's ranks.
+#: Largest number of ranks that a listed rank waited for.
 MOST_WAITED_FOR: Final = 8
+#: Largest number of arithmetic series of a host's ranks.
 _MOST_SERIES: Final = 512
 _MOST_HOSTS: Final = 16_384
 #: Time by which a file may be later than it promised.

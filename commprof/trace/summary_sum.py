@@ -26,11 +26,12 @@ from commprof.trace.summary import (
     merged_histogram,
 )
 
-#: Most cells of waiting, and most ranks that came last, in a sum.
+#: Largest number of cells of waiting in a sum.
 _MOST_CELLS: Final = 512
 _MOST_BLOCKS: Final = 128
+#: Largest number of ranks that came last in a sum.
 _MOST_LAST: Final = 64
-#: Most entries of operations in a sum.
+#: Largest number of entries of operations in a sum.
 MOST_OPERATIONS: Final = 64
 _TIMES: Final = ("duration", "wait", "until_last", "transfer")
 _HISTOGRAMS: Final = ("steps", "exposed", "arrival_clock_error", "exposed_wait", "exposed_transfer")

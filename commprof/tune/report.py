@@ -188,7 +188,7 @@ def _interval(found: Interval | None, scale: float, digits: int, unit: str = "")
 
 #: Columns on the one screen, by the first line of their headers; the last are dropped if too wide.
 _COLUMNS = ("candidate", "step", "over none", "pays below")
-#: Most lines of prose on the one screen; the full report has the rest.
+#: Largest number of lines of prose on the one screen; the full report has the rest.
 _MOST_SENTENCES = 9
 
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kNsPerUs = 1'000;
 constexpr uint64_t kLookAgainNs = 1'000'000'000;
-// Most bytes of the list of a thread's cgroups. Version 1 has a line for each
+// Largest size of the list of a thread's cgroups. Version 1 has a line for each
 // of about a dozen controllers, with paths of hundreds of bytes in Kubernetes.
 constexpr size_t kCgroupsBytes = 16384;
 

@@ -16,7 +16,7 @@ namespace commprof {
 // disk.
 class RingPool {
  public:
-  // Most threads that are recorded at a time, which bounds the memory.
+  // Largest number of threads recorded at a time; it bounds the memory.
   static constexpr size_t kMaxRings = 256;
 
   // Begins a trace: empties every ring and gives it a file of its own,

@@ -75,7 +75,7 @@ struct Communicator {
   std::string name_;
 };
 
-// Most communicators at a time.
+// Largest number of communicators at a time.
 inline constexpr int kMaxCommunicators = 4096;
 inline constexpr int kQuarantine = 256;
 

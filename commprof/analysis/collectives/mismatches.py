@@ -50,16 +50,18 @@ _GATHERING = {index for index, name in enumerate(OPS) if name.startswith("all_ga
 #: Operations in which the sizes of different ranks may differ.
 _UNEVEN = {OPS.index(name) for name in ("all_to_all", "all_to_all_single", "gather", "scatter")}
 _BARRIERS = {OPS.index(name) for name in ("barrier", "monitored_barrier")}
-#: Most collectives kept that some rank has yet to issue; a rank further behind is hung.
+#: Largest number of collectives kept that some rank has not issued; a rank further behind is hung.
 _MOST_OPEN = 4096
-#: Most collectives of a group that are remembered, and of these, most that are compared with the
-#: latest ones.
-_REMEMBERED, _COMPARED = 512, 64
+#: Largest number of collectives of a group that are remembered.
+_REMEMBERED = 512
+#: Largest number of remembered collectives that are compared with the latest ones.
+_COMPARED = 64
 #: Smallest number of earlier places that say what is usual.
 _TIMES = 2
-#: Most collectives of a group, of all ranks together, of which the issuing lines are read.
+#: Largest number of collectives of a group, of all ranks together, of which the issuing lines are
+#: read.
 _MOST_LINES = 1 << 16
-#: Most mismatches kept; further ones are only counted.
+#: Largest number of mismatches kept; further ones are only counted.
 _MOST_KEPT = 8
 #: A call, of any type that can be compared with other calls.
 Call = TypeVar("Call")

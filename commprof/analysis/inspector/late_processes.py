@@ -21,9 +21,11 @@ from commprof.analysis.late.stragglers import (
 
 Floats = npt.NDArray[np.float64]
 
-#: Most processes that are late at once, and as a part of all; if more are needed to explain the
-#: waiting, or others cause nearly as much, none is named.
-_MOST_LATE, _MOST_LATE_PART, _ALWAYS_ALLOWED = 8, 1 / 16, 2
+#: Largest number of processes that are named as late. If more are needed to explain the waiting, or
+#: others cause nearly as much, none is named.
+_MOST_LATE = 8
+#: Likewise as a part of all processes, but at least ``_ALWAYS_ALLOWED``.
+_MOST_LATE_PART, _ALWAYS_ALLOWED = 1 / 16, 2
 #: A late process causes at least this part of the waiting that the latest of them causes, or the
 #: smaller part if no other process causes a fiftieth of it: what is traced wrongly through other
 #: communicators is of several.

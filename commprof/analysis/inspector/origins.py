@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 #: Times that waiting is passed on; what is left then counts where it is.
 _MOST_PASSES = 8
 _NEGLIGIBLE = 1e-3
-#: Most processes of a job whose waiting is kept for each pair of them; they take 512 MB.
+#: Largest number of processes of a job whose waiting is kept for each pair of them, in 512 MB.
 _MOST_PAIRS = 8192
 
 

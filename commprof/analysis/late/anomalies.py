@@ -157,7 +157,8 @@ _BITS_PER_BYTE = 8
 _KEPT_STEPS = 6 * REFERENCE
 #: Number of values in a row whose median decides that the former level is back.
 _BACK = 8
-#: Most anomalies that are reported per kind and rank: an unstable job would fill the report.
+#: Largest number of anomalies that are reported per kind and rank: an unstable job would fill the
+#: report.
 _MOST_EACH = 20
 
 STEP, COMPUTE, BANDWIDTH = "step time", "own work", "bandwidth"

@@ -15,9 +15,9 @@ from commprof.analysis.late.dumped_diagnosis import Chain
 from commprof.analysis.late.standing import PendingOperation, Waits, Words
 from commprof.text import counted, named_ranks
 
-#: Most chains that are told one by one.
+#: Largest number of chains that are told one by one.
 _MOST_CHAINS = 8
-#: Most ranges of ranks in a sentence on many groups.
+#: Largest number of ranges of ranks in a sentence on many groups.
 _MOST_RANGES = 8
 
 

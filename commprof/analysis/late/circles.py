@@ -16,9 +16,10 @@ from commprof.analysis.collectives.mismatches import usual_after, who_differs
 from commprof.analysis.late.standing import PendingOperation, Standing, Waits, Words
 from commprof.text import listed, named_ranks, plural
 
-#: Most operations that a sentence describes.
+#: Largest number of operations that a sentence describes.
 _MOST_DESCRIBED = 4
-#: Most calls, from the oldest one in which a rank waits, that are compared with its earlier steps.
+#: Largest number of calls that are compared with a rank's earlier steps, from the oldest one in
+#: which it waits.
 _MOST_COMPARED = 16
 
 

@@ -61,7 +61,7 @@ class DumpedRank:
     last: Entry | None = None
 
 
-#: Most different groups in which culprits are missed that are named.
+#: Largest number of groups in which culprits are missed that are named.
 _MOST_ALONE = 10
 
 

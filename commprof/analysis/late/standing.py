@@ -114,7 +114,7 @@ class Words:
         return str(operation)
 
 
-#: Most calls in ``Standing.recent``: several steps.
+#: Largest number of calls in ``Standing.recent``: several steps.
 MOST_RECENT = 512
 #: Pending operations of a rank, oldest first, each with the ranks that it waits for.
 Waits = Sequence[tuple[PendingOperation, tuple[int, ...]]]

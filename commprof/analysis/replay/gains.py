@@ -53,8 +53,9 @@ from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
-#: Most ranks that are tried, those with the most own time; and most groups, those used most.
+#: Largest number of ranks that are tried: those with the most own time.
 _MOST_RANKS = 3
+#: Largest number of groups that are tried: those with the most collectives.
 _MOST_GROUPS = 3
 #: A rank or phase is tried if it would save at least this fraction of the own time.
 _LEAST_SHARE = 0.005

@@ -39,8 +39,9 @@ _REDUCE_SCATTER = OPS.index("reduce_scatter_tensor")
 LEAST_STEPS = 5
 #: Wanted number of events of all ranks in all replayed steps.
 _MOST_EVENTS = 12_000
-#: Most stretches of these steps, and fewest steps of each where there are several.
+#: Largest number of stretches of replayed steps.
 _MOST_STRETCHES = 4
+#: Smallest number of steps of a stretch, if there are several.
 _STRETCH_STEPS = 25
 
 
@@ -57,7 +58,7 @@ class Program:
     begin_ns: int
     #: End of the last step.
     until_ns: int
-    #: Own time since ``begin_ns``, per event.
+    #: By event: the rank's own time from ``begin_ns`` to the event.
     own_ns: Floats
     kind: Ints
     #: ISSUE and WAIT: number of the collective's row over all ranks. MARK: 2 * step for the begin

@@ -42,7 +42,7 @@ Column = npt.NDArray[Any]
 
 #: Longest block: a sum of so many ns is exact to 1e-5 ns as a float.
 _LONGEST_NS = 2**37
-#: Most calls of a block: its columns then fit into a processor's cache.
+#: Largest number of calls of a block: its columns then fit into a processor's cache.
 _MOST_CALLS = 100_000
 #: Time between two ranks of a block.
 _APART_NS = 10_000_000
@@ -62,11 +62,13 @@ class RankBlock:
     first: int
     #: The tables of all ranks of the block but their calls; of one rank alone, its own trace.
     trace: Trace
-    #: By rank: the begin of its times in the block, and what was added to its own times ...
+    #: By rank: the begin of its times in the block.
     begins_ns: Ints
+    #: By rank: what was added to its times.
     shift_ns: Ints
-    #: ... and to its numbers of backward passes and of operations.
+    #: By rank: what was added to its numbers of backward passes.
     task_shift: Ints
+    #: By rank: what was added to its numbers of operations.
     call_shift: Ints
     #: Training thread of each rank.
     threads: Ints

@@ -22,7 +22,7 @@ from commprof.trace.documents import MORE_METADATA, backends_by_device
 from commprof.trace.run.endings import restart_count
 from commprof.trace.run.processes import link_of, text_of
 
-#: Most characters of a network address that are recorded.
+#: Largest number of characters of a network address that are recorded.
 _LONGEST_ADDRESS = 400
 
 

@@ -24,8 +24,8 @@ _ROUNDS = 12
 #: Least number of different x in a piece.
 LEAST_PER_PIECE = 3
 MOST_PIECES = 3
-#: Most different x between which each place is tried as a break, and most sizes that are left out
-#: of a fit with breaks of its own: the time of both grows with a high power of their number.
+#: Number of different x up to which a break is tried between any two neighbours, and up to which a
+#: fit without one of them finds its own breaks. The time of both grows with a high power of it.
 MOST_SIZES = 70
 #: Residuals below this do not justify another piece.
 _FINEST = 1e-3

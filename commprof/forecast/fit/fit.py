@@ -194,7 +194,7 @@ def _pieces(
     return tuple(pieces)
 
 
-#: Most refits without a part of the points.
+#: Largest number of refits without a part of the points.
 _MOST_TURNS: Final = 200
 
 

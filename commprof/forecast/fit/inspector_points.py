@@ -15,7 +15,7 @@ from commprof.invocation import quoted
 from commprof.recordings.inspector import Progress, read_logs
 from commprof.text import counted
 
-#: Most calls of a point whose times are kept.
+#: Largest number of calls of a point whose times are kept.
 _MOST_SAMPLES = 500
 
 

@@ -29,7 +29,7 @@ _NOT_KNOWN = (math.nan, math.nan)
 _UNKNOWN = HookFigures(_NOT_KNOWN, _NOT_KNOWN, _NOT_KNOWN, math.nan)
 #: Largest error of a replay of the fitted run, as a fraction of the step, that gives no warning.
 _NOISY = 0.05
-#: Most characters of a name that are shown.
+#: Largest number of characters of a name that are shown.
 _MOST_NAME = 60
 _HEADERS = (
     *("operation", "ranks", "bytes\nper step", "alpha\nµs", "rate\nGB/s", "residual"),

@@ -22,12 +22,12 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_FAILED, RECORD_DTYPE, Kind, Records
 from commprof.units import ns_to_ms
 
-#: Most steps kept that some rank has not ended yet; a rank further behind is hung.
+#: Largest number of steps kept that some rank has not ended yet; a rank further behind is hung.
 _MOST_OPEN = 256
-#: Most large collectives kept that some rank has not issued or completed yet.
+#: Largest number of large collectives kept that some rank has not issued or completed yet.
 _MOST_BULK = 16384
 _BITS_PER_BYTE = 8
-#: Most records kept of a step that has not ended; the oldest are dropped.
+#: Largest number of records kept of a step that has not ended; the oldest are dropped.
 _MOST_PENDING = 1 << 16
 _OF_STEPS = (
     *(Kind.STEP, Kind.PHASE, Kind.WAIT, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END),

@@ -32,8 +32,8 @@ SETTLED_NS = 400_000_000
 #: A rank without new records for so long has flushed all that it had.
 _IDLE_S = 1.0
 _ALL_NS = 2**62
-#: Most records of a rank (16 MiB) that wait for other ranks to catch up or for the step to end. If
-#: there are more after all complete steps were taken out, the oldest are dropped.
+#: Largest number of records of a rank (16 MiB) that wait for other ranks to catch up or for the
+#: step to end. If there are more after all complete steps were taken out, the oldest are dropped.
 _MOST_RECORDS = 1 << 18
 _MOST_CLOCKS = 256
 

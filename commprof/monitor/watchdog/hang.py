@@ -29,7 +29,7 @@ from commprof.text import named_ranks
 _NS_PER_S = 1e9
 #: State of a process that has ended; it does not wait for other ranks.
 DEAD = "dead"
-#: Most accused ranks whose stacks are read at a hang.
+#: Largest number of accused ranks whose stacks are read at a hang.
 _MOST_ACCUSED = 2
 
 

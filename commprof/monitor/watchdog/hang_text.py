@@ -11,11 +11,12 @@ from typing import Any
 
 from commprof.text import counted, name_list, named_ranks, printable
 
-#: Most ranks that have lines of their own.
+#: Largest number of ranks that have lines of their own.
 _MOST_RANKS = 16
-#: Most states of many ranks, and most hosts with ranks at fault.
+#: Largest number of groups of ranks in the same state that are listed; likewise of hosts with
+#: accused ranks.
 _MOST_ROWS = 10
-#: Most ranges of ranks, and of hosts, in a line.
+#: Largest number of ranges of ranks, of hosts, or of process groups in a line.
 _MOST_RANGES = 8
 
 _Rank = dict[str, Any]

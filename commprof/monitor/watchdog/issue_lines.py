@@ -13,7 +13,8 @@ from commprof.analysis.collectives.mismatches import issue_rows
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.trace.schema import Kind
 
-#: Most collectives of a rank that are kept: a mismatch is searched for as soon as it is recorded.
+#: Largest number of collectives of a rank that are kept: a mismatch is searched for as soon as it
+#: is recorded.
 _MOST_KEPT = 128
 
 

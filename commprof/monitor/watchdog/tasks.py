@@ -29,7 +29,7 @@ from commprof.monitor.watchdog.issue_lines import IssueLines
 from commprof.monitor.watchdog.thresholds import Threshold
 from commprof.text import printable
 
-#: Most events written; a job that differs in every step must not fill the disk.
+#: Largest number of events written; a job that differs in every step must not fill the disk.
 _MOST_EVENTS = 1000
 
 
@@ -67,7 +67,7 @@ def _append(path: Path, text: str) -> None:
         file.write(text)
 
 
-#: Most ranks whose stacks are read at a hang.
+#: Largest number of ranks whose stacks are read at a hang.
 _MOST_READ = 3
 
 

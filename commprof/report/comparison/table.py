@@ -25,8 +25,10 @@ programs on the machine may be the cause."""
 
 _SETTINGS = ("setting", "A", "B")
 _MOST_COLLECTIVES = 8
-#: Most characters shown of a setting, and of the common part before the first difference.
-_LONGEST, _BEFORE = 60, 12
+#: Largest number of characters shown of a setting.
+_LONGEST = 60
+#: Largest number of characters shown of the common part before the first difference.
+_BEFORE = 12
 
 
 def render(

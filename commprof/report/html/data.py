@@ -32,7 +32,8 @@ from commprof.text import printable
 MOST_BYTES = 1_000_000
 #: Largest number of spans of all timelines, since browsers draw them one by one.
 MOST_SPANS = 30_000
-#: Most points in the picture of the steps; in longer runs a point is the slowest of several steps.
+#: Largest number of points in the picture of the steps; in longer runs a point is the slowest of
+#: several steps.
 MOST_POINTS = 1_000
 _LONGEST_NAME = 60
 

@@ -267,7 +267,7 @@ def _unsent(summary: SummaryResult) -> str:
     return f" ({count} datagrams could not be sent)" if count else ""
 
 
-#: Most rows of the table of ranks that came last.
+#: Largest number of rows of the table of ranks that came last.
 _LAST_ROWS = 8
 
 _PARTS_HEADERS = (

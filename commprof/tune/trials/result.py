@@ -81,7 +81,7 @@ class CandidateResult:
     no_break_even: NoBreakEven | None = None
     #: Reason why the candidate is never recommended; empty if it can be.
     barred: str = ""
-    #: Most bytes of gathered parameters that a rank holds in addition to the baseline's.
+    #: Bytes of gathered parameters that a rank holds in addition to the baseline's, at most.
     held_bytes: float = 0.0
     #: Step in the second half of a block's measured steps divided by that in the first half, at the
     #: joint level; below 1 while the candidate settles after a switch. None if steps or rounds are

@@ -35,7 +35,7 @@ std::vector<std::shared_ptr<ObservedBuckets>> watchedModels() {
   return found;
 }
 
-// Most all-reduces that are noted: far more than unfinished passes can have.
+// Limit of noted all-reduces: far more than unfinished passes can have.
 constexpr size_t kMostNoted = 1 << 14;
 
 // All-reduces of this thread's backward passes that are not over yet: a pass

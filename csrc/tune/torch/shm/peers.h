@@ -26,7 +26,7 @@ namespace commprof::tune {
 // its collectives may be used by any code.
 class Peers {
  public:
-  // Most data that a message can carry, in bytes.
+  // Largest data of a message, in bytes.
   static constexpr size_t kMostPayload = 4096;
 
   // `across`: the ranks in this position on all hosts, over gloo.
