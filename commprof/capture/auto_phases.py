@@ -276,7 +276,7 @@ class ShardedForward:
         self._patches = patches
         #: True until FSDP was found.
         self.pending = True
-        #: True once FSDP1 has run a forward pass.
+        #: True once FSDP1 has run a forward pass of training.
         self.is_flat = False
 
     def poll(self) -> None:
@@ -304,7 +304,7 @@ class ShardedForward:
         def marked(*args: Any, **kwargs: Any) -> Any:
             if _traced() or self.pending:
                 return original(*args, **kwargs)
-            self.is_flat = True
+            self.is_flat = self.is_flat or torch.is_grad_enabled()
             begin()
             try:
                 return original(*args, **kwargs)

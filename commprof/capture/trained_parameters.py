@@ -67,7 +67,7 @@ class TrainedParameters:
         Args:
             recorder: gets what was noted.
             models: returns the DDP models that were trained so far.
-            flat: tells whether FSDP1 has run a forward pass.
+            flat: tells whether FSDP1 has run a forward pass of training.
         """
         self._recorder = recorder
         self._models = models
@@ -130,10 +130,11 @@ class TrainedParameters:
             chosen = {id(parameter) for _, parameter in reduced(model)}
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
-        flat = self._flat()
+        is_shard = any(_is_shard(parameter) for parameter in self._trained.values())
+        flat = self._flat() and not is_shard  # an FSDP1 model beside it may be frozen
         found = {
             "parameter_bytes": sum(own.values()),
-            "sharded": flat or any(_is_shard(parameter) for parameter in self._trained.values()),
+            "sharded": flat or is_shard,
             "flat": flat,
             "ddp_bytes": sum(size for key, size in own.items() if key in by_ddp),
             "ignored_bytes": sum(size for key, size in own.items() if key in ignored - by_ddp),

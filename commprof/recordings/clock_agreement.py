@@ -153,12 +153,17 @@ def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
 def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
     """Returns how fast each rank's clock ran, as a multiple of the first rank's.
 
-    1 for a rank whose clock gains no more than clocks do that nobody steps.
+    1 for a rank whose clock gains no more than clocks do that nobody steps. The times between the
+    middles of the first and of the last quarter of the shared collectives tell: a single end may be
+    off by a thread that had no core.
     """
     rates = np.ones(end_ns.shape[1])
     for rank, parent in reached:
         shared = end_ns[(end_ns[:, rank] > 0) & (end_ns[:, parent] > 0)]
-        own_ns, other_ns = (int(np.ptp(shared[:, column])) for column in (rank, parent))
+        quarter = max(1, len(shared) // 4)
+        ordered = np.sort(shared[:, [rank, parent]], axis=0)
+        middles = (np.median(part, axis=0) for part in (ordered[:quarter], ordered[-quarter:]))
+        own_ns, other_ns = np.diff([*middles], axis=0)[0].tolist() if len(shared) else (0, 0)
         gained_ns = abs(own_ns - other_ns)
         is_known = len(shared) >= _IN_WINDOW and min(own_ns, other_ns) > 0
         is_stepped = gained_ns > max(_MOST_GAINED_NS, _MOST_GAIN * other_ns)

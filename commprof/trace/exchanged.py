@@ -44,8 +44,8 @@ class Trained:
     parameter_bytes: int
     #: True if some are shards of parameters.
     sharded: bool
-    #: True if FSDP1 shards them.
-    flat: bool
+    #: True if FSDP1 shards them; None if this was not recorded.
+    flat: bool | None
     #: Parameters whose gradients DDP models reduce.
     ddp_bytes: int
     #: Parameters that DDP models were told to ignore.
@@ -67,7 +67,7 @@ def trained_by(metadata: dict[str, Any]) -> Trained | None:
     return Trained(
         found["parameter_bytes"],
         found["sharded"],
-        bool(found.get("flat")),  # not in traces of earlier versions
+        found.get("flat"),  # not in traces of earlier versions
         found["ddp_bytes"],
         found["ignored_bytes"],
         tuple(found["other_libraries"]),

@@ -75,7 +75,8 @@ def _is_of_weights(facts: Facts, step_bytes: float) -> bool:
     trained = trained_by(facts.first.trace.metadata)
     if trained is None:
         return False
-    return abs(step_bytes - trained.parameter_bytes) <= _ALIKE * trained.parameter_bytes
+    sizes = (trained.parameter_bytes, trained.parameter_bytes / 2)  # or in 16 bits
+    return any(abs(step_bytes - size) <= _ALIKE * size for size in sizes)
 
 
 CAUSE = CatalogueCause(

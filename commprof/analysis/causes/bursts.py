@@ -11,13 +11,15 @@ from commprof.analysis.causes.facts import Floats, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed
 from commprof.analysis.causes.joined_calls import CallCost
 from commprof.trace.columns import Ints
+from commprof.trace.lookup import among
+from commprof.trace.schema import ROOTED
 
 
 @dataclass(frozen=True)
 class Bursts:
     """Sequences of calls of one rank that one call could replace.
 
-    The calls of a burst have the same operation and group, lie between the same phases of one
+    The calls of a burst have the same operation, group and root, lie between the same phases of one
     step, follow one another without another call between them, and each is waited for.
     """
 
@@ -86,7 +88,8 @@ def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
     """Finds the bursts of at least ``least`` calls among the masked ones."""
     table = calls.table
     chosen = mask & calls.is_blocking & (calls.step >= 0)
-    keys = np.stack([calls.step, calls.segment, table.op, table.group, chosen], axis=1)
+    root = np.where(among(table.op, *ROOTED), table.peer, 0)
+    keys = np.stack([calls.step, calls.segment, table.op, table.group, root, chosen], axis=1)
     begins = np.append(True, (keys[1:] != keys[:-1]).any(axis=1))[: len(keys)]
     number = np.cumsum(begins) - 1
     long = np.bincount(number, minlength=1)[number] >= least if len(number) else chosen

@@ -38,7 +38,7 @@ def _reducing_ns(calls: RankCalls) -> Ints:
 def _needless(calls: RankCalls) -> Mask:
     """Reductions of the passes that are not the last before an update."""
     phases, table = columns.phases(calls.trace), calls.table
-    rows = np.flatnonzero(reductions(table, int(calls.begin_ns[0])))
+    rows = np.flatnonzero(reductions(calls.trace, table, int(calls.begin_ns[0])))
     update = np.sort(phases.begin_ns[phases.key == Phase.OPTIMIZER])
     before = np.searchsorted(update, table.issue_ns[rows])
     # The last backward pass before each update, by the number that autograd gave it.

@@ -7,11 +7,9 @@ import numpy as np
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
-from commprof.analysis.causes.sharded_library import is_flat, library
-from commprof.analysis.collectives.sharding import GATHER_CODES
+from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
-from commprof.trace.lookup import among
 from commprof.units import ns_to_ms
 
 #: The fix costs memory, so that the gathers must delay the step by this fraction of it, and the low
@@ -31,8 +29,7 @@ _FIX_OF_FSDP1 = (
 
 def _again(calls: RankCalls) -> Mask:
     """All-gathers in backward."""
-    mask: Mask = among(calls.table.op, *GATHER_CODES) & calls.in_backward & (calls.step >= 0)
-    return mask
+    return unit_gathers(calls) & calls.in_backward
 
 
 def _with_copies(calls: RankCalls, mask: Mask) -> Removed:
@@ -82,7 +79,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 def _model_bytes(calls: RankCalls) -> int:
     """Bytes of all units that forward gathers in a step, each counted once."""
-    first = among(calls.table.op, *GATHER_CODES) & ~calls.in_backward & (calls.step == 0)
+    first = unit_gathers(calls) & ~calls.in_backward & (calls.step == 0)
     # With several micro batches, forward gathers the units once for each backward pass.
     tasks = np.unique(calls.table.graph_task[_again(calls) & (calls.step == 0)])
     return int(calls.size_bytes[first].sum()) // max(1, len(tasks))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.sharded_library import is_flat, library
-from commprof.analysis.collectives.sharding import GATHERS
+from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
@@ -29,7 +28,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if sharding is None or sharding.groups != 1:
         return None
     first = facts.first
-    gathers = first.chosen(GATHERS)
+    gathers = unit_gathers(first)
     if not gathers.any():
         return None
     size = float(first.size_bytes[gathers].max())

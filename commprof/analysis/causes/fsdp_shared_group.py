@@ -8,6 +8,7 @@ import numpy as np
 
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask
+from commprof.analysis.causes.sharded_library import is_flat
 from commprof.analysis.evidence import Figure
 from commprof.analysis.replay.engine import replay
 from commprof.stats.intervals import Interval
@@ -21,6 +22,8 @@ _GATHER, _SCATTER = map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_te
 
 def _rule(facts: Facts) -> Sighting | None:
     if facts.world.communication.sharding is None or not _same_group(facts):
+        return None
+    if is_flat(facts):  # it has no such setting
         return None
     saved = _apart(facts)
     if saved is None or saved.low < _WORTH:

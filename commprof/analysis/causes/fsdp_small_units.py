@@ -5,8 +5,8 @@ from __future__ import annotations
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.fsdp_one_unit import FIX_OF_FSDP1
-from commprof.analysis.causes.sharded_library import is_flat, library
-from commprof.analysis.collectives.sharding import FORWARD, GATHERS
+from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
+from commprof.analysis.collectives.sharding import FORWARD
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
@@ -22,7 +22,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if sharding is None or sharding.groups < _LEAST:
         return None
     first = facts.first
-    gathers = first.chosen(GATHERS)
+    gathers = unit_gathers(first)
     if not gathers.any() or not any(part.part == FORWARD for part in sharding.parts):
         return None
     mean = float(first.size_bytes[gathers].mean())

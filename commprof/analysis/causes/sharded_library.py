@@ -1,21 +1,31 @@
-"""Which library shards a job's parameters, FSDP2 or the older FSDP1, and what it calls.
+"""Which library shards a job's parameters, FSDP2 or the older FSDP1, and which calls gather them.
 
 FSDP1 is ``FullyShardedDataParallel``, whose units hold one flat parameter each; FSDP2 is
-``fully_shard``. Their collectives are alike, the settings that mend a mistake are not.
+``fully_shard``. Their collectives are alike; the settings that correct a mistake differ.
 """
 
 from __future__ import annotations
 
-from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls
+from commprof.analysis.collectives.sharding import gathers
 from commprof.trace.exchanged import trained_by
 
 
 def is_flat(facts: Facts) -> bool:
-    """True if FSDP1 shards the parameters."""
-    trained = trained_by(facts.first.trace.metadata)
-    return trained is not None and trained.flat
+    """True if FSDP1 is known to shard the parameters."""
+    return _flat(facts) is True
 
 
 def library(facts: Facts) -> str:
-    """Name of the library, as sentences say it."""
-    return "FSDP1" if is_flat(facts) else "FSDP2"
+    """Name of the library, as sentences say it; "FSDP" if its version is not known."""
+    return {True: "FSDP1", False: "FSDP2", None: "FSDP"}[_flat(facts)]
+
+
+def _flat(facts: Facts) -> bool | None:
+    trained = trained_by(facts.first.trace.metadata)
+    return None if trained is None else trained.flat
+
+
+def unit_gathers(calls: RankCalls) -> Mask:
+    """The all-gathers of parameters in the measured steps."""
+    return gathers(calls.trace, calls.table, int(calls.begin_ns[0])) & (calls.step >= 0)

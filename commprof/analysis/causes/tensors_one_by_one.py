@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from commprof.analysis.causes.bursts import Bursts, bursts
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
@@ -13,7 +15,7 @@ from commprof.analysis.evidence import Figure
 from commprof.analysis.named_cause import Saving
 from commprof.text import counted, in_bytes
 from commprof.trace.exchanged import trained_by
-from commprof.trace.schema import OPS
+from commprof.trace.schema import OPS, REDUCE_OPS
 
 #: Fewest calls in a row.
 _LEAST = 4
@@ -61,35 +63,51 @@ def _rule(facts: Facts) -> Sighting | None:
         share,
         _saving(facts, rows, spans),
         line,
-        "" if op == "all_reduce" and is_all else _fix(op, first, facts.world.world_size),
+        _fix(op, first, facts.world.world_size, is_all),
     )
 
 
-def _fix(op: str, of: Bursts, world_size: int) -> str:
-    """Lines that join the tensors of these calls."""
-    named = "tensors = [...]  # those of the calls above, of one type"
-    joined = "flat = torch.cat([tensor.reshape(-1) for tensor in tensors])"
-    back = (
-        "for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors])):\n"
-        "    tensor.copy_(part.view_as(tensor))"
-    )
-    group = of.calls.trace.groups.get(int(of.calls.table.group[of.row[0]]))
-    root = int(of.calls.table.peer[of.row[0]])
+def _fix(op: str, of: Bursts, world_size: int, is_all: bool) -> str:
+    """Lines that join the tensors of these calls; empty for averaged gradients, see ``fix``."""
+    table, trace = of.calls.table, of.calls.trace
+    group = trace.groups.get(int(table.group[of.row[0]]))
     whole = group is None or group.size == world_size
-    of_group = "" if whole else ", group=group"
+    roots, kinds = np.unique(table.peer[of.row]), np.unique(table.reduce_op[of.row])
+    is_named = len(kinds) == 1 and int(kinds[0]) < len(REDUCE_OPS)
+    kind = REDUCE_OPS[int(kinds[0])] if is_named else ""
+    if op == "all_reduce" and is_all and whole and kind == "sum":
+        return ""
+    arguments = ["flat"]
     if op in ("broadcast", "reduce"):
-        rooted = f", {root}" if whole else f", group_src={root}, group=group"
-        if op == "reduce":
-            rooted = rooted.replace("group_src", "group_dst")
-        return "\n".join([named, joined, f"torch.distributed.{op}(flat{rooted})", back])
-    if op == "all_reduce":
-        return "\n".join([named, joined, f"torch.distributed.all_reduce(flat{of_group})", back])
-    gathered = (
-        f"ranks = torch.distributed.get_world_size({'' if whole else 'group'})\n"
-        "gathered = flat.new_empty(ranks, flat.numel())  # a row of each rank\n"
-        f"torch.distributed.all_gather_into_tensor(gathered, flat{of_group})"
+        side = {"broadcast": "src", "reduce": "dst"}[op]
+        root = int(roots[0]) if len(roots) == 1 else "root"
+        arguments.append(f"{side}={root}" if whole else f"group_{side}={root}")
+    if op in ("all_reduce", "reduce") and kind not in ("sum", ""):
+        arguments.append(f"op=torch.distributed.ReduceOp.{kind.upper()}")
+    if not whole:
+        arguments.append("group=group")
+    of_root = ", a call for each root" * (len(roots) > 1 and op in ("broadcast", "reduce"))
+    lines = [
+        f"tensors = [...]  # those of the calls above, of one type{of_root}",
+        "flat = torch.cat([tensor.reshape(-1) for tensor in tensors])",
+    ]
+    if op in ("all_gather", "all_gather_into_tensor"):
+        return "\n".join(
+            [
+                *lines,
+                f"ranks = torch.distributed.get_world_size({'' if whole else 'group'})",
+                "gathered = flat.new_empty(ranks, flat.numel())  # a row of each rank",
+                f"torch.distributed.all_gather_into_tensor({', '.join(['gathered', *arguments])})",
+            ]
+        )
+    return "\n".join(
+        [
+            *lines,
+            f"torch.distributed.{op}({', '.join(arguments)})",
+            "for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors])):",
+            "    tensor.copy_(part.view_as(tensor))",
+        ]
     )
-    return "\n".join([named, joined, gathered])
 
 
 def _saving(facts: Facts, rows: list[Bursts], spans: list[Removed]) -> Saving | None:

@@ -106,12 +106,12 @@ CAUSE = CatalogueCause(
         "the samples of each step were divided evenly by their work."
     ),
     fix=(
-        "import random\n\n"
         "rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()\n"
-        "order = sorted(range(len(dataset)), key=lambda i: len(dataset[i]))\n"
+        "lengths = [len(sample[0]) for sample in dataset]  # of your samples\n"
+        "order = sorted(range(len(lengths)), key=lengths.__getitem__)\n"
         "mine = order[rank : len(order) // ranks * ranks : ranks]  # one of each length\n"
         "batches = list(torch.tensor(mine).split(batch_size))\n"
-        "random.Random(0).shuffle(batches)  # DataLoader(..., batch_sampler=batches)"
+        "# random.Random(epoch).shuffle(batches); batch_sampler=batches of DataLoader"
     ),
     source="https://github.com/lightseekorg/TorchSpec/issues/13",
 )

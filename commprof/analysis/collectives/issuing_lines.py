@@ -75,7 +75,8 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
 
     Returns:
         The number and each rank's line; None if the lines of the collective before the mismatch
-        are the same, not known of several ranks, or usual.
+        are the same, not known of several ranks, or usual, or if no earlier collective is known
+        that ranks issued at one line.
     """
 
     def of(number: int) -> tuple[tuple[int, str], ...]:
@@ -87,6 +88,8 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
     first = seq
     while differ(first - 1):
         first -= 1
+    if len(of(first - 1)) < 2:
+        return None  # the ranks may always have been at lines of their own
     usual = {of(number) for number in lines if number < first and differ(number)}
     while first < seq and of(first) in usual:
         first += 1

@@ -26,9 +26,9 @@ from commprof.analysis.step.measured import MeasuredWorld, backward_begins
 from commprof.text import in_ms
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import among
+from commprof.trace.lookup import row_containing
 from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS
+from commprof.trace.schema import OPS, Phase
 from commprof.units import ns_to_ms
 
 Mask = npt.NDArray[np.bool_]
@@ -40,10 +40,9 @@ SCATTER: Final = "reduce-scatters"
 SUM: Final = "all-reduces between model replicas"
 #: A part below this fraction of the step is not mentioned.
 _WORTH_A_WORD = 0.01
-#: All-gathers of parameters. FSDP1 gathers tensors of the host by the second.
-GATHERS: Final = ("all_gather_into_tensor", "all_gather")
-GATHER_CODES = tuple(map(OPS.index, GATHERS))
-_SCATTER, _REDUCE = map(OPS.index, ("reduce_scatter_tensor", "all_reduce"))
+_GATHER, _LISTED_GATHER, _SCATTER, _REDUCE = map(
+    OPS.index, ("all_gather_into_tensor", "all_gather", "reduce_scatter_tensor", "all_reduce")
+)
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
     steps, begins = columns.steps(trace), backward_begins(trace)
     rows = np.flatnonzero(np.isin(steps.index, measured))
     windows = list(zip(steps.begin_ns[rows].tolist(), steps.end_ns[rows].tolist(), strict=True))
-    of_part = _of_part(table, windows[0][0])
+    of_part = _of_part(trace, table, windows[0][0])
     found = [_passes(table, of_part, begins, window) for window in windows]
     # Where evaluation precedes a step's first pass, their all-gathers cannot be told apart.
     firsts = Counter(tuple(table.bytes_out[passes[0][FORWARD]].tolist()) for passes in found)
@@ -162,7 +161,7 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
                     yield _Row(part, group, len(whole), is_last, float(waited[row]))
 
 
-def _of_part(table: Collectives, begin_ns: int) -> dict[str, Mask]:
+def _of_part(trace: Trace, table: Collectives, begin_ns: int) -> dict[str, Mask]:
     """Returns a mask over the table for each part.
 
     Sequence parallelism gathers and reduce-scatters activations, in a process group whose first
@@ -170,6 +169,7 @@ def _of_part(table: Collectives, begin_ns: int) -> dict[str, Mask]:
     An all-reduce between model replicas sums what the reduce-scatter before it returned.
 
     Args:
+        trace: the rank's recording.
         table: the rank's collectives.
         begin_ns: begin of the first measured step.
     """
@@ -177,7 +177,9 @@ def _of_part(table: Collectives, begin_ns: int) -> dict[str, Mask]:
     group, first = np.unique(table.group[scatters], return_index=True)
     of_parameters = np.isin(table.group, group[table.graph_task[scatters[first]] >= 0])
     backward = table.graph_task >= 0
-    gather = among(table.op, *GATHER_CODES) & of_parameters
+    gather = (table.op == _GATHER) & of_parameters
+    if not gather.any():
+        gather = (table.op == _LISTED_GATHER) & of_parameters & _in_passes(trace, table)
     scatter = (table.op == _SCATTER) & of_parameters & backward
     rows = np.flatnonzero(scatter)
     before = np.searchsorted(rows, np.arange(len(table))) - 1
@@ -190,13 +192,35 @@ def _of_part(table: Collectives, begin_ns: int) -> dict[str, Mask]:
     }
 
 
-def reductions(table: Collectives, begin_ns: int) -> Mask:
+def _in_passes(trace: Trace, table: Collectives) -> Mask:
+    """True for the calls that forward and backward issue.
+
+    FSDP1 gathers tensors of the host by the operation that scripts use for their metrics, too.
+    """
+    phases = columns.phases(trace)
+    begun = (phases.key == Phase.FORWARD) | (phases.key == Phase.BACKWARD)
+    order = np.argsort(phases.begin_ns[begun], kind="stable")
+    begin_ns, end_ns = phases.begin_ns[begun][order], phases.end_ns[begun][order]
+    inside: Mask = row_containing(begin_ns, end_ns, table.issue_ns) >= 0
+    return inside | (table.graph_task >= 0)
+
+
+def gathers(trace: Trace, table: Collectives, begin_ns: int) -> Mask:
+    """Returns a mask of the all-gathers of sharded parameters.
+
+    ``begin_ns``: begin of the first measured step.
+    """
+    of_part = _of_part(trace, table, begin_ns)
+    return of_part[FORWARD] | of_part[BACKWARD]
+
+
+def reductions(trace: Trace, table: Collectives, begin_ns: int) -> Mask:
     """Returns a mask of the calls that reduce gradients of sharded parameters.
 
     These are the reduce-scatters and, under HSDP, the all-reduces between model replicas.
     ``begin_ns``: begin of the first measured step.
     """
-    of_part = _of_part(table, begin_ns)
+    of_part = _of_part(trace, table, begin_ns)
     return of_part[SCATTER] | of_part[SUM]
 
 

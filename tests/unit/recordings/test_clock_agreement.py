@@ -56,3 +56,11 @@ def test_few_or_close_ends_tell_no_rate() -> None:
     assert _rates(np.stack([at, 2 * at], axis=1), [(1, 0)]).tolist() == [1, 1]
     at = np.arange(1, 41) * 100_000  # gains 5 % of 4 ms
     assert _rates(np.stack([at, at + at // 20], axis=1), [(1, 0)]).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_end_of_a_thread_without_a_core_is_no_stepped_clock(place: int) -> None:
+    at = np.arange(1, 41) * 50_000_000  # 2 s
+    other = at.copy()
+    other[place] += 30_000_000
+    assert _rates(np.stack([at, other], axis=1), [(1, 0)]).tolist() == [1, 1]

@@ -5,9 +5,11 @@ The healthy twin of each job, with the fix applied, must stay silent.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from commprof.trace.schema import Phase
+from commprof.trace.schema import REDUCE_OPS, Phase
 from tests.support.builders.caused import Script, causes_of, saved
 
 MB = 1_000_000
@@ -262,8 +264,40 @@ def test_tensors_that_are_broadcast_one_by_one_are_not_called_gradients() -> Non
     found = causes_of(body, trained=parameters(400_000), models=0)
     cause = found["tensors-one-by-one"]
     assert cause.sentence.startswith("Tensors of the model's size are broadcast one by one: 10 ")
-    assert "torch.distributed.broadcast(flat, " in cause.fix
+    assert "torch.distributed.broadcast(flat, src=0)" in cause.fix
     assert "grad" not in cause.fix
+
+
+def bursts_of(ranks_calls: int, op: str, **fields: Any):  # type: ignore[no-untyped-def]
+    def body(script: Script, step: int) -> None:
+        script.forward(10.0)
+        script.backward(20.0)
+        for place in range(ranks_calls):
+            own = {name: value(place) for name, value in fields.items()}
+            script.call(op, size=40_000 + 4 * place, ms=1.0, **own)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    return body
+
+
+def test_tensors_of_several_owners_are_not_joined_into_one_broadcast() -> None:
+    """Each rank updates its half of the parameters, and hands them out."""
+    found = causes_of(
+        bursts_of(12, "broadcast", aux=lambda place: place // 6),
+        trained=parameters(480_000),
+        models=0,
+    )
+    fix = found["tensors-one-by-one"].fix
+    assert "a call for each root" in fix
+    assert "torch.distributed.broadcast(flat, src=root)" in fix
+
+
+def test_a_joined_call_reduces_as_the_calls_do() -> None:
+    averaged = bursts_of(10, "all_reduce", reduce_op=lambda _: REDUCE_OPS.index("avg"))
+    found = causes_of(averaged, trained=parameters(400_000), models=0)
+    fix = found["tensors-one-by-one"].fix
+    assert "torch.distributed.all_reduce(flat, op=torch.distributed.ReduceOp.AVG)" in fix
+    assert "get_world_size" not in fix
 
 
 def test_large_tensors_are_no_small_ones() -> None:

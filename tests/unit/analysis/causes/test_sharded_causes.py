@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -81,9 +82,30 @@ def test_fsdp1_is_named_with_a_fix_of_its_own(cause: str, body: Body, fix: str) 
     assert list(found) == [cause]
     assert found[cause].sentence.startswith("FSDP1 ")
     assert fix in found[cause].fix
-    of_fsdp2 = causes_of(body, models=0, trained=shards(12 * MB))[cause]
+    of_fsdp2 = causes_of(body, models=0, trained=shards(12 * MB) | {"flat": False})[cause]
     assert of_fsdp2.sentence.startswith("FSDP2 ")
     assert fix not in of_fsdp2.fix
+    unknown = causes_of(body, models=0, trained=shards(12 * MB))[cause]  # of an earlier version
+    assert unknown.sentence.startswith("FSDP ")
+
+
+def with_metrics(sizes: tuple[int, ...], metrics: int, **options: Any) -> Body:
+    """Steps of one pass, after which the script gathers some metrics over the same group."""
+    one_pass = passes(*sizes, **options, reduced=(True,))
+
+    def body(script: Script, step: int) -> None:
+        one_pass(script, step)
+        for _ in range(metrics):
+            script.call("all_gather", 16, 0.1, bytes_in=8, bytes_out=16)
+
+    return body
+
+
+def test_metrics_that_the_script_gathers_are_no_units() -> None:
+    one = causes_of(with_metrics((24 * MB,), 1, again=False), models=0)
+    assert "all 24 MB are gathered in one call" in one["fsdp-one-unit"].sentence
+    units = with_metrics((524_288,) * 8, 16, ms=0.5)
+    assert "fsdp-small-units" not in causes_of(units, models=0)
 
 
 def test_a_reduction_of_the_last_micro_batch_is_right() -> None:

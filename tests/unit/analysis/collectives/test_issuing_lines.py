@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from commprof.analysis.collectives.issuing_lines import OwnLine, own_line
+from commprof.analysis.collectives.issuing_lines import OwnLine, own_line, shifted_since
 from commprof.analysis.collectives.mismatches import Issued, mismatch_of
 
 TRAIN, EVALUATE, END = "train.py:8", "train.py:10", "train.py:11"
@@ -62,3 +62,10 @@ def test_the_same_line_with_other_calls_is_said_in_the_remedy() -> None:
         "Make all ranks issue the same calls in the same order: at train.py:8 they are at "
         "different ones."
     )
+
+
+def test_ranks_at_lines_of_their_own_from_the_first_known_call_on_are_no_shift() -> None:
+    branches = {number: {0: "a.py:3", 1: "a.py:5"} for number in range(100, 120)}
+    assert shifted_since(branches, 120) is None
+    together = {99: {0: TRAIN, 1: TRAIN}, **branches}
+    assert shifted_since(together, 120) == (100, ((0, "a.py:3"), (1, "a.py:5")))
