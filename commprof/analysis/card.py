@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from commprof import invocation
@@ -184,11 +184,11 @@ def card(
     if not command and not following.fix:
         command = _command_to_inspect(run, late)
     apart = world.communication.apart is not None and world.communication.apart.advice
-    incident, remedy = _incident(result.incidents)
+    incident, remedy = _incident(result.incidents, len(result.worlds) > 1)
     named = next((c for c in world.named_causes if c.id == following.cause), None)
     if named is not None and named.is_wrong and not incident and not apart:
         incident = f"Training gives a wrong result. {following.advice}"
-    if result.incidents and not apart:
+    if any(map(_comes_first, result.incidents)) and not apart:
         following = NextStep("", "")
         advice = remedy or "First see what went wrong during the run:"
         command = invocation.command("report", run, "--all")
@@ -232,16 +232,24 @@ def card(
     )
 
 
-def _incident(incidents: Sequence[Incidents]) -> tuple[str, str]:
+def _comes_first(of_size: Incidents) -> bool:
+    """False if all that happened is that ranks still waited when the job was stopped."""
+    without = replace(of_size, last_wait=None)
+    return bool(without) or (of_size.last_wait is not None and of_size.last_wait.hung)
+
+
+def _incident(incidents: Sequence[Incidents], several_sizes: bool) -> tuple[str, str]:
     """Returns the run's first hang or mismatch as a sentence, and what to do about it."""
     for of_size in incidents:
+        size = f"At {counted(of_size.world_size, 'rank')}: " * several_sizes
         for mismatch in of_size.mismatches:
             hung = "The job hung. " if of_size.hangs else ""
-            return f"{hung}{mismatch.sentence}.", mismatch.remedy
+            return f"{size}{hung}{mismatch.sentence}.", mismatch.remedy
         for hang in of_size.hangs:
-            return f"The job hung: {hang.sentence}.", ""
+            return f"{size}The job hung: {hang.sentence}.", ""
         if of_size.last_wait is not None:
-            return f"The job hung: {of_size.last_wait.sentence}.", (
+            sentence = of_size.last_wait.sentence
+            return f"{size}{sentence[:1].upper()}{sentence[1:]}.", (
                 "Run it again with --watchdog auto, which shows the stacks of the ranks that are "
                 "waited for; the last steps are in:"
             )

@@ -23,6 +23,7 @@ from commprof.trace.columns import Collectives
 from commprof.trace.documents import Group
 from commprof.trace.lookup import among
 from commprof.trace.reader import Trace
+from commprof.trace.run.processes import State, state_of
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
     NO_SEQ,
@@ -37,6 +38,7 @@ from commprof.trace.schema import (
 _NS_PER_S = 1e9
 #: A wait is a hang if it is at least this long, and this many times as long as a typical step.
 _LEAST_S, _OF_STEP = 5.0, 10.0
+_ALIVE = (State.RUNS, State.STOPPED)
 #: Latest collectives of a rank that are looked at.
 _LATEST = 256
 
@@ -51,6 +53,9 @@ class LastWait:
     waiting: tuple[int, ...]
     #: The longest wait.
     waited_s: float
+    #: False if the ranks that the others waited for still wrote records meanwhile: they worked.
+    hung: bool
+    #: A sentence without its period, which begins in lower case.
     sentence: str
 
 
@@ -64,6 +69,10 @@ class _End:
     line: str
     #: Phase and step in which its records end.
     seen: str
+    #: The longest wait in a collective that never ended, or ended with an error; 0 if there is none
+    #: or its length is not known.
+    waited_ns: int = 0
+    waits_in: PendingOperation | None = None
     pending: dict[int, PendingOperation] = field(default_factory=dict)
     next_seq: dict[str, int] = field(default_factory=dict)
     next_message: dict[tuple[str, str, int], int] = field(default_factory=dict)
@@ -80,23 +89,25 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
         world_size: number of ranks of the job.
 
     Returns:
-        None if the job came to its regular end, if no rank waited for long, if a rank's trace
-        lacks, if another profiler recorded the job, or if records were dropped.
+        None if the job came to its regular end or still runs, if no rank waited for long, if a
+        rank's trace lacks, if another profiler recorded the job, or if records were dropped.
     """
     if len(traces) != world_size or world_size < 2:
         return None
     if any(trace.recorded is not None or trace.summary is not None for trace in traces):
         return None
-    if all(trace.complete and "ending" not in trace.metadata for trace in traces):
+    if all(trace.complete and not _error(trace) for trace in traces):
         return None  # the job came to its regular end
+    if any(not trace.complete and state_of(trace.metadata) in _ALIVE for trace in traces):
+        return None  # it still runs: the watchdog tells
     if any(trace.dropped or _on_device(trace) for trace in traces):
         return None
     hosts = {trace.metadata["machine"].get("hostname") for trace in traces}
     last_ns = max((_last_ns(trace) for trace in traces), default=0) if len(hosts) == 1 else 0
     limit_ns = _limit_ns(traces)
-    waited_ns: dict[int, int] = {}
-    ends = [_end(trace, world_size, last_ns, limit_ns, waited_ns) for trace in traces]
-    if not waited_ns:
+    ends = [_end(trace, world_size, last_ns) for trace in traces]
+    longest = max(ends, key=lambda end: end.waited_ns)
+    if longest.waited_ns < limit_ns or longest.waits_in is None:
         return None
     waits = waits_of(ends)
     cause = find_cause(ends, waits)
@@ -105,20 +116,35 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
     by_rank = {end.rank: end for end in ends}
     words = Words()
     accused = accused_of(cause, waits, words, lambda rank: _absent(by_rank[rank]))
-    waiting = tuple(sorted(waited_ns.keys() - {*cause.ranks}))
-    if not waiting:
+    waiting = tuple(e.rank for e in ends if e.waited_ns >= limit_ns and e.rank not in cause.ranks)
+    if not waiting or longest.rank in cause.ranks:
         return None
-    longest = max(waiting, key=lambda rank: waited_ns[rank])
-    operation = min(by_rank[longest].pending.values(), key=lambda pending: pending.issue_ns)
+    operation, seconds = longest.waits_in, longest.waited_ns / _NS_PER_S
+    meanwhile = operation.issue_ns + _NS_PER_S, operation.issue_ns + longest.waited_ns - _NS_PER_S
+    worked = any(
+        trace.rank in cause.ranks and _wrote(trace, *meanwhile) for trace in traces if last_ns
+    )
     where = f" ({operation.line})" if operation.line else ""
-    seconds = waited_ns[longest] / _NS_PER_S
     return LastWait(
         cause.ranks,
         waiting,
         seconds,
-        f"{named_ranks(waiting)} waited for {named_ranks(cause.ranks)} in {operation}{where}, for "
-        f"{seconds:.1f} s when the recording ended: {'; '.join(reasons(accused))}",
+        not worked,
+        f"{'when it was stopped' if worked else 'the job hung'}: {named_ranks(waiting)} had waited "
+        f"for {named_ranks(cause.ranks)} in {operation}{where}, for {seconds:.1f} s when the "
+        f"recording ended: {'; '.join(reasons(accused))}",
     )
+
+
+def _error(trace: Trace) -> str:
+    """The error with which a rank's script ended; empty if there was none."""
+    return str((trace.metadata.get("ending") or {}).get("error") or "")
+
+
+def _wrote(trace: Trace, since_ns: float, until_ns: float) -> bool:
+    """True if a rank began anything that is recorded between two times of its host."""
+    time_ns = columns.ints(trace.records["timestamp_ns"])
+    return bool(((time_ns > since_ns) & (time_ns < until_ns)).any())
 
 
 def _absent(end: _End) -> Accused:
@@ -153,10 +179,8 @@ def _steps(trace: Trace) -> int:
     return len(columns.steps(trace))
 
 
-def _end(
-    trace: Trace, world_size: int, last_ns: int, limit_ns: float, waited_ns: dict[int, int]
-) -> _End:
-    """Returns where a rank is at the end; adds its wait to ``waited_ns`` if it hangs.
+def _end(trace: Trace, world_size: int, last_ns: int) -> _End:
+    """Returns where a rank is at the end.
 
     last_ns: time of the last record of any rank; 0 if the clocks cannot be compared.
     """
@@ -173,14 +197,11 @@ def _end(
     first = max(0, len(table) - _LATEST)
     for row in range(first, len(table)):
         ended, failed = int(table.end_ns[row]), bool(table.failed[row])
-        is_silent = int(table.op[row]) in _SILENT
-        until = ended if failed else last_ns if not ended and not is_silent else 0
-        waited = until - int(table.issue_ns[row])
-        if not collective[row] or waited < limit_ns:
+        if not collective[row] or (ended and not failed):
             continue
-        waited_ns[trace.rank] = max(waited, waited_ns.get(trace.rank, 0))
         op = int(table.op[row])
-        end.pending[int(table.op_id[row])] = PendingOperation(
+        is_silent = op in _SILENT
+        operation = end.pending[int(table.op_id[row])] = PendingOperation(
             op=op_name(op),
             group=names.get(int(table.group[row]), f"number {int(table.group[row])}"),
             seq=int(table.seq[row]),
@@ -194,6 +215,10 @@ def _end(
             root=int(table.peer[row]) if op in ROOTED else -1,
             line=_line(trace, table, row),
         )
+        until = ended if failed else last_ns if not is_silent else 0
+        waited = until - operation.issue_ns
+        if waited > end.waited_ns:
+            end.waited_ns, end.waits_in = waited, operation
     return end
 
 

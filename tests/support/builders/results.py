@@ -356,7 +356,9 @@ def incidents(**values: Any) -> Incidents:
         "mismatch_count": 5,
         "anomalies": (("2026-11-01T12:00:05+00:00", anomaly),),
         "events": (WatchEvent("anomaly", "2026-11-01T12:01:00+00:00", "step time rose"),),
-        "last_wait": LastWait((1,), (0, 2), 30.0, "ranks 0, 2 waited for rank 1"),
+        "last_wait": LastWait(
+            (1,), (0, 2), 30.0, True, "the job hung: ranks 0, 2 had waited for rank 1"
+        ),
     }
     return Incidents(**{**fields, **values})
 

@@ -338,7 +338,7 @@ def test_incidents_come_before_any_advice_on_the_card() -> None:
     [
         ("hangs", "The job hung: "),
         ("mismatches", "Collective 3 of group '0' is not the same on all ranks"),
-        ("last_wait", "The job hung: ranks 0, 2 waited for rank 1"),
+        ("last_wait", "The job hung: ranks 0, 2 had waited for rank 1"),
     ],
 )
 def test_a_hang_or_mismatch_alone_is_the_first_sentence_of_the_card(kept: str, words: str) -> None:

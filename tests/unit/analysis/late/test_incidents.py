@@ -123,7 +123,7 @@ def test_sentences_describe_hangs_mismatches_and_anomalies() -> None:
     assert incidents_table.sentences([incidents()]) == [
         "3 ranks: hang 1, 2026-11-01T12:00:00.000+00:00: rank 1 did not arrive; over 2.5 s "
         "later. Stacks: hang_1_rank_1.stack.txt. All ranks: hang_1.json.",
-        "3 ranks: ranks 0, 2 waited for rank 1.",
+        "3 ranks: the job hung: ranks 0, 2 had waited for rank 1.",
         "3 ranks: Collective 3 of group '0' is not the same on all ranks: rank 1 issued an "
         "all_reduce(sum) of 16 bytes as Float where ranks 0, 2 issued an all_reduce(sum) of 8 "
         "bytes as Float; rank 1 differs from the majority.",

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from commprof.analysis.late import last_wait as module
 from commprof.analysis.late.last_wait import last_wait
 from commprof.trace.reader import Trace
+from commprof.trace.run.processes import State
 from commprof.trace.schema import FLAG_DEVICE_ASYNC
 from tests.support.builders.traces import MS, Rank
 
@@ -40,10 +42,10 @@ def interrupted(ranks: list[Rank]) -> list[Trace]:
 def test_ranks_that_did_not_arrive_are_told_with_the_wait_of_the_others() -> None:
     told = last_wait(interrupted(job()), 3)
     assert told is not None
-    assert (told.ranks, told.waiting, told.waited_s) == ((1,), (0, 2), 30.0)
+    assert (told.ranks, told.waiting, told.waited_s, told.hung) == ((1,), (0, 2), 30.0, True)
     assert told.sentence == (
-        "ranks 0, 2 waited for rank 1 in all_reduce number 10 of group '0', for 30.0 s when the "
-        "recording ended: rank 1 did not arrive, and was last seen in step 10"
+        "the job hung: ranks 0, 2 had waited for rank 1 in all_reduce number 10 of group '0', for "
+        "30.0 s when the recording ended: rank 1 did not arrive, and was last seen in step 10"
     )
 
 
@@ -53,11 +55,14 @@ def test_calls_that_never_ended_last_until_the_last_record_of_the_host() -> None
         if rank.rank != 1:
             rank.collective(STEPS, STEPS * STEP_NS, 0, bytes=4096)
     made[1].phase(0, 20 * S, 21 * S)
+    made[1].phase(0, 10 * S, 11 * S)
     cut = [replace(rank.trace(), complete=False) for rank in made]
     told = last_wait(cut, 3)
     assert told is not None
     assert told.ranks == (1,)
     assert told.waited_s == pytest.approx(19.0, abs=1.01)
+    assert not told.hung  # rank 1 still worked
+    assert told.sentence.startswith("when it was stopped: ranks 0, 2 had waited for rank 1 in ")
     assert last_wait([_of_host(trace) for trace in cut], 3) is None  # no clock is common
 
 
@@ -78,6 +83,29 @@ def _of_host(trace: Trace) -> Trace:
 )
 def test_nothing_is_told_without_evidence(traces: list[Trace]) -> None:
     assert last_wait(traces, 3) is None
+
+
+def test_a_job_that_still_runs_is_left_to_the_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = [replace(trace, complete=False) for trace in interrupted(job())]
+    assert last_wait(cut, 3) is not None
+    monkeypatch.setattr(module, "state_of", lambda _: State.RUNS)
+    assert last_wait(cut, 3) is None
+
+
+def test_an_error_that_was_taken_back_is_a_regular_end() -> None:
+    ended = [replace(r.trace(), metadata={**r.metadata, "ending": {"error": ""}}) for r in job()]
+    assert last_wait(ended, 3) is None
+
+
+def test_a_short_wait_for_the_same_call_is_not_called_complete() -> None:
+    """Ranks 0 and 2 wait for rank 1, rank 2 for too short a time to count."""
+    made = job(missing=(1, 2))
+    end = STEPS * STEP_NS
+    made[2].collective(STEPS, end + 28 * S, end + 30 * S, bytes=4096, failed=True)
+    told = last_wait(interrupted(made), 3)
+    assert told is not None
+    assert told.ranks == (1,)
+    assert "completed" not in told.sentence
 
 
 def test_jobs_on_devices_are_left_to_others() -> None:
