@@ -110,8 +110,8 @@ def scheme_table(root: Path = ROOT) -> str:
         "from __future__ import annotations\n\nfrom typing import Final\n",
         "#: Code on the wire, name, default of error feedback, meaning.",
         _tuple("SCHEMES", rows(header, "COMMPROF_SCHEMES")),
-        "#: Code of the scheme with the option (None: all that compress), name, minimum, maximum,",
-        "#: default, whole numbers only, meaning.",
+        "#: Code of the scheme that has the option (None: every scheme that compresses), name,",
+        "#: minimum, maximum, default, True if only whole numbers are allowed, meaning.",
         _tuple("OPTIONS", rows(header, "COMMPROF_SCHEME_OPTIONS")),
     ]
     return "\n".join(parts)

@@ -141,7 +141,10 @@ def _part(part: object, name: str) -> Floats:
 
 
 def _epoch_samples(run: WorldRun) -> float:
-    """Returns how many samples all ranks trained on in the first epoch; NaN if not recorded."""
+    """Returns the number of samples of the first epoch, summed over the ranks.
+
+    NaN if a rank's samples are unknown, or if the run ended before the epoch.
+    """
     if len(run.results) < run.world_size:
         return math.nan
     total = 0

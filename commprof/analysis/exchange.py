@@ -59,7 +59,7 @@ class SmallCalls:
 
     @property
     def remedy(self) -> str:
-        """What the job's code may change about the calls."""
+        """How the job's code can make fewer or larger calls, as the end of a sentence."""
         if self.op.startswith(("send", "recv")):
             return "send fewer and larger messages, for example of larger micro batches"
         if self.calls_per_step < 1.5:

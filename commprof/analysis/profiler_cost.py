@@ -30,7 +30,7 @@ class ProfilerCost:
 
 
 def profiler_cost(run: WorldRun, seen: MeasuredSteps) -> ProfilerCost:
-    """Returns the cost of recording, from the training loop's account and the records."""
+    """Returns the cost of recording, from ``rank_N.json`` and the first rank's records."""
     labelled, first = _overhead_samples(run), seen.ranks[0]
     return ProfilerCost(
         overhead=overhead(labelled),

@@ -1,4 +1,4 @@
-"""What the ranks of one world size trained: samples, losses and weights."""
+"""Samples, losses and weights of the training at one world size."""
 
 from __future__ import annotations
 

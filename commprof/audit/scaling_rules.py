@@ -41,7 +41,10 @@ def speedup_from_times(document: Document) -> Iterator[AuditCheck]:
 
 
 def speedup_from_work(document: Document) -> Iterator[AuditCheck]:
-    """Checks that speed-up is samples per time divided by the base's, if samples are stated."""
+    """Checks speed-ups of rows with stated samples: the ratio of their rate to the base row's.
+
+    The rate is the number of samples divided by the duration.
+    """
     for series in document.series:
         base, works = series.base("speedup", 1.0), works_of(series, document)
         for row in _others(series, base, "speedup", "duration"):
@@ -261,7 +264,10 @@ def repeated_scaling(document: Document) -> Iterator[AuditCheck]:
 
 
 def overhead_against_efficiency(document: Document) -> Iterator[AuditCheck]:
-    """Checks that an overhead stated for all rows is at least 1 minus each row's efficiency."""
+    """Checks that an overhead is at least 1 minus the efficiency of each row.
+
+    Only an overhead that the document states once, for all rows, is checked.
+    """
     stated = document.facts.get("overhead", ())
     if len(stated) != 1:
         return

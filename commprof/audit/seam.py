@@ -1,4 +1,4 @@
-"""What the audit gives the profiler: see ``commprof.satellites``."""
+"""What the audit adds to the command line of commprof; ``commprof.satellites`` reads it."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class Attachment:
         except Exception:
             if running is not None:
                 running.stop()
-            # The hook would go on with an engine that is stopped.
+            # Otherwise the hook would run an engine that is stopped.
             if replaced is not None and (running is not None or replaced.is_stopped):
                 self.set_hook(None)
             raise

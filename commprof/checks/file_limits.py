@@ -9,9 +9,9 @@ from commprof.analysis.checks.outcome import FAIL, PASS, WARN, Outcome
 from commprof.checks.ranks import Ranks
 
 NAME = "open files"
-#: Files that a rank opens for Python, torch and a few DataLoader workers; sockets that gloo opens
-#: for each rank of the job.
+#: Files that a rank opens for Python, torch and a few DataLoader workers.
 _OWN = 256
+#: Sockets that gloo opens for each rank of the job.
 _PER_RANK = 8
 #: Files that DataLoader workers need if they share tensors by file descriptor.
 _COMFORTABLE = 4096

@@ -278,7 +278,7 @@ class TraceTail:
             self._take(Block(block_type, memoryview(payload)))
             return True
         if block_type == BlockType.SUMMARY:
-            self._slots[self._at] = 0  # being overwritten; the next poll reads it
+            self._slots[self._at] = 0  # the rank is writing it; the next poll reads it
             return True
         problem = f"the block at byte {self._at} has a wrong checksum and is left out"
         return self._doubt(problem, end)
@@ -389,7 +389,10 @@ class JobTail:
 
     @property
     def unread(self) -> dict[int, TraceTail]:
-        """Tails without metadata by rank: not written yet, or the tail's ``problems`` say why."""
+        """Tails of traces whose metadata was not read, by rank.
+
+        The metadata is not written yet, or it cannot be read; then ``problems`` has the reason.
+        """
         return {rank: tail for rank, tail in self._last.items() if tail.metadata is None}
 
     def leave(self, ranks: Collection[int]) -> None:

@@ -378,11 +378,11 @@ def _failed(tail: TraceTail) -> bool:
 
 
 def _since_step_s(rank: int, tail: TraceTail, world: FollowedTraces, here: Here) -> float:
-    """Returns the seconds since the end of a rank's last step, or since capture began.
+    """Returns the seconds since a rank's last step ended; before the first, since capture began.
 
-    If recording was switched off after that, the time counts from when it went on. Returns NaN if
-    the rank records in always-on mode or not at all, if the rank has ended, or if its trace is not
-    on this process's CLOCK_MONOTONIC.
+    If recording was switched on again later, returns the seconds since then. Returns NaN if the
+    rank records in always-on mode or not at all, if the rank has ended, or if its trace is not on
+    this process's CLOCK_MONOTONIC.
     """
     metadata = metadata_of(tail)
     counts = tail.summary is None and tail.recording and not tail.ended

@@ -14,7 +14,7 @@ from commprof.launched import local_rank_of_task
 
 Output: TypeAlias = "int | IO[bytes] | None"
 
-#: Environment variable of a rank's number on its host, which launchers set for each process.
+#: Environment variable with a process's local rank, which launchers set.
 _OWN: Final = "LOCAL_RANK"
 #: Time limit of the shell that starts a detached process and ends.
 _PATIENCE_S: Final = 5.0

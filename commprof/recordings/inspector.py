@@ -156,7 +156,7 @@ def new_log(name: str) -> InspectorLog:
 
 
 def _read(path: Path, progress: Progress) -> tuple[list[InspectorLog], list[str], list[str]]:
-    """Returns the logs in the order of their names, names of empty files, and problems."""
+    """Returns the logs sorted by path, the names of empty logs, and the problems in reading."""
     try:
         files = sorted(_files(path)) if path.is_dir() else [path]
         sizes = {file: file.stat().st_size for file in files}

@@ -16,7 +16,7 @@ from commprof.text import counted, printable
 from commprof.trace.stretches import Stretches, rows_within, stretches
 from commprof.units import ns_to_ms
 
-#: Largest share of the communication that may be outside of steps without a caveat.
+#: If more than this share of the communication is outside of complete steps, a caveat says so.
 _WORTH_A_WORD: Final = 0.01
 
 
@@ -87,11 +87,11 @@ def about_host(of_host: HostCalls, events: ProfilerEvents) -> list[str]:
 
 
 def _shows_all_threads(events: ProfilerEvents) -> bool:
-    """True if several threads issued collectives, without those that run backward passes.
+    """True if two or more threads issued collectives, not counting those of backward passes.
 
-    torch.profiler follows the thread that started it into autograd's threads, and into no others
-    (``findings/profiler_misses_other_threads.sh``). With a single such thread it is not known
-    whether others issued something.
+    torch.profiler records the thread that started it and autograd's threads, but may miss all
+    others (``findings/profiler_misses_other_threads.sh``). If it shows a single thread, other
+    threads may have issued collectives that were not recorded.
     """
     issued = events.issued.table.rows(events.issued.rows_named(is_operator_of_c10d))
     return len({*issued.thread.tolist()} - {*events.backward.tag}) > 1

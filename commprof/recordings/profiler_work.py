@@ -41,7 +41,8 @@ _WORKING_RANGE: Final = re.compile(r"\.forward|Optimizer\.step")
 #: Longest time by which a collective's range may end after the thread that waited for it went on.
 _CLOSED_LATE_NS: Final = 100_000
 _NEVER: Final = np.iinfo(np.int64).max
-#: Kinds of intervals: operators of the dispatcher, issues, operators that wait or only call others.
+#: Kinds of intervals. ``_WORKS``: operators of the dispatcher that hold no other kind; ``_ISSUES``:
+#: issues of collectives; ``_WAITS``: operators that wait; ``_CALLS``: operators that call others.
 _WORKS, _ISSUES, _WAITS, _CALLS = range(4)
 #: Deepest nesting of operators that is told apart.
 _DEEPEST: Final = 100

@@ -175,7 +175,7 @@ class PackedRecords:
         return column if self.to_common is None else converted(self.to_common, kind, field, column)
 
     def __getitem__(self, chosen: Any) -> Any:
-        """Returns a column by the field's name, or records by a mask, rows or a slice."""
+        """Returns the column of a named field, or the records of a mask, rows or a slice."""
         if not isinstance(chosen, str):
             return self._whole[chosen]
         if chosen == "kind":
@@ -261,7 +261,7 @@ class KindRecords:
         return len(self)
 
     def __getitem__(self, chosen: Any) -> Any:
-        """Returns a column by the field's name, or records by a mask, rows or a slice."""
+        """Returns the column of a named field, or the records of a mask, rows or a slice."""
         if not isinstance(chosen, str):
             return np.asarray(cast("Records", self))[chosen]
         column = self._packed.column(self._kind, chosen)

@@ -74,9 +74,9 @@ class OperationSummary:
     duration: Histogram
     #: Times in ``Work.wait`` of the waits that blocked.
     wait: Histogram
-    #: Times from this rank's issue to the issue by the rank that came last, and from there to
-    #: completion, of the operations for which that rank became known.
+    #: Times from this rank's issue to that of the last rank, if the last rank became known.
     until_last: Histogram
+    #: Times from the last rank's issue to completion, of the same operations.
     transfer: Histogram
 
 
@@ -298,7 +298,11 @@ def _waited_for(value: object) -> WaitedFor:
 
 
 def _histogram(value: object, where: str) -> Histogram:
-    """Reads a histogram; its buckets are pairs: distance from the previous pair's bucket, count."""
+    """Reads a histogram.
+
+    Its list ``buckets`` holds two numbers per bucket: the distance from the previous bucket (of the
+    first one, from bucket 0), and the count.
+    """
     numbers = _whole_numbers(_list(value, "buckets"))
     if numbers is None or len(numbers) % 2:
         raise ValueError(f"the buckets of {where} are not pairs of whole numbers")

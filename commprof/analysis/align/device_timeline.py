@@ -54,7 +54,7 @@ def on_device_timeline(trace: Trace) -> Trace:
 
 
 def has_device_times(trace: Trace) -> bool:
-    """True if device events tell when a stream was ready for collectives, or waited for them."""
+    """True if device events time when a stream was ready for collectives, or waited for them."""
     return any(len(of_kind(trace.records, kind)) for kind in (Kind.DEVICE_READY, Kind.DEVICE_WAIT))
 
 
@@ -219,10 +219,10 @@ def _waits(records: Records, stream: _Stream) -> Records:
 
 
 def _finalizations(records: Records, stream: _Stream) -> Records:
-    """Returns records of DDP's finalisations, its waits for buckets at the end of backward passes.
+    """Makes records of DDP's finalisations on the device.
 
-    A record of a finalisation's end holds, in place of CPU time, the time in which the stream
-    copied buckets, in ns.
+    In a finalisation, at the end of a backward pass, DDP waits for all buckets. The record of its
+    end holds the time in which the stream copied buckets, in ns, in place of CPU time.
     """
     found = stream.of(of_kind(records, Kind.DEVICE_FINALIZE))
     found = found[columns.finalises(found["op_id"], found["flags"])]

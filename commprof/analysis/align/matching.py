@@ -176,7 +176,7 @@ def _keys(
         expected[rows] = described.size
     sent, message = table.op == SEND, among(table.op, *POINT_TO_POINT)
     expected[message & (group >= 0)] = 2
-    # commprof's own numbers of collectives wrap around, and may have this value.
+    # Sequence numbers that commprof recorded wrap around, so NO_SEQ may be one of them.
     unnumbered = (message | (table.op == _OTHER) | trace.is_foreign) & (table.seq == NO_SEQ)
     expected[(table.op == RECV_ANY_SOURCE) | unnumbered] = 0
     group, expected = kept_once(group), kept_once(expected)

@@ -85,7 +85,7 @@ class Bursts:
 
 
 def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
-    """Finds the bursts of at least ``least`` calls among the masked ones."""
+    """Finds the bursts of at least ``least`` calls, all of them masked."""
     table = calls.table
     chosen = mask & calls.is_blocking & (calls.step >= 0)
     root = np.where(among(table.op, *ROOTED), table.peer, 0)

@@ -94,7 +94,7 @@ class RankCalls:
         return mask
 
     def per_step(self, mask: Mask) -> float:
-        """Median number of the masked calls in a measured step."""
+        """Number of the masked calls per step: median over the measured steps."""
         return float(np.median(np.bincount(self.step[mask], minlength=len(self.begin_ns))))
 
     def blocked_ns(self, mask: Mask) -> float:

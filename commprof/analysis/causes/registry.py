@@ -113,7 +113,10 @@ def named_causes(
 
 
 def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
-    """False if chance may be all that the fix wins: healthy jobs come close to the thresholds."""
+    """False if the low end of the saving's interval is below the cause's ``worth``.
+
+    Chance may then explain the saving: healthy jobs come close to the thresholds.
+    """
     saving = sighting.saving
     return saving is None or saving.saved.low >= cause.worth
 

@@ -42,7 +42,7 @@ from commprof.units import ns_to_ms
 class KernelTimes:
     """Kernel times of one rank: means per measured step, in milliseconds."""
 
-    #: Time in which communication kernels ran, alone or next to others.
+    #: Time in which communication kernels ran, whether or not other kernels ran too.
     communication_ms: float
     #: Time in which other kernels ran.
     compute_ms: float

@@ -494,10 +494,11 @@ def _differ(
 
 
 def _keys(trace: Trace, table: Collectives, names: dict[tuple[str, int], int]) -> _Keys:
-    """Returns the collectives that are compared, with the properties that must agree.
+    """Returns a rank's collectives to compare with those of other ranks.
 
-    A key combines the group's number in ``names``, which is extended, with the sequence number.
-    Groups that reuse a name, after ``destroy_process_group``, are distinguished by their order.
+    A key combines the group's number with the collective's sequence number. ``names`` holds the
+    numbers of the groups known so far, by name and order; new groups are added. The order tells
+    apart groups that reuse a name after ``destroy_process_group``.
     """
     group = np.full(len(table), -1, dtype=np.int64)
     turns: Counter[str] = Counter()

@@ -296,7 +296,7 @@ class _Factors:
         return self._away() / self._n
 
     def nothing(self, peer: int) -> float:
-        """Factor of an operation that sends no payload."""
+        """Factor of an operation that sends no payload: 0."""
         return 0.0
 
     def _away(self) -> float:

@@ -70,7 +70,8 @@ class _Entries:
 
     communicator: Ints
     process: Ints
-    #: Number of the process in the communicators to which the waiting here makes nobody late.
+    #: Number of the pair of process and ``WaitingGroup.together_key``: entries with the same number
+    #: are of one process in groups whose waiting does not make it late in each other.
     together: Ints
     others: Ints
     caused: Floats

@@ -19,7 +19,7 @@ from commprof.invocation import quoted
 
 Floats = npt.NDArray[np.float32]
 
-#: ``instrument`` in the context of a sweep whose times are from logs of NCCL Inspector.
+#: Value of ``instrument`` in the context of a sweep that was made from logs of NCCL Inspector.
 INSPECTOR: Final = "NCCL Inspector"
 #: Fewest calls of one kind and size whose median is used.
 LEAST_CALLS: Final = 3

@@ -136,9 +136,9 @@ class LateRank:
     wait_ns: float
     #: Waiting that the rank caused, without that for its lack of a core, divided by all waiting.
     share: float
-    #: Probability of such a concentration if each step's late rank were drawn at random; for a rank
-    #: that is named for its own work, ``SlowRank.p_value``; in few steps, that of
-    #: :func:`few_steps.late_rank_of_few_steps`.
+    #: Probability that chance puts as much of the waiting on one rank, see :func:`find_late_rank`.
+    #: For a rank that is named for its own work, ``SlowRank.p_value``. In runs of few steps, the
+    #: probability of :func:`few_steps.late_rank_of_few_steps`.
     p_value: float
     #: Measured steps in which the waiting ranks waited for it 2 % of the step or more, on average.
     late_steps: int
@@ -323,7 +323,9 @@ def late_by_own_work(
 
 
 def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
-    """Returns the late rank with the cause of its lateness, if known for half of the waiting.
+    """Returns the late rank with the main cause of the waiting for it.
+
+    Unchanged if the causes of less than half of this waiting are known.
 
     Args:
         late: the rank and the cost of waiting for it.

@@ -146,7 +146,7 @@ class Conditions(Sequence[Condition]):
 class ReplayedCalls:
     """Every collective of every rank, with the data that a replay needs."""
 
-    #: Conditions whose ``opens`` holds a row of the replayed steps.
+    #: The conditions that at least one row of the replayed steps depends on.
     conditions: Sequence[Condition]
     #: Previous row in the group on the same rank, which must be complete; -1 for none.
     before: Ints

@@ -94,9 +94,9 @@ class Gains:
     gains: tuple[Gain, ...]
     #: Mean own time of the ranks, divided by the largest.
     load_balance: float
-    #: Largest own time, divided by what the step would take if transfers took no time.
+    #: Largest own time of a rank, divided by the step replayed with transfers that take no time.
     serialisation: float
-    #: What the step would take if transfers took no time, divided by the step.
+    #: The step replayed with transfers that take no time, divided by the step.
     transfer: float
     #: Measured steps, of which ``steps`` are a sample if they are fewer: stretches of steps, spread
     #: evenly over the run. 0 if not known.

@@ -29,9 +29,11 @@ WINDOW_CALLS = 500_000
 SAMPLE_CALLS = 250_000
 #: Stretches of the sample, and fewest steps of each.
 _STRETCHES, _FEWEST_STEPS = 5, 8
-#: Steps before and after a window whose records it holds: waiting that went from rank to rank may
-#: have begun two steps before, and calls end in the step after.
-_BEFORE, _AFTER = 2, 1
+#: Number of steps before a window whose records it holds, too: waiting that went from rank to rank
+#: may have begun two steps earlier.
+_BEFORE = 2
+#: Number of steps after a window whose records it holds, too: calls may end in the next step.
+_AFTER = 1
 _EVER_NS = 2**63 - 1
 
 

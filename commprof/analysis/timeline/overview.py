@@ -33,8 +33,8 @@ from commprof.trace.run.run_directory import about_file
 from commprof.trace.schema import Kind
 
 _BUCKETS = (Kind.BUCKET, Kind.BUCKET_END, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
-#: Kinds kept of a trace: comparisons of clocks, issues for the bound on their error, and buckets
-#: with their ends; a bucket without a hook ends when its all-reduce does.
+#: Kinds of records that are kept: comparisons of clocks; issues, which bound the clocks' error;
+#: buckets and their ends; ends of calls, since a bucket without a hook ends with its all-reduce.
 _KEPT = (Kind.CLOCK, Kind.ISSUE, Kind.END, *_BUCKETS)
 #: Latest time that is shown; a damaged record may have a later time.
 _LAST_NS = 2**63 - 1

@@ -87,7 +87,7 @@ def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence
         f"#   {repeating_command(directory / CONFIG_FILE, args.nnodes or 1)}\n"
     )
     text += yaml_text(effective_options(args, world_sizes))
-    # The path in the comment may not be UTF-8; in the options, such bytes are escaped already.
+    # The path in the comment may hold bytes that are not UTF-8; the options have theirs escaped.
     keep_text(directory / CONFIG_FILE, text.encode(errors="backslashreplace").decode())
 
 

@@ -29,7 +29,7 @@ def show_run(
     except CommprofError as error:
         if not args.script and not failed:
             raise
-        # The exit code stays that of the script, which succeeded, or of the ranks, which failed.
+        # A missing report does not change the exit code of the script or of failed ranks.
         print(f"commprof: no report: {printable(str(error))}", file=sys.stderr)
         return
     # A failed run shows every remark.

@@ -34,13 +34,14 @@ class Tried:
 def tried(
     scenario: Scenario, context: Mapping[str, Any], run: Path, shard_ranks: int | None = None
 ) -> Tried:
-    """Returns the options and the command that try a predicted scenario.
+    """Returns how to try a predicted scenario: options, edits to the script, and a command.
 
     Args:
         scenario: the predicted scenario.
         context: ``run.json`` of the run that the prediction is based on.
-        run: that run's directory; or the file of a recording, next to which no prediction is kept.
-        shard_ranks: that run's ranks per copy of the model; None if all ranks share one copy.
+        run: directory of that run, or file of a recording. Only a directory keeps predictions that
+            the command can check.
+        shard_ranks: number of ranks in that run that share one copy of the model; None for all.
     """
     strategy = str(context.get("strategy", "fsdp")) if "workload" in context else ""
     command = taken_apart(str(context.get("command", "")), tuple(context.get("script", ())))

@@ -172,7 +172,7 @@ class CostCurve:
         return self.source in ("run", "calls")
 
     def step_s(self, step_bytes: float) -> float:
-        """Returns the time of one step of the algorithm, in seconds."""
+        """Returns the time of one step of the algorithm that sends ``step_bytes``, in seconds."""
         time_s = between(self.knots, step_bytes)
         return self._line_s(step_bytes) if math.isnan(time_s) else time_s
 

@@ -187,7 +187,7 @@ def _outside(link: ScenarioLink, call: ChangedCall) -> Sequence[str]:
 
 _REPLICATES = 20
 _SEED = 20240501
-#: Sizes of an algorithm's step within this factor count as one size.
+#: Bytes per step of the algorithm that differ by less than this factor count as one size.
 _APART = 1.2
 
 

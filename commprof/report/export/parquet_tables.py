@@ -51,7 +51,7 @@ RANKS_OF_A_FILE = 128
 #: Rows after which a row group is written; it holds whole ranks.
 _GROUP_ROWS = 1 << 16
 
-#: The table of kinds of collectives, whose rows are few.
+#: Name of the table with a row per kind of collective.
 KINDS = "kinds"
 _CALL_TIMES = ("duration", "queue", "wait", "transfer", "group_transfer", "exposed")
 #: Name and type, as pyarrow calls it, of each column of each table.

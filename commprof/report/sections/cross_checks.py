@@ -37,9 +37,9 @@ def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
 def as_lines(
     place: str, heading: str, checks: Sequence[tuple[int, Sequence[CrossCheck]]], medium: Medium
 ) -> Iterator[Section]:
-    """Yields a section with a line for each check that is worth one.
+    """Yields a section with a line per check, if there is any.
 
-    These are all checks of the last world size, and disagreeing checks of the others.
+    It has all checks of the last world size, and the checks of the others that disagree.
 
     Args:
         place: the section's id.

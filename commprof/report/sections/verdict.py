@@ -1,4 +1,4 @@
-"""The verdict on a run, with the figures of its card and what to do next."""
+"""The section with the verdict on a run: its headline, the card's facts and the next step."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ SCHEMES: Final = (
     ("None", "hierarchical", 0, "fp32 averages: shared memory within hosts, gloo between hosts"),
 )
 
-#: Code of the scheme with the option (None: all that compress), name, minimum, maximum,
-#: default, whole numbers only, meaning.
+#: Code of the scheme that has the option (None: every scheme that compresses), name,
+#: minimum, maximum, default, True if only whole numbers are allowed, meaning.
 OPTIONS: Final = (
     ("TopK", "ratio", 1e-09, 1, 0.01, False, "fraction of the values to send"),
     ("PowerSgd", "rank", 1, 16, 4, True, "columns of the factors that are sent"),
