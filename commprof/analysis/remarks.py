@@ -208,7 +208,7 @@ def _about_causes(world: WorldResult) -> list[str]:
     held_up = world.lateness.longer_phase
     if held_up is not None:
         found.append(
-            f"At {name} rank {held_up.rank}'s {held_up.phase} takes {in_ms(held_up.longer_ms)} "
+            f"At {name}, rank {held_up.rank}'s {held_up.phase} takes {in_ms(held_up.longer_ms)} "
             f"longer than on the other ranks: {listed(_what_held_up(held_up))}."
         )
     return found
@@ -233,8 +233,8 @@ def _what_held_up(phase: LongerPhase) -> list[str]:
         pages = plain_digits(phase.major_faults)
         found.append(f"the rank reads {pages} more pages per step from disk")
     if phase.memory_stall_ms > 0:
-        stalled = f"short of memory for {in_ms(phase.memory_stall_ms)} of this difference"
-        found.append(f"the rank's host was {stalled}")
+        stalled = f"stalled for memory for {in_ms(phase.memory_stall_ms)} of this difference"
+        found.append(f"tasks of the rank's host {stalled}")
     if phase.has_many_faults:
         found.append(f"the rank has {phase.minor_faults:,.0f} more page faults per step")
     return found

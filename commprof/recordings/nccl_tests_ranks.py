@@ -131,7 +131,7 @@ def settled_ranks(
     if len(told) == 1:
         return told[0], [
             f"its {source} name {counted(stated[0], 'rank')}, but {ratio} is that of "
-            f"{counted(told[0], 'rank')}, which is taken"
+            f"{counted(told[0], 'rank')}; commprof uses the latter number"
         ]
     if not stated:
         raise ValueError(

@@ -124,7 +124,7 @@ def sentences(result: InspectorResult) -> list[str]:
     if not found:
         found = [f"No process stands out as the one that the others wait for{_most(result)}."]
     found.append(
-        f"In collectives and messages a process spends {_seconds(result.time_s)} in the mean: "
+        f"On average a process spends {_seconds(result.time_s)} in collectives and messages: "
         f"{bound}{_seconds(result.wait_s)} ({result.wait_s / result.time_s:.0%}) waiting for the "
         f"last rank, {missing}the rest transferring."
     )

@@ -103,11 +103,11 @@ CAUSE = CatalogueCause(
     worth=WORTH,
     why=(
         "With `find_unused_parameters=True` DDP walks through the autograd graph after each "
-        "forward pass, and after backward all ranks agree by one more all-reduce on the parameters "
-        "that somebody used. Buckets are not put into the order in which gradients become ready. "
+        "forward pass, and after backward one more all-reduce tells all ranks which parameters any "
+        "of them used. Buckets are not put into the order in which gradients become ready. "
         "None of this is needed if every parameter gets a gradient. If the same parameters are "
-        "unused in every pass, use `static_graph=True`. The Trainer of transformers searches if it "
-        "is not told otherwise: `TrainingArguments(ddp_find_unused_parameters=False)`."
+        "unused in every pass, use `static_graph=True`. The Trainer of transformers searches by "
+        "default; `TrainingArguments(ddp_find_unused_parameters=False)` turns this off."
     ),
     fix="model = DistributedDataParallel(model, find_unused_parameters=False)",
     source="https://github.com/m2lines/Samudra/issues/630",

@@ -286,8 +286,9 @@ def _refuse_without(link: LinkProfile | None, op: str) -> None:
     if link is None or not link.curves or _curve(link, op) is not None:
         return
     raise CommprofError(
-        f"the profile has the costs of {listed(sorted(link.curves))} only, not of {op}; fit "
-        "a file with these too: " + invocation.command("microbench", op, "--json", "FILE")
+        f"the profile has the costs of {listed(sorted(link.curves))}, but not of {op}; "
+        f"measure {op} and fit that file, too: "
+        + invocation.command("microbench", op, "--json", "FILE")
     )
 
 

@@ -119,7 +119,7 @@ INSPECTOR_METRICS: Final = (
     _metric(
         "counter",
         "lost_records_total",
-        "Records that are missing in calls that other ranks recorded.",
+        "Missing records of ranks in calls that other ranks recorded.",
         _job(lambda state: state.lost_records),
     ),
     _metric(

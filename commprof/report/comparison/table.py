@@ -125,7 +125,7 @@ def _about_step(world: WorldComparison) -> str:
             "time in which ranks could run but had no core, the steps do not differ significantly."
         )
     if not step.significant:
-        return f"no difference in the step can be shown ({change}, {_p_text(step.p_value)})."
+        return f"the steps do not differ significantly ({change}, {_p_text(step.p_value)})."
     word = "longer" if step.ratio.value > 1 else "shorter"
     return f"B's step is {word}: {change}, {_p_text(step.p_value)}."
 

@@ -67,7 +67,7 @@ def parts_grid(summaries: Sequence[SummaryResult]) -> Grid:
 
 def _operations(summary: SummaryResult) -> tuple[str, Grid]:
     rows = [_operation_row(row) for row in summary.operations]
-    caption = f"Operations at {_ranks(summary)}, {summary.covered_s:.1f} s"
+    caption = f"Operations at {_ranks(summary)} in {summary.covered_s:.1f} s"
     return caption, Grid(rows, _OPERATION_HEADERS)
 
 

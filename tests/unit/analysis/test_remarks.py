@@ -68,10 +68,10 @@ def test_large_figures_are_written_without_an_exponent() -> None:
     phase = LongerPhase(1, "forward", 1234.4, 1200.4, 0.0, 1100.4, 5432.1, 0.0, 2345.6)
     check = CrossCheck("network", "bytes sent by lo", "MB", 23456.4, 12345.4, False, "")
     assert said(world(2, longer_phase=phase, cross_checks=(check,))) == [
-        "At 2 ranks rank 1's forward takes 1234 ms longer than on the other ranks: the rank was "
+        "At 2 ranks, rank 1's forward takes 1234 ms longer than on the other ranks: the rank was "
         "ready to run but had no core for 1200 ms of this difference (5432 more involuntary "
-        "switches per step), the rank reads 2346 more pages per step from disk and the rank's host "
-        "was short of memory for 1100 ms of this difference.",
+        "switches per step), the rank reads 2346 more pages per step from disk and tasks of the "
+        "rank's host stalled for memory for 1100 ms of this difference.",
         "Cross-check at 2 ranks: bytes sent by lo is 12345 MB, but commprof's figure is 23456 MB "
         "(-47.4%).",
     ]

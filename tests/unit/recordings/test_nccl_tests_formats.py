@@ -271,6 +271,7 @@ def test_a_lost_line_of_a_rank_is_found(tmp_path: Path, ranks: int) -> None:
     assert log.ranks == ranks
     (said,) = log.remarks
     assert f"name {ranks - 1} ranks, but busbw / algbw = " in said
+    assert said.endswith(f" is that of {ranks} ranks; commprof uses the latter number")
     path = tmp_path / "job.out"
     if ranks == 8:
         with pytest.raises(CommprofError, match="does not say on which hosts all ranks were"):

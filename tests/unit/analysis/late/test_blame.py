@@ -145,7 +145,7 @@ def test_remarks_name_the_kernel_counters_that_explain_a_longer_phase() -> None:
         assert world is not None
         return [text for text in _about_causes(world) if "takes" in text]
 
-    longer = "At 3 ranks rank 1's backward takes 18 ms longer than on the other ranks: "
+    longer = "At 3 ranks, rank 1's backward takes 18 ms longer than on the other ranks: "
     assert said(0) == []
     no_core = "the rank was ready to run but had no core for 16 ms of this difference"
     assert said(16) == [f"{longer}{no_core}."]
@@ -156,8 +156,8 @@ def test_remarks_name_the_kernel_counters_that_explain_a_longer_phase() -> None:
         f"{longer}{no_core} (4 more involuntary switches per step)."
     ]
     assert said(0, major_faults=7, memory_stall_ns=11 * MS) == [
-        f"{longer}the rank reads 7 more pages per step from disk and the rank's host was short of "
-        "memory for 11 ms of this difference."
+        f"{longer}the rank reads 7 more pages per step from disk and tasks of the rank's host "
+        "stalled for memory for 11 ms of this difference."
     ]
     assert said(0, minor_faults=12_000) == [
         f"{longer}the rank has 12,000 more page faults per step."

@@ -327,7 +327,7 @@ def test_costs_of_any_operation_are_fitted_and_none_stands_for_an_all_reduce(
     assert list(made.links[SAME_HOST].curves) == ["all_gather"]
     with pytest.raises(
         CommprofError,
-        match=r"costs of all_gather only, not of all_reduce; .*microbench all_reduce --json FILE",
+        match=r"costs of all_gather, but not of all_reduce; .*microbench all_reduce --json FILE",
     ):
         Replay(schedule(), made).predict(Scenario(2))
 
