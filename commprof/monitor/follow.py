@@ -377,7 +377,8 @@ class JobTail:
         self._open: dict[Path, TraceTail] = {}
         #: Tails of each rank's last attempt, by the rank in the file's name.
         self._last: dict[int, TraceTail] = {}
-        self._left: frozenset[int] = frozenset()
+        #: Trace of each rank that is not followed; None if it is not known yet.
+        self._left: dict[int, Path | None] = {}
         #: How often a rank was restarted and began another trace.
         self.restarts = 0
 
@@ -396,8 +397,15 @@ class JobTail:
         return {rank: tail for rank, tail in self._last.items() if tail.metadata is None}
 
     def leave(self, ranks: Collection[int]) -> None:
-        """Stops following these ranks; all others are followed again."""
-        self._left = frozenset(ranks)
+        """Stops following these ranks, until they begin another trace; follows all others again.
+
+        A rank whose newest trace has no metadata yet is followed until it has.
+        """
+        paths = {rank: tail.path for rank, tail in self.tails.items()}
+        unread = self.unread
+        self._left = {
+            rank: paths.get(rank, self._left.get(rank)) for rank in ranks if rank not in unread
+        }
         for path, tail in list(self._open.items()):
             rank = (rank_and_attempt(path) or (-1, 0))[0]
             if rank in self._left:
@@ -410,7 +418,9 @@ class JobTail:
         """Returns new records by rank."""
         for rank, path in list(_traces(self.directory).items())[:_MOST_RANKS]:
             if rank in self._left:
-                continue
+                self._left[rank] = self._left[rank] or path
+                if self._left[rank] == path:
+                    continue
             if path not in self._open and self._only_rank in (None, rank):
                 self._open[path] = self._last[rank] = TraceTail(path, self._recent_bytes)
         found: dict[int, Records] = {}

@@ -29,6 +29,8 @@ from commprof.units import ns_to_s
 
 #: How long the ranks of other hosts are not followed, as their hosts may write a summary yet.
 _GRACE_S: Final = 20.0
+#: Largest number of ranks of missing hosts whose traces are followed, which takes about 1 MB each.
+_MOST_FOLLOWED: Final = 256
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class OtherHosts:
         self._is_monitor = is_monitor
         self._files = HostSummaries(job.directory)
         self._until_s = math.inf
+        #: Ranks whose traces were written on other hosts.
+        self._elsewhere: set[int] = set()
         #: True once the job was seen to run with summaries of hosts.
         self._used = False
         #: All hosts whose files were found, in order.
@@ -87,15 +91,19 @@ class OtherHosts:
             self._until_s = time.monotonic() + _GRACE_S
         first = tails[min(local)].metadata
         assert first is not None
-        others = set(range(first["world_size"])) - local
-        if not others:
+        if local.issuperset(range(first["world_size"])):
             return
+        # Ranks begin one after another: one without a trace yet may be of this host.
+        self._elsewhere = (self._elsewhere | tails.keys()) - local
         if 0 not in local:
-            self._job.leave(others)
+            self._job.leave(self._elsewhere)
             return
         self._read(self._own_path(tails, local))
-        waits = time.monotonic() < self._until_s
-        self._job.leave(others if waits else others & self._ranks_elsewhere())
+        summarised = self._ranks_elsewhere() - local
+        if time.monotonic() < self._until_s:
+            written = {rank for host in self.usable for rank in host.part.ranks}
+            summarised |= self._elsewhere - written
+        self._job.leave(summarised)
 
     def write(
         self,
@@ -134,18 +142,17 @@ class OtherHosts:
         content = host_content(ranks, [by_rank[rank.rank] for rank in ranks], by)
         replace_file(self._own_path(tails, chosen), content)
 
-    def waited_for_s(self, own: Sequence[SummaryPart], world_size: int) -> dict[int, float]:
-        """Returns for how long the other ranks waited for each rank; none if some are not known."""
-        parts = [*own, *(host.part for host in self.usable)]
-        known = sum(len(part.ranks) for part in parts if part.summary.arrivals_known)
-        if known < world_size:
-            return {}
-        total = dict.fromkeys(range(world_size), 0)
-        for part in parts:
-            for _, rank, waited_ns in part.summary.waited_for.cells.tolist():
-                if rank in total:
-                    total[rank] += waited_ns
-        return {rank: ns_to_s(waited_ns) for rank, waited_ns in total.items()}
+    def instead_of(self, tails: dict[int, TraceTail]) -> list[OtherHost]:
+        """Returns the hosts to be used instead of traces: a missing one if some are not followed.
+
+        Its figures are old: they go into totals alone, and not into what is compared by step.
+        """
+        followed = {rank for rank, tail in tails.items() if tail.summary is not None}
+        return [
+            host
+            for host in self.usable
+            if not host.seen.missing or not followed.issuperset(host.part.ranks)
+        ]
 
     def _read(self, own: Path | None) -> None:
         """Reads the hosts' files but ``own``."""
@@ -167,13 +174,20 @@ class OtherHosts:
         return bool(sizes) and world_size not in sizes
 
     def _ranks_elsewhere(self) -> set[int]:
-        """Returns the ranks that are known from other hosts' summaries."""
-        return {
-            rank
-            for host in self.usable
-            if not (self._is_monitor and self._here.is_on(host.part.host[0]))
-            for rank in host.part.ranks
-        }
+        """Returns the ranks whose traces need not be followed, as their hosts wrote summaries.
+
+        Traces of missing hosts are followed, as their ranks may run on; if they are not too many.
+        """
+        ranks: set[int] = set()
+        room = _MOST_FOLLOWED
+        for host in self.usable:
+            if self._is_monitor and self._here.is_on(host.part.host[0]):
+                continue
+            if host.seen.missing and len(host.part.ranks) <= room:
+                room -= len(host.part.ranks)
+            else:
+                ranks.update(host.part.ranks)
+        return ranks
 
     def _own_path(self, tails: dict[int, TraceTail], local: set[int]) -> Path:
         machine = (tails[min(local)].metadata or {})["machine"]
@@ -181,3 +195,16 @@ class OtherHosts:
 
     def _is_local(self, tail: TraceTail) -> bool:
         return tail.metadata is not None and self._here.is_local(tail.metadata)
+
+
+def waited_for_s(parts: Sequence[SummaryPart], world_size: int) -> dict[int, float]:
+    """Returns for how long the other ranks waited for each rank; none if some are not known."""
+    known = sum(len(part.ranks) for part in parts if part.summary.arrivals_known)
+    if known < world_size:
+        return {}
+    total = dict.fromkeys(range(world_size), 0)
+    for part in parts:
+        for _, rank, waited_ns in part.summary.waited_for.cells.tolist():
+            if rank in total:
+                total[rank] += waited_ns
+    return {rank: ns_to_s(waited_ns) for rank, waited_ns in total.items()}

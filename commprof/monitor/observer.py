@@ -21,7 +21,7 @@ from commprof.monitor.figures.recent import RecentOperations, RecentSteps
 from commprof.monitor.figures.steps import SETTLED_NS, NewSteps, StepFollower
 from commprof.monitor.figures.summarised import Summaries, late_in
 from commprof.monitor.follow import JobTail, TraceTail, newest_job, written_ns
-from commprof.monitor.hosts import OtherHosts
+from commprof.monitor.hosts import OtherHosts, waited_for_s
 from commprof.monitor.state import (
     ArrivalState,
     GradientState,
@@ -179,8 +179,12 @@ class Observer:
         tails = _of_one_job(self._job.tails)
         if not tails:
             return None
-        if self._world is None or self._job.restarts != restarts or self._world.grew(tails):
+        if self._world is None or self._job.restarts != restarts:
             self._world = self._followed(tails)
+        elif self._world.grew(tails):
+            before = self._world.summaries
+            self._world = self._followed(tails)
+            self._world.summaries.update((rank, before[rank]) for rank in before.keys() & tails)
         world = self._world
         for rank in tails.keys() & new.keys():
             world.steps.add(rank, new[rank])
@@ -249,21 +253,22 @@ class Observer:
         self, world: FollowedTraces, tails: dict[int, TraceTail], hosts: OtherHosts, begin: float
     ) -> JobState:
         first = metadata_of(tails[min(tails)])
-        elsewhere = {rank for host in hosts.usable for rank in host.part.ranks}
-        if elsewhere:
+        if hosts.usable:
+            used = hosts.instead_of(tails)
+            elsewhere = {rank for host in used for rank in host.part.ranks}
             own = rank_parts({rank: tails[rank] for rank in tails.keys() - elsewhere})
-            waited_for_s = hosts.waited_for_s(own, world.world_size)
-            parts = [*own, *(host.part for host in hosts.usable)]
-            late = late_in(world.world_size, parts)
+            waited_s = waited_for_s([*own, *(host.part for host in used)], world.world_size)
+            current = [*own, *(host.part for host in used if not host.seen.missing)]
+            late = late_in(world.world_size, current)
         else:
-            waited_for_s = _waited_for_s(world)
+            waited_s = _waited_for_s(world, tails)
             late = world.late(tails)
         ranks = [
-            _rank_state(rank, tails[rank], world, self._here, waited_for_s.get(rank, math.nan))
+            _rank_state(rank, tails[rank], world, self._here, waited_s.get(rank, math.nan))
             for rank in tails
         ]
         ranks += [
-            replace(state, waited_for_s=waited_for_s.get(state.rank, math.nan))
+            replace(state, waited_for_s=waited_s.get(state.rank, math.nan))
             for host in hosts.usable
             for state in host.states
             if state.rank not in tails
@@ -339,15 +344,16 @@ def _rank_state(
     )
 
 
-def _waited_for_s(world: FollowedTraces) -> dict[int, float]:
-    """Time that the other ranks waited for each rank, from their summaries.
+def _waited_for_s(world: FollowedTraces, tails: dict[int, TraceTail]) -> dict[int, float]:
+    """Time that the other ranks waited for each rank, from the summaries of these ranks.
 
     NaN if one of the others has no summary, or could not separate waiting from transfer.
     """
-    newest = {rank: found.newest for rank, found in world.summaries.items()}
+    summaries = {rank: world.summaries[rank] for rank in tails}
+    newest = {rank: found.newest for rank, found in summaries.items()}
     known = {rank for rank, one in newest.items() if one is not None and one.arrivals_known}
     total_ns = dict.fromkeys(newest, 0)
-    for waiting, found in world.summaries.items():  # once each: a summary has up to 1,024 cells
+    for waiting, found in summaries.items():  # once each: a summary has up to 1,024 cells
         for rank, waited_ns in found.waited_for_ns().items():
             if rank != waiting and rank in total_ns:
                 total_ns[rank] += waited_ns

@@ -221,6 +221,122 @@ def test_a_killed_or_frozen_host_costs_its_own_figures_only(
         monitor.communicate()
 
 
+def _without_summaries(run: Path, away: Path) -> JobState:
+    """Returns the state of a job that the traces alone tell."""
+    away.mkdir()
+    for trace in run.glob("*.trace"):
+        (away / trace.name).write_bytes(trace.read_bytes())
+    observer = Observer(away)
+    state = looked(observer)
+    observer.close()
+    return state
+
+
+@pytest.mark.parametrize("most_followed", [256, 0])
+@pytest.mark.parametrize("is_monitor", [True, False])
+def test_a_host_whose_monitor_was_killed_falsifies_nothing(
+    tmp_path: Path,
+    watching: list[Observer],
+    monkeypatch: pytest.MonkeyPatch,
+    most_followed: int,
+    is_monitor: bool,
+) -> None:
+    monkeypatch.setattr(host_summary, "_LATENESS_S", 0.0)
+    monkeypatch.setattr(hosts_module, "_MOST_FOLLOWED", most_followed)
+    run = tmp_path / "run"
+    hosts = simulated(run, 3)
+    hosts[1].publish(0.0)
+    for host in hosts:
+        host.write(401)
+    for host in (hosts[0], hosts[2]):
+        host.publish(600)
+    observer = Observer(run, is_monitor=is_monitor)
+    watching.append(observer)
+    state, expected = looked(observer, 3), _without_summaries(run, tmp_path / "traces")
+    assert [host.name for host in state.missing_hosts] == ["node0001"]
+    assert state.late is not None
+    assert expected.late is not None
+    assert state.late.rank == 3
+    assert state.late.wait_s == pytest.approx(expected.late.wait_s)
+    assert state.late.waiting_ranks == (11 if most_followed else 7)
+    behind = set(range(4, 8)) if not most_followed else set()
+    assert {rank.rank for rank in state.ranks if rank.step == 401} == behind
+    assert all(not math.isnan(rank.waited_for_s) for rank in state.ranks)
+
+
+def test_a_job_ends_for_watchers_if_a_monitor_was_killed(
+    tmp_path: Path, watching: list[Observer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_summary, "_LATENESS_S", 0.0)
+    hosts = simulated(tmp_path, 3)
+    hosts[0].publish(600)
+    hosts[1].publish(0.0)
+    watching += [Observer(tmp_path), Observer(tmp_path, is_monitor=True)]
+    assert not any(looked(observer, 3).finished for observer in watching)
+    for host in hosts:
+        host.write(2, closed=True)
+    for host in (hosts[0], hosts[2]):
+        host.publish(600)
+    for observer in watching:
+        state = looked(observer)
+        assert [host.name for host in state.missing_hosts] == ["node0001"]
+        assert state.finished
+
+
+def test_recent_figures_go_on_if_a_host_becomes_missing(
+    tmp_path: Path, watching: list[Observer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_summary, "_LATENESS_S", 0.0)
+    hosts = simulated(tmp_path, 3)
+    observer = Observer(tmp_path, is_monitor=True, patience_s=0.0)
+    watching.append(observer)
+    looked(observer)
+    hosts[0].write(11)
+    hosts[1].publish(0.0)
+    recent = looked(observer, 3).ranks[0].recent
+    assert recent is not None
+    assert recent.steps == 10
+
+
+@pytest.mark.parametrize("where", [0, 2])
+def test_a_rank_that_begins_late_on_a_monitors_host_is_followed(
+    tmp_path: Path, watching: list[Observer], where: int
+) -> None:
+    simulated(tmp_path, 3)
+    late = tmp_path / f"rank_{PER_HOST * where + 3}.trace"
+    content = late.read_bytes()
+    late.unlink()
+    with here_on(where) as here:
+        observer = Observer(tmp_path, is_monitor=True, here=here)
+        watching.append(observer)
+        looked(observer)
+        late.write_bytes(content)
+        looked(observer)
+        assert observer._job is not None
+        assert sorted(observer._job.tails) == list(range(PER_HOST * where, PER_HOST * (where + 1)))
+
+
+def test_a_rank_that_is_restarted_on_a_monitors_host_is_followed(
+    tmp_path: Path, watching: list[Observer]
+) -> None:
+    """An elastic restart may give the ranks of one host to another."""
+    simulated(tmp_path, 3)
+    with here_on(2) as here:
+        observer = Observer(tmp_path, is_monitor=True, here=here)
+        watching.append(observer)
+        looked(observer)
+        place = tmp_path / "begun"
+        place.mkdir()
+        for on, rank in ((2, 4), (2, 9), (1, 5)):
+            host = SimulatedHost(place, on, 3, PER_HOST)
+            host.ranks, host._heads = range(rank, rank + 1), {rank: host._head(rank)}
+            host.write(1)
+            (place / f"rank_{rank}.trace").rename(tmp_path / f"rank_{rank}.attempt_1.trace")
+        looked(observer)
+        assert observer._job is not None
+        assert sorted(observer._job.tails) == [4, 8, 9, 10, 11]
+
+
 def _until(observer: Observer, seen: Any, timeout_s: float = 20) -> JobState:
     end = time.monotonic() + timeout_s
     while True:
@@ -375,7 +491,7 @@ def test_monitors_of_other_hosts_follow_their_own_ranks_alone(tmp_path: Path) ->
     simulated(tmp_path, 3)
     with here_on(2) as here:
         observer = Observer(tmp_path, is_monitor=True, here=here)
-        state = looked(observer)
+        state = looked(observer, 3)
         assert observer._job is not None
         assert sorted(observer._job.tails) == [8, 9, 10, 11]
         assert (state.hosts, state.late) == ((), None)
