@@ -254,7 +254,8 @@ class HostSummaries:
         for path in summary_paths(self._directory):
             if path != but:
                 self._files.setdefault(path, _File(path)).look()
-        hosts = [host for file in self._files.values() for host in file.seen()]
+        files = [file for path, file in self._files.items() if path != but]
+        hosts = [host for file in files for host in file.seen()]
         known = [host.summary for host in hosts if host.summary]
         attempt = max((summary.attempt for summary in known), default=0)
         began_s = max(

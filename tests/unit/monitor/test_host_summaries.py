@@ -509,6 +509,20 @@ def test_top_reads_hosts_and_one_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert "12 ranks, gloo, always-on mode" in text
 
 
+def test_a_monitor_that_is_started_again_does_not_read_its_own_file(
+    tmp_path: Path, watching: list[Observer]
+) -> None:
+    hosts = simulated(tmp_path, 3)
+    hosts[0].publish(600)
+    for host in hosts:
+        host.write(2)
+    observer = Observer(tmp_path, is_monitor=True)
+    watching.append(observer)
+    state = looked(observer)  # the first look finds which ranks, and which file, are its own
+    assert [host.name for host in state.hosts] == ["node0001", "node0002"]
+    assert [rank.step for rank in state.ranks] == [402] * PER_HOST + [401] * 2 * PER_HOST
+
+
 def test_hosts_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     """Prometheus refuses all samples if two have the same labels."""
     simulated(tmp_path, 3)
