@@ -86,10 +86,11 @@ def analyse_in_detail(
         if live is not None and live.world_size == world_size:
             # While the job runs, what its hosts wrote saves the reading of every trace.
             summaries.append(live)
-            running.append(_still_runs(hosts))
+            running.append(_last_heard(hosts))
             untraced = WorldRun(world_size, traced_in(directory, world_size), {}, {}, ())
             incidents.append(find_incidents(untraced, None))
             continue
+        running += [_is_missing(host) for host in hosts if host.missing]
         run = read(directory, world_size)
         backends |= {
             group.backend for trace in run.traces.values() for group in trace.groups.values()
@@ -154,12 +155,19 @@ def analyse_in_detail(
     return result, tuple(details)
 
 
-def _still_runs(hosts: Sequence[SeenHost]) -> str:
-    ages = [host.age_s for host in hosts if not host.missing]
+def _last_heard(hosts: Sequence[SeenHost]) -> str:
+    """Says how old the figures are; whether the job runs on is not known."""
+    ages = [host.age_s for host in hosts]
+    heard = f"{min(ages):.0f} to {max(ages):.0f} s ago"
     return (
-        f"The job still runs: the figures are those that {counted(len(ages), 'host')} wrote, up to "
-        f"{max(ages):.0f} s ago. The traces will tell more once it has ended."
+        f"The figures are those that {counted(len(ages), 'host')} of the job wrote, last {heard}. "
+        "The traces will tell more once the job has ended."
     )
+
+
+def _is_missing(host: SeenHost) -> str:
+    sentence = host.sentence()
+    return f"{sentence[0].upper()}{sentence[1:]}. The figures are therefore those of the traces."
 
 
 def _supported(detail: WorldDetail, world: WorldResult) -> WorldDetail:

@@ -30,7 +30,7 @@ from commprof.analysis.summary_result import (
 from commprof.trace import schema
 from commprof.trace.exchanged import exchanged_in_summary
 from commprof.trace.found_steps import SOURCES
-from commprof.trace.host_summary import HostSummary, SeenHost
+from commprof.trace.host_summary import HostSummary, SeenHost, read_whole
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Phase
@@ -305,24 +305,21 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
 
 
 def analyse_hosts(hosts: Sequence[SeenHost]) -> SummaryResult | None:
-    """Merges the sums that the hosts of a running job wrote; None if none can be used.
+    """Merges the sums that the hosts of a running job wrote.
 
-    Missing hosts are in ``problems``, with the time since which their figures are missing.
+    None if the hosts that are not missing do not have all ranks, or if a file cannot be used.
     """
-    parts: list[SummaryPart] = []
-    problems = [host.sentence() for host in hosts if host.missing]
-    world_size = max((host.summary.world_size for host in hosts if host.summary), default=0)
-    for host in hosts:
-        if host.summary is None or host.summary.world_size != world_size:
-            continue
-        try:
-            parts.append(host_part(host.summary, host.whole()))
-        except (OSError, ValueError) as error:
-            problems.append(f"the summary of {host.described} cannot be used: {error}")
-    if not parts:
+    heard = [host for host in hosts if host.summary is not None and not host.missing]
+    world_size = max((host.summary.world_size for host in heard if host.summary), default=0)
+    ranks = sorted(rank for host in heard if host.summary for rank in host.summary.ranks)
+    if not heard or ranks != list(range(world_size)):
+        return None
+    try:
+        parts = [host_part(*read_whole(host.path)) for host in heard]
+    except (OSError, ValueError):
         return None
     late = late_rank_of(world_size, parts, share_a_clock(parts))
-    return _merged(world_size, parts, late, tuple(problems))
+    return _merged(world_size, parts, late, ())
 
 
 def _merged(

@@ -140,7 +140,22 @@ def read_host_summary(path: Path) -> HostSummary:
         ValueError: it is damaged or of another version; the message says what is wrong.
     """
     with open_regular(path) as file:
-        line = file.readline(MOST_BYTES)
+        return _first_line(file.readline(MOST_BYTES))
+
+
+def read_whole(path: Path) -> tuple[HostSummary, Summary]:
+    """Reads a host's file, and the sum of its ranks' summaries with operations.
+
+    The file is opened once, so both lines are of one writing. Raises as ``read_host_summary``.
+    """
+    with open_regular(path) as file:
+        lines = file.readline(MOST_BYTES), file.readline(MOST_BYTES)
+    summary = _first_line(lines[0])
+    operations: list[Any] = checked(_value(lines[1]), list, "the second line")
+    return summary, summary_of({**summary.summary, "operations": operations})
+
+
+def _first_line(line: bytes) -> HostSummary:
     value = _value(line)
     version = checked(value, dict, "it").get("version")
     if version != VERSION:
@@ -148,17 +163,6 @@ def read_host_summary(path: Path) -> HostSummary:
     summary: HostSummary = checked(value, HostSummary)
     _check(summary)
     return summary
-
-
-def read_operations(path: Path) -> list[Any]:
-    """Reads the second line of a host's file, the operations; raises as the first's reading does.
-
-    If the file was replaced since the first line was read, the operations are a little newer.
-    """
-    with open_regular(path) as file:
-        file.readline(MOST_BYTES)
-        operations: list[Any] = checked(_value(file.readline(MOST_BYTES)), list, "the second line")
-    return operations
 
 
 def _value(line: bytes) -> Any:
@@ -308,17 +312,6 @@ class SeenHost:
     path: Path
     #: Why the newest file cannot be read; empty if it can.
     problem: str = ""
-
-    def whole(self) -> Summary:
-        """Returns the sum of the summaries of the host's ranks, with operations; reads the file.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it is damaged, or there is no sound summary.
-        """
-        if self.summary is None:
-            raise ValueError(self.problem)
-        return summary_of({**self.summary.summary, "operations": read_operations(self.path)})
 
     def sentence(self) -> str:
         """Says that the host is missing, since when and why."""

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.summaries import SummaryPart, analyse_hosts, analyse_summaries
 from commprof.commands import main
+from commprof.files import replace_file
 from commprof.monitor import hosts as hosts_module
 from commprof.monitor.figures.hosts import WrittenBy, host_content
 from commprof.monitor.metrics.metrics import samples
@@ -33,6 +35,7 @@ from commprof.trace.host_summary import (
     HostSummaries,
     encoded,
     read_host_summary,
+    read_whole,
     running_hosts,
     summary_paths,
 )
@@ -148,7 +151,9 @@ def test_the_report_command_reads_summaries_while_the_job_runs_and_traces_afterw
     monkeypatch.setattr(run_directory, "read_trace", noted)
     assert main(["report", str(tmp_path), "--all"]) == 0
     text = capsys.readouterr().out
-    assert "The job still runs: the figures are those that 2 hosts wrote" in " ".join(text.split())
+    text = " ".join(text.split())
+    assert "The figures are those that 2 hosts of the job wrote, last 0 to " in text
+    assert "still runs" not in text  # it may have been killed since
     assert "rank 3 is late" in " ".join(text.split())
     assert not read
     for host in hosts:
@@ -156,9 +161,51 @@ def test_the_report_command_reads_summaries_while_the_job_runs_and_traces_afterw
         host.publish(600)
     assert main(["report", str(tmp_path), "--all"]) == 0
     text = capsys.readouterr().out
-    assert "still runs" not in text
+    assert "hosts of the job wrote" not in text
     assert "rank 3 is late" in " ".join(text.split())
     assert len(read) == 2 * PER_HOST
+
+
+@pytest.mark.parametrize("left", ["no file", "an old file"])
+def test_a_report_of_a_running_job_reads_the_traces_if_a_host_has_no_new_figures(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    left: str,
+) -> None:
+    monkeypatch.setattr(host_summary, "_LATENESS_S", 0.0)
+    simulated(tmp_path, 3)[0].publish(600)
+    if left == "no file":
+        summary_paths(tmp_path)[1].unlink()
+    else:
+        SimulatedHost(tmp_path, 1, 3, PER_HOST).publish(0.0)
+    assert running_hosts(tmp_path)
+    assert main(["report", str(tmp_path), "--all"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "hosts of the job wrote" not in text
+    assert "rank 3 is late" in text
+    missing = "Host node0001 (ranks 4-7) is missing: no figures since "
+    assert (missing in text) == (left == "an old file")
+    (summary,) = analyse_in_detail(tmp_path)[0].summaries
+    assert summary.ranks == tuple(range(12))
+
+
+def test_a_report_has_both_lines_of_one_version_of_a_hosts_file(tmp_path: Path) -> None:
+    """The codes of operations mean other operations in each version."""
+    hosts = simulated(tmp_path, 2)
+    hosts[0].publish(600)
+    before = running_hosts(tmp_path)
+    expected = analyse_hosts(before)
+    path = summary_paths(tmp_path)[1]
+    first, operations = values_in(path)
+    for entry in operations:
+        entry["op"] = len(first["ops"]) - 1 - entry["op"]
+    first["ops"].reverse()
+    replace_file(path, encoded(first, operations))
+    found = analyse_hosts(before)
+    assert expected is not None
+    assert found is not None
+    assert repr(found.operations) == repr(expected.operations)
 
 
 _MONITOR = """
@@ -380,26 +427,22 @@ def test_a_cut_file_keeps_the_last_figures_and_is_named(
     assert [rank.rank for rank in state.ranks] == [0, 1, 2, 3, 8, 9, 10, 11]
     assert state.late is not None
     assert state.late.rank == 3
-    result = analyse_hosts(running_hosts(tmp_path))
-    assert result is not None
-    assert result.ranks == (8, 9, 10, 11)
-    assert any("is missing" in problem for problem in result.problems)
+    assert running_hosts(tmp_path)
+    assert analyse_hosts(running_hosts(tmp_path)) is None
 
 
 def test_a_file_cut_within_its_operations_is_sound_for_top_and_not_for_a_report(
     tmp_path: Path, watching: list[Observer]
 ) -> None:
-    simulated(tmp_path, 3)
-    cut = summary_paths(tmp_path)[0]
+    simulated(tmp_path, 3)[0].publish(600)
+    assert analyse_hosts(running_hosts(tmp_path)) is not None
+    cut = summary_paths(tmp_path)[1]
     whole = cut.read_bytes()
     cut.write_bytes(whole[: whole.index(b"\n") + 100])
     observer = Observer(tmp_path, is_monitor=True)
     watching.append(observer)
     assert not looked(observer).missing_hosts
-    result = analyse_hosts(running_hosts(tmp_path))
-    assert result is not None
-    assert result.ranks == (8, 9, 10, 11)
-    assert any("cannot be used" in problem for problem in result.problems)
+    assert analyse_hosts(running_hosts(tmp_path)) is None
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -462,8 +505,7 @@ def test_a_file_is_bounded_whatever_the_host_holds(tmp_path: Path) -> None:
     assert (found.rank_count, len(found.ranks)) == (4096, 4096)
     assert len(found.listed) <= 64
     assert found.waits.steps.count == 4096 * one.summary.steps.count
-    (seen,) = HostSummaries(tmp_path).look()
-    whole = seen.whole()
+    _, whole = read_whole(path)
     assert sum(each.count for each in whole.operations) == 400 * (8 * 255 + 4088)
     odd = [rank_state(rank * rank) for rank in range(600)]  # in no series
     path.write_bytes(host_content(odd, parts[:600], replace(by, world_size=600**2)))
