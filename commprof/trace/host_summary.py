@@ -359,8 +359,12 @@ class _File:
                 None, self._path.stem, described, age_s, since_s, True, self._path, self._problem
             )
             return
-        # Clocks of hosts differ: what changed while this process looked is not older than that.
-        age_s = max(0.0, now_s - self._summary.time_s)
+        # Clocks of hosts differ, so the youngest age counts: by the file's own time, by that of the
+        # file system unless the file was copied later, and what changed while this process looked.
+        written_s, changed_s = self._summary.time_s, self._stamp[0] / 1e9
+        if abs(changed_s - written_s) <= _SKEW_S:
+            written_s = max(written_s, changed_s)
+        age_s = max(0.0, now_s - written_s)
         if self._changed_s is not None:
             age_s = min(age_s, time.monotonic() - self._changed_s)
         yield SeenHost(

@@ -575,6 +575,25 @@ def test_hosts_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     assert names == ["localhost (00000001)", "localhost (00000002)"]
 
 
+@pytest.mark.parametrize(
+    ("by_its_clock_s", "by_the_file_s", "missing"),
+    [(14, 0, False), (0, 14, False), (14, 14, True), (3600, 0, True), (-14, 0, False)],
+)
+def test_a_host_is_not_missing_because_its_clock_is_wrong(
+    tmp_path: Path, by_its_clock_s: float, by_the_file_s: float, missing: bool
+) -> None:
+    """A report looks once; a file changed an hour after it was written is a copy."""
+    simulated(tmp_path, 2, next_s=2)
+    (path,) = summary_paths(tmp_path)
+    first, operations = values_in(path)
+    now_s = time.time()
+    changed = {"time_s": now_s - by_its_clock_s, "began_s": now_s - 7200}
+    path.write_bytes(encoded({**first, **changed}, operations))
+    os.utime(path, (now_s, now_s - by_the_file_s))
+    (host,) = HostSummaries(tmp_path).look()
+    assert host.missing == missing
+
+
 def test_summaries_of_an_earlier_attempt_or_job_are_not_read(tmp_path: Path) -> None:
     simulated(tmp_path, 4)
     earlier, older, newest = summary_paths(tmp_path)
