@@ -82,10 +82,12 @@ def next_step(
     own_work = words[own_part]
     if world.world_size < 2:
         return NextStep("", "")
-    if world.communication.apart is not None and world.communication.apart.advice:
-        # The headline says it; the catalogue's name is for the JSON result.
-        name = next((cause.id for cause in world.named_causes if cause.is_wrong), "")
-        return NextStep(world.communication.apart.advice, "", name)
+    apart = world.communication.apart
+    if apart is not None and apart.advice:
+        cause = next((cause for cause in world.named_causes if cause.is_wrong), None)
+        if cause is None:
+            return NextStep(apart.advice, "")
+        return NextStep(apart.advice, "", cause.id, cause.fix if apart.kind == "nothing" else "")
     if not world.evidence.supports(Figure.EXPOSED):
         return NextStep(*world.evidence.remedy)
     late = rank_to_look_at(context, world, step)

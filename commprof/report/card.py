@@ -125,14 +125,14 @@ def _whom(card: Card) -> list[tuple[str, str]]:
     lateness, communication = card.lateness, card.communication
     if lateness.late is None and card.world_size < 2:
         return []
-    if lateness.late is None and not lateness.nobody_late and card.following.cause:
-        return []  # the cause says why ranks wait, better than that nobody stands out
     if lateness.late is not None:
         said = _late(lateness.late)
     elif communication.exposed_ms == 0:
         said = "no rank waited"
     elif lateness.nobody_late:
         said = "no single rank stands out"
+    elif card.following.cause:
+        return []  # the cause says why ranks wait, better than that nobody is known
     else:
         why = lateness.nobody_late_lacks
         said = "not known" if why == communication.exposed_lacks else f"not known: {why}"

@@ -103,9 +103,9 @@ def _of_ranks(training: Sequence[Exchanged], together: tuple[tuple[int, ...], ..
         f"model of its own. {_REASONS}"
     )
     advice = (
-        "First find out why no gradients are exchanged: compare the ranks' parameters after some "
-        "steps, for example with --check-sync. If the ranks are meant to train apart, run each as "
-        "a job of one rank."
+        "No gradients are exchanged: wrap the model, and call the wrapper. To see that the ranks' "
+        "parameters differ, run it with `--check-sync 10`. If the ranks are meant to train apart, "
+        "run each as a job of one rank."
     )
     return TrainedApart("nothing", together, max(found, default=0), f"{said}.", advice)
 

@@ -244,7 +244,7 @@ def test_the_finding_is_the_first_sentence_of_the_report() -> None:
     assert made is not None
     text = " ".join(render(made).split())
     assert "needs no change" not in text
-    assert "First find out why no gradients are exchanged" in text
+    assert "No gradients are exchanged: wrap the model, and call the wrapper." in text
 
 
 def test_too_little_is_known_of_a_single_recorded_rank() -> None:
