@@ -246,13 +246,22 @@ def _by_waiting(
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Returns waiting time in ns as ``[waiting rank, rank waited for]``, over all blocks.
 
-    Ranks that are not listed count as not waiting.
+    Ranks that are not listed share what the listed ones leave of their part's waiting.
     """
     total = np.zeros((world_size, world_size))
     for part in parts:
         for rank, pairs in zip(part.listed, part.waited_ns, strict=True):
             inside = pairs[pairs[:, 0] < world_size]
             total[rank, inside[:, 0]] = inside[:, 1]
+        unlisted = np.setdiff1d(part.ranks, part.listed)
+        if len(unlisted):
+            left = _waited_for(world_size, [part]).sum(axis=0) - total[list(part.listed)].sum(
+                axis=0
+            )
+            waiting = np.full(world_size, len(unlisted))
+            waiting[unlisted] -= 1  # a rank does not wait for itself
+            total[unlisted] = np.maximum(0, left) / np.maximum(1, waiting)
+            total[unlisted, unlisted] = 0
     return total
 
 

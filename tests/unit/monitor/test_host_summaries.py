@@ -23,6 +23,7 @@ from commprof.analysis.summaries import SummaryPart, analyse_hosts, analyse_summ
 from commprof.commands import main
 from commprof.files import replace_file
 from commprof.monitor import hosts as hosts_module
+from commprof.monitor.figures import hosts as figures_module
 from commprof.monitor.figures.hosts import WrittenBy, host_content
 from commprof.monitor.metrics.metrics import samples
 from commprof.monitor.metrics.outputs import step_of
@@ -134,6 +135,22 @@ def test_a_report_of_a_running_job_has_the_figures_of_all_traces_without_reading
     for field in fields(same):
         # As text: NaN is not equal to itself.
         assert repr(getattr(result, field.name)) == repr(getattr(same, field.name)), field.name
+
+
+def test_ranks_without_figures_of_their_own_wait_for_the_late_rank_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures_module, "MOST_LISTED", 2)
+    simulated(tmp_path, 3)[0].publish(600)
+    listed = [host.summary.listed for host in running_hosts(tmp_path) if host.summary]
+    assert listed == [(0, 3), (4,), (8,)]
+    expected = analyse_summaries(read_world(tmp_path, 3 * PER_HOST))
+    result = analyse_hosts(running_hosts(tmp_path))
+    assert expected is not None
+    assert result is not None
+    assert result.late_rank is not None
+    assert result.late_rank == expected.late_rank
+    assert result.late_rank.waiting_ranks == 11
 
 
 def test_the_report_command_reads_summaries_while_the_job_runs_and_traces_afterwards(
