@@ -26,9 +26,12 @@ from commprof.trace.summary import (
     merged_histogram,
 )
 
-#: Largest number of cells of waiting in a sum.
-_MOST_CELLS: Final = 512
+#: Largest number of blocks of waiting in a sum, of their cells, and of ranks that were waited for.
 _MOST_BLOCKS: Final = 128
+_MOST_CELLS: Final = 512
+_MOST_RANKS: Final = 512
+#: If there are more cells, only so many ranks keep theirs in all blocks.
+_COSTLIEST: Final = 32
 #: Largest number of ranks that came last in a sum.
 _MOST_LAST: Final = 64
 #: Largest number of entries of operations in a sum.
@@ -114,24 +117,44 @@ def _last(summaries: Sequence[Summary]) -> tuple[tuple[LastRank, ...], LastRank]
 
 
 def summed_waits(parts: Sequence[WaitedFor]) -> WaitedFor:
-    """Adds up waiting by block and rank; neighbouring blocks are joined until few cells are left.
+    """Adds up waiting by block and rank, in few cells.
 
-    If more than ``_MOST_CELLS`` ranks were waited for, those of the shortest waits are left out.
+    If there are too many, only the ranks that were waited for longest keep their blocks, as a late
+    rank is told from chance by its blocks; each other rank has one cell, in the block in which it
+    was waited for longest. Then neighbouring blocks are joined until few cells are left. If more
+    than ``_MOST_RANKS`` ranks were waited for, those of the shortest waits are left out.
     """
     block_ns = max(part.block_ns for part in parts)
     blocks = [part.cells[:, 0] * part.block_ns // block_ns for part in parts]
     block = np.concatenate(blocks)
     rank, waited = (np.concatenate([part.cells[:, n] for part in parts]) for n in (1, 2))
-    while True:
-        cells = _cells(block, rank, waited)
-        span = len(np.unique(cells[:, 0]))
-        if (len(cells) <= _MOST_CELLS and span <= _MOST_BLOCKS) or span <= 1:
-            break
-        block, block_ns = block // 2, block_ns * 2
+    cells = _cells(block, rank, waited)
+    others = cells[:0]
     if len(cells) > _MOST_CELLS:
-        longest = np.argsort(-cells[:, 2], kind="stable")[:_MOST_CELLS]
-        cells = cells[np.sort(longest)]  # still in order of block and rank
-    return WaitedFor(block_ns, cells)
+        cells, others = _split(cells)
+    while len(cells) > _MOST_CELLS or _span(cells, others) > _MOST_BLOCKS:
+        block_ns *= 2
+        cells, others = (
+            _cells(part[:, 0] // 2, part[:, 1], part[:, 2]) for part in (cells, others)
+        )
+    return WaitedFor(block_ns, _cells(*np.concatenate([cells, others]).T))
+
+
+def _split(cells: Ints) -> tuple[Ints, Ints]:
+    """Returns the cells of the costliest ranks, and one cell for each of the others."""
+    ranks, row = np.unique(cells[:, 1], return_inverse=True)
+    total = np.zeros(len(ranks), dtype=np.int64)
+    np.add.at(total, row, cells[:, 2])
+    order = np.argsort(-total, kind="stable")
+    rest = order[_COSTLIEST:_MOST_RANKS]
+    longest = np.lexsort([cells[:, 2], row])  # by rank, the longest wait last
+    last = longest[np.searchsorted(row[longest], rest, side="right") - 1]
+    costly = np.isin(row, order[:_COSTLIEST])
+    return cells[costly], np.column_stack([cells[last, 0], ranks[rest], total[rest]])
+
+
+def _span(*parts: Ints) -> int:
+    return len(np.unique(np.concatenate([cells[:, 0] for cells in parts])))
 
 
 def _cells(block: Ints, rank: Ints, waited: Ints) -> Ints:
