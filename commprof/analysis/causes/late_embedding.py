@@ -13,6 +13,8 @@ from commprof.units import ns_to_ms
 
 #: Fraction of all gradients that one parameter holds.
 _HALF = 0.5
+#: A smaller parameter is no embedding whose exchange is worth a sparse gradient.
+_LEAST_BYTES = 2**20
 #: The training thread waits for its bucket for at least this fraction of the step.
 _EXPOSED = 0.1
 
@@ -35,7 +37,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     sizes = [int(size) for size in facts.ddp_logs[0].get("parameter_bytes", ())]
     sparse = facts.ddp_logs[0].get("sparse_modules")
-    if len(sizes) < 2 or sparse or max(sizes) < _HALF * sum(sizes):
+    if len(sizes) < 2 or sparse or max(sizes) < max(_HALF * sum(sizes), _LEAST_BYTES):
         return None
     masks = [_last(calls) for calls in facts.ranks]
     if not all(mask.any() for mask in masks):
@@ -63,7 +65,8 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"One parameter holds at least {_HALF:.0%} of the bytes that DDP reduces, the last bucket "
+        f"One parameter of at least {_LEAST_BYTES // 2**20} MiB holds at least {_HALF:.0%} of the "
+        "bytes that DDP reduces, the last bucket "
         "of the backward passes holds it, and the training thread waits for this bucket for at "
         f"least {_EXPOSED:.0%} of the step."
     ),

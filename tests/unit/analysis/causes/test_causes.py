@@ -369,6 +369,8 @@ def test_a_huge_embedding_that_is_ready_last_is_named() -> None:
     assert list(found) == ["late-embedding"]
     assert found["late-embedding"].share == pytest.approx(8 / 39.5, abs=0.02)
     assert causes_of(embedded, log={**sizes, "parameter_bytes": [20 * MB] * 3}) == {}
+    small = causes_of(embedded, log={**sizes, "parameter_bytes": [60_000, 500, 500]})
+    assert "late-embedding" not in small
 
 
 def alone(ms: float, every: int, forwards: int = 0):  # type: ignore[no-untyped-def]
