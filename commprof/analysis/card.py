@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from commprof import invocation
@@ -188,7 +188,7 @@ def card(
     named = next((c for c in world.named_causes if c.id == following.cause), None)
     if named is not None and named.is_wrong and not incident and not apart:
         incident = f"Training gives a wrong result. {following.advice}"
-    if any(map(_comes_first, result.incidents)) and not apart:
+    if not apart and any(_comes_first(of_size, named is not None) for of_size in result.incidents):
         following = NextStep("", "")
         advice = remedy or "First see what went wrong during the run:"
         command = invocation.command("report", run, "--all")
@@ -232,10 +232,17 @@ def card(
     )
 
 
-def _comes_first(of_size: Incidents) -> bool:
-    """False if all that happened is that ranks still waited when the job was stopped."""
-    without = replace(of_size, last_wait=None)
-    return bool(without) or (of_size.last_wait is not None and of_size.last_wait.hung)
+def _comes_first(of_size: Incidents, is_cause: bool) -> bool:
+    """True if incidents are to be looked at before other advice is followed.
+
+    False if all that happened is that ranks still waited when the job was stopped. A change of
+    speed is told as a caveat, and does not hide a cause that the steps show, ``is_cause``.
+    """
+    if of_size.hangs or of_size.mismatches:
+        return True
+    if of_size.last_wait is not None and of_size.last_wait.hung:
+        return True
+    return bool(of_size.anomalies or of_size.events) and not is_cause
 
 
 def _incident(incidents: Sequence[Incidents], several_sizes: bool) -> tuple[str, str]:

@@ -27,6 +27,8 @@ from commprof.analysis.world import WorldResult
 from commprof.text import in_bytes, listed
 from commprof.units import ns_to_ms
 
+#: Causes that say why the late rank is late: what they win is the waiting for it, to the last ms.
+_OF_THE_LATE_RANK = ("late-loading", "batches-from-one-rank")
 #: The advice is about data, optimizer or other code if that takes at least this many times as long
 #: as communication.
 _FAR_LARGER = 2.0
@@ -154,10 +156,11 @@ def next_step(
 def _cause(world: WorldResult, late: LateRank | None, step: MeanStep) -> NamedCause | None:
     """Returns the cause from the catalogue to fix first; None if the catalogue has none.
 
-    None also if a late rank costs more, unless the cause makes the result of training wrong.
+    None also if a late rank costs more, unless the cause makes the result of training wrong or says
+    why the rank is late.
     """
     cause = next(iter(world.named_causes), None)
-    if cause is None or cause.is_wrong or late is None:
+    if cause is None or cause.is_wrong or late is None or cause.id in _OF_THE_LATE_RANK:
         return cause
     return cause if cause.weight >= _late_share(late, step) else None
 

@@ -390,6 +390,33 @@ def test_a_named_cause_is_not_preceded_by_whom_nobody_is_sure_to_wait_for() -> N
     assert "Waited for:            not known: why" in render(alone)
 
 
+@pytest.mark.parametrize(("cause", "is_named"), [("late-loading", True), ("ddp-buffers", False)])
+def test_the_reason_of_a_late_rank_is_named_though_it_wins_a_little_less(
+    cause: str, is_named: bool
+) -> None:
+    """Waiting for rank 2 takes 30 % of the step, and the cause 29 %."""
+    named = replace(WRONG, id=cause, is_wrong=False, share=0.29)
+    worlds = (world(4, late_rank=LATE, named_causes=(named,)),)
+    details = [detail(4, forward=25, backward=38, wait=30, transfer=4, other=3)]
+    figures = run_result(*worlds)
+    made = card(figures, details, verdict(figures, details), Path("RUN"))
+    assert made is not None
+    assert (made.following.cause == cause) == is_named
+
+
+def test_a_change_of_speed_does_not_hide_a_cause() -> None:
+    empty: dict[str, Any] = dict.fromkeys(("hangs", "mismatches", "events"), ())
+    changed = incidents(world_size=2, **empty, last_wait=None)
+    details = [detail(2, backward=50, transfer=50)]
+    named = replace(WRONG, is_wrong=False)
+    figures = run_result(world(2, named_causes=(named,)), incidents=(changed,))
+    made = card(figures, details, verdict(figures, details), Path("RUN"))
+    assert made is not None
+    text = render(made)
+    assert "Fix:\n  last = i == 3" in text
+    assert "! Rank 1's own work rose from 20 to 30 ms (+50%) at step 120" in text
+
+
 def test_a_change_of_speed_alone_is_a_caveat_of_the_card() -> None:
     empty: dict[str, Any] = dict.fromkeys(("hangs", "mismatches", "events"), ())
     empty["last_wait"] = None
