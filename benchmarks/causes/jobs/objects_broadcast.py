@@ -13,7 +13,7 @@ for step in common.steps():
         schedule = torch.tensor([float(step), 1e-3])
         dist.broadcast(schedule, src=0)
     else:
-        listed = [{"step": step, "rate": 1e-3}, bytes(1_500_000)] if rank == 0 else [None, None]
+        listed = [{"step": step, "rate": 1e-3}, bytes(4_000_000)] if rank == 0 else [None, None]
         dist.broadcast_object_list(listed, src=0)
     ddp(torch.randn(1024, 128)).pow(2).mean().backward()
     optimizer.step()
