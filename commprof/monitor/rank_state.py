@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from commprof.analysis.align.matching import RECV, RECV_ANY_SOURCE, SEND
-from commprof.analysis.late.standing import MOST_RECENT, OwnCall, PendingOperation, own_call
+from commprof.analysis.late.standing import MOST_RECENT, SILENT, OwnCall, PendingOperation, own_call
 from commprof.trace.documents import Group
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
@@ -30,11 +30,6 @@ _TAKEN = [
     *(Kind.FINALIZE_BEGIN, Kind.FINALIZE_END, Kind.DEVICE_WAIT),
 ]
 _ALL_REDUCE = OPS.index("all_reduce")
-#: Operations whose completion gloo does not report: it is known only if a wait for it blocked.
-_SILENT = {
-    *POINT_TO_POINT,
-    *(code for code, name in enumerate(OPS) if name.startswith("reduce_scatter")),
-}
 #: Largest number of pending operations kept; the oldest are dropped. Backends may report no
 #: completions.
 _MOST_PENDING = 1024
@@ -210,7 +205,7 @@ class FollowedRank:
             issue_ns=row["timestamp_ns"],
             bucket=self._bucket(row) if op == _ALL_REDUCE and row["value"] else -1,
             in_backward=bool(row["value"]),
-            silent=op in _SILENT or on_device,
+            silent=op in SILENT or on_device,
             root=row["aux"] if op in ROOTED else -1,
         )
 

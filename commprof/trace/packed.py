@@ -161,6 +161,14 @@ class PackedRecords:
                     chosen.append(chunk.between(begin_ns, end_ns))
         return replace(self, _chunks=tuple(chunk for chunk in chosen if len(chunk.kinds)))
 
+    def latest(self, records: int) -> PackedRecords:
+        """Returns the last records: whole chunks, which hold at least so many if there are."""
+        first, held = len(self._chunks), 0
+        while first and held < records:
+            first -= 1
+            held += len(self._chunks[first].kinds)
+        return replace(self, _chunks=self._chunks[first:])
+
     def count(self, kind: int) -> int:
         """Returns the number of records of a kind."""
         none: tuple[int, list[_Stored]] = 0, []

@@ -7,7 +7,7 @@ import numpy as np
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
-from commprof.analysis.causes.sharded_library import is_flat, library
+from commprof.analysis.causes.sharded_library import library
 from commprof.analysis.collectives.sharding import reductions
 from commprof.analysis.evidence import Figure
 from commprof.trace import columns
@@ -72,7 +72,6 @@ def _rule(facts: Facts) -> Sighting | None:
         "memory for the gradients of the whole model.",
         share,
         saving_without(facts, [Removed.only(mask) for mask in masks]),
-        fix=_FIX_OF_FSDP1 if is_flat(facts) else "",
     )
 
 

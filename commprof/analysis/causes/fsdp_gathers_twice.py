@@ -7,7 +7,7 @@ import numpy as np
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
-from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
+from commprof.analysis.causes.sharded_library import library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
@@ -73,7 +73,6 @@ def _rule(facts: Facts) -> Sighting | None:
         saving_without(
             facts, [_with_copies(c, m) for c, m in zip(facts.ranks, masks, strict=True)]
         ),
-        fix=_FIX_OF_FSDP1 if is_flat(facts) else "",
     )
 
 

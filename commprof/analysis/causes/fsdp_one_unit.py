@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
+from commprof.analysis.causes.sharded_library import library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
@@ -42,7 +42,6 @@ def _rule(facts: Facts) -> Sighting | None:
         f"ended, so that no compute can hide {in_ms(exposed)} per step."
         f"{'' if facts.on_device else _ON_CPU}",
         share,
-        fix=FIX_OF_FSDP1 if is_flat(facts) else "",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.fsdp_one_unit import FIX_OF_FSDP1
-from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
+from commprof.analysis.causes.sharded_library import library, unit_gathers
 from commprof.analysis.collectives.sharding import FORWARD
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
@@ -36,7 +36,6 @@ def _rule(facts: Facts) -> Sighting | None:
         f"{calls:.0f} collectives per step, for which the step waits {in_ms(exposed)}, cost their "
         "latency and hardly any transfer.",
         share,
-        fix=FIX_OF_FSDP1 if is_flat(facts) else "",
     )
 
 

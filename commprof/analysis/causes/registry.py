@@ -39,6 +39,7 @@ from commprof.analysis.causes import (
 )
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.sharded_library import is_flat
 from commprof.analysis.evidence import Figure
 from commprof.analysis.named_cause import NamedCause
 from commprof.analysis.step.measured import MeasuredWorld
@@ -90,13 +91,14 @@ def named_causes(
     if world.world_size < 2 or not world.timing.measured_steps or not world.parts.step_ms > 0:
         return ()
     facts = Facts(context, world, seen)
+    is_fsdp1 = is_flat(facts)
     causes = [
         NamedCause(
             id=cause.id,
             title=cause.title,
             sentence=sighting.sentence,
             line=sighting.line,
-            fix=sighting.fix or cause.fix,
+            fix=sighting.fix or (cause.fix_of_fsdp1 if is_fsdp1 else "") or cause.fix,
             share=sighting.share,
             saving=sighting.saving,
             source=cause.source,

@@ -436,7 +436,7 @@ def _lines(
 
     Of many ranks fewer earlier collectives are read. Lines of which no stack was recorded lack.
     """
-    before = max(_REMEMBERED, _MOST_LINES // len(traces))
+    before = max(_COMPARED, _MOST_LINES // len(traces))
     lines: dict[int, dict[int, str]] = {}
     for trace, table, keys in zip(traces, tables, parts, strict=True):
         if not trace.stacks:

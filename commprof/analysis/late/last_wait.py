@@ -10,24 +10,24 @@ whose collectives end there, are left to the watchdog and to Flight Recorder.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from commprof.analysis.collectives.kinds import short_line
-from commprof.analysis.late.standing import OwnCall, PendingOperation, Words
+from commprof.analysis.late.standing import SILENT, OwnCall, PendingOperation, Words
 from commprof.analysis.late.standstill import Accused, accused_of, find_cause, reasons, waits_of
 from commprof.text import named_ranks
 from commprof.trace import columns
 from commprof.trace.columns import Collectives
 from commprof.trace.documents import Group
 from commprof.trace.lookup import among
+from commprof.trace.packed import PackedRecords
 from commprof.trace.reader import Trace
 from commprof.trace.run.processes import State, state_of
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
     NO_SEQ,
-    OPS,
     POINT_TO_POINT,
     ROOTED,
     Kind,
@@ -41,6 +41,8 @@ _LEAST_S, _OF_STEP = 5.0, 10.0
 _ALIVE = (State.RUNS, State.STOPPED)
 #: Latest collectives of a rank that are looked at.
 _LATEST = 256
+#: Last records of a rank among which these are looked for.
+_TAIL = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
         return None  # the job came to its regular end
     if any(not trace.complete and state_of(trace.metadata) in _ALIVE for trace in traces):
         return None  # it still runs: the watchdog tells
+    traces = [_tail(trace) for trace in traces]
     if any(trace.dropped or _on_device(trace) for trace in traces):
         return None
     hosts = {trace.metadata["machine"].get("hostname") for trace in traces}
@@ -134,6 +137,16 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
         f"for {named_ranks(cause.ranks)} in {operation}{where}, for {seconds:.1f} s when the "
         f"recording ended: {'; '.join(reasons(accused))}",
     )
+
+
+def _tail(trace: Trace) -> Trace:
+    """Returns a trace with its last records only: tables of all records of a long run are large."""
+    records = trace.records
+    if len(records) <= _TAIL:
+        return trace
+    if isinstance(records, PackedRecords):
+        return replace(trace, records=records.latest(_TAIL))
+    return replace(trace, records=records[-_TAIL:])
 
 
 def _error(trace: Trace) -> str:
@@ -200,7 +213,7 @@ def _end(trace: Trace, world_size: int, last_ns: int) -> _End:
         if not collective[row] or (ended and not failed):
             continue
         op = int(table.op[row])
-        is_silent = op in _SILENT
+        is_silent = op in SILENT
         operation = end.pending[int(table.op_id[row])] = PendingOperation(
             op=op_name(op),
             group=names.get(int(table.group[row]), f"number {int(table.group[row])}"),
@@ -232,10 +245,6 @@ def _line(trace: Trace, table: Collectives, row: int) -> str:
     stacks = columns.stacks(trace, table.op_id[rows])
     stacks = stacks[stacks > 0]
     return short_line(trace.stacks.get(int(stacks[-1]), ())) if len(stacks) else ""
-
-
-#: Operations of which gloo reports no completion.
-_SILENT = {code for code, name in enumerate(OPS) if name.startswith("reduce_scatter")}
 
 
 def _place(trace: Trace) -> str:

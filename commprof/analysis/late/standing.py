@@ -9,7 +9,13 @@ from typing import NamedTuple, Protocol
 
 from commprof.analysis.collectives.mismatches import common_bytes
 from commprof.trace.documents import Group
-from commprof.trace.schema import OPS
+from commprof.trace.schema import OPS, POINT_TO_POINT
+
+#: Operations whose completion gloo does not report: it is known only if a wait for it blocked.
+SILENT = {
+    *POINT_TO_POINT,
+    *(code for code, name in enumerate(OPS) if name.startswith("reduce_scatter")),
+}
 
 
 @dataclass(frozen=True)

@@ -133,3 +133,11 @@ def test_a_column_beyond_its_data_is_refused(row: tuple[int, ...]) -> None:
     assert unpack([data], np.array([(2, 7, 8, 0)], dtype=np.uint64)).tolist() == [7, 7]
     with pytest.raises(ValueError, match="does not lie in its data"):
         unpack([data], np.array([row], dtype=np.uint64))
+
+
+@pytest.mark.parametrize(("wanted", "held"), [(1, 7_232), (7_233, 23_616), (10**6, 40_000)])
+def test_the_latest_records_are_whole_chunks_at_the_end(wanted: int, held: int) -> None:
+    records = _random(3, 40_000)  # two chunks of 16,384, and the rest
+    latest = packed.packed(records).latest(wanted)
+    assert len(latest) == held
+    assert (np.asarray(latest) == records[-held:]).all()

@@ -8,6 +8,7 @@ import pytest
 
 from commprof.analysis.late import last_wait as module
 from commprof.analysis.late.last_wait import last_wait
+from commprof.trace.packed import packed
 from commprof.trace.reader import Trace
 from commprof.trace.run.processes import State
 from commprof.trace.schema import FLAG_DEVICE_ASYNC
@@ -95,6 +96,19 @@ def test_a_job_that_still_runs_is_left_to_the_watchdog(monkeypatch: pytest.Monke
 def test_an_error_that_was_taken_back_is_a_regular_end() -> None:
     ended = [replace(r.trace(), metadata={**r.metadata, "ending": {"error": ""}}) for r in job()]
     assert last_wait(ended, 3) is None
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_only_the_end_of_a_long_recording_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, is_packed: bool
+) -> None:
+    monkeypatch.setattr(module, "_TAIL", 16)
+    traces = interrupted(job())
+    if is_packed:
+        traces = [replace(trace, records=packed(trace.records)) for trace in traces]
+    told = last_wait(traces, 3)
+    assert told is not None
+    assert (told.ranks, told.waiting, told.waited_s) == ((1,), (0, 2), 30.0)
 
 
 def test_a_short_wait_for_the_same_call_is_not_called_complete() -> None:
