@@ -101,6 +101,16 @@ class Parser(argparse.ArgumentParser):
         parsed.script_args = script_args
         return parsed, rest
 
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Converts a value; what is no number is refused without naming Python's types."""
+        try:
+            return super()._get_value(action, arg_string)
+        except argparse.ArgumentError:
+            if action.type not in (int, float):
+                raise
+            number = "a whole number" if action.type is int else "a number"
+            raise argparse.ArgumentError(action, f"{arg_string!r} is not {number}") from None
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Refuses a value that is not among the choices, and names the nearest choice."""
         if action.choices is not None and value not in action.choices:

@@ -31,6 +31,8 @@ from tests.support.machines.commands import call
         ),
         ("raport RUN", "; did you mean 'report'? (see "),
         ("report RUN --format jsonn", "did you mean 'json'? (see "),
+        ("run --nproc two", "commprof run: argument --nproc: 'two' is not a whole number (see "),
+        ("report RUN --price-per-hour x", "argument --price-per-hour: 'x' is not a number (see "),
         ("check --nproc 2 extra", "commprof check: unrecognized arguments: extra (see "),
     ],
 )
