@@ -2,56 +2,45 @@
 
 Python collects garbage when enough objects were made, so each rank does it in another step, and
 the others wait. The times go into the trace when capture stops.
+
+A callback of the collector must not be Python code: a Ctrl-C during the collection would raise
+KeyboardInterrupt in it, where the interpreter prints and ignores it, and the program would run on.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import time
-from typing import Any
 
+from commprof import _native
 from commprof.capture.recorder import Recorder
-
-#: A shorter collection is not noted: those of young objects take microseconds.
-_LEAST_NS = 1_000_000
-#: Largest number of collections that are noted; the total goes on.
-_MOST = 4096
 
 
 class GarbageCollections:
-    """Notes when this process collected garbage, from :meth:`install` to :meth:`remove`."""
+    """Notes when this process collected garbage, from :meth:`install` to :meth:`remove`.
+
+    Does nothing without the native module.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._begin_ns = 0
-        self._spans: list[tuple[int, int]] = []
-        self._total_ns = 0
+        self._spans: _native.native.GarbageSpans | None = None
 
     def install(self) -> None:
         """Starts to note collections."""
-        self._begin_ns, self._spans, self._total_ns = 0, [], 0
-        gc.callbacks.append(self._note)
+        if _native.native_error is None:
+            self._spans = _native.native.GarbageSpans()
+            gc.callbacks.append(self._spans)
 
     def remove(self) -> None:
         """Stops, and writes the collections into the trace."""
-        if self._note not in gc.callbacks:
+        spans, self._spans = self._spans, None
+        if spans is None or spans not in gc.callbacks:
             return
-        gc.callbacks.remove(self._note)
+        gc.callbacks.remove(spans)
         # On a full disk the last bytes are the closing block's.
-        if not self._spans or self._recorder.stats().write_errno:
+        if not spans.spans() or self._recorder.stats().write_errno:
             return
-        begin, end = zip(*self._spans, strict=True)
-        noted = {"total_ns": self._total_ns, "begin_ns": begin, "end_ns": end}
+        begin, end = zip(*spans.spans(), strict=True)
+        noted = {"total_ns": spans.total_ns(), "begin_ns": begin, "end_ns": end}
         self._recorder.add_metadata(json.dumps({"garbage": noted}))
-
-    def _note(self, phase: str, _: dict[str, Any]) -> None:
-        now = time.monotonic_ns()
-        if phase == "start":
-            self._begin_ns = now
-            return
-        if now - self._begin_ns < _LEAST_NS or not self._begin_ns:
-            return
-        self._total_ns += now - self._begin_ns
-        if len(self._spans) < _MOST:
-            self._spans.append((self._begin_ns, now))

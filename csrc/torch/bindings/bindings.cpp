@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "core/phase_marker.h"
 #include "core/process/exit_note.h"
+#include "core/process/garbage_spans.h"
 #include "core/recorder.h"
 #include "nccl_plugin/operations.h"
 #include "torch/bindings/bindings.h"
@@ -218,6 +219,27 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
       .def_readonly("write_errno", &RecorderStats::write_errno)
       .def_readonly("records_summarised", &RecorderStats::records_summarised)
       .def_readonly("signal_taken", &RecorderStats::signal_taken);
+
+  py::class_<GarbageSpans>(
+      m,
+      "GarbageSpans",
+      "Callback for gc.callbacks that notes long collections. It runs no "
+      "Python code, in which a Ctrl-C would be raised and then ignored.")
+      .def(py::init<>())
+      .def(
+          "__call__",
+          [](GarbageSpans& spans, const py::str& phase, const py::object&) {
+            const uint64_t now_ns = nowNs();
+            if (PyUnicode_CompareWithASCIIString(phase.ptr(), "start") == 0) {
+              spans.begin(now_ns);
+            } else {
+              spans.end(now_ns);
+            }
+          },
+          py::arg("phase"),
+          py::arg("info"))
+      .def("spans", &GarbageSpans::spans)
+      .def("total_ns", &GarbageSpans::totalNs);
 
   m.def("now_ns", &nowNs, "Returns CLOCK_MONOTONIC in nanoseconds.");
   m.def(

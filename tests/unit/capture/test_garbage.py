@@ -1,15 +1,21 @@
-"""Checks that long garbage collections are noted, and short ones are not."""
+"""Checks that long garbage collections are noted, short ones are not, and Ctrl-C is not lost."""
 
 from __future__ import annotations
 
 import gc
+import signal
 import time
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
+
+from commprof import _native
 from commprof.capture.garbage import GarbageCollections
 from commprof.files import checked
 from commprof.trace.documents import MORE_METADATA
 from tests.support.builders.metadata_recorder import Recorder
+
+pytestmark = pytest.mark.skipif(_native.native_error is not None, reason="needs the native module")
 
 
 class Slow:
@@ -25,6 +31,7 @@ class Slow:
 def noted(seconds: float, write_errno: int = 0) -> dict[str, Any]:
     recorder = Recorder(write_errno)
     collections = GarbageCollections(recorder)  # type: ignore[arg-type]
+    before = list(gc.callbacks)
     gc.collect()
     gc.disable()
     try:
@@ -34,7 +41,7 @@ def noted(seconds: float, write_errno: int = 0) -> dict[str, Any]:
     finally:
         collections.remove()
         gc.enable()
-    assert collections._note not in gc.callbacks
+    assert gc.callbacks == before
     found: dict[str, Any] = recorder.metadata.get("garbage", {})
     if found:
         checked(found, MORE_METADATA["garbage"], "garbage")
@@ -58,3 +65,26 @@ def test_after_the_end_nothing_is_noted() -> None:
 
 def test_on_a_full_disk_nothing_is_written_before_the_closing_block() -> None:
     assert noted(0.02, write_errno=28) == {}
+
+
+class Interrupted(Exception):
+    """Raised by the handler of a signal, as KeyboardInterrupt is by Ctrl-C."""
+
+
+def test_a_signal_during_a_collection_reaches_the_program() -> None:
+    def handler(*_: object) -> NoReturn:
+        raise Interrupted
+
+    collections = GarbageCollections(Recorder())  # type: ignore[arg-type]
+    handler_before = signal.signal(signal.SIGALRM, handler)
+    many = [[number] for number in range(3_000_000)]  # the collector visits each
+    collections.install()
+    try:
+        with pytest.raises(Interrupted):
+            signal.setitimer(signal.ITIMER_REAL, 0.005)
+            gc.collect()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler_before)
+        collections.remove()
+        del many
