@@ -38,8 +38,11 @@ pytestmark = [
     pytest.mark.skipif(_native.native is None, reason="needs the native module"),
 ]
 
-#: Error of the clock's anchors, drift in the second until the next one, and a busy machine.
+#: Error of the clock's anchors, and drift in the second until the next one.
 ERROR_NS = 2_000_000
+#: Share of times that may have a larger error: the simulated device was held up by another process
+#: between the end of an operation and its event.
+SHARE_DISTURBED = 0.05
 #: Number of streams in c10's pool.
 POOL_STREAMS = 32
 
@@ -65,7 +68,9 @@ def test_a_delayed_group_does_not_delay_other_groups(tmp_path: Path, backend: st
     if backend == "silent":
         assert (table.end_ns == 0).all()
     else:
-        assert table.end_ns == pytest.approx(end, abs=ERROR_NS)
+        error_ns = np.abs(table.end_ns.astype(np.float64) - end)
+        assert np.quantile(error_ns, 1 - SHARE_DISTURBED) < ERROR_NS
+        assert error_ns.max() < 0.2 * HELD_UP_MS * 1e6
 
 
 def test_no_context_is_created_on_an_unused_device(tmp_path: Path) -> None:
