@@ -67,6 +67,11 @@ def test_on_a_full_disk_nothing_is_written_before_the_closing_block() -> None:
     assert noted(0.02, write_errno=28) == {}
 
 
+def _collect_with_signal(after_s: float) -> None:
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    gc.collect()
+
+
 class Interrupted(Exception):
     """Raised by the handler of a signal, as KeyboardInterrupt is by Ctrl-C."""
 
@@ -81,8 +86,7 @@ def test_a_signal_during_a_collection_reaches_the_program() -> None:
     collections.install()
     try:
         with pytest.raises(Interrupted):
-            signal.setitimer(signal.ITIMER_REAL, 0.005)
-            gc.collect()
+            _collect_with_signal(after_s=0.005)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler_before)
