@@ -33,7 +33,7 @@ MOST = {
     "commprof/commands/options": 5,
     "commprof/commands/running": 11,
     "commprof/commands/showing": 5,
-    "commprof/forecast/commands": 11,
+    "commprof/forecast/commands": 8,
     "commprof/forecast/costs": 9,
     "commprof/forecast/fit": 30,
     "commprof/forecast/microbench": 11,

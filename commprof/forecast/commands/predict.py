@@ -88,7 +88,8 @@ Every combination of the values in comma-separated lists is predicted. See docs/
             type=Path,
             metavar="FILE",
             help=f"machine profile with fitted costs (default: {default_path()}; if this file does "
-            "not exist, the costs are fitted to the run's own collectives)",
+            "not exist, or is of another backend or link, the costs are fitted to the run's own "
+            "collectives)",
         )
         parser.add_argument(
             "--from-world-size",
@@ -111,17 +112,17 @@ Every combination of the values in comma-separated lists is predicted. See docs/
         """Predicts, prints the answers, and saves them for the run's HTML page."""
         recorded, refused = read_recorded(args.run)
         base = base_of(recorded, args.from_world_size, refused)
-        profile, source = _profile(args, recorded)
+        profile, source = _profile(args, recorded, base)
         replay = _model(base, profile, recorded)
         if args.optimize is not None and isinstance(replay, ShardedReplay):
             raise UsageError(
                 "--optimize compares settings of DistributedDataParallel; for a sharded run give "
                 "lists, such as --shard-ranks 2,4 --reshard-after-forward on,off"
             )
-        others = [each for each in recorded if each is not base and each.schedule.world_size > 1]
+        others = [job for job in recorded if job is not base and job.schedule.world_size > 1]
         for directory in args.check:
-            found, reasons = read_recorded(directory)
-            others += [each for each in found if each.schedule.world_size > 1]
+            checked_with, reasons = read_recorded(directory)
+            others += [job for job in checked_with if job.schedule.world_size > 1]
             refused += reasons
         context = read_context(args.run)
         answers = answer(
@@ -301,17 +302,45 @@ def _hook(word: str) -> str:
     return "" if word.strip() == "none" else word.strip().rstrip(":")
 
 
-def _profile(args: argparse.Namespace, recorded: list[RecordedJob]) -> tuple[MachineProfile, str]:
+def _profile(
+    args: argparse.Namespace, recorded: list[RecordedJob], base: RecordedJob
+) -> tuple[MachineProfile, str]:
+    """Returns the costs and their source in words.
+
+    A profile that the user names is used as it is. The default file was written by whichever fit
+    came last: if it cannot be of the recorded job, the costs are fitted to the job itself.
+    """
     path = args.profile or default_path()
+    unlike = ""
     if args.profile is not None or path.exists():
         profile = load_profile(path)
-        return profile, f"machine profile {invocation.quoted(path)}, of {profile.created}"
+        if args.profile is None:
+            unlike = profile.unlike(base.schedule.link, base.schedule.backend)
+        if not unlike:
+            return profile, _source(profile, path)
     try:
-        return build_profile([], recorded, [str(args.run)])[0], "the run's own collectives"
+        fitted = build_profile([], recorded, [str(args.run)])[0]
     except CommprofError as error:
-        raise CommprofError(
-            f"no machine profile at {invocation.quoted(path)}, and {error}"
-        ) from None
+        missing = (
+            f"the machine profile {invocation.quoted(path)} {unlike}"
+            if unlike
+            else f"no machine profile at {invocation.quoted(path)}"
+        )
+        raise CommprofError(f"{missing}, and {error}") from None
+    source = "the run's own collectives"
+    if unlike:
+        source += f" (the profile {invocation.quoted(path)} {unlike})"
+    return fitted, source
+
+
+def _source(profile: MachineProfile, path: Path) -> str:
+    """Names a profile's file, its date and what it was fitted to."""
+    source = f"machine profile {invocation.quoted(path)}, of {profile.created}"
+    if not profile.sources:
+        return source
+    more = len(profile.sources) - 1
+    also = f" and {more} more" if more else ""
+    return f"{source}, fitted to {invocation.quoted(profile.sources[0])}{also}"
 
 
 def _print(

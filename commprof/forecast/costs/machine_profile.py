@@ -50,6 +50,24 @@ class MachineProfile:
         curve = None if link is None else link.curves.get(canonical(op))
         return math.nan if curve is None else curve.time_s(size_bytes, ranks)
 
+    def unlike(self, link: str, backend: str) -> str:
+        """Says why the costs cannot be those of a job over this link class and backend.
+
+        Args:
+            link: ``SAME_HOST`` or ``OTHER_HOST``.
+            backend: as a job names it: ``gloo``, or ``cpu:gloo,cuda:nccl``.
+
+        Returns:
+            A clause that follows "the profile"; empty if the costs may be the job's.
+        """
+        curves = self.links[link].curves.values() if link in self.links else ()
+        if not curves:
+            return f"has no costs {'within a host' if link == SAME_HOST else 'between hosts'}"
+        backends = {curve.backend for curve in curves}
+        if not any(name in backend for name in backends):
+            return f"is of {', '.join(sorted(backends))}, and the job used {backend}"
+        return ""
+
 
 def default_path() -> Path:
     """Returns ``commprof/machine_profile.json`` in the user's configuration directory (XDG)."""
