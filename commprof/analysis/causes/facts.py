@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property, wraps
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from commprof.trace.schema import FLAG_DEVICE_ASYNC, OPS, Kind, Phase
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
+Seen = TypeVar("Seen")
 
 _NO_TIME = np.iinfo(np.int64).max
 
@@ -152,16 +153,27 @@ class Facts:
     context: Mapping[str, Any]
     world: WorldResult
     seen: MeasuredWorld
+    #: What functions that are decorated with :func:`once` have returned.
+    results: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
-    def ranks(self) -> tuple[RankCalls, ...]:
-        """Calls of each recorded rank."""
-        return tuple(
-            _calls(rank, trace, table, self.seen.measured[position].step)
-            for position, (rank, trace, table) in enumerate(
-                zip(self.seen.ranks, self.seen.traces, self.seen.tables, strict=True)
-            )
-        )
+    def ranks(self) -> Sequence[RankCalls]:
+        """Calls of each recorded rank, which are looked at once a rule asks for them."""
+        return _RanksCalls(self.seen)
+
+    def on_all_ranks(
+        self, look: Callable[[RankCalls], Seen], suffices: Callable[[Seen], bool]
+    ) -> list[Seen]:
+        """Returns what ``look`` sees on each rank; empty if it does not suffice on one of them.
+
+        After the first such rank no other one is looked at: most rules end at the first rank.
+        """
+        seen = []
+        for calls in self.ranks:
+            seen.append(look(calls))
+            if not suffices(seen[-1]):
+                return []
+        return seen
 
     @cached_property
     def replays(self) -> Replays | None:
@@ -202,7 +214,8 @@ class Facts:
     @property
     def on_device(self) -> bool:
         """True if collectives ran on a device: its work is then not that of the thread."""
-        return any(bool(calls.on_device.any()) for calls in self.ranks)
+        of_ranks = zip(self.seen.traces, self.seen.tables, strict=True)
+        return any(bool(_on_device(*of_rank).any()) for of_rank in of_ranks)
 
     @cached_property
     def ddp_logs(self) -> tuple[Mapping[str, Any], ...]:
@@ -234,6 +247,8 @@ class Facts:
         noted = self.seen.traces[position].metadata.get(key) or {}
         pairs = zip(noted.get("begin_ns", ()), noted.get("end_ns", ()), strict=False)
         spans = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
+        if not len(spans):
+            return spans[:, 0], spans[:, 1]
         # The metadata has the rank's own clock; its steps tell the difference.
         recorded, aligned = (
             columns.steps(traces[position]) for traces in (self.seen.recorded, self.seen.traces)
@@ -268,6 +283,45 @@ class Facts:
             ):
                 return None
         return first
+
+
+def once(look: Callable[[Facts], Seen]) -> Callable[[Facts], Seen]:
+    """Decorates a function that several rules ask, so that the facts keep its result."""
+
+    @wraps(look)
+    def kept(facts: Facts) -> Seen:
+        if look not in facts.results:
+            facts.results[look] = look(facts)
+        result: Seen = facts.results[look]
+        return result
+
+    return kept
+
+
+class _RanksCalls(Sequence[RankCalls]):
+    """Calls of all recorded ranks, each made when it is first asked for."""
+
+    def __init__(self, seen: MeasuredWorld) -> None:
+        self._seen = seen
+        self._made: dict[int, RankCalls] = {}
+
+    def __len__(self) -> int:
+        return len(self._seen.ranks)
+
+    @overload
+    def __getitem__(self, position: int) -> RankCalls: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> list[RankCalls]: ...
+
+    def __getitem__(self, position: int | slice) -> RankCalls | list[RankCalls]:
+        if isinstance(position, slice):
+            return [self[row] for row in range(*position.indices(len(self)))]
+        row = range(len(self))[position]
+        if row not in self._made:
+            seen, step = self._seen, self._seen.measured[row].step
+            self._made[row] = _calls(seen.ranks[row], seen.traces[row], seen.tables[row], step)
+        return self._made[row]
 
 
 def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankCalls:

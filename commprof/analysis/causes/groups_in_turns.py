@@ -39,9 +39,13 @@ def _wins_ns(calls: RankCalls, mask: Mask) -> float:
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    masks = [_in_turns(calls) for calls in facts.ranks]
-    if min(c.per_step(mask) for c, mask in zip(facts.ranks, masks, strict=True)) < _LEAST:
+    of_ranks = facts.on_all_ranks(
+        lambda calls: (calls, _in_turns(calls)),
+        lambda in_turns: in_turns[0].per_step(in_turns[1]) >= _LEAST,
+    )
+    if not of_ranks:
         return None
+    masks = [mask for _, mask in of_ranks]
     share = facts.share([_wins_ns(c, mask) for c, mask in zip(facts.ranks, masks, strict=True)])
     if not share >= WORTH_NAMING:
         return None

@@ -62,12 +62,14 @@ def of_objects(calls: RankCalls) -> Mask:
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    masks = [of_objects(calls) & (calls.step >= 0) for calls in facts.ranks]
-    pairs = zip(facts.ranks, masks, strict=True)
-    if min(calls.per_step(mask) for calls, mask in pairs) < 2:
+    of_ranks = facts.on_all_ranks(
+        lambda calls: (calls, of_objects(calls) & (calls.step >= 0)),
+        lambda objects: objects[0].per_step(objects[1]) >= 2,
+    )
+    if not of_ranks:
         return None
     removed, blocked = [], []
-    for calls, mask in zip(facts.ranks, masks, strict=True):
+    for calls, mask in of_ranks:
         rows = _contents(calls)
         rows = rows[(calls.step[rows] >= 0) & (calls.wait_end_ns[rows] > 0)]
         # One call of a tensor remains, in place of the sizes.
@@ -82,7 +84,7 @@ def _rule(facts: Facts) -> Sighting | None:
     first, rows = facts.first, _contents(facts.first)
     rows = rows[first.step[rows] >= 0]
     name = _FUNCTIONS[OPS[int(first.table.op[rows[-1]])]]
-    line = first.line(masks[0])
+    line = first.line(of_ranks[0][1])
     ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
     return Sighting(
         f"Python objects are pickled and exchanged in every step ({name}){at_line(line)}: "

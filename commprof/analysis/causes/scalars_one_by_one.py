@@ -32,8 +32,11 @@ def small(calls: RankCalls) -> Mask:
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    rows = [bursts(calls, small(calls), _LEAST) for calls in facts.ranks]
-    if min(row.calls.per_step(row.all_calls) for row in rows) < 1:
+    rows = facts.on_all_ranks(
+        lambda calls: bursts(calls, small(calls), _LEAST),
+        lambda row: row.calls.per_step(row.all_calls) >= 1,
+    )
+    if not rows:
         return None
     return sighting(facts, rows, WORTH_NAMING, "scalars")
 

@@ -39,10 +39,13 @@ def _tensors(calls: RankCalls) -> Mask:
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    rows = [bursts(calls, _tensors(calls), _LEAST) for calls in facts.ranks]
-    first = rows[0]
-    if min(each.calls.per_step(each.all_calls) for each in rows) < _LEAST:
+    rows = facts.on_all_ranks(
+        lambda calls: bursts(calls, _tensors(calls), _LEAST),
+        lambda row: row.calls.per_step(row.all_calls) >= _LEAST,
+    )
+    if not rows:
         return None
+    first = rows[0]
     size = first.calls.size_bytes[first.row]
     if small(first.calls)[first.row].all() or size.mean() > _MEAN_BYTES:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commprof.analysis.causes.facts import Facts, Floats, Mask
+from commprof.analysis.causes.facts import Facts, Floats, Mask, once
 from commprof.analysis.late.stragglers import of_ranks
 from commprof.analysis.named_cause import Saving
 from commprof.analysis.replay.gains import saved_by
@@ -86,6 +86,7 @@ def saving_without(
     return Saving(saved_by(wall, np.maximum(wall - cost, 0.0)), "measured")
 
 
+@once
 def long_steps(facts: Facts) -> LongSteps | None:
     """Finds the long steps of each rank; None with too few ranks or steps."""
     measured, ranks = facts.seen.measured, facts.seen.ranks

@@ -28,10 +28,10 @@ _COMPUTE = (PHASES.index("forward"), PHASES.index("backward"))
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    recorded = facts.replays
-    if recorded is None or facts.on_device or len(facts.ranks) < 2:
+    if facts.world.lateness.late_rank is not None or len(facts.ranks) < 2:
         return None
-    if facts.world.lateness.late_rank is not None:
+    recorded = facts.replays
+    if recorded is None or facts.on_device:
         return None
     # [rank, step] each; a rank that was kept from its core computes no longer.
     run_delay = recorded.kept_ns[:, recorded.counted]
