@@ -188,9 +188,12 @@ class Group:
     @property
     def label(self) -> str:
         """Name of the group in reports."""
+        label = group_label(self.name, self.description)
         if self.token and self.name == self.token and self.description in ("", "undefined"):
-            return f"unnamed {self.token[:_SHOWN_OF_TOKEN]}"
-        return group_label(self.name, self.description)
+            label = f"unnamed {self.token[:_SHOWN_OF_TOKEN]}"
+        # A backend for CPUs beside that for devices has it in its name, see process_groups.cpp.
+        suffix = f":{self.backend}"
+        return label + suffix if label != self.name and self.name.endswith(suffix) else label
 
 
 def group_label(name: str, description: str) -> str:

@@ -15,7 +15,9 @@ const CoreFunctions& coreFunctions() noexcept {
       &Recorder::threadId,
       [](const Record& record) noexcept { Recorder::instance().push(record); },
       &recordEnd,
-      &groupInfo,
+      [](c10d::ProcessGroup& group) -> GroupInfo& {
+        return groupInfo(group, c10::DeviceType::CPU);
+      },
       [](const GroupInfo& group) noexcept { return group.id; },
       [](GroupInfo& group, Op op, int64_t peer) {
         return group.nextMessage(op, peer);

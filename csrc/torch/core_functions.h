@@ -30,7 +30,7 @@ struct CoreFunctions {
   void (*push)(const Record& record) noexcept;
   // Completion (torch/capture/completion.h): recordEnd().
   void (*record_end)(uint64_t op_id, Op op, bool failed);
-  // Groups (torch/capture/process_groups.h): groupInfo(), its id, and
+  // Groups (torch/capture/process_groups.h): groupInfo() of CPUs, its id, and
   // nextMessage(), which counts also while nothing is recorded.
   GroupInfo& (*group)(c10d::ProcessGroup& group);
   uint32_t (*group_id)(const GroupInfo& group) noexcept;

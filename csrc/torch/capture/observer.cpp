@@ -92,7 +92,8 @@ class Interposer final : public c10::OperatorKernel {
       torch::jit::Stack* stack) {
     const size_t base = stack->size() - plan_.arguments;
     GroupInfo& info = groupInfo(
-        customClass<c10d::ProcessGroup>((*stack)[base + plan_.group]));
+        customClass<c10d::ProcessGroup>((*stack)[base + plan_.group]),
+        device_type_);
     // Counted even while capture is off: ranks must agree on the numbers.
     const uint32_t seq = isPointToPoint(plan_.op)
         ? info.nextMessage(plan_.op, peer(*stack, base))

@@ -1,11 +1,13 @@
 #include "torch/capture/process_groups.h"
 
 #include <pthread.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 
@@ -16,19 +18,86 @@ namespace commprof {
 
 namespace {
 
-std::string describe(const GroupInfo& info, c10d::ProcessGroup& group) {
-  return "{\"id\": " + std::to_string(info.id) +
-      ", \"name\": " + jsonString(group.getGroupName()) +
-      ", \"description\": " + jsonString(group.getGroupDesc()) +
-      ", \"backend\": " + jsonString(group.getBackendName()) +
-      ", \"rank\": " + std::to_string(group.getRank()) +
-      ", \"size\": " + std::to_string(group.getSize()) +
-      ", \"token\": " + jsonString(info.token) + "}";
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+BackendPtr backendOf(c10d::ProcessGroup& group, c10::DeviceType type) {
+  try {
+    return group.getBackend(type);
+  } catch (const c10::Error&) { // registered without one; the call will fail
+    return nullptr;
+  }
+}
+
+// A group's backends; null if it has none of that kind, as groups written in
+// Python have not.
+struct Backends {
+  BackendPtr host;
+  BackendPtr device; // of the first type of device that has one
+
+  explicit Backends(c10d::ProcessGroup& group) {
+    for (const c10::Device& type : group.getDeviceTypes()) {
+      BackendPtr& backend = type.is_cpu() ? host : device;
+      if (backend == nullptr) {
+        backend = backendOf(group, type.type());
+      }
+    }
+  }
+
+  bool areApart() const {
+    return host != nullptr && device != nullptr && host != device;
+  }
+};
+
+std::string backendName(
+    c10d::ProcessGroup& group,
+    const Backends& backends,
+    bool of_host) {
+  if (of_host) {
+    return backends.host->getBackendName();
+  }
+  const std::string name = group.getBackendName();
+  if (name != "undefined") { // the script named no backend, or several
+    return name;
+  }
+  const BackendPtr& backend =
+      backends.device != nullptr ? backends.device : backends.host;
+  return backend != nullptr ? backend->getBackendName() : name;
+}
+
+// Name that all ranks know a group's backend by.
+std::string apart(const std::string& name, const std::string& backend) {
+  return name.empty() ? name : name + ":" + backend;
+}
+
+// Adds the description of a group, or of its backend for CPUs, to the trace.
+void describe(const GroupInfo& info, c10d::ProcessGroup& group, bool of_host) {
+  const std::string backend = backendName(group, Backends(group), of_host);
+  std::string name = group.getGroupName();
+  std::string token = info.token;
+  if (of_host) {
+    name = apart(name, backend);
+    token = apart(token, backend);
+  }
+  Recorder::instance().addGroup(
+      {info.id,
+       name,
+       uint32_t(group.getRank()),
+       uint32_t(group.getSize()),
+       backend == "gloo"},
+      "{\"id\": " + std::to_string(info.id) +
+          ", \"name\": " + jsonString(name) +
+          ", \"description\": " + jsonString(group.getGroupDesc()) +
+          ", \"backend\": " + jsonString(backend) +
+          ", \"rank\": " + std::to_string(group.getRank()) +
+          ", \"size\": " + std::to_string(group.getSize()) +
+          ", \"token\": " + jsonString(token) + "}");
 }
 
 // The weak reference prevents the group's address from being reused.
 struct GroupEntry {
   GroupInfo info;
+  GroupInfo host; // of the backend for CPUs, if that is another one
+  std::optional<bool> host_is_apart; // known from the first call on
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   explicit GroupEntry(c10d::ProcessGroup& g)
       : group(c10::intrusive_ptr<c10d::ProcessGroup>::reclaim_copy(&g)) {}
@@ -91,30 +160,31 @@ uint32_t GroupInfo::nextMessage(Op op, int64_t peer) {
   return !sent && any_source_ ? kNoSeq : messages_[{sent, peer}]++;
 }
 
-GroupInfo& groupInfo(c10d::ProcessGroup& group) {
+GroupInfo& groupInfo(c10d::ProcessGroup& group, c10::DeviceType type) {
   static thread_local const void* last_group = nullptr;
+  static thread_local c10::DeviceType last_type = c10::DeviceType::CPU;
   static thread_local GroupInfo* last_info = nullptr;
   static thread_local uint64_t last_sweeps = 0;
   static GroupTable& known = groupTable();
   // If a thread sees an old count here, its group, which is alive, is older
   // than that sweep, so its entry still exists.
   const uint64_t sweeps = known.sweeps.load(std::memory_order_relaxed);
-  if (&group == last_group && sweeps == last_sweeps) {
+  if (&group == last_group && type == last_type && sweeps == last_sweeps) {
     return *last_info;
   }
   const std::lock_guard<std::mutex> lock(known.mutex);
-  GroupInfo& info = known.entry(group).info;
+  GroupEntry& entry = known.entry(group);
+  if (!entry.host_is_apart) {
+    entry.host_is_apart = Backends(group).areApart();
+  }
+  const bool of_host = type == c10::DeviceType::CPU && *entry.host_is_apart;
+  GroupInfo& info = of_host ? entry.host : entry.info;
   if (info.id == 0) {
     info.id = ++known.count;
-    Recorder::instance().addGroup(
-        {info.id,
-         group.getGroupName(),
-         uint32_t(group.getRank()),
-         uint32_t(group.getSize()),
-         group.getBackendName() == "gloo"},
-        describe(info, group));
+    describe(info, group, of_host);
   }
   last_group = &group;
+  last_type = type;
   last_info = &info;
   last_sweeps = known.sweeps.load(std::memory_order_relaxed);
   return info;
@@ -123,7 +193,9 @@ GroupInfo& groupInfo(c10d::ProcessGroup& group) {
 void noteGroupToken(c10d::ProcessGroup& group, const std::string& token) {
   GroupTable& table = groupTable();
   const std::lock_guard<std::mutex> lock(table.mutex);
-  table.entry(group).info.token = token;
+  GroupEntry& entry = table.entry(group);
+  entry.info.token = token;
+  entry.host.token = token;
 }
 
 } // namespace commprof

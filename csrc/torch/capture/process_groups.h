@@ -1,5 +1,12 @@
 // Numbers of process groups, and their description in the trace.
+//
+// A group with one backend for CPUs and another for devices ("cpu:gloo,
+// cuda:nccl") counts as two: nothing orders the calls of the two backends, so
+// that ranks may interleave them differently, for example when a thread saves a
+// checkpoint over gloo while the training thread uses NCCL.
 #pragma once
+
+#include <c10/core/DeviceType.h>
 
 #include <atomic>
 #include <cstdint>
@@ -32,10 +39,11 @@ struct GroupInfo {
   bool any_source_ = false;
 };
 
-// Returns the entry of a group; callable from any thread. The first call for a
-// group writes its description to the trace; later calls from the same thread
-// cost two comparisons. The reference is valid as long as the group is alive.
-GroupInfo& groupInfo(c10d::ProcessGroup& group);
+// Returns the entry of a group's backend for calls on a type of device;
+// callable from any thread. The first call for a backend writes its description
+// to the trace; later calls from the same thread cost three comparisons. The
+// reference is valid as long as the group is alive.
+GroupInfo& groupInfo(c10d::ProcessGroup& group, c10::DeviceType type);
 
 // Notes what the ranks of a group without a c10d name know it by: the same text
 // on all of them, and different for other groups. Has no effect once the

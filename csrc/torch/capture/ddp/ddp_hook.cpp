@@ -108,7 +108,7 @@ FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   record.timestamp_ns = nowNs(); // ready: all its gradients are in the bucket
   record.kind = Kind::kBucket;
   record.op_id = recorder.nextOpId();
-  record.group = groupInfo(*group_).id;
+  record.group = groupInfo(*group_, bucket.getBuffer().device().type()).id;
   record.seq = seq;
   record.thread = Recorder::threadId();
   record.aux = uint32_t(bucket.getIndex());
