@@ -94,7 +94,7 @@ class CardCommunication:
     exposed_ms: float
     #: Fraction of the mean step; also an upper bound on the gain from faster communication.
     exposed_share: float
-    #: What the recordings lack to tell the exposed communication, as a clause; empty if nothing.
+    #: Why the exposed communication is not known, as a clause; empty if it is known.
     exposed_lacks: str
     #: Communication in flight while the ranks did other work.
     hidden_ms: float
@@ -235,8 +235,9 @@ def card(
 def _comes_first(of_size: Incidents, is_cause: bool) -> bool:
     """True if incidents are to be looked at before other advice is followed.
 
-    False if all that happened is that ranks still waited when the job was stopped. A change of
-    speed is told as a caveat, and does not hide a cause that the steps show, ``is_cause``.
+    False if all that happened is that ranks still waited when the job was stopped. Also False if
+    only the speed changed and ``is_cause``, that is, the steps show a cause: this cause comes
+    first, and the change becomes a caveat.
     """
     if of_size.hangs or of_size.mismatches:
         return True

@@ -112,7 +112,7 @@ class WorldComparison:
     @property
     def is_busy(self) -> bool:
         """True if ranks of either run lacked cores."""
-        return any(share >= _BUSY for share in self.no_core_share)  # NaN is not known
+        return any(share >= _BUSY for share in self.no_core_share)  # False for NaN: not known
 
     @property
     def too_short(self) -> bool:

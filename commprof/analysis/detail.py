@@ -32,7 +32,7 @@ class Later:
     def __init__(
         self, make: Callable[[], Timeline], seen: Callable[[], MeasuredWorld] | None = None
     ) -> None:
-        """``make`` is called once at most, and is then forgotten with ``seen`` and what both hold.
+        """``make`` is called once at most; then it is dropped with ``seen``, to free memory.
 
         ``seen`` returns the ranks' records, for tables with a row per call of a rank.
         """

@@ -85,7 +85,8 @@ class Evidence:
     device: bool
     #: False if nothing of the training thread was recorded next to its collectives.
     training_thread: bool
-    #: False if only kernels of communication were recorded of some ranks' devices, but not of all.
+    #: False if the recording of some rank's device holds communication kernels only, but those of
+    #: other ranks' devices also hold compute kernels.
     work: bool
     #: False if no step is marked: what repeats then counts as steps, and any number of these may
     #: be one step of the job, so that they are not independent.
@@ -168,7 +169,7 @@ class Evidence:
             )
         if not self.work:
             return (
-                "First record again with all kernels of the device: without those of its work, "
+                "First record again with all kernels of the device: without compute kernels, "
                 "nobody knows which of them hid communication.",
                 "",
             )
@@ -393,7 +394,7 @@ def _stands_out(of: Evidence) -> str:
 
 _DEVICE = (_no_kernels, _no_operators, _no_work)
 _SEEN = (*_DEVICE, _lacking_calls_of, _no_collectives, _no_device_times, _lost_records)
-#: What each figure needs, the reason to say first at the front.
+#: What each figure needs. If several are missing, the first of them is the reason that is given.
 _NEEDS: Mapping[Figure, Sequence[Callable[[Evidence], str]]] = {
     Figure.STEP: (),
     Figure.PARTS: (_no_device, _no_operators, _no_work),

@@ -17,7 +17,7 @@ from commprof.text import counted, in_bytes, listed
 
 #: A call of fewer bytes than this is small: an eighth of DDP's first bucket.
 _SMALL_BYTES: Final = 2**17
-#: A smaller call takes as long as one of a byte: less data make it no shorter.
+#: A call of fewer bytes than this takes as long as a call of one byte.
 _LATENCY_BYTES: Final = 2**12
 #: Small calls matter if a step has at least this many ...
 _MANY: Final = 16
@@ -68,7 +68,7 @@ class SmallCalls:
 
     @property
     def name(self) -> str:
-        """Number and operations, mean size and line of code of the calls."""
+        """Describes the calls: number per step, operations, mean size and line of code."""
         calls = counted(round(self.calls_per_step), f"{self.op} call")
         where = f" at {self.caller}" if self.caller else ""
         if where and self.caller_share < _NEARLY_ALL:
@@ -83,8 +83,8 @@ class SmallCalls:
 def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
     """Returns the small calls if they hold much of the exposed time; else None.
 
-    Small buckets of gradients must also be many: a few small ones are usual. Others need not, since
-    neither buckets nor compression change them.
+    Small gradient buckets count only if they are many, because a few small ones are usual. Other
+    small calls always count, because neither other bucket sizes nor compression would shorten them.
     """
     known = [row for row in world.communication.collectives if row.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
@@ -97,7 +97,7 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
 def _held_by(
     rows: Sequence[CollectiveRow], least: int, world: WorldResult, of_buckets: bool
 ) -> SmallCalls | None:
-    """Returns these calls if a step has ``least`` of them that hold much of the exposed time."""
+    """Returns the calls of ``rows`` if they hold much exposed time, ``least`` or more per step."""
     calls, exposed = sum(row.calls for row in rows), world.parts.exposed_ms
     if calls == 0 or not exposed > 0:
         return None

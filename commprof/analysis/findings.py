@@ -93,9 +93,9 @@ def _cores(context: Mapping[str, Any], world: WorldResult) -> Iterator[RunFindin
         )
     elif math.isnan(share):
         brief = "More threads than cores; whether ranks waited for cores was not measured."
-    elif not world.parts.exposed_ms >= WORTH_A_LOOK * world.parts.step_ms:  # or not known
+    elif not world.parts.exposed_ms >= WORTH_A_LOOK * world.parts.step_ms:  # also if not known
         brief = "More threads than cores: ranks may have waited for cores while they computed."
-    elif "gloo" in context["backend"]:  # whose threads' waiting is not measured
+    elif "gloo" in context["backend"]:  # what gloo's threads wait for cores is not measured
         brief = "More threads than cores: gloo's threads may have waited for cores."
     caveat = (
         "Whether they waited for cores was not measured."
@@ -127,7 +127,7 @@ def _few_steps(world: WorldResult) -> Iterator[RunFinding]:
 
 
 def _sampled(world: WorldResult) -> Iterator[RunFinding]:
-    """Yields the finding that figures of a long run's calls are of some of its steps."""
+    """Yields the finding that in a long run, figures of calls come from a sample of the steps."""
     stretches = world.recording.sampled_steps
     if not stretches:
         return
@@ -218,7 +218,7 @@ def _not_split(world: WorldResult) -> Iterator[RunFinding]:
 
 def _failed_calls(world: WorldResult) -> Iterator[RunFinding]:
     failed = [(row.op, row.failed) for row in world.communication.collectives if row.failed]
-    if world.recording.sampled_steps:  # whose table of collectives is not of all calls
+    if world.recording.sampled_steps:  # the table of collectives then lacks calls
         failed = list(world.recording.failed_calls)
     if not failed:
         return

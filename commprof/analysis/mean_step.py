@@ -29,9 +29,9 @@ class MeanStep:
 
     #: ``[step, part]``, in the order of ``parts_ms``: mean over ranks, in ms.
     by_step_ms: Floats
-    #: Mean of each of ``PARTS`` or ``DEVICE_PARTS``; they add up to ``step_ms``. Communication is 0
-    #: if the recordings do not support it, and the other parts are NaN if they do not support
-    #: these: see :mod:`commprof.analysis.evidence`.
+    #: Mean of each of ``PARTS`` or ``DEVICE_PARTS``; they add up to ``step_ms``. If the recordings
+    #: do not support a part (see :mod:`commprof.analysis.evidence`), it is NaN, except for
+    #: communication, which is then 0.
     parts_ms: Mapping[str, float]
     #: Mean of each of ``SPLIT``; empty if no part of the waiting and transfer is known.
     split_ms: Mapping[str, float]

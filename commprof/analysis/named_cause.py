@@ -13,7 +13,7 @@ from commprof.text import percent_digits
 class Saving:
     """What the fix of a cause would win."""
 
-    #: Fraction of the mean step, with its 95 % bootstrap interval over the steps.
+    #: Fraction of the mean step that is saved, with its 95 % bootstrap interval over the steps.
     saved: Interval
     #: "replayed": the recorded steps were replayed without the calls; "measured": the time was
     #: read from the records.
@@ -51,7 +51,7 @@ class NamedCause:
 
     @property
     def weight(self) -> float:
-        """Rank among causes: what the fix wins, else the cause's share of the step."""
+        """Sort key of causes: fraction of the step that the fix saves, else the cause takes."""
         if self.saving is not None:
             return self.saving.saved.value
         return 0.0 if math.isnan(self.share) else self.share

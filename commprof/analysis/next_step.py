@@ -27,7 +27,8 @@ from commprof.analysis.world import WorldResult
 from commprof.text import in_bytes, listed
 from commprof.units import ns_to_ms
 
-#: Causes that say why the late rank is late: what they win is the waiting for it, to the last ms.
+#: Causes that explain why a rank is late: their fix saves the waiting for this rank, so they come
+#: first even if the waiting is larger than what their fix is computed to save.
 _OF_THE_LATE_RANK = ("late-loading", "batches-from-one-rank")
 #: The advice is about data, optimizer or other code if that takes at least this many times as long
 #: as communication.
@@ -210,7 +211,10 @@ def _longest(world: WorldResult) -> str:
 
 
 def _balance(world: WorldResult, step: MeanStep) -> str:
-    """Returns advice on ranks that wait for one another; it denies a late rank only if it may."""
+    """Returns advice on ranks that wait for one another.
+
+    The advice denies that a single rank is late only if the evidence supports this.
+    """
     waiting = f"wait for one another during {step.share('waiting'):.0%} of the step"
     evidence = world.evidence
     if world.lateness.late_rank is None and evidence.stands_out:
@@ -243,7 +247,7 @@ def _predicted(found: Sharding, on_device: bool) -> NextStep:
         SUM: ("reducing gradients in bf16", ("--reduce-dtype", "bf16")),
     }
     change, options = changes[found.most.part]
-    if on_device:  # streams issue and wait in another order on each rank: no step can be replayed
+    if on_device:  # the order on streams differs between ranks: no step can be replayed
         return NextStep(f"The longest waits are for {found.most.part}. Try {change}.", "")
     return NextStep(
         f"The longest waits are for {found.most.part}. To predict the effect of {change}, type:",

@@ -109,7 +109,7 @@ def rank_summary(
 ) -> RankSummary:
     """Computes the figures of one rank over the steps of ``part``, whose means are ``parts``.
 
-    ``trace``: with the phases of the host's thread, on any clock.
+    ``trace``: the rank's trace, on any clock, whose phases are those of the host's thread.
     """
     duration_s = ns_to_s(float(part.wall_ns.sum()))
     result = run.results.get(rank)
@@ -129,7 +129,7 @@ def rank_summary(
         average_loss=average_loss,
         final_loss=final_loss,
         host=host,
-        # The machine that a foreign recording names tells only which ranks share a clock.
+        # In another profiler's recording, the machine only tells which ranks share a clock.
         machine=host if run.traces[rank].is_foreign else machine_of(run.traces[rank]),
         before_rss_bytes=_bytes(result, "before_bytes"),
         peak_rss_bytes=_bytes(result, "peak_bytes"),
@@ -159,7 +159,7 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
 
     def mean_ms(name: str) -> list[float]:
         means = (stacked(name).mean(axis=1) / NS_PER_MS).tolist()
-        return [math.nan if math.isnan(mean) else mean for mean in means]  # the one that is equal
+        return [math.nan if math.isnan(mean) else mean for mean in means]  # one NaN object
 
     exposed = stacked("exposed_ns")
     no_core = stacked("no_core_ns")
@@ -182,7 +182,7 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
             for part, was_read in zip(no_core, ~np.isnan(no_core), strict=True)
         ],
         "hidden_ms": mean_ms("hidden_ns"),
-        # Not known in any step, or known in all.
+        # Each of these is known in all steps or in none.
         **{f"{name}_ms": mean_ms(f"{name}_ns") for name in ("unphased_compute", "copies", "idle")},
     }
     return [
@@ -192,7 +192,7 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
 
 
 def _mean(values: list[float]) -> float:
-    """Returns the mean; NaN if a value is."""
+    """Returns the mean; NaN if any value is NaN."""
     return math.nan if any(map(math.isnan, values)) else float(np.mean(values))
 
 

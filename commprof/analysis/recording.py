@@ -37,10 +37,10 @@ class WorldRecording:
     gloo_threads_assumed: bool = False
     #: True if another profiler recorded the run.
     foreign: bool = False
-    #: Of a long run: first and last number of the steps of each stretch of the sample from which
-    #: all figures of single calls come; empty if they come from all steps.
+    #: In a long run, figures of single calls come from a sample of the steps: first and last step
+    #: number of each stretch of the sample. Empty if these figures come from all steps.
     sampled_steps: tuple[tuple[int, int], ...] = ()
-    #: Of a long run: operations of which calls ended with an error, with the number of these calls.
+    #: In a long run: operations with calls that ended with an error, and the number of such calls.
     failed_calls: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -70,7 +70,7 @@ def world_recording(run: WorldRun, seen: MeasuredWorld) -> WorldRecording:
 
 
 def _stretches(sample: MeasuredSteps, whole: MeasuredSteps) -> tuple[tuple[int, int], ...]:
-    """Returns first and last number of each stretch of steps of a sample that were in a row."""
+    """Returns the first and last step number of each stretch of consecutive steps in a sample."""
     step = sample.measured[0].step
     places = np.searchsorted(whole.measured[0].step, step)
     cuts = np.flatnonzero(np.diff(places) != 1) + 1

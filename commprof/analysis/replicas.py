@@ -9,7 +9,7 @@ from commprof.text import counted, listed, named_ranks
 
 
 def replicas_remarks(context: Mapping[str, Any]) -> list[str]:
-    """Says which ranks are which replica, and what each life of a replica trained.
+    """Says which ranks form which replica, and what a replica trained after each of its starts.
 
     Empty for a job without replicas. ``context["replicas"]`` has the keys that
     ``commprof.trace.run.run_directory`` writes.
@@ -47,7 +47,7 @@ def times_started(context: Mapping[str, Any]) -> str:
 
 
 def _lived(lives: Sequence[Mapping[str, Any]]) -> str:
-    """Describes the lives of one replica, in order of time."""
+    """Describes the lives of one replica, that is the times from each start to its end."""
     parts = [
         f"from {life['begin_s']:.1f} to {life['end_s']:.1f} s {counted(life['steps'], 'step')} "
         f"({life['directory']}{'; ' + life['ending'] if life['ending'] else ''})"

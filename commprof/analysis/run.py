@@ -39,9 +39,9 @@ _MARK_STEPS = "Call commprof.step() at the end of each training iteration to see
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pauses Python's collector of cycles: tables of many ranks are no garbage, and in no cycle.
+    """Pauses Python's garbage collector, which would find nothing to free.
 
-    It would look through all of them again and again, which takes a sixth of a report's time.
+    It would scan the tables of all ranks again and again, which takes a sixth of a report's time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -70,7 +70,7 @@ def analyse_in_detail(
         The result, and step-by-step figures of each of its ``worlds``.
 
     Raises:
-        CommprofError: ``directory`` is neither.
+        CommprofError: ``directory`` is neither of these.
     """
     context = read_context(directory)
     worlds, details, failures, summaries, incidents = [], [], [], [], []
@@ -84,7 +84,7 @@ def analyse_in_detail(
         hosts = running_hosts(traced_in(directory, world_size))
         live = analyse_hosts(hosts)
         if live is not None and live.world_size == world_size:
-            # While the job runs, what its hosts wrote saves the reading of every trace.
+            # The files that a running job's hosts write make it unnecessary to read the traces.
             summaries.append(live)
             running.append(_last_heard(hosts))
             untraced = WorldRun(world_size, traced_in(directory, world_size), {}, {}, ())
@@ -98,7 +98,7 @@ def analyse_in_detail(
         if not {"workload", "script"} & context.keys():  # no launcher described the machine
             machine = with_all_cpus(context["machine"], run.traces.values())
             context = {**context, "machine": machine}
-        if "replicas" not in context:  # whose restarts are told by replica
+        if "replicas" not in context:  # else restarts are reported per replica
             attempts += attempts_of(run)
         shared = shared or in_turns(run)
         summary = analyse_summaries(run)
@@ -112,7 +112,7 @@ def analyse_in_detail(
         stepless += [without] if without is not None else []
         nccl += _of_nccl(run, seen)
         if seen is not None and world is not None and not _without_figures(world, run):
-            if not shared:  # the steps of a trial are those of several settings
+            if not shared:  # a trial's steps have different settings
                 world = replace(world, named_causes=named_causes(context, world, seen))
             worlds.append(world)
             detail = world_detail(run, seen)
@@ -221,9 +221,9 @@ def _further_jobs(directory: Path) -> list[str]:
         return []
     names = listed([str(job.relative_to(directory)) for job in jobs])
     return [
-        f"The figures leave out what recorded into {names} of this directory: another job, or "
-        "further processes of this job's ranks, as for asynchronous checkpoints. They have reports "
-        "of their own."
+        f"The figures leave out the recordings in {names} of this directory: of another job, or of "
+        "further processes of this job's ranks, as for asynchronous checkpoints. Each of these "
+        "directories has its own report."
     ]
 
 

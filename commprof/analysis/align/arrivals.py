@@ -26,7 +26,7 @@ class BucketArrivals:
     the exchange proceeds. So a rank counts as arrived once its gradients are ready.
     """
 
-    #: Backward pass that waited for the bucket; -1 if unknown.
+    #: Number of the backward pass that waited for the bucket; -1 if unknown.
     graph_task: Ints = field(default_factory=_none)
     ready_ns: Ints = field(default_factory=_none)
     #: Time at which the bucket's mean was ready; 0 if not recorded.
@@ -34,7 +34,8 @@ class BucketArrivals:
     #: As in ``Arrivals``: the time at which the last rank's gradients were ready.
     last_arrival_ns: Ints = field(default_factory=_none)
     late_rank: Ints = field(default_factory=_none)
-    #: Numbers that continue those of ``Arrivals.collective``.
+    #: Number of the bucket's exchange, the same on all ranks, larger than any
+    #: ``Arrivals.collective``; -1 if not all ranks of the group recorded the bucket.
     number: Ints = field(default_factory=_none)
 
     def __len__(self) -> int:
@@ -60,7 +61,7 @@ class Arrivals:
 
 
 def clocks_are_shared(traces: Sequence[Trace]) -> bool:
-    """True if all ranks ran on one boot of one machine, so that CLOCK_MONOTONIC is common."""
+    """True if all ranks read the same CLOCK_MONOTONIC: one machine, boot and time namespace."""
     if len(traces) == 1:
         return True
     keys = {

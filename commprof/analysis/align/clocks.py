@@ -21,9 +21,10 @@ from commprof.units import ns_to_us
 
 Floats = npt.NDArray[np.float64]
 
-#: A comparison is left out as disturbed if better comparisons bound the offset at its time this
-#: many times more tightly. Only for this choice, the drift between comparisons is assumed to
-#: change by up to ``UNSEEN_WANDER``, for example with a crystal's temperature.
+#: A clock comparison counts as disturbed and is left out if its error bound is more than this many
+#: times the bound that better comparisons give for the offset at the same time. This choice assumes
+#: that the drift changes by up to ``UNSEEN_WANDER`` between comparisons, for example with a
+#: crystal's temperature.
 _DISTURBED = 3.0
 #: Comparisons closer together than this do not determine drift: only the best of them is kept.
 _APART_NS = 100_000_000
@@ -47,7 +48,7 @@ class ClockMap:
     rate: float
     #: Bound on the error of ``rate``.
     rate_error: float
-    #: Smallest variation of drift consistent with the comparisons; 0 if one drift fits them all.
+    #: Smallest change of drift, in ns per ns, that explains the comparisons; 0 if one drift does.
     wander: float
 
     @property
@@ -156,7 +157,7 @@ def _error_bound(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns
     return errors[near] + (unsure + UNSEEN_WANDER) * distance
 
 
-#: Boot ID and time namespace; the rank's own number if it knows neither.
+#: Boot ID and time namespace of a rank; the rank's number if both are unknown.
 _Clock = tuple[str, str] | int
 
 

@@ -159,10 +159,10 @@ def _issues(records: Records) -> Records:
 
 
 def _buckets(records: Records, issued: Records) -> Records:
-    """Returns DDP's buckets, ready when the stream came to their first collective.
+    """Returns DDP's bucket records, each ready at the time its stream reached its first collective.
 
-    A bucket's collectives are those that its thread issued before it had launched the bucket. The
-    bucket gets the thread of the first one. Buckets without a device collective are unchanged.
+    A bucket's collectives are those that its thread issued while launching the bucket. The bucket
+    gets the thread of its first collective. Buckets without a device collective are unchanged.
 
     Args:
         records: as they were recorded.

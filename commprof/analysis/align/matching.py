@@ -74,7 +74,7 @@ class Matching:
     def latest(self, times_ns: Ints) -> tuple[Ints, Ints]:
         """Per row: the largest of the times in its collective, and the rank that has this time.
 
-        They are 0 and -1 if the collective is not complete.
+        The time is 0 and the rank -1 if the collective is not complete.
         """
         return self.at(times_ns, self.last_row(times_ns))
 
@@ -159,7 +159,7 @@ def _keys(
 ) -> tuple[Ints, ...]:
     """Returns, per row, the key of its collective (six columns) and how many ranks issue it.
 
-    The number is 0 if the row cannot be matched with rows of other ranks.
+    The number of ranks is 0 if the row cannot be matched with rows of other ranks.
 
     Ranks number their groups independently, but share the names. Groups that reuse a name (the
     default group after ``destroy_process_group``) are distinguished by their order.
@@ -306,7 +306,7 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
     order of DDP's all-reduces gives the index: within one backward pass DDP launches its buckets
     in the order of their numbers, and waits for all of them at the end. If another all-reduce may
     be among them (for example of SyncBatchNorm or a second DDP model), no collective of the pass
-    has an index. Nor has any if no DDP model was trained while capture ran.
+    has an index. No collective has one if no DDP model was trained while capture ran.
 
     Args:
         trace: as it was recorded, on the host's clock.

@@ -94,8 +94,8 @@ class OfRank:
 
     #: Bytes of gradients per backward pass.
     gradient_bytes: float
-    #: True if ``gradient_bytes`` counts the buckets that commprof's DDP hook saw, before a hook
-    #: that it wraps changes what is sent.
+    #: True if ``gradient_bytes`` counts the buckets as commprof's DDP hook saw them, before the
+    #: user's hook, which commprof's hook wraps, changes what is sent.
     buckets_seen: bool
     backward_ns: float
     exposed_ns: float
@@ -229,15 +229,15 @@ def _sent_by_hosts(
 ) -> tuple[set[str], int, int]:
     """Returns the names of the interfaces in use, the bytes that they sent, and how many hosts.
 
-    ``places`` and ``sent`` hold the host of each rank, and what its trace says that each interface
-    sent.
+    ``places`` holds each rank's host. ``sent`` holds, for each rank, the bytes that each interface
+    sent according to the rank's trace.
     """
     hosts: dict[Host | None, list[Mapping[str, int]]] = {}
     for place, counters in zip(places, sent, strict=True):
         hosts.setdefault(place, []).append(counters)
     names, total_bytes = set(), 0
     for members in hosts.values():
-        # The ranks of a host share its counters; that of the longest capture is the largest.
+        # All ranks of a host read the same counter: the rank that captured longest read most.
         counters = {name: max(of.get(name, 0) for of in members) for name in set().union(*members)}
         for name in _interfaces_used(counters, len(hosts), len(members)):
             names.add(name)

@@ -99,7 +99,8 @@ def _mann_kendall(values: Sequence[float]) -> tuple[float, float]:
     return score / (n * (n - 1) / 2), two_sided(deviate)
 
 
-#: Largest relative difference of a step's loss that another order of sums explains, by precision.
+#: Largest relative difference between losses of one step that summing in another order
+#: explains, by precision.
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 
 
@@ -117,7 +118,7 @@ class LossAgreement:
     #: World size and step of ``worst``; steps are counted from 0.
     worst_world_size: int
     worst_step: int
-    #: The one of TOLERANCES for the precision of the run.
+    #: Entry of TOLERANCES for the run's precision.
     tolerance: float
 
     @property

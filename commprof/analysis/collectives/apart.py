@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from commprof.text import counted, in_bytes, listed, named_ranks
 from commprof.trace.exchanged import Exchanged
 
-#: Reasons for which ranks exchange nothing, the likely ones first.
+#: Why ranks may exchange no gradients, the likeliest reason first.
 _REASONS = (
     "Likely reasons: the model is not wrapped in DistributedDataParallel, or fully_shard was not "
     "applied to it; the script calls the inner model instead of the wrapper; or the launcher's "
     "settings are for GPUs and take no effect on CPUs"
 )
-#: Fraction of the updated bytes outside of DDP models from which they are mentioned.
+#: Updated parameters outside of DDP models are mentioned from this fraction of all updated bytes.
 _WORTH_A_WORD = 0.01
 
 
@@ -69,7 +69,7 @@ def trained_apart(
 
 
 def _together(ranks: Sequence[Exchanged]) -> list[set[int]]:
-    """Returns the sets of ranks that exchange gradients, directly or over others."""
+    """Returns the sets of ranks that exchange gradients, directly or through other ranks."""
     parts = [{rank.rank} for rank in ranks]
     members: dict[str, set[int]] = {}
     for rank in ranks:
@@ -104,8 +104,8 @@ def _of_ranks(training: Sequence[Exchanged], together: tuple[tuple[int, ...], ..
     )
     advice = (
         "No gradients are exchanged: wrap the model, and call the wrapper. To see that the ranks' "
-        "parameters differ, run it with `--check-sync 10`. If the ranks are meant to train apart, "
-        "run each as a job of one rank."
+        "parameters differ, run the job with `--check-sync 10`. If the ranks are meant to train "
+        "apart, run each as a job of one rank."
     )
     return TrainedApart("nothing", together, max(found, default=0), f"{said}.", advice)
 
@@ -144,7 +144,7 @@ def _of_parameters(
         outside = trained.outside_ddp_bytes
         if trained.ddp_bytes == 0 or outside < _WORTH_A_WORD * trained.parameter_bytes:
             return None
-        if rank.beside_ddp_bytes >= outside / 2:  # once in the recording, maybe in half precision
+        if rank.beside_ddp_bytes >= outside / 2:  # all were exchanged once, maybe in half precision
             return None
         apart.append((outside, trained.parameter_bytes))
     outside, whole = max(apart)

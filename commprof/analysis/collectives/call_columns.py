@@ -49,10 +49,11 @@ def step_times(seen: MeasuredWorld, row: int) -> tuple[Ints, Ints]:
 
 
 def wait_columns(seen: MeasuredWorld, row: int, evidence: Evidence) -> Columns:
-    """Returns the waiting of one rank by step, rank where it began, and activity of that rank.
+    """Returns one rank's waiting, by step, by rank where a wait began, and by that rank's activity.
 
-    There is a row for each part that is not 0; the parts add up to the rank's waiting, but for
-    waits whose origin is no rank of the job. There is no row if ``evidence`` does not support them.
+    There is a row for each part that is not 0. The parts add up to the rank's waiting, without
+    waits that began at no rank of the job. The columns are empty if ``evidence`` does not support
+    them.
     """
     part = seen.measured[row]
     rows = slice(None) if evidence.supports(Figure.SPLIT) else slice(0)

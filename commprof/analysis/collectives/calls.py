@@ -49,7 +49,7 @@ DEVICE_STREAMS = 1
 _UNQUEUED = (*POINT_TO_POINT, OPS.index("monitored_barrier"))
 #: Largest number of threads that is accepted from a trace.
 _MOST_THREADS = 1 << 16
-#: Up to this many, all calls of a queue are handled at once, a thread after the other.
+#: For up to this many threads, each thread is computed with array operations over all calls.
 _FEW_THREADS = 32
 _NEVER = np.iinfo(np.int64).max
 
@@ -63,7 +63,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
     start is unknown.
     """
     if trace.device_activity is not None:
-        return table.issue_ns  # a kernel's own begin
+        return table.issue_ns  # the times at which kernels began
     start = np.zeros(len(table), dtype=np.int64)
     unqueued = among(table.op, *_UNQUEUED)
     on_device = _on_timed_device(trace, table)
@@ -72,7 +72,8 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
         queues = [(DEVICE_STREAMS, in_group & on_device)]
         # The trace has the number of threads of groups of gloo and of the backend commprof.
         gloo_threads = _threads(trace, group)
-        if (group.backend == "gloo" and group.name) or gloo_threads > 0:  # not if several groups
+        # Rows of a gloo group without a name may belong to several groups.
+        if (group.backend == "gloo" and group.name) or gloo_threads > 0:
             queues.append((gloo_threads or DEFAULT_GLOO_THREADS, in_group & ~on_device))
         for threads, rows in queues:
             start[rows & unqueued] = 1
@@ -88,7 +89,7 @@ def _starts_in_queue(table: Collectives, rows: Ints, threads: int) -> Ints:
     latest = earliest
     if not exact.all():
         bound = np.where((end > 0) & ~table.failed[rows], end, _NEVER)
-        if threads == 1:  # one that begins later also ends later, unless it was refused
+        if threads == 1:  # a later call also ends later, unless gloo refused it
             bound = np.minimum.accumulate(bound[::-1])[::-1]
         latest = fifo_starts(issue, np.where(exact, end, bound), threads)
     # Ends are recorded a little late, so a derived start may be later than its own end.
@@ -133,7 +134,7 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     """
     if threads > _FEW_THREADS:
         return _fifo_starts(issue_ns, end_ns, threads)
-    # The largest end so far is that of the first thread; what it replaces goes to the second.
+    # The first thread gets the largest end so far; the end that this replaces goes to the second.
     latest = end_ns
     for _ in range(threads):
         before = np.maximum.accumulate(np.concatenate(([0], latest)))[:-1]
@@ -143,7 +144,7 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
 
 
 def _fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
-    """Returns the same for many threads, call by call."""
+    """Computes :func:`fifo_starts` for many threads, call by call."""
     latest = [0] * threads  # a heap: the latest ends so far, the earliest of them first
     starts = np.empty(len(issue_ns), dtype=np.int64)
     for k, (issue, end) in enumerate(zip(issue_ns.tolist(), end_ns.tolist(), strict=True)):
@@ -297,9 +298,9 @@ def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Fl
     """Returns each row's wait, transfer and transfer of all ranks, in ns; NaN if unknown.
 
     The wait lasts from the row's start until the last awaited rank starts. The transfer lasts from
-    then until the row's end, that of all ranks from the last start on any rank to the last end on
-    any rank; a point-to-point message ends when its receive ends.
-    ``awaited`` is the result of :func:`last_awaited` with ``times.start`` as ``times_ns``.
+    then until the row's end. The transfer of all ranks lasts from the last start on any rank to the
+    last end on any rank; a point-to-point message ends when its receive ends. ``awaited`` is the
+    result of :func:`last_awaited` with ``times.start`` as ``times_ns``.
     """
     needed, _ = matching.at(times.start, awaited)
     started, _ = matching.latest(times.start)
@@ -356,7 +357,7 @@ def step_at(steps: Steps, measured: Ints, time_ns: Ints) -> Ints:
     """Returns the number of the measured step that contains each time; -1 outside of all."""
     chosen = np.isin(steps.index, measured)
     row = row_containing(steps.begin_ns[chosen], steps.end_ns[chosen], time_ns)
-    return np.append(steps.index[chosen], -1)[row]  # the last one where row is -1
+    return np.append(steps.index[chosen], -1)[row]  # row -1 selects the appended -1
 
 
 def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:
@@ -364,7 +365,7 @@ def _phase_at(trace: Trace, thread: int, time_ns: Ints) -> Ints:
     phases = columns.phases(trace)
     mine = phases.thread == thread
     row = row_containing(phases.begin_ns[mine], phases.end_ns[mine], time_ns)
-    key = np.append(phases.key[mine], int(Phase.OTHER))[row]  # the last one where row is -1
+    key = np.append(phases.key[mine], int(Phase.OTHER))[row]  # row -1 selects the appended OTHER
     return np.where(key < len(Phase), key, int(Phase.OTHER)).astype(np.int64)
 
 

@@ -58,7 +58,7 @@ class CompressionRow:
     relative_error: float
     cosine: float
     residual_ratio: float
-    #: Fractions of the values in these calls that became 0, and that were clipped.
+    #: In the same calls: fraction of the values that became 0, and fraction that was clipped.
     zeroed: float
     saturated: float
     #: Calls in which some rank's gradients were not finite.

@@ -10,9 +10,9 @@ A communication kernel is ``wait`` until the last rank has begun and ``transfer`
 ``unsplit`` if the last begin is not known.
 
 Kernels of several streams may run at once: communication, compute and busy are the times in which
-at least one communication kernel, at least one other kernel, or any kernel ran. In the times of
-copies, nothing but copies ran, or a copy hid communication. The rules are in
-:mod:`commprof.trace.device_activity`.
+at least one communication kernel, at least one other kernel, or any kernel ran. Copies is the time
+in which copies or fills of memory ran alone, or only beside communication that they hid. The rules
+are in :mod:`commprof.trace.device_activity`.
 
 Telemetry is the utilisation, clock, power and throttling that NVML reported while capture ran.
 """
@@ -51,8 +51,8 @@ class KernelTimes:
     #: Time in which neither kernels nor copies nor fills of memory ran.
     idle_ms: float
     #: Sums over the communication kernels, which may overlap on several streams: time until the
-    #: last rank had begun, time from then to the end, and time of kernels for which that is not
-    #: known. The first two are NaN if they are known for no kernel.
+    #: last rank had begun, time from then to the end, and time of kernels for which the last begin
+    #: is not known. The first two are NaN if they are known for no kernel.
     wait_ms: float
     transfer_ms: float
     unsplit_ms: float

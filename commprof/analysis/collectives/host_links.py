@@ -154,7 +154,7 @@ def _by_host(
 
 
 def _witness(members: Sequence[Observed]) -> Trace:
-    """Returns the first trace with the counters that a host's ranks share; any if none has them.
+    """Returns the first trace with the counters that a host's ranks share; if none, any trace.
 
     The trace of a killed rank has no counters.
     """
@@ -177,7 +177,7 @@ def _problem(world_size: int, ranks: Sequence[Observed], places: Sequence[Host |
 def _sent_in_steps(ranks: Sequence[Observed], sent: npt.NDArray[np.float64]) -> dict[int, float]:
     """Returns, by rank, the bytes that it sends to other hosts in its measured steps.
 
-    ``sent``: those of each collective of all ranks.
+    ``sent``: bytes to other hosts of each collective, for the tables of all ranks joined.
     """
     marks = [columns.steps(rank.trace) for rank in ranks]
     index, begin_ns, end_ns = (joined(marks, name) for name in ("index", "begin_ns", "end_ns"))

@@ -1,7 +1,8 @@
 """Lines of the script that issued a group's collectives: where ranks parted before a mismatch.
 
-Collectives that look alike hide a call that one rank left out or added: its later calls are
-compared with others of the same operation and size. The lines that issued them tell them apart.
+If a rank leaves out or adds a call, its later calls are compared with the wrong calls of the other
+ranks. This goes unnoticed while these calls have the same operation and size; the lines that issued
+them show it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-#: The line of each rank, by the number of the collective in its group.
+#: By sequence number of the collective in its group: the line at which each rank issued it.
 LinesByNumber = Mapping[int, Mapping[int, str]]
 
 
@@ -17,24 +18,24 @@ LinesByNumber = Mapping[int, Mapping[int, str]]
 class OwnLine:
     """A line at which only some ranks of a group issue collectives, and other ranks none."""
 
-    #: Sorted.
+    #: The ranks that issue collectives at ``line``, sorted.
     ranks: tuple[int, ...]
     line: str
-    #: Largest number of earlier collectives that one of the ranks issued there.
+    #: Number of earlier collectives issued at ``line``, by the one of ``ranks`` with the most.
     calls: int
 
 
 def own_line(lines: LinesByNumber, at_mismatch: Mapping[int, str], seq: int) -> OwnLine | None:
-    """Finds the line of a mismatch at which only some ranks issued collectives before it.
+    """Finds the line of a mismatch that only some of the ranks used before.
 
-    An example is one rank that evaluates alone. The other ranks must have been at lines that all
-    share in these collectives: ranks that always issue a collective at lines of their own, as in
-    the branches of an ``if``, are no sign.
+    An example is one rank that evaluates alone. In the earlier collectives issued at this line, the
+    other ranks must have been at lines that all ranks use. Otherwise the ranks may just take
+    different branches of an ``if``, which is no fault.
 
     Args:
-        lines: the lines of all collectives of the group that are known.
-        at_mismatch: the line of each rank in the mismatch, as far as known.
-        seq: number of the mismatch.
+        lines: known lines of the group's collectives.
+        at_mismatch: each rank's line in the mismatch, as far as known.
+        seq: sequence number of the mismatch.
 
     Returns:
         The line; None if there is none, or if there are several.
@@ -63,20 +64,20 @@ def own_line(lines: LinesByNumber, at_mismatch: Mapping[int, str], seq: int) -> 
 
 
 def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int, str], ...]] | None:
-    """Finds the first of the collectives before a mismatch that ranks issued at different lines.
+    """Finds the earlier collective from which on the ranks of a mismatch issued at different lines.
 
-    If a rank leaves out a call whose successors have its operation and size, all of its calls are
-    those that follow until one looks different. Ranks that always issue a collective at lines of
-    their own, as in the branches of an ``if``, have done so before, which is no shift.
+    If a rank leaves out a call, and the next calls have the same operation and size, the ranks'
+    calls are shifted against each other, which is noticed only at a call that looks different. If
+    ranks were at the same different lines before, as in branches of an ``if``, this is no shift.
 
     Args:
-        lines: the line of each rank, by the number of the collective in its group.
-        seq: number of the mismatch.
+        lines: known lines of the group's collectives.
+        seq: sequence number of the mismatch.
 
     Returns:
-        The number and each rank's line; None if the lines of the collective before the mismatch
-        are the same, not known of several ranks, or usual, or if no earlier collective is known
-        that ranks issued at one line.
+        The sequence number and each rank's line. None if the ranks were at one line in the
+        collective before the mismatch, if its lines are known of fewer than two ranks or occurred
+        before, or if no earlier collective is known in which the ranks were at one line.
     """
 
     def of(number: int) -> tuple[tuple[int, str], ...]:

@@ -66,13 +66,13 @@ class CollectiveRow:
     phases: tuple[tuple[str, int], ...]
     #: Number of calls issued by each line of code, largest first; empty without stacks.
     callers: tuple[tuple[str, int], ...]
-    #: Issue to completion; the sum of queue, wait and transfer.
+    #: From issue to completion; the sum of queue, wait and transfer.
     duration: Spread
-    #: Issue to start: in gloo's queue, or behind other work on a device.
+    #: From issue to start: in gloo's queue, or behind other work on a device.
     queue: Spread
-    #: Start to the start on the last of the ranks that the call waits for.
+    #: From the start on this rank to the last start on the ranks that the call waits for.
     wait: Spread
-    #: The start on that last rank to completion on this rank.
+    #: From that last start to completion on this rank.
     transfer: Spread
     #: Time for which these calls blocked the training thread; mean per step over all ranks.
     exposed_ms: float
@@ -131,7 +131,7 @@ def collective_rows(
         is_known = group is None or group.name != ""
         ranks = np.unique(calls.rank[calls.group == number]).tolist() if is_known else ()
         rank_steps = len(traces) * (1 if measured_steps is None else len(measured_steps))
-        of_kind = calls if len(parts) == 1 else calls.rows(part)  # without a copy of all columns
+        of_kind = calls if len(parts) == 1 else calls.rows(part)  # avoids a copy
         rows.append(_row(of_kind, group, tuple(ranks), by_rank, rank_steps))
     return tuple(sorted(rows, key=_weight, reverse=True))
 

@@ -4,9 +4,9 @@ All ranks of a group must issue the same collectives in the same order. If a ran
 collective, or issues another one, gloo and NCCL hang, fail, or mix up data, long after the cause.
 The cause lies at the first sequence number at which the ranks differ.
 
-A recording of another profiler is not evidence of what it lacks. In such a recording, only
-collectives whose number c10d recorded are compared, and of these only what was recorded: a number
-that was counted is shifted by each missing record, and an unknown size is not another size.
+A recording of another profiler may lack calls and properties that existed. Of such a recording,
+only collectives whose sequence number c10d recorded are compared, because a number that is counted
+afterwards is wrong after each missing record. Only recorded properties are compared.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ _GATHERING = {index for index, name in enumerate(OPS) if name.startswith("all_ga
 #: Operations in which the sizes of different ranks may differ.
 _UNEVEN = {OPS.index(name) for name in ("all_to_all", "all_to_all_single", "gather", "scatter")}
 _BARRIERS = {OPS.index(name) for name in ("barrier", "monitored_barrier")}
-#: Largest number of collectives kept that some rank has not issued; a rank further behind is hung.
+#: Largest number of collectives kept that some rank has yet to issue; a rank further behind hangs.
 _MOST_OPEN = 4096
 #: Largest number of collectives of a group that are remembered.
 _REMEMBERED = 512
 #: Largest number of remembered collectives that are compared with the latest ones.
 _COMPARED = 64
-#: Smallest number of earlier places that say what is usual.
+#: What followed a sequence of calls is usual if the sequence was issued this many times before.
 _TIMES = 2
 #: Largest number of collectives of a group, of all ranks together, of which the issuing lines are
 #: read.
@@ -110,11 +110,10 @@ class Mismatch:
     usual: Issued | None = None
     #: Ranks with the file and line at which they issued the collective, as far as known.
     lines: tuple[tuple[int, str], ...] = ()
-    #: The earlier collective from which on the ranks were at other lines than each other, see
-    #: ``issuing_lines.shifted_since``: its number, and the line of each rank. None if this is not
-    #: known.
+    #: Number of the earlier collective from which on the ranks issued at different lines, see
+    #: ``issuing_lines.shifted_since``, and each rank's line. None if this is not known.
     shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None
-    #: The line of the mismatch at which only some ranks issued collectives before; None if unknown.
+    #: The line of the mismatch that only some ranks used before; None if there is none or several.
     own_line: OwnLine | None = None
 
     @property
@@ -127,9 +126,9 @@ class Mismatch:
     def told_ranks(self) -> tuple[int, ...]:
         """Ranks that differ from the others.
 
-        That is from the majority; without one, ranks at a line of their own; or else those that
-        differ from their earlier steps. Empty if nothing tells the ranks apart, as where two ranks
-        differ from each other.
+        If most ranks issued the same, these are the other ranks. If not, these are the ranks of
+        ``own_line``, or else the ranks that did not issue what was usual. Empty if none of this is
+        known, for example if two ranks differ in their first step.
         """
         first, *others = (ranks for _, ranks in self.issued)
         odd = tuple(sorted(rank for ranks in others for rank in ranks))
@@ -162,14 +161,14 @@ class Mismatch:
 
     @property
     def _shift(self) -> str:
-        """Clause that says since when the ranks are at different calls that look alike."""
+        """Says from which earlier collective on the ranks' calls are shifted; empty if unknown."""
         if self.shifted is None:
             return ""
         seq, lines = self.shifted
         said = [f"{named_ranks(ranks)} issued it at {line}" for line, ranks in self._by_line(lines)]
         return (
-            f"; already number {seq} is alike only in operation and size: {', '.join(said)}, so "
-            "that a call was left out or added there"
+            f"; before that, number {seq} agrees only in operation and size: {', '.join(said)}, so "
+            "a call was left out or added there"
         )
 
     def _said(self, parts: Sequence[tuple[Issued, tuple[int, ...]]]) -> str:
@@ -198,7 +197,7 @@ class Mismatch:
         if len(places) == 1 and len(self.lines) > 1:
             return (
                 f"Make all ranks issue the same calls in the same order: at {self.lines[0][1]} "
-                "they are at different ones."
+                "they issue different ones."
             )
         if len(places) < 2:
             return "Make all ranks of the group issue the same calls in the same order:"
@@ -252,11 +251,11 @@ def issued_of(row: Mapping[str, int], dtypes: Sequence[str]) -> Issued:
 
 
 def usual_after(earlier: Sequence[Call]) -> Call | None:
-    """Returns what followed each time when the same calls had been issued before.
+    """Predicts the next call from earlier calls, because steps repeat.
 
-    Steps repeat, so the longest sequence of latest collectives that was issued at least ``_TIMES``
-    times before tells the place in the step. None if no sequence was, or if different collectives
-    followed.
+    Looks for the longest sequence of latest calls that was also issued at least ``_TIMES`` times
+    before, and returns the call that followed it. None if there is no such sequence, or if
+    different calls followed it.
 
     earlier: calls in order: collectives of a group that were the same on all ranks, or all calls of
     a rank.
@@ -295,7 +294,7 @@ class MismatchFinder:
         self._earlier: dict[str, deque[Issued]] = {}
         #: Number and members of the latest mismatch of up to ``_MOST_KEPT`` groups.
         self._latest: dict[str, tuple[int, dict[int, tuple[Issued, int]]]] = {}
-        #: For collectives in ``_open`` that differ: number of looks so far; -1 once reported.
+        #: For collectives in ``_open`` that differ: number of polls so far; -1 once reported.
         self._differing: dict[tuple[str, int], int] = {}
 
     def add(
@@ -331,7 +330,7 @@ class MismatchFinder:
             self._differing.pop(oldest, None)
 
     def poll(self, last: bool = False) -> list[Mismatch]:
-        """Returns the mismatches found since the last call; of each group, only its first one ever.
+        """Returns the mismatches found since the last poll; only the first mismatch of each group.
 
         Args:
             last: True if no rank will issue further collectives.
@@ -353,9 +352,10 @@ class MismatchFinder:
         return reported
 
     def known(self) -> list[Mismatch]:
-        """Returns the mismatches that are known by now, also of collectives that some ranks lack.
+        """Returns the latest known mismatches, with those that some ranks have yet to issue.
 
-        These are the latest ones of each group, of which a pending collective may be one.
+        These are the latest reported mismatch of each group, and up to ``_MOST_KEPT`` that are not
+        yet reported.
         """
         unfinished = [(key, self._open[key]) for key in self._differing if key in self._open]
         latest = [((group, seq), members) for group, (seq, members) in self._latest.items()]
@@ -434,7 +434,8 @@ def _lines(
 ) -> dict[int, dict[int, str]]:
     """Returns the lines that issued a group's collectives up to a number, by number and rank.
 
-    Of many ranks fewer earlier collectives are read. Lines of which no stack was recorded lack.
+    The more ranks, the fewer earlier collectives are read. Calls without a recorded stack are
+    left out.
     """
     before = max(_COMPARED, _MOST_LINES // len(traces))
     lines: dict[int, dict[int, str]] = {}
@@ -456,7 +457,7 @@ def _lines(
 def _earlier(trace: Trace, table: Collectives, keys: _Keys, group: int, seq: int) -> list[Issued]:
     """Returns a rank's latest collectives of a group before a sequence number.
 
-    None of a recording by another profiler, which may lack some of them.
+    Returns none for a recording by another profiler, which may lack some of them.
     """
     if trace.recorded is not None:
         return []
@@ -481,7 +482,7 @@ class _Keys(NamedTuple):
 def _differ(
     value: npt.NDArray[np.uint64], known: npt.NDArray[np.bool_], starts: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Returns for each collective whether its ranks' known values of a property differ.
+    """Returns for each collective whether the known values of a property differ between ranks.
 
     ``starts``: first row of each collective; the rows after it are those of its other ranks.
     """

@@ -1,9 +1,10 @@
-"""What NCCL made of the calls, how long its kernels waited, and how its transfers went.
+"""How NCCL carried out the calls, how long its kernels waited, and how its transfers went.
 
 The kernels of an all-reduce, all-gather or reduce-scatter end together, so the rank whose kernel
-was the shortest came last: the others waited for as long as theirs took more. This needs no common
-clock. With one, a kernel waited from its own begin to the last one's. Operations with a root, and
-messages, end when their own part is done; for these only durations are given.
+is the shortest came last, and each other kernel waited for as long as it took longer. This needs no
+common clock. With a common clock, a kernel's wait lasts from its own begin to the last kernel's
+begin. In operations with a root, and in messages, a kernel ends when its own part is done; for
+these only durations are given.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Floats = npt.NDArray[np.float64]
 
 #: Operations whose kernels end together.
 _END_TOGETHER = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
-#: A link is slow if it takes this many times longer for a byte than the median link of its
-#: communicator, which has at least so many links.
+#: A link is slow if a byte takes ``_SLOW`` times longer than on the median link of its
+#: communicator. Communicators with fewer than ``_LINKS_TO_COMPARE`` links are not judged.
 _SLOW, _LINKS_TO_COMPARE = 1.5, 4
 
 
@@ -55,10 +56,10 @@ class NcclRow:
     #: Ranks of the communicator; 0 if not known.
     size: int
     op: str
-    #: NCCL's words; empty if it told none, as for messages.
+    #: NCCL's names of both; empty if NCCL gave none, as for messages.
     algorithm: str
     protocol: str
-    #: Smallest and largest number.
+    #: Smallest and largest number of channels.
     channels: tuple[int, int]
     #: Smallest and largest size in NCCL's calls.
     size_bytes: tuple[int, int]
@@ -70,13 +71,13 @@ class NcclRow:
     phases: tuple[tuple[str, int], ...]
     #: Indices of the DDP buckets that they reduced.
     buckets: tuple[int, ...]
-    #: Steps in which they began; 0 without steps.
+    #: Number of steps in which the operations began; 0 without steps.
     steps: int
     #: Medians; NaN if no time is known.
     duration_ms: float
     begin_spread_ms: float
     end_spread_ms: float
-    #: Means of the waits by the shortest kernel and by clocks; NaN if not known.
+    #: Mean wait computed from the shortest kernel, and from the clocks; NaN if not known.
     wait_by_kernels_ms: float
     wait_by_clocks_ms: float
     #: Mean of the shortest kernels; NaN if not known.
@@ -109,13 +110,13 @@ class NcclLink:
 
 @dataclass(frozen=True)
 class WaitsCompared:
-    """Waits by the shortest kernel beside those by clocks."""
+    """Compares waits computed from the shortest kernel with waits computed from the clocks."""
 
     #: Collectives for which both are known on all ranks.
     collectives: int
-    #: Median of the difference over the kernels, without sign.
+    #: Median over the kernels of the absolute difference.
     difference_ms: float
-    #: Collectives in which both name the same rank as the last.
+    #: Collectives in which both methods name the same rank as the last.
     same_last: int
 
 
@@ -131,7 +132,7 @@ class NcclWorld:
     for_others: int
     #: Replays of CUDA graphs, the largest number over the operations of a rank.
     replays: int
-    #: None if the clocks cannot be compared, or nothing has both.
+    #: None if the clocks cannot be compared, or no collective has both waits.
     waits: WaitsCompared | None
 
 
@@ -165,7 +166,7 @@ def nccl_world(
     Args:
         world_size: ranks of the job.
         recorded: traces as they were written.
-        traces: the same on a common clock, if ``clocks_shared``.
+        traces: the same traces, on a common clock if ``clocks_shared``.
         clocks_shared: times of the ranks can be compared.
     """
     if not any(len(columns.of_kind(trace.records, Kind.NCCL_OP)) for trace in recorded):
@@ -326,7 +327,7 @@ def _mean_ms(values_ns: Floats) -> float:
 
 
 def _parts(table: Transfers) -> Floats:
-    """Returns network, peer and GPU of each transfer in ns, as ``[transfers, 3]``."""
+    """Returns the network, peer and GPU parts of each transfer in ns, as ``[transfers, 3]``."""
     return np.stack([table.transfer_ns, table.peer_or_flush_ns, table.gpu_ns], axis=1).astype(float)
 
 

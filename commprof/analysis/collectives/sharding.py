@@ -165,8 +165,8 @@ def _of_part(trace: Trace, table: Collectives, begin_ns: int) -> dict[str, Mask]
     """Returns a mask over the table for each part.
 
     Sequence parallelism gathers and reduce-scatters activations, in a process group whose first
-    reduce-scatter is one of forward. Tensor parallelism sums gradients of activations in backward.
-    An all-reduce between model replicas sums what the reduce-scatter before it returned.
+    reduce-scatter is issued in forward. Tensor parallelism sums gradients of activations in
+    backward. An all-reduce between model replicas sums what the reduce-scatter before it returned.
 
     Args:
         trace: the rank's recording.
@@ -195,7 +195,8 @@ def _of_part(trace: Trace, table: Collectives, begin_ns: int) -> dict[str, Mask]
 def _in_passes(trace: Trace, table: Collectives) -> Mask:
     """True for the calls that forward and backward issue.
 
-    FSDP1 gathers tensors of the host by the operation that scripts use for their metrics, too.
+    FSDP1 gathers CPU tensors with the same operation that scripts use for metrics, so the operation
+    alone does not tell.
     """
     phases = columns.phases(trace)
     begun = (phases.key == Phase.FORWARD) | (phases.key == Phase.BACKWARD)
@@ -270,11 +271,11 @@ def _groups(part: str, whole: Sequence[int], sizes: Sequence[int]) -> list[int]:
         sizes: output sizes of the calls in order; for reductions only their number counts.
     """
     if part == FORWARD:
-        # Read backwards, forward gathers its groups from last to first as backward does.
+        # In reversed order, forward's calls gather the groups from last to first, as backward does.
         return groups_in_reverse(whole, sizes[::-1])[::-1]
     if part == BACKWARD:
         return groups_in_reverse(whole, sizes)
-    # Several passes whose gradients are reduced count as one if only the first gathers in forward.
+    # More calls than groups: several passes count as one if only the first gathers in forward.
     has_one_call_per_group = len(sizes) == len(whole)
     return [len(whole) - at if has_one_call_per_group else 0 for at in range(len(sizes))]
 

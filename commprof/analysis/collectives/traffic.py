@@ -224,7 +224,10 @@ def sent_to_other_hosts(
 def _in_whole(
     traces: Sequence[Trace], tables: Sequence[Collectives], place: Ints, size: int
 ) -> npt.NDArray[np.bool_]:
-    """True for the calls of groups of all ranks in their order; ``place``: the trace of each."""
+    """True for the calls whose group has all ``size`` ranks in their order.
+
+    ``place``: index of each call's trace.
+    """
     group = joined(tables, "group")
     number, first = distinct_rows(place, group)
     whole = [
@@ -245,7 +248,7 @@ class _Factors:
     """
 
     def __init__(self, me: int, hosts: Ints) -> None:
-        """``hosts``: number of the host of each rank, of which this is rank ``me``."""
+        """``hosts``: number of each rank's host. ``me``: the sending rank."""
         self._me, self._hosts, self._n = me, hosts, len(hosts)
 
     def ring_reduce(self, peer: int) -> float:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: A run is compared in parts, equally many calls long: so many at most and at least, and so many
-#: calls each if possible, as the parts of two communicators do not begin at the same time.
+#: A run is divided into parts of equally many calls: at most ``_MOST_BLOCKS``, at least
+#: ``_FEWEST_BLOCKS``, and if possible of ``_CALLS_A_BLOCK`` calls or more, because the parts of two
+#: communicators do not begin at the same time.
 _MOST_BLOCKS, _FEWEST_BLOCKS, _CALLS_A_BLOCK = 200, 12, 8
 
 
@@ -67,7 +68,8 @@ class InspectedCommunicator:
     #: Size, as NCCL states it.
     ranks: int
     nodes: int
-    #: Ranks in the communicator that left a log, and their indices in ``InspectedJob.processes``.
+    #: Ranks in the communicator that left a log, and the index of each in
+    #: ``InspectedJob.processes``.
     recorded: tuple[int, ...]
     process: npt.NDArray[np.int64]
     operations: tuple[Operations, ...]
@@ -107,10 +109,10 @@ class InspectedJob:
 
     processes: tuple[Process, ...]
     communicators: tuple[InspectedCommunicator, ...]
-    #: Number of parts in which the run is compared.
+    #: Number of parts (blocks) into which the run is divided.
     blocks: int
     problems: tuple[str, ...]
-    #: The calls that each communicator with collectives repeats; None where nothing repeats.
+    #: Per communicator with collectives: the calls that it repeats; None if nothing repeats.
     repeated: tuple[RepeatedCalls | None, ...] = ()
 
 
@@ -120,7 +122,7 @@ class Splitter(Protocol):
     def collectives(
         self, members: Sequence[InspectorMember], kind: str, ranks: int, blocks: int
     ) -> InspectorWaits:
-        """Splits operations in which all ranks wait for all."""
+        """Splits operations in which every rank waits for all others."""
 
     def messages(self, members: Sequence[InspectorMember], blocks: int) -> InspectorWaits:
         """Splits sends and recvs."""
@@ -155,7 +157,7 @@ ById = dict[tuple[str, int], dict[int, "InspectorMember"]]
 
 
 def members_by_id(members: Iterable[InspectorMember]) -> tuple[ById, Counter[str]]:
-    """Returns the members of each communicator, and how many ranks of it came more than once."""
+    """Returns the members of each communicator, and by its id the number of repeated members."""
     by_id: ById = {}
     twice: Counter[str] = Counter()
     for member in members:
@@ -197,7 +199,7 @@ def split_communicators(
         by_id: the members.
         processes: numbers of the processes; new ones are added.
         splitter: how to split.
-        blocks: number of parts in which the run is compared.
+        blocks: number of parts into which the run is divided.
     """
     places = {
         key: np.array(
@@ -255,7 +257,7 @@ def _operations(
         captured.update(dict.fromkeys(member.kinds, 0))
     made = []
     for kind in sorted(set(captured) - {*MESSAGES}):
-        if ranks > 1:  # if not split, only the time beyond the shortest is used
+        if ranks > 1:  # of a kind not in SPLIT, only the time beyond the shortest rank's is used
             waits = splitter.collectives(members, kind, ranks, blocks)
         else:
             waits = splitter.unsplit(members, kind)

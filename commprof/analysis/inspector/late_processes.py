@@ -1,4 +1,4 @@
-"""Processes that the others wait for, by the waiting that began with them and their own time."""
+"""Finds processes that others wait for, by the waiting that they cause and by their own time."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ Floats = npt.NDArray[np.float64]
 #: Largest number of processes that are named as late. If more are needed to explain the waiting, or
 #: others cause nearly as much, none is named.
 _MOST_LATE = 8
-#: Likewise as a part of all processes, but at least ``_ALWAYS_ALLOWED``.
+#: The same limit as a fraction of all processes; up to ``_ALWAYS_ALLOWED`` may always be named.
 _MOST_LATE_PART, _ALWAYS_ALLOWED = 1 / 16, 2
-#: A late process causes at least this part of the waiting that the latest of them causes, or the
-#: smaller part if no other process causes a fiftieth of it: what is traced wrongly through other
-#: communicators is of several.
+#: A late process causes at least the fraction ``_LEAST_OF_LATEST`` of the waiting that the latest
+#: process causes. ``_LEAST_IF_APART`` is enough if the next process causes ``_APART`` times less
+#: than this late process: waiting that is wrongly traced through other communicators falls on
+#: several processes.
 _LEAST_OF_LATEST, _LEAST_IF_APART, _APART = 0.05, 0.03, 50.0
 #: Least ratio of the waiting that a late process causes to that of any process that is not late.
 _CLEARLY = 2.0
-#: Ratio that parts those who are late from all others, even if one of them is much later.
+#: The same ratio, if it is this large, ends the list of late processes even if a larger ratio comes
+#: before it, because one late process is much later than the rest.
 _GAP = 4.0
-#: Least part of the waiting beyond the others' that late processes cause if such a gap parts them
-#: from all others, each of which causes little: in a large job that adds up.
+#: Least fraction of the excess waiting that late processes must cause, if there is a ratio of
+#: ``_GAP``. This is less than usual, because the little that each other process causes adds up in a
+#: large job.
 _SHARE_BEYOND_GAP = 0.4
 _NS_PER_US = 1e3
 
@@ -45,15 +48,16 @@ class LateProcess:
     """A process that others wait for more than chance explains."""
 
     process: Process
-    #: Its rank in each communicator, by the communicator's label.
+    #: The communicators of the process: label, and rank of the process in it.
     ranks: tuple[tuple[str, int], ...]
-    #: Waiting that began with it, summed over the waiting processes, and as a part of all waiting.
+    #: Waiting that began with this process: sum over the waiting processes, and fraction of all
+    #: waiting.
     wait_s: float
     share: float
-    #: Mean over the processes that wait for it.
+    #: The same waiting, as a mean over the ``waiting_processes``.
     wait_per_process_s: float
     waiting_processes: int
-    #: Parts of the run, of ``parts``, in which it is late.
+    #: Number of parts of the run in which the process is late; ``parts`` have any waiting.
     late_parts: int
     parts: int
     p_value: float
@@ -72,22 +76,24 @@ def late_processes(
 ) -> tuple[LateProcess, ...]:
     """Finds the processes that cause clearly more waiting than all others.
 
-    In each part of the run, what many processes cause alike is that of the schedule or of chance:
-    stages of a pipeline always wait for each other. Only waiting beyond it is looked at. Of several
-    that are late in turns, a part of the run shows the waiting of all, which may then be traced to
-    the wrong one; so a process also counts if it works longer than all others, see
-    :mod:`commprof.analysis.inspector.own_time`, and is waited for, but only beside the one that
-    causes most waiting and works longer itself. Those who stand out are tested as one, by the test
-    of late ranks.
+    Waiting that many processes cause equally comes from the schedule or from chance: stages of a
+    pipeline always wait for each other. So in each part of the run, only the excess over this
+    amount counts.
+
+    If several processes are late in turns, a part of the run contains the waiting for all of them,
+    which may be traced to the wrong process. So if the process with the most excess also works
+    longer than all others (see :mod:`commprof.analysis.inspector.own_time`), the other processes
+    that work longer and are waited for count as late too. All candidates together are tested as if
+    they were one process, by the test of late ranks.
 
     Args:
         job: the processes and communicators.
-        traced: where its waiting began.
+        traced: where the job's waiting began.
         time_us: time of each process in operations whose waiting is known.
         operation_us: result of :func:`commprof.analysis.inspector.own_time.operation_time`.
-        uneven: fraction of a part of the run by which its communicators may not begin together. So
-            much of the waiting for the latest process, of which the waiting ranks come late to
-            their other communicators, may be traced to these ranks.
+        uneven: largest offset between the beginnings of the communicators' parts, as a fraction of
+            a part. This fraction of the waiting for the latest process may be traced wrongly to
+            ranks that waited for it and then came late to their other communicators.
     """
     count = len(job.processes)
     allowed = min(_MOST_LATE, max(_ALWAYS_ALLOWED, int(_MOST_LATE_PART * count)), count - 1)
@@ -102,7 +108,7 @@ def late_processes(
     own_us = own_time(operation_us)
     longer = _by_own_time(own_us, by_process, allowed)
     if longer:
-        # At most all others wait for a process, so it is late at least by their mean waiting.
+        # A process was late by at least the mean waiting over all others.
         delay_us = traced.began_us.sum(axis=0) / (count - 1)
         also = [
             one
@@ -119,17 +125,17 @@ def late_processes(
 def _by_waiting(
     traced: InspectedOrigins, by_process: Floats, allowed: int, uneven: float
 ) -> tuple[list[int], float]:
-    """Returns those who cause clearly more waiting than all others, the most first.
+    """Returns the processes that cause clearly more waiting than all others, the most first.
 
-    Also returns the part of the waiting that they must cause at least. ``by_process`` is each
-    process's waiting beyond what many cause alike.
+    Also returns the fraction of the waiting that these processes must cause at least.
+    ``by_process`` is the excess waiting that each process causes, see :func:`late_processes`.
     """
     order = np.argsort(-by_process, kind="stable")
     falling = by_process[order[: allowed + 1]]
     ratio = falling[:-1] / np.maximum(falling[1:], 1e-6 * falling[0])
     least = np.maximum(uneven, np.where(ratio >= _APART, _LEAST_IF_APART, _LEAST_OF_LATEST))
     large = falling[:-1] >= least * falling[0]
-    # What is beyond the others' shrinks towards the last that is allowed; all waiting does not.
+    # By construction the excess falls to 0 at the last process, so the total must have a gap too.
     total = traced.began_us.sum(axis=0)[order]
     rest = np.maximum.accumulate(total[::-1])[::-1]
     parts = total[: len(ratio)] >= _GAP * rest[1 : len(ratio) + 1]
@@ -142,10 +148,10 @@ def _by_waiting(
 
 
 def _by_own_time(own_us: Floats, by_process: Floats, allowed: int) -> list[int]:
-    """Returns those who work longer than all others and are waited for, the most waited for first.
+    """Returns processes that work longer than all others and are waited for, the most waited first.
 
-    Empty if the one that causes most waiting does not work longer: then it is not by their own
-    time that processes of this job are late.
+    Empty if the process that causes most waiting does not work longer: then the lateness in this
+    job does not come from the processes' own time.
     """
     most = int(np.argmax(by_process))
     longer = standing_out(own_us, allowed)
@@ -173,7 +179,7 @@ def _tested(
         pairs = traced.pairs_us * _NS_PER_US
         pairs[:, first] = pairs[:, list(candidates)].sum(axis=1)
         pairs[:, others] = 0.0
-        if not pairs[:, first].any():  # over the whole run, its waiting began elsewhere
+        if not pairs[:, first].any():  # over the whole run, the waiting began elsewhere
             return None
     block_ns = float(time_us.mean()) / job.blocks * _NS_PER_US
     late = find_late_rank(merged * _NS_PER_US, block_ns, 0.0, pairs, least_share=least_share)

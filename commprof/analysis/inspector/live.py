@@ -1,4 +1,4 @@
-"""A job that still runs, as logs of NCCL Inspector show it: totals, and who is waited for lately.
+"""Follows a running job in the logs of NCCL Inspector: totals, and who is waited for lately.
 
 Calls are counted once every rank has written them, and then forgotten, so that memory does not
 grow with the job. A process that has not written for much longer than usual is no longer waited
@@ -41,15 +41,16 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: A process that writes nothing for so long, and for so many times the longest gap that half of
-#: all processes have had, is not waited for.
+#: A process is no longer waited for if it has written nothing for ``_PATIENCE_S``, and for
+#: ``_GAPS`` times the median over the processes of their longest gap between two writes.
 _PATIENCE_S: Final = 30.0
 _GAPS: Final = 3.0
-#: Parts of the run that the test of late processes covers. A part ends once every process has
-#: written so often in it, as communicators whose members write at different times advance unevenly.
+#: Number of parts of the run that the test of late processes covers. A part ends once every process
+#: has written ``_WRITES_A_PART`` times in it: the members write at different times, so within a
+#: short part the communicators would advance unevenly.
 _MOST_PARTS: Final = 200
 _WRITES_A_PART: Final = 5
-#: Of a snapshot, calls in each part if possible.
+#: Calls in each part of a snapshot, if possible.
 _CALLS_A_PART: Final = 8
 #: Largest job for which waiting is kept by pairs of processes.
 _MOST_PAIRS: Final = 2048
@@ -63,15 +64,15 @@ class LiveProcess:
     process: Process
     #: Rank in the communicator that all processes share; None if there is none.
     rank: int | None
-    #: False if it has written nothing for much longer than usual.
+    #: False if the process has written nothing for much longer than usual.
     writes: bool
     #: Time in collectives and messages whose waiting is known, and the waiting in it.
     time_s: float
     waited_s: float
-    #: Waiting of other processes that began with this one, summed over them; it lags behind by the
-    #: part of the run that is not over.
+    #: Waiting of other processes that began with this one, summed over them, without the current
+    #: part of the run.
     caused_s: float
-    #: The same over the parts of the run that ``InspectorState.late`` covers.
+    #: The three times above, over the parts of the run that ``InspectorState.late`` covers.
     recent_time_s: float
     recent_waited_s: float
     recent_caused_s: float
@@ -86,10 +87,10 @@ class InspectorState:
     processes: tuple[LiveProcess, ...]
     late: tuple[LateProcess, ...]
     communicators: int
-    #: Calls counted so far, and records of them that are missing.
+    #: Calls counted so far, and missing records of these calls.
     calls: int
     lost_records: int
-    #: The kinds of operations that took most time at the last look that had any.
+    #: The kinds of operations that took most time in the latest look that read any operation.
     kinds: tuple[KindRow, ...]
     #: Time since any process wrote.
     since_written_s: float
@@ -101,7 +102,7 @@ class InspectorState:
 
 @dataclass
 class _Part:
-    """A part of the run, or several of a snapshot."""
+    """A part of the run; for a snapshot, several parts."""
 
     traced: InspectedOrigins
     time_us: Floats
@@ -118,10 +119,10 @@ class _Totals:
 
 
 class _Growing:
-    """Takes the calls that are over from logs that grow; see :class:`Splitter`."""
+    """Splits complete calls and removes them from the members; see :class:`Splitter`."""
 
     def __init__(self, stopped: set[tuple[str, int]]) -> None:
-        """Waits for no process in ``stopped``, given by host and process id."""
+        """``stopped``: processes that are not waited for, as host and process id."""
         self._stopped = stopped
 
     def collectives(
@@ -151,22 +152,23 @@ class LiveLogs:
 
         Args:
             folder: where the job writes its logs.
-            is_snapshot: True to count what is written now, waiting for no process.
+            is_snapshot: True to count what the logs hold now, without waiting for any process.
         """
         self._tail = InspectorTail(folder)
         self._is_snapshot = is_snapshot
         self._processes: dict[Process, int] = {}
         self._totals = _Totals()
         self._recent: deque[_Part] = deque()
-        #: Of these parts: time, waiting and waiting caused, by process; and who is late.
+        #: ``[3, process]``, over the parts in ``_recent``: time, waiting, and waiting caused, in
+        #: µs.
         self._recent_us: Floats = np.zeros((3, 0))
         self._late: tuple[LateProcess, ...] = ()
-        #: Of the part of the run that is not over: waiting, time, and how often each log had grown
-        #: at its beginning.
+        #: Waiting by group and time by process, in the current part of the run.
         self._groups: dict[tuple[str | int, ...], WaitingGroup] = {}
         self._time_us: Floats = np.zeros(0)
-        #: Time of each process in all operations; empty if that of equally many calls is not known.
+        #: Time of each process in all operations; empty unless the logs are read as a snapshot.
         self._operation_us: Floats = np.zeros(0)
+        #: How often each log had grown when the current part began.
         self._growths: dict[Path, int] = {}
         self._pairs_us: Floats | None = np.zeros((0, 0))
         self._first_seen_s: dict[tuple[str, int], float] = {}
@@ -180,7 +182,7 @@ class LiveLogs:
 
     @property
     def problems(self) -> list[str]:
-        """Sentences about what cannot be read, or is not written."""
+        """Sentences about what cannot be read, or was not written."""
         found = list(self._tail.problems)
         if self._tail.empty:
             found.append(
@@ -240,9 +242,9 @@ class LiveLogs:
         }
 
     def _add(self, job: InspectedJob) -> None:
-        """Adds what one look found to the totals, and to the part of the run that is not over."""
+        """Adds the calls of one look to the totals, and to the current part of the run."""
         totals, count = self._totals, len(job.processes)
-        if self._is_snapshot:  # else communicators may have advanced unevenly
+        if self._is_snapshot:  # of a running job, communicators may have advanced unevenly
             self._operation_us = operation_time(job)
         is_new = False
         for one in job.communicators:
@@ -295,7 +297,8 @@ class LiveLogs:
         while self._parts() - len(self._recent[0].traced.began_us) >= _MOST_PARTS:
             gone = self._recent.popleft().traced.began_us.sum()
             if self._pairs_us is not None and (left := self._pairs_us.sum()) > 0:
-                # Which process waits for which is kept as a sum: the oldest part fades.
+                # Pairs are kept as a sum over parts, so the oldest part is removed by scaling the
+                # sum.
                 self._pairs_us *= max(0.0, 1 - gone / left)
         self._judge()
 
@@ -322,7 +325,7 @@ class LiveLogs:
         operation_us = self._operation_us if len(self._operation_us) else np.full(count, np.nan)
         job = InspectedJob(tuple(self._processes), self._newest, self._parts(), ())
         found = InspectedOrigins(began, waited, self._pairs_us)
-        # A part ends in the middle of what its last writes hold.
+        # The processes write at different times, so a part's end may be off by one write.
         uneven = 0.0 if self._is_snapshot else 1 / _WRITES_A_PART
         self._late = late_processes(job, found, time_us, operation_us, uneven)
         self._recent_us = np.array([time_us, waited.sum(axis=0), began.sum(axis=0)])
@@ -376,7 +379,7 @@ class LiveLogs:
 
 
 def _widened(values: Floats, count: int) -> Floats:
-    """Returns ``values`` with zeros for processes that came later, on the last axis."""
+    """Returns ``values`` with zeros appended on the last axis, for processes found later."""
     wider = np.zeros((*values.shape[:-1], count))
     wider[..., : values.shape[-1]] = values
     return wider

@@ -1,14 +1,16 @@
-"""Processes where waiting began, across communicators.
+"""Traces waiting to the processes where it began, across communicators.
 
 A process that comes late to one communicator may have waited in another: the ranks of a
 tensor-parallel group all come late to their data-parallel groups if one of them is slow. In each
 part of the run, let a process make the other ranks of a communicator wait for ``d`` each, and let
-it wait for ``s`` in all its other communicators. Then ``max(0, d - s) / d`` of the waiting began
-with this process; the rest is passed on to the processes that it waited for there, in proportion
-to its waiting, and so on. A process that waited in a broadcast, a reduce, or a message without its
-partner's record waited for a rank that is not known: what it passes on for that began with nobody.
-So does what it may have waited in calls of which its record is lost: as long as it does in the mean
-of that communicator. The parts of all waiting add up to it, with that of nobody.
+the process itself wait for ``s`` in all its other communicators. Then ``max(0, d - s) / d`` of the
+waiting began with this process. The rest is passed on to the processes that it waited for in the
+other communicators, in proportion to that waiting, and so on.
+
+Waiting can be passed on to nobody, if it is not known for whom a process waited: in a broadcast, a
+reduce, or a message without its partner's record. The same holds for calls of which the process's
+record is lost; in these it is assumed to have waited as long as in its mean call of that
+communicator. The waiting that began with each process, plus that of nobody, adds up to all waiting.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from commprof.analysis.inspector.communicators import (
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Times that waiting is passed on; what is left then counts where it is.
+#: Waiting is passed on this many times; the rest counts for the process that it has reached.
 _MOST_PASSES = 8
 _NEGLIGIBLE = 1e-3
 #: Largest number of processes of a job whose waiting is kept for each pair of them, in 512 MB.
@@ -37,7 +39,7 @@ _MOST_PAIRS = 8192
 
 @dataclass(frozen=True)
 class InspectedOrigins:
-    """Waiting of a job by the process where it began, in µs."""
+    """Waiting of a job in µs, by the process where the waiting began."""
 
     #: ``[block, process]``, summed over the processes that waited.
     began_us: Floats
@@ -51,27 +53,28 @@ class InspectedOrigins:
 class WaitingGroup:
     """Waiting of the processes of one communicator."""
 
-    #: Tells groups of a job apart.
+    #: Identifies the group among all groups of the job.
     key: tuple[str | int, ...]
     process: Ints
-    #: In µs, as ``[block, member]``: waiting for the member, and of the member.
+    #: In µs, as ``[block, member]``: waiting of others for the member, and waiting of the member.
     caused: Floats
     waited: Floats
     #: False if it is known that a rank waited in these operations, but not for which rank.
     is_known: bool = True
-    #: Key of the communicator to which waiting in this group makes no process come late: all its
-    #: members waited together. ``key`` if empty.
+    #: Key of the communicator whose members all wait together in this group, so that this waiting
+    #: makes none of them late in that communicator. If empty, ``key`` counts.
     together_key: tuple[str | int, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Entries:
-    """Every process in every group, in one list."""
+    """One entry for each process in each group."""
 
     communicator: Ints
     process: Ints
-    #: Number of the pair of process and ``WaitingGroup.together_key``: entries with the same number
-    #: are of one process in groups whose waiting does not make it late in each other.
+    #: Number of the pair of process and ``WaitingGroup.together_key``. Two entries have the same
+    #: number if they are of one process, and its waiting in one group does not make it late in the
+    #: other.
     together: Ints
     others: Ints
     caused: Floats
@@ -105,7 +108,7 @@ def traced(groups: Sequence[WaitingGroup], count: int) -> InspectedOrigins:
 
 
 def groups_of(job: InspectedJob) -> list[WaitingGroup]:
-    """Lists a job's communicators, and again where a rank waited but it is not known for whom."""
+    """Returns each communicator's waiting; a further group holds waiting for an unknown rank."""
     found = []
     for each in job.communicators:
         key = (each.id, each.ranks)
@@ -130,7 +133,7 @@ def groups_of(job: InspectedJob) -> list[WaitingGroup]:
 def _lost(
     communicator: InspectedCommunicator, key: tuple[str | int, ...], blocks: int
 ) -> WaitingGroup | None:
-    """Returns what the ranks may have waited in calls without their records; None if nothing."""
+    """Estimates the ranks' waiting in calls whose records are lost; None if there is none."""
     waited = np.zeros((blocks, len(communicator.recorded)))
     for operations in communicator.operations:
         if operations.waits.lost_wait_us.size:
@@ -167,7 +170,7 @@ def _carried_back(
         entries: processes in communicators.
         caused: waiting that each entry caused, in some part of the run.
         waited: waiting of each entry in this part.
-        mass: ``[row, entry]``: waiting to trace back, of any subset of ``caused``.
+        mass: ``[row, entry]``: waiting to trace back, a subset of ``caused`` in each row.
         processes: number of processes.
     """
     elsewhere = np.bincount(entries.process, waited, processes)[entries.process]
@@ -176,7 +179,7 @@ def _carried_back(
     passed = np.where(delay > 0, np.minimum(1.0, elsewhere / np.where(delay > 0, delay, 1.0)), 0.0)
     communicators = int(entries.communicator.max(initial=-1)) + 1
     in_communicator = np.bincount(entries.communicator, caused, communicators)
-    # Of the waiting in a communicator, the part that is for this entry's process.
+    # Fraction of a communicator's waiting that is for this entry's process.
     part = caused / np.where(in_communicator > 0, in_communicator, 1.0)[entries.communicator]
     began = np.zeros((len(mass), processes))
     least = _NEGLIGIBLE * mass.sum()
@@ -199,7 +202,9 @@ def _carried_back(
 
 
 def _pairs(entries: _Entries, began: Floats, waited: Floats) -> Floats:
-    """Returns ``[waiting process, process]``: in a communicator, all wait for the same processes.
+    """Returns ``[waiting process, process]`` in µs, summed over the run.
+
+    All members of a communicator are taken to wait for the same processes.
 
     Args:
         entries: processes in communicators.

@@ -3,13 +3,13 @@
 Processes that exchange data leave their operations together, so between two such moments the same
 time passes for all: what a process spends in operations it does not spend outside of them. The
 process that works longer than the others is therefore the one with the least time in all of its
-operations together, waiting and transfer, of whichever communicator. This holds as a sum over any
-part of the run, so unlike waiting it needs no tracing across communicators, and several processes
-that are late in turns do not mix.
+operations together, waiting and transfer, over all communicators. This holds for the sum over any
+part of the run. So unlike waiting, this time need not be traced across communicators, and processes
+that are late in turns are not confused.
 
 It does not hold where operations overlap in one process, or where processes do not depend on each
-other: then the times differ for other reasons too, and nobody stands out from their spread. So
-this evidence counts only beside that of the waiting.
+other: then the times differ for other reasons too, and no process stands out from their spread. So
+this evidence counts only together with that of the waiting.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: Probability that any process of the job stands out by chance, at most.
+#: Largest allowed probability that any process of the job stands out by chance.
 _SIGNIFICANCE: Final = 0.001
-#: Who stands out exceeds the median at least so many times as much as any who does not.
+#: A process stands out if it exceeds the median by this many times what any other process does.
 _CLEARLY: Final = 2.0
 #: Fewest processes whose spread is measured.
 _FEWEST: Final = 3
 
 
 def operation_time(job: InspectedJob) -> Floats:
-    """Returns each process's time in µs in all operations, as if no record were lost.
+    """Returns each process's time in µs in all operations, with an estimate for lost records.
 
-    NaN for a process without a record that tells how long an operation takes it.
+    NaN for a process that has lost all records of some operation.
     """
     total = np.zeros(len(job.processes))
     for communicator in job.communicators:
@@ -48,20 +48,20 @@ def operation_time(job: InspectedJob) -> Floats:
 
 
 def own_time(operation_us: Floats) -> Floats:
-    """Returns by how much each process is longer outside of operations than the median, in µs."""
+    """Returns the time in µs that each process spends outside of operations beyond the median."""
     own: Floats = np.median(operation_us) - operation_us
     return own
 
 
 def standing_out(own_us: Floats, most: int) -> list[int]:
-    """Returns the processes whose time outside of operations is beyond that of all others.
+    """Returns the processes that spend clearly more time outside of operations than all others.
 
     Args:
         own_us: result of :func:`own_time`.
-        most: most processes that may stand out.
+        most: largest number of processes that may stand out.
 
-    Returns the most processes of which the least differs from the others by more than chance and
-    clearly; empty if there are none, or if a time is not known.
+    Returns the largest such set whose smallest time exceeds those of the others both clearly and by
+    more than chance; empty if there is none, or if a time is not known.
     """
     if not np.isfinite(own_us).all():
         return []
@@ -77,13 +77,13 @@ def standing_out(own_us: Floats, most: int) -> list[int]:
 
 
 def is_too_short(own_us: Floats, standing: Sequence[int], process: int, delay_us: float) -> bool:
-    """True if a process's time outside of operations cannot have delayed others so much.
+    """True if a process's time outside of operations is too short to have delayed others so much.
 
     Args:
         own_us: result of :func:`own_time`.
         standing: result of :func:`standing_out`; the spread of all others is that of chance.
-        process: one of the others.
-        delay_us: by how much it came late, over the whole run, if waiting began with it.
+        process: a process that is not in ``standing``.
+        delay_us: by how much the process was late, over the whole run, if waiting began with it.
     """
     others = np.delete(own_us, list(standing))
     lacking_us = delay_us - float(own_us[process])

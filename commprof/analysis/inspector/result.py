@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: Part of the waiting that is not worth a word.
+#: Fraction of the waiting that is too small to mention.
 _NEGLIGIBLE = 0.01
-#: Processes that a caveat names.
+#: Largest number of processes that a caveat names.
 _MOST_NAMED = 3
 
 
@@ -44,7 +44,7 @@ class ProcessRow:
     """One process, over all of its communicators."""
 
     process: Process
-    #: Its rank in the communicator of all processes; None if there is no such communicator.
+    #: Rank in the communicator of all processes; None if there is no such communicator.
     rank: int | None
     #: Time in collectives and messages whose waiting is known, and the waiting in it.
     time_s: float
@@ -71,9 +71,9 @@ class KindRow:
     wait_us: float
     #: Median over the calls that all ranks recorded; NaN if there are none.
     transfer_us: float
-    #: Of the transfer alone; NaN if unknown.
+    #: Bus bandwidth of the transfer alone; NaN if unknown.
     busbw_gb_per_s: float
-    #: Size over mean time, as Inspector states it: with the waiting.
+    #: Bus bandwidth over the whole mean time, waiting included, as Inspector states it.
     busbw_with_waiting_gb_per_s: float
     #: Algorithm and protocol with the number of records, the most frequent first; empty if the
     #: format has none.
@@ -82,13 +82,13 @@ class KindRow:
 
 @dataclass(frozen=True)
 class StepRow:
-    """A step, as far as the repeated calls tell: it may be a part of one, such as a micro-batch."""
+    """A step, as repeated calls show it; it may be only a part of a step, such as a micro-batch."""
 
     steps: int
-    #: Communicator whose calls tell, and its calls in a step, in words.
+    #: Communicator whose repeated calls define a step, and these calls in words.
     communicator: str
     calls: str
-    #: Mean of a process and step: waiting, and transfer.
+    #: Waiting and transfer of a process in a step, as means over processes and steps.
     wait_ms: float
     transfer_ms: float
 
@@ -108,12 +108,12 @@ class CommunicatorRow:
     #: Mean per recorded rank.
     time_s: float
     wait_s: float
-    #: Process that caused most of the waiting here, before waiting is traced to other
-    #: communicators, and its part of the waiting.
+    #: Process that caused most of the waiting in this communicator, before waiting is traced to
+    #: others, and the fraction that it caused.
     most_waited_for: Process | None
     most_share: float
     lost_records: int
-    #: Numbers of calls that no rank recorded, between others.
+    #: Calls that no rank recorded, counted as gaps in the calls' sequence numbers.
     missing_calls: int
 
 
@@ -134,15 +134,15 @@ class InspectorResult:
     #: None if it is not known what a step is.
     step: StepRow | None
     late: tuple[LateProcess, ...]
-    #: Process with the lowest mean bandwidth, which other tools call slow, and the part of its time
-    #: in operations that is waiting; None if the logs give no split time.
+    #: Process with the lowest mean bandwidth, which other tools call slow, and the fraction of its
+    #: time in operations that is waiting; None if no operation's waiting is known.
     lowest_bandwidth: Process | None
     lowest_waits: float
     kinds: tuple[KindRow, ...]
     process_rows: tuple[ProcessRow, ...]
     communicators: tuple[CommunicatorRow, ...]
     graph_captured: int
-    #: Waiting per process and second is a lower bound if calls or ranks are missing.
+    #: True if calls or ranks are missing, so that waiting is at least what is shown.
     is_lower_bound: bool
     #: What is not known, and what could not be read, as sentences without a full stop.
     caveats: tuple[str, ...]
@@ -198,7 +198,7 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
 
 
 def _step(job: InspectedJob, time_us: float, waited_us: float) -> StepRow | None:
-    """Returns the means of a step, from those of a process over the whole run."""
+    """Returns a step's mean waiting and transfer; arguments are sums over the run, per process."""
     found = steps_of(job.repeated)
     if found is None:
         return None
@@ -253,7 +253,7 @@ def time_by_process(job: InspectedJob, is_split: bool) -> Floats:
 
 
 def _lowest_bandwidth(time_us: Floats, waited_us: Floats) -> int | None:
-    """Returns the process with the most time in operations: that of the lowest bandwidth.
+    """Returns the process with the lowest mean bandwidth: the one with most time in operations.
 
     All ranks of a communicator exchange the same bytes, so the mean bandwidth falls with the time.
     """
@@ -336,7 +336,7 @@ def _communicator_row(communicator: InspectedCommunicator, job: InspectedJob) ->
 
 
 def _by_loss(job: InspectedJob) -> str:
-    """Names the ranks with logs that lack most records; empty if only ranks without a log do."""
+    """Names the ranks whose logs lack most records; empty if the logs lack none."""
     lost: Counter[int] = Counter()
     for one in job.communicators:
         for waits in one.split:

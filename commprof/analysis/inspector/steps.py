@@ -1,9 +1,9 @@
 """Steps of a job, as far as the calls in NCCL Inspector's logs repeat.
 
 The logs have no steps. But a training step makes the same calls each time: if the collectives of a
-communicator repeat a sequence of several kinds or sizes, each turn is a step, or a part of one such
-as a micro-batch. Of several communicators, the one with the fewest turns tells, if the turns of all
-others are multiples of its turns.
+communicator repeat a sequence of several kinds or sizes, each repetition (turn) is a step, or a
+part of a step such as a micro-batch. Of several communicators, the one with the fewest turns
+defines the steps, if the numbers of turns of all others are multiples of its number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RepeatedCalls:
     """The sequence of collectives that a communicator repeats."""
 
     communicator: str
-    #: c10d's name and size of each call as nccl-tests counts it; it may begin anywhere in a step.
+    #: c10d's name and nccl-tests' size of each call; the first call may be anywhere in a step.
     calls: tuple[tuple[str, int], ...]
     turns: int
     #: Calls before the first turn, such as those of the set-up.
@@ -52,7 +52,7 @@ def repeated_calls(
     Args:
         label: the communicator's name.
         ranks: its size.
-        members: its members; the first whose log has no gap tells.
+        members: its members; the first one whose log has no gap is used.
     """
     for member in members:
         calls, turns, before = member.sequence()
@@ -66,7 +66,7 @@ def repeated_calls(
 
 
 def steps_of(found: Sequence[RepeatedCalls | None]) -> RepeatedCalls | None:
-    """Returns the sequence of which each turn is a step of the job; None if it is not known.
+    """Returns the sequence whose turns are the job's steps; None if it is not known.
 
     Args:
         found: the sequence of each communicator with collectives; None where nothing repeats.

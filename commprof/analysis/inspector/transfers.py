@@ -23,13 +23,13 @@ Floats = npt.NDArray[np.float32]
 INSPECTOR: Final = "NCCL Inspector"
 #: Fewest calls of one kind and size whose median is used.
 LEAST_CALLS: Final = 3
-#: Parts of a run that :func:`sweep_of` takes as rounds.
+#: Number of parts of a run; :func:`sweep_of` takes each part as a round.
 _ROUNDS: Final = 20
 
 
 @dataclass(frozen=True)
 class InspectedTransfers:
-    """Calls of one kind, size, number of ranks and spread over hosts that all ranks recorded."""
+    """Transfers of the calls that all ranks recorded, with these properties in common."""
 
     #: c10d's name.
     op: str
@@ -38,12 +38,12 @@ class InspectedTransfers:
     size_bytes: int
     #: True if the ranks were on several hosts; None if the logs do not tell.
     crosses_hosts: bool | None
-    #: Of each communicator, in the order of the calls, in µs.
+    #: Transfer of each call in µs, in the order of the calls: one array per communicator.
     by_communicator_us: tuple[Floats, ...]
 
     @property
     def samples_us(self) -> Floats:
-        """All transfers, communicator by communicator."""
+        """Transfers of all communicators in µs, one communicator after the other."""
         return np.concatenate(self.by_communicator_us)
 
 

@@ -35,7 +35,7 @@ from commprof.trace.schema import POINT_TO_POINT
 
 try:
     from commprof._reading import replay as native_replay
-except ImportError:  # the module was not built, or is an older one: the same in Python
+except ImportError:  # not built, or too old: ``_Run`` does the same
     native_replay = None  # type: ignore[assignment]
 
 
@@ -154,7 +154,7 @@ class ReplayedCalls:
     #: Time to completion, from when the condition holds and the previous row is complete.
     transfer_ns: Floats
     end_ns: Ints
-    #: True if issued before the first or after the last replayed step: times are as recorded.
+    #: True if issued before the first or after the last replayed step; such rows keep their times.
     outside: Mask
     #: Process group, as in ``Matching``.
     group: Ints
@@ -195,10 +195,11 @@ def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[R
 
 
 def _completed(seen: MeasuredWorld, end: Ints, begins: Floats) -> Ints:
-    """Returns when each row was complete; ``end`` may be the end of a wait that did not block.
+    """Returns when each row was complete, at the latest.
 
-    Such a wait may come long after its row was complete. The row then ends with the rows of its
-    collective whose ends are known, or as it begins if there is none.
+    If a row's end was not recorded, ``end`` is the end of a wait that did not block, which may come
+    long after the row was complete. Such a row ends with the last row of its collective whose end
+    was recorded, or where the row itself begins if there is none; in no case later than ``end``.
     """
     exact = np.concatenate([table.end_is_exact for table in seen.tables])
     if exact.all():
@@ -233,7 +234,7 @@ def _conditions(seen: MeasuredWorld, issue: Ints) -> Conditions:
         opened.append(np.ones(grid.size, dtype=np.int64))
     rows = np.flatnonzero(left)
     member = matching.member[rows]
-    # All ranks of a complete collective begin together, each of another on its own.
+    # The rows of a complete collective share a condition; each other row has one of its own.
     number, _ = distinct_rows(
         member, np.where(matching.complete[member], 0, 1 + np.arange(len(rows)))
     )
@@ -303,7 +304,7 @@ def _replayed(
     own_ns: Floats | None,
     free: Mask | None,
 ) -> Floats | None:
-    """Does what :func:`replay` does, in C++, for which 12,000 events take about a millisecond."""
+    """Does what :func:`replay` does, in C++: 12,000 events take about a millisecond."""
     events = Events.of(ranks)
     extra, transfer = events.extra_ns, known.transfer_ns
     if free is not None:
@@ -491,7 +492,7 @@ class _Run:
 
     def _begin(self, row: int, now: Time) -> None:
         if self._end[row] is not None:
-            return  # as it was recorded
+            return  # keeps its recorded end
         before = self._before[row]
         queued = self._end[before] if before >= 0 else 0.0
         if queued is None:

@@ -4,19 +4,21 @@ Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engi
 change. A rank "as fast as the others" gets the other ranks' own times (times without waiting for
 communication) in each phase: its longest time becomes their longest, its median their median, and
 so on; its long and short steps keep their order. Phases in which the rank is faster than the others
-change too: if only its slower phases changed, the rank would become faster than the others. Between
-two collectives of a phase, its time becomes that of those ranks which issue the same collectives in
-the same phases: what takes longer may lie in one part of the phase.
+change too: if only its slower phases changed, the rank would become faster than the others. Issues
+of collectives divide a phase into pieces, and the delay may lie in one piece. So if other ranks
+issue the same collectives in the same phases, the rank's phase is divided in proportion to their
+pieces.
 
-A rank may be late in only some of the steps. These steps are found by how much longer the other
-ranks waited in them than the rank did. If the steps do not form two groups by this, the rank counts
-as late in none or in all of them. If they do, the replay of a late step would be too long, because
-the delay changed more than the rank's own time: a transfer takes longer while one of its ranks
-computes, and a rank's caches are cold after a long wait. The delay also changed the next step,
-which the ranks begin at different times. A late step, or one after it, therefore takes as long as
-another step in the replay, and longer by the other ranks' additional own work in such steps. Of a
-small addition, only the part that the rank has in common with the others counts, because the rest
-may be an effect of the waiting.
+A rank may be late in only some of the steps. If the steps form two groups by how much longer the
+other ranks waited than the rank did, those with longer waits are the late steps. If they do not
+form two groups, the rank is taken to be late in all of them or in none.
+
+The replay of a late step would be too long, because the delay changed more than the rank's own
+time: a transfer takes longer while one of its ranks computes, and a rank's caches are cold after a
+long wait. The delay also changed the next step, which the ranks begin at different times. So a late
+step, and the step after it, gets the replayed time of a step that is not late, plus the own work
+that the other ranks do beyond what they do in those steps. If this addition is small, it may be an
+effect of the waiting; then only the share of it that correlates with the rank's own work counts.
 
 A part of the own time is run delay: the training thread waits for a core, which other threads of
 the rank's process may use. While gloo's threads exchange buckets, the training thread of the rank
@@ -59,7 +61,8 @@ _MOST_RANKS = 3
 _MOST_GROUPS = 3
 #: A rank or phase is tried if it would save at least this fraction of the own time.
 _LEAST_SHARE = 0.005
-#: The first replayed step does not count if the ranks begin it this fraction of a step apart.
+#: The first replayed step does not count if the ranks begin it more than this fraction of a step
+#: apart.
 _APART = 0.01
 #: After a long wait, own work takes longer by up to this fraction: up to a tenth was measured.
 _COLD = 0.15
@@ -109,7 +112,7 @@ def gains(seen: MeasuredWorld, evidence: Evidence | None = None) -> Gains | None
     No replay is possible if there is only one rank, if there are too few steps, or if the ranks
     deadlock in the replay; nor if the recordings do not support gains, see ``evidence``.
 
-    ``evidence``: that of the world size, if it is known already.
+    ``evidence``: the evidence of the world size; None to compute it.
     """
     found = recorded_replays(seen, evidence)
     if found is None:
@@ -138,7 +141,7 @@ def gains(seen: MeasuredWorld, evidence: Evidence | None = None) -> Gains | None
 
 
 def recorded_replays(seen: MeasuredWorld, evidence: Evidence | None = None) -> Replays | None:
-    """Prepares the replay of the measured steps; None as :func:`gains` returns it."""
+    """Prepares the replay of the measured steps; None if none is possible, see :func:`gains`."""
     if len(seen.ranks) < 2 or len(seen.measured[0].step) < LEAST_STEPS:
         return None
     if not (evidence or evidence_of(seen)).supports(Figure.GAINS):
@@ -195,12 +198,12 @@ class Replays:
             kept_ns: run delay ``[rank, step, phase]`` that helper threads may have caused; never
                 replaced by another rank's.
             counted: mask of the steps used for figures; steps that stalled are not used.
-            begun: mask of the other steps, with which a stretch begins.
-            is_sample: True if these are not all measured steps.
+            begun: mask of the steps that begin a stretch: replayed, but not used for figures.
+            is_sample: True if only some of the measured steps are replayed.
         """
         self.stretches, self.counted, self.begun = stretches, counted, begun
         self.is_sample = is_sample
-        #: Global numbers of the ranks, and the calls' groups, which are those of every stretch.
+        #: Global numbers of the ranks, and each call's group; both are the same in every stretch.
         self.ranks = stretches[0][0].ranks
         self.group = stretches[0][1].group
         #: Own time ``[rank, step, phase]``.
@@ -265,7 +268,7 @@ class Replays:
             if spared.sum() >= least:
                 yield _Change("rank", rank), self._without_delay(place, late, own_ns)
             phases = np.flatnonzero(spared >= least)
-            # The rank's own row says it already if one phase makes up its whole gain.
+            # If one phase makes up the rank's whole gain, a row for the phase would repeat it.
             one_is_all = len(phases) == 1 and spared[phases[0]] < spared.sum() + least
             for phase in () if one_is_all else phases.tolist():
                 one = self.own_ns.copy()
@@ -285,9 +288,9 @@ class Replays:
         )
 
     def _late_steps(self, place: int) -> npt.NDArray[np.bool_]:
-        """True for those of the counted steps in which a rank is late, unlike in the others.
+        """Mask over the counted steps: True where a rank is late, if not late in all of them.
 
-        False for all steps if the rank is late in no step, or in each one.
+        All False if the rank is late in no step or in all steps.
 
         Args:
             place: position of that rank in :attr:`ranks`.
@@ -305,8 +308,8 @@ class Replays:
             late: as :meth:`_late_steps` returns it.
 
         The times of the other ranks are those of steps that are not late. Steps outside of
-        :attr:`counted` keep their recorded times, but the rank takes the others' mean time where a
-        stretch begins, because it would be late in the next step else.
+        :attr:`counted` keep their recorded times, except that in a step that begins a stretch, the
+        rank gets the others' mean time; otherwise it would be late in the next step.
         """
         kept = self.kept_ns[:, self.counted]
         work = self.own_ns[:, self.counted] - kept
@@ -323,7 +326,7 @@ class Replays:
         return found
 
     def _pieces_ns(self, place: int) -> Floats | None:
-        """Lengths ``[step, piece]`` of a rank's pieces; None unless all steps have the same."""
+        """Lengths ``[step, piece]`` of a rank's pieces; None if steps have different pieces."""
         found = []
         for ranks, _ in self.stretches:
             rows = ranks.pieces.by_step(place)
@@ -333,9 +336,9 @@ class Replays:
         return np.concatenate(found) if len({part.shape[1] for part in found}) == 1 else None
 
     def _of_alike(self, place: int) -> Floats | None:
-        """Lengths ``[rank, step, piece]`` of the ranks, one of them first, whose pieces are its.
+        """Lengths ``[rank, step, piece]``: the rank at ``place``, then the ranks with its pieces.
 
-        None if there are no others, or as :meth:`_pieces_ns` returns it.
+        None if there are no such ranks, or if :meth:`_pieces_ns` returns None.
         """
         alike = np.logical_and.reduce([ranks.pieces.alike(place) for ranks, _ in self.stretches])
         alike[place] = False
@@ -351,7 +354,7 @@ class Replays:
         return np.concatenate(found, axis=1)
 
     def _mean_pieces_ns(self) -> dict[int, Floats]:
-        """Returns the mean lengths of all ranks' pieces for each of them; empty if they differ."""
+        """Returns, per rank's place, the lengths' mean over ranks; empty if pieces differ."""
         alike = self._of_alike(0)
         if alike is None or len(alike) < len(self.ranks):
             return {}
@@ -360,10 +363,11 @@ class Replays:
     def _pieces_as_others(
         self, place: int, late: npt.NDArray[np.bool_], phase: int = -1
     ) -> dict[int, Floats]:
-        """Returns the pieces of one rank, as long as those of ranks with the same pieces.
+        """Returns lengths of one rank's pieces as if it were as fast as ranks with the same pieces.
 
-        They are in the form of :meth:`step_ns`, empty if there are no such ranks. ``place`` and
-        ``late`` are as in :meth:`_as_others`; with a ``phase``, only its pieces change.
+        The result is ``pieces_ns`` of :meth:`step_ns`; empty if there are no such ranks. ``place``
+        and ``late`` are as in :meth:`_as_others`. If ``phase`` is given, only pieces of this phase
+        change.
         """
         alike = self._of_alike(place)
         if alike is None:
@@ -383,7 +387,7 @@ class Replays:
         return {place: found}
 
     def _affected(self, late: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Returns the late steps and those that follow one, unless too few other steps remain."""
+        """Returns the mask of late steps and those after them; ``late`` if too few remain."""
         every = np.zeros(len(self.counted), dtype=bool)
         every[self.counted] = late
         every[1:] |= every[:-1].copy()
@@ -393,7 +397,7 @@ class Replays:
     def _without_delay(
         self, place: int, late: npt.NDArray[np.bool_], own_ns: Floats
     ) -> Floats | None:
-        """Replays the steps as if one rank were as fast as the others, see the module's text.
+        """Replays the steps as if one rank were as fast as the others; see the module's docstring.
 
         Args:
             place: position of that rank in :attr:`ranks`.
@@ -404,7 +408,7 @@ class Replays:
             The time of each step; None if the ranks deadlock.
         """
         counted = np.flatnonzero(self.counted)
-        # As recorded, a late step begins and ends when the ranks really were there.
+        # With recorded times, a late step begins and ends when it really did.
         steps = own_ns.copy()
         steps[:, counted[late]] = self.own_ns[:, counted[late]]
         pieces_ns = self._pieces_as_others(place, late)
@@ -472,9 +476,9 @@ def saved_by(base: Floats, changed: Floats, is_sample: bool = False) -> Interval
     Args:
         base: time of each step as recorded.
         changed: time of each step with the change.
-        is_sample: True if the steps are a few of those that the interval is about. It is then
-            widened for neighbours that are alike, of which a stretch consists, and for the small
-            number of steps (``interval_of``).
+        is_sample: True if the steps are a sample of those that the interval is about. The interval
+            is then widened, because the steps of a stretch are neighbours and therefore alike, and
+            because they are few (``interval_of``).
     """
     drawn = resampled_means(np.stack([base, changed], axis=1))
     saved, ratio = 1 - drawn[:, 1] / drawn[:, 0], float(changed.mean() / base.mean())

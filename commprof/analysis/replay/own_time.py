@@ -18,8 +18,8 @@ def apart(exposed: Exposures, first: Ints) -> Exposures:
     """Returns the exposures, cut so that each begins after the rank's previous one has ended.
 
     Args:
-        exposed: those of ranks that follow one another, each rank's in the order of their begins.
-        first: the first exposure of each rank, then the number of all.
+        exposed: exposures of all ranks, rank after rank, and of each rank in order of begin.
+        first: index of each rank's first exposure, then the total number of exposures.
     """
     end = accumulated(np.maximum, exposed.end_ns, first)
     before = np.concatenate((exposed.begin_ns[:1], end[:-1]))
@@ -30,20 +30,20 @@ def apart(exposed: Exposures, first: Ints) -> Exposures:
 
 
 class OwnTimes:
-    """Converts times of ranks to their own time: that since their begin, less their waiting."""
+    """Converts times of ranks to own time: time since the rank's begin, less its waiting."""
 
     def __init__(self, exposed: Exposures, first: Ints, begin_ns: Ints, until_ns: Ints) -> None:
         """Prepares own time.
 
         Args:
             exposed: exposures that do not overlap, see :func:`apart`.
-            first: the first exposure of each rank, then the number of all.
-            begin_ns: where own time begins, of each rank.
-            until_ns: the last time that is converted, of each rank.
+            first: index of each rank's first exposure, then the total number of exposures.
+            begin_ns: per rank, the time at which own time is 0.
+            until_ns: per rank, the last time that is converted.
         """
         self._exposed, self._first = exposed, first
         self._begin_ns = begin_ns
-        #: Order of times, those before a rank's begin and after its last one left out.
+        #: Keys that order the times of all ranks, from each rank's begin to its last time.
         self.times = RankTimes(begin_ns, until_ns)
         self._key = self.times.key(ranks_of(first), exposed.begin_ns)
         waited = exposed.waited_ns
@@ -54,18 +54,18 @@ class OwnTimes:
         self._stood_ns = self._stood(ranks, begin_ns)
 
     def wait_at(self, rank: Ints, time_ns: Ints) -> Ints:
-        """Returns the row of the rank's last exposure that began by each time; -1 for none."""
+        """Returns, per time, the row of the rank's last exposure that began by then; -1 if none."""
         row = np.searchsorted(self._key, self.times.key(rank, time_ns), side="right") - 1
         return np.where(row >= self._first[rank], row, -1)
 
     def at(self, rank: Ints, time_ns: Ints) -> Floats:
-        """Converts times; ``rank``: the place of the rank of each."""
+        """Converts times to own time in ns; ``rank``: per time, the index of its rank."""
         stood = self._stood(rank, time_ns) - self._stood_ns[rank]
         own: Floats = (time_ns - self._begin_ns[rank]) - stood
         return own
 
     def _stood(self, rank: Ints, time_ns: Ints) -> Floats:
-        """How long the rank has stood by each time."""
+        """Returns, per time, for how many ns the rank has waited by then."""
         row = self.wait_at(rank, time_ns)
         stood = np.zeros(len(row))
         began = row >= 0

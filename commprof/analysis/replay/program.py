@@ -5,8 +5,9 @@ Events (issued collectives, waits, begins and ends of steps) are stored in own t
 then compute when the events happen if a phase or a transfer takes longer or shorter
 (:mod:`commprof.analysis.replay.engine`).
 
-The programs of all ranks are made at once, from columns in which the ranks follow one another: of
-a thousand ranks, each has a few hundred events, which cost less than the calls of numpy for them.
+The programs of all ranks are made at once, from columns that hold one rank after the other. With
+numpy calls per rank, a thousand ranks of a few hundred events each would cost more in calls than in
+work on the events.
 """
 
 from __future__ import annotations
@@ -85,16 +86,16 @@ class Program:
 
 @dataclass(frozen=True)
 class Events:
-    """The columns of programs, one program after the other; see :class:`Program`."""
+    """Columns that hold one program after the other; see :class:`Program`."""
 
-    #: First event of each program, then the number of all.
+    #: Index of each program's first event, then the total number of events.
     first: Ints
     begin_ns: Ints
     own_ns: Floats
     kind: Ints
     row: Ints
     extra_ns: Floats
-    #: First of the chained rows of each program, then the number of all.
+    #: Index of each program's first chained row, then the total number of chained rows.
     first_chained: Ints
     chained: Ints
     after: Ints
@@ -123,17 +124,17 @@ class Events:
 class Pieces:
     """Own time of all ranks, cut at issues of collectives and at borders of steps and phases.
 
-    The cuts of a rank are one more than its pieces, which lie between two of them.
+    A piece lies between two neighbouring cuts of a rank.
     """
 
-    #: First cut of each rank, then the number of all.
+    #: Index of each rank's first cut, then the total number of cuts.
     first: Ints
     #: Own time at each cut.
     edge_ns: Floats
     #: True for the cuts that are issues; those of a program are in the order of its events.
     is_issue: Mask
-    #: Step (its index, -1 for none) and phase (its code) of the piece after each cut; of the last
-    #: cut of a rank -1.
+    #: Step (its index, -1 for none) and phase (its code) of the piece after each cut; -1 for the
+    #: last cut of a rank.
     step: Ints
     phase: Ints
 
@@ -152,7 +153,7 @@ class Pieces:
         return length
 
     def of(self, place: int) -> slice:
-        """Returns the rows of the cuts of one rank."""
+        """Returns the slice of one rank's cuts."""
         return slice(int(self.first[place]), int(self.first[place + 1]))
 
     def by_step(self, place: int) -> Ints | None:
@@ -171,7 +172,7 @@ class Pieces:
         return rows if alike else None
 
     def alike(self, place: int) -> Mask:
-        """True for the ranks whose pieces belong to the same steps and phases as those of one."""
+        """True for the ranks whose pieces have the same steps and phases as those of ``place``."""
         count = np.diff(self.first)
         ranks = np.flatnonzero(count == count[place])
         rows = self.first[ranks][:, np.newaxis] + np.arange(count[place])
@@ -182,9 +183,9 @@ class Pieces:
         return mask
 
     def with_lengths(self, by_step_ns: Mapping[int, Floats]) -> Floats:
-        """Returns ``length_ns`` with other lengths of some ranks' pieces in steps.
+        """Returns ``length_ns`` with new lengths for the pieces of some ranks inside steps.
 
-        ``by_step_ns``: for the place of each such rank, lengths ``[step, piece]``.
+        ``by_step_ns``: new lengths ``[step, piece]``, by the rank's place.
         """
         length = self.length_ns.copy()
         for place, lengths in by_step_ns.items():
@@ -197,9 +198,9 @@ class Pieces:
 class _Borders:
     """Borders of steps and phases of all ranks, in order."""
 
-    #: First border of each rank, then the number of all.
+    #: Index of each rank's first border, then the total number of borders.
     first: Ints
-    #: Own time at each.
+    #: Own time at each border.
     own_ns: Floats
     #: Step (its index, -1 for none) and phase (its code) that begin there; -1 at the last border
     #: of a rank.
@@ -229,7 +230,7 @@ class Programs(Sequence[Program]):
     @overload
     def __getitem__(self, place: slice) -> list[Program]: ...
     def __getitem__(self, place: Any) -> Any:
-        """Returns the program of one rank, or those of some."""
+        """Returns the program of one rank, or a list of programs for a slice."""
         if isinstance(place, slice):
             return [self[at] for at in range(*place.indices(len(self)))]
         if not -len(self) <= place < len(self):
@@ -303,9 +304,9 @@ class Programs(Sequence[Program]):
     def with_own(self, wanted_ns: Floats, length_ns: Floats | None = None) -> Floats:
         """Returns the own time of all events if each phase takes ``wanted_ns[rank, step, phase]``.
 
-        A phase that has no own time in a step keeps none, because it has no interval to lengthen.
-        ``length_ns``: lengths of ``pieces`` in proportion to which each phase is divided; those
-        recorded if None.
+        A phase that has no own time in a step still has none, because it has no interval to
+        lengthen. ``length_ns``: lengths of ``pieces``, in proportion to which each phase is
+        divided; None for the recorded lengths.
         """
         pieces, events = self.pieces, self.events
         length = (pieces.length_ns if length_ns is None else length_ns).copy()
@@ -329,10 +330,11 @@ class Programs(Sequence[Program]):
 
 
 def _last_until(edges: Floats, first: Ints, values: Floats, cuts: Ints) -> Ints:
-    """Returns the row of the last edge up to each value, of ranks that follow one another.
+    """Returns, per value, the index of the last edge of its rank that is not above it.
 
-    It is the rank's first edge for values before it. ``first``, ``cuts``: first edge and first
-    value of each rank, then the numbers of all.
+    For a value below all edges of the rank, this is the rank's first edge. ``edges`` and ``values``
+    hold one rank after the other; ``first`` and ``cuts`` are the indices of each rank's first edge
+    and first value, then the total numbers.
     """
     row = np.empty(len(values), dtype=np.int64)
     bounds = first.tolist(), cuts.tolist()
@@ -377,7 +379,7 @@ def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Int
 def own_times(trace: Trace, begin_ns: int, time_ns: Ints) -> Floats:
     """Converts times of a rank to its own time since ``begin_ns``, all in ns.
 
-    ``trace`` is that of ``MeasuredWorld.traces``, and ``begin_ns`` that of the rank's program.
+    ``trace`` is the rank's entry in ``MeasuredWorld.traces``; ``begin_ns`` is its program's.
     """
     exposed = exposures_of(trace)
     first = np.array([0, len(exposed)])
@@ -459,10 +461,10 @@ class _Ranks:
                 begun_ns[known],
                 WAIT,
                 row[known],
-                # A wait may begin after its collective was done, on a device above all.
+                # A wait may begin after its collective was done, especially on a device.
                 (went_on - np.maximum(end_ns, begun_ns))[known],
             ),
-            # The pass did not wait for a collective that was complete only later.
+            # The finalisation ended before some of these collectives: it did not wait for them.
             (done_rank, done_ns, WAIT, done, np.minimum(0.0, done_ns - self._end_ns[done])),
             (
                 wait_rank[~known],
@@ -515,7 +517,8 @@ class _Ranks:
         ended = np.flatnonzero(self._end_ns > 0)
         both = np.concatenate((ended, others))
         queue, _ = distinct_rows(rank_of_call[both], group[both])
-        # Of one queue, what ended before the replayed steps keeps its order before all others.
+        # Within a queue, rows that ended before the replayed steps stay in order, before all
+        # others.
         ended_queue, others_queue = queue[: len(ended)], queue[len(ended) :]
         order = np.lexsort((self._end_ns[ended], ended_queue))
         ended, ended_queue = ended[order], ended_queue[order]
@@ -561,7 +564,8 @@ class _Ranks:
         number, first = distinct_rows(ranks, tasks)
         sharded = np.zeros(len(first), dtype=np.bool_)
         sharded[number[len(mine) + len(rows) :]] = True
-        # Spans come first, so that the first row of a number is a pass's first span.
+        # Finalisations come first in the columns, so a number's first row is its first
+        # finalisation.
         at = first[number[len(mine) : len(mine) + len(rows)]]
         found = (at < len(mine)) & ~sharded[number[len(mine) : len(mine) + len(rows)]]
         rows, at = rows[found], mine[at[found]]

@@ -50,12 +50,12 @@ WORTH_A_LOOK = 0.10
 
 @dataclass(frozen=True)
 class Caused:
-    """Waiting of one rank by step, root cause and activity; only the parts that are not 0.
+    """Waiting of one rank by step, root-cause rank and activity; only the parts that are not 0.
 
-    A table of all ranks for each rank would need memory in proportion to the square of the ranks.
+    A full table per rank would need memory in proportion to the square of the number of ranks.
     """
 
-    #: Row of the step.
+    #: Row of the step in ``Breakdown``.
     step: npt.NDArray[np.int32]
     #: Global rank that is the root cause of the wait, not the rank that waited.
     rank: npt.NDArray[np.int32]
@@ -81,7 +81,7 @@ class Caused:
         )
 
     def between(self, begin: int, end: int) -> Caused:
-        """Returns the steps of these rows; the parts are in order of the steps."""
+        """Returns the steps in rows ``begin`` to ``end``; ``step`` must be ascending."""
         rows = slice(*np.searchsorted(self.step, (begin, end)).tolist())
         step = self.step[rows] - np.int32(begin)
         parts = step, self.rank[rows], self.cause[rows], self.wait_ns[rows]
@@ -106,14 +106,14 @@ class Caused:
         np.add.at(total_ns, (self.step, self.rank, self.cause), self.wait_ns)
 
     def by_rank_ns(self, without: str | None = None) -> Floats:
-        """Returns the waiting by root cause, summed over the steps, without that of one cause."""
+        """Returns the waiting by root-cause rank, summed over steps, less cause ``without``."""
         kept = slice(None) if without is None else self.cause != CAUSES.index(without)
         return np.bincount(
             self.rank[kept], weights=self.wait_ns[kept], minlength=self.world_size
         ).astype(np.float64)
 
     def for_rank_ns(self, rank: int, without: str) -> Floats:
-        """Returns the waiting for one root cause by step, without that of one cause."""
+        """Returns the waiting by step for one root-cause rank, except for cause ``without``."""
         kept = (self.rank == rank) & (self.cause != CAUSES.index(without))
         return np.bincount(
             self.step[kept], weights=self.wait_ns[kept], minlength=self.steps
@@ -164,7 +164,7 @@ class Breakdown:
     paused_ns: Floats
     #: ``[step, phase]``: time in which the training thread could run and had no core.
     run_delay_ns: Floats
-    #: Part of it that threads of the rank's process other than the training thread may have caused.
+    #: Part of ``run_delay_ns`` that other threads of the rank's process may have caused.
     own_run_delay_ns: Floats
     #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
     #: kernel for the training thread in each phase.
@@ -225,7 +225,7 @@ class Breakdown:
         )
 
     def split(self, first: Ints) -> list[Breakdown]:
-        """Cuts the steps of ranks that follow one another; ``first``: each rank's, then the end."""
+        """Splits joined steps by rank; ``first``: each rank's first row, then the row count."""
         cuts = list(zip(first[:-1].tolist(), first[1:].tolist(), strict=True))
         names = [f.name for f in fields(self) if f.name != "caused"]
         return [
@@ -238,7 +238,7 @@ class Breakdown:
 
 
 def _joined(columns_: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Joins columns; a table of zeros, as of counts that never rose, takes no memory."""
+    """Joins columns; if all are zeros, as for counts that never rose, this takes no memory."""
     if columns_[0].ndim == 1:
         return kept_once(np.concatenate(columns_))
     if any(column.any() for column in columns_):
@@ -288,7 +288,8 @@ def of_split(
 ) -> Breakdown:
     """Does what :func:`breakdown` does, with the split of ``exposures_of(trace)`` as ``waiting``.
 
-    The trace may be that of ranks that follow one another; the result then has the steps of all.
+    The trace may be that of a block of ranks, see :mod:`commprof.analysis.step.joined`; the result
+    then has the steps of all of them.
     """
     steps = columns.steps(trace)
     thread = int(steps.thread[0]) if len(steps) else 0

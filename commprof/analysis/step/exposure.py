@@ -260,12 +260,12 @@ class ExposedSpread:
 
     def amount_in(self, begin_ns: Ints, end_ns: Ints) -> Floats:
         """Count within each window; each count is spread evenly over its interval."""
-        if not self.amount.any():  # as most counts of most ranks
+        if not self.amount.any():  # most counts of most ranks are 0
             return np.zeros(len(begin_ns))
         return covered(self.at.begin_ns, self.at.end_ns, self.amount, begin_ns, end_ns)
 
     def in_windows(self, windows: Windows) -> Floats:
-        """Does what :meth:`amount_in` does."""
+        """Does what :meth:`amount_in` does, for prepared windows."""
         if not self.amount.any():
             return np.zeros(len(windows))
         return windows.covered(self.at.begin_ns, self.at.end_ns, self.amount)
@@ -298,7 +298,7 @@ def host_counts(trace: Trace, exposed: Exposures, thread: int) -> dict[str, Expo
     neither waited for communication nor was paused.
     """
     counts = columns.host_counts(trace)
-    readings = next(iter(counts.values()))  # of the same intervals for all counts
+    readings = next(iter(counts.values()))  # all counts are read at the same times
     readings = replace(readings, key=np.arange(len(readings)))
     row, reading, at = _outside_of_waiting(trace, exposed, thread, readings)
     length = at.length_ns.astype(np.float64)

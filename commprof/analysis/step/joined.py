@@ -1,13 +1,13 @@
-"""Blocks of ranks whose tables follow one another, as if one rank had run for all of their time.
+"""Joins the tables of neighbouring ranks to blocks, each of which is computed like one rank.
 
-What is computed for one rank takes hundreds of numpy calls, which cost more than their work while a
-rank has a few thousand records. So a block of ranks is computed as one: its times are those of its
-ranks, moved apart, so that no interval of one rank touches another's; its backward passes and
-operations are numbered apart too. Results have a row per step, interval or call, and are cut into
-the ranks' again.
+The computation for one rank takes hundreds of numpy calls. If a rank has only a few thousand
+records, the calls cost more than the work in them. So several ranks are computed as one block: the
+times of each rank are shifted so that no interval of one rank touches another's, and the numbers of
+backward passes and operations are shifted too. Results have a row per step, interval or call, and
+are then split by rank.
 
-A block ends before its times are so long that their sums lose digits in a float. A rank that cannot
-be joined is a block of its own, with its own trace.
+A block covers at most so much time that sums of its times keep their digits in a float. A rank that
+cannot be joined is a block of its own, with its own trace.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from commprof.trace.schema import TIME_IN_VALUE, Kind, Records
 
 Column = npt.NDArray[Any]
 
-#: Longest block: a sum of so many ns is exact to 1e-5 ns as a float.
+#: Longest time of a block: a sum of so many ns is exact to 1e-5 ns as a float.
 _LONGEST_NS = 2**37
 #: Largest number of calls of a block: its columns then fit into a processor's cache.
 _MOST_CALLS = 100_000
-#: Time between two ranks of a block.
+#: Least time between the records of two ranks of a block.
 _APART_NS = 10_000_000
 _TRAINING, _OTHER = 1, 2
-#: Kinds of records of which the tables of a block are made.
+#: Kinds of records from which the tables of a block are made.
 _KINDS = (
     *(Kind.STEP, Kind.ISSUE, Kind.END, Kind.WAIT, Kind.PHASE, Kind.PAUSE, Kind.RUN_DELAY),
     *(Kind.HOST_COUNTS, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END),
@@ -58,17 +58,18 @@ _KINDS = (
 class RankBlock:
     """Neighbouring ranks that are computed as one."""
 
-    #: Place of the first rank among all ranks.
+    #: Index of the first rank of the block among all ranks.
     first: int
-    #: The tables of all ranks of the block but their calls; of one rank alone, its own trace.
+    #: Holds the joined tables of the block's ranks, except for their calls; for a block of one
+    #: rank, the rank's own trace.
     trace: Trace
-    #: By rank: the begin of its times in the block.
+    #: Per rank: where its times begin in the block.
     begins_ns: Ints
-    #: By rank: what was added to its times.
+    #: Per rank: what was added to its times.
     shift_ns: Ints
-    #: By rank: what was added to its numbers of backward passes.
+    #: Per rank: what was added to its numbers of backward passes.
     task_shift: Ints
-    #: By rank: what was added to its numbers of operations.
+    #: Per rank: what was added to its numbers of operations.
     call_shift: Ints
     #: Training thread of each rank.
     threads: Ints
@@ -85,11 +86,11 @@ class RankBlock:
 
     @property
     def places(self) -> slice:
-        """Places of the ranks among all ranks."""
+        """Indices of the block's ranks among all ranks."""
         return slice(self.first, self.first + len(self))
 
     def rank_at(self, time_ns: Ints) -> Ints:
-        """Returns which rank of the block, from 0, each of the block's times belongs to."""
+        """Returns, for each of the block's times, which rank of the block it belongs to, from 0."""
         return np.maximum(0, np.searchsorted(self.begins_ns, time_ns, side="right") - 1)
 
     def arrivals(self, of_ranks: Sequence[Arrivals]) -> Arrivals:
@@ -128,11 +129,11 @@ class RankBlock:
         return Collectives(**calls)
 
     def find_exposures(self, traces: Sequence[Trace], calls: Collectives) -> None:
-        """Finds the waiting of all ranks at once, for ``exposures_of`` of the block and of each.
+        """Finds the waiting of all ranks at once, and caches it for ``exposures_of``.
 
         Args:
-            traces: of the ranks.
-            calls: their calls, joined.
+            traces: traces of the ranks.
+            calls: calls of all ranks, as :meth:`join_calls` joins them.
         """
         if len(self) == 1:
             return
@@ -188,13 +189,13 @@ def alone(place: int, trace: Trace) -> RankBlock:
 
 
 def _finalises(trace: Trace) -> bool:
-    """True if the training thread finalised a backward pass, without which figures are unknown."""
+    """True if the training thread finalised a backward pass; else some figures are unknown."""
     thread = columns.of_kind(trace.records, Kind.FINALIZE_END)["thread"]
     return bool((thread == columns.steps(trace).thread[0]).any())
 
 
 def _spans_ns(traces: Sequence[Trace]) -> list[tuple[int, int] | None]:
-    """Returns the first and the last time in each rank's records; None if it cannot be joined."""
+    """Returns each rank's time span in ns, with a margin; None if the rank cannot be joined."""
     records = JoinedRecords((), None, tuple(packed(trace.records) for trace in traces))
     first_ns = np.full(len(traces), np.iinfo(np.int64).max)
     last_ns = np.zeros(len(traces), dtype=np.int64)
@@ -223,7 +224,7 @@ def _block(
 ) -> RankBlock | None:
     """Joins ranks; None if they cannot be joined after all.
 
-    That is, if the passes of only some were finalised, or if numbers would become too large.
+    Ranks cannot be joined if only some finalised backward passes, or if numbers got too large.
     """
     length_ns = np.array([until - begin for begin, until in spans])
     begins_ns = np.cumsum(length_ns) - length_ns + _APART_NS
@@ -306,7 +307,7 @@ def _helpers_cpu(traces: Sequence[Trace], records: JoinedRecords, delays: Spans)
 
 @dataclass(frozen=True)
 class _Ranks:
-    """Ranks of a block, to which the rows of its tables belong one rank after the other."""
+    """Ranks of a block whose tables hold the rows of one rank after the other."""
 
     traces: Sequence[Trace]
     threads: Ints
@@ -321,7 +322,7 @@ class _Ranks:
         count: Sequence[int],
         keys: Ints | None,
     ) -> Spans:
-        """Gives each rank its own rows of a table; returns the table of the block."""
+        """Caches each rank's own rows as the result of ``make``; returns the table of the block."""
         whole, of_ranks = self.spans(spans, count, keys)
         for trace, rows in zip(self.traces, of_ranks, strict=True):
             keep(trace, make, rows)
@@ -332,7 +333,7 @@ class _Ranks:
     ) -> tuple[Spans, list[Spans]]:
         """Returns a table with the threads of the block, and each rank's rows as it recorded them.
 
-        ``keys``: what was added to the keys of each rank; None if they are no numbers of a rank.
+        ``keys``: per rank, what was added to its keys; None if keys were not shifted.
         """
         training = np.where(spans.thread == np.repeat(self.threads, count), _TRAINING, _OTHER)
         shift_ns = np.repeat(self.shift_ns, count)
@@ -364,7 +365,7 @@ def _slices(count: Sequence[int]) -> list[slice]:
 
 
 def _columns(some: Sequence[Collectives], shift_ns: Ints, threads: Ints) -> dict[str, Any]:
-    """Joins the columns of the ranks' calls: times moved, and threads told apart."""
+    """Joins the columns of the ranks' calls, with shifted times and the block's thread numbers."""
     count = list(map(len, some))
     found = {}
     for name in (field.name for field in fields(some[0])):
@@ -382,7 +383,7 @@ def _all(some: Sequence[Any], name: str) -> Column:
 
 
 def _moved(time_ns: Column, shift_ns: Ints) -> Column:
-    """Moves times; 0 stands for a time that is not known."""
+    """Shifts times; 0, which stands for an unknown time, stays 0."""
     return np.where(time_ns > 0, time_ns + shift_ns, time_ns)
 
 

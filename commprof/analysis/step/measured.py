@@ -192,15 +192,15 @@ class MeasuredSteps:
 
 @dataclass(frozen=True)
 class MeasuredWorld(MeasuredSteps):
-    """Steps of one world size with their calls; of a long run, those of a sample of the steps."""
+    """Steps of one world size with their calls; for a long run, a sample of the steps."""
 
     tables: list[Collectives]
     #: Assignment of the tables' rows to collectives.
     matching: Matching
     #: None if clocks cannot be compared.
     arrivals: list[Arrivals | None]
-    #: All steps of a long run, whose sample this is; None for a run that is not long. Its traces
-    #: hold all records, of which no table of calls must be made.
+    #: All steps of a long run, from which these steps are a sample; None if the run is not long.
+    #: Its traces hold all records: a table of all their calls would need too much memory.
     whole: MeasuredSteps | None = None
 
     @property
@@ -232,8 +232,8 @@ def measured_world(
 
     Args:
         run: the ranks' recordings.
-        watch: is given the calls of all steps: a long run's in windows, one after the other.
-        all_calls: True to hold the calls of all steps at once, also of a long run.
+        watch: called with the calls of all steps; in a long run once per window of steps.
+        all_calls: True to hold the calls of all steps at once, even for a long run.
     """
     usable = sorted(run.traces)
     if not usable:

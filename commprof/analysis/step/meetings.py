@@ -47,8 +47,9 @@ class Stretch:
 
     #: 0 if the two ranks have not met before.
     begin_ns: Ints
-    #: The rank stood at the meeting from here to ``left_ns``; its waiting and transfer there do not
-    #: count. Both equal ``begin_ns`` if it did not stand, or if the stretch begins as it left.
+    #: The rank stood at the meeting from ``stood_ns`` to ``left_ns``; its waiting and transfer
+    #: there do not count. Both equal ``begin_ns`` if the rank did not stand, or if the stretch
+    #: begins when the rank left.
     stood_ns: Ints
     left_ns: Ints
     end_ns: Ints
@@ -58,7 +59,7 @@ class Stretch:
         return Stretch(*(part[rows] for part in self._parts))
 
     def moved(self, by_ns: Ints) -> Stretch:
-        """Returns the stretches later by these times."""
+        """Returns the stretches with all times increased by ``by_ns``."""
         return Stretch(*(part + by_ns for part in self._parts))
 
     @property
@@ -84,7 +85,7 @@ class Wait:
 class _Stops:
     """Calls for which the training thread of their rank waited, one row per rank and call.
 
-    Only calls that all ranks of the call wait for. Rows are in the order of ranks and numbers.
+    Only calls in which every rank waits for all others. Rows are sorted by rank, then by number.
     """
 
     rank: Ints
@@ -109,7 +110,7 @@ class _Stops:
 
 
 class _Calls:
-    """Calls of all ranks, in the order of ranks and numbers."""
+    """Calls of all ranks, sorted by rank, then by number."""
 
     def __init__(
         self,
@@ -131,7 +132,8 @@ class _Calls:
         rows = _in_order(rank[rows] * self.count + number[rows], rows)
         rank, self.number = rank[rows], number[rows]
         op = _both(joined(tables, "op"), np.full(int(first_bucket[-1]), -1))[rows]
-        #: True for calls in which not all ranks wait for all: messages, and those with a root.
+        #: True for calls in which a rank need not wait for all others: messages, and calls with a
+        #: root.
         self.some_wait = among(op, *SOME_WAIT)
         self.is_message = among(op, *POINT_TO_POINT)
         del op, number
@@ -143,7 +145,7 @@ class _Calls:
         self._key: Ints | None = None
         key = rank * self.count + self.number
         if is_dense:
-            # Of rows of one rank and number, the first one counts.
+            # If several rows have the same rank and number, the first one counts.
             self._row[key[::-1]] = np.arange(len(key) - 1, -1, -1, dtype=np.int32)
         else:
             self._key = key
@@ -157,7 +159,7 @@ class _Calls:
         self.stops = stops.of(_rows(~self.some_wait[at]))
 
     def rows(self, rank: Ints, number: Ints) -> Ints:
-        """Returns the row of each rank's call with a number; -1 if the rank has none."""
+        """Returns, per rank and number, the row of the rank's call with this number, or -1."""
         key = rank * self.count + number
         if self._key is None:
             return self._row[key].astype(np.int64)
@@ -167,12 +169,12 @@ class _Calls:
         return np.where(self._key[row] == key, row, -1)
 
     def look_up(self, values: Ints, rank: Ints, number: Ints) -> Ints:
-        """Returns the entry of ``values``, a column, per call; 0 for calls of other ranks."""
+        """Returns, per rank and number, the call's entry in column ``values``; 0 without a call."""
         row = self.rows(rank, number)
         return np.where(row >= 0, values[row], 0) if len(values) else np.zeros_like(number)
 
     def ranks_of_numbers(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Returns, by number, the sum of a value of each rank that has a call with this number."""
+        """Returns, per number, the sum of ``values[rank]`` over the ranks that have this call."""
         rank = ranks_of(self._first)
         once = _rows(np.diff(rank * self.count + self.number, prepend=-1) > 0)
         total = np.zeros(self.count, dtype=np.uint64)
@@ -181,17 +183,17 @@ class _Calls:
 
 
 def _both(of_calls: Ints, of_buckets: Ints) -> Ints:
-    """Joins a column of the calls of all ranks and one of their buckets."""
+    """Concatenates a column of all ranks' calls and the same column of their buckets."""
     return np.concatenate((of_calls, of_buckets)) if len(of_buckets) else of_calls
 
 
 def _rows(chosen: Mask) -> Ints | slice:
-    """Returns the chosen rows; all of them as a slice, which needs no copy."""
+    """Returns the chosen rows; if all are chosen, a slice, which needs no copy."""
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
 def _in_order(key: Ints, rows: Ints | slice) -> Ints | slice:
-    """Returns the rows in the order of their keys, those with equal keys in theirs."""
+    """Returns the rows sorted by key; rows with equal keys keep their order."""
     if (np.diff(key) >= 0).all():
         return rows
     order = np.argsort(key, kind="stable")
@@ -259,10 +261,10 @@ class SharedCalls:
 
     @cached_property
     def _groups(self) -> list[_InTurn]:
-        """Per set of ranks: their waits for the calls of just these ranks."""
+        """Per set of ranks: their waits for calls of exactly this set."""
         calls = self._calls
         salt = np.random.default_rng(_SEED).integers(2**63, size=self._ranks, dtype=np.uint64)
-        # Equal sets of ranks, and only these, have one sum.
+        # A sum of random numbers identifies the set of ranks.
         keys = calls.ranks_of_numbers(salt)[calls.stops.number]
         if len(keys) and (keys == keys[0]).all():
             sets: list[Ints | slice] = [slice(None)]
@@ -281,7 +283,7 @@ class SharedCalls:
         concerned = rows[np.isin(pair[rows], pair[here])]
         calls = self._calls
         left_ns = calls.look_up(calls.left_ns, waits.late, waits.number)
-        # A rank may go on while its message is sent, and wait for that much later.
+        # A rank may continue while its message is sent, and wait for the message much later.
         is_message = calls.look_up(calls.is_message.astype(np.int64), waits.late, waits.number)
         left_ns = np.where((is_message > 0) | (left_ns == 0), arrived_ns, left_ns)
         meetings = dict(_by_value(pair[here]))
@@ -289,7 +291,7 @@ class SharedCalls:
             met = here[meetings[key]]
             met = met[np.argsort(arrived_ns[met], kind="stable")]
             mine = concerned[mine]
-            # The rank that was late may have left later than the other one.
+            # The late rank may have left the meeting later than the waiting rank.
             left = np.maximum.accumulate(left_ns[met])
             at = np.searchsorted(arrived_ns[met], waits.stood_ns[mine], side="right")
             at = np.minimum(at, np.searchsorted(left, arrived_ns[mine], side="right")) - 1
@@ -298,32 +300,33 @@ class SharedCalls:
             yield mine, moment_ns, ((moment_ns,) * 3, (moment_ns,) * 3)
 
 
-#: Rows of waits that ranks had met before; when the late rank left the meeting; and the first three
-#: columns of ``Stretch`` for the waiting rank and for the late one.
+#: Rows of waits before which the two ranks had met; time at which the late rank left the meeting;
+#: and the first three columns of ``Stretch`` for the waiting rank and for the late rank.
 _Met = tuple[Ints, Ints, tuple[tuple[Ints, Ints, Ints], tuple[Ints, Ints, Ints]]]
 
 _SEED = 20261124
-#: Rows are found in a table of all ranks and numbers if it is at most so many times as long.
+#: Rows are looked up in a table of all ranks and numbers if it has at most this many times as many
+#: entries as there are rows.
 _DENSE = 4
-#: Waits of which meetings are found at once.
+#: Number of waits for which meetings are found at once.
 _CHUNK = 1 << 16
 
 
 class _InTurn:
-    """The ranks' waits for the calls of one set of ranks, in the order of the program.
+    """The waits of one set of ranks for calls of exactly this set, in the order of the program.
 
-    Waits are in the order of ranks, and of each rank's turns: a turn is the place of a call among
-    those of the set, the same on all ranks.
+    Waits are sorted by rank, then by turn: the position of the call among the set's calls, which is
+    the same on all ranks.
     """
 
     def __init__(self, stops: _Stops, ranks: int) -> None:
-        """``stops``: those for calls of the set; ``ranks``: number of all ranks."""
+        """``stops``: waits for calls of the set; ``ranks``: number of ranks of the job."""
         last_left = np.zeros(1 + int(stops.number.max()), dtype=np.int64)
         np.maximum.at(last_left, stops.number, stops.left_ns)
         used = np.zeros(len(last_left), dtype=np.bool_)
         used[stops.number] = True
         numbers = np.flatnonzero(used)
-        # Each rank leaves its waits in this order, so that the last rank does too.
+        # Every rank leaves its waits in this order, and so do the last ranks to leave.
         place = np.zeros(len(last_left), dtype=np.int64)
         in_turn = numbers[np.argsort(last_left[numbers], kind="stable")]
         place[in_turn] = np.arange(len(numbers))
@@ -358,12 +361,12 @@ class _InTurn:
         return np.where(row >= self._first[rank], self._turn[row], -1)
 
     def stood_by(self, rank: Ints, turn: Ints) -> Ints:
-        """Returns, per turn, the turn of the last wait up to it at which the rank stood, or -1."""
+        """Returns, per turn, the latest turn up to this one at which the rank stood, or -1."""
         row = self._row(rank, turn)
         return np.where(row >= self._first[rank], self._last_stood[row], -1)
 
     def stood_at(self, rank: Ints, turn: Ints) -> Ints:
-        """Returns 1 for the turns at which the rank stood, 0 at its other waits, -1 else."""
+        """Returns, per turn, 1 if the rank stood, 0 if it only waited, -1 if it did neither."""
         row = self._row(rank, turn)
         waited = (row >= self._first[rank]) & (self._turn[row] == turn)
         return np.where(waited, self._stops.stood[row].astype(np.int64), -1)
@@ -374,8 +377,8 @@ class _InTurn:
         return np.minimum(rows.arrived_ns, rows.begin_ns), rows.begin_ns, rows.left_ns
 
     def _row(self, rank: Ints, turn: Ints) -> Ints:
-        """Returns the row of the rank's last wait up to a turn; one before its first if none."""
-        if self._key is None:  # each rank of the set waited for each call
+        """Returns, per turn, the row of the rank's last wait up to it, or its first row less 1."""
+        if self._key is None:  # every rank of the set waited for every call
             return self._first[rank] + turn
         return np.searchsorted(self._key, rank * self._turns + turn, side="right") - 1
 
@@ -431,7 +434,7 @@ def _stops(
         tables: their collectives.
         buckets: arrivals of their buckets.
         exposed: their exposures.
-        first_call: first collective of each rank, then the number of all.
+        first_call: index of each rank's first collective, then the number of all collectives.
         of_call: number of each collective of all ranks.
         count: numbers are below this one.
     """

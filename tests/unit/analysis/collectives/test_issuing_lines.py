@@ -59,7 +59,7 @@ def test_the_same_line_with_other_calls_is_said_in_the_remedy() -> None:
     members = {0: (BROADCAST, 1), 1: (BARRIER, 2)}
     told = mismatch_of("0", 5, members, None, {0: TRAIN, 1: TRAIN})
     assert told.remedy == (
-        "Make all ranks issue the same calls in the same order: at train.py:8 they are at "
+        "Make all ranks issue the same calls in the same order: at train.py:8 they issue "
         "different ones."
     )
 
