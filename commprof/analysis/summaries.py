@@ -71,9 +71,9 @@ class SummaryPart:
 
     ranks: tuple[int, ...]
     summary: Summary
-    #: Smallest number of steps of a rank.
+    #: Smallest number of steps, over the ranks.
     fewest_steps: int
-    #: What tells hosts apart.
+    #: Identifies the host: boot ID, time namespace and namespace of process ids.
     host: tuple[str, ...]
     #: Names of operations by code, and name and size of each group.
     ops: Sequence[str]
@@ -87,7 +87,7 @@ class SummaryPart:
 
 
 def rank_part(trace: Trace, summary: Summary) -> SummaryPart:
-    """Returns the summary of one rank with what other files say of the rank."""
+    """Returns the summary of one rank, with facts on the rank from its trace."""
     machine = trace.metadata["machine"]
     return SummaryPart(
         ranks=(trace.rank,),
@@ -104,7 +104,7 @@ def rank_part(trace: Trace, summary: Summary) -> SummaryPart:
 
 
 def host_part(found: HostSummary, summary: Summary) -> SummaryPart:
-    """Returns what a host wrote; ``summary``: its sum, with or without operations."""
+    """Returns the part of one host; ``summary``: the sum of its ranks' summaries."""
     return SummaryPart(
         ranks=found.ranks,
         summary=summary,
@@ -120,7 +120,7 @@ def host_part(found: HostSummary, summary: Summary) -> SummaryPart:
 
 
 def share_a_clock(parts: Sequence[SummaryPart]) -> bool:
-    """True if all ranks ran on one boot of one machine, so that CLOCK_MONOTONIC is common."""
+    """True if all ranks read the same CLOCK_MONOTONIC: one machine, boot and time namespace."""
     keys = {part.host[:2] for part in parts}  # boot id and time namespace
     return sum(len(part.ranks) for part in parts) == 1 or (len(keys) == 1 and ("", "") not in keys)
 
@@ -135,7 +135,7 @@ def waited_by_rank(summary: Summary) -> Ints:
 
 
 def late_rank(traces: Sequence[Trace], summaries: Sequence[Summary]) -> SummaryLateRank | None:
-    """Finds the rank that the others wait for, as :func:`late_rank_of` does; None if one lacks."""
+    """Finds the rank that others wait for, see :func:`late_rank_of`; None if a rank is missing."""
     if [trace.rank for trace in traces] != list(range(traces[0].world_size)):
         return None
     parts = [rank_part(*both) for both in zip(traces, summaries, strict=True)]
@@ -153,8 +153,9 @@ def late_rank_of(
     half of the rank's total excess of time, see :func:`_slow_phase`, or the excess is less than
     half of the waiting.
 
-    If no rank is found so, waiting is followed through ranks that waited themselves to the rank at
-    which it begins, see :mod:`commprof.analysis.late.passed_on`, and the same is asked of that.
+    If no rank is found, waiting is traced through ranks that waited themselves to the rank where it
+    began (see :mod:`commprof.analysis.late.passed_on`), and the search is repeated with this
+    waiting.
     """
     steps = min((part.fewest_steps for part in parts), default=0)
     comparable = [part for part in parts if clocks_shared or _comparable(part.summary)]
@@ -205,7 +206,7 @@ def _with_cause(
 
 
 def _excess_ns(world_size: int, parts: Sequence[SummaryPart]) -> Floats:
-    """Returns the time per step by which each rank's own work exceeds the others'; NaN: unknown."""
+    """Returns by how many ns per step each rank's own work exceeds the others'; NaN if unknown."""
     excess = np.full(world_size, np.nan)
     listed = [rank for part in parts for rank in part.listed]
     beyond = beyond_the_others(np.array([work for part in parts for work in part.work_ns]))
@@ -214,10 +215,10 @@ def _excess_ns(world_size: int, parts: Sequence[SummaryPart]) -> Floats:
 
 
 def _comparable(summary: Summary) -> bool:
-    """Returns whether waits for ranks of other hosts are known, of a host without a shared clock.
+    """True if the waits for ranks of other hosts are known, although hosts share no clock.
 
-    They are if the rank's host knows its clock's offset to rank 0's clock and has received
-    arrivals of other hosts. A host that is cut off has no such waits.
+    They are known if the rank's host knows its clock's offset to rank 0's clock and has received
+    arrivals of other hosts, that is, if the host is not cut off.
     """
     return bool(summary.hosts.clock and summary.hosts.heard)
 
@@ -246,7 +247,8 @@ def _by_waiting(
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Returns waiting time in ns as ``[waiting rank, rank waited for]``, over all blocks.
 
-    Ranks that are not listed share what the listed ones leave of their part's waiting.
+    The waiting of a host's ranks that are not listed is the host's waiting less that of its listed
+    ranks, divided evenly among those that are not listed.
     """
     total = np.zeros((world_size, world_size))
     for part in parts:
@@ -316,7 +318,7 @@ def analyse_summaries(run: WorldRun) -> SummaryResult | None:
 def analyse_hosts(hosts: Sequence[SeenHost]) -> SummaryResult | None:
     """Merges the sums that the hosts of a running job wrote.
 
-    None if the hosts that are not missing do not have all ranks, or if a file cannot be used.
+    None if the hosts that can be read do not have all ranks, or if a file cannot be used.
     """
     heard = [host for host in hosts if host.summary is not None and not host.missing]
     world_size = max((host.summary.world_size for host in heard if host.summary), default=0)

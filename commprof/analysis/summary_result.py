@@ -33,9 +33,9 @@ class SummaryLateRank:
     p_value: float
     #: Waiting that this rank caused, summed over the ranks that waited.
     cost_s: float
-    #: The one of ``exposure.ORIGINS`` in which its own work exceeds the others' most.
+    #: Entry of ``exposure.ORIGINS`` in which the rank's own work exceeds the others' most.
     phase: str
-    #: Fraction of its excess of own work that lies in ``phase``.
+    #: Fraction of the rank's excess of own work that lies in ``phase``.
     phase_share: float
     #: As ``stragglers.LateRank.waiting_ranks``.
     waiting_ranks: int = 0
@@ -66,7 +66,7 @@ class OperationRow:
     #: sizes, for which the summary had no room.
     group: str
     #: Size class: sizes in bytes are below this, and at least half of it; 0 for no bytes, and for
-    #: such a sum.
+    #: such a row.
     below_bytes: int
     #: Number of operations that all ranks issued.
     count: int
@@ -82,9 +82,9 @@ class OperationRow:
     #: there to completion. With gloo, ``transfer`` includes the time in gloo's queue.
     until_last: Quantiles
     transfer: Quantiles
-    #: nccl-tests' algorithm bandwidth, the mean size divided by the mean transfer of these
-    #: collectives, and bus bandwidth, the same times the bus factor; NaN if there are none, and for
-    #: gather and scatter, whose size a summary does not keep.
+    #: nccl-tests' algorithm bandwidth (mean size divided by mean ``transfer``) and bus bandwidth
+    #: (algorithm bandwidth times bus factor). NaN without ``transfer``, and for gather and scatter,
+    #: whose size a summary does not keep.
     algbw_gb_per_s: float
     busbw_gb_per_s: float
 
@@ -93,9 +93,10 @@ class OperationRow:
 class SummaryTiming:
     """Steps of one world size as its summaries count them, and their parts."""
 
-    #: Smallest number of steps of a rank.
+    #: Smallest number of steps, over the ranks.
     steps: int
-    #: Event that ends a step: of the ranks' ``found_steps.SOURCES``, the least certain one.
+    #: Event that ends a step: an entry of ``found_steps.SOURCES``; if ranks differ, the least
+    #: certain.
     steps_end: str
     #: Quantiles over all steps of all ranks, within 1 %.
     step_median_ms: float
@@ -119,13 +120,13 @@ class SummaryTiming:
 
 @dataclass(frozen=True)
 class SummaryArrivals:
-    """What the ranks know of when the others issued each collective."""
+    """How far the ranks know when other ranks issued each collective."""
 
     #: Number of collectives whose last arrival is not known.
     arrivals_unknown: int
-    #: Those in ``arrivals_unknown`` whose group had no place, or no room, in the shared memory.
+    #: Those in ``arrivals_unknown`` whose group has no place in the ranks' shared memory.
     arrivals_without_place: int
-    #: Those in ``arrivals_unknown`` that depend on single ranks of groups of more than 256.
+    #: Those in ``arrivals_unknown`` that need arrivals of single ranks, in groups above 256 ranks.
     arrivals_unlisted: int
     #: Number of collectives whose last arrival is known, summed over the ranks.
     arrivals_known: int
@@ -135,7 +136,7 @@ class SummaryArrivals:
     machines: int
     #: True if the offset of every host's clock to rank 0's is known.
     clocks_compared: bool
-    #: Smallest number of other hosts in the tree in which a host exchanges arrivals.
+    #: Hosts exchange arrivals in trees: smallest number of other hosts in the tree of a host.
     hosts_heard: int
     #: Datagrams with arrivals that the network refused.
     unsent_datagrams: int

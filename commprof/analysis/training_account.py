@@ -1,4 +1,7 @@
-"""Samples, losses and weights of the training at one world size."""
+"""Samples, losses and weights of the training at one world size.
+
+A rank's account is the file ``rank_N.json`` that the built-in training loop writes.
+"""
 
 from __future__ import annotations
 

@@ -276,7 +276,8 @@ def _communication(world: WorldResult, step: MeanStep) -> list[str]:
     if not world.evidence.supports(Figure.EXPOSED):
         return []
     if not step.exposed_ms > 0:
-        return ["There is only one rank, so nothing to communicate."] * (world.world_size == 1)
+        alone = "There is only one rank, so there is nothing to communicate."
+        return [alone] if world.world_size == 1 else []
     share = f"{step.share('communication'):.1%}"
     whose = "The GPU's compute stream" if world.recording.device_timed else "The training thread"
     text = f"{whose} waits for communication during {share} of the mean step"

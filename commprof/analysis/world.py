@@ -117,7 +117,7 @@ def _rank_summaries(run: WorldRun, seen: MeasuredWorld) -> tuple[RankSummary, ..
     step = seen.measured[0].step
     kernels = kernel_times(seen.matching, seen.traces, seen.tables, step, seen.clocks_shared)
     whole = seen.all_steps
-    # Tables of traces on the common clock are made already; a device's timeline has its own phases.
+    # Traces on the common clock have cached tables, but a device timeline has other phases.
     on_device = any(map(has_device_times, whole.recorded))
     traces = whole.recorded if on_device else whole.traces
     columns = seen.ranks, whole.measured, step_parts(whole.measured), traces, kernels

@@ -33,7 +33,7 @@ OVERVIEW = """\
 
 
 def expected_times(path: Path) -> Callable[[str, int, int, bool], float]:
-    """Returns what a call takes by a machine profile.
+    """Returns a function that computes how long a call takes according to a machine profile.
 
     Args:
         path: the profile's file.

@@ -436,7 +436,7 @@ def _stops(
         exposed: their exposures.
         first_call: index of each rank's first collective, then the number of all collectives.
         of_call: number of each collective of all ranks.
-        count: numbers are below this one.
+        count: all numbers are below this.
     """
     rank_of_wait = ranks_of(firsts(list(map(len, exposed))))
     collective = joined(exposed, "collective")
@@ -477,11 +477,11 @@ def _passes(
     of_call: Ints,
     known_ns: Ints,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints] | None:
-    """Returns rank, number, begin and end of each DDP finalisation, and the end of its last call.
+    """Returns, per DDP finalisation: rank, number, begin, end, and end of its pass's last call.
 
     The number is the largest one among the calls of the backward pass, which is the same on all
     ranks; -1 if the pass has none. None without finalisations. ``known_ns``: end of each collective
-    of all ranks, 0 if not known; all else is as for :func:`_stops`.
+    of all ranks, 0 if not known. The other arguments are as for :func:`_stops`.
     """
     spans = [columns.finalizations(trace).span for trace in traces]
     if not any(map(len, spans)):

@@ -1,7 +1,7 @@
 """Detected steps that hold several iterations in one.
 
-Where a script marks no step, each update of its parameters ends one. An iteration without an update
-is then part of the step after it.
+If a script marks no steps, each update of its parameters ends a step. An iteration without an
+update then belongs to the next step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None =
 
     Args:
         traces: traces of the ranks.
-        tables: their collectives; None to look into the records of each, of which no table is made.
+        tables: their collectives; None to search the records instead, without making tables.
     """
     detected = [
         number
@@ -48,7 +48,7 @@ def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None =
     bounds = times.key(rank_of_step, begin_ns), times.key(rank_of_step, end_ns)
 
     def counted(rank_of_event: Ints, ended_ns: Ints) -> Ints:
-        """Counts the events in each step, which includes its own end."""
+        """Counts the events in each step; an event at a step's end belongs to it."""
         ends = np.sort(times.key(rank_of_event, ended_ns))
         since, until = (np.searchsorted(ends, bound, side="right") for bound in bounds)
         return (until - since).astype(np.int64)

@@ -40,7 +40,7 @@ from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
 
 Floats = npt.NDArray[np.float64]
-#: Activities explain a wait if they took the late rank this fraction of it longer, or more.
+#: Activities explain a wait if they took longer on the late rank by this fraction of the wait.
 _LEAST_SHARE = 0.01
 _UNKNOWN, _TRANSFER = CAUSES.index(UNKNOWN), CAUSES.index(TRANSFER)
 
@@ -75,14 +75,14 @@ class _Waits:
     #: The late rank's time that explains the wait.
     explained_by: Stretch
     wait_ns: Floats
-    #: Fraction of the wait that the late rank passed on from third ranks.
+    #: Fraction of the wait that began on third ranks that the late rank waited for.
     through: Floats
-    #: ``[wait, cause]``: fractions of the rest, which add up to 1.
+    #: ``[wait, cause]``: fractions of the rest of the wait, which add up to 1.
     own: Floats
 
 
 class _Times:
-    """Time of all ranks, block by block; places are those of the ranks among the traces."""
+    """Activities of all ranks, block by block. A place is a rank's index among the traces."""
 
     def __init__(self, blocks: Sequence[RankBlock], waits: Sequence[Waiting]) -> None:
         self._blocks = blocks
@@ -96,18 +96,18 @@ class _Times:
         self.first_row = np.concatenate(([0], np.cumsum(count)))
 
     def rows(self, place: Ints, row: Ints) -> Ints:
-        """Numbers the exposures of all blocks."""
+        """Converts rows of the blocks of ranks ``place`` to rows among all exposures."""
         return self.first_row[self._block_of[place]] + row
 
     def waits_in(self, place: int, begin_ns: int, end_ns: int) -> tuple[Ints, Floats]:
-        """Does what ``RankTime.waits_in`` does, for one rank; rows are those of all blocks."""
+        """Does what ``RankTime.waits_in`` does, for one rank; returns rows among all blocks."""
         block = int(self._block_of[place])
         shift_ns = int(self.shift_ns[place])
         rows, part = self.of_blocks[block].waits_in(begin_ns + shift_ns, end_ns + shift_ns)
         return self.first_row[block] + rows, part
 
     def spent(self, place: Ints, stretch: Stretch) -> Iterator[tuple[Ints, Floats]]:
-        """Yields rows of stretches, each of the rank of a place, and what the ranks did in them."""
+        """Yields, per block, rows of ``stretch`` and their times, see ``RankTime.spent``."""
         block_of = self._block_of[place]
         for number, time in enumerate(self.of_blocks):
             rows = np.flatnonzero(block_of == number)
@@ -123,7 +123,7 @@ class _Times:
         which the training thread began to wait.
 
         Args:
-            places: place of each global rank.
+            places: index among the traces, by global rank.
         """
         for block, time in zip(self._blocks, self.of_blocks, strict=True):
             rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
@@ -205,7 +205,7 @@ def _waits(
             excess[met[rows]] += sign * spent
     passed = np.maximum(0.0, excess[:, WAITING])
     rest = np.maximum(0.0, excess[:, :WAITING].sum(axis=1))
-    own = np.maximum(0.0, excess, out=excess)  # of all ranks' waits there is one such table
+    own = np.maximum(0.0, excess, out=excess)  # in place: the table of all ranks' waits is large
     own[:, _UNKNOWN] = 0.0
     total = own.sum(axis=1)
     own /= np.where(total > 0, total, 1.0)[:, np.newaxis]
@@ -218,7 +218,7 @@ def _waits(
 
 
 def _spent(time: RankTime, stretch: Stretch) -> Floats:
-    """Returns what a rank did in each stretch, as ``RankTime.spent``, without its standing."""
+    """Returns the rank's time by activity in each stretch, without its standing at the meeting."""
     spent = time.spent(stretch.begin_ns, stretch.end_ns)
     stood = np.flatnonzero(stretch.stood_ns < stretch.left_ns)
     if len(stood):
@@ -229,7 +229,7 @@ def _spent(time: RankTime, stretch: Stretch) -> Floats:
 
 
 def _parts(waits: _Waits, times: _Times) -> tuple[Ints, Ints, Ints, Floats]:
-    """Returns all parts of all waits: the wait, index of the rank, cause, and fraction."""
+    """Returns all parts of all waits as four columns: wait, index of the rank, cause, fraction."""
     carried = _carried_back(waits, times)
     others = np.ones(len(waits.row), dtype=np.bool_)
     others[list(carried)] = False
@@ -255,10 +255,10 @@ _Cells = dict[tuple[int, int], float]
 
 
 def _carried_back(waits: _Waits, times: _Times) -> dict[int, _Cells]:
-    """Returns all parts of each wait that began, at least in part, on third ranks.
+    """Returns, by wait, all parts of the waits that began, at least in part, on third ranks.
 
-    Waits come in order of their ends. The other waits, which are most, began on the late rank only:
-    ``waits.own`` has their parts.
+    Waits are handled in order of their ends. Most waits began on the late rank only and are left
+    out: ``waits.own`` has their parts.
     """
     through = np.flatnonzero(waits.through > 0)
     if len(through) == 0:

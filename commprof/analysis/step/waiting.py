@@ -30,7 +30,7 @@ from commprof.trace.schema import POINT_TO_POINT
 #: Largest fraction of the exposed time that may be unsplit if a figure or sentence relies on the
 #: split into waiting and transfer.
 _MOST_UNSPLIT = 0.1
-#: Words for such time, after its amount.
+#: Words for unsplit time, to be put after its amount.
 NOT_SPLIT = "of the exposed time could not be split into waiting and transfer"
 
 
@@ -131,10 +131,10 @@ def _of_buckets(buckets: BucketArrivals) -> _Exchanged:
 
 
 def _decided(exchanged: _Exchanged) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
-    """Returns the backward passes, and of each the row whose arrival ended the waiting.
+    """Returns the backward passes, and per pass the row whose last arrival ended the waiting.
 
-    Also returns a mask of the passes in which it is known: a pass in which the last arrival at any
-    collective or bucket is unknown has none.
+    Also returns a mask of the passes for which this row is known. It is not known if the last
+    arrival at any collective or bucket of the pass is unknown.
     """
     order = np.argsort(exchanged.graph_task, kind="stable")
     tasks = exchanged.graph_task[order]

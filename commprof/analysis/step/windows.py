@@ -23,16 +23,16 @@ from commprof.trace.packed import PackedRecords, packed
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
-#: Calls of all ranks above which a run is long; calls of a window, and of the sample.
+#: Number of calls of all ranks above which a run is long; calls in a window, and in the sample.
 LONG_CALLS = 1_000_000
 WINDOW_CALLS = 500_000
 SAMPLE_CALLS = 250_000
 #: Stretches of the sample, and fewest steps of each.
 _STRETCHES, _FEWEST_STEPS = 5, 8
-#: Number of steps before a window whose records it holds, too: waiting that went from rank to rank
-#: may have begun two steps earlier.
+#: A window also holds the records of this many steps before it: waiting that passed from rank to
+#: rank may have begun two steps earlier.
 _BEFORE = 2
-#: Number of steps after a window whose records it holds, too: calls may end in the next step.
+#: A window also holds the records of this many steps after it: calls may end in the next step.
 _AFTER = 1
 _EVER_NS = 2**63 - 1
 
@@ -52,20 +52,21 @@ class StepWindows:
         return [self.steps[at : at + size] for at in range(0, len(self.steps), size)]
 
     def sample(self, measured: Ints) -> list[Ints]:
-        """Returns the numbers of the steps of each stretch of the sample of some of the steps."""
+        """Returns the step numbers of each stretch of a sample of the ``measured`` steps."""
         steps = max(1, min(int(SAMPLE_CALLS / self.calls), len(measured)))
         count = max(1, min(_STRETCHES, steps // _FEWEST_STEPS))
         size = steps // count
-        shares = np.array_split(measured, count)  # each stretch is the middle of its share
+        shares = np.array_split(measured, count)  # a stretch is in the middle of each share
         begins = [(len(share) - size) // 2 for share in shares]
         return [share[at : at + size] for share, at in zip(shares, begins, strict=True)]
 
 
 def windows_of(traces: Sequence[Trace]) -> StepWindows | None:
-    """Returns how a long run is cut into windows; None for a short one, or if it cannot be cut.
+    """Returns how a long run is cut into windows; None for a short run, or if it cannot be cut.
 
-    It can be cut if commprof recorded it, its steps end at marks of the script or at updates, and
-    the plugin of NCCL recorded nothing, whose figures count all replays.
+    A run can be cut if commprof recorded it, and its steps end at marks of the script or at
+    updates. A run with records of NCCL's profiler plugin is not cut, because their figures count
+    all replays.
     """
     calls = sum(_count(trace.records, Kind.ISSUE) for trace in traces)
     if calls <= LONG_CALLS or not all(map(_can_be_cut, traces)):
@@ -77,9 +78,9 @@ def windows_of(traces: Sequence[Trace]) -> StepWindows | None:
 
 
 def sampled(traces: Sequence[Trace]) -> tuple[list[Trace], list[tuple[int, int]]]:
-    """Cuts a long run's traces to a sample of its steps; returns any others as they are.
+    """Cuts a long run's traces to a sample of its steps; returns other traces unchanged.
 
-    Also returns first and last number of the steps of each stretch; none if nothing was cut.
+    Also returns the first and last step number of each stretch; empty if nothing was cut.
     """
     cut = windows_of(traces)
     if cut is None:
@@ -90,7 +91,7 @@ def sampled(traces: Sequence[Trace]) -> tuple[list[Trace], list[tuple[int, int]]
 
 
 def stretch(trace: Trace, steps: Sequence[Ints]) -> Trace:
-    """Returns a rank's trace with the records of some stretches of steps alone.
+    """Returns a rank's trace with only the records of some stretches of steps.
 
     Args:
         trace: as it was recorded.

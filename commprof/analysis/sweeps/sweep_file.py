@@ -42,7 +42,8 @@ def read_nccl_tests_sweep(path: Path) -> SweepResult:
         "remarks": list(dict.fromkeys(remarks)),
         "machine": {},
     }
-    unique = {row.key: row for row in reversed(rows)}  # the first, where two runs measured a case
+    # If two runs measured a case, the first one counts.
+    unique = {row.key: row for row in reversed(rows)}
     return SweepResult(context=context, rows=tuple(row for row in rows if unique[row.key] is row))
 
 

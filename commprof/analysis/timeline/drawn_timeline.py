@@ -80,7 +80,8 @@ class Timeline:
         middle = first = count // 2
         end, total = first + 1, int(by_step[first])
         while True:
-            # Per side: steps so far, the window with one more step, and the spans of that step.
+            # Per side that can grow: steps on this side so far, the grown window's first step and
+            # end, and the spans of the added step.
             ways = [(middle - first, first - 1, end, int(by_step[first - 1]))] if first else []
             ways += [(end - middle, first, end + 1, int(by_step[end]))] if end < count else []
             fitting = [way for way in ways if total + way[3] <= most_spans]

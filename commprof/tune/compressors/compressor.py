@@ -430,7 +430,7 @@ def _merged(name: str, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     result = {}
     for kind in {kind: None for kinds in found for kind in kinds}:
         values = [kinds[kind] for kinds in found if kind in kinds]
-        # Each may still be on the GPU of the rank that saved it.
+        # A residual may still be on the GPU of the rank that saved it.
         values = [value.to(values[0].device) for value in values]
         # A rank without a residual counts as one with a residual of zeros.
         result[kind] = sum(values) / count if kind == "residual" else values[0].clone()

@@ -150,8 +150,8 @@ def _made_by_all(group: dist.ProcessGroup, make: Callable[[], Any]) -> Any:
 def disagreement(groups: Groups, compressor: Compressor, ddp: DistributedDataParallel) -> str:
     """Says why the ranks cannot use a compressor in a model together; empty if they can.
 
-    All ranks of the model call this together, and get the same answer or one naming themselves. It
-    checks what native compressors need; for others nothing is compared.
+    All ranks of the model call this together. Only native compressors need agreement; for others,
+    nothing is compared.
     """
     if not groups.native:
         return ""

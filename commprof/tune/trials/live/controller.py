@@ -54,7 +54,7 @@ class Trial:
         self._plan = plan
         self._profiler = profiler
         self._state = state
-        # Asked now, because scripts destroy the process group before they end.
+        # The rank is read now, because scripts destroy the process group before they end.
         self._rank, _ = rank_and_world_size()
         self._own_hooks = 0
         #: Why the training state cannot be saved and restored; empty if it can.
@@ -114,7 +114,7 @@ class Trial:
             self._give_up((str(error).splitlines() or [type(error).__name__])[0])
 
     def _give_up(self, why: str) -> None:
-        """Ends the trial after an error, which is told on every rank that has it."""
+        """Ends the trial after an error, which is reported on every rank on which it occurred."""
         self._done = True
         print(f"commprof: rank {self._rank}: the trial ends: {why}", file=sys.stderr)
         try:
