@@ -37,7 +37,7 @@ from commprof.trace.summary import Summary
 _LARGEST_BLOCK_BYTES = 256 << 20
 #: Largest number of bytes that one poll reads; catching up with a longer trace needs several polls.
 _BYTES_PER_POLL = 32 << 20
-#: A wrong checksum may belong to a block that is being written: so many polls try it again.
+#: A block with a wrong checksum may still be being written: this many polls read it again.
 _RETRIES = 3
 _MOST_PROBLEMS = 20
 
@@ -48,7 +48,7 @@ class TraceTail:
     """Reader of one growing trace file. Not thread-safe; close it, or use it in ``with``.
 
     The file stays open, so reading goes on even if the trace's directory is deleted; and if the
-    recorder then makes the trace anew, reading goes on there.
+    recorder then makes the trace anew, reading continues in the new file.
     """
 
     def __init__(self, path: Path, recent_bytes: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """Other hosts of a job in always-on mode: their summaries are read instead of their ranks' traces.
 
-The monitor of each host follows its own ranks alone and writes their sum. Only the one on rank 0's
-host, and ``commprof top``, read what the others wrote.
+The monitor of each host follows its own ranks only and writes their sum. Only the monitor on rank
+0's host, and ``commprof top``, read what the other monitors wrote.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from commprof.trace.host_summary import (
 from commprof.trace.run.processes import Here
 from commprof.units import ns_to_s
 
-#: How long the ranks of other hosts are not followed, as their hosts may write a summary yet.
+#: For this long, ranks of other hosts are not followed: their hosts may still write a summary.
 _GRACE_S: Final = 20.0
 #: Largest number of ranks of missing hosts whose traces are followed, which takes about 1 MB each.
 _MOST_FOLLOWED: Final = 256
@@ -65,7 +65,7 @@ class OtherHosts:
         self._used = False
         #: All hosts whose files were found, in order.
         self.seen: tuple[SeenHost, ...] = ()
-        #: Those whose figures can be used.
+        #: The hosts in ``seen`` whose figures can be used.
         self.usable: tuple[OtherHost, ...] = ()
 
     def look(self) -> None:
@@ -81,7 +81,7 @@ class OtherHosts:
             # One trace is always followed: it tells the job's size, and whether it runs.
             ranks = self._ranks_elsewhere() - local
             self._job.leave(ranks - {min(ranks, default=0)})
-            if self._is_monitor:  # the next look knows which ranks run here
+            if self._is_monitor:  # only the next look knows which ranks run here
                 self.seen, self.usable, self._used = (), (), False
 
     def _look_from_a_host(self, tails: dict[int, TraceTail], local: set[int]) -> None:
@@ -93,7 +93,7 @@ class OtherHosts:
         assert first is not None
         if local.issuperset(range(first["world_size"])):
             return
-        # Ranks begin one after another: one without a trace yet may be of this host.
+        # Ranks begin one after another: a rank that has no trace yet may run on this host.
         self._elsewhere = (self._elsewhere | tails.keys()) - local
         if 0 not in local:
             self._job.leave(self._elsewhere)
@@ -143,9 +143,10 @@ class OtherHosts:
         replace_file(self._own_path(tails, chosen), content)
 
     def instead_of(self, tails: dict[int, TraceTail]) -> list[OtherHost]:
-        """Returns the hosts to be used instead of traces: a missing one if some are not followed.
+        """Returns the hosts whose summaries are used instead of traces.
 
-        Its figures are old: they go into totals alone, and not into what is compared by step.
+        A missing host is among them if some of its ranks are not followed. Its figures are old, so
+        they count in totals only, and not in comparisons by step.
         """
         followed = {rank for rank, tail in tails.items() if tail.summary is not None}
         return [
@@ -155,7 +156,7 @@ class OtherHosts:
         ]
 
     def _read(self, own: Path | None) -> None:
-        """Reads the hosts' files but ``own``."""
+        """Reads the hosts' files except ``own``."""
         self.seen = tuple(self._files.look(own))
         usable: list[OtherHost] = []
         for host in self.seen:
@@ -174,9 +175,10 @@ class OtherHosts:
         return bool(sizes) and world_size not in sizes
 
     def _ranks_elsewhere(self) -> set[int]:
-        """Returns the ranks whose traces need not be followed, as their hosts wrote summaries.
+        """Returns the ranks whose traces need not be followed, because their hosts wrote summaries.
 
-        Traces of missing hosts are followed, as their ranks may run on; if they are not too many.
+        Traces of missing hosts are followed if they are not too many, because the ranks may still
+        run.
         """
         ranks: set[int] = set()
         room = _MOST_FOLLOWED

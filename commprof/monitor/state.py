@@ -112,11 +112,12 @@ class HostState:
 class ArrivalState:
     """Collectives of a rank in always-on mode, by what is known of their last arrival."""
 
-    #: The last of all ranks is known.
+    #: Collectives whose last rank to arrive is known.
     known: int
-    #: Known of the ranks that were seen; ranks of other hosts, which may have been later, were not.
+    #: Collectives for which only the last of some ranks is known: others, on other hosts, were not
+    #: seen and may have come later.
     partial: int
-    #: Not known: their waiting is not split from the transfer.
+    #: All others: their waiting is not split from the transfer.
     unknown: int
 
 

@@ -19,8 +19,8 @@ _OPS = ("broadcast", "scatter")
 _LEAST_BYTES = 2**14
 #: Time for which the other ranks wait in these calls, as a fraction of the step.
 _SHARE = 0.05
-#: Largest difference of the bytes of a step from those of the trained parameters, as a fraction of
-#: these, at which the calls hand out weights.
+#: The calls broadcast weights, not batches, if the bytes of a step differ from those of the trained
+#: parameters by at most this fraction.
 _ALIKE = 0.02
 
 
@@ -71,7 +71,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _is_of_weights(facts: Facts, step_bytes: float) -> bool:
-    """True if the calls hand out weights: they follow the update before, and are as large."""
+    """True if the calls broadcast weights: they follow an update, and are as large as these."""
     trained = trained_by(facts.first.trace.metadata)
     if trained is None:
         return False

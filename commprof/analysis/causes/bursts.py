@@ -55,7 +55,7 @@ class Bursts:
         return mask
 
     def joined_ns(self, cost: CallCost) -> Floats:
-        """What each call over the table takes that is joined with others; NaN for other calls."""
+        """Per call of the table: duration of the joined call if it replaces several; else NaN."""
         table, kinds = self.calls.table, self._kinds
         _, first, kind = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
         number = np.bincount(kind.reshape(-1))
@@ -73,7 +73,7 @@ class Bursts:
         return np.stack(parts, axis=1).astype(np.int64)
 
     def removed(self) -> Removed:
-        """What joining removes: the calls, and the thread's work since the end of the one before.
+        """What joining removes: the calls, and the thread's work since the previous call's end.
 
         The work between two calls of a burst, such as reading a result with ``.item()`` and making
         the next tensor, is then done once for all.

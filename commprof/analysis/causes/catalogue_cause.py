@@ -18,8 +18,8 @@ from commprof.analysis.named_cause import Saving
 
 #: A cause is named if it holds at least this fraction of the mean step.
 WORTH_NAMING = 0.03
-#: ``worth`` of causes that act in few steps, none of which is chance: a resampling of the steps may
-#: hold none of them, so that the low end of the interval says nothing.
+#: ``worth`` of causes that act in few steps but certainly not by chance. Resampled steps may
+#: contain none of these steps, so the low end of the interval says nothing.
 FEW_STEPS = -math.inf
 
 
@@ -48,7 +48,7 @@ class CatalogueCause:
     id: str
     #: What is wrong, as a heading.
     title: str
-    #: Figures that a recording must support; without them the rule is not asked.
+    #: Figures that a recording must support; without them the rule is not applied.
     needs: tuple[Figure, ...]
     #: Looks for the mistake; returns None without evidence for it.
     rule: Callable[[Facts], Sighting | None]
@@ -58,15 +58,15 @@ class CatalogueCause:
     why: str
     #: Lines of code, or a setting, that can be pasted into the script.
     fix: str
-    #: The same for a model that FSDP1 shards, where ``fix`` is one for FSDP2; empty otherwise.
+    #: The fix for a model that FSDP1 shards, if ``fix`` is for FSDP2; else empty.
     fix_of_fsdp1: str = field(default="", kw_only=True)
     #: Address of a public report that describes the mistake.
     source: str
-    #: How what the fix wins is predicted, as sentences; or "Not predicted, because ...". Empty
-    #: where a replay without some calls tells.
+    #: How the gain of the fix is predicted, as sentences; or "Not predicted, because ...". Empty if
+    #: it is predicted by a replay without some calls.
     gain_note: str = ""
-    #: It is named only if the low end of what its fix wins, where that is known, is at least this
-    #: fraction of the step.
+    #: The cause is named only if the low end of the gain of its fix is at least this fraction of
+    #: the step, or if the gain is not known.
     worth: float = WORTH_NAMING
     #: True if the mistake makes the result of training wrong; it is then named first.
     is_wrong: bool = False

@@ -20,7 +20,7 @@ _USUAL = 0.9
 def exchanging_ns(calls: RankCalls) -> Ints:
     """When DDP began to wait for its buckets, at the end of each pass that exchanged them.
 
-    FSDP2 ends a pass alike, but reduce-scatters its gradients.
+    Passes with reduce-scatters are left out: FSDP2 ends its passes in the same way.
     """
     span, table = columns.finalizations(calls.trace).span, calls.table
     return span.begin_ns[~np.isin(span.key, table.graph_task[table.op == _SCATTER])]
@@ -29,8 +29,8 @@ def exchanging_ns(calls: RankCalls) -> Ints:
 def _needless(calls: RankCalls, copies: bool) -> tuple[Mask, Ints, Ints]:
     """Calls of the passes that are not the last before an update, and these passes' final waits.
 
-    If DDP ``copies`` gradients from the buckets at the end of a pass, it has copied as many bytes
-    into them before: as much time as that takes the processor goes before the wait, too.
+    If DDP ``copies`` gradients out of the buckets at the end of a pass, it copied as many bytes
+    into them before. So as much time as the copies out take is also removed before the wait.
     """
     phases, table = columns.phases(calls.trace), calls.table
     final = columns.finalizations(calls.trace)

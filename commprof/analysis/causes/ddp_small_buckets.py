@@ -78,7 +78,7 @@ def _saving(facts: Facts) -> Saving | None:
 
 
 def _joined(calls: RankCalls, mask: Mask) -> tuple[Ints, Ints]:
-    """Rows of the last of the calls that each bucket of the default size joins, and its bytes.
+    """Per bucket of the default size: row of the last call that it joins, and the bucket's bytes.
 
     DDP closes a bucket once it holds the cap; the first of a pass has a smaller one.
     """

@@ -158,7 +158,7 @@ class Facts:
 
     @cached_property
     def ranks(self) -> Sequence[RankCalls]:
-        """Calls of each recorded rank, which are looked at once a rule asks for them."""
+        """Calls of each recorded rank, computed when a rule first asks for them."""
         return _RanksCalls(self.seen)
 
     def on_all_ranks(
@@ -239,17 +239,17 @@ class Facts:
         )
 
     def noted_ns(self, position: int, key: str) -> tuple[Ints, Ints]:
-        """Begins and ends, in ns, of times in the metadata of a rank, on the common clock.
+        """Begins and ends, in ns, of the intervals under ``key`` in a rank's metadata.
 
-        Those in measured steps, in order; empty where they were not recorded. ``position``: that
-        of the rank in ``ranks``.
+        Only intervals in measured steps, in order, on the common clock; empty if none were
+        recorded. ``position``: index of the rank in ``ranks``.
         """
         noted = self.seen.traces[position].metadata.get(key) or {}
         pairs = zip(noted.get("begin_ns", ()), noted.get("end_ns", ()), strict=False)
         spans = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
         if not len(spans):
             return spans[:, 0], spans[:, 1]
-        # The metadata has the rank's own clock; its steps tell the difference.
+        # The metadata's times are on the rank's own clock; its steps give the offset.
         recorded, aligned = (
             columns.steps(traces[position]) for traces in (self.seen.recorded, self.seen.traces)
         )

@@ -22,7 +22,8 @@ class Removed:
 
     #: Calls that are not made, over the rank's table.
     calls: Mask
-    #: Begins and ends, in ns, of times that do not overlap and whose own work goes too.
+    #: Begins and ends, in ns, of intervals that do not overlap; the thread's own work in them is
+    #: removed too.
     begin_ns: Ints
     end_ns: Ints
     #: True if the calls that remain carry the bytes of those that are not made.
@@ -55,7 +56,7 @@ def saving_without(
     Args:
         facts: the world size.
         removed: one entry per rank of ``facts``.
-        transfer_ns: per rank, what each call of its table takes that remains and changes; NaN for
+        transfer_ns: per rank, the new transfer time of each remaining call that changes; NaN for
             other calls. None if no call changes.
     """
     recorded = facts.replays
@@ -101,7 +102,7 @@ def _changed(rank: Program, calls: RankCalls, removed: Removed, free: Mask) -> P
 
 
 def _lost(rank: Program, calls: RankCalls, removed: Removed) -> Floats:
-    """Own time that goes before each event of the program."""
+    """Own time in ns that is removed before each event of the program."""
     whole = stretches(removed.begin_ns, removed.end_ns)
     delays = delays_by(calls, removed.calls, removed.bytes_remain).within(gaps(whole))
     lost = np.zeros(len(rank.own_ns))

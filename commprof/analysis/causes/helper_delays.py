@@ -1,4 +1,4 @@
-"""Time for which helper threads keep a training thread from its core, for a share of the calls.
+"""Time for which the helper threads of some calls keep a training thread from its core.
 
 gloo's threads carry out collectives on the cores on which the ranks compute. If the ranks have no
 cores to spare, the training thread lacks a core meanwhile, and has it back without these calls.
@@ -14,17 +14,17 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 
-#: What a call without data costs helper threads, as the bytes that cost as much.
+#: Cost of a call without data to helper threads, as the number of bytes that cost as much.
 _CALL_BYTES = 2**16
 
 
 def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> ExposedSpread:
     """Returns the run delay outside of waiting that the helper threads of some calls caused, in ns.
 
-    A reading of the run delay counts at most with the CPU time of the rank's helper threads since
-    the reading before, and is divided among the calls in progress meanwhile by their bytes. It is
-    0 for ranks with several intra-op threads, whose helper threads are not told apart.
-    ``bytes_remain``: other calls carry the bytes of the masked calls in their place.
+    The run delay between two readings counts up to the CPU time of the rank's helper threads in
+    between, and is divided among the calls then in progress by their bytes. It is 0 for ranks with
+    several intra-op threads, because their CPU time cannot be told from that of helper threads.
+    ``bytes_remain``: True if other calls carry the bytes of the masked calls instead.
     """
     trace, table = calls.trace, calls.table
     steps = columns.steps(trace)
@@ -51,7 +51,7 @@ def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> Expos
 
 
 def _reached(begin_ns: Ints, end_ns: Ints, weight: Floats, times_ns: Ints) -> Floats:
-    """Sum of the weights, each spread evenly over an interval of its own, until each time."""
+    """Returns, per time, the sum of weights until then, each spread evenly over its interval."""
     rate = weight / (end_ns - begin_ns)
     moments, change = np.concatenate((begin_ns, end_ns)), np.concatenate((rate, -rate))
     order = np.argsort(moments, kind="stable")

@@ -1,4 +1,4 @@
-"""What calls of many bytes take, by the sizes of a run's own calls: for calls that are joined."""
+"""Predicts how long joined calls take, from sizes and times of a run's own calls."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     number = int((together > 0).sum())
     longer = ns_to_ms(float(np.median(steps.extra_ns[steps.is_long].sum(axis=1))))
-    # If all work longer in the same steps, the turns of one of them remain.
+    # If all ranks do this work in the same steps, it costs as much as one rank's turns do now.
     others = [position for position in range(len(by_rank)) if position != int(np.argmax(by_rank))]
     ranks = [facts.seen.ranks[position] for position in turns.tolist()]
     return Sighting(

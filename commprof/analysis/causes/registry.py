@@ -125,7 +125,7 @@ def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
 
 #: What all rules need.
 _ALWAYS = (Figure.EXPOSED,)
-#: Causes that are left out if another one tells the reason.
+#: Causes that are left out if one of these other causes, which explains them, is named.
 _EXPLAINED_BY = {
     ranks_in_turns.CAUSE.id: {garbage_in_turns.CAUSE.id},
     rank_alone.CAUSE.id: {garbage_in_turns.CAUSE.id},

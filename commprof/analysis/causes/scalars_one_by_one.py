@@ -13,7 +13,7 @@ from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes
 from commprof.trace.schema import OPS
 
-#: A smaller call takes as long as one of a byte: 64 numbers of float32.
+#: A call of up to this size (64 numbers of float32) takes as long as a call of one byte.
 _SCALAR_BYTES = 256
 #: Fewest calls in a row.
 _LEAST = 3

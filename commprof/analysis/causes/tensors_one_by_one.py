@@ -21,7 +21,7 @@ from commprof.trace.schema import OPS, REDUCE_OPS
 _LEAST = 4
 #: Larger calls on average spend most of their time on the transfer, which joining does not spare.
 _MEAN_BYTES = 2**20
-#: Bytes of a burst, as a fraction of those of the trained parameters, that make it gradients.
+#: A burst counts as gradients if it has this fraction of the trained parameters' bytes.
 _GRADIENTS = 0.5
 #: Operations, with what is said of them if the tensors of a step are as large as the model.
 _SUBJECTS = {

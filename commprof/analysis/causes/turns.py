@@ -51,8 +51,9 @@ def saving_without(
 ) -> Saving:
     """What is won if some ranks never work longer than they usually do.
 
-    The steps are replayed with these ranks' median work in their long steps. Without a replay, the
-    others' waiting in these steps counts, which also holds what they wait for anyway.
+    The steps are replayed with these ranks' median work in their long steps. If no replay is
+    possible, the result is the others' waiting in these steps, which includes what they wait for in
+    any step.
 
     Args:
         facts: the world size.

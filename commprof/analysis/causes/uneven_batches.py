@@ -59,7 +59,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _beyond_mean(work_ns: Floats) -> Floats:
-    """What each rank takes in each step beyond the mean rank of the step and its own mean."""
+    """Returns each rank's work beyond the step's mean over ranks, less its mean over the steps."""
     beyond: Floats = work_ns - work_ns.mean(axis=0)
     return beyond - beyond.mean(axis=1, keepdims=True)
 

@@ -54,7 +54,7 @@ LIMIT = 15.0
 SMALLEST_CHANGE = 0.1
 #: Smallest spread, as a fraction of the level: timers and schedulers have a limited resolution.
 _SMALLEST_SPREAD = 0.01
-#: Sums that are rounded otherwise differ by less.
+#: A sum that is computed in another order differs by less than this.
 _ROUNDED = 1e-6
 #: Largest number of values in a row for which a sum may stay above 0 without a change.
 _LONGEST = 4 * REFERENCE
@@ -130,7 +130,7 @@ class ChangeDetector:
         self._sums[direction] = total
         since.append(value)
         if len(since) > _LONGEST:
-            # Certain but small, or just beyond the slack: the level creeps, and is learnt anew.
+            # The change is too small, or adds up too slowly, to be reported: learn the new level.
             self._restart(since)
             return None
         if total <= LIMIT:
@@ -300,7 +300,7 @@ def may_change(
     """Returns the series in which a :class:`ChangeDetector` may find a change, or learn anew.
 
     The sums of all series of equal length are followed together, from the first level that each
-    learns: most never exceed the limit. The others need a detector of their own.
+    learns. Most sums never exceed the limit; only the other series need a detector.
     """
     found: set[tuple[str, int]] = set()
     by_length: dict[int, list[tuple[str, int]]] = {}

@@ -30,7 +30,8 @@ class Attempt:
     duration_s: float
     #: Time from the end of the last complete step (or the begin of the first attempt, if it has
     #: none) to the next attempt with steps: restart, start-up, the step that was cut off, and
-    #: attempts without steps in between. NaN for the latter, and if no later attempt has steps.
+    #: attempts without steps in between. NaN for an attempt without steps between others, and if no
+    #: later attempt has steps.
     lost_s: float
     #: Reason for the end, in words; empty for an attempt that finished.
     ending: str

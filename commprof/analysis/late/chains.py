@@ -1,9 +1,9 @@
 """Chains of waiting ranks that lead to the culprits of a hang: who waits for whom.
 
-Ranks that wait in the same operations for the same ranks share a chain. Of a job with many groups,
-such as a pipeline of a thousand ranks, no reader follows each chain to its end. There the ranks are
-told by their distance from the culprits instead, and operations that differ in their group only are
-told together.
+Ranks that wait in the same operations for the same ranks share a chain. In a job with many groups,
+such as a pipeline of a thousand ranks, there are too many chains to read. Then ranks are described
+by their distance from the culprits instead, and operations that differ only in their group are
+described together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from commprof.analysis.late.dumped_diagnosis import Chain
 from commprof.analysis.late.standing import PendingOperation, Waits, Words
 from commprof.text import counted, named_ranks
 
-#: Largest number of chains that are told one by one.
+#: Largest number of chains that are described one by one.
 _MOST_CHAINS = 8
 #: Largest number of ranges of ranks in a sentence on many groups.
 _MOST_RANGES = 8

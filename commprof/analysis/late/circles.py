@@ -4,7 +4,7 @@ The ranks differ in what they issued next. As with collectives that do not match
 differ are those outside of the majority, or else those that issued something else than in their own
 earlier steps. A majority exists only among ranks that could all have issued the same: if all ranks
 of the circle belong to the groups of all operations in which they wait. A send and its receive are
-different on purpose.
+meant to differ.
 """
 
 from __future__ import annotations

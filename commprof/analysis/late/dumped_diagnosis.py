@@ -73,7 +73,7 @@ class Diagnosis:
     mismatch: Mismatch | None = None
     #: What the ranks of a circle wait in, and which of them differ, if a circle is the cause.
     difference: str = ""
-    #: True if a culprit with nothing pending may itself wait in a message: gloo records none.
+    #: True if a culprit with nothing pending may wait in a message: gloo's dumps hold no messages.
     messages_untold: bool = False
     #: True if the dumps name the ranks of every group with pending operations.
     members_told: bool = True

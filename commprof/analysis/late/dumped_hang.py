@@ -61,7 +61,7 @@ class DumpedRank:
     last: Entry | None = None
 
 
-#: Largest number of groups in which culprits are missed that are named.
+#: If more culprits than this are missing, each in groups of its own, the groups are not named.
 _MOST_ALONE = 10
 
 
@@ -170,7 +170,7 @@ def _supported(waits: Mapping[int, Waits], since_ns: Mapping[int, int]) -> Mappi
 def _oldest_of_all(states: Sequence[DumpedRank], words: Words) -> tuple[str, ...]:
     """Describes the collectives at which the hang shows first.
 
-    In every rank that has such a collective pending, no operation has been pending for longer.
+    On every rank where such a collective is pending, it is the oldest pending operation.
     """
     first = {
         state.rank: min(state.pending.values(), key=lambda one: one.issue_ns)
@@ -310,7 +310,7 @@ def _culprits(
 
 
 def _short_for(ranks: Sequence[int], waits: Mapping[int, Waits], words: Words) -> Words:
-    """Returns words without groups if many ranks are missed, each in groups of its own."""
+    """Returns words without groups if many ranks are missing, each in groups of its own."""
     if len(ranks) <= _MOST_ALONE:
         return words
     missed: dict[int, set[str]] = {rank: set() for rank in ranks}
@@ -409,7 +409,7 @@ def _mixed_groups(dumps: Sequence[Dump]) -> set[str]:
 
 
 def _comparable(issued: Sequence[Issued]) -> list[Issued]:
-    """Returns equal operations without what the dump of some rank does not tell: size or type."""
+    """If all operations are equal, drops size or type where the dump of some rank lacks them."""
     if len({one.op for one in issued}) > 1:
         return list(issued)
     sized = all(one.size_bytes >= 0 for one in issued)
@@ -460,7 +460,7 @@ def _progress(
         collective = [(rank, one.seq) for rank, one in mine if one.peer < 0 and one.seq >= 0]
         here = [by_rank[rank] for rank in sorted({*ranks} & by_rank.keys())]
         scheduled = {s.rank: s.next_seq[group] - 1 for s in here if group in s.next_seq}
-        oldest = dict(sorted(collective, reverse=True))  # of each rank, the smallest is kept
+        oldest = dict(sorted(collective, reverse=True))  # keeps the smallest per rank
         begun = in_start.get(group, {})
         started = {state.rank: begun[state.rank] for state in here if state.rank in begun}
         completed = {}

@@ -1,7 +1,7 @@
 """The late rank of a recording whose steps are too few for a permutation test.
 
-A recording of torch.profiler often holds two or three steps. In each of them some rank is the last,
-and of two ranks the same one is so in both by chance as often as not.
+A recording of torch.profiler often holds two or three steps. In each step some rank is the last,
+and with two ranks, the same one is last in two steps with a probability of one half.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Floats = npt.NDArray[np.float64]
 def enough_steps(waited_for_ns: Floats, by_waiting_ns: Floats) -> int:
     """Returns from how many steps on :func:`find_late_rank` can name a rank.
 
-    Args as there. The test that needs the most steps shuffles only the rank that caused the most
-    waiting and the ranks that wait for it.
+    The arguments are those of :func:`find_late_rank`. Its test that needs the most steps shuffles
+    only the rank that caused the most waiting and the ranks that wait for it.
     """
     rank = int(np.argmax(waited_for_ns.sum(axis=0)))
     shuffled = 1 + int(waiting_ranks(by_waiting_ns, rank).sum())
@@ -47,12 +47,13 @@ def late_rank_of_few_steps(
     """Returns the late rank of steps that are too few for :func:`find_late_rank`; else None.
 
     The rank that caused most waiting is named if its share and its cost are material, if it is late
-    in each step, and if it waits less than the others beyond chance. As the same time passes for
-    all ranks, who waits less by some time works longer by it. Of ranks that are alike, the times of
-    waiting differ by a part that is all ranks' in a step, and by chance: its spread is that of the
-    residuals of all ranks and steps (two-way analysis of variance), and a rank's mean difference
-    from the others follows Student's t distribution. The probability that any rank differs so
-    much must be at most 1 %.
+    in each step, and if it waits less than the others beyond chance: the same time passes for all
+    ranks, so a rank that waits less works longer by as much.
+
+    Chance is measured by a two-way analysis of variance. If ranks are alike, their waiting differs
+    from step to step equally for all ranks, and otherwise by chance, whose spread is that of the
+    residuals of all ranks and steps. A rank's mean difference from the others then follows
+    Student's t distribution. The probability that any rank differs so much must be at most 1 %.
 
     Args:
         waited_for_ns: as for :func:`find_late_rank`.
@@ -60,7 +61,7 @@ def late_rank_of_few_steps(
         ranks: global rank of each row of ``waited_ns``.
         step_ns: median step time.
         clock_error_ns: as for :func:`find_late_rank`.
-        by_waiting_ns: likewise.
+        by_waiting_ns: as for :func:`find_late_rank`.
     """
     late = most_waited_for(waited_for_ns, step_ns, clock_error_ns, by_waiting_ns, MOST_WAITING)
     if late is None or late.late_steps < late.measured_steps or late.rank not in ranks:
@@ -72,7 +73,7 @@ def late_rank_of_few_steps(
 def _chance_of_waiting_less(waited_ns: Floats, row: int) -> float:
     """Returns the probability that any rank waits so much less than the others by chance.
 
-    1.0 with less than two ranks or steps.
+    The result is 1.0 with fewer than two ranks or steps.
     """
     ranks, steps = waited_ns.shape
     if min(ranks, steps) < 2:

@@ -32,7 +32,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 
 HANG_SCHEMA_VERSION = 1
-#: What each kind of anomaly needs.
+#: Figure that the recordings must support for each kind of anomaly.
 _RESTS_ON = {STEP: Figure.STEP, COMPUTE: Figure.EXPOSED, BANDWIDTH: Figure.CALLS}
 HANG_FILES = "hang_*.json"
 EVENT_FILES = "watchdog_*.jsonl"
@@ -168,7 +168,7 @@ class Incidents:
     anomalies: tuple[tuple[str, Anomaly], ...]
     #: Mismatches and anomalies that the watchdog reported, if the records are gone.
     events: tuple[WatchEvent, ...]
-    #: The hang with which the recordings end, if the watchdog reported none; None if they do not.
+    #: The hang with which the recordings end, if the watchdog reported none; None if there is none.
     last_wait: LastWait | None = None
 
     def __bool__(self) -> bool:
@@ -178,7 +178,7 @@ class Incidents:
 
 
 class WatchedCalls:
-    """What incidents need of all calls; of a long run they are seen a window at a time."""
+    """Collects what incidents need from all calls; a long run's calls come window by window."""
 
     def __init__(self) -> None:
         self._first: dict[str, Mismatch] = {}
@@ -215,7 +215,7 @@ def find_incidents(
     Args:
         run: the ranks' recordings.
         seen: their measured steps.
-        calls: has watched all calls of ``seen``; None if that is not a long run.
+        calls: the collector that got all calls of a long run; None if the run is not long.
 
     Trials are not searched for changes of speed: their candidates change the step on purpose.
     """

@@ -1,10 +1,11 @@
 """The hang with which a recording ends: a collective that ranks waited in, and others never issued.
 
-It is told from the records alone, without a watchdog: a rank's last collectives either ended with
-an error after a long wait, as when the user interrupts the job, or never. The rule is that of
-:mod:`commprof.analysis.late.standstill`. On several hosts only the former are used, because a rank
-that waits writes nothing, and clocks of other hosts do not tell for how long. Jobs on devices,
-whose collectives end there, are left to the watchdog and to Flight Recorder.
+The hang is found from the records alone, without a watchdog: a rank's last collectives either ended
+with an error after a long wait, as when the user interrupts the job, or did not end. The rule is
+that of :mod:`commprof.analysis.late.standstill`. On several hosts only collectives that ended with
+an error are used, because a waiting rank writes nothing, and another host's clock does not tell for
+how long it has waited. Jobs on devices are left to the watchdog and to Flight Recorder, because
+their collectives end on the device.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _LEAST_S, _OF_STEP = 5.0, 10.0
 _ALIVE = (State.RUNS, State.STOPPED)
 #: Latest collectives of a rank that are looked at.
 _LATEST = 256
-#: Last records of a rank among which these are looked for.
+#: Number of a rank's last records that are searched for these collectives.
 _TAIL = 1 << 18
 
 
@@ -92,7 +93,7 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
 
     Returns:
         None if the job came to its regular end or still runs, if no rank waited for long, if a
-        rank's trace lacks, if another profiler recorded the job, or if records were dropped.
+        rank's trace is missing, if another profiler recorded the job, or if records were dropped.
     """
     if len(traces) != world_size or world_size < 2:
         return None
@@ -155,7 +156,7 @@ def _error(trace: Trace) -> str:
 
 
 def _wrote(trace: Trace, since_ns: float, until_ns: float) -> bool:
-    """True if a rank began anything that is recorded between two times of its host."""
+    """True if a rank recorded the begin of anything between two times on its host's clock."""
     time_ns = columns.ints(trace.records["timestamp_ns"])
     return bool(((time_ns > since_ns) & (time_ns < until_ns)).any())
 

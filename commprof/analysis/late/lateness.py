@@ -1,4 +1,4 @@
-"""Who the ranks of one world size waited for, and in what that rank lost the time."""
+"""The rank that others waited for at one world size, and the phase and lines where it lost time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from commprof.units import ms_to_ns, us_to_ns
 
 @dataclass(frozen=True)
 class Lateness:
-    """Waiting of one world size by cause, the late rank, and in what it lost the time."""
+    """Waiting of one world size by cause, the late rank, and where it lost the time."""
 
     late_rank: LateRank | None = None
     #: Waiting per rank and cause; adds up to ``WorldResult.parts.wait_ms``. Empty if arrivals are

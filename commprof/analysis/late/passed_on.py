@@ -1,9 +1,9 @@
 """Follows waiting through ranks that came late because they had waited themselves.
 
 Rank A is late in one group; B waits for it there, and is therefore late in another group, where C
-waits for B. Sums of waiting over many steps, which are all that always-on mode keeps, do not tell
-which wait led to which. They tell enough where B's own work takes no longer than that of others:
-what B does not explain by its own work, and waited itself, it passed on.
+waits for B. Always-on mode keeps only sums of waiting over many steps, which do not tell which wait
+led to which. The sums are enough if B's own work takes no longer than that of others: the part of
+B's lateness that its own work does not explain was passed on, as far as B itself waited.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _moved(
         arriving = passing @ moved
     settled += arriving
     first = int(np.argmax(settled.sum(axis=0)))
-    # Fraction of the waiting for each rank that began with the first one.
+    # Fraction of the waiting for each rank that began with rank ``first``.
     begins = np.zeros(settled.shape[1])
     begins[first] = retained[through.index(first)] if first in through else 1.0
     share = begins.copy()
@@ -95,8 +95,8 @@ def _moved(
         share[through] = begins[through] + moved @ share
     column = by_waiting_ns @ share
     if not column.sum() > column[first]:
-        return None  # only that rank would wait for itself: a circle
-    # What the first rank waited for those that it had made late is no other rank's waiting.
+        return None  # a circle: the rank would only wait for itself
+    # Leaves out the first rank's waiting for ranks that it had made late itself.
     settled[:, first] *= 1 - column[first] / column.sum()
     column[first] = 0.0
     if int(np.argmax(settled.sum(axis=0))) != first:

@@ -125,7 +125,7 @@ def waits_of(states: Sequence[Standing]) -> dict[int, Waits]:
 
 
 class _LateRanks:
-    """Finds ranks that have not issued an operation; looks once for all ranks that wait in it."""
+    """Finds ranks that have not issued an operation; searches once for all its waiting ranks."""
 
     def __init__(self, states: Sequence[Standing]) -> None:
         self._states = states
@@ -136,7 +136,7 @@ class _LateRanks:
             for name, group in state.groups.items():
                 self._by_place.setdefault((name, group.rank), []).append(state)
                 self._users.setdefault(name, []).append(state)
-        #: By a collective's group, number and size of the group, with their ranks.
+        #: By group, sequence number and group size: states of the late ranks, and their numbers.
         self._found: dict[tuple[str, int, int], tuple[list[Standing], tuple[int, ...]]] = {}
 
     def to(self, operation: PendingOperation, issuer: Standing) -> tuple[int, ...]:
@@ -158,7 +158,7 @@ class _LateRanks:
     ) -> tuple[list[Standing], tuple[int, ...]]:
         key = operation.group, operation.seq, own.size if own is not None else -1
         if key not in self._found:
-            # Others than users count in groups of all ranks only.
+            # Ranks that never used the group count only if it has all ranks of the job.
             of_all = own is not None and own.size in self._world_sizes
             others = self._states if of_all else self._users.get(operation.group, [])
             late = [other for other in others if _is_late(other, operation, own)]

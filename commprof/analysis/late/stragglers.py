@@ -307,9 +307,9 @@ def late_by_own_work(
     Returns ``late`` unchanged if one cause explains at least half of the late rank's delay, or if
     no cause is known. Otherwise the host may have delayed the late rank, or all ranks in turn. The
     function then returns the slow rank, with the phase in which its own work takes longer, or None
-    if no rank is slow, or if the slow rank causes less waiting than an equal share of it, and this
-    is below 2 % of the step on average: in a pipeline most of the waiting is the bubble, so that
-    the share alone does not tell.
+    if no rank is slow. Also returns None if the slow rank causes both less than an equal share of
+    the waiting and less than 2 % of the step on average. The share alone does not decide, because
+    in a pipeline most of the waiting is the bubble.
     """
     if late is not None and (late.phase is not None or math.isnan(late.phase_share)):
         return late

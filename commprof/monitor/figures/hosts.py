@@ -1,4 +1,4 @@
-"""The summary that this host's monitor writes, and the figures of ranks in those of other hosts."""
+"""Writes the summary of this host's ranks; reads the figures of ranks in other hosts' summaries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from commprof.trace.host_summary import (
 from commprof.trace.summary import BUCKETS, OperationSummary, Summary
 from commprof.trace.summary_sum import MOST_OPERATIONS, coarser, document, shortened, summed
 
-#: The operation of which single ranks' latencies are written.
+#: The operation whose latencies are written for each rank.
 _OPERATION: Final = "all_reduce"
 _STATUSES: Final = ("", "running", "ended", "gone")
 #: Fields of a rank's state that are written as they are.
@@ -197,7 +197,7 @@ def _short(value: float) -> float | None:
 
 
 def rank_states(host: SeenHost, waited_for_s: Mapping[int, float]) -> Iterator[RankState]:
-    """Yields the states of a host's listed ranks, whose status is not known if it is missing.
+    """Yields the states of a host's listed ranks; if the host is missing, their status is unknown.
 
     Args:
         host: the host; nothing is yielded without a summary.

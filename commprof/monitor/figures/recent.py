@@ -164,7 +164,7 @@ class RecentOperations:
     """Recent calls of all followed ranks, by operation."""
 
     def __init__(self, expected_s: ExpectedTime | None) -> None:
-        """Starts empty; ``expected_s`` is that of a machine profile, or None."""
+        """Starts empty; ``expected_s``: predicts a call's time by a machine profile, if any."""
         self._expected_s = expected_s
         self._found: dict[tuple[int, str], _Operation] = {}
         #: Bytes on the bus, transfer time and the profile's time (ns) per call, by operation.

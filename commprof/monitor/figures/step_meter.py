@@ -184,7 +184,7 @@ class StepMeter:
 
 
 def _bulk_bytes(rows: Records, groups: dict[int, tuple[str, int]]) -> list[int]:
-    """Returns the ``bulk_bytes`` of each record; it has a meaning for an ISSUE."""
+    """Returns the ``bulk_bytes`` of each record; meaningful for ISSUE records only."""
     group_size = [groups.get(number, ("", 0))[1] for number in rows["group"].tolist()]
     op, bytes_in, bytes_out = (columns.ints(rows[of]) for of in ("op", "bytes_in", "bytes_out"))
     sizes: list[int] = bulk_bytes(op, bytes_in, bytes_out, np.array(group_size, np.int64)).tolist()

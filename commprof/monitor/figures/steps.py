@@ -86,7 +86,7 @@ class StepFollower:
         """Returns the steps that all ranks of ``tails`` newly completed; None if there are none."""
         pending = {rank: self._pending.setdefault(rank, _Pending()) for rank in sorted(tails)}
         new = self._completed(pending, tails)
-        # Only now: one reading may bring more records than may wait, of steps that are complete.
+        # After complete steps were taken out: one reading may bring more records than may be kept.
         for waiting in pending.values():
             self.left_out += waiting.shrink()
         return new
@@ -247,7 +247,7 @@ class _Pending:
 
 
 def _replace_lost_marks(pending: Mapping[int, _Pending], tails: Mapping[int, TraceTail]) -> None:
-    """If the mark at which an unmarked loop begins is lost, begins at a later backward pass.
+    """If the first step mark of an unmarked loop is lost, puts one at a later backward pass.
 
     All ranks begin after the first pass that all have kept, so that their steps match.
     """

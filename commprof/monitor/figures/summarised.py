@@ -1,7 +1,8 @@
 """Totals and recent figures of a job in always-on mode, from the summaries that its ranks write.
 
 A summary holds totals since the mode began; recent figures are the difference to the summary of
-about a minute before. If no step ended in that minute, those of steps are of the last ones before.
+about a minute before. If no step ended in that minute, the recent figures of steps are those of the
+last steps before it.
 """
 
 from __future__ import annotations
@@ -150,8 +151,9 @@ def _began_anew(summary: Summary, before: Summary) -> bool:
 def _with_unsplit(summary: Summary, before: Summary | None) -> Summary:
     """Returns a summary with ``unsplit_ns``, which older versions did not write.
 
-    It is estimated as the exposed time that is neither wait nor transfer. That includes the newest
-    steps, whose split is not known yet; so as not to fall, it is at least that of ``before``.
+    It is estimated as the exposed time that is neither wait nor transfer. The estimate includes the
+    newest steps, whose split is not known yet. It is at least the value of ``before``, because a
+    total must not fall.
     """
     if summary.unsplit_ns is not None:
         return summary

@@ -26,7 +26,7 @@ def inspector_samples(state: InspectorState) -> Iterator[Sample]:
 
 
 def _here(state: InspectorState) -> list[LiveProcess]:
-    """Returns the processes of this host; all if none is, as in logs copied from elsewhere."""
+    """Returns this host's processes; all if none is on it, as in logs copied from elsewhere."""
     own_host = socket.gethostname().split(".")[0]
     processes = [live for live in state.processes if live.process.host.split(".")[0] == own_host]
     return processes or list(state.processes)

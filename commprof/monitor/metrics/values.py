@@ -113,7 +113,8 @@ def tells_of_job(state: JobState) -> bool:
 def waited_for(state: JobState) -> Values:
     """Yields the time that the other ranks waited for each rank.
 
-    If hosts write summaries, only the monitor of rank 0's host knows it, of the ranks of all hosts.
+    If hosts write summaries, only the monitor of rank 0's host knows these times, for the ranks of
+    all hosts.
     """
     for rank in state.ranks if state.hosts and tells_of_job(state) else local(state):
         yield {"rank": str(rank.rank)}, rank.waited_for_s

@@ -173,19 +173,20 @@ class RankFeed:
     def _forget_unrecorded(self, state: FollowedRank) -> None:
         """Forgets what was under way when recording was switched off.
 
-        What begins once recording goes on can be in the ring files before the trace tells of it.
+        What begins after recording resumed may be in the ring files before the trace says that it
+        resumed.
         """
         capture_state = self.metadata.get("capture_state")
         if capture_state is not None and not capture_state["recording"]:
             state.forget_open(capture_state["monotonic_ns"])
         elif capture_state is None and not self._tail.recording:
-            # Only the summary says so, without a time.
+            # Only the summary tells that recording is off, and it does not tell since when.
             state.forget_open(state.last_ns + 1)
 
     def _chosen(self, from_rings: Records, from_trace: Records) -> Records:
         """Returns the records of the rings if there are rings, else those of the trace.
 
-        If some rings have no files, those of their threads come from the trace.
+        If some rings have no files, the records of their threads come from the trace.
         """
         if self._rings is None:
             return from_trace

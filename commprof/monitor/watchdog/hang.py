@@ -65,13 +65,14 @@ class Hang:
     #: of a circle that tells no culprit; empty if all ranks have arrived, or if it cannot be told
     #: which collective is wrong.
     accused: tuple[Accused, ...]
-    #: The operation that ranks wait in, as a waiting rank issued it, on this host if one waits
-    #: here; None if none is pending.
+    #: The operation that ranks wait in, as issued by a waiting rank (one of this host, if any);
+    #: None if no operation is pending.
     operation: PendingOperation | None
     #: Seconds since that rank issued the operation; None without one, or if only ranks of other
     #: hosts wait, whose times cannot be compared with this host's.
     pending_s: float | None
-    #: Ranks at which that operation is pending; the accused only if they wait in a circle.
+    #: Ranks at which that operation is pending; includes accused ranks only if they wait in a
+    #: circle.
     waiting: tuple[int, ...]
     #: Age in seconds of the longest step or operation under way.
     waited_s: float

@@ -1,7 +1,7 @@
 """Text of ``hang_N.txt``: the diagnosis, and the ranks' states.
 
-Of few ranks each has its lines. Of many ranks, those in the same state share one line, so that the
-ranks that differ stand out; the ranks at fault are listed by host.
+If there are few ranks, each has lines of its own. Otherwise ranks in the same state share one line,
+so that ranks that differ stand out, and the ranks at fault are listed by host.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def hang_text(value: dict[str, Any]) -> str:
 
 
 def _hosts(accused: Sequence[_Rank], ranks: Sequence[_Rank]) -> list[str]:
-    """Returns a line for each host with ranks at fault, those with most first; none of one host."""
+    """Returns a line per host with ranks at fault, most ranks first; none for a single host."""
     if len({rank["host"] for rank in ranks}) < 2:
         return []
     of_host: dict[str, list[_Rank]] = {}

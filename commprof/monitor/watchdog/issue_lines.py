@@ -22,7 +22,7 @@ class IssueLines:
     """The latest collectives of each rank, with the numbers of their stacks."""
 
     def __init__(self) -> None:
-        """Begins without any."""
+        """Starts without collectives."""
         #: Group, number in the group and number of the stack, by rank.
         self._latest: dict[int, deque[tuple[str, int, int]]] = {}
         self._feeds: dict[int, RankFeed] = {}
