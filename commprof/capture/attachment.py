@@ -57,7 +57,7 @@ class Attachment:
         self._running: RunningEngine | None = None
         self._mean = True  # DDP's own mean all-reduce runs inside
         self._divisor = 0  # number of ranks that the mean divides by; 0: all
-        #: What this model's engines share, one after the other; None before the first.
+        #: The objects that this model's successive engines share; None before the first engine.
         self._shared: Any = None
         _hooks.append(self._names)
         # A hook that the user registers later runs inside ours.
@@ -93,7 +93,7 @@ class Attachment:
         return bool(self._ddp._comm_hooks)
 
     def shared(self, engine: HookEngine) -> Any:
-        """Returns what engines of this model share, which the first of them makes."""
+        """Returns the objects that this model's engines share; the first engine makes them."""
         if self._shared is None:
             self._shared = engine.shared_of(self._ddp)
         return self._shared
@@ -265,7 +265,7 @@ def _follow_joins() -> None:
 
 def _mean_over(ranks: int, group: Any) -> Hook:
     def hook(_: Any, bucket: Any) -> Any:
-        # Times the reciprocal, as in DDP: the same bits.
+        # Multiplies by the reciprocal, as DDP does, so that the bits are the same.
         work = group.allreduce([bucket.buffer().mul_(1.0 / ranks)])
         return work.get_future().then(lambda done: done.value()[0])
 
@@ -332,11 +332,12 @@ def attach(
 
 @functools.cache
 def _say_if_unrecorded() -> None:
-    """Makes rank 0 say at the end of the process that nothing recorded what it attached to."""
+    """Makes rank 0 print at the end of the process, if no capture ran, that nothing is recorded."""
     rank = dist.get_rank() if dist.is_initialized() else 0
 
     def at_end() -> None:
-        from commprof.capture.profiler import recorded_anything  # it imports this module's users
+        # not at the top: that module imports users of this one
+        from commprof.capture.profiler import recorded_anything
 
         if rank == 0 and not recorded_anything():
             print(
@@ -351,7 +352,7 @@ def _say_if_unrecorded() -> None:
 def _observed(ddp: DistributedDataParallel) -> Any:
     """Returns an observer of the model's buckets that needs no hook; None if that cannot work."""
     native = _native.native
-    # An option of torch 2.15: buckets are freed before the pass ends, but are read only then.
+    # With this option of torch 2.15 buckets are freed before the pass ends, when we read them.
     gone = getattr(ddp, "lazy_bucket_allocation", False)
     return None if native is None or gone else native.ObservedBuckets(ddp.reducer)
 

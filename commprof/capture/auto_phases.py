@@ -184,7 +184,7 @@ def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
     return around
 
 
-#: A batch with more tensors and containers than this is not inspected to the end, nor counted.
+#: If a batch has more tensors and containers than this, its samples are not counted.
 _MOST_ITEMS = 256
 
 
@@ -296,7 +296,7 @@ class ShardedForward:
         self.pending = True
 
     def _marked_flat(self, owner: type) -> Any:
-        """Returns a ``forward`` of FSDP1 that marks a phase around its own one."""
+        """Returns a replacement for FSDP1's ``forward`` that marks a phase around the original."""
         original = original_of(owner.forward)  # type: ignore[attr-defined]
         begin, end = self._marker.begin, self._marker.end
 
@@ -328,5 +328,5 @@ def _marked(owner: type, marker: Marker) -> Any:
             marker.end()
 
     # At a graph break the compiler skips torch.nn's own __call__ and compiles the functions that it
-    # calls; the same holds for this one. Inside a graph it traces both.
+    # calls; it must treat this __call__ alike. Inside a graph it traces both.
     return uncompiled(call)

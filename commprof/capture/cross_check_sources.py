@@ -33,12 +33,12 @@ _DDP_KEYS = (
     *("broadcast_buffers", "has_sync_bn", "find_unused_parameters", "unused_parameter_size"),
     *("static_graph", "num_parameter_tensors", "bucket_cap_bytes", "gradient_as_bucket_view"),
 )
-#: Bytes of the parameters that a pass did not use, and the largest and least value that was read.
+#: Keys of the bytes of parameters that a pass did not use: the newest, largest and least value.
 _UNUSED, _MOST_UNUSED = "unused_parameter_size", "most_unused_parameter_size"
 _LEAST_UNUSED = "least_unused_parameter_size"
 #: DDP updates its log in its first ten iterations, and then in one of every hundred. Reading it
-#: takes longer than recording a step. So it is read in a model's first forward pass, then after as
-#: many further passes as these numbers say, the last of which repeats.
+#: takes longer than recording a step. So it is read in a model's first forward pass, and then after
+#: as many further passes as the next of these numbers says; the last number repeats.
 _PASSES_TO_NEXT_READ = (1, 1, 2, 4, 2, 90, 100)
 #: Maximum number of models whose logs are kept. A report compares the log of a single model.
 _MOST_MODELS = 32
@@ -99,8 +99,8 @@ class CrossCheckSources:
     def start(self, recorder: Recorder) -> None:
         """Starts counting bytes, and writes the network namespace into the trace.
 
-        It is written now because the ranks of a network namespace share a host, and the trace of a
-        killed rank must tell its host too.
+        The namespace is written now because ranks of the same network namespace share a host, and
+        the trace of a killed rank must tell its host too.
         """
         self._begin_ns = time.monotonic_ns()
         _write(recorder, self._opening())
@@ -147,7 +147,7 @@ class CrossCheckSources:
         _write(recorder, closing)
 
     def _opening(self) -> dict[str, Any]:
-        """Returns what is known from the start of capture on."""
+        """Returns the figures that are known when capture starts."""
         return {
             "begin_monotonic_ns": self._begin_ns,
             "network_namespace": link_of("/proc/self/ns/net"),
@@ -228,7 +228,7 @@ def _log_now(model: DistributedDataParallel) -> dict[str, Any] | None:
 
 
 def _group_name(model: DistributedDataParallel) -> str | None:
-    """Returns c10d's name of the model's group; None for a group without one, as torchft's."""
+    """Returns c10d's name of the model's group; None if the group has no name, as torchft's."""
     try:
         return str(model.process_group.group_name)
     except (RuntimeError, ValueError):

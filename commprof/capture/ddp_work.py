@@ -34,7 +34,7 @@ _traced = torch.compiler.is_dynamo_compiling
 
 
 class DdpWork:
-    """Notes when DDP worked for itself, from :meth:`install` to :meth:`remove`."""
+    """Notes the times of DDP's own work from :meth:`install` to :meth:`remove`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -54,7 +54,7 @@ class DdpWork:
         self._installed = False
         self._patches.remove()
         spans, self._spans = self._spans, {}
-        # On a full disk the last bytes are the closing block's.
+        # On a full disk, the last free bytes are left for the trace's closing block.
         if not any(spans.values()) or self._recorder.stats().write_errno:
             return
         for key, times in spans.items():

@@ -48,7 +48,8 @@ class TelemetrySampler:
         Sampling is not possible if torch was built without CUDA, or if nvidia-ml-py is missing.
         """
         self._recorder = recorder
-        self._done = threading.Event()  # a thread that outlived stop() keeps its own
+        # a new event: a thread that outlived stop() waits for the old one
+        self._done = threading.Event()
         self.pending = torch.version.cuda is not None and _nvml() is not None
 
     def poll(self) -> None:
@@ -102,7 +103,7 @@ def _gpu() -> int:
     """Returns this rank's GPU: the one given to init_process_group, or else the current one."""
     if dist.is_available() and dist.is_initialized():
         given = getattr(dist.group.WORLD, "bound_device_id", None)
-        if given is not None and given.type == "cuda":  # torch demands an index
+        if given is not None and given.type == "cuda":  # has an index: torch refuses one without
             return int(given.index)
     return int(torch.cuda.current_device())
 

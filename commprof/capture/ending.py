@@ -54,7 +54,7 @@ def watch_exits() -> None:
 def _note_call(error: SystemExit) -> None:
     global _last_call
     if threading.current_thread() is not threading.main_thread():
-        return  # it ends only that thread
+        return  # the exit ends only that thread
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

@@ -1,7 +1,7 @@
 """Long garbage collections of this process, which stop all of its Python threads.
 
-Python collects garbage when enough objects were made, so each rank does it in another step, and
-the others wait. The times go into the trace when capture stops.
+Python collects garbage when enough objects were made, so the ranks do so in different steps, and
+the other ranks wait each time. The times go into the trace when capture stops.
 
 A callback of the collector must not be Python code: a Ctrl-C during the collection would raise
 KeyboardInterrupt in it, where the interpreter prints and ignores it, and the program would run on.
@@ -38,7 +38,7 @@ class GarbageCollections:
         if spans is None or spans not in gc.callbacks:
             return
         gc.callbacks.remove(spans)
-        # On a full disk the last bytes are the closing block's.
+        # On a full disk, the last free bytes are left for the trace's closing block.
         if not spans.spans() or self._recorder.stats().write_errno:
             return
         begin, end = zip(*spans.spans(), strict=True)

@@ -107,7 +107,8 @@ class GradientNorms:
         try:
             self._measure(parameter)
         except Exception as error:
-            self._give_up(error)  # hooks are removed at the update: the engine is calling them now
+            # the hooks, which autograd is calling now, are removed at the update
+            self._give_up(error)
 
     def _measure(self, parameter: torch.Tensor) -> None:
         begin_ns = time.perf_counter_ns()

@@ -29,11 +29,11 @@ class HookEngine(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """Its name and options, for the trace's metadata."""
+        """The engine's name and options, for the trace's metadata."""
 
     @abstractmethod
     def shared_of(self, ddp: DistributedDataParallel) -> Any:
-        """Makes what all engines of a model share, one after the other, such as connections."""
+        """Makes the objects, such as connections, that a model's successive engines share."""
 
     @abstractmethod
     def start(
@@ -48,7 +48,7 @@ class HookEngine(ABC):
 
     @abstractmethod
     def require_free(self) -> None:
-        """Raises CommprofError if it works in a model already."""
+        """Raises CommprofError if this engine works in a model already."""
 
     @abstractmethod
     def bind(self, running: Any) -> None:

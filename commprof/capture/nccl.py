@@ -1,10 +1,10 @@
-"""Makes NCCL load commprof's profiler plugin, which passes all calls on to the one of the user's.
+"""Makes NCCL load commprof's profiler plugin, which passes all calls on to the user's plugin.
 
 NCCL loads one plugin per process, when the process makes its first communicator. A process with
 torch gets capture's own module, which records into the trace that capture has open; other programs
 get the plugin that writes traces of its own.
 
-It imports nothing of commprof: ``boot`` runs it while torch is imported.
+This file imports nothing of commprof: ``boot`` runs it while torch is imported.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ NATIVE_VARIABLE = "COMMPROF_NATIVE"
 PASSED_ON_VARIABLE = "COMMPROF_NCCL_PLUGIN"
 #: The folder of the package.
 PACKAGE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-#: For programs without torch.
+#: The plugin for programs without torch.
 PLUGIN = os.path.join(PACKAGE, "libnccl-profiler-commprof.so")
-#: Longer paths are cut off by NCCL.
+#: NCCL cuts off longer paths.
 _LONGEST_PATH = 254
 
 
@@ -53,7 +53,8 @@ def set_up() -> str:
     module = _module(str(getattr(version, "__version__", "")))
     off = os.environ.get(LEVEL_VARIABLE) == "off" or os.environ.get(NATIVE_VARIABLE) == "0"
     if off or not may_use_nccl or not _usable(module) or _forbids_all(users):
-        if _is_ours(os.environ.get(PLUGIN_VARIABLE, "")):  # it would claim this rank's trace
+        # the plugin would open this rank's trace itself
+        if _is_ours(os.environ.get(PLUGIN_VARIABLE, "")):
             del os.environ[PLUGIN_VARIABLE]
             if users:
                 os.environ[PLUGIN_VARIABLE] = users
@@ -67,7 +68,7 @@ def set_up() -> str:
 
 
 def plugin_of_user(given: Mapping[str, str]) -> tuple[str, str]:
-    """Returns the plugin that the user has chosen for NCCL, and where; two empty texts if none.
+    """Returns the user's plugin for NCCL, and where it is set; two empty texts if none is set.
 
     NCCL looks at the variable, then into its configuration files, and without a choice it loads
     ``libnccl-profiler.so`` if there is one.

@@ -64,8 +64,9 @@ class Listener(Protocol):
 
 #: Time that other threads have to record the last completions when capture stops.
 _LATE_COMPLETIONS_S = 0.005
-#: Operations of a launched job whose stacks are recorded, from the first on: they tell the lines of
-#: code that issue each kind of call. A stack costs 3 to 6 us (benchmarks/own_cost/stacks.py).
+#: Number of operations, from the first on, whose stacks are recorded in a launched job: the stacks
+#: show which lines of code issue each kind of call. A stack costs 3 to 6 us
+#: (benchmarks/own_cost/stacks.py).
 _FIRST_STACKS = 1024
 
 
@@ -126,7 +127,7 @@ class Profiler:
         self._garbage = GarbageCollections(self._recorder)
         self._ddp_work = DdpWork(self._recorder)
         self._telemetry = TelemetrySampler()
-        #: What looks at the end of each step for a connection or a device until it has found it.
+        #: Objects that are polled after each step until they have found their connection or device.
         self._connecting: list[StoreLink | TelemetrySampler] = []
         self._seen = OwnTrace()
         self._step = 0
@@ -334,7 +335,7 @@ class Profiler:
     def _end_step(self, found: int) -> None:
         self._recorder.mark_step(self._step, True, found)
         self._step += 1
-        if self._connecting:  # few instructions in each later step
+        if self._connecting:  # usually empty after some steps, so that this costs few instructions
             self._poll()
         if self._sharded.pending and FSDP in sys.modules:
             self._sharded.poll()
@@ -342,7 +343,7 @@ class Profiler:
             self._tell(listener)
 
     def _tell(self, listener: Listener) -> None:
-        """Tells a listener that a step has ended; one that fails hears of no more steps."""
+        """Tells a listener that a step has ended; a listener that fails is not called again."""
         try:
             listener.step_ended(self._step - 1)
         except Exception as failure:  # training goes on

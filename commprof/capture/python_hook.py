@@ -94,7 +94,8 @@ class PythonBucketHook:
             hook, state = self._inner
             result: torch.futures.Future[torch.Tensor] = hook(state, bucket)
             if completed is not None:
-                # The end is recorded late, by the time it takes to get the GIL: DDP need not wait.
+                # The recorded end is late by the wait for the GIL, because DDP does not wait for
+                # this.
                 result.add_done_callback(lambda _: completed())
             return result
         buffer = bucket.buffer().mul_(1.0 / self._world_size)
@@ -144,7 +145,7 @@ class ManualFinalize:
         self._record(Kind.FINALIZE_BEGIN)
 
     def end_manual_finalize(self) -> None:
-        """Ends it."""
+        """Ends the finalisation that :meth:`begin_manual_finalize` began."""
         self._record(Kind.FINALIZE_END)
 
     def _record(self, kind: Kind) -> None:

@@ -32,7 +32,7 @@ class OpenMarker(threading.local):
     """The outermost open marker of each thread."""
 
     marker: PythonMarker | None = None
-    #: How often the marker is open now: it may be nested in itself.
+    #: Number of begins of ``marker`` that have not ended: a marker may be nested in itself.
     depth = 0
     begin_ns = 0
     samples = 0
@@ -238,7 +238,7 @@ class PythonRecorder:
         return True
 
     def _write_recording(self, file: PythonTraceFile) -> bool:
-        """Writes whether recording is on, so that a monitor takes no silence for a hang.
+        """Writes whether recording is on, so that a monitor does not take a pause for a hang.
 
         As in the native module, short pauses are not written.
         """
@@ -366,7 +366,7 @@ class PythonRecorder:
         return []
 
     def set_stacks(self, on: bool, most: int = 0) -> None:
-        """If ``on`` is True without a limit, prints that no stacks are recorded.
+        """If ``on`` is True and ``most`` is 0 (no limit), prints that no stacks are recorded.
 
         The recorder in Python sees only DDP's buckets, which do not show the code that issued them.
         """

@@ -51,7 +51,7 @@ class StepFinder:
     def before_update(self, optimizer: object) -> None:
         """Called before an optimizer steps; only the outermost of nested updates is counted."""
         for place, known in enumerate(self._updating):
-            if known is optimizer:  # its last update raised
+            if known is optimizer:  # its last update raised, so that after_update was not called
                 del self._updating[place:]
                 break
         self._updating.append(optimizer)
@@ -127,7 +127,7 @@ class _Turns:
         self._leading: _Key | None = None
         #: The leading optimizer and its parameter; if either is gone, the next to update leads.
         self._alive: tuple[weakref.ref[Any], ...] = ()
-        #: Updates of the leading optimizer since the last update of another one.
+        #: Updates of the leading optimizer since the last update of another optimizer.
         self._alone = 0
         #: Optimizers seen since the leading one's last update, and between any two of its updates.
         self._others: set[_Key] = set()

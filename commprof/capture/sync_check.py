@@ -44,7 +44,7 @@ _STORE_ERRORS = (RuntimeError, OSError, ValueError, KeyError)
 
 
 def parameters_digest(models: Sequence[nn.Module]) -> str:
-    """Returns a BLAKE2b hash of the parameters that DDP keeps equal; of other models, of all.
+    """Returns a BLAKE2b hash of the models' parameters; of DDP's, only those that it keeps equal.
 
     Two ranks have the same hash only if all bits of their parameters are the same. Buffers are left
     out, because a forward pass may change them differently on each rank; DDP broadcasts rank 0's
@@ -147,7 +147,7 @@ class SyncCheck:
             steps = [int(of_step) for of_step, _ in answers]
             if min(steps) < step:
                 return
-            if max(steps) == step:  # else a rank has put a later hash in the place of this one
+            if max(steps) == step:  # else a later hash of a rank has replaced that of this step
                 self._compare(step, [digest for _, digest in answers])
             self._pending.popleft()
 

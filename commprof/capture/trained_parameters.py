@@ -31,7 +31,7 @@ from commprof.text import counted, in_bytes
 from commprof.trace.exchanged import Exchanged, exchanged_by, exchanged_in_summary
 from commprof.trace.reader import read_trace
 
-#: Updates of any optimizers that are looked at.
+#: Number of updates, of any optimizers, that are looked at.
 _UPDATES = 10
 #: Time until the exchanges that belong to these updates have been issued and written.
 _WRITTEN_S = 0.5
@@ -75,7 +75,7 @@ class TrainedParameters:
         self._looks = False
         self._path = Path()
         self._updates = 0
-        #: Parameters with gradients, by identity; kept so that no identity is used again.
+        #: Parameters with gradients, by ``id()``; the references keep an id from being reused.
         self._trained: dict[int, torch.Tensor] = {}
 
     def install(self, path: Path) -> None:
@@ -156,7 +156,8 @@ class TrainedParameters:
 def _other_libraries() -> list[str]:
     """Returns the names of the loaded libraries that communicate outside of torch.distributed."""
     found = {name for module, name in _OTHER_LIBRARIES.items() if module in sys.modules}
-    rpc = sys.modules.get("torch.distributed.rpc.api")  # torch imports it, used or not
+    # torch imports this module even if no job uses it
+    rpc = sys.modules.get("torch.distributed.rpc.api")
     if rpc is not None and getattr(rpc, "_is_current_rpc_agent_set", bool)():
         found.add("torch.distributed.rpc")
     return sorted(found)

@@ -51,7 +51,7 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 def _nccl() -> ModuleType:
-    """Returns ``commprof.capture.nccl``, by its path where the package may not be importable."""
+    """Returns ``commprof.capture.nccl``; loads it by path if the package may not be importable."""
     if "commprof.capture" in sys.modules:
         return importlib.import_module("commprof.capture.nccl")
     path = os.path.join(os.path.dirname(_HERE), "nccl.py")
@@ -99,10 +99,10 @@ def arm(directory: str) -> None:
 
 
 def explain(directory: str, always: bool = False) -> None:
-    """Makes this process say at its end why it recorded nothing, if it did not.
+    """Makes this process, if it records nothing, print the reason when it ends.
 
-    Of several ranks only rank 0 speaks. A process that no launcher numbered speaks if it trained
-    and no other process has recorded meanwhile: it may only start the ranks.
+    Of several ranks only rank 0 prints. A process that no launcher numbered prints if it trained
+    and no other process has recorded meanwhile; otherwise it may be one that only starts the ranks.
 
     Args:
         directory: directory of the traces; the reason also goes to a file in it.
@@ -127,7 +127,7 @@ class _Seen:
 
 
 def _speaks(directory: str, always: bool, begin_s: float) -> bool:
-    """True if this process is the one that says that nothing was recorded."""
+    """True if this process is the one to print that nothing was recorded."""
     if not (always or "RANK" in os.environ or _trained()):
         return False
     _make_importable()
@@ -223,7 +223,7 @@ def _patch(c10d: ModuleType, directory: str) -> None:
     The script calls ``init_process_group``, or makes a ``ProcessGroup`` and registers a backend, as
     torchft does.
     """
-    import threading  # torch is loaded: it costs nothing here
+    import threading  # costs nothing here, because torch has loaded it
 
     _nccl().set_up()
     original = c10d.init_process_group

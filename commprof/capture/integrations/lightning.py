@@ -15,7 +15,7 @@ _NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _library() -> Any:
-    """Imports Lightning under the name that the script has imported, else any installed one."""
+    """Returns the Lightning package that the script has imported, else an installed one."""
     for name in sorted(_NAMES, key=lambda name: name not in sys.modules):
         try:
             return importlib.import_module(name)

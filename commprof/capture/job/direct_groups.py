@@ -24,19 +24,19 @@ from commprof.trace.schema import BlockType
 _KEY = "commprof/group"
 _TOKEN_BYTES = 8
 _REGISTER = "_register_backend"
-#: Size of a trace from which it is not read again to see if a group was used.
+#: Largest trace that is read again to see if it has a process group.
 _MOST_LOOKED_THROUGH_BYTES = 64 << 20
 
 
 class DirectGroups:
-    """Watches groups that get a backend while capture runs, and gives those without a name one."""
+    """Gives a token to each nameless group that gets a backend while capture runs."""
 
     def __init__(self) -> None:
-        """Makes the watch; nothing is patched yet."""
+        """Patches nothing yet."""
         self._patches = Patches()
 
     def install(self) -> None:
-        """Starts watching; does nothing without the native module, or where torch lacks groups."""
+        """Starts watching; does nothing without the native module, or if torch has no groups."""
         owner = getattr(dist, "ProcessGroup", None)
         original = getattr(owner, _REGISTER, None)
         if _native.native is None or original is None:
@@ -82,9 +82,9 @@ def _made_by_c10d() -> bool:
 
 
 def say_if_without_group(path: Path) -> None:
-    """Says that nothing was communicated, if this process's closed trace has no process group.
+    """Prints that no collective is recorded, if this process's closed trace has no group.
 
-    Nothing is said of a capture in Python, which sees no groups, and of a large trace.
+    Prints nothing after a capture in Python, which sees no groups, or if the trace is large.
     """
     if _native.native is None or dist.is_initialized():
         return

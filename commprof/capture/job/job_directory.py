@@ -29,7 +29,7 @@ _KEY = "commprof/job_directory"
 #: How long a rank waits for rank 0's choice before it records to the given directory.
 _PATIENCE = timedelta(seconds=10)
 _MOST_JOBS = 1_000
-#: What a launcher calls a job, and where its ranks meet; the file that holds these in a directory.
+#: Variables in which a launcher identifies a job and its rendezvous; file that holds their values.
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _LAUNCH_FILE = "launch.txt"
 
@@ -106,7 +106,7 @@ def _take(directory: Path, rank: int) -> str:
     """
     names = ["", *(f"job_{number}" for number in range(2, _MOST_JOBS + 1))]
     own: list[str] = []
-    if restart_count():  # next to the traces of the attempt before, the first time
+    if restart_count():  # the first call after a restart: next to the traces of the attempt before
         own = _of_this_job(directory, names, rank) or [""]
     for name in [*own, *names]:
         path = directory.absolute() / name / trace_name(rank)
@@ -116,7 +116,7 @@ def _take(directory: Path, rank: int) -> str:
             claim(path)
         except CommprofError:
             if path.exists():
-                continue  # another job was faster
+                continue  # another job has taken this name meanwhile
             raise
         _taken.add(path)
         return name
@@ -148,12 +148,12 @@ def _take_by_launch(directory: Path, rank: int) -> str:
 
 
 def _is_of_this_launch(place: Path) -> bool:
-    """True if the ranks of this process's launcher record into a directory, or none does yet."""
+    """True if ranks of this process's launcher record into ``place``, or no rank does yet."""
     own = " ".join(os.environ.get(name, "") for name in _LAUNCH)
     try:
         place.mkdir(parents=True, exist_ok=True)
         with open(place / _LAUNCH_FILE, "x") as file:
-            if any(place.glob("rank_*.trace")):  # of a job that has no such file
+            if any(place.glob("rank_*.trace")):  # traces of a job without such a file
                 return False
             file.write(own)
             return True
@@ -176,14 +176,14 @@ def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
         with suppress(CommprofError, OSError):
             metadata = read_first_metadata(directory / name / f"rank_{rank}.trace")
             if state_of(metadata) in (State.RUNS, State.STOPPED):
-                found.remove(name)  # of another replica of the job, whose attempt has not ended
+                found.remove(name)  # the trace of another replica, whose attempt has not ended
             elif metadata.get("replica", "") == replica_label():
                 own += [name] * (metadata.get("elastic_run_id") == elastic_run_id())
     return (own or found)[-1:]
 
 
 def beside_other_replicas(path: Path) -> Path:
-    """Returns where this process records if another process of a replicated job has its trace.
+    """Returns the path of this process's trace: ``path``, or another if a replica records there.
 
     Replicas that separate launchers start, as torchft's, all are rank 0 of 1. If a process still
     records to the directory of ``path``, or to a ``job_N`` in it, this process takes a ``job_N`` of
@@ -207,7 +207,7 @@ def _is_recorded_to(directory: Path) -> bool:
     for path in [*directory.glob("rank_*.trace"), *directory.glob("job_*/rank_*.trace")]:
         with suppress(CommprofError, OSError):
             if path.stat().st_size == 0:
-                return True  # a process is about to begin
+                return True  # a process is about to begin recording
             trace = read_trace(path)
             if not trace.complete and state_of(trace.metadata) is not State.GONE:
                 return True

@@ -27,7 +27,7 @@ _LONGEST_ADDRESS = 400
 
 
 def _backend() -> str:
-    """Name of the default group's backend for the accelerator, or for the CPU if there is none."""
+    """Returns the default group's backend for the accelerator; for the CPU if there is none."""
     if not dist.is_initialized():
         return ""
     name = str(dist.get_backend())
@@ -203,7 +203,7 @@ def gloo_threads() -> dict[str, int]:
             if backend.name() == "gloo":
                 found[str(group.group_name)] = int(backend.options._threads)
             elif backend.name() == "commprof":
-                found[str(group.group_name)] = 1  # for collectives through shared memory
+                found[str(group.group_name)] = 1  # the thread of collectives through shared memory
         except (AttributeError, RuntimeError, TypeError):
-            pass  # private to torch, too; or the group has no backend for the CPU
+            pass  # an attribute, private to torch, is gone; or the group has no backend for the CPU
     return found

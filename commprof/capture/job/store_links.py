@@ -25,8 +25,8 @@ from commprof.capture.job.metadata import clock_identity
 #: How long the start of capture waits for another rank's entry in the store.
 _WAIT_S = 0.5
 _POLL_S = 0.01
-#: Least time between two tries at the ends of steps, and the largest number of them: each costs an
-#: exchange with the store.
+#: Least time between two tries at the ends of steps, and the largest number of such tries: each try
+#: costs an exchange with the store.
 _LATER_S = 0.1
 _LOOKS = 100
 #: Hosts that send their arrivals to one host: how the tree of hosts branches.
@@ -40,7 +40,7 @@ class StoreLink(ABC):
 
     def __init__(self, pending: bool) -> None:
         """``pending``: True if this rank should try to connect."""
-        #: True until this rank need not try to connect any more; see :meth:`look`.
+        #: True while this rank should still try to connect; see :meth:`poll`.
         self.pending = pending
         self._polls = 0
         self._not_before = 0.0
@@ -255,8 +255,9 @@ def possible_parents(host: int) -> list[int]:
     """Returns the hosts to which a host may send its arrivals, the best first.
 
     Hosts are numbered from 1 in a tree in which each has at most 16 children. A host sends to its
-    parent; if that is silent, to the one above, up to the root, and then to the root's stand-ins.
-    All have lower numbers, and so exist already. Host 1, and 0 (no host), send to none.
+    parent. If the parent does not answer, the host sends to the parent's parent, and so on up to
+    the root, and then to the root's stand-ins. All of these have lower numbers, and so exist
+    already. Host 1 sends to none; for 0 (no host) the result is empty too.
     """
     above = []
     number = host

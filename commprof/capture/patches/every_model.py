@@ -14,7 +14,7 @@ from commprof import satellites
 from commprof.capture.attachment import attach
 
 _CAP = "bucket_cap_mb"
-#: Argument with a cap for each bucket, in versions of torch that have it.
+#: DDP's argument with a cap for each bucket, which not every version of torch has.
 _CAPS = "bucket_cap_mb_list"
 
 
