@@ -39,7 +39,7 @@ _PRELOAD = ("commprof.launch.quiet_start", "torch", "commprof.launch.worker")
 TRAINING_IMPORTS = ("torch._dynamo",)
 """Modules that are slow to import; the first DDP model and the first optimizer import them."""
 
-_SHUTDOWN_TIMEOUT_S = 5  # then a rank that ignores the signal is killed
+_SHUTDOWN_TIMEOUT_S = 5  # after this time, a rank that ignores the signal is killed
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOGGERS = ("torch.distributed", "torch.multiprocessing")
 
@@ -160,11 +160,12 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
         raise _rank_failed(error, log_dir, attempt) from None
     except SignalException as error:
         interrupted_by = error.sigval
-    except UnboundLocalError as error:  # of torch's timing of a function that a signal interrupts
+    # from torch's timing of a function, if a signal interrupts it
+    except UnboundLocalError as error:
         if not isinstance(error.__context__, SignalException):
             raise
         interrupted_by = error.__context__.sigval
-    except (RendezvousError, dist.DistError) as error:  # of one machine, of several
+    except (RendezvousError, dist.DistError) as error:  # raised on one machine; raised on several
         raise CommprofError(
             f"the rendezvous of the ranks failed: {error}; check --rdzv-endpoint, if given"
         ) from error

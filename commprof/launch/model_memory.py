@@ -86,7 +86,7 @@ def model_memory(job: Job, local_ranks: int | None = None) -> ModelMemory:
     if isinstance(plan.strategy, Fsdp):
         parts = plan.strategy.shard_size(job.world_size, local_ranks)
         units = plan.strategy.units(trainee) if parts > 1 else []
-        low = 2 if plan.options.precision != "fp32" else None  # the type in which FSDP2 gathers
+        low = 2 if plan.options.precision != "fp32" else None  # bytes per gathered element
         sizes = [_bytes([p for block in unit for p in block.parameters()], low) for unit in units]
         gathered = max(sizes, default=0)
     gradients = _bytes(trained(model))

@@ -144,7 +144,7 @@ def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
 def command_line() -> list[str]:
     """This process's command line, as it can be typed again."""
     _, *words = sys.orig_argv
-    if words[:1] == ["-u"]:  # torchrun's addition
+    if words[:1] == ["-u"]:  # torchrun adds this option
         del words[0]
     if words and Path(words[0]).name == "commprof":
         return ["commprof", *words[1:]]

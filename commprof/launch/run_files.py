@@ -1,4 +1,4 @@
-"""Files of a run whose failure to be written is said on stderr and does not end the run."""
+"""Files of a run that are not essential: if writing fails, stderr says so and the run goes on."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ _SEEN_WITHIN_S = 60.0
 _KEY = "job"
 _SCONTROL_TIMEOUT_S = 30
 
-#: Default ports: for ranks of srun, chosen by Slurm job and job step; for ranks of mpirun, by the
-#: number that it gives its job. They are below Linux's ephemeral ports.
+#: Default ports: for ranks of srun, chosen by Slurm job and job step; for ranks of mpirun, by
+#: mpirun's number of the job. They are below Linux's ephemeral ports.
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _STEPS_PER_JOB = 16
 #: Variables with the number of a job of Open MPI 4, Open MPI 5 and Hydra.
@@ -201,7 +201,7 @@ def _of_mpi(variables: Mapping[str, str], task: Launched, endpoint: str | None) 
         )
     else:
         port = number_of(variables, "MASTER_PORT", default=port)
-    # A launcher that does not number the ranks of a host has them all on one here.
+    # If the launcher does not number the ranks of a host, all of its ranks are on one host here.
     local_rank = task.rank % local if task.local_rank is None else task.local_rank
     return LaunchedRank(
         "mpirun", task.rank, task.world_size, local_rank, local, hosts, address, port

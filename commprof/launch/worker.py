@@ -41,7 +41,7 @@ from commprof.workloads.training import Training
 RESULT_SCHEMA_VERSION = 1
 """Version of the layout of `rank_R.json`."""
 
-_INTERRUPTED_EXIT_CODE = 130  # what a shell gives for SIGINT
+_INTERRUPTED_EXIT_CODE = 130  # the exit code that shells give for SIGINT
 _PEER_GRACE_S = 2.0  # many times the launcher's polling interval
 _EXIT_PAUSE_S = 0.02
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO)
@@ -64,7 +64,7 @@ def guarded(work: Callable[[], None]) -> None:
     """
     _end_with_the_launcher()
     try:
-        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as the fork server had it
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # inherited from the fork server
             signal.signal(signal.SIGINT, signal.default_int_handler)
         work()
         interrupts.ignore()
