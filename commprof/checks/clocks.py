@@ -73,7 +73,7 @@ def judge(values: Sequence[tuple[str, float, float]]) -> Outcome:
 
 
 def _about_host(host: str, apart: Mapping[int, Sequence[float]]) -> str:
-    """Describes a host's clock by its rank with the smallest error; ``apart``: offset and error."""
+    """Describes a host's clock; ``apart`` has each rank's offset and error in ms."""
     offset, bound = min(apart.values(), key=lambda values: values[1])
     return (
         f"{named_ranks(apart)} ({host}) {'is' if len(apart) == 1 else 'are'} "

@@ -163,7 +163,7 @@ def _compare_logs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> 
     """Compares the transfers and the waiting of two jobs that NCCL Inspector logged.
 
     Raises:
-        CommprofError: as for microbenchmarks, or one of them holds no such logs.
+        CommprofError: a path holds no such logs, or as for ``_compare_microbenchmarks``.
     """
     if shown_as != "table":
         raise UsageError(

@@ -96,7 +96,8 @@ Works on runs that were cut short: whatever was recorded is shown.
             if is_folder(output):
                 return _write_folder(args, output, of_other_tool is None)
         if output is not None:
-            writable_output(output, args.force or args.output is None)  # replaces a default file
+            # without -o, an older default file is replaced
+            writable_output(output, args.force or args.output is None)
         text: str | bytes
         if of_other_tool is None:
             salvage_dead(args.run)
@@ -249,7 +250,7 @@ def _tables(args: argparse.Namespace) -> str:
 
 def _again(run: Path) -> str:
     """Returns the line that says how to repeat the run; empty if its options were not saved."""
-    for directory in (run, run.parent):  # the parent's, for the directory of one strategy
+    for directory in (run, run.parent):  # the directory of one strategy has its file in the parent
         if (directory / CONFIG_FILE).exists():
             return reproduce_line(directory / CONFIG_FILE, read_context(run))
     return ""

@@ -140,7 +140,7 @@ def _stop_fork_server() -> None:
 def _monitor(directory: Path, metrics: Settings) -> None:
     """Starts the live monitor; if it cannot start, says so and lets the job run."""
     if metrics.wanted:
-        os.environ.pop(variables.METRICS, None)  # or rank 0 would start another
+        os.environ.pop(variables.METRICS, None)  # otherwise rank 0 would start a second monitor
         problem = start_monitor(directory, metrics)
         print(
             f"commprof: {problem}"

@@ -33,7 +33,7 @@ _MOST_LOOKS = 200
 #: Seconds that the command, without a terminal, waits for a next job in the directory, such as the
 #: next world size of ``commprof run``.
 _NEXT_JOB_S = 30.0
-#: Seconds without a word in any log of NCCL Inspector after which the job counts as ended.
+#: Seconds without a new line in any log of NCCL Inspector after which the job counts as ended.
 _SILENT_S = 300.0
 
 
@@ -102,7 +102,7 @@ class _Watched:
     """What the command shows: a job's traces, or its logs of NCCL Inspector."""
 
     def __init__(self, observer: Observer, run: Path, logs: LiveLogs | None) -> None:
-        """Reads nothing yet; without ``logs``, looks for some until the job writes traces."""
+        """Reads nothing yet; with ``logs`` None, looks for logs until the job writes traces."""
         self.logs = logs
         self._observer, self._run = observer, run
 

@@ -119,7 +119,7 @@ def _exact(ranks: Floats, n: int) -> float:
 
     ``ranks`` has the midranks of both samples; the first n are the first sample's.
     """
-    doubled = np.rint(2 * ranks).astype(np.int64)  # midranks are halves
+    doubled = np.rint(2 * ranks).astype(np.int64)  # midranks are multiples of 0.5
     total = int(doubled.sum())
     ways = np.zeros((n + 1, total + 1))
     ways[0, 0] = 1

@@ -259,7 +259,8 @@ def merged(
 def _replaced(given: argparse.Namespace) -> tuple[str, ...]:
     """Names the options of a file that a script or workload on the command line replaces."""
     if getattr(given, "script", None) is not None:
-        from commprof.launch.target import WORKLOAD_OPTIONS  # reports need none of it
+        # imported here because reports do not need it
+        from commprof.launch.target import WORKLOAD_OPTIONS
 
         return ("script", "module", *WORKLOAD_OPTIONS)
     return ("script", "module") if getattr(given, "workload", None) is not None else ()

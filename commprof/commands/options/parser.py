@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, rest
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Converts a value; what is no number is refused without naming Python's types."""
+        """Converts a value; the error for a wrong number names no type of Python's."""
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError:
