@@ -21,8 +21,8 @@ __all__ = [
     "trial",
 ]
 
-#: Module that defines each public name; all need torch, except those that read reports. The other
-#: names of ``__all__`` are those that satellites give.
+#: Module that defines each public name of the profiler. All of these modules need torch, except
+#: those that read reports. The other names in ``__all__`` come from satellites.
 _HOMES = {
     "Attachment": "commprof.capture.attachment",
     "LoadedRun": "commprof.commands.showing.loaded",

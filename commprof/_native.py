@@ -118,7 +118,7 @@ def _direct_url() -> str | None:
 def _load() -> tuple[ModuleType | None, str | None]:
     if os.environ.get(variables.NATIVE) == "0":
         return None, f"COMMPROF_NATIVE=0 is set. {_FALLBACK}"
-    import torch  # before the module, which needs torch's libraries in the process
+    import torch  # torch comes first: the module needs its libraries in the process
 
     name = f"commprof.{module_name(torch.__version__)}"
     command = install_command(_PACKAGE, _direct_url())

@@ -49,7 +49,7 @@ def _means_this_host_only(host: str) -> bool:
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return False  # a name
+        return False  # a host name that is not an IP address
 
 
 def interface_address(name: str) -> str:
@@ -76,4 +76,4 @@ def _towards(host: str) -> str:
                 return str(probe.getsockname()[0])
         except OSError as error:  # IPv6 may be switched off
             failed = error
-    raise failed or OSError(f"no address of {host}")
+    raise failed or OSError(f"the name {host} has no IP address")

@@ -36,7 +36,8 @@ def reduced(ddp: DistributedDataParallel) -> list[Named]:
 def reduced_first(ddp: DistributedDataParallel) -> list[Named]:
     """Returns all parameters of the model, those of :func:`reduced` first.
 
-    So the number of a reduced parameter is the same on all ranks even if other parameters differ.
+    A reduced parameter therefore has the same index in this list on all ranks, even if the other
+    parameters differ.
     """
     first = reduced(ddp)
     chosen = {id(parameter) for _, parameter in first}
@@ -73,7 +74,7 @@ def sparse_weights(model: torch.nn.Module) -> set[int]:
 
 
 def hookless(ddp: DistributedDataParallel) -> str:
-    """Says why no communication hook can run in the model's reducer; empty if one can."""
+    """Returns why no communication hook can run in the model's reducer; empty if a hook can run."""
     if getattr(ddp, "_delay_all_reduce_all_params", False):
         return (
             "DDP has no gradient buckets in this model, because all its parameters are in "
@@ -88,5 +89,5 @@ def hookless(ddp: DistributedDataParallel) -> str:
 
 
 def _ignored(ddp: DistributedDataParallel) -> Any:
-    """Returns the names that DDP leaves out; private to torch, so it may be missing."""
+    """Returns the names that DDP leaves out; private to torch, so the attribute may be missing."""
     return getattr(ddp, "parameters_to_ignore", ())

@@ -58,9 +58,9 @@ class RankFailedError(CommprofError):
 
 
 def ending_of_process(exit_code: int, of_several: bool = False) -> str:
-    """Describes how a process, or each of several, ended.
+    """Describes how a process ended or, if ``of_several``, how each of several processes ended.
 
-    A negative exit code is minus the number of a signal.
+    A negative exit code is minus the number of the signal that ended the process.
     """
     process, was = ("their processes", "were") if of_several else ("its process", "was")
     if exit_code >= 0:

@@ -102,12 +102,12 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a temporary file, which replaces ``path`` when the context ends.
 
     Raises:
-        OSError: the file cannot be written; the old content stays, and the temporary file is
-            removed. A device or pipe such as /dev/null is not replaced either.
+        OSError: the file cannot be written, or ``path`` is a device or pipe such as /dev/null. The
+            old content stays, and the temporary file is removed.
     """
     if is_a_device(path):
         raise OSError(errno.EINVAL, "it is a device or pipe", str(path))
-    # Hosts may share the directory, and two hosts may have processes of the same number.
+    # Hosts may share the directory, and processes of two hosts may have the same process ID.
     partial = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         yield partial
@@ -171,7 +171,7 @@ def checked(value: object, shape: Shape, where: str = "") -> Any:
     Raises:
         ValueError: a key is missing or a value is wrong; the message gives its dotted name.
     """
-    # Nearly all values of the metadata and summaries of thousands of ranks.
+    # A short cut: nearly all values in metadata and summaries are strings or whole numbers.
     if shape is str and type(value) is str:
         return value
     if shape is int and type(value) is int and 0 <= value < 2**63:
@@ -208,7 +208,7 @@ def _is_union(shape: Any) -> bool:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Shape, bool]]:
-    """Returns the shape of each field of a dataclass, and True if the field has no default."""
+    """Returns, for each field of a dataclass, its shape, and True if the field has no default."""
     hints = get_type_hints(kind, include_extras=True)
     return {
         field.name: (hints[field.name], field.default is field.default_factory)
@@ -245,7 +245,7 @@ def _items(value: object, shape: Any, where: str) -> Any:
 
 
 def _all_plain(items: Sequence[Any], wanted: Any) -> bool:
-    """True if all items certainly are of one plain type; only a check one by one says so else."""
+    """True if all items are certainly of the plain type ``wanted``; if False, check each item."""
     if wanted not in (str, int) or set(map(type, items)) != {wanted}:
         return False
     return wanted is str or 0 <= min(items) <= max(items) < 2**63

@@ -21,7 +21,8 @@ def command(*words: str, anywhere: bool = False) -> str:
 
     Args:
         words: arguments, already quoted for a shell.
-        anywhere: True if the command may be typed in another directory: no path is relative.
+        anywhere: True if the command may be typed in another directory; it then has no relative
+            path.
     """
     return " ".join([*_program("commprof", ("-m", "commprof"), anywhere), *words])
 
@@ -43,7 +44,8 @@ def pip(*packages: str) -> str:
 
 
 def _program(name: str, module: tuple[str, ...], anywhere: bool) -> list[str]:
-    own = Path(sys.executable).parent  # not resolved: in a virtual environment it is a link
+    # not resolved: in a virtual environment, sys.executable is a symbolic link
+    own = Path(sys.executable).parent
     found = shutil.which(name)
     if found is not None and Path(found).parent == own:
         return [name]

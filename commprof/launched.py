@@ -1,9 +1,10 @@
 """Which rank of its job this process is, by the variables that its launcher set.
 
-torchrun, and launchers that set the same variables, come first: its ranks may run inside a task of
-another launcher. Open MPI, MVAPICH and Hydra (MPICH, Intel MPI) come before Slurm, whose variables
-their ranks inherit from the job in which mpirun ran. A task of Slurm is a process of a job step
-that srun started: batch scripts and shells of salloc have Slurm's variables too, but are no tasks.
+The variables of torchrun, which some other launchers set too, are tried first, because such ranks
+may run inside a task of another launcher. Those of Open MPI, MVAPICH and Hydra (MPICH, Intel MPI)
+are tried before Slurm's, which ranks of MPI inherit from the job in which mpirun ran. A task of
+Slurm is a process of a job step that srun started: batch scripts and shells of salloc have Slurm's
+variables too, but are no tasks.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ _MPI = (
     ),
     _Names("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-#: PMI's variables without those of Hydra are also set by srun, for its own tasks.
+#: PMI's variables alone, without Hydra's MPI_LOCAL*: srun sets them too, for its own tasks.
 _PMI = _Names("mpirun", "PMI_RANK", "PMI_SIZE", "", "")
-#: Variables with a process's number on its host, of launchers whose tasks may start ranks.
+#: Variables that hold a task's number on its host, of launchers whose tasks may start ranks.
 _LOCAL_RANKS_OF_TASKS = (*(names.local_rank for names in _MPI), "SLURM_LOCALID")
 
 
@@ -97,7 +98,7 @@ def script_first(words: Sequence[str]) -> list[str]:
 
 
 def local_rank_of_task(variables: Mapping[str, str]) -> int:
-    """Returns the number on its host of the launcher's task that this process belongs to.
+    """Returns the host-local number of the launcher's task that this process belongs to.
 
     0 if no launcher has numbered its tasks.
     """

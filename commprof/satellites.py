@@ -1,8 +1,8 @@
 """The tools around the profiler, and what each of them gives it.
 
-The profiler works without them: each is a package of its own, which can be left out. It has a
-module ``seam``, with the functions of a protocol below, its commands, and nothing that takes long
-to import. No other module of the profiler may import a satellite.
+The profiler works without them: each is a package of its own, which can be left out. Each package
+has a module ``seam``, with the functions of a protocol below, the package's commands, and nothing
+that takes long to import. No other module of the profiler may import a satellite.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any, Protocol, cast
 
 from commprof.errors import UsageError
 
-#: Time in seconds of a call of an operation, by name, bytes, ranks, and whether all ranks are on
-#: one host; NaN if it was not measured.
+#: Function that returns the time in seconds of one call of an operation; NaN if it was not
+#: measured. Its arguments: the operation's name, bytes, ranks, and True if all ranks are on one
+#: host.
 ExpectedTime = Callable[[str, int, int, bool], float]
 
 #: Each satellite's package, and what it is for, as the end of a sentence.
@@ -33,7 +34,7 @@ PUBLIC_NAMES = {"Trial": "tune", "compressors": "tune", "trial": "tune"}
 
 
 class AddedReport(Protocol):
-    """What a satellite found in a run, in place of the means over all of the run's steps."""
+    """A satellite's report on a run, which replaces the means over all of the run's steps."""
 
     @property
     def key(self) -> str:
@@ -88,17 +89,17 @@ class Forecast(Commands, Protocol):
     """What predictions give the profiler."""
 
     def expected_times(self, path: Path) -> ExpectedTime:
-        """Returns what a call takes by a machine profile; raises CommprofError if it is none."""
+        """Returns the times in a machine profile; raises CommprofError if ``path`` is none."""
 
 
 class Tune(Commands, Protocol):
     """What compressors and trials give the profiler."""
 
     def public_name(self, name: str) -> Any:
-        """Returns what commprof offers under one of ``PUBLIC_NAMES``."""
+        """Returns the object that this satellite provides under one of ``PUBLIC_NAMES``."""
 
     def sharding(self) -> ModuleType:
-        """Returns the module that reads settings of FSDP2 as text."""
+        """Returns the module that parses the text of FSDP2's settings."""
 
     def parse_hook(self, text: str) -> Any:
         """Returns the compressor that a text such as ``topk:ratio=0.01`` names.
@@ -111,7 +112,7 @@ class Tune(Commands, Protocol):
         """Returns the part of ``commprof run``'s help on compressors and trials."""
 
     def parse_trial(self, text: str) -> Any:
-        """Returns the plan of a trial; raises UsageError for a text that is none."""
+        """Returns the plan of a trial; raises UsageError if ``text`` describes no trial."""
 
     def set_every_model(self, sharding: str, profiler: Any) -> None:
         """Sets FSDP2's sharding in each model of this process that is made later."""
@@ -132,7 +133,7 @@ class Tune(Commands, Protocol):
         """
 
     def no_trial(self, directory: Path) -> str:
-        """Returns why no trial began in a run that was asked for one, as a sentence's end."""
+        """Returns why no trial began in a run that should have one, as the end of a sentence."""
 
 
 def forecast() -> Forecast:
@@ -151,7 +152,7 @@ def tune_if_there() -> Tune | None:
 
 
 def public_name(name: str) -> Any:
-    """Returns what a satellite gives commprof under one of ``PUBLIC_NAMES``.
+    """Returns the object that a satellite provides under one of ``PUBLIC_NAMES``.
 
     Raises:
         AttributeError: the satellite is not installed; the message says which.

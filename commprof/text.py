@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-#: Smallest number of neighbouring ranks, and of equally spaced ones, that are listed as a range.
+#: Fewest neighbouring ranks, and fewest equally spaced ranks, that are listed as a range.
 _NEIGHBOURS, _SPACED = 3, 4
 #: Largest number of ranges in a sentence.
 _MOST_RANGES = 24
@@ -93,7 +93,7 @@ def _with_number(name: str) -> tuple[str, int]:
 
 
 def _range(part: Sequence[int]) -> tuple[str, int]:
-    """Formats equally spaced ranks; also returns their number."""
+    """Formats equally spaced ranks; also returns how many they are."""
     if len(part) == 1:
         return str(part[0]), 1
     step = part[1] - part[0]
@@ -101,7 +101,7 @@ def _range(part: Sequence[int]) -> tuple[str, int]:
 
 
 def _evenly_spaced(ranks: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Divides ascending ranks into single ranks, and longest sequences that make a range."""
+    """Divides ascending ranks into sequences that are listed as one range, and single ranks."""
     begin = 0
     while begin < len(ranks):
         end = begin + 1
@@ -115,7 +115,7 @@ def _evenly_spaced(ranks: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def with_ranks(texts: Iterable[tuple[int, str]], everyone: Collection[int] = ()) -> list[str]:
-    """Puts ranks before what concerns them: "ranks 0-3: no records"; equal texts appear once.
+    """Puts ranks before the texts about them: "ranks 0-3: no records"; equal texts appear once.
 
     Args:
         texts: ranks with a text; the result keeps the order of the texts.
@@ -127,7 +127,7 @@ def with_ranks(texts: Iterable[tuple[int, str]], everyone: Collection[int] = ())
 def clauses(
     said: Iterable[tuple[int, str, str]], between: str = " ", everyone: Collection[int] = ()
 ) -> list[str]:
-    """Makes clauses with ranks as subjects; ranks with the same plural share one.
+    """Makes clauses with ranks as subjects; ranks with the same plural predicate share a clause.
 
     Args:
         said: rank, its predicate, and the predicate of several ranks, such as (3, "is dead: process
@@ -155,7 +155,7 @@ def plain_digits(value: float, significant: int = 3) -> str:
 
 
 def percent_digits(share: float) -> str:
-    """Returns a fraction in percent with one decimal, "12.3"; what rounds to nothing is "0.0"."""
+    """Returns a fraction in percent with one decimal, "12.3"; never "-0.0"."""
     return f"{round(100 * share, 1) + 0.0:.1f}"
 
 

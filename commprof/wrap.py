@@ -38,7 +38,7 @@ def main() -> None:
     try:
         _become_script()
     except SystemExit as error:
-        # Exit handlers do not see it: a rank that gave up would look like one that finished.
+        # Exit handlers do not see it: without this note, a failed rank would seem to have finished.
         ending = sys.modules.get("commprof.capture.ending")
         if ending is not None:
             ending.exits(error)
