@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 Table = TypeVar("Table")
 
 NO_RECORDS = np.empty(0, dtype=schema.RECORD_DTYPE)
-#: Longer columns are kept as one value if all of theirs are equal.
+#: Columns with more rows are stored as one value if all of their values are equal.
 _LONG = 64
 
 
@@ -124,7 +124,7 @@ class Buckets:
     thread: Ints
     ready_ns: Ints
     launch_ns: Ints
-    #: 0 if no completion was recorded.
+    #: Completion of the bucket; 0 if none was recorded.
     end_ns: Ints
 
     def __len__(self) -> int:
@@ -189,7 +189,8 @@ def collectives(trace: Trace) -> Collectives:
     op_id = ints(issues["op_id"])
     ends = of_kind(trace.records, Kind.END)
     waits = of_kind(trace.records, Kind.WAIT)
-    waits = waits.compress((waits["flags"] & schema.FLAG_IN_ISSUE) == 0)  # they show no completion
+    # waits inside the issuing call show no completion
+    waits = waits.compress((waits["flags"] & schema.FLAG_IN_ISSUE) == 0)
     end_ns = look_up(op_id, ints(ends["op_id"]), ints(ends["timestamp_ns"]))
     waited_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]))
     on_host = issues["flags"] & schema.FLAG_DEVICE_ASYNC == 0

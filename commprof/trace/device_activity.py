@@ -4,8 +4,8 @@ Kernels and copies of several streams may run at once. Each moment belongs to th
 has something running then:
 
     compute                a kernel other than those of communication
-    communication          a kernel of communication, and no copy within the device, which is work
-                           of this device as a kernel is; such time is exposed
+    communication          a kernel of communication, and no copy within the device (such a copy is
+                           work of the device, as a kernel is); this time is exposed
     copies                 a copy between host and device, within or between devices, or a fill
     idle                   nothing
 

@@ -23,7 +23,7 @@ METADATA: Final[dict[str, Shape]] = {
     "commprof": str,  # version
     "backend": str,  # of the default process group; empty if there is none
     "threads": int,  # torch's intra-op threads of the process
-    "capture": str,  # native, python, or nccl (its plugin; versions it does not know are empty)
+    "capture": str,  # native, python, or nccl (NCCL's plugin; versions unknown to it are empty)
     # usable_cpus: numbers of the CPUs that the rank may use, or is pinned to.
     "machine": {
         "hostname": str,
@@ -64,7 +64,7 @@ MOST_RANKS: Final = 1 << 20
 _TELEMETRY: Final = ("utilisation_percent", "sm_clock_mhz", "power_w", "memory_used_bytes")
 #: Keys that a later metadata block may set anew; each block may hold any of them.
 MORE_METADATA: Final[dict[str, Shape]] = {
-    # As in the first block; "threads" if the script has changed the number since.
+    # "hooks" and "threads" as in the first block; "threads" if the script has changed the number.
     "hooks": list[str],
     "threads": int,  # as set by the script last
     # From the start of capture on: begin_monotonic_ns, before which another trace of the process
@@ -163,7 +163,7 @@ class Communicator:
         return self.name or self.hash
 
 
-#: Characters of a group's token that reports show.
+#: Number of characters of a group's token that reports show.
 _SHOWN_OF_TOKEN: Final = 4
 
 

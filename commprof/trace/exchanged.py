@@ -2,7 +2,7 @@
 
 Ranks that train one model exchange gradients, or parameters from time to time. A rank that only
 gathers a loss or waits at barriers does not. Small models and compressed gradients need few bytes,
-so these rules call an exchange one of gradients, each of them enough:
+so each of these rules alone makes an exchange count as one of gradients:
 
 - DDP waited for its buckets, or a backward pass issued the call;
 - a call is a message between two ranks, or an all-to-all: pipelines and experts exchange
@@ -83,7 +83,7 @@ class GroupExchange:
     size: int
     calls: int
     total_bytes: int
-    #: True if one of the rules of this module calls it an exchange of gradients.
+    #: True if this counts as an exchange of gradients by one of the rules of this module.
     of_gradients: bool
     #: Most frequent operation, in c10d's words.
     op: str
@@ -102,8 +102,8 @@ class Exchanged:
     groups: tuple[GroupExchange, ...]
     #: Bytes of all calls that DDP did not issue for its buckets.
     beside_ddp_bytes: int
-    #: True if calls were issued whose kind says nothing of gradients: in backward passes by
-    #: others than DDP, messages, or all-to-all.
+    #: True if calls were issued that may carry activations: messages, all-to-all, or calls in
+    #: backward passes that DDP did not issue.
     of_activations: bool
 
     @property
@@ -211,7 +211,7 @@ def _most_frequent(number: Ints, op: Ints) -> Ints:
 
 
 def exchanged_in_summary(trace: Trace) -> Exchanged | None:
-    """Finds the same from a summary of always-on mode; None if the trace has no summary.
+    """Does what :func:`exchanged_by` does, from a summary of always-on mode; None without one.
 
     A summary does not tell what backward passes issued, nor when: a DDP model that was trained
     counts as an exchange.
@@ -223,7 +223,7 @@ def exchanged_in_summary(trace: Trace) -> Exchanged | None:
     by_group: dict[int, list[tuple[str, int, int]]] = {}
     for each in summary.operations:
         op = op_name(each.op)
-        # A broadcast in few steps, before the first of them, hands out initial parameters.
+        # Broadcasts that are fewer than the steps presumably sent the initial parameters.
         at_start = op == "broadcast" and each.count < steps
         if op not in _BARRIERS and each.count and not at_start:
             by_group.setdefault(each.group, []).append((op, each.count, each.bytes))

@@ -43,11 +43,11 @@ MOST_WAITED_FOR: Final = 8
 #: Largest number of arithmetic series of a host's ranks.
 _MOST_SERIES: Final = 512
 _MOST_HOSTS: Final = 16_384
-#: Time by which a file may be later than it promised.
+#: Time after the promised time of its next writing at which a file counts as missing.
 _LATENESS_S: Final = 5.0
 #: Largest difference between the clocks of two hosts.
 _SKEW_S: Final = 30.0
-#: A time so far ahead of this host's clock is no time.
+#: A time that is further ahead of this host's clock is taken as damaged.
 _AHEAD_S: Final = 86_400.0
 
 
@@ -179,12 +179,12 @@ def _value(line: bytes) -> Any:
 
 def _check(summary: HostSummary) -> None:
     if not summary.began_s <= summary.time_s + _SKEW_S <= time.time() + _AHEAD_S:
-        raise ValueError("its time of writing cannot be: compare the clocks of the hosts")
+        raise ValueError("its time of writing is impossible: compare the clocks of the hosts")
     count = sum((last - first) // step + 1 for first, last, step in _series_of(summary))
     if not 0 < count <= summary.rank_count or len(summary.ranks) != len(set(summary.ranks)):
         raise ValueError("the series of its ranks contradict their number")
     if summary.ranks[-1] >= summary.world_size or summary.mode not in schema.MODES:
-        raise ValueError("its ranks or its mode cannot be")
+        raise ValueError("its ranks or its mode are impossible")
     columns: dict[str, Any] = checked(summary.figures, dict, "figures")
     for name, column in columns.items():
         _check_numbers(column, f"figures.{name}", may_be_null=True)
@@ -204,17 +204,17 @@ def _check(summary: HostSummary) -> None:
 
 
 def _check_numbers(values: object, name: str, may_be_null: bool = False) -> None:
-    """Checks a list of numbers; one look at the types of all, as there are thousands of hosts."""
+    """Checks a list of numbers, all types at once because there are thousands of hosts."""
     allowed = {int, float, type(None)} if may_be_null else {int, float}
     if not isinstance(values, list) or not set(map(type, values)) <= allowed:
         raise ValueError(f"{name} is not a list of numbers")
 
 
 def _series_of(summary: HostSummary) -> Iterator[tuple[int, int, int]]:
-    """Yields the series; ValueError if one is not, or would be huge."""
+    """Yields the series of ranks; ValueError if one is not valid, or would be huge."""
     for first, last, step in summary.series:
         if step < 1 or not first <= last < MOST_RANKS:
-            raise ValueError("a series of its ranks is none")
+            raise ValueError("a series of its ranks is not first, last and step")
         yield first, last, step
 
 
@@ -243,7 +243,7 @@ def encoded(document: Mapping[str, Any], operations: Sequence[Any]) -> bytes:
 
 
 class HostSummaries:
-    """Follows the files of a job's hosts; a damaged file leaves the last one that was sound."""
+    """Follows the files of a job's hosts; if a file is damaged, the last sound content stays."""
 
     def __init__(self, directory: Path) -> None:
         """Reads nothing yet; ``directory`` holds the job's traces."""
@@ -287,7 +287,7 @@ def _named(hosts: list[SeenHost]) -> list[SeenHost]:
 
 
 def _of_job(host: SeenHost, attempt: int, since_s: float) -> bool:
-    """False for what an earlier job or attempt left in the directory."""
+    """False for a file that an earlier job or attempt left in the directory."""
     if host.summary is None:
         return host.since_s >= since_s
     return host.summary.attempt == attempt and host.summary.time_s >= since_s
@@ -328,7 +328,7 @@ class _File:
         self._stamp: tuple[int, int] = (0, 0)
         self._summary: HostSummary | None = None
         self._problem = ""
-        #: Monotonic time at which the content was seen to change; None for that found first.
+        #: Monotonic time at which the content was seen to change; None for the first content.
         self._changed_s: float | None = None
 
     def look(self) -> None:
@@ -359,8 +359,9 @@ class _File:
                 None, self._path.stem, described, age_s, since_s, True, self._path, self._problem
             )
             return
-        # Clocks of hosts differ, so the youngest age counts: by the file's own time, by that of the
-        # file system unless the file was copied later, and what changed while this process looked.
+        # Clocks of hosts differ, so the smallest of three ages counts: by the time in the file; by
+        # the file system's time, unless the file was copied later; and since this process saw it
+        # change.
         written_s, changed_s = self._summary.time_s, self._stamp[0] / 1e9
         if abs(changed_s - written_s) <= _SKEW_S:
             written_s = max(written_s, changed_s)

@@ -1,4 +1,4 @@
-"""Records of several ranks as those of one, which ran for all of their time."""
+"""Records of several ranks as if one rank had made them, those of the first rank first."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from commprof.trace.schema import TIME_IN_VALUE, Kind
 
 Ints = npt.NDArray[np.int64]
 
-#: Fields that hold the number of an operation, and of a backward pass (an issue's is one larger; 0
-#: is none). Only records of these kinds, and those without either, may be asked for.
+#: Fields that hold the number of an operation or of a backward pass (an issue's is one larger; 0
+#: for none). Other kinds with such numbers must not be read.
 _OPERATIONS = ((Kind.ISSUE, "op_id"), (Kind.END, "op_id"), (Kind.WAIT, "op_id"))
 _PASSES = ((Kind.ISSUE, "value"), (Kind.FINALIZE_BEGIN, "op_id"), (Kind.FINALIZE_END, "op_id"))
-#: Added to the numbers of all ranks if they are too large to be moved apart.
+#: Added to the numbers of all ranks if the numbers are too large to be made different.
 LARGEST = 2**62
 
 
 @dataclass(frozen=True)
 class JoinedRecords(PackedRecords):
-    """Records of ranks, one rank after the other; times and numbers are moved apart."""
+    """Records of ranks, one rank after the other, with times and numbers that do not overlap."""
 
     of_ranks: tuple[PackedRecords, ...] = ()
-    #: By rank: what is added to its times.
+    #: By rank: ns that are added to the rank's times.
     shift_ns: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @cached_property
     def pass_shift(self) -> Ints:
-        """By rank: what is added to its numbers of backward passes."""
+        """By rank: number that is added to the rank's numbers of backward passes."""
         return self._apart(_PASSES)
 
     @cached_property
     def operation_shift(self) -> Ints:
-        """By rank: what is added to its numbers of operations."""
+        """By rank: number that is added to the rank's numbers of operations."""
         return self._apart(_OPERATIONS)
 
     def _apart(self, fields: Sequence[tuple[Kind, str]]) -> Ints:
@@ -80,7 +80,7 @@ class JoinedRecords(PackedRecords):
         return column
 
     def recorded(self, kind: int, field: str) -> npt.NDArray[Any]:
-        """Returns a field of all ranks, each on its own clock as it is converted to."""
+        """Returns a field of all ranks; times are converted as each rank's records demand."""
         values = columns_of(self.of_ranks, kind, field)
         if field != "timestamp_ns" and field != "value":
             return values

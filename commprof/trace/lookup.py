@@ -13,14 +13,14 @@ Ints = npt.NDArray[np.int64]
 
 #: Largest number of possible keys of rows, so that a key fits into a signed integer of 64 bits.
 _MOST_KEYS = 2**62
-#: Keys are counted in a table, not sorted, if there are at most so many times as many as rows.
+#: Keys are counted in a table, not sorted, if the possible keys are at most this many per row.
 _DENSE = 4
 
 
 def among(codes: npt.NDArray[np.integer[Any]], *chosen: int) -> npt.NDArray[np.bool_]:
     """Returns a mask of the codes that are chosen; a code, such as an operation's, is one byte.
 
-    This is ``np.isin``, which takes ten times as long for the columns of one rank.
+    The result is that of ``np.isin``, which takes ten times as long for the columns of one rank.
     """
     return _mask(chosen)[codes]
 
@@ -37,7 +37,7 @@ def row_of(op_id: Ints, keys: Ints) -> Ints:
     if len(keys) == 0 or len(op_id) == 0:
         return np.full(len(op_id), -1, dtype=np.int64)
     if len(keys) == len(op_id) and (keys == op_id).all() and (keys[1:] > keys[:-1]).all():
-        return np.arange(len(keys))  # as the ends of operations that ended in their order
+        return np.arange(len(keys))  # the usual case: operations that ended in the order of issue
     order = np.argsort(keys, kind="stable")
     at = order[np.minimum(np.searchsorted(keys[order], op_id), len(keys) - 1)]
     return np.where(keys[at] == op_id, at, -1).astype(np.int64)
@@ -66,26 +66,26 @@ def row_containing(begin_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
 
 
 def repeated(value: np.generic, count: int) -> npt.NDArray[Any]:
-    """Returns a read-only column of equal values that keeps one; faster than np.broadcast_to."""
+    """Returns a read-only column that stores one value for all rows, fast."""
     return np.ndarray((count,), value.dtype, value.tobytes(), strides=(0,))
 
 
 def one_value(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns a column of equal values as a read-only one that stores only one of them."""
+    """Returns a read-only copy of a column of equal values that stores only one of them."""
     if len(column) == 0:
         return column
     return repeated(column[0], len(column))
 
 
 def kept_once(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns :func:`one_value` of a column whose values are all equal, any other as it is."""
+    """Returns :func:`one_value` of a column if all of its values are equal, else the column."""
     if len(column) == 0 or column.strides == (0,) or column[0] != column[-1]:
         return column
     return one_value(column) if (column == column[0]).all() else column
 
 
 def joined_column(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Joins columns; those that keep one value, the same in all of them, make another such."""
+    """Joins columns; if all of them store one value, and the same one, so does the result."""
     some = list(parts)
     filled = [part for part in some if len(part)]
     is_one = bool(filled) and all(part.strides == (0,) for part in filled)
@@ -97,10 +97,10 @@ def joined_column(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
     """Numbers the distinct rows of a table, in ascending order of their columns.
 
-    This is ``np.unique(table, axis=0)``, which takes some 50 times as long.
+    The order is that of ``np.unique(table, axis=0)``, which takes some 50 times as long.
 
     Returns:
-        The number of each row; and the first row of each number.
+        The number of each row, and the first row that has each number.
     """
     size = len(columns[0])
     key, keys = np.zeros(size, dtype=np.int64), 1
@@ -126,7 +126,10 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
 
 
 def _numbered(key: Ints, keys: int) -> tuple[Ints, int]:
-    """Numbers distinct keys in ascending order; ``keys`` of them are possible, from 0 if few."""
+    """Numbers distinct keys in ascending order; also returns how many there are.
+
+    ``keys``: number of possible keys; if it is at most ``_DENSE`` per row, keys begin at 0.
+    """
     if keys > _DENSE * len(key):
         distinct, number = np.unique(key, return_inverse=True)
         return number.reshape(-1).astype(np.int64), len(distinct)

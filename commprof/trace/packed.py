@@ -20,7 +20,8 @@ from commprof.trace.schema import RECORD_DTYPE, TIME_IN_VALUE, Kind, Records
 
 Ints = npt.NDArray[np.int64]
 Column = npt.NDArray[Any]
-#: Kinds of records, kinds that occur, how often, [kind, field, (base, width, offset)], and bytes.
+#: Kind of each record; kinds that occur; number of records of each; ``[kind, field, 3]``: base,
+#: width and offset (see ``_Stored``); and the data.
 Parts = tuple[
     npt.NDArray[np.uint8],
     npt.NDArray[np.uint8],
@@ -32,7 +33,8 @@ Parts = tuple[
 #: Fields of a record without its kind, and the place of each.
 _FIELDS = tuple(name for name in RECORD_DTYPE.names or () if name != "kind")
 _PLACE = {name: place for place, name in enumerate(_FIELDS)}
-#: Records that are packed together: few enough that a stretch of a trace is near their ends.
+#: Number of records that are packed together: so few that reading a short stretch of time unpacks
+#: little else.
 _CHUNK_RECORDS = 1 << 14
 #: In place of a width: the data are differences of 4 bytes, see csrc/reading/packed_records.h.
 _DIFFERENCES = 5
@@ -40,8 +42,8 @@ _DTYPES = {name: RECORD_DTYPE[name] for name in RECORD_DTYPE.names or ()}
 _NARROW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-#: How a field of a chunk's records is stored: what is taken off all values, bytes of the rest, and
-#: offset of the first in the data.
+#: How a field of a chunk's records is stored: base, which is subtracted from all values; bytes of
+#: each difference; and offset of the first difference in the data.
 _Stored = tuple[int, int, int]
 
 
@@ -94,7 +96,7 @@ class _Chunk:
         return _Chunk(self.kinds[first:last], stored, self.data)
 
     def _from(self, row: int, kind: int, place: int) -> _Stored:
-        """Returns how a field is stored from a row of the kind on."""
+        """Returns how a field of a kind is stored without the kind's first ``row`` records."""
         base, width, offset = self.stored[kind][1][place]
         if width == _DIFFERENCES:
             return int(self.column(kind, _FIELDS[place])[row]), width, offset + 4 * row
@@ -105,8 +107,8 @@ class _Chunk:
 class PackedRecords:
     """All records of a trace, in place of an array of ``schema.RECORD_DTYPE``.
 
-    Whatever chooses rows of several kinds (``compress``, ``take``, indices) puts all records
-    together first; ``of_kind`` does not.
+    Choosing rows of several kinds (``compress``, ``take``, indices) unpacks all records first;
+    ``of_kind`` does not.
     """
 
     _chunks: tuple[_Chunk, ...]
@@ -162,7 +164,7 @@ class PackedRecords:
         return replace(self, _chunks=tuple(chunk for chunk in chosen if len(chunk.kinds)))
 
     def latest(self, records: int) -> PackedRecords:
-        """Returns the last records: whole chunks, which hold at least so many if there are."""
+        """Returns the last records in whole chunks: at least ``records`` of them, or all."""
         first, held = len(self._chunks), 0
         while first and held < records:
             first -= 1
@@ -206,12 +208,12 @@ class PackedRecords:
         return self._whole.copy()
 
     def view(self) -> PackedRecords:
-        """Returns itself, which nothing can change."""
+        """Returns this object, because nothing can change it."""
         return self
 
     @property
     def flags(self) -> Any:
-        """Flags of an array, of which ``writeable`` is False."""
+        """Flags as numpy arrays have them; ``writeable`` is False."""
         return self.kinds.flags
 
     @property
@@ -255,7 +257,7 @@ def columns_of(records: Sequence[PackedRecords], kind: int, field: str) -> Colum
 
 
 class KindRecords:
-    """Records of one kind, of which columns and rows are read as from an array of records."""
+    """Records of one kind; their columns and rows are read as from an array of records."""
 
     def __init__(self, packed: PackedRecords, kind: int, rows: Ints | None = None) -> None:
         self._packed, self._kind, self._rows = packed, kind, rows
@@ -318,8 +320,8 @@ def packed(records: Records | PackedRecords) -> PackedRecords:
 class Packer:
     """Packs records as they are read from a file, so that a trace is never whole in memory.
 
-    A file holds records nearly in the order of time. If one comes so late that those after it are
-    packed already, all are sorted at the end.
+    A file holds records nearly in the order of time. If a record comes so late that later records
+    are packed already, all are sorted at the end.
     """
 
     def __init__(self) -> None:
@@ -355,7 +357,7 @@ def in_order(batches: Sequence[Records]) -> Records:
     """Joins records and sorts them by time; leaves out rows that no record was written into."""
     if not batches:
         return np.empty(0, dtype=RECORD_DTYPE)
-    # numpy joins and chooses records field by field, unless it is told to copy them whole.
+    # numpy would join and choose records field by field; as bytes it copies them whole.
     records = np.concatenate([batch.view(np.uint8) for batch in batches]).view(RECORD_DTYPE)
     if not records["kind"].all():
         records = records.compress(records["kind"] != Kind.NONE)

@@ -1,6 +1,6 @@
 """Columns of several ranks, whose rows follow one another rank by rank.
 
-Where each rank begins is told by ``first``: the first row of each rank, then the number of all.
+``first`` holds the first row of each rank, and then the number of all rows.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def accumulated(ufunc: np.ufunc, values: npt.NDArray[Any], first: Ints) -> npt.N
 
 
 class RankTimes:
-    """Order of the times of all ranks: all times of a rank come before those of the next."""
+    """Maps times of all ranks to one order: all times of a rank come before those of the next."""
 
     def __init__(self, begin_ns: Ints, until_ns: Ints) -> None:
         """``begin_ns``, ``until_ns``: first and last time of each rank whose order is kept.
 
-        All times of a rank before its first one are one time, and so are all after its last one.
+        Times of a rank before ``begin_ns`` count as equal, and so do times after ``until_ns``.
         """
         self._begin_ns = begin_ns
-        # Only times of damaged traces are so far apart.
+        # The limit changes only damaged traces, whose times are farther apart.
         self._length_ns = np.minimum(until_ns - begin_ns, _MOST_NS // max(1, len(begin_ns)))
         self._base = firsts(self._length_ns + 4)[:-1]
 
@@ -67,7 +67,7 @@ class RankTimes:
         return cls(begin_ns, np.maximum(begin_ns, until_ns))
 
     def since(self, rank: Ints, time_ns: Ints) -> Ints:
-        """Returns times since the first one of their rank, which is 1; all before are 0."""
+        """Returns ns since the rank's ``begin_ns``, plus 1; 0 for all times before it."""
         return np.clip(time_ns - self._begin_ns[rank], -1, self._length_ns[rank] + 1) + 1
 
     def key(self, rank: Ints, time_ns: Ints) -> Ints:
@@ -76,7 +76,7 @@ class RankTimes:
 
 
 def ranks_of(first: Ints) -> Ints:
-    """Returns the place of the rank of each row."""
+    """Returns the index of each row's rank."""
     return np.repeat(np.arange(len(first) - 1), np.diff(first))
 
 

@@ -33,7 +33,7 @@ from commprof.trace.summary import Summary, read_summary
 TORCH_PROFILER = "torch.profiler"
 #: The same of a trace that the plugin of NCCL wrote (``csrc/nccl_plugin``).
 NCCL_PLUGIN = "nccl"
-#: Enough for the first block: mostly, and unless `profile()` was given much metadata.
+#: Bytes that hold the first block: in most files, and in all unless `profile()` got much metadata.
 _METADATA_MOSTLY_WITHIN_BYTES = (32 << 10, 4 << 20)
 
 
@@ -226,9 +226,9 @@ def _read_file(path: Path, packer: Packer | None) -> _File:
 
 
 def first_metadata(path: Path) -> dict[str, Any]:
-    """Does what :func:`read_first_metadata` does, once while the file stays as it is.
+    """Does what :func:`read_first_metadata` does, and caches the result until the file changes.
 
-    Nobody may change the result: a command asks several times.
+    Callers share the result and must not change it.
     """
     status = path.stat()
     return _first_metadata(path, os.path.abspath(path), status.st_mtime_ns, status.st_size)

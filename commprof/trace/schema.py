@@ -155,8 +155,8 @@ def comes_before(seq: int, other: int) -> bool:
     return seq != other and (other - seq) % 2**32 < 2**31
 
 
-#: Codes of the operations with a root, of messages, and of all in which a rank may be done before
-#: another has arrived.
+#: Codes of the operations with a root, of messages, and of both: in these, a rank may be done
+#: before another rank has arrived.
 ROOTED: Final = tuple(
     code for code, awaits in enumerate(codes.AWAITS) if awaits in ("tree", "ring", "root")
 )

@@ -96,7 +96,8 @@ def covered(
 ) -> npt.NDArray[np.float64]:
     """Returns how much of each window from ``first_ns`` to ``last_ns`` the intervals cover.
 
-    Each interval counts with its length, or with the amount given, which is spread evenly over it.
+    Each interval counts with its length in ns or, if ``amount`` is given, with its amount, which is
+    spread evenly over the interval.
     """
     if len(begin_ns) == 0:
         return np.zeros(len(first_ns))
@@ -106,7 +107,7 @@ def covered(
 
 
 class Windows:
-    """Windows of time for which much is counted: their sorted begins and ends are found once."""
+    """Windows of time for several calls of :meth:`covered`: begins and ends are sorted once."""
 
     def __init__(self, first_ns: Ints, last_ns: Ints) -> None:
         """``first_ns``: begins of the windows, in any order; ``last_ns``: their ends."""
@@ -122,7 +123,7 @@ class Windows:
     def covered(
         self, begin_ns: Ints, end_ns: Ints, amount: npt.NDArray[np.float64] | None = None
     ) -> npt.NDArray[np.float64]:
-        """Returns what :func:`covered` does."""
+        """Returns what the function :func:`covered` returns for these windows."""
         if len(begin_ns) == 0:
             return np.zeros(len(self))
         reached = _reached(begin_ns, end_ns, amount)(self._moments_ns)
@@ -133,10 +134,10 @@ class Windows:
 def _reached(
     begin_ns: Ints, end_ns: Ints, amount: npt.NDArray[np.float64] | None
 ) -> Callable[[Ints], npt.NDArray[np.float64]]:
-    """Returns a function: how much the intervals hold up to each moment."""
+    """Returns a function that gives the intervals' length or amount up to each moment."""
     held = (end_ns - begin_ns).astype(np.float64) if amount is None else amount
     total = np.cumsum(held)
-    # Relative to the first: a float cannot hold times since 1970 in ns exactly.
+    # Times count from the first one: a float cannot hold ns since 1970 exactly.
     since_ns = np.stack([begin_ns, end_ns], axis=1).ravel() - begin_ns[0]
     reached = np.stack([total - held, total], axis=1).ravel()
     return lambda moments_ns: np.interp(moments_ns - begin_ns[0], since_ns, reached)

@@ -60,7 +60,7 @@ class OperationSummary:
     #: ``id`` of the group; 0 for the sum of several groups or size classes.
     group: int
     #: Number n of bits of the larger of input and output size: 0 for no bytes, else for 2**(n-1) to
-    #: 2**n - 1 bytes; 0 for such a sum.
+    #: 2**n - 1 bytes; 0 also for a sum of several size classes.
     size_class: int
     #: Number of operations issued.
     count: int
@@ -340,7 +340,7 @@ def _whole(value: object, name: str) -> int:
 def _whole_numbers(values: list[Any]) -> Ints | None:
     """Returns the numbers as an array; None if one is no whole number from 0 to 2**63 - 1.
 
-    One look at the types of all: a summary holds thousands of numbers, and a job thousands of
+    The types are checked all at once: a summary holds thousands of numbers, and a job thousands of
     summaries.
     """
     if not set(map(type, values)) <= {int}:

@@ -30,9 +30,9 @@ from commprof.trace.summary import (
 _MOST_BLOCKS: Final = 128
 _MOST_CELLS: Final = 512
 _MOST_RANKS: Final = 512
-#: If there are more cells, only so many ranks keep theirs in all blocks.
+#: If there are more cells, only so many ranks keep a cell for each block.
 _COSTLIEST: Final = 32
-#: Largest number of ranks that came last in a sum.
+#: Largest number of ranks in a sum that have figures on how often they came last.
 _MOST_LAST: Final = 64
 #: Largest number of entries of operations in a sum.
 MOST_OPERATIONS: Final = 64
@@ -90,7 +90,7 @@ def _total(summaries: Sequence[Summary], name: str) -> int:
 
 
 def _links(summaries: Sequence[Summary]) -> SummarisedLinks:
-    """All ranks of a host report the same counters, read at different moments."""
+    """Joins the counters of one host, which its ranks read at different moments."""
     links = [summary.hosts for summary in summaries]
     return SummarisedLinks(
         clock=min(link.clock for link in links),

@@ -74,7 +74,7 @@ NOT_RECORDED_FILE = "not_recorded.txt"
 
 
 def why_not_recorded(directory: Path) -> str:
-    """Returns what a process said that recorded nothing into a directory; empty if none said so."""
+    """Returns the reason that a process which recorded nothing left in a directory; else empty."""
     try:
         return (directory / NOT_RECORDED_FILE).read_text(errors="replace").strip()
     except OSError:
@@ -171,7 +171,7 @@ def launcher_problem(endings: Endings | None) -> str:
 def rank_problems(traces: Sequence[Trace], launched: LaunchedAttempt | None = None) -> list[str]:
     """Says what disturbed ranks and how they ended; empty if all ran and ended normally.
 
-    What is the same for several ranks is one sentence.
+    Equal statements on several ranks become one sentence.
     """
     problems = [
         (trace.rank, *predicate)
@@ -183,10 +183,10 @@ def rank_problems(traces: Sequence[Trace], launched: LaunchedAttempt | None = No
 
 
 def _versions_of_torch(traces: Sequence[Trace]) -> list[str]:
-    """Returns a sentence if ranks ran different releases of torch, or if one is not known, none.
+    """Returns a sentence if ranks ran different releases of torch; none if a release is unknown.
 
-    What one release does in one collective another may do in two, so that such ranks can exchange
-    other data than they should, or wait for ever (``docs/pytorch_really.md``).
+    One release may use two collectives where another uses one, so that such ranks can exchange the
+    wrong data, or wait for ever (``docs/pytorch_really.md``).
     """
     ranks: dict[str, list[int]] = {}
     for trace in traces:
@@ -203,7 +203,7 @@ def _versions_of_torch(traces: Sequence[Trace]) -> list[str]:
 
 
 def exit_text(code: int, oom_kills: int = 0, of_several: bool = False) -> str:
-    """Says how a process, or each of several, ended, from the code in a :class:`LaunchedAttempt`.
+    """Describes how a process (or each of several) ended by its code in a :class:`LaunchedAttempt`.
 
     ``oom_kills`` is the attempt's field; the text includes it if SIGKILL ended the process.
     """
@@ -216,7 +216,7 @@ def exit_text(code: int, oom_kills: int = 0, of_several: bool = False) -> str:
     return text
 
 
-#: What is said of one rank, and of several ranks of which the same is true.
+#: The predicate of a sentence about one rank, and of the same sentence about several ranks.
 _Predicate = tuple[str, str]
 
 

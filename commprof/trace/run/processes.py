@@ -30,7 +30,7 @@ class State(Enum):
     RUNS = "runs"
     STOPPED = "stopped"
     GONE = "gone"
-    #: It ran on another machine, before a reboot, or in another PID namespace.
+    #: The process ran on another machine, before a reboot, or in another PID namespace.
     UNKNOWN = "unknown"
 
 

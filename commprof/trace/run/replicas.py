@@ -2,9 +2,9 @@
 
 Libraries that survive failures, such as torchft, train the same model in several replicas. Each
 replica has a launcher of its own, and so records as a job of its own, into another ``job_N`` of the
-same directory. A process that is killed and started again leaves one more. What brings them
-together are the groups that the replicas make themselves (``Group.token``): jobs that share one
-trained together. The replicas' ranks, one replica after the other, become the ranks of the world.
+same directory. A process that is killed and started again leaves one more ``job_N``. Jobs that
+share a group which the replicas made themselves (``Group.token``) trained together. The replicas'
+ranks, one replica after the other, become the ranks of the world.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Life:
 
 @dataclass(frozen=True)
 class Replicas:
-    """All lives of a job's replicas, and the world that one life of each makes.
+    """All lives of a job's replicas, and the world that consists of one life of each.
 
-    That is the replica's last life in which it communicated with another replica.
+    This one is the replica's last life in which it communicated with another replica.
     """
 
     #: By replica, then in order of time.
@@ -123,13 +123,13 @@ _Start: TypeAlias = "tuple[Path, int]"
 
 
 def _together(starts: dict[_Start, dict[int, Trace]]) -> list[Life]:
-    """Returns the starts of the first directory, and all that they trained with, also by others."""
+    """Returns the starts in the first directory, and all that trained with them or with those."""
     tokens = {
         start: {g.token for trace in traces.values() for g in trace.groups.values() if g.token}
         for start, traces in starts.items()
     }
     joined = list(starts)[:1]
-    for start in joined:  # grows
+    for start in joined:  # the loop appends to it
         joined += [
             other
             for other in starts
@@ -173,7 +173,7 @@ def _is_same(life: Life, other: Life) -> bool:
 
 
 def _place(life: Life) -> tuple[int, int]:
-    """Returns size, and the replica's rank, of the largest group that it made last."""
+    """Returns size and own rank of a life's largest group; of several, of the last one made."""
     groups = [g for trace in life.traces.values() for g in trace.groups.values() if g.token]
     largest = max(groups, key=lambda group: (group.size, group.id), default=None)
     return (0, 0) if largest is None else (largest.size, largest.rank)
@@ -224,7 +224,7 @@ def _with_common_steps(traces: Sequence[Trace]) -> list[Trace]:
 def _pairs(found: Sequence[dict[tuple[str, int], int]]) -> list[tuple[int, int]]:
     """Returns pairs of a numbered rank and one that shares calls with it, until none is left."""
     reached, pairs = [0], []
-    for known in reached:  # grows
+    for known in reached:  # the loop appends to it
         for new in range(len(found)):
             if new not in reached and found[known].keys() & found[new].keys():
                 reached.append(new)

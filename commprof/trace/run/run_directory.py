@@ -272,7 +272,7 @@ def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
 
 
 def about_file(rank: int, text: str, path: Path) -> tuple[int, str, str]:
-    """Returns what is said of a rank's file, and of the same files of several ranks."""
+    """Returns the rank, ``text`` about its file, and the text for such files of several ranks."""
     name = path.name.replace(f"rank_{rank}.", "rank_N.", 1)
     return rank, text, text.replace(str(path), str(path.with_name(name)))
 
@@ -339,7 +339,7 @@ def _context_of_traces(run: Path) -> dict[str, Any]:
 def _lives(run: Path, replicas: Replicas) -> list[dict[str, Any]]:
     """Describes each life of each replica, for reports and their JSON; times count from the first.
 
-    ``ranks``: ranks of the world that the life has; empty for a life of which no figure is.
+    ``ranks``: the life's ranks in the world; empty if the report has no figures of the life.
     """
     begin_s = min(life.begin_s for life in replicas.lives)
     by_path = {trace.path: rank for rank, trace in replicas.traces.items()}
