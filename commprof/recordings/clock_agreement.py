@@ -35,7 +35,8 @@ _MOST_WINDOWS: Final = 64
 _MOST_SHARE: Final = 0.2
 #: Quantile of the collectives' disagreements that is printed.
 _MOSTLY: Final = 0.95
-#: A clock that gains more than both, against another's, was stepped: NTP slews by 0.0005 at most.
+#: A clock that gains more than both limits against another was stepped: NTP slews by 0.0005 at
+#: most.
 _MOST_GAIN: Final = 0.001
 _MOST_GAINED_NS: Final = 10_000_000
 
@@ -125,7 +126,7 @@ def _ends(traces: Sequence[Trace]) -> Ends:
 
 @dataclass(frozen=True)
 class _Offsets:
-    """Offset of each rank: the first rank's clock less this rank's, with the offset's spread."""
+    """Offset of each rank, the first rank's clock less the rank's own, and the offset's spread."""
 
     offset_ns: Ints
     error_ns: Ints
@@ -153,9 +154,9 @@ def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
 def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
     """Returns how fast each rank's clock ran, as a multiple of the first rank's.
 
-    1 for a rank whose clock gains no more than clocks do that nobody steps. The times between the
-    middles of the first and of the last quarter of the shared collectives tell: a single end may be
-    off by a thread that had no core.
+    1 for a rank whose clock gains no more than a clock that was not stepped. A rate is computed
+    from the medians of the first and of the last quarter of the shared collectives' ends, because a
+    single end may be late where a thread had no core.
     """
     rates = np.ones(end_ns.shape[1])
     for rank, parent in reached:

@@ -24,7 +24,7 @@ _MOST_TIMES = 300
 _ALWAYS_BYTES = 64 << 20
 _MOST_FILES = 100_000
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
-#: Of zlib: a gzip header, and the largest window.
+#: Argument for zlib that means a gzip header and the largest window.
 _GZIP_WINDOW = 31
 _TAR_MAGIC_AT, _HEAD_BYTES = 257, 64 << 10
 _ERRORS = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
@@ -65,7 +65,7 @@ class Unpacked(io.RawIOBase):
 class GrowingGzip:
     """Unpacks a gzip file that is still written, of one member or of several, piece by piece.
 
-    What the writer has not flushed yet is not there to unpack.
+    Data that the writer has not flushed yet cannot be unpacked.
     """
 
     def __init__(self) -> None:

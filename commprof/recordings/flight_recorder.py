@@ -9,11 +9,11 @@ What a retired entry without a completion means depends on what recorded it (tor
 ``FlightRecorder.hpp`` and ``FlightRecorderHook.hpp``). gloo retires an entry when its Work has
 ended, and updates no state: the entry counts as complete. A recorder that learns of completions
 (those of NCCL and XCCL, and from torch 2.15 on the hook of a backend that reports completions)
-retires without a completion what has timed out. The hook of any other backend retires an entry when
-the operation has been issued, because nothing tells it of the end: whether the operation is pending
-is not known. The last two are told apart by the dumps: only NCCL's recorder writes the version of a
-communication library, dumps before 2.10 have no hook, and a hook that learns of completions shows
-complete entries of the same group.
+retires an entry without a completion if the operation has timed out. The hook of any other backend
+retires an entry when the operation has been issued, because nothing tells it of the end: whether
+the operation is pending is not known. The last two are told apart by the dumps: only NCCL's
+recorder writes the version of a communication library, dumps before 2.10 have no hook, and a hook
+that learns of completions shows complete entries of the same group.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _RUN_AS_ALL_REDUCE = {
 }
 #: State of an operation whose recorder never learns whether it has completed.
 UNTOLD = "untold"
-#: The state of a retired entry without a completion, until it is known what it means.
+#: The state of a retired entry without a completion, until its meaning is known.
 _RETIRED = "retired"
 #: The oldest version whose dumps may come from a hook.
 _WITH_HOOKS = (2, 10)
@@ -160,7 +160,8 @@ def _read(path: Path) -> tuple[list[Dump], list[str]]:
             "newer torch names them; the dump of one rank alone can be read"
         )
     if not any(entry.state == "completed" for dump in dumps for entry in dump.entries):
-        dumps = [replace(dump, since_ns=0) for dump in dumps]  # active entries only: none dropped
+        # dumps of active entries: none was dropped
+        dumps = [replace(dump, since_ns=0) for dump in dumps]
     dumps = _from_zero(_with_retired(dumps))
     if not any(dump.entries for dump in dumps):
         dumps = [_with_pending_by_status(dump) for dump in dumps]
@@ -168,7 +169,7 @@ def _read(path: Path) -> tuple[list[Dump], list[str]]:
 
 
 def _with_retired(dumps: Sequence[Dump]) -> list[Dump]:
-    """Returns the dumps with the meaning of retired entries that have no completion."""
+    """Returns the dumps, with the true states of retired entries that have no completion."""
     told = {
         (entry.group, entry.backend)
         for dump in dumps
@@ -213,9 +214,10 @@ def _entry_before(entry: Entry) -> Entry:
 
 
 def _before(seq: int, dump: Dump) -> int:
-    """Returns a status' number, counted from 0; -1 if it says that there is none.
+    """Returns a number of a group's status, counted from 0; -1 if the status has none.
 
-    A hook's status counts from 0 already. Other than gloo's, its dump names the groups.
+    The status of a hook counts from 0 already. A hook's dump lists the groups' ranks; gloo's does
+    not.
     """
     return max(-1, seq - (1 if dump.of_library or not dump.members else 0))
 
@@ -311,7 +313,7 @@ def _dump(rank: int, value: Any, entries_of: _Entries) -> Dump:
     ids = {about.pg_id: about.before[0] for about in descriptions}
     of_library = _is_of_library(value, version)
     if any(entry.backend == "gloo" for entry in entries) or (entries and not of_library):
-        # gloo also counts operations that have no entries, and a hook counts messages.
+        # The numbers are of no use: gloo also counts operations without entries, a hook messages.
         status = {}
     elif not of_library:
         status = {key: one for key, one in status.items() if _has_completed(one)}
@@ -327,7 +329,7 @@ def _dump(rank: int, value: Any, entries_of: _Entries) -> Dump:
         last_completed=_in_status("last_completed_collective", status, ids, list(named)),
         unknown_pending=len(enqueued) < sum(_is_behind(one) for one in status.values()),
         of_library=of_library,
-        # The first record's number says that there were earlier ones.
+        # If the first record's number is above 0, earlier records were dropped.
         since_ns=min((entry.created_ns for entry in entries), default=0) if first > 0 else 0,
         unnamed=frozenset(about.pg_id for about in descriptions if not about.names_group),
     )
@@ -340,7 +342,7 @@ def _is_of_library(value: Mapping[str, Any], version: str) -> bool:
 
 
 def _has_completed(status: Any) -> bool:
-    """True if a group's status tells of a completion; it is -1 if a hook learns of none."""
+    """True if a group's status has a completion; a hook that learns of none writes -1."""
     last = status.get("last_completed_collective") if isinstance(status, dict) else None
     return last is not None and _integer(last, "last_completed_collective") >= 0
 
@@ -426,9 +428,9 @@ def _in_status(
 
 
 class _Description(NamedTuple):
-    """What entries that are alike have in common."""
+    """The fields that are equal in all entries that are alike."""
 
-    #: Fields of an entry before its number, between this and its time, and after that.
+    #: Fields of an entry before its number, between number and time, and after the time.
     before: tuple[str, str, str, bool]
     between: tuple[int, str, int, int, str]
     after: tuple[bool, str]
@@ -439,7 +441,7 @@ class _Description(NamedTuple):
 
 
 class _Entries:
-    """Makes entries, and describes those that are alike once, of whichever dump."""
+    """Makes the entries of several dumps; entries that are alike are described once."""
 
     def __init__(self) -> None:
         self._alike = alike_entries()
@@ -485,7 +487,7 @@ def _number_and_time(value: Mapping[str, Any], number: str) -> tuple[int, int]:
 def _description_of(value: Mapping[str, Any]) -> _Description:
     pg_id = _integer(value.get("pg_id", -1), "pg_id")
     group = value.get("process_group", str(pg_id))
-    group = [group] if isinstance(group, str) else group  # without a description
+    group = [group] if isinstance(group, str) else group  # a group without a description
     if not isinstance(group, tuple | list) or not group or not isinstance(group[0], str):
         raise ValueError("an entry's process_group is not a pair of strings")
     state, name = value.get("state") or _state_of(value), value.get("profiling_name")
@@ -503,7 +505,7 @@ def _description_of(value: Mapping[str, Any]) -> _Description:
     if (backend, op) == ("gloo", "all_reduce"):
         op = _called(value.get("frames"))
         if op != "all_reduce":
-            bytes_out = -1  # recorded is the all-reduce's
+            bytes_out = -1  # the recorded size is that of the all-reduce
     bytes_in = _bytes(value.get("input_sizes"), value.get("input_dtypes"))
     dtype = _dtype(value.get("input_dtypes")) or _dtype(value.get("output_dtypes"))
     return _Description(
@@ -551,7 +553,7 @@ def _line_of(frames: Any) -> str:
 
 
 def _called(frames: Any) -> str:
-    """Returns what a script called that gloo recorded as an all-reduce, from the call's stack.
+    """Returns the function that a script called where gloo recorded an all-reduce, by the stack.
 
     Without a stack, as in JSON, this is "all_reduce".
     """
@@ -588,7 +590,7 @@ def _bytes(sizes: Any, dtypes: Any) -> int:
 
 
 def _integer(value: Any, name: str) -> int:
-    if type(value) is int and 0 <= value < 2**63:  # nearly all
+    if type(value) is int and 0 <= value < 2**63:  # nearly all values
         return value
     if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
         value = int(value)

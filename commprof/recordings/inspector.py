@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 4 << 20
 _HEAD_BYTES = 64 << 10
-#: One of these keys is in every line of a log, but for traces of the proxy.
+#: One of these keys is in every line of a log, except in traces of the proxy.
 _OPERATION = re.compile(rb'"(?:coll_perf|p2p_perf|dump_stats)"\s*:\s*\{')
 _FIELDS = re.compile(rb'"(?:coll_sn|p2p_sn|coll_records)"')
-#: Names of the plugin's own files, of which one without content says something too.
+#: Names of the plugin's own files; an empty file of such a name is reported.
 _OWN_NAME = re.compile(r".+-pid\d+\.log")
-#: The same, compressed in a way that is not read.
+#: Names of the plugin's files that are compressed in a way that is not read.
 _PACKED_NAME = re.compile(r".+-pid\d+\.log\.(?:zst|xz|bz2|lz4|lzma)")
 #: Largest number of files that a folder of logs may hold.
 MOST_FILES = 200_000
@@ -81,7 +81,7 @@ def is_inspector(path: Path) -> bool:
             each_file(path, wanted, lambda name, stream: None)
     except _FoundError:
         return True
-    except OSError:  # what cannot be examined is reported by whoever reads it
+    except OSError:  # a path that cannot be examined is reported when it is read
         return False
     return False
 

@@ -45,9 +45,9 @@ class GrowingLog:
     path: Path
     log: InspectorLog
     read_bytes: int = 0
-    #: Time of :func:`time.monotonic` when it was written to last, as far as it was seen.
+    #: Time of :func:`time.monotonic` at which the log was last written to, as far as was seen.
     grew_s: float = 0.0
-    #: How often a look found more in it.
+    #: Number of looks that found new content.
     growths: int = 0
     #: Longest time between two writes that was seen; 0 before the second.
     longest_gap_s: float = 0.0
@@ -55,7 +55,7 @@ class GrowingLog:
     is_read: bool = False
     #: None if the file is not compressed.
     unpacker: GrowingGzip | None = None
-    #: True if what follows cannot be read.
+    #: True if the rest of the log cannot be read.
     is_given_up: bool = False
     #: Damaged lines that were already reported.
     damaged_lines: int = field(default=0, repr=False)
@@ -125,7 +125,7 @@ class InspectorTail:
             is_whole = len(head) == _HEAD_BYTES
             head = GrowingGzip().unpack(head)
             if not is_whole and b"\n" not in head:
-                return  # too little is written to tell
+                return  # too little is written to tell if it is a log
         if is_archive(head):
             if is_inspector(file):
                 self._leave_out(
@@ -165,7 +165,7 @@ class InspectorTail:
             data = self._unpacked(log, data)
         if data:
             now_s = time.monotonic()
-            if log.growths == 0:  # it may have been written long ago
+            if log.growths == 0:  # the content may have been written long ago
                 now_s -= max(0.0, time.time() - about.st_mtime)
             elif log.is_read:
                 log.longest_gap_s = max(log.longest_gap_s, now_s - log.grew_s)

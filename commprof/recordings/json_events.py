@@ -27,9 +27,9 @@ _KEPT = ("distributedInfo", "baseTimeNanoseconds", "host_name", "devicePropertie
 #: Where the next event and the next known top-level value begin, as torch writes them.
 _NEXT_EVENT = re.compile(r'\n\s*(?=\{\s*"ph")')
 _NEXT_MEMBER = re.compile(rf'\n\s*(?="(?:traceEvents|{"|".join(_KEPT)})":)')
-#: Errors of json that may be gone once more of the text was read.
+#: Errors of json that may vanish when more of the text is read.
 _MAY_CONTINUE = ("Unterminated string", "Invalid \\")
-#: Characters before the end of the text in which any error may be.
+#: Any error this close to the end of the text, in characters, may vanish likewise.
 _MAY_BE_CUT_CHARS = 64
 
 
@@ -58,9 +58,9 @@ class EventReader:
     found_events: bool = False
     #: The reason if the text ended early or was damaged; empty for a sound trace.
     problem: str = ""
-    #: Number of events that are not JSON and were passed over, and such top-level values. torch's
-    #: profiler writes a double quote in the name of a range, in a process group's description or in
-    #: metadata as it is (``findings/profiler_quotes_break_json.sh``).
+    #: Number of events that are not JSON and were passed over, and of such top-level values.
+    #: torch's profiler writes a double quote in the name of a range, in a process group's
+    #: description or in metadata as it is (``findings/profiler_quotes_break_json.sh``).
     passed_over: int = 0
     passed_over_in_head: int = 0
     _text: str = ""
@@ -78,7 +78,7 @@ class EventReader:
         if self._peek() not in ("{", "["):
             raise DamagedError("it is not a JSON object or array")
         try:
-            if self._peek() == "[":  # events alone
+            if self._peek() == "[":  # an array of events
                 yield from self._array()
             else:
                 self._at += 1
@@ -93,7 +93,7 @@ class EventReader:
             self._skip()
             if self._peek() == "}":
                 return
-            if self._peek() != '"':  # behind a value that ended early, by a quote in its text
+            if self._peek() != '"':  # the rest of a value that a quote in its text ended early
                 self._pass_over(_NEXT_MEMBER, _DAMAGED)
                 self.passed_over_in_head += 1
                 continue
@@ -124,7 +124,7 @@ class EventReader:
             yield event
 
     def _scanned(self) -> list[Any]:
-        """Lets ``scan`` take events. Returns events that it does not take, if it takes no more."""
+        """Lets ``scan`` take events; once it takes no more, returns the next events instead."""
         at = self.scan(self._text, self._at) if self.scan is not None else None
         if at is None:
             self.scan = None
@@ -219,7 +219,7 @@ class EventReader:
             return value
 
     def _may_continue(self, error: ValueError) -> bool:
-        """Whether the value may be read once more of the text is there."""
+        """True if the value may be valid once more of the text is there."""
         if not isinstance(error, json.JSONDecodeError):  # a number of thousands of digits
             return False
         cut = len(self._text) - error.pos < _MAY_BE_CUT_CHARS

@@ -179,7 +179,7 @@ def _hosts(record: Mapping[str, str], ranks: int) -> int | None:
 
 
 def _processes(record: Mapping[str, str], name: str) -> int:
-    """Returns the ranks of a number of processes; 0 if the record does not have it.
+    """Returns the ranks of as many processes as field ``name`` says; 0 if it is missing.
 
     A build without MPI has one process, whose number of GPUs is ``gpus``.
     """
@@ -205,12 +205,12 @@ def _of_csv(text: str) -> Iterator[dict[str, str]]:
         aligned = names
         if len(cells) == len(names) + 1 and "nodes" not in names:
             aligned = [*names[:2], "nodes", *names[2:]]
-        if len(cells) == len(aligned):  # else cut off
+        if len(cells) == len(aligned):  # else the line was cut off
             yield dict(zip(aligned, (cell.strip() for cell in cells), strict=True))
 
 
 def _record_row(record: Mapping[str, str]) -> NcclTestsRow | None:
-    """Makes a row of a record, with no count; None if its size or time is zero."""
+    """Makes a row of a record, with ``count`` 0; None if the record's size or time is zero."""
     time_us, size = number(record.get("time")), number(record.get("size"))
     if not (0 < time_us < math.inf and size > 0):
         return None

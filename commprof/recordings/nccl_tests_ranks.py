@@ -2,8 +2,8 @@
 
 nccl-tests computes busbw from algbw with a factor of the number of ranks (``doc/PERFORMANCE.md``):
 2 (n - 1) / n for all_reduce, (n - 1) / n for operations whose buffers hold a part per rank, and 1
-for the others, which tell nothing. Before 2.9 the second factor was within algbw, and busbw equal
-to it. The digits that the file shows limit what busbw / algbw tells.
+for the others, whose ratio does not show n. Before 2.9 the second factor was within algbw, and
+busbw equal to it. The digits that the file shows limit what busbw / algbw tells.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from commprof.text import counted
 
 _CELL = re.compile(r"[-+]?(?:\d+\.?(?P<decimals>\d*)|\.\d+)(?:[eE](?P<power>[-+]?\d+))?")
-#: Share of the rows up to which rows that contradict themselves are damaged.
+#: If at most this share of the rows contradict themselves, those rows count as damaged.
 _DAMAGED = 0.1
 #: Rounding of the programs' own arithmetic.
 _ROUNDING = 1e-3
@@ -133,7 +133,7 @@ def operation(program: str, stem: str, columns: Sequence[str]) -> str:
 
 
 def about_operation(program: str) -> list[str]:
-    """Returns what must be said of the test itself: alltoallv sends unequal parts."""
+    """Returns remarks on the test itself: alltoallv sends unequal parts."""
     if "alltoallv" in program.lower().replace("_", ""):
         return ["alltoallv sends unequal parts; its rows are taken as all_to_all of the same size"]
     return []
@@ -142,9 +142,9 @@ def about_operation(program: str) -> list[str]:
 def without_contradictions(
     rows: Sequence[NcclTestsRow], ranks: int
 ) -> tuple[list[NcclTestsRow], list[str]]:
-    """Leaves out single rows whose algbw is not size / time, and returns what must be said.
+    """Leaves out single rows whose algbw is not size / time; also returns remarks on them.
 
-    If more rows are so, nobody can tell which figure is right, and the times are kept.
+    If more rows are damaged, it is not known which figure is right, and the times are used.
     """
     agreeing = [row for row in rows if _agrees(row, ranks)]
     damaged = len(rows) - len(agreeing)
@@ -179,7 +179,7 @@ def _agrees(row: NcclTestsRow, ranks: int) -> bool:
 
 
 def about_roots(rows: Sequence[NcclTestsRow]) -> list[str]:
-    """Returns what must be said of rows of several roots (``-r all``)."""
+    """Returns remarks on rows of several roots (``-r all``)."""
     roots = len({row.root for row in rows})
     return [f"times of {roots} roots are taken together"] if roots > 1 else []
 

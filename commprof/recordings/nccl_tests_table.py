@@ -22,7 +22,7 @@ from commprof.recordings.nccl_tests_rows import (
 )
 
 HEADER = re.compile(r"((?:size\s+count|bytes\s+N)\s+type\b.*?(?:time\b|algbw).*)$")
-"""The line of column names, from its first name; behind a launcher's label, if there is one."""
+"""The line of column names, from its first name on; a launcher's label may precede it."""
 _PLACE = re.compile(r"\bout-of-place\b|(?<!of-)\bin-place\b")
 _DESCRIPTION = re.compile(r"(?<!\S)(\d+)[ \t]+(\d+)[ \t]+([A-Za-z]\w*)(?!\S)")
 _WORD = re.compile(r"\S+")
@@ -211,7 +211,7 @@ class Table:
         return cells, first_end, False
 
     def _continued(self, line: str) -> list[NcclTestsRow]:
-        """Reads the rest of a row behind other output; only a line that has nothing else."""
+        """Reads the rest of a row that other output broke, if the line has nothing else."""
         pending = self._pending
         assert pending is not None
         label = self._label.match(line) if self._label else None

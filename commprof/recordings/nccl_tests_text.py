@@ -86,7 +86,7 @@ class _Section:
 
 @dataclass
 class _Content:
-    """All that is used of a file."""
+    """The parts of a file that are used."""
 
     sections: list[_Section] = field(default_factory=list)
     devices: list[_Device] = field(default_factory=list)

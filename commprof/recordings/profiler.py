@@ -160,7 +160,8 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
 
 def _world_size(recordings: Sequence[RankRecording]) -> int:
     """Returns the number of ranks that the files or their groups tell."""
-    # Tensors on the host tell the size of a group only if nothing else tells that of the job.
+    # Sizes of groups that follow from tensors on the host count only if nothing else shows the
+    # job's size.
     telling = [
         recording
         for recording in recordings
@@ -398,7 +399,7 @@ def _numbers_by_step(
 
 
 def _have_same_steps(by_rank: dict[int, RankRecording]) -> bool:
-    """True if equal numbers are the same step: marked ones, or as many updates on all ranks."""
+    """True if equal numbers are the same step: steps are marked, or ranks have as many updates."""
     steps = [recording.steps for recording in by_rank.values()]
     counts = {len(of_rank.number) for of_rank in steps}
     return all(not of_rank.said for of_rank in steps) or (
@@ -407,7 +408,7 @@ def _have_same_steps(by_rank: dict[int, RankRecording]) -> bool:
 
 
 def _kind(call: Call) -> tuple[str, int]:
-    """Returns what is alike on all ranks of a collective: the operation, and its size or -1."""
+    """Returns what all ranks of a collective have in common: operation, and size or -1."""
     is_even = not call.op.startswith(_UNEVEN) and call.dtype != ""
     return form_of(call.op), max(call.bytes_in, call.bytes_out) if is_even else -1
 

@@ -1,7 +1,7 @@
 """The calls of a rank in columns.
 
-What a call is, without its times and its number, is its kind. The ranks of a job have the same few
-kinds: what follows from a kind is worked out once for all of them.
+A call's kind is all that is recorded of the call but its times and its number. The ranks of a job
+have the same few kinds: what follows from a kind is computed once for all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 #: Columns of whole numbers, which differ from call to call.
 _COLUMNS: Final = ("seq", "launch_ns", "launch_thread", "begin_ns", "end_ns", "device")
-#: What kinds have for the fields that differ from call to call.
+#: Values that kinds have in the fields that differ from call to call.
 _NEUTRAL: Final[dict[str, Any]] = {
     **{"seq": -1, "launch_ns": 0, "launch_thread": -1, "begin_ns": 0, "end_ns": 0, "device": 0},
     **{"launched_in": (), "kernels": ()},
@@ -47,7 +47,7 @@ class CallKinds:
         return number
 
     def column(self, value: Callable[[Call], Any], dtype: Any = np.int64) -> npt.NDArray[Any]:
-        """Returns a value of each kind; the function must be the same object again."""
+        """Returns ``value`` of each kind, cached by function: pass the same function object."""
         known = self._columns.get(value)
         if known is None or len(known) < len(self.kinds):
             known = np.empty(len(self.kinds), dtype)
@@ -78,7 +78,7 @@ class Launching(Sequence[tuple[int, ...]]):
         return first
 
     def rows(self, chosen: Ints) -> Launching:
-        """Returns those of some calls."""
+        """Returns the ranges of some calls."""
         return Launching(self._best[chosen], self._inside[:, chosen])
 
     @overload
@@ -117,7 +117,7 @@ class CallColumns(Sequence[Call]):
             kind: the kind of each call.
             columns: the columns in ``_COLUMNS``.
             launching: what launched each call; None if that is not known.
-            kernels: by row, of the calls that have several.
+            kernels: by row, the kernels of the calls that have several.
         """
         self.kinds, self.kind = kinds, kind
         self.launching = launching
@@ -151,7 +151,7 @@ class CallColumns(Sequence[Call]):
 
     @property
     def timed(self) -> Mask:
-        """Which calls have times."""
+        """True for the calls that have times."""
         return self.of_kind(_timed, np.bool_)
 
     def of_kind(self, value: Callable[[Call], Any], dtype: Any = np.int64) -> npt.NDArray[Any]:

@@ -96,8 +96,8 @@ class _Around(NamedTuple):
 
     #: Ranges around the launch of each kernel, innermost first, ``[depth, kernel]``.
     inside: Ints
-    #: The range that names the operation: the innermost that does; else that with the kernel's
-    #: External id.
+    #: The range that names the operation: the innermost such range around the launch; else the
+    #: range with the kernel's External id.
     best: Ints
     #: True if ``best`` is around the launch.
     is_inside: npt.NDArray[np.bool_]

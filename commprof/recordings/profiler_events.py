@@ -129,8 +129,9 @@ class ProfilerEvents:
     def backend_ranges(self) -> list[Event]:
         """Ranges of collectives by backends of torch, or of the job.
 
-        Without those of other names, which may be the script's own, such as ``data:gather``. If the
-        recording does not name the job's backends, words that only a collective has are enough.
+        Ranges of other names are left out: they may be the script's own, such as ``data:gather``.
+        If the recording does not name the job's backends, words that only a collective has are
+        enough.
         """
         return self.ranges.pick(self.backend_range_rows)
 

@@ -18,7 +18,7 @@ from commprof.text import counted
 from commprof.trace.lookup import row_containing
 from commprof.trace.stretches import Ints, Stretches, covered, stretches
 
-#: Smallest fraction of a step's launches whose kernels are recorded, if the step counts.
+#: A step counts if the kernels of at least this fraction of its launches were recorded.
 _MOST = 0.5
 
 
@@ -27,8 +27,8 @@ def recorded_steps(
 ) -> tuple[FoundSteps, list[str]]:
     """Leaves out steps whose kernels were not recorded; also returns a caveat on them.
 
-    Such a step has launches, or calls of c10d, and nothing of what they launched. If no step has
-    kernels that can be joined with launches, launches tell nothing.
+    Such a step has launches, or calls of c10d, but few or none of the kernels that they launched.
+    If no step has kernels that can be joined with launches, the launches are ignored.
 
     Args:
         events: the trace's events.

@@ -195,7 +195,7 @@ def _issued(event: Event) -> _Issued:
 
 
 def _unissued(transfer: Event) -> _Issued:
-    """Stands for the operator of a range whose operator was not recorded."""
+    """Returns a stand-in for the operator of a range whose operator was not recorded."""
     op, inputs = operation(transfer.name), _inputs(transfer)
     is_like_input = not op.startswith(_TWO_SIDED) or op.startswith("all_to_all")
     return _Issued(transfer, op, inputs, inputs if is_like_input else None, "")
@@ -286,8 +286,9 @@ def _without_callbacks(
     """Returns the ranges up to the first operator that the backend's thread issues in them.
 
     gloo's thread runs what was to follow a collective, such as the rest of PowerSGD's hook, before
-    it ends the collective's range. What it issues there, it issues after the transfer. Who waits
-    for the collective may wait for all of it, so exposed time counts to the range's end.
+    it ends the collective's range. Operators that the thread issues there come after the transfer.
+    A thread that waits for the collective may wait for all of this, so exposed time counts to the
+    range's end.
     """
     begins: defaultdict[int, list[int]] = defaultdict(list)
     for call in issued:
@@ -323,7 +324,7 @@ def _joined(
         if outer >= 0 and issued[outer].event.thread == transfer.thread:
             if form_of(issued[outer].op) == form:
                 owner[position] = outer
-            continue  # of another form: a message that is part of the operation
+            continue  # a range of another form: a message that is part of the operation
         transfers[form, _inputs(transfer)].append(position)
     taken = set(owner)
     free = [number for number in range(len(issued)) if number not in taken]
@@ -342,8 +343,8 @@ def _operators_by_kind(
     """Returns the numbers of the operators by the kind of their ranges, in order.
 
     Operators without ranges of the same kind belong to ranges of another kind, if these are more
-    than their own operators: see :func:`_other_kinds`. An operator with several ranges is listed as
-    often.
+    than their own operators: see :func:`_other_kinds`. An operator with several ranges is listed
+    once for each.
     """
     by_kind: defaultdict[_Kind, list[int]] = defaultdict(list)
     for number in free:
@@ -494,7 +495,7 @@ def _call(issued: _Issued, transfers: Sequence[Event], is_certain: bool) -> Call
 
 
 def _ranks_told(issued: _Issued, inputs: Elements, transfers: int) -> int:
-    """Returns the size of the process group that the tensors tell; 0 if they do not."""
+    """Returns the size of the process group that follows from the tensors; 0 if none follows."""
     ranks = _ratio(issued, inputs, transfers)
     return ranks if ranks <= MOST_RANKS else 0
 

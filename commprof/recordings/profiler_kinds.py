@@ -43,7 +43,7 @@ _WAITS = re.compile(r"(?:^|[^a-z])waits?(?:$|[^a-z])", re.IGNORECASE)
 
 
 class Category(IntEnum):
-    """Kinds of categories that are used."""
+    """Kinds of event categories; only these are used."""
 
     KERNEL = 0
     COPY = auto()

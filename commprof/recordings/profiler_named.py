@@ -1,7 +1,7 @@
 """Events of a torch.profiler trace that keep their names and arguments, in columns.
 
 The ranks of a job have the same names, and, but for numbers that count up, the same arguments: what
-follows from these is worked out once for the whole job.
+follows from these is computed once for the whole job.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EventTexts:
         self.names: list[str] = []
         #: Arguments without ``INTEGERS``; not to be changed.
         self.arguments: list[dict[str, Any]] = []
-        #: What readers work out from numbers, by what it is.
+        #: Results that readers compute from the numbers, by a key that says what the result is.
         self.known: dict[Any, Any] = {}
         self._number_of_name: dict[str, int] = {}
         self._number_of_arguments: dict[bytes, int] = {}
@@ -73,7 +73,7 @@ class EventTexts:
         return number
 
     def mask(self, is_such: Callable[[str], bool]) -> Mask:
-        """Returns for each name whether a function says so; it must be the same object again."""
+        """Returns ``is_such`` of each name, cached by function: pass the same function object."""
         known = self._masks.get(is_such, np.zeros(0, np.bool_))
         if len(known) < len(self.names):
             new = [is_such(name) for name in self.names[len(known) :]]
@@ -210,7 +210,7 @@ class NamedEvents(Sequence[Event]):
         return self._events
 
     def _mask(self, is_such: Callable[[str], bool]) -> Mask:
-        names = self.table.name  # which may number new ones
+        names = self.table.name  # first, because making the table may number new names
         return self.texts.mask(is_such)[names]
 
     def _flush(self) -> None:

@@ -366,7 +366,8 @@ def _phase_records(recording: RankRecording, computing: Stretches, thread: int) 
 def _backend(recording: RankRecording) -> str:
     """Returns the backend of the default process group; empty if the trace does not say it."""
     listed = recording.events.about.get("pg_config")
-    default = listed[0] if isinstance(listed, list) and listed else None  # was created first
+    # the first group that was created
+    default = listed[0] if isinstance(listed, list) and listed else None
     pairs = str(default.get("backend_config", "")) if isinstance(default, dict) else ""
     name = str(recording.events.about.get("backend", ""))
     by_device = backends_by_device(name, pairs)

@@ -66,7 +66,7 @@ _CATEGORY_CODES: Final = np.array([int(category) for category in CATEGORIES.valu
 class TraceScanner:
     """The C++ scanner, and what is known of the names and values that it has numbered.
 
-    Of use to the traces of one job, one after the other: ranks have the same names.
+    One scanner reads the traces of a job, one after the other, because ranks have the same names.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class TraceScanner:
         #: Kind by category, is_collective and name; -1 if not known yet.
         self._kinds = np.full((2 * len(Category), 0), _UNKNOWN, np.int8)
         self._values: list[Any] = []
-        #: What all traces have in common; numbers there by the scanner's numbers.
+        #: Names and arguments of all traces, and their numbers there by the scanner's numbers.
         self.texts = EventTexts()
         self._name_in_texts = np.zeros(0, np.int64)
         self._arguments_in_texts = np.zeros(0, np.int64)

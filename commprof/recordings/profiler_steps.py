@@ -93,7 +93,7 @@ class FoundSteps:
 
     @property
     def repeats(self) -> bool:
-        """True if steps are repeating calls, or the whole recording: parts or groups of steps."""
+        """True if steps are repeating calls or the whole recording: maybe not one step each."""
         return bool(self.said) and not self.by_updates
 
 

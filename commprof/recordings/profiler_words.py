@@ -88,7 +88,7 @@ def is_operator_of_c10d(name: str) -> bool:
 
 
 def has_certain_word(range_name: str) -> bool:
-    """True if only a collective has such a word; a script may have its own ``data:gather``."""
+    """True if the name has a word that only collectives have; ``data:gather`` may be a script's."""
     match = _OF_ANY.fullmatch(range_name)
     return match is not None and bool(match["specific"])
 

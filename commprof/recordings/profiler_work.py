@@ -139,12 +139,12 @@ def working_or_python(
     idle = Stretches(busy.end_ns[:-1], busy.begin_ns[1:])
     pieces = within(idle, between(host.ran_ns))
     since, until = pieces.begin_ns, pieces.end_ns
-    # With what the backend's thread ran before it ended the range: others wait for this too.
+    # To the end of what the backend's thread ran within the range: others wait for this too.
     times = [(call.begin_ns, until_ns) for call in calls for _, until_ns in call.times_ns[-1:]]
     begins, ends = np.array(sorted(times, key=_end), dtype=np.int64).reshape(-1, 2).T
     following = np.searchsorted(ends, until, side="right")
     last = np.concatenate(([0], ends))[following]
-    # Ended a little late: a collective that was in flight all the time.
+    # A collective that was in flight all the time may have ended a little late.
     end_ns, begin_ns = (np.append(moments, _NEVER)[following] for moments in (ends, begins))
     late = end_ns - until <= np.minimum(until - since, _CLOSED_LATE_NS)
     copies = np.sort(np.frombuffer(copied_back_ns, np.int64)) if copied_back_ns else ends[:0]

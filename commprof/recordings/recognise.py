@@ -76,7 +76,7 @@ def not_measured(path: Path) -> str:
         if is_recording_file(path):
             return (
                 f"{quoted(path)} is a trace of torch.profiler: give its directory to commprof fit, "
-                "or it to commprof report"
+                "or the trace to commprof report"
             )
         if is_flight_recorder(path):
             return f"{quoted(path)} holds Flight Recorder dumps: commprof report reads them"
