@@ -30,11 +30,12 @@ import numpy.typing as npt
 
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.traffic import sizes_bytes
+from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld
 from commprof.stats.intervals import robust_deviation
 from commprof.text import plain_digits
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Ints
+from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.lookup import among, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, POINT_TO_POINT
@@ -169,13 +170,13 @@ class StepFigures:
     """Figures of one step of all ranks."""
 
     step: int
-    #: Time at which the first rank ended the step, by its ``CLOCK_MONOTONIC``.
+    #: Time at which the lowest rank ended the step, by its ``CLOCK_MONOTONIC``.
     end_ns: int
     #: Wall time of the slowest rank.
     wall_ms: float
     #: By rank: time per phase without waiting, in the order of ``schema.PHASES``.
     work_ms: Mapping[int, Sequence[float]]
-    #: Size of the collectives that ``bulk_bytes`` chooses, in all groups, divided by their time
+    #: Size of the collectives that ``_bulk_bytes`` chooses, in all groups, divided by their time
     #: from the last rank's issue to completion on the last rank; NaN without any.
     gbit_per_s: float = math.nan
 
@@ -267,7 +268,8 @@ def find_anomalies(seen: MeasuredSteps, gbit_per_s: Mapping[int, float]) -> tupl
         return ()
     finder = AnomalyFinder(watched)
     by_kind: dict[tuple[str, int], list[Anomaly]] = {}
-    for found in (one for each in _figures(seen, gbit_per_s) for one in finder.add(each)):
+    figures = step_figures(seen.ranks, seen.measured, seen.steps, gbit_per_s)
+    for found in (anomaly for of_step in figures for anomaly in finder.add(of_step)):
         changes = by_kind.setdefault((found.what, found.rank), [])
         former = changes[-1] if changes else None
         if former is None or former.last_step is None or not _is_return(found, former):
@@ -359,25 +361,34 @@ def _values(figures: StepFigures) -> dict[tuple[str, int], float]:
     return {key: value for key, value in series.items() if math.isfinite(value) and value > 0}
 
 
-def _figures(seen: MeasuredSteps, rates: Mapping[int, float]) -> Iterator[StepFigures]:
-    parts = seen.measured
+def step_figures(
+    ranks: Sequence[int], parts: Sequence[Breakdown], steps: Steps, rates: Mapping[int, float]
+) -> Iterator[StepFigures]:
+    """Yields the figures of each step.
+
+    Args:
+        ranks: global ranks.
+        parts: by rank, the breakdown of the same steps.
+        steps: steps of the first rank, all of them or more.
+        rates: result of :func:`bandwidth_by_step`.
+    """
     work = np.stack([part.work_ns for part in parts])
     wall = np.max([part.wall_ns for part in parts], axis=0)
-    ends = dict(zip(seen.steps.index.tolist(), seen.steps.end_ns.tolist(), strict=True))
-    for place, step in enumerate(parts[0].step.tolist()):
+    ends = dict(zip(steps.index.tolist(), steps.end_ns.tolist(), strict=True))
+    for row, step in enumerate(parts[0].step.tolist()):
         yield StepFigures(
             step=step,
             end_ns=ends.get(step, 0),
-            wall_ms=ns_to_ms(float(wall[place])),
+            wall_ms=ns_to_ms(float(wall[row])),
             work_ms={
-                rank: [ns_to_ms(float(value)) for value in work[at, :, place]]
-                for at, rank in enumerate(seen.ranks)
+                rank: [ns_to_ms(float(value)) for value in of_rank[:, row]]
+                for rank, of_rank in zip(ranks, work, strict=True)
             },
             gbit_per_s=rates.get(step, math.nan),
         )
 
 
-def bulk_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> Ints:
+def _bulk_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> Ints:
     """Returns the size of each collective that tells of bandwidth, and 0 for all other rows.
 
     The others are messages, collectives below ``BULK_BYTES``, and collectives in groups of one
@@ -410,13 +421,13 @@ def bandwidth_by_step(seen: MeasuredWorld) -> dict[int, float]:
 
 
 def _bulk_of(trace: Trace, table: Collectives) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns step (-1 outside of all), ``bulk_bytes``, issue and end of one rank's collectives.
+    """Returns step (-1 outside of all), ``_bulk_bytes``, issue and end of one rank's collectives.
 
     The size is also 0 if the collective failed, or if its end is not known exactly.
     """
     steps = columns.steps(trace)
     row = row_containing(steps.begin_ns, steps.end_ns, table.issue_ns)
-    size = bulk_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
+    size = _bulk_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
     size = np.where(table.end_is_exact & ~table.failed, size, 0)
     return np.append(steps.index, -1)[row], size, table.issue_ns, table.end_ns
 

@@ -51,6 +51,8 @@ class NewSteps:
     world: MeasuredWorld
     #: Numbers of the steps, in the traces of ``world``.
     numbers: Ints
+    #: Number of steps before those traces: to be added to ``numbers`` for those of the job.
+    before: int
 
 
 class StepFollower:
@@ -95,6 +97,8 @@ class StepFollower:
         self, pending: Mapping[int, _Pending], tails: Mapping[int, TraceTail]
     ) -> NewSteps | None:
         """Takes the newly completed steps out of the pending records; None if there are none."""
+        if not all(waiting.has_steps for waiting in pending.values()):
+            return None
         _replace_lost_marks(pending, tails)
         traces = {rank: _trace(tails[rank], pending[rank].records()) for rank in pending}
         steps = {rank: columns.steps(trace) for rank, trace in traces.items()}
@@ -118,11 +122,12 @@ class StepFollower:
             numbers_of_steps <= last - self._base
         )
         numbers = numbers_of_steps[chosen]
+        before = self._base
         self._forget(pending, steps, last)
         if len(numbers) == 0:
             return None
         parts = tuple(part.rows(np.isin(part.step, numbers)) for part in world.parts)
-        return NewSteps(tuple(world.ranks), parts, world, numbers)
+        return NewSteps(tuple(world.ranks), parts, world, numbers, before)
 
     def _last(self, steps: Steps, settled_ns: int) -> int:
         """Number of the last step whose records are complete; -1 if there is none."""
@@ -156,6 +161,7 @@ class _Pending:
         self._grew_s = time.monotonic()
         #: True once the script has marked the end of a step.
         self.ends_steps = False
+        self._went_backward = False
 
     @property
     def lacks_mark(self) -> bool:
@@ -166,6 +172,11 @@ class _Pending:
         """
         return not any((batch["kind"] == Kind.STEP).any() for batch in self._batches)
 
+    @property
+    def has_steps(self) -> bool:
+        """False as long as nothing came at which a step can end."""
+        return self.ends_steps or self._went_backward
+
     def add(self, records: Records) -> None:
         if len(records) == 0:
             return
@@ -173,6 +184,8 @@ class _Pending:
         self._batches.append(records)
         marks = records[records["kind"] == Kind.STEP]
         self.ends_steps = self.ends_steps or bool((marks["aux"] == 1).any())
+        phases = records[records["kind"] == Kind.PHASE]
+        self._went_backward |= bool((phases["aux"] == Phase.BACKWARD).any())
         clocks = records[records["kind"] == Kind.CLOCK]
         if len(clocks):
             self._clocks = np.concatenate([self._clocks, clocks])[-_MOST_CLOCKS:]

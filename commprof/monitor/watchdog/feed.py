@@ -102,7 +102,8 @@ class RankFeed:
         self.records: Records = _NONE
         #: State of the process; None if it runs on another host or in another container.
         self.process: HungProcess | None = None
-        self._tail = TraceTail(path, _RECENT_BYTES)
+        #: Reader of the trace.
+        self.tail = TraceTail(path, _RECENT_BYTES)
         self._rings: RingTail | None = None
         self._watch: ProcessWatch | None = None
         #: Records of the trace, kept until it is clear whether there are rings.
@@ -113,7 +114,7 @@ class RankFeed:
     @property
     def metadata(self) -> dict[str, Any]:
         """Metadata of the trace; empty until it has its first block."""
-        return self._tail.metadata or {}
+        return self.tail.metadata or {}
 
     @property
     def attempt(self) -> int:
@@ -123,18 +124,18 @@ class RankFeed:
     @property
     def group_sizes(self) -> dict[int, tuple[str, int]]:
         """Unique name and size of each process group, keyed by this rank's number for it."""
-        named = common_names(self._tail.groups.values())
+        named = common_names(self.tail.groups.values())
         return {number: (group.name, group.size) for number, group in named.items()}
 
     @property
     def stacks(self) -> dict[int, tuple[str, ...]]:
         """The stacks that the trace describes so far, by number, as in ``Trace``."""
-        return self._tail.stacks
+        return self.tail.stacks
 
     @property
     def over(self) -> bool:
         """True if no further records can come."""
-        return self._tail.ended or (self.process is not None and self.process.state == "dead")
+        return self.tail.ended or (self.process is not None and self.process.state == "dead")
 
     @property
     def is_seen(self) -> bool:
@@ -143,10 +144,10 @@ class RankFeed:
         False while the rank records nothing. Also False if some or all ring files are missing and
         the mode is not "full": the trace then has no records.
         """
-        if not self._tail.recording:
+        if not self.tail.recording:
             return False
         rings = self._rings is not None and self._rings.rings > 0 and not self._rings_lack_records
-        summary = self._tail.summary
+        summary = self.tail.summary
         return rings or summary is None or summary.mode == "full"
 
     @property
@@ -158,14 +159,14 @@ class RankFeed:
         """Reads all new records and updates the state."""
         # Rings first: the trace describes a group before a ring has the group's first record.
         from_rings = _NONE if self._rings is None else self._rings.poll()
-        from_trace = self._tail.poll()
+        from_trace = self.tail.poll()
         if self.state is None and self.metadata:
             self._begin()
         if self.state is None:
             return
         self.records = self._chosen(from_rings, from_trace)
-        self.state.take(self.records, self._tail.groups.values())
-        self.state.closed = self._tail.ended
+        self.state.take(self.records, self.tail.groups.values())
+        self.state.closed = self.tail.ended
         self._forget_unrecorded(self.state)
         if self._watch is not None:
             self.process = self._watch.poll()
@@ -179,7 +180,7 @@ class RankFeed:
         capture_state = self.metadata.get("capture_state")
         if capture_state is not None and not capture_state["recording"]:
             state.forget_open(capture_state["monotonic_ns"])
-        elif capture_state is None and not self._tail.recording:
+        elif capture_state is None and not self.tail.recording:
             # Only the summary tells that recording is off, and it does not tell since when.
             state.forget_open(state.last_ns + 1)
 
@@ -210,7 +211,7 @@ class RankFeed:
 
     def close(self) -> None:
         """Closes the files."""
-        self._tail.close()
+        self.tail.close()
         if self._rings is not None:
             self._rings.close()
 

@@ -18,9 +18,9 @@ from commprof.analysis.collectives.mismatches import (
     issue_rows,
     issued_of,
 )
-from commprof.analysis.late.anomalies import AnomalyFinder
+from commprof.analysis.late.anomalies import AnomalyFinder, bandwidth_by_step, step_figures
 from commprof.analysis.late.functions import samples_path
-from commprof.monitor.figures.step_meter import StepMeter
+from commprof.monitor.figures.steps import StepFollower
 from commprof.monitor.watchdog import py_spy
 from commprof.monitor.watchdog.feed import RankFeed
 from commprof.monitor.watchdog.hang import DEAD, Hang, find_hang
@@ -288,19 +288,29 @@ class AnomalyTask:
     def __init__(self, log: Log) -> None:
         """Sets the log that gets the reports."""
         self._log = log
-        self._meter = StepMeter()
+        self._steps: StepFollower | None = None
         self._finder = AnomalyFinder()
 
     def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Looks for lasting changes in the steps that all ranks of this host have completed."""
         # Other hosts have other clocks, and watchdogs for their own ranks.
-        here = [feed for feed in feeds if feed.state is not None and feed.process is not None]
-        for feed in here:
-            assert feed.state is not None
-            self._meter.take(feed.state.rank, feed.records, feed.group_sizes)
-        ranks = [feed.state.rank for feed in here if feed.state is not None]
-        for figures in self._meter.complete(ranks) if ranks else []:
-            for anomaly in self._finder.add(figures):
+        here = {
+            feed.state.rank: (feed, feed.state)
+            for feed in feeds
+            if feed.state is not None and feed.process is not None
+        }
+        if not here:
+            return
+        if self._steps is None:
+            self._steps = StepFollower(max(state.world_size for _, state in here.values()))
+        for rank, (feed, _) in here.items():
+            self._steps.add(rank, feed.records)
+        new = self._steps.advance({rank: feed.tail for rank, (feed, _) in here.items()})
+        if new is None:
+            return
+        rates = bandwidth_by_step(new.world)
+        for figures in step_figures(new.ranks, new.parts, new.world.steps, rates):
+            for anomaly in self._finder.add(replace(figures, step=figures.step + new.before)):
                 self._log.event("anomaly", anomaly.sentence, anomaly)
 
     def finish(self) -> None:

@@ -5,6 +5,11 @@ Lasting changes have to be found soon, and false alarms have to be rare.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import cast
+
 import numpy as np
 import pytest
 
@@ -18,7 +23,6 @@ from commprof.analysis.late.anomalies import (
     SLACK,
     STEP,
     Anomaly,
-    AnomalyFinder,
     ChangeDetector,
     SpeedChange,
     StepFigures,
@@ -27,8 +31,9 @@ from commprof.analysis.late.anomalies import (
     may_change,
 )
 from commprof.analysis.step.measured import measured_world
-from commprof.monitor.figures.step_meter import RankMeter, StepMeter
-from commprof.trace.schema import Phase
+from commprof.monitor.watchdog.feed import RankFeed
+from commprof.monitor.watchdog.tasks import AnomalyTask, Log
+from commprof.trace.schema import Phase, Records
 from tests.support.builders.traces import MS, Rank, world_run
 from tests.unit.analysis.align.test_device_timeline import DeviceRank
 
@@ -136,20 +141,58 @@ def offline(made: list[Rank]) -> list[tuple[str, int, int, str]]:
     ]
 
 
-def live(made: list[Rank], batches: int = 40) -> list[tuple[str, int, int, str]]:
+class Watched:
+    """The watchdog's task, and the figures of the steps that it measures."""
+
+    def __init__(self, made: Sequence[Rank]) -> None:
+        self.traces = world_run([*made]).traces
+        self.task = AnomalyTask(cast(Log, self))
+        self.told: list[Anomaly] = []
+        self.figures: list[StepFigures] = []
+        add = self.task._finder.add
+
+        def adding(figures: StepFigures) -> list[Anomaly]:
+            self.figures.append(figures)
+            return add(figures)
+
+        self.task._finder.add = adding  # type: ignore[method-assign]
+
+    def event(self, kind: str, sentence: str, what: Anomaly) -> None:
+        assert (kind, sentence) == ("anomaly", what.sentence)
+        self.told.append(what)
+
+    def poll(self, records: dict[int, Records], ended: bool = False) -> None:
+        """Gives the task the next records of each rank."""
+        feeds = []
+        for rank, trace in self.traces.items():
+            state = SimpleNamespace(rank=rank, world_size=len(self.traces))
+            tail = SimpleNamespace(**{**vars(trace), "ended": ended})
+            process = object()
+            feeds.append(SimpleNamespace(state=state, process=process, tail=tail))
+            feeds[-1].records = records[rank]
+        self.task.poll(cast(list[RankFeed], feeds), 0)
+
+    def in_pieces(self, count: int) -> Watched:
+        """Gives the task all records, in ``count`` pieces of equal length."""
+        of_rank = {rank: trace.records for rank, trace in self.traces.items()}
+        last = max(int(records["timestamp_ns"][-1]) for records in of_rank.values())
+        ends = np.linspace(-1, last, count + 1).astype(np.int64)
+        for begin, end in pairwise(ends):
+            time_ns = {rank: records["timestamp_ns"] for rank, records in of_rank.items()}
+            self.poll(
+                {
+                    rank: records[(time_ns[rank] > begin) & (time_ns[rank] <= end)]
+                    for rank, records in of_rank.items()
+                },
+                ended=bool(end == last),
+            )
+        return self
+
+
+def live(made: Sequence[Rank], pieces: int = 40) -> list[tuple[str, int, int, str]]:
     """Returns what is found in the same records in pieces, as a watchdog gets them."""
-    meter, finder, told = StepMeter(), AnomalyFinder(), []
-    records = [rank.records() for rank in made]
-    last = max(int(part["timestamp_ns"][-1]) for part in records)
-    before = 0
-    for end in np.linspace(0, last, batches + 1)[1:].tolist():
-        for rank, part in zip(made, records, strict=True):
-            now = part[(part["timestamp_ns"] > before) & (part["timestamp_ns"] <= end)]
-            meter.take(rank.rank, now, rank.groups)
-        before = end
-        for figures in meter.complete([rank.rank for rank in made]):
-            told += finder.add(figures)
-    return [(one.what, one.rank, one.step, one.phase) for one in told]
+    told = Watched(made).in_pieces(pieces).told
+    return [(anomaly.what, anomaly.rank, anomaly.step, anomaly.phase) for anomaly in told]
 
 
 def test_the_watchdog_measures_steps_and_bandwidth_on_the_device_timeline() -> None:
@@ -163,13 +206,7 @@ def test_the_watchdog_measures_steps_and_bandwidth_on_the_device_timeline() -> N
             at = (device + 10, device + 80)
             op = rank.device_collective(step, host + 12, at, bytes=1 << 20)
             rank.device_wait(op, host + 20, (device + 60, device + 80))
-    meter, found = StepMeter(), []
-    for begin in range(0, 2_000, 170):
-        for rank in made:
-            at_ns = rank.records()["timestamp_ns"]
-            piece = rank.records()[(begin <= at_ns) & (at_ns < begin + 170)]
-            meter.take(rank.rank, piece, rank.groups)
-        found += meter.complete([0, 1])
+    found = Watched(made).in_pieces(12).figures
     assert [one.step for one in found] == list(range(10))
     assert [one.wall_ms for one in found] == pytest.approx([150e-6] * 10)
     for one in found:
@@ -297,7 +334,7 @@ def test_the_last_step_of_each_anomaly_is_that_of_its_own_series(
         for key, value in anomalies._values(of_step).items():
             rows.setdefault(key, []).append((of_step.step, value))
     series = {key: tuple(map(np.array, zip(*row, strict=True))) for key, row in rows.items()}
-    monkeypatch.setattr(anomalies, "_figures", lambda *_: iter(figures))
+    monkeypatch.setattr(anomalies, "step_figures", lambda *_: iter(figures))
     monkeypatch.setattr(anomalies, "_series", lambda *_: series)
     seen = measured_world(world_run(ranks()))
     assert seen is not None
@@ -315,7 +352,7 @@ def test_a_change_that_persists_has_no_last_step() -> None:
     assert {one.last_step for one in find_anomalies(made, bandwidth_by_step(made))} == {None}
 
 
-def test_own_work_of_the_live_meter_equals_the_report_s() -> None:
+def test_own_work_of_the_watchdog_equals_the_report_s() -> None:
     # A finalisation of 8 ms in which the thread ran for 5 (it copied) and waited 3, 1 of them in
     # a Work.wait; 2 ms in no phase.
     rank, begin = Rank(), 1000 * MS
@@ -327,28 +364,26 @@ def test_own_work_of_the_live_meter_equals_the_report_s() -> None:
         rank.wait(op, at + 11 * MS, at + 12 * MS)
         rank.finalize(at + 10 * MS, at + 18 * MS, cpu=5 * MS, graph_task=step)
         rank.step(at, at + 20 * MS)
-    records = rank.records()
-    meter = RankMeter()
-    found = [step for part in np.array_split(records, 7) for step in meter.take(part)]
+    found = Watched([rank]).in_pieces(7).figures
     seen = measured_world(world_run([rank]))
     assert seen is not None
-    assert [one.step for one in found] == [0, 1, 2, 3]
-    for one, of_report in zip(found, seen.parts[0].work_ns.T.tolist(), strict=True):
-        assert one.work_ns == (2 * MS, 0, 5 * MS, 10 * MS, 0)
-        assert of_report == list(one.work_ns)
+    assert [figures.step for figures in found] == [0, 1, 2, 3]
+    for figures, of_report in zip(found, seen.parts[0].work_ns.T.tolist(), strict=True):
+        assert figures.work_ms == {0: [2, 0, 5, 10, 0]}
+        assert of_report == [2 * MS, 0, 5 * MS, 10 * MS, 0]
 
 
-def test_own_work_of_the_live_meter_equals_the_report_s_if_a_wait_outlasts_its_phase() -> None:
+def test_own_work_of_the_watchdog_equals_the_report_s_if_a_wait_outlasts_its_phase() -> None:
     # The wait from 25 to 60 counts in the phase until that ends at 30.
     rank = Rank()
     rank.phase(Phase.FORWARD, 10 * MS, 30 * MS)
     rank.wait(rank.collective(0, 20 * MS, 60 * MS), 25 * MS, 60 * MS)
     rank.step(0, 100 * MS)
-    (found,) = RankMeter().take(rank.records())
+    (found,) = Watched([rank]).in_pieces(1).figures
     seen = measured_world(world_run([rank]))
     assert seen is not None
-    assert list(found.work_ns) == seen.parts[0].work_ns[:, 0].tolist()
-    assert found.work_ns == (50 * MS, 0, 15 * MS, 0, 0)
+    assert seen.parts[0].work_ns[:, 0].tolist() == [50 * MS, 0, 15 * MS, 0, 0]
+    assert found.work_ms == {0: [50, 0, 15, 0, 0]}
 
 
 def test_series_without_a_detector_of_their_own_have_no_change() -> None:
@@ -372,7 +407,10 @@ def test_series_hold_the_figures_of_all_steps() -> None:
     assert seen is not None
     rates = {step: 1.5 + step for step in seen.measured[0].step.tolist()[::2]}
     series = anomalies._series(seen, rates)
-    figures = [anomalies._values(each) for each in anomalies._figures(seen, rates)]
+    figures = [
+        anomalies._values(each)
+        for each in anomalies.step_figures(seen.ranks, seen.measured, seen.steps, rates)
+    ]
     for key in {key for values in figures for key in values}:
         expected = [values[key] for values in figures if key in values]
         assert series[key][1].tolist() == pytest.approx(expected)
