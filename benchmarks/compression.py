@@ -80,6 +80,9 @@ def _exchange(args: argparse.Namespace) -> dict[str, Any]:
     for rate in args.rates.split(","):
         for size in _numbers(args.sizes or ("25,100" if rate == "loopback" else "25")):
             times = _two_ranks(rate, "exchange", names=HOOKS, size_mb=size, rounds=args.rounds)
+            for of_hook in times.values():
+                of_hook["bytes"] = statistics.median(of_hook["bytes"])
+                of_hook["ms"] = [round(ms, 3) for ms in of_hook["ms"]]
             results[f"{rate} {size:g} MB"] = times
             print(f"\nOne bucket of {size:g} MB, 2 ranks, {rate}\n")
             print(_exchange_table(times, size), flush=True)
@@ -96,7 +99,7 @@ def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
         alone_ms = np.median(np.array(one["ms"]) - without)
         over_plain, (low, high) = gain(times, "plain", name)
         over_torch, _ = gain(times, "torch fp16", name)
-        wire = statistics.median(one["bytes"]) / 1e6
+        wire = one["bytes"] / 1e6
         reported = one["wire_bytes"] / 1e6 if one["wire_bytes"] else None
         rows.append((name, alone_ms, over_plain, low, high, over_torch, reported, wire))
     headers = ("hook", "ms", "plain : it", "95 % low", "95 % high", "torch fp16 : it")
@@ -167,7 +170,7 @@ def _training(args: argparse.Namespace) -> dict[str, Any]:
     print(f"standard deviation of plain over seeds: {ends['plain'].std(ddof=1):.4f}")
     headers = ("hook", "seed 0", "seed 1", "seed 2", "mean difference", "largest")
     print(tabulate(rows, headers=headers, floatfmt=".4f"))
-    return result
+    return {name: end.tolist() for name, end in ends.items()}
 
 
 def _two_ranks(rate: str, part: str, **arguments: Any) -> Any:

@@ -63,7 +63,7 @@ def main() -> int:
         "--turns", type=int, default=192, help="of all loops per group; fewer of large ones"
     )
     parser.add_argument("--sizes", help="bytes, with commas (default: 1 KB to 100 MB)")
-    parser.add_argument("--json", type=Path, help="write the turns' medians in us there")
+    parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     sizes = [int(word) for word in args.sizes.split(",")] if args.sizes else [*SIZES]
     rows = _measure(args.ranks, args.groups, args.turns, sizes)
@@ -107,27 +107,36 @@ def _measure(ranks: int, groups: int, turns: int, sizes: list[int]) -> list[dict
 
 
 def _row(line: str) -> dict[str, Any]:
-    """Returns the figures of a size, with times in us rounded to a nanosecond."""
-    found: dict[str, Any] = json.loads(line, parse_float=lambda text: round(float(text), 3))
-    return found
+    """Returns :func:`compared` of a size, whose times are rounded to a nanosecond."""
+    return compared(json.loads(line, parse_float=lambda text: round(float(text), 3)))
+
+
+def compared(turns: dict[str, Any]) -> dict[str, Any]:
+    """Returns the medians of a size's turns, in us, and what neighbouring turns differ by.
+
+    "ratio" and "apart_us" have the median and the ends of its interval.
+    """
+    ours, floor, again = (np.array(turns[name]) for name in ("ours", "floor", "floor_again"))
+    return {
+        "size_bytes": turns["size_bytes"],
+        "turns": len(ours),
+        "ours_us": float(np.median(ours)),
+        "floor_us": float(np.median(floor)),
+        "ratio": _with_interval(floor / ours),
+        "apart_us": _with_interval(ours - floor),
+        "ratio_of_floors": float(np.median(floor / again)),
+        "floors_apart_us": float(np.median(again - floor)),
+    }
 
 
 def _line(row: dict[str, Any], ranks: int) -> tuple[Any, ...]:
-    ours, floor, again = (np.array(row[name]) for name in ("ours", "floor", "floor_again"))
-    size = row["size_bytes"]
-    factor = bus_factor("all_reduce", ranks) * size / 1e3
+    factor = bus_factor("all_reduce", ranks) * row["size_bytes"] / 1e3
+    times = row["ours_us"], row["floor_us"]
+    (ratio, *ratio_ends), (apart, *apart_ends) = row["ratio"], row["apart_us"]
     return (
-        size,
-        float(np.median(ours)),
-        float(np.median(floor)),
-        factor / float(np.median(ours)),
-        factor / float(np.median(floor)),
-        float(np.median(floor / ours)),
-        _interval(floor / ours, 3),
-        float(np.median(ours - floor)),
-        _interval(ours - floor, 1),
-        float(np.median(floor / again)),
-        float(np.median(again - floor)),
+        *(row["size_bytes"], *times, *(factor / time_us for time_us in times)),
+        *(ratio, _ends(ratio_ends, 3), apart, _ends(apart_ends, 1)),
+        *(row["ratio_of_floors"], row["floors_apart_us"]),
     )
 
 
@@ -135,29 +144,34 @@ def demands(results: dict[str, Any]) -> list[Demand]:
     """Demands on each size: on bandwidth of large sizes, and on time of small sizes."""
     found = []
     for row in results["rows"]:
-        ours, floor = (np.array(row[name]) for name in ("ours", "floor"))
-        size, ratio, apart = row["size_bytes"], floor / ours, ours - floor
+        size, (ratio, *ratio_ends), (apart, *apart_ends) = (
+            row[name] for name in ("size_bytes", "ratio", "apart_us")
+        )
         what = f"all-reduce of {size:,} bytes, {results['ranks']} ranks: "
         if size >= LARGE_BYTES:
             what += "busbw divided by that of the C++ loop"
-            figure, asked = f"{np.median(ratio):.3f} [{_interval(ratio, 3)}]", f"1 +- {MOST_SHARE}"
-            met = abs(float(np.median(ratio)) - 1) <= MOST_SHARE
+            figure, asked = f"{ratio:.3f} [{_ends(ratio_ends, 3)}]", f"1 +- {MOST_SHARE}"
+            met = abs(ratio - 1) <= MOST_SHARE
         else:
             what += "time minus that of the C++ loop"
-            figure = f"{np.median(apart):.1f} us [{_interval(apart, 1)}]"
-            asked, met = f"0 +- {MOST_US:g} us", abs(float(np.median(apart))) <= MOST_US
+            figure = f"{apart:.1f} us [{_ends(apart_ends, 1)}]"
+            asked, met = f"0 +- {MOST_US:g} us", abs(apart) <= MOST_US
         found.append(Demand(what, figure, asked, met))
     sizes = {row["size_bytes"] for row in results["rows"]} & {*SIZES}
     return [*found, of_all("sizes measured", len(sizes), len(SIZES), len(SIZES))]
 
 
-def _interval(values: Floats, digits: int) -> str:
-    """Returns the 95 % interval of the median, from order statistics (binomial)."""
+def _with_interval(values: Floats) -> list[float]:
+    """Returns the median and its 95 % interval, from order statistics (binomial)."""
     ordered, n = np.sort(values), len(values)
     beyond = itertools.accumulate(math.comb(n, k) for k in range(n // 2))
     below = sum(40 * ways <= 2**n for ways in beyond)
     first = max(below - 1, 0)
-    return f"{ordered[first]:.{digits}f}, {ordered[n - 1 - first]:.{digits}f}"
+    return [float(np.median(values)), float(ordered[first]), float(ordered[n - 1 - first])]
+
+
+def _ends(interval: list[float], digits: int) -> str:
+    return ", ".join(f"{end:.{digits}f}" for end in interval)
 
 
 if __name__ == "__main__":

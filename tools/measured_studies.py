@@ -142,9 +142,9 @@ def shared(part: str, title: str, *asked: str) -> Study:
 
 def compression(part: str, title: str, *asked: str) -> Study:
     """Returns the study of one part of compression.py."""
-    command = f"compression.py {part} --json benchmarks/results/compression.json.gz"
+    command = f"compression.py {part} --json benchmarks/results/compression.json"
     judge = parts_of(part, compression_demands.DEMANDS[part])
-    return Study(title, "compression.json.gz", command, asked, judge, part)
+    return Study(title, "compression.json", command, asked, judge, part)
 
 
 RESULTS = "benchmarks/results"
@@ -293,8 +293,8 @@ GROUPS: dict[str, tuple[Study, ...]] = {
         ),
         Study(
             "Cost of recording for a step, in turns with processes without commprof",
-            "overhead_turns.json.gz",
-            f"own_cost/overhead.py --minutes 60 --json {RESULTS}/overhead_turns.json.gz",
+            "overhead_turns.json",
+            f"own_cost/overhead.py --minutes 60 --json {RESULTS}/overhead_turns.json",
             (
                 "always-on mode at most 1.002 of the CPU time, full mode 1.005",
                 "upper end of wall time's interval at most 1.005, and 1.01",
@@ -428,8 +428,8 @@ GROUPS: dict[str, tuple[Study, ...]] = {
     "Microbenchmark and predictions": (
         Study(
             "The microbenchmark compared with a minimal C++ loop over the same group",
-            "microbench_floor.json.gz",
-            f"microbench_floor.py --json {RESULTS}/microbench_floor.json.gz",
+            "microbench_floor.json",
+            f"microbench_floor.py --json {RESULTS}/microbench_floor.json",
             ("busbw within 3 % from 1 MB on", "within 10 us below"),
             object_of(microbench_floor.demands),
         ),

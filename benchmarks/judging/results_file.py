@@ -99,15 +99,26 @@ class Lines:
             return
         rows = [row] if self._told else [{CONTEXT: about()}, row]
         self._told = True
-        text = "".join(json.dumps(one) + "\n" for one in rows).encode()
+        text = "".join(json.dumps(_rounded(one)) + "\n" for one in rows).encode()
         with self._path.open("ab") as file:
             file.write(_compressed(text) if self._path.suffix == ".gz" else text)
 
 
 def _text(document: dict[str, Any]) -> str:
     """Returns indented JSON, with each list of numbers on one line."""
-    text = json.dumps(document, indent=1)
+    text = json.dumps(_rounded(document), indent=1)
     return _NUMBERS.sub(lambda match: "[" + " ".join(match[1].split()) + "]", text) + "\n"
+
+
+def _rounded(figures: Any) -> Any:
+    """Returns the figures with nine digits: no measurement has more."""
+    if isinstance(figures, float):
+        return float(f"{figures:.9g}")
+    if isinstance(figures, dict):
+        return {name: _rounded(figure) for name, figure in figures.items()}
+    return (
+        [_rounded(figure) for figure in figures] if isinstance(figures, (list, tuple)) else figures
+    )
 
 
 def _lines(path: Path | None) -> list[dict[str, Any]]:

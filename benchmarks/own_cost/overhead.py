@@ -81,8 +81,14 @@ RANK_SCRIPT = Path(__file__).parents[1] / "ranks" / "overhead_rank.py"
 
 #: Values in ms per step, by mode and clock: one list per generation, one value per round.
 Cell = dict[str, dict[str, list[list[float]]]]
+#: Ratio with the ends of its interval, by clock and column of the table; and the median step of a
+#: plain process, as ``TYPICAL_MS``.
+Ratios = dict[str, dict[str, Any]]
+TYPICAL_MS = "plain ms"
+#: The time that a hook adds to an attached model without one.
+ADDED_BY_HOOK = "hook / attached"
 #: Writes results into the file, and keeps them for the demands.
-Keep = Callable[[Mapping[str, Any]], None]
+Keep = Callable[[Mapping[str, Ratios]], None]
 
 
 def main() -> int:
@@ -90,7 +96,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=8.0, help="that it takes (default: 8)")
     parser.add_argument("--models", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--json", type=Path, help="write all times there, beside other models'")
+    parser.add_argument("--json", type=Path, help="write all ratios there, beside other models'")
     args = parser.parse_args()
     end_s = time.monotonic() + 60 * args.minutes
     before = read_json(args.json)
@@ -103,7 +109,7 @@ def main() -> int:
     return judged(demands(results))
 
 
-def generations(models: list[str], end_s: float, keep: Keep) -> dict[str, Cell]:
+def generations(models: list[str], end_s: float, keep: Keep) -> dict[str, Ratios]:
     """Measures generations of each model and number of ranks in turn, while there is time.
 
     ``keep`` gets all of them after each round.
@@ -119,10 +125,10 @@ def generations(models: list[str], end_s: float, keep: Keep) -> dict[str, Cell]:
                     cells[cell_name(size, ranks)],
                     generation(server, size, ranks, MODES, SIZES[size], order),
                 )
-            keep(cells)
+            keep({name: ratios_of(cell) for name, cell in cells.items()})
             longest_s = max(longest_s, time.monotonic() - begin_s)
             print(f"a generation of all took {time.monotonic() - begin_s:.0f} s", file=sys.stderr)
-    return cells
+    return {name: ratios_of(cell) for name, cell in cells.items()}
 
 
 def _cells() -> list[tuple[str, int]]:
@@ -272,20 +278,38 @@ def ratio(
     return signed_rank_ratio(typical, np.ones_like(typical))
 
 
-def table(results: dict[str, Any], clock: str, style: str = "simple") -> str:
-    """Returns a table with a row per model and ranks, a column per mode; empty if not measured.
+def ratios_of(cell: Cell) -> Ratios:
+    """Returns what the tables and demands need of a model and number of ranks."""
+    found: Ratios = {}
+    for clock in CLOCKS:
+        if clock not in cell.get(PLAIN, {}):
+            continue
+        ratios = {mode: ratio(cell, mode, clock) for mode in MODES[1:]}
+        ratios[ADDED_BY_HOOK] = ratio(cell, HOOK, clock, (RECORDED[-1],))
+        found[clock] = {TYPICAL_MS: float(np.median(cell[PLAIN][clock]))}
+        found[clock] |= {
+            column: [of_column.value, of_column.low, of_column.high]
+            for column, of_column in ratios.items()
+            if of_column is not None
+        }
+    return found
 
-    The last column is the time that a hook adds to an attached model without one.
-    """
+
+def _interval(ratios: Ratios, clock: str, column: str) -> Interval | None:
+    ends = ratios.get(clock, {}).get(column)
+    return None if ends is None else Interval(*ends)
+
+
+def table(results: Mapping[str, Ratios], clock: str, style: str = "simple") -> str:
+    """Returns a table with a row per model and ranks, a column per mode; empty if not measured."""
     rows = []
+    columns = (*MODES[1:], ADDED_BY_HOOK)
     for size, ranks in _cells():
-        cell = results.get(cell_name(size, ranks), {})
-        if PLAIN in cell and clock in cell[PLAIN]:
-            found = [shown(ratio(cell, mode, clock)) for mode in MODES[1:]]
-            found.append(shown(ratio(cell, HOOK, clock, (RECORDED[-1],))))
-            typical = float(np.median(cell[PLAIN][clock]))
-            rows.append((size, ranks, f"{typical:.4g}", *found))
-    headers = ("model", "gloo ranks", f"{PLAIN} ms", *MODES[1:], "hook / attached")
+        ratios = results.get(cell_name(size, ranks), {})
+        if clock in ratios:
+            found = [shown(_interval(ratios, clock, column)) for column in columns]
+            rows.append((size, ranks, f"{ratios[clock][TYPICAL_MS]:.4g}", *found))
+    headers = ("model", "gloo ranks", TYPICAL_MS, *columns)
     made = tabulate(rows, headers=headers, tablefmt=style, disable_numparse=True)
     return made if rows else ""
 
@@ -295,14 +319,14 @@ def shown(found: Interval | None) -> str:
     return f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}]" if found else "-"
 
 
-def demands(results: dict[str, Any]) -> list[Demand]:
+def demands(results: Mapping[str, Ratios]) -> list[Demand]:
     """Demands on CPU and wall time of each recording mode, and that torch.profiler's is above."""
     found = []
     for size, ranks in _cells():
-        cell = results.get(cell_name(size, ranks), {})
+        of_cell = results.get(cell_name(size, ranks), {})
         where = f"step of the {size} model at {ranks} gloo rank{'s' * (ranks > 1)}"
         for clock in CLOCKS:
-            ratios = {mode: ratio(cell, mode, clock) for mode in (*RECORDED, PROFILER)}
+            ratios = {mode: _interval(of_cell, clock, mode) for mode in (*RECORDED, PROFILER)}
             for mode in RECORDED if size in ASKED else ():
                 of_mode = ratios[mode]
                 if of_mode is not None:

@@ -45,7 +45,7 @@ def turned(
         mode: {clock: [[3.0 * ratio * (one if ratio != 1 else 1.0)] * 2 for one in noise]}
         for mode, ratio in ratios.items()
     }
-    return {overhead.cell_name("small", 1): cell}
+    return {overhead.cell_name("small", 1): overhead.ratios_of(cell)}
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,9 @@ def test_overhead_is_relative_to_both_plain_processes_of_the_same_round() -> Non
     assert alone is not None
     assert alone.value == pytest.approx(1.5)  # median of 3, 1.5, 5/9
     assert overhead.ratio(cell, "full", "instructions") is None
-    assert overhead.table({overhead.cell_name("small", 2): cell}, "instructions") == ""
-    assert "1.5000 [1.5000, 1.5000]" in overhead.table({"turns_small_2": cell}, "wall")
+    ratios = {overhead.cell_name("small", 2): overhead.ratios_of(cell)}
+    assert overhead.table(ratios, "instructions") == ""
+    assert "1.5000 [1.5000, 1.5000]" in overhead.table(ratios, "wall")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,8 @@ def test_recorded_bytes_on_several_hosts_must_match_interface_counters() -> None
 def test_microbenchmark_times_are_judged_against_the_floor() -> None:
     def row(size: int, ours: float) -> dict[str, Any]:
         floor = [100.0] * 9
-        return {"size_bytes": size, "ours": [ours] * 9, "floor": floor, "floor_again": floor}
+        turns = {"size_bytes": size, "ours": [ours] * 9, "floor": floor, "floor_again": floor}
+        return microbench_floor.compared(turns)
 
     rows = [row(size, 109 if size < 1e6 else 102.9) for size in microbench_floor.SIZES]
     assert missed(microbench_floor.demands({"ranks": 2, "rows": rows})) == []
@@ -263,7 +265,7 @@ def exchanged(fp16_ms: float, counted: float) -> dict[str, Any]:
         name: {
             "ms": [value] * 3,
             "wire_bytes": wire.get(name, 0),
-            "bytes": [wire.get(name, 0) * counted],
+            "bytes": wire.get(name, 0) * counted,
         }
         for name, value in ms.items()
     }
@@ -298,8 +300,8 @@ def test_sums_powersgd_and_accuracy_of_compression_are_judged() -> None:
 
 def test_compressed_training_may_differ_by_the_noise_between_seeds() -> None:
     names = ("plain", "fp16", "bf16", "int8", "topk:ratio=0.01", "powersgd")
-    losses = {name: [[loss] * 30 for loss in (1.0, 1.1, 1.2)] for name in names}
-    losses["int8"] = [[loss] * 30 for loss in (1.0, 1.1, 1.31)]
+    losses = {name: [1.0, 1.1, 1.2] for name in names}
+    losses["int8"] = [1.0, 1.1, 1.31]
     found = compression_demands.training(losses)
     assert [one.met for one in found] == [True, True, False, True]  # 0.11 off; noise 0.1
     assert "topk:ratio=0.01 1.1000, powersgd 1.1000" in found[-1].figure
