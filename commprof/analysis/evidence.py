@@ -339,7 +339,12 @@ def _a_rank_untimed(of: Evidence) -> str:
 def _lost_records(of: Evidence) -> str:
     if of.lost_share <= _FEW:
         return ""
-    return f"{of.lost_share:.0%} of a rank's records were lost because a buffer was full"
+    return were_dropped(f"{of.lost_share:.0%} of a rank's records")
+
+
+def were_dropped(records: str) -> str:
+    """Says, within a sentence, that these records found no room."""
+    return f"{records} were dropped because a buffer was full"
 
 
 def _lacking_calls_of(of: Evidence) -> str:

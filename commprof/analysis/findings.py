@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from commprof.analysis.cores import crowded, lacked_cores, no_core_share
-from commprof.analysis.evidence import no_trace_from
+from commprof.analysis.evidence import no_trace_from, were_dropped
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.waiting import NOT_SPLIT, is_split
 from commprof.analysis.world import WorldResult
@@ -247,7 +247,7 @@ def _dropped_records(world: WorldResult) -> Iterator[RunFinding]:
 
 def dropped_records(count: int, meaning: str) -> str:
     """Returns a sentence on records that found no room; ``meaning``: what may be wrong."""
-    return f"{count} records were dropped because a buffer was full: {meaning}."
+    return f"{were_dropped(f'{count} records')}: {meaning}."
 
 
 def _weights_differ(world: WorldResult) -> Iterator[RunFinding]:

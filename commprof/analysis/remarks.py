@@ -21,13 +21,14 @@ from commprof.analysis.findings import (
     findings,
 )
 from commprof.analysis.late.costs import LongerPhase
-from commprof.analysis.late.stragglers import LateRank, each_waits, fell_behind
+from commprof.analysis.late.late_words import cost_in_all, with_cost
+from commprof.analysis.late.stragglers import LateRank, fell_behind
 from commprof.analysis.loss_curves import loss_remarks
 from commprof.analysis.scaling import Scaling
 from commprof.analysis.step.overhead import Overhead, OwnCost
 from commprof.analysis.summary_result import SummaryResult
 from commprof.analysis.world import WorldResult
-from commprof.text import counted, in_ms, in_seconds, listed, plain_digits
+from commprof.text import counted, in_ms, listed, plain_digits
 from commprof.trace.found_steps import BACKWARD, UPDATE
 from commprof.units import ns_to_ms
 
@@ -175,12 +176,9 @@ def _about_steps(world: WorldResult, facts: Mapping[str, list[str]]) -> list[str
     found += _about_causes(world)
     late = world.lateness.late_rank
     if late is not None:
-        waits = each_waits(late.waiting_ranks, world.world_size)
-        found.append(
-            f"Rank {late.rank} is late at {name}: {waits} {ns_to_ms(late.wait_ns):.1f} ms per step "
-            f"for it, {late.share:.0%} of all waiting (probability by chance: "
-            f"p = {late.p_value:.4f}). {_about_lateness(late)}"
-        )
+        is_late, wait_ms = f"Rank {late.rank} is late at {name}", ns_to_ms(late.wait_ns)
+        sentence = with_cost(is_late, late, wait_ms, world.world_size)
+        found.append(f"{sentence} {_about_lateness(late)}")
     return found
 
 
@@ -281,8 +279,8 @@ def _about_check(name: str, check: CrossCheck) -> str:
 
 def _about_lateness(late: LateRank) -> str:
     text = (
-        f"It was late in {late.late_steps} of {late.measured_steps} measured steps and cost the "
-        f"others {in_seconds(1000 * late.cost_s)} of waiting in all; "
+        f"It was late in {late.late_steps} of {late.measured_steps} measured steps and "
+        f"{cost_in_all(late)}; "
     )
     if late.phase is None and math.isnan(late.phase_share):
         return text + "the phase in which it fell behind is not known."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from commprof.analysis.evidence import were_dropped
 from commprof.analysis.late.stragglers import each_waits
 from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.monitor.state import JobState, RankState, StepTimes
@@ -123,11 +124,11 @@ def _bandwidth(state: JobState) -> list[str]:
 def _losses(state: JobState) -> list[str]:
     dropped = sum(rank.dropped for rank in state.ranks)
     left_out = state.monitor.left_out_records
-    lines = [f"{dropped} events could not be recorded."] if dropped else []
+    lines = [f"{were_dropped(f'{dropped} records')}."] if dropped else []
     lines += _arrivals(state)
     if left_out:
         lines.append(
-            f"{left_out} events were left out above: some ranks are too many steps behind."
+            f"{left_out} records were left out above: some ranks are too many steps behind."
         )
     return lines + _hosts(state) + _marked(state.monitor.problems)
 

@@ -9,7 +9,7 @@ time is a clock that stops while the rank waits for communication, see
 :mod:`commprof.analysis.replay.program`.
 
 A :class:`Line` models one link. At most ``workers`` collectives are in progress at a time, in order
-of issue. Each one has the link to itself for its ``wire`` time and completes ``latency`` later;
+of issue. Each one has the link to itself for its ``transfer`` time and completes ``latency`` later;
 during this latency the next collective can use the link. In reality, two collectives can use the
 link at once: the first one then completes later than in this model, the last one as in this model.
 ``benchmarks/judging/simulate.py`` simulates a link segment by segment; a test compares the last
@@ -48,13 +48,13 @@ class Line:
         self._free = np.zeros((workers, steps))
         self._rows = np.arange(steps)
 
-    def serve(self, arrived: Floats, wire: Floats | float, latency: Floats | float) -> Floats:
+    def serve(self, arrived: Floats, transfer: Floats | float, latency: Floats | float) -> Floats:
         """Returns the completion time of the next collective in each step.
 
         Args:
             arrived: earliest time at which the collective can begin, in any unit.
-            wire: duration for which the collective uses the link, in the same unit.
-            latency: duration from the end of ``wire`` to the completion, in the same unit.
+            transfer: duration for which the collective uses the link, in the same unit.
+            latency: duration from the end of ``transfer`` to the completion, in the same unit.
         """
         if len(self._free) == 1:
             worker: npt.NDArray[np.int64] | int = 0
@@ -63,7 +63,7 @@ class Line:
             worker = self._free.argmin(axis=0)
             free = self._free[worker, self._rows]
         start = np.maximum(arrived, free)
-        self._link_free = np.maximum(start, self._link_free) + wire
+        self._link_free = np.maximum(start, self._link_free) + transfer
         end: Floats = self._link_free + latency
         if isinstance(worker, int):
             self._free[0] = end

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from commprof.analysis.findings import dropped_records
-from commprof.analysis.late.stragglers import each_waits
+from commprof.analysis.late.late_words import cost_in_all, with_cost
 from commprof.analysis.step.exposure import HOST_PAUSE
 from commprof.analysis.summary_result import OperationRow, Quantiles, SummaryResult
 from commprof.report.full_report import FullReport
@@ -160,12 +160,11 @@ def _about_waiting(summary: SummaryResult) -> list[str]:
     found = []
     late = summary.late_rank
     if late is not None:
+        is_late = f"rank {late.rank} is late"
         found.append(
-            f"rank {late.rank} is late: {each_waits(late.waiting_ranks, summary.world_size)} "
-            f"{late.wait_ms:.1f} ms per step for it, {late.share:.0%} of all waiting, "
-            f"{late.cost_s:.1f} s in total (probability by chance: p = {late.p_value:.4f}). Its "
-            f"own work takes longer than that of the other ranks; {late.phase_share:.0%} of the "
-            f"excess {_lies_in(late.phase)}.{_passed_on(late.through)}"
+            f"{with_cost(is_late, late, late.wait_ms, summary.world_size)} It {cost_in_all(late)}; "
+            f"its own work takes longer than that of the other ranks, and {late.phase_share:.0%} "
+            f"of the excess {_lies_in(late.phase)}.{_passed_on(late.through)}"
         )
     if not math.isnan(arrivals.arrival_clock_error_us):
         found.append(

@@ -96,7 +96,7 @@ def test_control_characters_in_names_do_not_reach_the_terminal() -> None:
     state = job_state(1, ranks=ranks, backend=hostile, monitor=MonitorState(0, 0, 0, 7, (hostile,)))
     lines = frame(state, hostile, 200)
     assert all(line.isprintable() for line in lines)
-    assert any(line.startswith("7 events were left out") for line in lines)
+    assert any(line.startswith("7 records were left out") for line in lines)
 
 
 def test_a_frame_says_that_a_run_has_ended_or_not_begun() -> None:
