@@ -21,6 +21,7 @@ from commprof.analysis.inspector.live import LiveLogs, logs_in
 from commprof.errors import UsageError
 from commprof.invocation import quoted
 from commprof.monitor.observer import PATIENCE_S, Observer
+from commprof.monitor.state import JobState
 from commprof.report.inspector_frame import inspector_frame, inspector_waiting_frame
 from commprof.report.live_frame import frame, waiting_frame
 
@@ -33,8 +34,14 @@ _MOST_LOOKS = 200
 #: Seconds that the command, without a terminal, waits for a next job in the directory, such as the
 #: next world size of ``commprof run``.
 _NEXT_JOB_S = 30.0
-#: Seconds without a new line in any log of NCCL Inspector after which the job counts as ended.
+#: Seconds without a new line in any log of NCCL Inspector, or without a word from hosts whose ranks
+#: are not followed, after which the command, without a terminal, waits no longer.
 _SILENT_S = 300.0
+_SILENT = (
+    "The ranks of the missing hosts are too many to follow without their monitors, which wrote "
+    "nothing for {minutes:g} minutes: commprof top waits no longer; commprof report RUN reads the "
+    "traces."
+)
 
 
 class TopCommand:
@@ -123,7 +130,21 @@ class _Watched:
         if state is None:
             self.logs = logs_in(self._run)
             return waiting_frame(run, width, self._observer.problems), False
-        return frame(state, run, width), state.finished
+        lines = frame(state, run, width)
+        if is_silent(state):
+            return [*lines, _SILENT.format(minutes=_SILENT_S / 60)], True
+        return lines, state.finished
+
+
+def is_silent(state: JobState) -> bool:
+    """True if nobody will tell the end of the ranks that are not known to have ended.
+
+    They ran on hosts whose monitors were killed, and are too many to be followed.
+    """
+    open_ranks = [rank for rank in state.ranks if rank.status not in ("ended", "gone")]
+    ages_s = [host.age_s for host in state.missing_hosts]
+    unheard = all(rank.status == "" for rank in open_ranks)
+    return bool(open_ranks and ages_s) and unheard and min(ages_s) > _SILENT_S
 
 
 def _print_once(watched: _Watched) -> int:

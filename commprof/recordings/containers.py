@@ -23,6 +23,8 @@ from commprof.invocation import quoted
 _MOST_TIMES = 300
 _ALWAYS_BYTES = 64 << 20
 _MOST_FILES = 100_000
+#: Largest number of files that cannot be read and are named each.
+_MOST_PROBLEMS = 3
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 #: Argument for zlib that means a gzip header and the largest window.
 _GZIP_WINDOW = 31
@@ -131,6 +133,14 @@ def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[s
     except OSError as error:
         return [f"{quoted(path)}: {_said(error)}"]
     return problems
+
+
+def few(problems: Sequence[str]) -> list[str]:
+    """Returns sentences about files that cannot be read; of many, one with their number."""
+    if len(problems) <= _MOST_PROBLEMS:
+        return list(problems)
+    first = "; ".join(problem.rstrip(".") for problem in problems[:_MOST_PROBLEMS])
+    return [f"{len(problems):,} files cannot be read, the first of them {first}"]
 
 
 def is_packed(path: Path) -> bool:

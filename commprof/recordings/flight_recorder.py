@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from commprof.errors import TraceError
 from commprof.invocation import quoted
+from commprof.recordings.containers import few
 from commprof.recordings.flight_recorder_alike import INTEGERS, alike_entries
 from commprof.recordings.flight_recorder_files import dump_files
 from commprof.recordings.objects import without_collections
@@ -165,7 +166,7 @@ def _read(path: Path) -> tuple[list[Dump], list[str]]:
     dumps = _from_zero(_with_retired(dumps))
     if not any(dump.entries for dump in dumps):
         dumps = [_with_pending_by_status(dump) for dump in dumps]
-    return dumps, problems
+    return dumps, few(problems)
 
 
 def _with_retired(dumps: Sequence[Dump]) -> list[Dump]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from commprof.errors import CommprofError
 from commprof.invocation import quoted
-from commprof.recordings.containers import each_file
+from commprof.recordings.containers import each_file, few
 from commprof.text import counted, printable
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _read(path: Path, progress: Progress) -> tuple[list[InspectorLog], list[str]
     return (
         [log for logs, _ in results for log in logs],
         empty,
-        [problem for _, problems in results for problem in problems],
+        few([problem for _, problems in results for problem in problems]),
     )
 
 

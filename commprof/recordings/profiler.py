@@ -18,7 +18,7 @@ import numpy.typing as npt
 from commprof.errors import CommprofError, TraceError
 from commprof.invocation import quoted
 from commprof.recordings.clock_agreement import with_compared_clocks
-from commprof.recordings.containers import each_file
+from commprof.recordings.containers import each_file, few
 from commprof.recordings.profiler_call_columns import CallColumns, CallKinds
 from commprof.recordings.profiler_calls import ROOTED, Call, of_job
 from commprof.recordings.profiler_collectives import OF_FEW
@@ -104,10 +104,10 @@ def read_recording(path: Path) -> Recording | None:
     problems += each_file(path, looks_like_trace, take)
     if not recordings:
         if problems and (seen or path.is_file()):
-            why = problems[0].removeprefix(f"{quoted(path)}: ")
+            why = few(problems)[0].removeprefix(f"{quoted(path)}: ")
             raise CommprofError(f"{quoted(path)} cannot be read: {why}")
         return None
-    return _recording(path, recordings, problems)
+    return _recording(path, recordings, few(problems))
 
 
 def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Recording:
