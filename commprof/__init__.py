@@ -32,10 +32,13 @@ _HOMES = {
     "profile": "commprof.capture.profiler",
     "step": "commprof.capture.profiler",
 }
+_WITHOUT_TORCH = ("LoadedRun", "load")
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when first used, so that reports need neither capture nor torch."""
+    if name in __all__ and name not in _WITHOUT_TORCH:
+        _require_main_interpreter(f"commprof.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in __all__:
@@ -43,3 +46,15 @@ def __getattr__(name: str) -> Any:
 
         return satellites.public_name(name)
     raise AttributeError(f"module 'commprof' has no attribute {name!r}")
+
+
+def _require_main_interpreter(what: str) -> None:
+    """Raises an error in a sub-interpreter, before torch is imported there."""
+    from commprof.errors import CommprofError
+    from commprof.main_interpreter import is_main_interpreter
+
+    if not is_main_interpreter():
+        raise CommprofError(
+            f"{what} needs torch, which works in the main interpreter of a process alone, and this "
+            "is a sub-interpreter: train and record in the main one, or in a process of its own"
+        )

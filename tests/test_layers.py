@@ -29,7 +29,17 @@ from tools.make_shape import imports_of, mutual_imports, repeated_classes, rules
 ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
-    *("errors", "units", "text", "interrupts", "address", "files", "invocation", "launched"),
+    *(
+        "errors",
+        "units",
+        "text",
+        "interrupts",
+        "address",
+        "files",
+        "invocation",
+        "launched",
+        "main_interpreter",
+    ),
     *("variables", "_native", "_version", "_C", "_tune", "_reading", "ddp_parameters"),
 }
 ENTRY_POINTS = {"__main__", "run", "wrap", "microbench", "backend"}

@@ -1,0 +1,18 @@
+"""Tells whether this code runs in a process's main interpreter: torch works in no other one."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import suppress
+
+#: CPython's own module on interpreters, by its names from 3.13 on and before.
+_MODULES = ("_interpreters", "_xxsubinterpreters")
+
+
+def is_main_interpreter() -> bool:
+    """True in the main interpreter, and where Python cannot tell; False in a sub-interpreter."""
+    for name in _MODULES:
+        with suppress(ImportError):
+            interpreters = importlib.import_module(name)
+            return bool(interpreters.get_current() == interpreters.get_main())
+    return True
