@@ -1,8 +1,8 @@
-"""Writes the walks of docs/architecture.md: the rooms that a figure crosses, by traced runs.
+"""Writes the walks of docs/architecture.md: the folders that a command's calls pass through.
 
     python -m tools.make_walks [FILE]
 
-FILE: where to write the page, in place of itself.
+FILE: where to write the page, instead of docs/architecture.md.
 
 Each walk runs a command of commprof in this process under ``sys.setprofile``, which sees each call
 of a Python function. The page lists the folders of commprof in the order of their first call, with
@@ -92,7 +92,7 @@ def walks() -> str:
 
 
 def page() -> str:
-    """Returns the page with its walks made anew."""
+    """Returns the page with new walks."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + walks() + END + after

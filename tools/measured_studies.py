@@ -72,7 +72,7 @@ class Study:
 
 
 def torch_ddp_tests(path: Path) -> list[Demand]:
-    """Demands that the tests of each PyTorch module end with commprof as they do without."""
+    """Returns the demands that the tests of each PyTorch module end as without commprof."""
     found = []
     for name, counts in read_json(path)["modules"].items():
         same = counts["run"] - len(counts["different"])

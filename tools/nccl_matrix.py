@@ -1,16 +1,17 @@
-"""Plays NCCL's calls through the loaders and adapters of NVIDIA's own libraries to the plugin.
+"""Checks commprof's profiler plugin against NVIDIA's NCCL libraries, without a GPU.
 
-No GPU is needed. For each wheel of nvidia-nccl-cu12 the library is loaded, and its internal
-``getNcclProfiler_v<N>``, whose address is in its symbol table, is given the plugin. What this
-returns takes events in the library's own layout and passes them on in that of version N. The same
-calls are played to it each time (``tests/cpp/nccl_plugin``), and the trace is compared with them.
-Another plugin, which has version N only, is then loaded by NCCL alone, and by commprof's, which
-NCCL asks for its newest version: what it logs of its calls is compared.
+For each wheel of nvidia-nccl-cu12, the library is loaded. Its internal ``getNcclProfiler_v<N>``
+(found by the symbol table) loads the plugin and returns an adapter, which takes events in the
+library's own layout and passes them to the plugin in the layout of version N. The same calls are
+played to each adapter (``tests/cpp/nccl_plugin``), and the plugin's trace is compared with them.
+
+A logging plugin of version N is then loaded twice: by NCCL directly, and by commprof's plugin,
+which NCCL asks for its newest version. Both times it must log the same calls.
 
     make nccl-matrix
     python -m tools.nccl_matrix --keep DIR 2.28.9 2.30.7
 
-Prints a Markdown table, and on stderr what was wrong. Exits with 1 if anything was.
+Prints a Markdown table, and each error on stderr. Exits with 1 if there is an error.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tests.support.nccl_runs import (
     recorded,
 )
 
-#: The first release of each version of the interface that could be had, and the newest.
+#: The first available release with each version of the interface, and the newest release.
 RELEASES = ("2.26.2", "2.27.5", "2.28.9", "2.29.7", "2.30.7", "2.32.3")
 OLDEST = 3
 COMMPROF = "libnccl-profiler-commprof.so"
@@ -44,7 +45,7 @@ PLACE = {"RANK": "0", "WORLD_SIZE": "2"}
 
 
 def main() -> int:
-    """Runs all pairs of a library and a version that it can ask for."""
+    """Checks each library with each version of the interface that it can ask for."""
     parser = argparse.ArgumentParser(description="Plays NCCL's calls through NVIDIA's libraries.")
     parser.add_argument("releases", nargs="*", default=RELEASES, metavar="RELEASE")
     parser.add_argument("--keep", type=Path, help="folder of the wheels, kept (1.9 GB for all)")
@@ -97,7 +98,7 @@ def loaders(library: Path) -> dict[int, str]:
 def through(
     tree: Path, plugin: str, library: Path, address: str, newest: int, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Plays to a plugin through a loader; with ``LOGGED`` events of all types."""
+    """Plays calls to a plugin through a library's loader; events of all types if it logs them."""
     arguments = ["through", str(library), str(tree / plugin), address, str(newest)]
     return subprocess.run(
         [str(tree / "test_nccl_plugin"), *arguments, *["all"] * ("LOGGED" in environment)],
@@ -111,7 +112,11 @@ def through(
 def passed_on(
     tree: Path, library: Path, addresses: dict[int, str], version: int
 ) -> tuple[str, list[str]]:
-    """Returns how many lines a plugin of this version logs as alone, and what was wrong."""
+    """Compares the log of a plugin behind commprof's with its log without commprof.
+
+    Returns:
+        How many lines are the same, as a cell of the table, and the errors.
+    """
     newest = max(addresses)
     name = f"liblogging-v{version}.so"
     with tempfile.TemporaryDirectory() as out:
@@ -123,18 +128,19 @@ def passed_on(
             COMMPROF_OUT=out,
             COMMPROF_NCCL_PLUGIN=str(tree / name),
         )
-        if version < newest and version == OLDEST:  # its fields are others
+        if version < newest and version == OLDEST:  # commprof does not convert to its fields
             said = "it has no table of versions" in done.stderr
             return "no", [] if said else [done.stderr]
         heard, expected = (Counter("\n".join(logged(log)).split("\n")) for log in (behind, alone))
     same = (heard & expected).total()
-    return f"{same}/{expected.total()}", [] if heard == expected else ["calls are not as alone"]
+    wrong = [] if heard == expected else ["calls differ from those without commprof"]
+    return f"{same}/{expected.total()}", wrong
 
 
 def one_pair(
     tree: Path, library: Path, address: str, version: int, newest: int
 ) -> tuple[str, list[str]]:
-    """Plays the calls once; returns the cells of the table's row, and what was wrong."""
+    """Plays the calls once; returns the cells of the table's row, and the errors."""
     with tempfile.TemporaryDirectory() as out:
         done = through(tree, COMMPROF, library, address, newest, COMMPROF_OUT=out)
         if done.returncode != 0:
@@ -147,10 +153,11 @@ def one_pair(
 def as_told(
     all_played: dict[Operation, Played], version: int, newest: int
 ) -> dict[Operation, Played]:
-    """What a version of the interface can tell of the operations that were played.
+    """Returns the operations that were played as the plugin can see them in a version.
 
-    Below version 5 there are no calls, so that replays are numbered with all others. Version 3 does
-    not tell the number of ranks, and through the adapters of newer libraries no communicator.
+    Below version 5, the plugin sees no API calls, so replays are numbered with all others. In
+    version 3 it does not see the number of ranks, and behind the adapter of a newer library no
+    communicator either.
     """
     result = {}
     count: Counter[tuple[str, int]] = Counter()
@@ -173,7 +180,7 @@ def as_told(
 
 
 def cells(expected: dict[Operation, Played], found: dict[Operation, Times], version: int) -> str:
-    """Counts what arrived with all its fields, of what was played."""
+    """Returns how many of the operations that were played arrived with all fields, by kind."""
 
     def right(wanted: list[Operation]) -> str:
         return f"{sum(operation in found for operation in wanted)}/{len(wanted)}"

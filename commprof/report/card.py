@@ -132,7 +132,7 @@ def _whom(card: Card) -> list[tuple[str, str]]:
     elif lateness.nobody_late:
         said = "no single rank stands out"
     elif card.following.cause:
-        return []  # the cause says why ranks wait, better than that nobody is known
+        return []  # the cause says why ranks wait; that no late rank is known adds nothing
     else:
         why = lateness.nobody_late_lacks
         said = "not known" if why == communication.exposed_lacks else f"not known: {why}"

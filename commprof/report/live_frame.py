@@ -16,7 +16,7 @@ from commprof.text import counted, printable
 
 _GAP: Final = "  "
 _UNKNOWN: Final = "-"
-#: More ranks than the first number are not all shown, but only as many as the second.
+#: With more ranks than ``_MOST_ROWS``, only ``_FEW_ROWS`` of them are shown.
 _MOST_ROWS: Final = 64
 _FEW_ROWS: Final = 16
 #: Largest number of missing hosts with a line of their own.
@@ -45,7 +45,7 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
 
 
 def _costliest(ranks: Sequence[RankState]) -> list[RankState]:
-    """Returns the ranks to show, in order; of many the failed ones and the costliest."""
+    """Returns the ranks to show, by number: all, or of many the failed and costliest ones."""
     if len(ranks) <= _MOST_ROWS:
         return list(ranks)
     cost = sorted(ranks, key=lambda rank: (not rank.failed, -_known(rank.waited_for_s)))
@@ -155,9 +155,10 @@ def _arrivals(state: JobState) -> list[str]:
     total = unknown + partial + sum(each.known for each in counts)
     if state.world_size == 1 or not unknown + partial:
         return []
-    parts = [f"not known for {unknown}"] if unknown else []
-    parts += [f"known only of the hosts that were heard for {partial}"] if partial else []
-    return [f"The rank that came last is {' and '.join(parts)} of {total} collectives."]
+    parts = [f"not known for {unknown} of {total} collectives"] if unknown else []
+    if partial:
+        parts += [f"for {partial} of {total} known only among the hosts that were heard"]
+    return [f"Rank that came last: {'; '.join(parts)}."]
 
 
 def _marked(problems: Sequence[str]) -> list[str]:

@@ -94,11 +94,11 @@ SAMPLES_UNKNOWN: Final = 0xFFFFFFFF
 #: ``seq`` of a message that cannot be distinguished from others.
 NO_SEQ: Final = 0xFFFFFFFF
 
-#: A shorter wait found the operation complete.
+#: Nanoseconds; in a shorter wait, the operation was already complete.
 BLOCKED_NS: Final = 1000
 #: Backward passes without a step mark after which a loop counts as unmarked.
 SURELY_UNMARKED: Final = 20
-#: Buckets of a histogram for each power of two, and such powers.
+#: Buckets of a histogram for each power of two, and the number of powers of two.
 PER_OCTAVE: Final = 64
 OCTAVES: Final = 37
 #: Bounds of a clock's drift if comparisons give none, and of its unobserved change.
@@ -170,7 +170,7 @@ AWAITS: Final = (
     "peer",
 )
 
-#: NCCL's algorithms and protocols, by code; the first is not known.
+#: NCCL's algorithms and protocols, by code; code 0 stands for an unknown one.
 NCCL_ALGORITHMS: Final = (
     "",
     "TREE",

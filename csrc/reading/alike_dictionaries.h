@@ -1,5 +1,5 @@
-// Numbers dictionaries by their values, so that a reader in Python looks at one
-// of many that are alike.
+// Gives equal dictionaries equal numbers, so that a reader in Python examines
+// only one dictionary for each number.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -15,9 +15,9 @@
 namespace commprof {
 
 // Dictionaries have the same number if all of their values are equal, except
-// those of three kinds of keys: `ignored`, `integers`, which become columns,
-// and `truths`, of which only the truth counts. Numbers count up from 0 and
-// hold for all dictionaries that were given. The GIL is held.
+// for three sets of keys: `ignored`; `integers`, which become columns; and
+// `truths`, of which only the truth value counts. The numbers count up from 0,
+// also from one call of read() to the next. The caller holds the GIL.
 class AlikeDictionaries {
  public:
   using Column = pybind11::array_t<int64_t>;
@@ -28,9 +28,10 @@ class AlikeDictionaries {
       const std::vector<std::string>& truths,
       const std::vector<std::string>& ignored);
 
-  // The number of each dictionary, and a matrix of a row for each with the
-  // values of `integers`: -1 where there is none or none from 0 to 2^63 - 1.
-  // Throws py::value_error if there is anything but plain values.
+  // Returns the number of each dictionary, and a matrix: a row for each
+  // dictionary, a column for each key of `integers`; -1 where the key is
+  // missing or its value is no integer from 0 to 2^63 - 1. Throws
+  // py::value_error if a value is not plain.
   Read read(const pybind11::typing::List<pybind11::object>& dictionaries);
 
  private:

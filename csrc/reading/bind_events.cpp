@@ -30,7 +30,8 @@ std::string_view utf8Of(const py::str& text) {
   return {data, size_t(size)};
 }
 
-// Places in a text of ASCII are the same in its UTF-8; others are counted.
+// Returns the position in bytes of a character's position in a text. In ASCII
+// both are equal; otherwise the characters before it are counted.
 size_t bytesOf(std::string_view text, bool isAscii, size_t characters) {
   if (isAscii) {
     return std::min(characters, text.size());

@@ -56,7 +56,8 @@ void bindRecords(py::module_& m) {
       [](const py::typing::List<Bytes>& chunks, const Numbers& stored) {
         const auto rows = stored.unchecked<2>();
         if (rows.shape(0) != py::ssize_t(chunks.size()) || rows.shape(1) != 4) {
-          throw py::value_error("a row [count, base, width, offset] a chunk");
+          throw py::value_error(
+              "expected one row [count, base, width, offset] per chunk");
         }
         std::vector<Bytes> kept; // the arrays of the spans
         std::vector<reading::PackedColumn> columns;

@@ -161,7 +161,8 @@ void addUp(const PackedColumn& column, uint64_t* out) {
   uint64_t value = column.field.base;
   for (uint64_t row = 0; row < column.count; ++row) {
     const size_t offset = column.field.offset + row * sizeof(int32_t);
-    // The first difference is to a record that a cut column no longer has.
+    // In a column that was cut, the first difference refers to a record that
+    // was cut off.
     value += row == 0 ? 0 : uint64_t(int64_t(at<int32_t>(column.data, offset)));
     out[row] = value;
   }

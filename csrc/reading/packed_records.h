@@ -18,11 +18,11 @@ namespace commprof::reading {
 // The fields of a record without its kind, in the order of Record.
 inline constexpr size_t kFields = 13;
 
-// The values of one field in the records of one kind: base + the bytes at
-// `offset`, of which each value has `width`; 0 if all values are the base.
-// Times spread far but differ little from one to the next: with kDifferences,
-// `base` is the first value, and the data are signed differences of 4 bytes,
-// the first of them 0.
+// The values of one field in the records of one kind: `base` plus an unsigned
+// integer of `width` bytes per record, the first at `offset`. If `width` is 0,
+// all values are `base`. If it is kDifferences, `base` is the first value, and
+// each integer is the signed difference to the previous value, in 4 bytes, the
+// first 0: for times, which spread far but differ little from one to the next.
 inline constexpr uint64_t kDifferences = 5;
 
 struct PackedField {

@@ -1,4 +1,4 @@
-// Reads pickles of plain values without running any code of theirs.
+// Reads pickles of plain values without running any code that they contain.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,9 +8,9 @@
 namespace commprof {
 
 // Executes the instructions that build numbers, texts, lists, tuples and
-// dictionaries, and refuses all others, as commprof's reader in Python does
-// (recordings/flight_recorder_pickle.py), with the same words. Throws
-// py::value_error. The GIL is held.
+// dictionaries. For any other instruction, throws py::value_error with the
+// message of commprof's reader in Python
+// (recordings/flight_recorder_pickle.py). The caller holds the GIL.
 pybind11::object readPlainPickle(std::string_view data);
 
 void bindPickles(pybind11::module_& m);

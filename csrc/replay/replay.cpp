@@ -251,7 +251,7 @@ class Run {
   std::vector<int64_t> rowOf_; // by slot
   std::vector<bool> done_;
   std::vector<double> end_;
-  std::vector<double> begins_; // if it waits for an earlier one
+  std::vector<double> begins_; // by slot: start of a wait for an earlier row
   std::vector<int64_t> at_; // by rank: its next event
   std::vector<double> stood_;
   std::vector<double> marks_;

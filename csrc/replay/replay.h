@@ -45,8 +45,8 @@ struct Calls {
   std::span<const bool> outside; // its times are as recorded
 };
 
-// Returns the times of each rank's marks, `marks` of each rank; nothing if the
-// ranks wait for each other forever.
+// Returns the times of all ranks' marks, rank by rank, `marks` of each; nothing
+// if the ranks wait for each other forever.
 std::optional<std::vector<double>> replay(
     const Programs& programs,
     const Calls& calls,

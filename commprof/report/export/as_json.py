@@ -265,7 +265,7 @@ def _summary(summary: SummaryResult) -> dict[str, Any]:
 
 
 def _flat(value: Mapping[str, Any], *groups: str) -> dict[str, Any]:
-    """Returns the value with the fields of its groups among its own, in their place."""
+    """Returns the value with each of the groups replaced by the group's own fields."""
     flat: dict[str, Any] = {}
     for name, field in value.items():
         flat |= field if name in groups else {name: field}

@@ -2,10 +2,10 @@
 
 The tables are ``steps`` and ``parts`` (a row per rank and measured step), ``collectives`` (per call
 of a rank in these steps) and ``waits`` (per rank, step, rank where the waiting began, and its
-activity there). Each has a file for at most 128 ranks, in directories as of Hive:
-``TABLE/world_size=N/ranks=FIRST-LAST/part.parquet``. Names of columns include units, figures that
-are not known are null. The table ``kinds`` (per kind of collective over all ranks, one file per
-world size) is all that there is of ranks that recorded no step.
+activity there). Each table has one file per 128 ranks, in directories partitioned as in Hive:
+``TABLE/world_size=N/ranks=FIRST-LAST/part.parquet``. Names of columns include units; figures that
+are not known are null. Ranks that recorded no step appear only in the table ``kinds`` (per kind of
+collective over all ranks, one file per world size).
 
 The files are written in row groups of a few ranks, from arrays: no row is ever a Python object.
 """
@@ -98,7 +98,7 @@ _MAY_BE_UNKNOWN = ("group_size", "size_bytes")
 
 
 def is_folder(output: Path) -> bool:
-    """True if tables are written to this ``-o``; one that ends in .parquet is a file of one."""
+    """True if ``-o`` names a folder of tables; a name in .parquet is a file with one table."""
     return output.suffix != ".parquet" and not is_a_device(output)
 
 
@@ -160,7 +160,7 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
             f"{f' ({reasons})' if reasons else ''}"
         )
     is_new = not folder.exists()
-    # Engines leave out what begins with a dot.
+    # Query engines skip files and folders whose names begin with a dot.
     partial = folder / f".tables.{socket.gethostname()}.{os.getpid()}"
     try:
         partial.mkdir(parents=True)
@@ -186,7 +186,7 @@ def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         if is_new:
-            with suppress(OSError):  # which says that it holds tables
+            with suppress(OSError):  # the folder is not empty: it holds the tables
                 folder.rmdir()
     return counts
 

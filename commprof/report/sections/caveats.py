@@ -34,7 +34,8 @@ def caveats(result: RunResult) -> list[str]:
     """Returns failures and caveats of a run, in sentences."""
     failures = [f"{counted(size, 'rank')}: {reason}" for size, reason in result.failures]
     shown = {world.world_size for world in result.worlds}
-    told = shown | {size for size, _ in result.failures}  # whose reasons end with the problems
+    # The reason of a failure ends with the summary's problems.
+    told = shown | {size for size, _ in result.failures}
     return [
         *failures,
         *always_on.notes(result.summaries, shown, told),

@@ -12,7 +12,7 @@ from commprof.report.full_report import FullReport
 from commprof.report.section import Medium, Section
 from commprof.report.tabulated import Grid, three_digits
 
-#: Largest number of ranks in the table; of more, the costliest are shown, and a summary.
+#: With more ranks than this, the table shows the costliest ones and the sum of the others.
 _MOST_RANKS = 32
 #: Ranks in the table of causes if there are more than ``_MOST_RANKS``: those that cost most.
 _COSTLIEST = 10

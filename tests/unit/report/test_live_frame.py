@@ -207,7 +207,7 @@ def test_collectives_whose_last_rank_is_not_surely_known_are_counted() -> None:
         rank_state(1, arrivals=ArrivalState(100, 0, 0)),
     )
     said = (
-        "The rank that came last is not known for 6 and known only of the hosts that were heard "
-        "for 4 of 200 collectives."
+        "Rank that came last: not known for 6 of 200 collectives; for 4 of 200 known only among "
+        "the hosts that were heard."
     )
     assert said in frame(job_state(ranks=ranks), "run", 200)

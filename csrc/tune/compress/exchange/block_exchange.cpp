@@ -43,7 +43,7 @@ PieceNote checkPiece(
   }
   const auto note = readNote(in + codec.bytes(count));
   if (!note) {
-    refusePayload(rank, channel, "a piece's note is none");
+    refusePayload(rank, channel, "a piece has an invalid note");
   }
   if (note->finite && !codec.valid(in, count)) {
     refusePayload(rank, channel, "a block's scale is negative or not finite");

@@ -34,8 +34,8 @@ class PowerSgd : public Scheme {
     size_t rows = 0;
     size_t cols = 0;
     int rank = 0; // at most the smaller dimension
-    size_t p = 0; // offset of its factors among all factors
-    size_t q = 0;
+    size_t p = 0; // offset of its P among all P, in values
+    size_t q = 0; // and of its Q among all Q
   };
   struct Range { // values that are sent unchanged
     size_t offset = 0;

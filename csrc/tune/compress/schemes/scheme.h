@@ -1,6 +1,6 @@
 // Interface of compression schemes. The compressor calls inspect(), agrees with
-// all ranks on the exchange and on finite values as far as inspect() found
-// them, and calls run().
+// all ranks on the exchange and, if inspect() looked for non-finite values, on
+// whether there are any, and calls run().
 //
 // Quality measures for a BucketReport how well a scheme represents this rank's
 // own gradients.

@@ -15,8 +15,8 @@
 
 namespace commprof::compress {
 
-// Sending smaller buckets in fp32 costs less than a scheme saves, and a small
-// ratio of them would be no value at all.
+// Smaller buckets are sent in fp32: that costs less than the scheme saves, and
+// a small share of their values would be less than one value.
 inline constexpr size_t kSmallestSparse = 4096; // values: 16 KiB
 
 // Number of values to send, equal on all ranks; at least one for n > 0.
@@ -36,7 +36,8 @@ class TopK : public Scheme {
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
       override;
-  // Assumes no exchange through owners, which sends less.
+  // An upper bound: does not consider the exchange through owners, which sends
+  // less.
   uint64_t wireBytes(std::span<const Slot> slots, size_t n, int world)
       const override;
 

@@ -106,7 +106,7 @@ void Mesh::advance(int peer, short events) {
 }
 
 void Mesh::fail(const std::string& reason) {
-  const bool stopped = !usable(); // the streams failed because of it
+  const bool stopped = !usable(); // which made the streams fail
   abandon();
   throw compress::TransportError(
       stopped ? "exchange was stopped on this rank"

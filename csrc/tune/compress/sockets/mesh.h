@@ -41,10 +41,10 @@ class Mesh {
     return names_[size_t(rank)];
   }
 
-  // Starts an exchange as compress::Transport::exchange(). `left` counts its
-  // unfinished messages; it and all bytes must stay valid until it is 0, or
-  // until abandon(). Like finish(), throws compress::TransportError that names
-  // the rank.
+  // Starts the exchange that compress::Transport::exchange() describes. `left`
+  // counts its unfinished messages; `left` and all bytes must stay valid until
+  // it is 0, or until abandon(). Like finish(), throws compress::TransportError
+  // that names the rank.
   void begin(
       std::span<const std::span<const std::byte>> send,
       std::span<const std::span<std::byte>> receive,
@@ -57,7 +57,7 @@ class Mesh {
   void abandon() noexcept;
   // Makes all current and later exchanges fail. Callable from any thread.
   void interrupt() noexcept;
-  // True if neither was called. Callable from any thread.
+  // True until abandon() or interrupt() is called. Callable from any thread.
   bool usable() const noexcept {
     return usable_.load();
   }

@@ -85,8 +85,8 @@ void Stream::advance() {
   }
 }
 
-// Both return true if another call may move more; false if the kernel took or
-// gave less than requested.
+// sendSome() and receiveSome() return true if another call may move more bytes,
+// false if the kernel took or gave less than requested.
 bool Stream::sendSome() {
   if (sending_.empty()) {
     return false;
@@ -146,7 +146,7 @@ bool Stream::receiveSome() {
         "its message " + std::to_string(arrived_.number) + " has " +
         std::to_string(arrived_.bytes) + " bytes where message " +
         std::to_string(due.number) + " of " + std::to_string(due.bytes) +
-        " bytes was due: the ranks do not exchange the same");
+        " bytes was due: the ranks exchange different messages");
   }
   return moved(receiving_, size_t(bytes)) || all;
 }
