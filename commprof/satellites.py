@@ -38,23 +38,23 @@ class AddedReport(Protocol):
 
     @property
     def key(self) -> str:
-        """Key of its figures in the JSON result."""
+        """Key of the report's figures in the JSON result."""
 
     @property
     def table_name(self) -> str:
-        """Name of its table among the tables of rows."""
+        """Name of the report's table among the tables of rows."""
 
     def plain(self) -> dict[str, Any]:
-        """Returns its figures for the JSON result."""
+        """Returns the report's figures for the JSON result."""
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yields the rows of its table; all have the same columns."""
+        """Yields the rows of the report's table; all have the same columns."""
 
     def section(self) -> Any:
-        """Returns its ``commprof.report.section.Section``."""
+        """Returns the report as a ``commprof.report.section.Section``."""
 
     def pictures(self) -> dict[str, list[dict[str, Any]]]:
-        """Returns the data of its pictures, by the names that the page's scripts use."""
+        """Returns the data of the report's pictures, by the names that the page's scripts use."""
 
     def screen(self, description: str, all_command: str, caveats: int) -> str:
         """Renders at most 24 lines of 80 columns.
@@ -66,7 +66,7 @@ class AddedReport(Protocol):
         """
 
     def text(self, description: str, width: int, caveats: list[str], tables: int | None) -> str:
-        """Renders all of it for the terminal.
+        """Renders the whole report for the terminal.
 
         Args:
             description: what was run.
@@ -118,7 +118,7 @@ class Tune(Commands, Protocol):
         """Sets FSDP2's sharding in each model of this process that is made later."""
 
     def try_every_model(self, trial: str, profiler: Any) -> None:
-        """Starts a trial in the first model of this process that can have one."""
+        """Starts a trial in the first model of this process that can take part in it."""
 
     def try_model(self, model: Any, trial: str) -> None:
         """Starts a trial in a model."""

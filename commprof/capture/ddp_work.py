@@ -43,7 +43,7 @@ class DdpWork:
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
     def install(self) -> None:
-        """Starts to note the work; a version of torch without a method has none of its kind."""
+        """Starts to note the work; if torch lacks a method, work of that kind is not noted."""
         self._spans, self._installed = {}, True
         for key, (name, counts) in _METHODS.items():
             if hasattr(DistributedDataParallel, name):

@@ -39,7 +39,7 @@ class HookEngine(ABC):
     def start(
         self, ddp: DistributedDataParallel, shared: Any, replaced: RunningEngine | None
     ) -> RunningEngine:
-        """Starts in a model, in place of the engine ``replaced``; all its ranks call it together.
+        """Starts in a model, in place of the engine ``replaced``; all ranks call this together.
 
         Raises:
             CommprofError: the ranks differ, or the engine cannot start; ``replaced`` may be stopped

@@ -131,7 +131,7 @@ class TrainedParameters:
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
         is_shard = any(_is_shard(parameter) for parameter in self._trained.values())
-        flat = self._flat() and not is_shard  # an FSDP1 model beside it may be frozen
+        flat = self._flat() and not is_shard  # beside shards, an FSDP1 model may be frozen
         found = {
             "parameter_bytes": sum(own.values()),
             "sharded": flat or is_shard,

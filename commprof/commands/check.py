@@ -66,7 +66,7 @@ Exit code: 1 if a check fails, else 0. The ranks communicate over gloo. See docs
 
 
 def _as_rank() -> tuple[Outcome, ...]:
-    from commprof.checks.run import run_checks  # seconds: it loads torch
+    from commprof.checks.run import run_checks  # takes seconds, because it loads torch
 
     return run_checks()
 

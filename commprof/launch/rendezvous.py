@@ -74,7 +74,8 @@ class Rendezvous:
         if self.nodes == 1:
             return {
                 **common,
-                # The default is the host's name, and torch waits minutes if it has no address.
+                # The default is the host's name, and torch waits minutes if that name has no
+                # address.
                 "local_addr": "localhost",
                 "run_id": f"commprof-{os.getpid()}",
                 "rdzv_backend": "c10d",

@@ -329,7 +329,7 @@ class PeakMemory:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):  # glibc's own
             libc.malloc_trim(0)
-        # If a sandbox forbids it, the peak is that of the whole process, so never too small.
+        # If a sandbox forbids the reset, the peak is that of the whole process, so never too small.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
         if self._cuda:

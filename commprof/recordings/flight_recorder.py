@@ -446,7 +446,7 @@ class _Entries:
 
     def __init__(self) -> None:
         self._alike = alike_entries()
-        #: Descriptions by the numbers of the entries; without those that cannot be read.
+        #: Descriptions by the numbers of alike entries; none for entries that cannot be read.
         self._descriptions: dict[int, _Description] = {}
 
     def of(self, values: list[Any]) -> tuple[list[Entry], list[_Description], int]:

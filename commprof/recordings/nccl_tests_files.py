@@ -118,7 +118,7 @@ def _json_rows(line: Mapping[str, Any]) -> Iterator[NcclTestsRow]:
 
 
 def _samples_us(single: Mapping[str, Any]) -> tuple[float, ...]:
-    """Times of the iterations that the run does not skip (``-K``); its list has all of them."""
+    """Times of the iterations that count: the file also lists those that ``-K`` skips."""
     times = [float(sample) for sample in single.get("times_us", ())]
     return tuple(times[int(single.get("skipped_iterations", 0)) :])
 

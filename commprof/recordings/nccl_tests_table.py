@@ -63,7 +63,7 @@ class _Pending:
     described: _Description
     #: Placements of the results that are missing.
     places: list[str]
-    #: Cells of the first of them that are there.
+    #: Cells that were read of the first of these results.
     cells: list[str]
     #: True if other output broke the row; False if its line just ends.
     broken: bool
@@ -201,7 +201,8 @@ class Table:
                 return cells, first_end, not _is_time_of_day(word[0])
             position = word.start() + cell.end()
             whole = cell.end() == len(word[0])
-            # Other output may follow a result's last cell directly, else digits may be lost.
+            # Other output may follow a result's last cell directly; after other cells, digits may
+            # be lost.
             if not whole and (len(cells) + 1) % len(self._names):
                 return cells, first_end, not _is_time_of_day(word[0])
             cells.append(cell[0])

@@ -69,8 +69,8 @@ class Call:
     root_known: bool
     #: False if only the call on the host was recorded, which hands the transfer to a device.
     timed: bool = True
-    #: Numbers of c10d's ranges around the launch, or of the operator with its External id; that
-    #: which names the operation comes first. Empty if there is none, and without a device.
+    #: Numbers of c10d's ranges around the launch, or of the operator with its External id; the
+    #: range that names the operation comes first. Empty if there is none, and in calls on the host.
     launched_in: tuple[int, ...] = ()
     #: Begin and end of each kernel, if the collective has several. On the host, begin and end with
     #: what the backend's thread ran before it ended the range, if that is later than ``end_ns``.
@@ -82,7 +82,7 @@ class Call:
 
     @property
     def times_ns(self) -> tuple[tuple[int, int], ...]:
-        """Begin and end of each of its kernels; empty if they are not known."""
+        """Begin and end of each kernel of the call, in ns; empty if they are not known."""
         return self.kernels or ((self.begin_ns, self.end_ns),) * self.timed
 
 

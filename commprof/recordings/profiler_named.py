@@ -237,7 +237,7 @@ def named_events(texts: EventTexts, events: Iterable[Event]) -> NamedEvents:
 
 
 def external_ids(integers: Ints) -> Ints:
-    """Returns the External ids from the columns of ``INTEGERS``, of which one is written."""
+    """Returns the External ids from two columns of ``INTEGERS``; traces fill one of them."""
     first, second = integers[:, 1], integers[:, 2]
     return np.where(first == ABSENT, second, first)
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-#: Arguments that are kept, but for those that are columns.
+#: Arguments that are kept and are not columns.
 _KEPT: Final = tuple(key for key in KEPT_ARGUMENTS if key not in INTEGERS)
 _UNKNOWN: Final = -1
 #: Above this number of names, values or arguments, all are forgotten before the next trace.

@@ -140,7 +140,7 @@ def _as_one(rank: int, windows: Sequence[RankRecording]) -> RankRecording:
 
 
 def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, until: int) -> None:
-    """Adds those of ``part``'s events that begin from ``since`` to before ``until``, in ns.
+    """Adds the events of ``part`` that begin at ``since`` or later and before ``until``, in ns.
 
     ``apart`` is added to their correlation ids and External ids.
     """

@@ -166,7 +166,8 @@ def _read_only(table: Table) -> Table:
     for name, column in vars(table).items():
         if isinstance(column, np.ndarray):
             if _is_one_value(column):
-                # Of an operation, a size or a thread that never changes, one value is kept.
+                # A column whose value never changes, such as operation or size, is stored as one
+                # value.
                 column = repeated(column[0], len(column))
                 object.__setattr__(table, name, column)
             column.flags.writeable = False

@@ -191,7 +191,8 @@ class Group:
         label = group_label(self.name, self.description)
         if self.token and self.name == self.token and self.description in ("", "undefined"):
             label = f"unnamed {self.token[:_SHOWN_OF_TOKEN]}"
-        # A backend for CPUs beside that for devices has it in its name, see process_groups.cpp.
+        # If a group also has a backend for devices, the name of its CPU part ends in the CPU's
+        # backend.
         suffix = f":{self.backend}"
         return label + suffix if label != self.name and self.name.endswith(suffix) else label
 

@@ -30,7 +30,7 @@ from commprof.trace.schema import OPS, Phase, op_name
 
 _OF_A_CALL = 0.01
 _OF_AN_UPDATE = 0.001
-#: Scalars, such as a loss, a norm or counts of samples, fit into this.
+#: Scalars, such as a loss, a norm or counts of samples, fit into this many bytes.
 _SMALL_BYTES = 64
 _BARRIERS = ("barrier", "monitored_barrier")
 #: Exchanges of activations, or of parts of a model.

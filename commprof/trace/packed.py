@@ -384,7 +384,7 @@ def _unpacking() -> Callable[[list[Any], npt.NDArray[np.uint64]], npt.NDArray[np
 
 
 def packing() -> Callable[[npt.NDArray[np.uint8]], Parts]:
-    """Returns the function that packs; imports the module now, as ranks that train never pack."""
+    """Returns the function that packs; imports it here because ranks that train never pack."""
     try:
         from commprof._reading import pack_records
     except ImportError:  # the module was not built, or is an older one: the same in Python

@@ -113,7 +113,7 @@ class SummarisedLinks:
 
     #: 1 if the host's clock was compared with rank 0's, or is the same; else 0.
     clock: int
-    #: Number of other hosts that it exchanges arrivals with, and number of other hosts in the tree.
+    #: Number of other hosts that this host exchanges arrivals with, and that are in the tree.
     peers: int
     heard: int
     #: Number of datagrams that could not be sent.

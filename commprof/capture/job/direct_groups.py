@@ -56,7 +56,7 @@ class DirectGroups:
 
 
 def note_group(group: Any) -> None:
-    """Gives a group that nobody has named a token, for its description in the trace.
+    """Gives a token to a group without a name, for the group's description in the trace.
 
     Does nothing for groups of one rank, for groups that ``init_process_group`` and ``new_group``
     make, which get a name, and if the group has no store or its store fails.
