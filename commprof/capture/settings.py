@@ -129,7 +129,7 @@ def check_kernels() -> None:
     """
     if not any(os.environ.get(name) for name in (variables.SIMD, variables.KERNEL_THREADS)):
         return
-    from commprof import _native  # imports torch
+    from commprof import _native  # not at the top: it imports torch
 
     if _native.tune_error is not None:
         return

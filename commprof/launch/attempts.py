@@ -51,7 +51,8 @@ class _Log:
     """Keeps `endings.json` up to date; an error while writing is only reported on stderr."""
 
     def __init__(self, directory: Path) -> None:
-        from commprof.capture.job.metadata import machine  # kept out of the fork server's preload
+        # imported here: the fork server shall not preload it
+        from commprof.capture.job.metadata import machine
 
         self._directory = directory
         clock = {"monotonic_ns": time.monotonic_ns()}

@@ -297,7 +297,7 @@ def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFa
     stem = stem_of(rank, attempt)
     logs = [log_dir / f"{stem}.err", log_dir / f"{stem}.error.json"]
     where = next((path for path in logs if path.exists()), log_dir)
-    codes = {rank: failure.exitcode}  # the first that failed comes first
+    codes = {rank: failure.exitcode}  # the rank that failed first comes first
     codes |= {number: failed.exitcode for number, failed in error.failures.items()}
     return RankFailedError(rank, failure.exitcode, reason, where, codes)
 

@@ -85,7 +85,7 @@ class Rendezvous:
         return {
             **common,
             "run_id": f"commprof-{world_size}",
-            "rdzv_backend": "static",  # ranks in the order of the machines
+            "rdzv_backend": "static",  # numbers ranks in the order of the machines
             "rdzv_endpoint": self.endpoint,
             "rdzv_configs": {"rank": self.node_rank, "timeout": _TIMEOUT_S},
         }

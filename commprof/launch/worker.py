@@ -327,7 +327,7 @@ class PeakMemory:
         Memory that was freed while the model was created would otherwise count as used.
         """
         libc = ctypes.CDLL(None)
-        if hasattr(libc, "malloc_trim"):  # glibc's own
+        if hasattr(libc, "malloc_trim"):  # only glibc has it
             libc.malloc_trim(0)
         # If a sandbox forbids the reset, the peak is that of the whole process, so never too small.
         with suppress(OSError):

@@ -85,7 +85,8 @@ def ranks_of_bandwidths(op: str, rows: Sequence[NcclTestsRow]) -> RanksOfBandwid
         most.append((busbw.value + busbw.half_digit) / (algbw.value - algbw.half_digit))
     evidence = _exact(RanksOfBandwidths(op, np.array(least), np.array(most)))
     if op in _OF_PARTS and least and evidence.agrees_with(1.0):
-        return RanksOfBandwidths(op, np.array([]), np.array([]))  # before 2.9: no factor
+        # versions before 2.9 have no factor
+        return RanksOfBandwidths(op, np.array([]), np.array([]))
     return evidence
 
 

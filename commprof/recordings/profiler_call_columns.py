@@ -71,7 +71,7 @@ class Launching(Sequence[tuple[int, ...]]):
 
     @property
     def first(self) -> Ints:
-        """The first number of each call; -1 if there is none."""
+        """Number of the first range of each call; -1 if there is none."""
         first = self._best
         for rows in self._inside:
             first = np.where(first >= 0, first, rows)

@@ -322,7 +322,7 @@ def _moment_ns(value: Any) -> int:
 
 def _ns(value_us: Any) -> int:
     """Converts µs to ns: integers exactly, floats rounded to the nearest ns."""
-    if isinstance(value_us, str):  # very old traces
+    if isinstance(value_us, str):  # very old traces have text
         value_us = float(value_us)
     if not 0 <= value_us < _MOST_US:
         raise ValueError

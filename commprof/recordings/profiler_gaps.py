@@ -1,7 +1,7 @@
 """Gaps in the recording of a device: kernels that the host launched and that were not recorded.
 
 A profiler drops kernels if its buffers are full, and may record a device for a part of the time
-only. A step whose kernels are missing is no step in which the device was idle.
+only. A step whose kernels are missing must not count as one in which the device was idle.
 """
 
 from __future__ import annotations

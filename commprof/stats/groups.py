@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 #: Percentiles to which values are limited first, so that a few outliers are no group.
 _LIMITS = (5, 95)
-#: Two groups explain more of the variance of n values than ``_LEAST + _FEW / sqrt(n)``. Of samples
-#: of one normal distribution, 95 % explain less, for 8 to 1000 values (simulated).
+#: Values are two groups if the groups explain more of the variance of n values than ``_LEAST + _FEW
+#: / sqrt(n)``. In 95 % of samples from one normal distribution they explain less (simulated, for n
+#: from 8 to 1000).
 _LEAST, _FEW = 0.685, 0.65
 
 

@@ -67,7 +67,7 @@ def trained_by(metadata: dict[str, Any]) -> Trained | None:
     return Trained(
         found["parameter_bytes"],
         found["sharded"],
-        found.get("flat"),  # not in traces of earlier versions
+        found.get("flat"),  # traces of earlier versions lack it
         found["ddp_bytes"],
         found["ignored_bytes"],
         tuple(found["other_libraries"]),

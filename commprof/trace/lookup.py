@@ -128,7 +128,7 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
 def _numbered(key: Ints, keys: int) -> tuple[Ints, int]:
     """Numbers distinct keys in ascending order; also returns how many there are.
 
-    ``keys``: number of possible keys; if it is at most ``_DENSE`` per row, keys begin at 0.
+    ``keys``: number of possible keys; if it is at most ``_DENSE`` per row, keys count from 0.
     """
     if keys > _DENSE * len(key):
         distinct, number = np.unique(key, return_inverse=True)

@@ -63,7 +63,8 @@ class FutureWaits:
         native = _native.native
         if native is None:
             return
-        for name in ("get_future", "get_future_result"):  # not every torch has the second
+        # not every version of torch has the second
+        for name in ("get_future", "get_future_result"):
             original = getattr(dist.Work, name, None)
             if original is not None:
                 self._patches.replace(dist.Work, name, _known_future(original, native.note_future))
