@@ -22,11 +22,12 @@ HEAD = (
     "mend it, and how to recognise it. Nothing here needs commprof, but `commprof run` looks for "
     "all of them, names the one whose fix wins most on its first screen, and lists the others "
     "with `commprof report DIR --all`, on the page and in the JSON result (`causes`).",
-    "What a fix wins is a replay of the recorded steps without the calls that it removes, with "
-    "its 95 % interval over the steps. Time for which the threads that carried these calls out "
-    "kept a training thread from its core goes with them. Where a replay cannot tell, the report "
-    "gives the time in the calls, which the fix wins at most, or nothing. A cause is named only if "
-    "the recording shows it; a job whose figures stay below the thresholds gets none.",
+    "What a fix wins is computed by a replay of the recorded steps without the calls that it "
+    "removes, and given with its 95 % interval over the steps. If the threads that carried out "
+    "these calls kept a training thread from its core, that time is removed too. Where a replay "
+    "cannot tell, the report gives the time in the calls, which is the most that the fix can "
+    "win, or nothing. A cause is named only if the recording shows it; a job whose figures stay "
+    "below the thresholds gets none.",
     "The lines are written for a script in which `model`, `optimizer` and the like have these "
     "names, after `init_process_group`.",
 )

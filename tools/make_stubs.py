@@ -23,7 +23,7 @@ from commprof import _native
 
 
 def header() -> str:
-    """Returns the first lines: what wrote the stub, and the pybind11 in torch that wrote types."""
+    """Returns a stub's first lines: the script that wrote it, and torch's pybind11 version."""
     common = Path(torch.__file__).parent / "include/pybind11/detail/common.h"
     version = re.findall(r"^#define PYBIND11_VERSION_M\w+ +(\d+)", common.read_text(), re.M)
     return (

@@ -87,7 +87,8 @@ def codes(root: Path = ROOT) -> str:
         _tuple("STAGES", enumerators(record, "Stage")),
         "#: Operations as c10d names them, by code.",
         _tuple("OPS", (row[1] for row in rows(record, "COMMPROF_OPS"))),
-        "#: Whom a rank awaits in each operation; ``csrc/core/record.h`` says what they mean.",
+        "#: Ranks that a rank awaits in each operation; ``csrc/core/record.h`` explains the "
+        "values.",
         _tuple("AWAITS", (str(row[3]).lower() for row in rows(record, "COMMPROF_OPS"))),
         "#: NCCL's algorithms and protocols, by code; code 0 stands for an unknown one.",
         _tuple("NCCL_ALGORITHMS", (row[1] for row in rows(record, "COMMPROF_NCCL_ALGORITHMS"))),

@@ -87,8 +87,8 @@ _MODEL = (
     r"(?:(?:nvidia|amd|intel|tesla|geforce|radeon|instinct|quadro|rtx|gtx|[a-z]{1,4}\d{1,4}\w*"
     r"|\d{4}(?:ti)?|\d{2,3}gb)[ -]){0,4}"
 )
-#: A count of ranks; in "2 x 8 GPUs", two counts. No count are the numbers in "RTX 4090 GPUs", in
-#: "A100 GPUs" and, as they are one number, in "1 024 GPUs".
+#: A count of ranks; in "2 x 8 GPUs", two counts. The numbers in "RTX 4090 GPUs" and "A100 GPUs" are
+#: no counts, nor is "024" in "1 024 GPUs", which is part of a number.
 _COUNT_OF_RANKS = re.compile(
     rf"(?<![\w.,→>])(?<!rtx )(?<!gtx ){_NO_REST}({_COUNT})(?: ?[x×] ?(?:({_COUNT})[ -]?)?|[ -]?)"
     rf"{_MODEL}(?:{_PLURAL})\b",

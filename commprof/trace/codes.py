@@ -145,7 +145,7 @@ OPS: Final = (
     "recv_any_source",
 )
 
-#: Whom a rank awaits in each operation; ``csrc/core/record.h`` says what they mean.
+#: Ranks that a rank awaits in each operation; ``csrc/core/record.h`` explains the values.
 AWAITS: Final = (
     "all",
     "all",

@@ -45,10 +45,10 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "A barrier makes every rank wait for the slowest one, and for a round trip over the "
-        "network. In a training loop it is mostly left over from timing, or stands around what "
-        "one rank writes, such as a checkpoint or a log in every step: then all ranks wait for "
-        "the disk. Ranks that a barrier held together would have met in the next exchange anyway, "
-        "so the report does not count this waiting as won."
+        "network. In a training loop it is mostly left over from timing, or it surrounds what one "
+        "rank writes in every step, such as a checkpoint or a log: then all ranks wait for the "
+        "disk. Without the barrier, the ranks would wait for the slowest one in the next exchange "
+        "anyway, so the report does not count this waiting as a gain."
     ),
     fix=(
         "# Delete it; or, where all ranks must be at the same point now and then:\n"

@@ -71,7 +71,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _is_of_weights(facts: Facts, step_bytes: float) -> bool:
-    """True if the calls broadcast weights: they follow an update, and are as large as these."""
+    """True if the calls broadcast weights: they follow an update and have their size."""
     trained = trained_by(facts.first.trace.metadata)
     if trained is None:
         return False

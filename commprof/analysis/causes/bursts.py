@@ -30,7 +30,7 @@ class Bursts:
 
     @cached_property
     def remains(self) -> Mask:
-        """True for the calls that remain if those of a burst that are alike are joined.
+        """True for the calls that remain if the calls of each burst that are alike are joined.
 
         The first of each type and reduction remains.
         """

@@ -91,10 +91,10 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "In nine of ten updates, the same number of backward passes, at least two, ends with an "
-        "exchange of DDP's buckets, the last pass before the update among them; all exchange the "
-        "same bytes, there are more of them than DDP models, and the training thread waits in "
-        f"the needless ones for at least {WORTH_NAMING:.0%} of the step."
+        "In nine of ten updates, the same number of backward passes (at least two, and more than "
+        "there are DDP models) ends with an exchange of DDP's buckets; the last pass before the "
+        "update is one of them, all of them exchange the same bytes, and the training thread "
+        f"waits in the needless ones for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "With gradient accumulation several micro batches add to the gradients before the "

@@ -66,14 +66,15 @@ CAUSE = CatalogueCause(
         f"DDP's buckets for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
-        "DDP puts every parameter that requires a gradient when it is made into a bucket, and "
-        "sends all buckets. If most of a model is frozen afterwards, or belongs to a branch that "
-        "the loss does not reach, as when adapters are trained beside a large model, almost all "
-        "bytes are sent for nothing. Parameters that are frozen before DDP is made are not sent."
+        "When DDP is made, it puts every parameter that requires a gradient into a bucket, and in "
+        "each step it sends all buckets. If most of a model is frozen after that, or belongs to a "
+        "branch that the loss does not reach, as when adapters are trained beside a large model, "
+        "almost all bytes are sent for nothing. Parameters that are frozen before DDP is made are "
+        "not sent."
     ),
     gain_note=(
         "The steps are replayed with buckets that hold no more than the bytes of all trained "
-        "parameters, and take less time by as much."
+        "parameters, and whose exchange is shorter in proportion."
     ),
     fix=(
         "for parameter in model.backbone.parameters():  # what is not trained\n"

@@ -123,9 +123,9 @@ CAUSE = CatalogueCause(
         "models."
     ),
     gain_note=(
-        "The steps are replayed with buckets of the default size, which take what the buckets of "
-        "this run take by their bytes. Not predicted if all buckets have nearly one size, because "
-        "the run then does not tell the latency from the transfer."
+        "The steps are replayed with buckets of the default size, whose time is computed from the "
+        "times and bytes of this run's buckets. Not predicted if all buckets have nearly one "
+        "size, because the run then does not tell the latency from the transfer."
     ),
     fix="model = DistributedDataParallel(model, bucket_cap_mb=25)",
     source="https://github.com/pytorch/pytorch/issues/48880",

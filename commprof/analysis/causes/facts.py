@@ -269,8 +269,8 @@ class Facts:
 
         Args:
             exchanging_ns: returns a time in each backward pass of a rank that exchanged gradients.
-            matters: False for numbers with which no rule is concerned: the other ranks' are then
-                not counted, and the result is None.
+            matters: returns False for the first rank's passes if no rule can apply to them; the
+                other ranks' passes are then not counted, and the result is None.
         """
         first = _passes(self.first, exchanging_ns(self.first))
         if first is None or not matters(first):

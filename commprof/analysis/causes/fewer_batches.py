@@ -27,10 +27,10 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _has_all_steps(trace: Trace) -> bool:
-    """True if the rank came to its regular end and nothing that it recorded is known to lack steps.
+    """True if the rank came to its regular end and its recording is not known to lack steps.
 
-    A recording of another profiler holds the steps of its window, and one whose mode changed those
-    at which it recorded: their numbers say nothing of the rank's batches.
+    A recording of another profiler holds only the steps of a window. A recording whose mode changed
+    holds only the steps of some modes. Their number of steps does not tell the rank's batches.
     """
     is_whole = trace.complete and not trace.dropped and not trace.is_foreign
     is_one_mode = trace.summary is None and "capture_state" not in trace.metadata
@@ -55,7 +55,7 @@ CAUSE = CatalogueCause(
         "answer for those that have none left."
     ),
     gain_note=(
-        "Not predicted, because no step of this run is longer for it: the other ranks wait, or the "
+        "Not predicted, because it makes no step of this run longer: the other ranks wait, or the "
         "job fails, after the last batch."
     ),
     fix=(

@@ -12,8 +12,8 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
 
-#: The fix costs memory, so that the gathers must delay the step by this fraction of it, and the low
-#: end of what is won be this.
+#: Because the fix costs memory, the gathers must delay the step by at least the first fraction of
+#: the step, and the low end of the gain must be at least the second.
 _WORTH, _LOW = 0.1, 0.05
 #: The units of the whole model may take this fraction of a rank's part of the host's memory.
 _OF_MEMORY = 0.05
@@ -33,11 +33,11 @@ def _again(calls: RankCalls) -> Mask:
 
 
 def _with_copies(calls: RankCalls, mask: Mask) -> Removed:
-    """The gathers, with FSDP2's copies out of the last one and into this one before each.
+    """Removes the gathers, and before each of them FSDP2's copies for this and the previous one.
 
-    FSDP2 makes them one after the other, when the reduce-scatter before has ended and the backward
-    pass of the unit has not begun. Modules between the units may compute there, so that most gaps
-    tell how long the copies take.
+    FSDP2 copies out of the previous gather and into the next one between the end of a
+    reduce-scatter and the backward pass of the next unit. Modules between the units may compute in
+    this gap too, so a gap counts up to the median gap only.
     """
     table = calls.table
     rows = np.flatnonzero(mask)
@@ -101,8 +101,8 @@ CAUSE = CatalogueCause(
         "backward: gradients and optimizer states stay sharded."
     ),
     gain_note=(
-        "FSDP2's copies out of the last gather and into the next one go with a gather, for as long "
-        "as most calls of a backward pass lie apart there."
+        "With a gather, FSDP2's copies out of the previous gather and into this one are removed "
+        "too; they are taken to last as long as the median gap between the calls at that place."
     ),
     fix=(
         "from torch.distributed.fsdp import fully_shard\n\n"

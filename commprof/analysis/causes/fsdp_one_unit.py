@@ -9,7 +9,7 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
 
-#: Exposed time of the sharded collectives from which one unit is a mistake.
+#: One unit is a mistake if the sharded collectives are exposed for this fraction of the step.
 _EXPOSED = 0.1
 #: A smaller model is not worth cutting: its one gather takes hardly longer than the latency.
 _LEAST_BYTES = 2**20
@@ -63,9 +63,9 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "Not predicted, because a run with one unit does not show how long each block computes, "
-        "and so how much of its gather could be hidden. On CPUs nothing is: FSDP2 gathers in the "
-        "training thread there, so more units save memory and lengthen the step (by a quarter to a "
-        "third in two jobs of two ranks over gloo)."
+        "and so how much of its gather could be hidden. On CPUs no gather can be hidden: FSDP2 "
+        "gathers in the training thread there, so more units save memory and lengthen the step "
+        "(by a quarter to a third in two jobs of two ranks over gloo)."
     ),
     fix=(
         "from torch.distributed.fsdp import fully_shard\n\n"

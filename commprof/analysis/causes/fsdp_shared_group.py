@@ -85,9 +85,9 @@ CAUSE = CatalogueCause(
         "group both are in progress at once; it costs a communicator's buffers on each GPU."
     ),
     gain_note=(
-        "Not predicted, because the network may carry both kinds of calls at once more slowly than "
-        "each alone: the replay, in which it does not, tells what the fix wins at most. A trial "
-        "measures it: `commprof run --trial scatter-group=own`."
+        "Not predicted, because the network may be slower when it carries both kinds of calls at "
+        "once. The replay ignores this, so it tells what the fix wins at most. A trial measures "
+        "it: `commprof run --trial scatter-group=own`."
     ),
     fix="model.set_separate_reduce_scatter_group(True)  # from torch 2.13 on",
     source="https://github.com/pytorch/pytorch/pull/186335",

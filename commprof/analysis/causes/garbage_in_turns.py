@@ -1,4 +1,4 @@
-"""Python collects garbage on each rank in another step, and the others wait for it."""
+"""Python collects garbage in a different step on each rank, and the others wait for it."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ CAUSE = CatalogueCause(
         f"without them is at least {WORTH_NAMING:.0%} shorter."
     ),
     why=(
-        "CPython collects old objects when enough have been made, which every rank reaches in "
-        "another step. A collection stops the rank for up to seconds if a script holds millions of "
-        "objects, and all other ranks wait for it in the next exchange, so that the pauses of all "
-        "ranks add up. If all ranks collect in the same steps, they pause at the same time, and "
-        "`gc.freeze()` leaves out the objects that live as long as the job."
+        "CPython collects old objects when enough have been made, which happens in a different "
+        "step on each rank. A collection stops the rank for up to seconds if a script holds "
+        "millions of objects, and all other ranks wait for it in the next exchange, so that the "
+        "pauses of all ranks add up. If all ranks collect in the same steps, they pause at the "
+        "same time, and `gc.freeze()` leaves out the objects that live as long as the job."
     ),
     fix=(
         "import gc\n\n"

@@ -98,7 +98,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _fix(name: str, mean_bytes: float) -> str:
-    """The fix by what is exchanged: large objects are no numbers; empty for that of the cause."""
+    """Returns the fix for these objects; empty for the cause's own, which is for numbers."""
     if mean_bytes > _NUMBERS_BYTES:
         return (
             f"if step % 100 == 0:  # only in steps that use what was exchanged\n"

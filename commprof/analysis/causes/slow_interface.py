@@ -67,8 +67,8 @@ CAUSE = CatalogueCause(
         "job is only several times slower."
     ),
     gain_note=(
-        "Not predicted, because the idle interface was not measured: the rated speeds, by which "
-        "the fix wins at most the given share, are seldom reached."
+        "Not predicted, because the idle interface was not measured. The given share is what the "
+        "fix wins at most, at the rated speeds, which are seldom reached."
     ),
     fix=_FIX,
     source="https://github.com/areal-project/AReaL/issues/639",

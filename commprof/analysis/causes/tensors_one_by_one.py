@@ -139,10 +139,10 @@ CAUSE = CatalogueCause(
         "these while backward still computes. Other tensors can be copied into one buffer."
     ),
     gain_note=(
-        "The steps are replayed with one call in place of those that follow one another, which "
-        "takes what the calls of this run take by their bytes; the copies are not counted. Not "
-        "predicted if all calls have nearly one size, because the run then does not tell the "
-        "latency from the transfer."
+        "The steps are replayed with one call in place of those that follow one another, whose "
+        "time is computed from the times and bytes of this run's calls; the copies are not "
+        "counted. Not predicted if all calls have nearly one size, because the run then does not "
+        "tell the latency from the transfer."
     ),
     fix=(
         "grads = [p.grad for p in model.parameters() if p.grad is not None]\n"

@@ -33,7 +33,7 @@ def _rule(facts: Facts) -> Sighting | None:
     recorded = facts.replays
     if recorded is None or facts.on_device:
         return None
-    # [rank, step] each; a rank that was kept from its core computes no longer.
+    # [rank, step] each; time without a core is not compute.
     run_delay = recorded.kept_ns[:, recorded.counted]
     forward, backward = (
         recorded.own_ns[:, recorded.counted, phase] - run_delay[:, :, phase] for phase in _COMPUTE
@@ -98,8 +98,9 @@ CAUSE = CatalogueCause(
     why=(
         "Every step takes as long as the rank with the most work, and all others wait for it. If "
         "samples differ in length and each rank draws its own, the longest batch of all ranks "
-        "decides each time, the more ranks the longer. Sorted by length and dealt out in turn, "
-        "samples of nearly one length meet in the same step; shuffle the steps, not the samples."
+        "decides each time, and with more ranks it is longer. If the samples are sorted by length "
+        "and dealt out to the ranks in turn, samples of about the same length meet in the same "
+        "step; shuffle the steps, not the samples."
     ),
     gain_note=(
         "The steps are replayed with the mean rank's forward and backward on every rank, as if "

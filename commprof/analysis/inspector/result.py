@@ -394,8 +394,9 @@ def _unknown(logs: InspectorLogs, job: InspectedJob, traced: InspectedOrigins) -
     nobodys = 1 - float(traced.began_us.sum()) / waited_us if waited_us > 0 else 0.0
     if nobodys >= _NEGLIGIBLE:
         found.append(
-            f"{nobodys:.0%} of the waiting is for processes that waited before, in operations or "
-            "messages of which the logs do not tell for whom; it is nobody's"
+            f"{nobodys:.0%} of the waiting is for processes that had waited themselves, in "
+            "operations for which the logs do not tell whom they waited for; this part counts for "
+            "no process"
         )
     if logs.empty:
         found.append(

@@ -128,7 +128,7 @@ class Diagnosis:
             waits = "waits" if len(self.culprits) == 1 else "wait"
             return (
                 f"{others} {who}; whether {who} {waits} in a send or recv cannot be told, because "
-                "gloo's dumps have none"
+                "gloo's dumps hold no messages"
             )
         return f"The job hangs because of {who}" + (f"; {others} {them}" if self.victims else "")
 

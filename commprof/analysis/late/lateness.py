@@ -40,7 +40,7 @@ class Lateness:
     longer_lines: tuple[LongerLines, ...] = ()
     #: Functions in which the late rank takes longer; None without a late rank or samples.
     grown_functions: GrownFunctions | None = None
-    #: Clause on steps that are too few to name a rank however they vary, and how many would do;
+    #: Clause that says that the steps are too few to name any rank, and how many would suffice;
     #: empty if there are enough.
     few_steps: str = ""
 

@@ -191,8 +191,8 @@ def _cannot_tell(
         )
     if by_nccl_tests:
         return (
-            f"{reason}; measure fewer sizes, or both with commprof microbench --json"
-            f"{_enough_rounds(len(pairs))}"
+            f"{reason}; measure fewer sizes, or measure both results with commprof microbench "
+            f"--json{_enough_rounds(len(pairs))}"
         )
     steadier = ", or while the machine's speed drifts less" * (correlation > 0)
     return f"{reason}; measure fewer sizes or more rounds (-n limits their number){steadier}"

@@ -50,8 +50,8 @@ def read_inspector_points(path: Path, progress: Progress | None = None) -> Measu
             "their times include waiting"
         )
     remark = (
-        f"{quoted(path)}: times are transfers in a running job, so what overlapped with them may "
-        "have lengthened them; the launch of kernels is not in them"
+        f"{quoted(path)}: times are those of transfers in a running job, without kernel launches; "
+        "work that overlapped with a transfer may have lengthened it"
     )
     return Measurement(tuple(points), {}, tuple(left_out), (remark,) if points else ())
 

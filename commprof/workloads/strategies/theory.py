@@ -36,8 +36,9 @@ def broadcast_buffers(model: nn.Module, ddp_options: Mapping[str, Any]) -> tuple
     """DDP's broadcasts: rank 0's buffers, before the first forward of each step.
 
     A forward pass broadcasts if the pass before it exchanged gradients. So the first of several
-    accumulated passes does, though it is inside ``no_sync``; and a pass under ``no_grad`` between
-    two steps does, in place of the next step's first. The built-in loop has no such passes.
+    accumulated passes broadcasts, though it is inside ``no_sync``. A pass under ``no_grad`` between
+    two steps would broadcast instead of the next step's first pass; the built-in loop has no such
+    passes.
 
     ddp_options: keyword arguments of DistributedDataParallel.
     """

@@ -155,7 +155,7 @@ def test_where_a_rank_issued_its_last_call_is_said_of_one_that_did_not_arrive(
     )
     assert found.sentence == (
         "2 other ranks wait for rank 1; whether rank 1 waits in a send or recv cannot be told, "
-        "because gloo's dumps have none"
+        "because gloo's dumps hold no messages"
     )
 
 
