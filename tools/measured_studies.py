@@ -38,6 +38,7 @@ from benchmarks.own_cost import (
     instructions,
     live_overhead,
     long_day,
+    long_hour,
     long_run,
     nccl_plugin,
     nccl_plugin_harm,
@@ -362,6 +363,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"own_cost/long_day.py --json {RESULTS}/long_day.json",
             ("a million steps, a full disk, a stepped clock: none lost, memory flat",),
             object_of(long_day.demands),
+        ),
+        Study(
+            "An hour of always-on mode with 64 ranks on one host",
+            "long_hour.json",
+            f"own_cost/long_hour.py --json {RESULTS}/long_hour.json",
+            ("64 ranks and a monitor for 45 minutes: memory and files flat",),
+            object_of(long_hour.demands),
         ),
     ),
     "Compressors": (
