@@ -14,7 +14,7 @@ from commprof.text import named_ranks
 
 NAME = "clocks"
 _PINGS = 20
-#: Largest difference at which logs of two hosts can still be compared by time.
+#: Largest difference between two hosts' clocks at which their logs can be compared by time.
 _APART_MS = 10.0
 #: Largest number of hosts whose clocks are described.
 _MOST_HOSTS = 8

@@ -70,7 +70,7 @@ def _integer(value: Any) -> int:
 
 
 def alike_entries() -> AlikeEntries:
-    """Returns the numbering in C++; that in Python if commprof's module is missing."""
+    """Returns the C++ implementation, or the Python one if commprof's module is missing."""
     try:
         from commprof._reading import AlikeDictionaries
     except ImportError:

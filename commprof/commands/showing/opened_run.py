@@ -1,4 +1,4 @@
-"""A run that is opened once: what several commands and options need is read and made once."""
+"""A run that is opened once, with the data and results that several commands and options need."""
 
 from __future__ import annotations
 
