@@ -8,7 +8,7 @@ namespace commprof::reading {
 
 namespace {
 
-// Where records begin. They lie anywhere, so that fields are copied out.
+// Where records begin, at addresses that need not be aligned.
 using Rows = std::vector<const uint8_t*>;
 
 template <class T>

@@ -187,7 +187,7 @@ class Machine {
     push(owned(PyFloat_FromDouble(std::bit_cast<double>(bits))));
   }
 
-  // Indices count up in a sound pickle; others must not take much memory.
+  // In a sound pickle, indices count up; any others must take little memory.
   void remember(uint64_t index) {
     const py::object value = top();
     if (index > memo_.size() + kMostSkipped) {

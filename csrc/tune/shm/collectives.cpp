@@ -60,8 +60,8 @@ Part partOf(int rank, int size, size_t n) {
 // barriers, a rank copies out block b - 1, reduces its part of block b and
 // copies in block b + 1: one barrier per block, plus one. Nothing is
 // overwritten too early: block b + 1 replaces the input of b - 1, which all
-// ranks reduced before the last barrier, and its result replaces that of b - 1,
-// which all ranks have copied out at the next one.
+// ranks reduced before the last barrier. After the next barrier, its result
+// replaces that of b - 1, which all ranks have copied out by then.
 void allReduceShared(
     Team& team,
     std::byte* data,

@@ -57,8 +57,8 @@ class Segment {
     return bytes_;
   }
   // Maps the pages of all ranks in advance, so that no collective has to (from
-  // Linux 5.14 on). Called before the others have reserved theirs, it would
-  // allocate them on this rank's node.
+  // Linux 5.14 on). Must be called after all ranks have reserved their pages:
+  // it would allocate the others on this rank's node.
   void populate() noexcept;
   // Prevents further opens of the segment. The creator calls it once.
   void unlinkName() noexcept;

@@ -39,9 +39,9 @@ struct TeamOptions {
 
 class Team {
  public:
-  // Rank 0 creates the segment and the others open it, so it is constructed on
-  // rank 0 first. When the constructor returns on any rank, all have mapped the
-  // segment. Throws SegmentError and TeamError.
+  // Rank 0 creates the segment and the others open it, so the team is
+  // constructed on rank 0 first. When the constructor returns on any rank, all
+  // have mapped the segment. Throws SegmentError and TeamError.
   static std::string makeName() {
     return Segment::randomName();
   }

@@ -26,8 +26,8 @@ inline bool isFinite(uint32_t max_abs_bits) {
 }
 
 // Exponent for the bits of the largest |x|, see kernels::maxAbsBits(). Zeros
-// have the largest: a sum gets the smallest exponent of its parts, so a rank
-// without gradients must not lower that of the others.
+// get the largest exponent: a sum gets the smallest exponent of its parts, and
+// a rank without gradients must not lower it.
 inline int halfExponent(uint32_t max_abs_bits) {
   const int exponent = int(max_abs_bits >> 23) - 127;
   return std::clamp(14 - exponent, kMinHalfExponent, kMaxHalfExponent);

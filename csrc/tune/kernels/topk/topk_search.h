@@ -1,5 +1,5 @@
-// Top-K search from a given band of keys: topK() calls it after sampling, tests
-// with misleading bands. The array is divided into one segment per thread, each
+// Top-K search from a given band of keys. topK() calls it after sampling; tests
+// use misleading bands. The array is divided into one segment per thread, each
 // with its own candidates; the final selection among these is exact.
 #pragma once
 

@@ -11,7 +11,7 @@ namespace commprof::tune {
 
 // Deletes an object that may hold the last reference to a process group. The
 // group's destructor joins gloo's threads, which may need the GIL to release a
-// tensor: a thread that kept it would wait for ever. Objects of C++ may be
+// tensor: a thread that kept the GIL would wait for ever. C++ objects may be
 // deleted by a thread without the GIL, or after Python has ended.
 struct DeleteWithoutGil {
   template <class T>

@@ -1,11 +1,11 @@
 // The ranks in the same position on their hosts, which tell each other their
 // next operation before they start it.
 //
-// gloo aborts the process if the ranks of an all-reduce differ in length, and
-// adds up bytes of different types if they do not. So each all-reduce between
-// hosts begins with a message of 56 bytes to every peer. A message may be
-// shorter than its receiver's buffer; so it also carries the data of a small
-// all-reduce, which saves gloo's ring and its second round.
+// gloo aborts the process if the lengths of the ranks' all-reduces differ. If
+// only the types differ, it adds up bytes of different types. So each
+// all-reduce between hosts begins with a message of 56 bytes to every peer. A
+// message may be shorter than its receiver's buffer; so it also carries the
+// data of a small all-reduce, which saves gloo's ring and its second round.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
