@@ -36,6 +36,7 @@ from benchmarks.own_cost import (
     calibration,
     calls,
     instructions,
+    large_trace,
     live_overhead,
     long_day,
     long_hour,
@@ -370,6 +371,13 @@ GROUPS: dict[str, tuple[Study, ...]] = {
             f"own_cost/long_hour.py --json {RESULTS}/long_hour.json",
             ("64 ranks and a monitor for 45 minutes: memory and files flat",),
             object_of(long_hour.demands),
+        ),
+        Study(
+            "The report of a run of 20 GB",
+            "large_trace.json",
+            f"own_cost/large_trace.py --json {RESULTS}/large_trace.json",
+            ("a report of 20 GB: below 1 GB of memory, and the figures that were written",),
+            object_of(large_trace.demands),
         ),
     ),
     "Compressors": (

@@ -96,7 +96,7 @@ def write_run(
     for rank in range(ranks):
         host = rank // per_host if per_host else 0
         offset = host * _BETWEEN_HOSTS_NS
-        records = _records(times, rank, plain)
+        records = job_records(times, rank, plain)
         records["timestamp_ns"] += offset
         timed = np.isin(records["kind"], (Kind.PHASE, Kind.WAIT, Kind.RUN_DELAY, Kind.HOST_COUNTS))
         records["value"][timed] += offset
@@ -109,7 +109,8 @@ def write_run(
     return total
 
 
-def _records(times: Times, rank: int, plain: bool) -> npt.NDArray[np.void]:
+def job_records(times: Times, rank: int, plain: bool) -> npt.NDArray[np.void]:
+    """Returns the records of one rank, in no order, on the job's common clock."""
     steps, _, calls = times.issue.shape
     number = np.arange(steps)
     rows: list[npt.NDArray[np.void]] = []
