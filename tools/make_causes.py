@@ -28,8 +28,9 @@ HEAD = (
     "cannot tell, the report gives the time in the calls, which is the most that the fix can "
     "win, or nothing. A cause is named only if the recording shows it; a job whose figures stay "
     "below the thresholds gets none.",
-    "The lines are written for a script in which `model`, `optimizer` and the like have these "
-    "names, after `init_process_group`.",
+    "The lines run as they stand, after `init_process_group`, once the names that begin with "
+    "`YOUR_` are replaced by those of the script. Where commprof can read the script, its report "
+    "says the same change in the script's own lines and names.",
 )
 
 

@@ -33,6 +33,8 @@ from commprof.trace.reader import read_trace
 
 #: Number of updates, of any optimizers, that are looked at.
 _UPDATES = 10
+#: Most names of modules that are written.
+_MOST_MODULES = 8
 #: Time until the exchanges that belong to these updates have been issued and written.
 _WRITTEN_S = 0.5
 #: Libraries that communicate outside of torch.distributed, by the modules that a script imports.
@@ -126,7 +128,9 @@ class TrainedParameters:
         own = {key: _bytes(parameter) for key, parameter in self._trained.items()}
         by_ddp: set[int] = set()
         ignored: set[int] = set()
+        untrained: list[str] = []
         for model in self._models():
+            untrained += untrained_modules(model, set(own))
             chosen = {id(parameter) for _, parameter in reduced(model)}
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
@@ -139,6 +143,7 @@ class TrainedParameters:
             "ddp_bytes": sum(size for key, size in own.items() if key in by_ddp),
             "ignored_bytes": sum(size for key, size in own.items() if key in ignored - by_ddp),
             "other_libraries": _other_libraries(),
+            "untrained_modules": untrained[:_MOST_MODULES],
         }
         self._recorder.add_metadata(json.dumps({"trained": found}))
         if not self._looks:
@@ -151,6 +156,23 @@ class TrainedParameters:
         if world_size > 1:
             args = (self._recorder, self._path, rank, world_size)
             threading.Thread(target=_warn, args=args, name="commprof", daemon=True).start()
+
+
+def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list[str]:
+    """Names of the outermost modules that hold reduced parameters, none of which is trained.
+
+    Args:
+        model: a DDP model, whose inner model gives the names.
+        trained: identities of the trained parameters.
+    """
+    chosen = {id(parameter) for _, parameter in reduced(model)}
+    names: list[str] = []
+    for name, module in model.module.named_modules():
+        parts = {id(parameter) for parameter in module.parameters()} & chosen
+        inside = any(name.startswith(f"{outer}.") for outer in names)
+        if name and parts and not parts & trained and not inside:
+            names.append(name)
+    return names
 
 
 def _other_libraries() -> list[str]:

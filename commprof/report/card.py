@@ -31,8 +31,10 @@ _SHOWN = 0.0005
 _COMMAND_LINES = 5
 _ADVICE_LINES = 3
 #: Most lines on a cause of the catalogue, and of its fix.
-_CAUSE_LINES, _FIX_LINES = 5, 6
+_CAUSE_LINES, _FIX_LINES = 5, 8
 _INCIDENT_LINES = 6
+#: Begin of the names in a fix that the user replaces by those of the script.
+OWN = "YOUR_"
 
 
 def render(card: Card, colour: bool = False) -> str:
@@ -234,7 +236,11 @@ def _mended(card: Card) -> list[str]:
     if len(code) > _FIX_LINES or any(len(line) > WIDTH for line in code):
         code = command_lines(following.all_command)
         return [*lines, "The lines that mend it are in the full report:", *code]
-    return [*lines, "Fix:", *code]
+    return [
+        *lines,
+        "Fix (YOUR_... are names of your script):" if OWN in following.fix else "Fix:",
+        *code,
+    ]
 
 
 def _next(card: Card) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
@@ -11,10 +12,13 @@ from commprof.units import ns_to_ms
 
 #: Fewest barriers per step, as a mean: fewer belong to an evaluation or a checkpoint now and then.
 _PER_STEP = 0.5
+#: Low end of what is won: a barrier in each step is no chance, only what it costs is uncertain.
+_LOW = 0.01
+_OPS = ("barrier", "monitored_barrier")
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    masks = [calls.chosen(["barrier", "monitored_barrier"]) for calls in facts.ranks]
+    masks = [calls.chosen(_OPS) for calls in facts.ranks]
     number = min(int(mask.sum()) for mask in masks) / max(1, facts.steps)
     if number < _PER_STEP:
         return None
@@ -31,6 +35,7 @@ def _rule(facts: Facts) -> Sighting | None:
         share,
         saving_without(facts, removed),
         line,
+        lines=tuple(facts.first.lines(masks[0])),
     )
 
 
@@ -52,8 +57,10 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "# Delete it; or, where all ranks must be at the same point now and then:\n"
-        "if step % 1000 == 0:\n"
+        "if YOUR_STEP % 1000 == 0:\n"
         "    torch.distributed.barrier()"
     ),
+    edit=lambda facts, sighting: edits.deleted(facts.script, list(sighting.lines), _OPS),
+    worth=_LOW,
     source="https://github.com/hpcaitech/Open-Sora/issues/527",
 )

@@ -100,9 +100,9 @@ CAUSE = CatalogueCause(
         "part: the waiting in the calls is what the fix wins at most."
     ),
     fix=(
-        "sampler = torch.utils.data.distributed.DistributedSampler(dataset)\n"
+        "sampler = torch.utils.data.distributed.DistributedSampler(YOUR_DATA)\n"
         "loader = torch.utils.data.DataLoader(\n"
-        "    dataset, batch_size, sampler=sampler, num_workers=2, prefetch_factor=2\n"
+        "    YOUR_DATA, YOUR_BATCH_SIZE, sampler=sampler, num_workers=2\n"
         ")\n"
         "# Accelerate: DataLoaderConfiguration(dispatch_batches=False)"
     ),

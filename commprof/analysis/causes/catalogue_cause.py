@@ -38,6 +38,10 @@ class Sighting:
     line: str = ""
     #: Change of the script, if it depends on the job; empty for that of the cause.
     fix: str = ""
+    #: All lines of code that issue the calls, if these are several.
+    lines: tuple[str, ...] = ()
+    #: Operation of the calls, if the change depends on it.
+    op: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,14 @@ class CatalogueCause:
     looks_like: str
     #: Why it costs time, or harms the result, for a reader who does not know commprof.
     why: str
-    #: Lines of code, or a setting, that can be pasted into the script.
+    #: Lines of code, or a setting, that can be pasted into the script once its own names are put
+    #: in place of those that begin with ``YOUR_``.
     fix: str
     #: The fix for a model that FSDP1 shards, if ``fix`` is for FSDP2; else empty.
     fix_of_fsdp1: str = field(default="", kw_only=True)
+    #: Makes the fix in the lines and names of the job's own script, see
+    #: :mod:`commprof.analysis.causes.edits`; returns "" if the script does not tell.
+    edit: Callable[[Facts, Sighting], str] | None = field(default=None, kw_only=True)
     #: Address of a public report that describes the mistake.
     source: str
     #: How the gain of the fix is predicted, as sentences; or "Not predicted, because ...". Empty if

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
@@ -73,15 +74,32 @@ def _rule(facts: Facts) -> Sighting | None:
         f"step.{more}",
         share,
         saving_without(facts, removed),
-        fix=_fix(facts),
+        fix=CAUSE.fix.replace("broadcast_buffers=", f"{_setting(facts)}="),
     )
 
 
-def _fix(facts: Facts) -> str:
-    """The fix with the name that the job's torch has for the setting; empty before torch 2.13."""
+def _setting(facts: Facts) -> str:
+    """The name that the job's torch has for the setting."""
     number = re.match(r"(\d+)\.(\d+)", str(facts.first.trace.metadata.get("torch", "")))
     renamed = number is not None and tuple(map(int, number.groups())) >= _RENAMED
-    return CAUSE.fix.replace("broadcast_buffers=", "forward_sync_buffers=") if renamed else ""
+    return "forward_sync_buffers" if renamed else "broadcast_buffers"
+
+
+def _edit(facts: Facts) -> str:
+    """The call that makes the model, and the exchange that BatchNorm needs before evaluation."""
+    site = facts.script.only(*edits.DDP)
+    if site is None:
+        return ""
+    # torch 2.13 takes the old name too, and a call may have only one of the two.
+    names = [keyword.arg for keyword in site.call.keywords]
+    name = "broadcast_buffers" if "broadcast_buffers" in names else _setting(facts)
+    changed = site.source.with_settings(site.call, {name: False})
+    if not changed or not site.target:
+        return changed
+    return (
+        f"{changed}\n# BatchNorm: before evaluation or saving, once per epoch:\n"
+        f"# for b in {site.target}.buffers(): torch.distributed.broadcast(b, src=0)"
+    )
 
 
 CAUSE = CatalogueCause(
@@ -102,10 +120,12 @@ CAUSE = CatalogueCause(
         "is called `forward_sync_buffers`."
     ),
     fix=(
-        "model = DistributedDataParallel(model, broadcast_buffers=False)\n"
+        "from torch.nn.parallel import DistributedDataParallel\n\n"
+        "model = DistributedDataParallel(YOUR_MODEL, broadcast_buffers=False)\n"
         "# BatchNorm: before evaluation or saving, once per epoch\n"
         "for buffer in model.buffers():\n"
         "    torch.distributed.broadcast(buffer, src=0)"
     ),
+    edit=lambda facts, _: _edit(facts),
     source="https://github.com/ultralytics/ultralytics/issues/24410",
 )

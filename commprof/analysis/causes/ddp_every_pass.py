@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
@@ -105,10 +106,11 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "import contextlib\n\n"
-        "for i, batch in enumerate(micro_batches):\n"
-        "    last = i == len(micro_batches) - 1\n"
-        "    with contextlib.nullcontext() if last else model.no_sync():\n"
-        "        loss_of(model(batch)).backward()"
+        "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"
+        "    last = i == len(YOUR_MICRO_BATCHES) - 1\n"
+        "    with contextlib.nullcontext() if last else YOUR_MODEL.no_sync():\n"
+        "        YOUR_LOSS(YOUR_MODEL(batch)).backward()"
     ),
+    edit=lambda facts, _: edits.last_pass_only(facts.script, facts.script.model(*edits.DDP)),
     source="https://github.com/pytorch/pytorch/issues/43201",
 )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.ddp_small_buckets import buckets_of_ddp
 from commprof.analysis.causes.ddp_unused_parameters import searched
@@ -55,6 +58,21 @@ def _saving(facts: Facts, used_bytes: int) -> Saving | None:
     return saving_without(facts, nothing if search is None else search.removed, changed)
 
 
+def _edit(facts: Facts) -> str:
+    """Freezes the modules that no update trained, before the model is given to DDP."""
+    site = facts.script.only(*edits.DDP)
+    trained = facts.first.trace.metadata.get("trained") or {}
+    modules = [str(name) for name in trained.get("untrained_modules") or ()]
+    if site is None or not modules or not isinstance(site.call.args[0], ast.Name):
+        return ""
+    model = site.call.args[0].id
+    lines = [f'{model}.get_submodule("{name}").requires_grad_(False)' for name in modules]
+    wrapped = site.source.with_settings(site.call, {"find_unused_parameters": False})
+    if not wrapped:
+        return ""
+    return "\n".join([site.source.before(site.statement, "\n".join(lines)), wrapped])
+
+
 CAUSE = CatalogueCause(
     id="ddp-frozen-gradients",
     title="DDP exchanges the gradients of parameters that are not trained",
@@ -77,9 +95,13 @@ CAUSE = CatalogueCause(
         "parameters, and whose exchange is shorter in proportion."
     ),
     fix=(
-        "for parameter in model.backbone.parameters():  # what is not trained\n"
-        "    parameter.requires_grad_(False)\n"
-        "model = DistributedDataParallel(model)  # afterwards"
+        "from torch.nn.parallel import DistributedDataParallel\n\n"
+        'chosen = [p for group in YOUR_OPTIMIZER.param_groups for p in group["params"]]\n'
+        "YOUR_MODEL.requires_grad_(False)\n"
+        "for parameter in chosen:  # what is trained\n"
+        "    parameter.requires_grad_(True)\n"
+        "model = DistributedDataParallel(YOUR_MODEL)  # afterwards"
     ),
+    edit=lambda facts, _: _edit(facts),
     source="https://github.com/pytorch/pytorch/issues/22049",
 )

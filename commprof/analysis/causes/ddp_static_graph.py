@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.ddp_unused_parameters import WORTH, searched
 from commprof.analysis.causes.facts import Facts
@@ -46,7 +47,13 @@ CAUSE = CatalogueCause(
         "trained are better frozen before DDP is made, which also spares the exchange of their "
         "gradients."
     ),
-    fix="model = DistributedDataParallel(model, static_graph=True)",
+    fix=(
+        "from torch.nn.parallel import DistributedDataParallel\n\n"
+        "model = DistributedDataParallel(YOUR_MODEL, static_graph=True)"
+    ),
+    edit=lambda facts, _: edits.with_settings(
+        facts.script, edits.DDP, find_unused_parameters=False, static_graph=True
+    ),
     source="https://github.com/huggingface/transformers/issues/45518",
     worth=WORTH,
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
@@ -109,6 +110,12 @@ CAUSE = CatalogueCause(
         "unused in every pass, use `static_graph=True`. The Trainer of transformers searches by "
         "default; `TrainingArguments(ddp_find_unused_parameters=False)` turns this off."
     ),
-    fix="model = DistributedDataParallel(model, find_unused_parameters=False)",
+    fix=(
+        "from torch.nn.parallel import DistributedDataParallel\n\n"
+        "model = DistributedDataParallel(YOUR_MODEL, find_unused_parameters=False)"
+    ),
+    edit=lambda facts, _: edits.with_settings(
+        facts.script, edits.DDP, find_unused_parameters=False
+    ),
     source="https://github.com/m2lines/Samudra/issues/630",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.ddp_every_pass import exchanging_ns
 from commprof.analysis.causes.facts import Facts
@@ -45,11 +46,12 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "import contextlib\n\n"
-        "for i, batch in enumerate(micro_batches):\n"
-        "    last = i == len(micro_batches) - 1  # not i == 0\n"
-        "    with contextlib.nullcontext() if last else model.no_sync():\n"
-        "        loss_of(model(batch)).backward()"
+        "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"
+        "    last = i == len(YOUR_MICRO_BATCHES) - 1  # not i == 0\n"
+        "    with contextlib.nullcontext() if last else YOUR_MODEL.no_sync():\n"
+        "        YOUR_LOSS(YOUR_MODEL(batch)).backward()"
     ),
+    edit=lambda facts, _: edits.last_pass_only(facts.script, facts.script.model(*edits.DDP)),
     source="https://github.com/modelscope/FunASR/pull/3472",
     is_wrong=True,
 )

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from commprof.analysis.causes.script import Script, script_of
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.kinds import caller
 from commprof.analysis.collectives.traffic import sizes_bytes
@@ -62,6 +63,9 @@ class RankCalls:
     wait_end_ns: Ints
     #: Time for which the call blocked the training thread.
     exposed_ns: Floats
+    #: The part of it inside the call that issues the collective: torch compares calls between the
+    #: ranks there if it is told to, and backends connect.
+    in_call_ns: Floats
     #: True if the call works on a device's tensors.
     on_device: Mask
 
@@ -122,6 +126,14 @@ class RankCalls:
                 values, times = np.unique(number[alike], return_counts=True)
                 return caller(stacks.get(int(values[np.argmax(times)]), ()))
         return ""
+
+    def lines(self, mask: Mask) -> list[str]:
+        """All lines of code that issued these calls, or only :meth:`line` without their stacks."""
+        if not self.trace.stacks:
+            return []
+        numbers = np.unique(columns.stacks(self.trace, self.table.op_id)[mask]).tolist()
+        stacks = (self.trace.stacks.get(number, ()) for number in numbers)
+        return sorted({caller(frames) for frames in stacks if frames}) or [self.line(mask)]
 
 
 def at_line(line: str) -> str:
@@ -199,6 +211,11 @@ class Facts:
     def step_ns(self) -> float:
         """Mean step over ranks and measured steps."""
         return float(np.mean([part.wall_ns.mean() for part in self.seen.measured]))
+
+    @cached_property
+    def script(self) -> Script:
+        """The training script, as far as it can be read where the report is made."""
+        return script_of(self.first.trace)
 
     @property
     def steps(self) -> int:
@@ -339,6 +356,9 @@ def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankC
     )
     exposed = np.zeros(len(table))
     np.add.at(exposed, of, waits.waited_ns[collective])
+    in_call = np.zeros(len(table))
+    inside = first <= table.issue_ns[of]
+    np.add.at(in_call, of[inside], waits.waited_ns[collective][inside])
     wait_begin, wait_end = np.full(len(table), _NO_TIME), np.zeros(len(table), dtype=np.int64)
     np.minimum.at(wait_begin, of, first)
     np.maximum.at(wait_end, of, last)
@@ -356,6 +376,7 @@ def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankC
         wait_begin_ns=np.where(wait_end > 0, wait_begin, 0),
         wait_end_ns=wait_end,
         exposed_ns=exposed,
+        in_call_ns=in_call,
         on_device=_on_device(trace, table),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
 from commprof.text import named_ranks
@@ -37,6 +38,14 @@ def _has_all_steps(trace: Trace) -> bool:
     return is_whole and is_one_mode and not (trace.metadata.get("ending") or {}).get("error")
 
 
+def _edit(facts: Facts) -> str:
+    model = facts.script.model(*edits.DDP)
+    if not model or any(facts.script.places("join", "Join")):
+        return ""
+    head = f"from torch.distributed.algorithms.join import Join\n\nwith Join([{model}]):"
+    return edits.around_training(facts.script, head)
+
+
 CAUSE = CatalogueCause(
     id="fewer-batches",
     title="Some ranks have fewer batches than others",
@@ -60,9 +69,10 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "from torch.distributed.algorithms.join import Join\n\n"
-        "with Join([model]):  # a DistributedDataParallel model\n"
-        "    for batch in loader:\n"
-        "        train(model, batch)"
+        "with Join([YOUR_MODEL]):  # a DistributedDataParallel model\n"
+        "    for batch in YOUR_LOADER:\n"
+        "        YOUR_STEP(YOUR_MODEL, batch)"
     ),
+    edit=lambda facts, _: _edit(facts),
     source="https://github.com/Lightning-AI/litData/issues/233",
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
-from commprof.analysis.causes.sharded_library import library
+from commprof.analysis.causes.sharded_library import is_flat, library
 from commprof.analysis.collectives.sharding import reductions
 from commprof.analysis.evidence import Figure
 from commprof.trace import columns
@@ -17,10 +18,10 @@ from commprof.trace.schema import OPS, Phase
 _SCATTER = OPS.index("reduce_scatter_tensor")
 _FIX_OF_FSDP1 = (
     "import contextlib\n\n"
-    "for i, batch in enumerate(micro_batches):\n"
-    "    last = i == len(micro_batches) - 1\n"
-    "    with contextlib.nullcontext() if last else model.no_sync():\n"
-    "        loss_of(model(batch)).backward()"
+    "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"
+    "    last = i == len(YOUR_MICRO_BATCHES) - 1\n"
+    "    with contextlib.nullcontext() if last else YOUR_MODEL.no_sync():\n"
+    "        YOUR_LOSS(YOUR_MODEL(batch)).backward()"
 )
 #: The passes before an update must be alike before this fraction of the updates.
 _USUAL = 0.9
@@ -97,9 +98,13 @@ CAUSE = CatalogueCause(
         "records do not tell them from the backward pass: the fix wins somewhat more."
     ),
     fix=(
-        "for i, batch in enumerate(micro_batches):\n"
-        "    model.set_requires_gradient_sync(i == len(micro_batches) - 1)\n"
-        "    loss_of(model(batch)).backward()"
+        "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"
+        "    last = i == len(YOUR_MICRO_BATCHES) - 1\n"
+        "    YOUR_MODEL.set_requires_gradient_sync(last)\n"
+        "    YOUR_LOSS(YOUR_MODEL(batch)).backward()"
+    ),
+    edit=lambda facts, _: edits.last_pass_only(
+        facts.script, edits.sharded_model(facts.script), setter=not is_flat(facts)
     ),
     fix_of_fsdp1=_FIX_OF_FSDP1,
     source="https://github.com/NVIDIA/cosmos-framework/issues/161",

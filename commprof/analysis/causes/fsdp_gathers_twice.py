@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
-from commprof.analysis.causes.sharded_library import library, unit_gathers
+from commprof.analysis.causes.script import Code
+from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
@@ -18,12 +20,11 @@ _WORTH, _LOW = 0.1, 0.05
 #: The units of the whole model may take this fraction of a rank's part of the host's memory.
 _OF_MEMORY = 0.05
 _FIX_OF_FSDP1 = (
-    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
-    "from torch.distributed.fsdp import ShardingStrategy\n"
-    "from torch.distributed.fsdp.wrap import ModuleWrapPolicy\n\n"
-    "policy = ModuleWrapPolicy({type(model.layers[0])})\n"
-    'options = {"auto_wrap_policy": policy, "device_id": torch.device(device)}\n'
-    "model = FSDP(model, None, ShardingStrategy.SHARD_GRAD_OP, **options)"
+    "from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy\n\n"
+    "# with your other settings:\n"
+    "options = dict(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)\n"
+    'options["device_id"] = torch.device(YOUR_DEVICE)\n'
+    "model = FullyShardedDataParallel(YOUR_MODEL, **options)"
 )
 
 
@@ -84,6 +85,14 @@ def _model_bytes(calls: RankCalls) -> int:
     return int(calls.size_bytes[first].sum()) // max(1, len(tasks))
 
 
+def _edit(facts: Facts) -> str:
+    script = facts.script
+    if is_flat(facts):
+        strategy = Code("torch.distributed.fsdp.ShardingStrategy.SHARD_GRAD_OP")
+        return edits.with_settings(script, edits.FSDP1, sharding_strategy=strategy)
+    return edits.after_sharding(script, "set_reshard_after_forward(False)")
+
+
 CAUSE = CatalogueCause(
     id="fsdp-gathers-twice",
     title="FSDP gathers every unit again in backward, though there is memory to keep them",
@@ -104,12 +113,8 @@ CAUSE = CatalogueCause(
         "With a gather, FSDP2's copies out of the previous gather and into this one are removed "
         "too; they are taken to last as long as the median gap between the calls at that place."
     ),
-    fix=(
-        "from torch.distributed.fsdp import fully_shard\n\n"
-        "for block in model.layers:\n"
-        "    fully_shard(block, reshard_after_forward=False)\n"
-        "fully_shard(model, reshard_after_forward=False)"
-    ),
+    fix="YOUR_MODEL.set_reshard_after_forward(False)  # after fully_shard",
+    edit=lambda facts, _: _edit(facts),
     fix_of_fsdp1=_FIX_OF_FSDP1,
     source="https://github.com/Robbyant/lingbot-vla/pull/50",
     worth=_LOW,

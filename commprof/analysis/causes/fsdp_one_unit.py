@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.sharded_library import library, unit_gathers
+from commprof.analysis.causes.script import Code
+from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
@@ -15,11 +19,23 @@ _EXPOSED = 0.1
 _LEAST_BYTES = 2**20
 #: On CPUs FSDP gathers in the training thread, which then hides nothing.
 _ON_CPU = " This job runs on CPUs, where more units save memory but may lengthen the step."
-FIX_OF_FSDP1 = (
-    "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP\n"
+#: The repeated blocks of a model, whatever their names: those of the outermost list of modules that
+#: holds most parameters.
+BLOCKS = (
+    "lists = (torch.nn.ModuleList, torch.nn.Sequential)\n"
+    "found = [m for m in YOUR_MODEL.modules() if isinstance(m, lists)]\n"
+    "blocks = max(found, key=lambda m: sum(p.numel() for p in m.parameters()))\n"
+)
+POLICY = (
     "from torch.distributed.fsdp.wrap import ModuleWrapPolicy\n\n"
-    "policy = ModuleWrapPolicy({type(model.layers[0])})  # the repeated blocks\n"
-    "model = FSDP(model, auto_wrap_policy=policy, device_id=torch.device(device))"
+    f"{BLOCKS}"
+    "policy = ModuleWrapPolicy({type(block) for block in blocks})"
+)
+FIX_OF_FSDP1 = (
+    "from torch.distributed.fsdp import FullyShardedDataParallel\n"
+    f"{POLICY}\n"
+    'options = {"auto_wrap_policy": policy, "device_id": torch.device(YOUR_DEVICE)}\n'
+    "model = FullyShardedDataParallel(YOUR_MODEL, **options)"
 )
 
 
@@ -43,6 +59,30 @@ def _rule(facts: Facts) -> Sighting | None:
         f"{'' if facts.on_device else _ON_CPU}",
         share,
     )
+
+
+def _edit(facts: Facts) -> str:
+    """The blocks sharded before the model, with the settings that the script gives it."""
+    if is_flat(facts):
+        return edit_of_fsdp1(facts)
+    sites = [site for site in facts.script.places("fully_shard") if site.loop is None]
+    site = sites[0] if len(sites) == 1 else None
+    if site is None or not site.call.args or not isinstance(site.call.args[0], ast.Name):
+        return ""
+    source, model = site.source, site.call.args[0].id
+    call = source.segment(site.call).replace(model, "block", 1)
+    code = f"{BLOCKS.replace('YOUR_MODEL', model)}for block in blocks:\n    {call}"
+    return source.before(site.statement, code)
+
+
+def edit_of_fsdp1(facts: Facts) -> str:
+    """FSDP1's call with a policy that wraps the blocks."""
+    site = facts.script.only(*edits.FSDP1)
+    if site is None or not site.call.args or not isinstance(site.call.args[0], ast.Name):
+        return ""
+    policy = POLICY.replace("YOUR_MODEL", site.call.args[0].id)
+    changed = site.source.with_settings(site.call, {"auto_wrap_policy": Code("policy")})
+    return f"{site.source.before(site.statement, policy)}\n{changed}" if changed else ""
 
 
 CAUSE = CatalogueCause(
@@ -69,10 +109,12 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "from torch.distributed.fsdp import fully_shard\n\n"
-        "for block in model.layers:  # the repeated blocks of the model\n"
+        f"{BLOCKS}"
+        "for block in blocks:\n"
         "    fully_shard(block)\n"
-        "fully_shard(model)"
+        "fully_shard(YOUR_MODEL)"
     ),
+    edit=lambda facts, _: _edit(facts),
     fix_of_fsdp1=FIX_OF_FSDP1,
     source="https://github.com/pytorch/pytorch/pull/176318",
 )

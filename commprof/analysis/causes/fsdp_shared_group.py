@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask
 from commprof.analysis.causes.sharded_library import is_flat
@@ -89,6 +90,9 @@ CAUSE = CatalogueCause(
         "once. The replay ignores this, so it tells what the fix wins at most. A trial measures "
         "it: `commprof run --trial scatter-group=own`."
     ),
-    fix="model.set_separate_reduce_scatter_group(True)  # from torch 2.13 on",
+    fix="YOUR_MODEL.set_separate_reduce_scatter_group(True)  # from torch 2.13 on",
+    edit=lambda facts, _: edits.after_sharding(
+        facts.script, "set_separate_reduce_scatter_group(True)"
+    ),
     source="https://github.com/pytorch/pytorch/pull/186335",
 )

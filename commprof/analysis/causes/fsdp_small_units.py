@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.fsdp_one_unit import FIX_OF_FSDP1
-from commprof.analysis.causes.sharded_library import library, unit_gathers
+from commprof.analysis.causes.fsdp_one_unit import BLOCKS, FIX_OF_FSDP1, edit_of_fsdp1
+from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
 from commprof.analysis.collectives.sharding import FORWARD
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
@@ -13,6 +15,8 @@ from commprof.units import ns_to_ms
 
 #: Fewest units, and largest mean size of their all-gathers.
 _LEAST, _MEAN_BYTES = 8, 2**18
+#: Number of units that the fix leaves of modules that are sharded one by one.
+_UNITS = 4
 #: Exposed time of the sharded collectives.
 _EXPOSED = 0.1
 
@@ -39,6 +43,30 @@ def _rule(facts: Facts) -> Sighting | None:
     )
 
 
+def _edit(facts: Facts) -> str:
+    """Several modules of the script's own loop as one unit, in the order in which they run."""
+    if is_flat(facts):
+        return edit_of_fsdp1(facts)
+    sites = [site for site in facts.script.places("fully_shard") if site.loop is not None]
+    sharding = facts.world.communication.sharding
+    if len(sites) != 1 or sharding is None:
+        return ""
+    source, loop, call = sites[0].source, sites[0].loop, sites[0].call
+    if loop is None or len(loop.body) != 1 or not isinstance(loop.target, ast.Name):
+        return ""
+    unit, name = source.segment(call), loop.target.id
+    if not call.args or source.segment(call.args[0]) != name:
+        return ""
+    number = max(2, sharding.groups // _UNITS)
+    grouped = unit.replace(name, f"units[first : first + {number}]", 1)
+    code = (
+        f"units = list({source.segment(loop.iter)})  # in the order in which they run\n"
+        f"for first in range(0, len(units), {number}):\n"
+        f"    {grouped}"
+    )
+    return source.edit("in place of", loop.lineno, loop.end_lineno or loop.lineno, code)
+
+
 CAUSE = CatalogueCause(
     id="fsdp-small-units",
     title="FSDP's units are so small that latency rules",
@@ -61,10 +89,12 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "from torch.distributed.fsdp import fully_shard\n\n"
-        "for block in model.layers:  # whole blocks, not their linear layers\n"
+        f"{BLOCKS}"
+        "for block in blocks:  # whole blocks, not their linear layers\n"
         "    fully_shard(block)\n"
-        "fully_shard(model)"
+        "fully_shard(YOUR_MODEL)"
     ),
+    edit=lambda facts, _: _edit(facts),
     fix_of_fsdp1=FIX_OF_FSDP1,
     source="https://github.com/pytorch/pytorch/pull/176318",
 )

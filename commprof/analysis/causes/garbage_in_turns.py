@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import (
     FEW_STEPS,
     WORTH_NAMING,
@@ -60,8 +61,13 @@ CAUSE = CatalogueCause(
     fix=(
         "import gc\n\n"
         "gc.disable(), gc.collect(), gc.freeze()  # before training\n"
-        "if step % 1000 == 0:  # in the loop, on every rank\n"
+        "if YOUR_STEP % 1000 == 0:  # in the loop, on every rank\n"
         "    gc.collect(1)"
+    ),
+    edit=lambda facts, _: edits.in_training(
+        facts.script,
+        "import gc\n\ngc.disable(), gc.collect(), gc.freeze()",
+        "if STEP % 1000 == 0:\n    gc.collect(1)",
     ),
     source="https://github.com/pytorch/torchtitan/pull/148",
     worth=FEW_STEPS,

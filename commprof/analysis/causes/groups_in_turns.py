@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.pickled_objects import of_objects
@@ -88,10 +89,11 @@ CAUSE = CatalogueCause(
     fix=(
         "import torch.distributed as dist\n\n"
         "works = []\n"
-        "for value, group in values:  # in the same order on every rank\n"
+        "for value, group in YOUR_VALUES:  # in the same order on every rank\n"
         "    works.append(dist.all_reduce(value, group=group, async_op=True))\n"
         "for work in works:\n"
         "    work.wait()"
     ),
+    edit=lambda facts, sighting: edits.at_once(facts.script, sighting.line, _OPS),
     source="https://github.com/pytorch/pytorch/issues/132852",
 )

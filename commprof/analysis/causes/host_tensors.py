@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.evidence import Figure
@@ -60,8 +61,9 @@ CAUSE = CatalogueCause(
         "Not predicted, because the run does not show what the same calls take on the devices."
     ),
     fix=(
-        "value = value.to(device)  # reduce on the GPU, read the result later\n"
+        "value = YOUR_TENSOR.cuda()  # reduce on the GPU, read the result later\n"
         "torch.distributed.all_reduce(value)"
     ),
+    edit=lambda facts, sighting: edits.on_device(facts.script, sighting.line),
     source="https://github.com/vllm-project/vllm/pull/24105",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.evidence import Figure
@@ -59,6 +60,16 @@ def _rule(facts: Facts) -> Sighting | None:
     )
 
 
+def _edit(facts: Facts) -> str:
+    changed = edits.with_settings(facts.script, ("Embedding",), sparse=True)
+    if not changed:
+        return ""
+    return (
+        "# not over gloo, where torch 2.13 may crash with sparse gradients; of the\n"
+        f"# optimizers SGD, Adagrad and SparseAdam take them, Adam does not\n{changed}"
+    )
+
+
 CAUSE = CatalogueCause(
     id="late-embedding",
     title="The gradient of a huge embedding is exchanged last, with nothing to hide it",
@@ -81,8 +92,9 @@ CAUSE = CatalogueCause(
     gain_note=("Not predicted, because the number of rows that a batch touches is not recorded."),
     fix=(
         "# not over gloo, where torch 2.13 may crash with sparse gradients\n"
-        "embedding = torch.nn.Embedding(rows, width, sparse=True)\n"
+        "embedding = torch.nn.Embedding(YOUR_ROWS, YOUR_WIDTH, sparse=True)\n"
         "sparse = torch.optim.SparseAdam(embedding.parameters())"
     ),
+    edit=lambda facts, _: _edit(facts),
     source="https://github.com/pytorch/pytorch/pull/22037",
 )

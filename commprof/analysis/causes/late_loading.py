@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.evidence import Figure
@@ -56,8 +57,12 @@ CAUSE = CatalogueCause(
     fix=(
         'options = {"num_workers": 4, "persistent_workers": True, "prefetch_factor": 4}\n'
         "# with your own sampler, so that each rank keeps its part of the data:\n"
-        'options["sampler"] = torch.utils.data.distributed.DistributedSampler(dataset)\n'
-        "loader = torch.utils.data.DataLoader(dataset, batch_size, **options)"
+        "sampler = torch.utils.data.distributed.DistributedSampler(YOUR_DATA)\n"
+        'options |= {"batch_size": YOUR_BATCH_SIZE, "sampler": sampler}\n'
+        "loader = torch.utils.data.DataLoader(YOUR_DATA, **options)"
+    ),
+    edit=lambda facts, _: edits.with_settings(
+        facts.script, ("DataLoader",), num_workers=4, persistent_workers=True, prefetch_factor=4
     ),
     source="https://github.com/pytorch/pytorch/issues/31590",
 )

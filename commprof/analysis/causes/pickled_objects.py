@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
@@ -27,11 +28,18 @@ _FUNCTIONS = {
     "gather": "gather_object",
     "scatter": "scatter_object_list",
 }
+#: Their arguments, where the script does not tell them.
+_ARGUMENTS = {
+    "all_gather_object": "YOUR_OUTPUTS, YOUR_OBJECT",
+    "broadcast_object_list": "YOUR_OBJECTS, src=0",
+    "gather_object": "YOUR_OBJECT, YOUR_OUTPUTS",
+    "scatter_object_list": "YOUR_OUTPUTS, YOUR_OBJECTS",
+}
 #: Pickles of up to this size may hold a few numbers, which fit into a tensor.
 _NUMBERS_BYTES = 2**12
 _FIX_OF_BROADCASTS = (
     "import torch.distributed as dist\n\n"
-    "values = torch.tensor([loss, accuracy, count], device=device)  # those of rank 0\n"
+    "values = torch.tensor(YOUR_NUMBERS)  # on the GPU if the group is NCCL's\n"
     "dist.broadcast(values, src=0)"
 )
 
@@ -101,9 +109,8 @@ def _fix(name: str, mean_bytes: float) -> str:
     """Returns the fix for these objects; empty for the cause's own, which is for numbers."""
     if mean_bytes > _NUMBERS_BYTES:
         return (
-            f"if step % 100 == 0:  # only in steps that use what was exchanged\n"
-            f"    torch.distributed.{name}(...)\n"
-            "# or as a tensor, without pickling: torch.distributed.all_gather, broadcast"
+            "if YOUR_STEP % 100 == 0:  # only in steps that use what was exchanged\n"
+            f"    torch.distributed.{name}({_ARGUMENTS[name]})"
         )
     return _FIX_OF_BROADCASTS if name == _FUNCTIONS["broadcast"] else ""
 
@@ -127,9 +134,12 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "import torch.distributed as dist\n\n"
-        "values = torch.tensor([loss, accuracy, count], device=device)\n"
+        "values = torch.tensor(YOUR_NUMBERS)  # on the GPU if the group is NCCL's\n"
         "gathered = [torch.empty_like(values) for _ in range(dist.get_world_size())]\n"
         "dist.all_gather(gathered, values)"
+    ),
+    edit=lambda facts, sighting: edits.seldom(
+        facts.script, sighting.line, tuple(_FUNCTIONS.values()), every=100
     ),
     source="https://github.com/NVIDIA/Model-Optimizer/pull/1111",
 )

@@ -79,15 +79,15 @@ def _more_forwards(facts: Facts, position: int, rows: Ints) -> float:
 
 
 _FIX = (
-    "sampler = torch.utils.data.distributed.DistributedSampler(validation_set)\n"
-    "loader = torch.utils.data.DataLoader(validation_set, sampler=sampler)\n"
-    "total = evaluate(model.module, loader)  # on every rank, its own part\n"
+    "sampler = torch.utils.data.distributed.DistributedSampler(YOUR_DATA)\n"
+    "loader = torch.utils.data.DataLoader(YOUR_DATA, sampler=sampler)\n"
+    "total = YOUR_EVALUATION(YOUR_MODEL.module, loader)  # a tensor: sums of a part\n"
     "torch.distributed.all_reduce(total)"
 )
 _ASYNCHRONOUS = (
     "# a checkpoint: every rank calls this, and writes its part in the background\n"
     "from torch.distributed.checkpoint import async_save\n\n"
-    'saving = async_save({"model": model.state_dict()}, checkpoint_id="DIR")\n'
+    'saving = async_save({"model": YOUR_MODEL.state_dict()}, checkpoint_id=YOUR_FOLDER)\n'
     "# an evaluation: every rank reads its part, then all_reduce the sums;\n"
     "# a log: every 1000 steps"
 )

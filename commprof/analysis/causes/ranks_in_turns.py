@@ -69,10 +69,8 @@ CAUSE = CatalogueCause(
         "such work to the step's number."
     ),
     fix=(
-        "import gc\n\n"
-        "gc.disable()  # before training\n"
-        "if step % 500 == 0:  # the same steps on every rank\n"
-        "    gc.collect()  # and logs, caches, checkpoints"
+        "if YOUR_STEP % 500 == 0:  # the same steps on every rank\n"
+        "    YOUR_WORK()  # a log, a checkpoint, torch.cuda.empty_cache(), gc.collect()"
     ),
     source="https://github.com/pytorch/torchtitan/issues/696",
     worth=FEW_STEPS,

@@ -15,6 +15,7 @@ from commprof.analysis.causes import (
     ddp_static_graph,
     ddp_unused_parameters,
     ddp_wrong_pass,
+    debug_detail,
     fewer_batches,
     fsdp_every_pass,
     fsdp_gathers_twice,
@@ -22,6 +23,7 @@ from commprof.analysis.causes import (
     fsdp_shared_group,
     fsdp_small_units,
     garbage_in_turns,
+    gathered_outputs,
     groups_in_turns,
     host_tensors,
     late_embedding,
@@ -36,6 +38,7 @@ from commprof.analysis.causes import (
     trained_apart,
     uneven_batches,
     weights_differ,
+    zero_one_by_one,
 )
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
@@ -63,6 +66,9 @@ CAUSES: Final[tuple[CatalogueCause, ...]] = (
     fsdp_shared_group.CAUSE,
     scalars_one_by_one.CAUSE,
     tensors_one_by_one.CAUSE,
+    zero_one_by_one.CAUSE,
+    gathered_outputs.CAUSE,
+    debug_detail.CAUSE,
     pickled_objects.CAUSE,
     groups_in_turns.CAUSE,
     host_tensors.CAUSE,
@@ -98,7 +104,9 @@ def named_causes(
             title=cause.title,
             sentence=sighting.sentence,
             line=sighting.line,
-            fix=sighting.fix or (cause.fix_of_fsdp1 if is_fsdp1 else "") or cause.fix,
+            fix=_fix(cause, facts, sighting)
+            or (cause.fix_of_fsdp1 if is_fsdp1 else "")
+            or cause.fix,
             share=sighting.share,
             saving=sighting.saving,
             source=cause.source,
@@ -112,6 +120,12 @@ def named_causes(
     ids = {cause.id for cause in causes}
     causes = [cause for cause in causes if not _EXPLAINED_BY.get(cause.id, set()) & ids]
     return tuple(sorted(causes, key=lambda cause: (not cause.is_wrong, -cause.weight)))
+
+
+def _fix(cause: CatalogueCause, facts: Facts, sighting: Sighting) -> str:
+    """The fix in the job's own lines, else as its figures make it; empty for that of the cause."""
+    edited = cause.edit(facts, sighting) if cause.edit is not None else ""
+    return edited or sighting.fix
 
 
 def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
@@ -129,5 +143,5 @@ _ALWAYS = (Figure.EXPOSED,)
 _EXPLAINED_BY = {
     ranks_in_turns.CAUSE.id: {garbage_in_turns.CAUSE.id},
     rank_alone.CAUSE.id: {garbage_in_turns.CAUSE.id},
-    tensors_one_by_one.CAUSE.id: {scalars_one_by_one.CAUSE.id},
+    tensors_one_by_one.CAUSE.id: {scalars_one_by_one.CAUSE.id, zero_one_by_one.CAUSE.id},
 }

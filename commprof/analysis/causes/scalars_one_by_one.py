@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.bursts import Bursts, bursts
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
@@ -61,7 +62,16 @@ def sighting(facts: Facts, rows: list[Bursts], least: float, what: str) -> Sight
         share,
         saving_without(facts, removed),
         line,
+        op=op,
     )
+
+
+def edit_joined(facts: Facts, sighting: Sighting) -> str:
+    """One call in place of those of the loop at the sighting's line."""
+    script, line, op = facts.script, sighting.line, sighting.op
+    if op in ("all_gather", "all_gather_into_tensor"):
+        return edits.joined_gathers(script, line)
+    return edits.joined(script, line, op)
 
 
 CAUSE = CatalogueCause(
@@ -88,9 +98,11 @@ CAUSE = CatalogueCause(
         "that the fix may win that much less."
     ),
     fix=(
-        "values = torch.stack([v.detach().float() for v in metrics.values()])\n"
-        "torch.distributed.all_reduce(values)\n"
-        "metrics = dict(zip(metrics, values.tolist()))"
+        "names, values = zip(*YOUR_METRICS.items())  # a dictionary of tensors\n"
+        "joined = torch.stack([value.detach().float() for value in values])\n"
+        "torch.distributed.all_reduce(joined)\n"
+        "metrics = dict(zip(names, joined.tolist()))"
     ),
+    edit=edit_joined,
     source="https://github.com/vllm-project/speculators/pull/1119",
 )

@@ -10,7 +10,7 @@ from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.causes.joined_calls import call_cost
 from commprof.analysis.causes.pickled_objects import of_objects
-from commprof.analysis.causes.scalars_one_by_one import small
+from commprof.analysis.causes.scalars_one_by_one import edit_joined, small
 from commprof.analysis.evidence import Figure
 from commprof.analysis.named_cause import Saving
 from commprof.text import counted, in_bytes
@@ -67,6 +67,7 @@ def _rule(facts: Facts) -> Sighting | None:
         _saving(facts, rows, spans),
         line,
         _fix(op, first, facts.world.world_size, is_all),
+        op=op,
     )
 
 
@@ -83,22 +84,22 @@ def _fix(op: str, of: Bursts, world_size: int, is_all: bool) -> str:
     arguments = ["flat"]
     if op in ("broadcast", "reduce"):
         side = {"broadcast": "src", "reduce": "dst"}[op]
-        root = int(roots[0]) if len(roots) == 1 else "root"
+        root = int(roots[0]) if len(roots) == 1 else "YOUR_ROOT"
         arguments.append(f"{side}={root}" if whole else f"group_{side}={root}")
     if op in ("all_reduce", "reduce") and kind not in ("sum", ""):
         arguments.append(f"op=torch.distributed.ReduceOp.{kind.upper()}")
     if not whole:
-        arguments.append("group=group")
+        arguments.append("group=YOUR_GROUP")
     of_root = ", a call for each root" * (len(roots) > 1 and op in ("broadcast", "reduce"))
     lines = [
-        f"tensors = [...]  # those of the calls above, of one type{of_root}",
+        f"tensors = list(YOUR_TENSORS)  # those of the calls, of one type{of_root}",
         "flat = torch.cat([tensor.reshape(-1) for tensor in tensors])",
     ]
     if op in ("all_gather", "all_gather_into_tensor"):
         return "\n".join(
             [
                 *lines,
-                f"ranks = torch.distributed.get_world_size({'' if whole else 'group'})",
+                f"ranks = torch.distributed.get_world_size({'' if whole else 'YOUR_GROUP'})",
                 "gathered = flat.new_empty(ranks, flat.numel())  # a row of each rank",
                 f"torch.distributed.all_gather_into_tensor({', '.join(['gathered', *arguments])})",
             ]
@@ -145,12 +146,13 @@ CAUSE = CatalogueCause(
         "tell the latency from the transfer."
     ),
     fix=(
-        "grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
+        "grads = [p.grad for p in YOUR_MODEL.parameters() if p.grad is not None]\n"
         "flat = torch.cat([grad.reshape(-1) for grad in grads])\n"
         "torch.distributed.all_reduce(flat)\n"
         "flat /= torch.distributed.get_world_size()  # in place of your own division\n"
         "for grad, part in zip(grads, flat.split([g.numel() for g in grads])):\n"
         "    grad.copy_(part.view_as(grad))"
     ),
+    edit=edit_joined,
     source="https://github.com/Denys88/rl_games/pull/369",
 )

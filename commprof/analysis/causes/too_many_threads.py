@@ -26,8 +26,16 @@ def _rule(facts: Facts) -> Sighting | None:
         f"{counted(cores, 'usable core')}: for {share:.0%} of the step a rank was ready to run "
         "and had no core.",
         share,
-        fix=f"torch.set_num_threads({max(1, cores // world.world_size)})",
+        fix=_fix(facts, f"torch.set_num_threads({max(1, cores // world.world_size)})"),
     )
+
+
+def _fix(facts: Facts, call: str) -> str:
+    """The call, in place of the script's own if it sets the number itself."""
+    site = facts.script.only("set_num_threads")
+    if site is None or not site.is_whole:
+        return call
+    return site.source.edit("in place of", *site.source.span(site.statement), call)
 
 
 def _without_core(facts: Facts) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
 
@@ -27,9 +28,10 @@ CAUSE = CatalogueCause(
         "models are thrown away."
     ),
     fix=(
-        "model = torch.nn.parallel.DistributedDataParallel(model)\n"
-        "output = model(batch)  # the wrapper, not model.module"
+        "model = torch.nn.parallel.DistributedDataParallel(YOUR_MODEL)\n"
+        "output = model(YOUR_BATCH)  # the wrapper, not model.module"
     ),
+    edit=lambda facts, _: edits.wrapped(facts.script),
     source="https://github.com/jingyaogong/minimind/issues/853",
     is_wrong=True,
 )

@@ -108,10 +108,10 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()\n"
-        "lengths = [len(sample[0]) for sample in dataset]  # of your samples\n"
+        "lengths = [len(sample[0]) for sample in YOUR_DATA]\n"
         "order = sorted(range(len(lengths)), key=lengths.__getitem__)\n"
         "mine = order[rank : len(order) // ranks * ranks : ranks]  # one of each length\n"
-        "batches = list(torch.tensor(mine).split(batch_size))\n"
+        "batches = list(torch.tensor(mine).split(YOUR_BATCH_SIZE))\n"
         "# random.Random(epoch).shuffle(batches); batch_sampler=batches of DataLoader"
     ),
     source="https://github.com/lightseekorg/TorchSpec/issues/13",

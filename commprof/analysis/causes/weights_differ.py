@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
 from commprof.text import counted, named_ranks
@@ -20,6 +21,19 @@ def _rule(facts: Facts) -> Sighting | None:
     return None
 
 
+_FIX = (
+    "with torch.no_grad():  # once, before training\n"
+    "    for tensor in YOUR_MODEL.state_dict().values():\n"
+    "        torch.distributed.broadcast(tensor, src=0)"
+)
+
+
+def _edit(facts: Facts) -> str:
+    model = facts.script.model(*edits.DDP)
+    code = _FIX.replace("YOUR_MODEL", model)
+    return edits.before_training(facts.script, code) if model else ""
+
+
 CAUSE = CatalogueCause(
     id="weights-differ",
     title="The ranks begin with different weights, or their weights drift apart",
@@ -35,11 +49,8 @@ CAUSE = CatalogueCause(
         "that, or steps an optimizer on some ranks only must see to it on its own. The loss still "
         "falls on every rank, so nothing shows that the saved model is that of one rank alone."
     ),
-    fix=(
-        "with torch.no_grad():  # once, before training\n"
-        "    for tensor in model.state_dict().values():\n"
-        "        torch.distributed.broadcast(tensor, src=0)"
-    ),
+    fix=_FIX,
+    edit=lambda facts, _: _edit(facts),
     source="https://github.com/pytorch/torchtitan/issues/166",
     is_wrong=True,
 )

@@ -39,6 +39,11 @@ def _backend() -> str:
     return by_device.get(wanted) or by_device.get("cpu", name)
 
 
+def _debug_level() -> str:
+    """Level of torch's checks of collectives, TORCH_DISTRIBUTED_DEBUG; empty without c10d."""
+    return str(dist.get_debug_level().name) if dist.is_available() else ""
+
+
 def rank_and_world_size() -> tuple[int, int]:
     """Returns global rank and world size, from the process group or the launcher's environment.
 
@@ -145,6 +150,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "torch": torch.__version__,
         "commprof": __version__,
         "backend": _backend(),
+        "debug_level": _debug_level(),
         "threads": torch.get_num_threads(),
         "capture": "python" if native is None else "native",
         "machine": machine(),

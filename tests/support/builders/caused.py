@@ -82,9 +82,10 @@ class Script:
         size: int = 4,
         ms: float = 1.0,
         dtype: str = "Float",
+        stack: tuple[str, ...] = (),
         **fields: Any,
     ) -> None:
-        """Issues a collective, and waits until it is complete after ``ms``."""
+        """Issues a collective, and waits until it is complete after ``ms``; ``stack``: frames."""
         self._seq += 1
         begin = self._now
         self.now_ms = self._all_here() + ms
@@ -92,6 +93,9 @@ class Script:
             self._seq, begin, self._now, size, op=op, dtype=DTYPES.index(dtype), **fields
         )
         self.rank.wait(op_id, begin, self._now)
+        if stack:
+            self.rank.stacks[1] = stack
+            self.rank.stack(op_id, 1)
 
     def meet(self, ms: float, size: int = 4_000_000) -> None:
         """An exchange of ``ms`` that begins when the last rank has come."""

@@ -181,6 +181,38 @@ def tensors(script: Script, step: int, fixed: bool) -> None:
         script.call(size=size, ms=ms_of_bytes(size))
 
 
+#: Frames of ZeroRedundancyOptimizer's step.
+ZERO = (
+    "/x/site-packages/torch/distributed/optim/zero_redundancy_optimizer.py:787 _sync",
+    "/job/train.py:9 main",
+)
+TRAINED = {
+    "parameter_bytes": 8 * MB,
+    "sharded": False,
+    "ddp_bytes": 8 * MB,
+    "ignored_bytes": 0,
+    "other_libraries": [],
+}
+
+
+def zero(script: Script, step: int, fixed: bool) -> None:
+    """Two ranks send what they updated tensor by tensor, or in one call each."""
+    passed(script, step)
+    updated(script)
+    sizes = [MB // 10, MB // 5] * 3
+    for root in range(2):
+        for size in [sum(sizes)] if fixed else sizes:
+            script.call("broadcast", size, ms_of_bytes(size), aux=root, stack=ZERO)
+
+
+def outputs(script: Script, step: int, fixed: bool) -> None:
+    """Outputs are gathered after each update."""
+    passed(script, step)
+    updated(script)
+    if not fixed:
+        script.call("all_gather", MB // 2, 3.0, stack=("/job/train.py:9 main",))
+
+
 def buckets(script: Script, step: int, fixed: bool) -> None:
     """Buckets of 50 to 200 kB, or one of 1 MiB and one of the rest."""
     sizes = [50_000 * (1 + number % 4) + number for number in range(16)]
@@ -250,6 +282,8 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("ddp-small-buckets", buckets, {"log": SMALL}),
     ("scalars-one-by-one", scalars, {}),
     ("tensors-one-by-one", tensors, {}),
+    ("zero-one-by-one", zero, {}),
+    ("gathered-outputs", outputs, {"trained": TRAINED}),
     ("pickled-objects", objects, {}),
     ("barrier-each-step", barriers, {}),
     ("fsdp-every-pass", reduced, {"models": 0}),

@@ -13,7 +13,7 @@ from commprof.analysis.named_cause import NamedCause, Saving
 from commprof.stats.intervals import Interval
 
 #: Columns and lines that the first screen has for a fix.
-WIDTH, LINES = 78, 6
+WIDTH, LINES = 78, 8
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: cause.id)

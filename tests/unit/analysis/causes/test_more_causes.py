@@ -98,7 +98,7 @@ def test_units_that_are_gathered_again_in_backward_are_named_if_there_is_memory(
     assert "The whole model is 12 MB per rank" in cause.sentence
     # Six of 18 collectives of 1 ms go; compute takes 36 ms, the update 1 ms.
     assert saved(cause) == pytest.approx(6 / 55, abs=1e-3)
-    assert "reshard_after_forward=False" in cause.fix
+    assert "YOUR_MODEL.set_reshard_after_forward(False)" in cause.fix
 
 
 def test_units_that_are_kept_or_gathered_in_little_time_or_too_large_are_usual() -> None:

@@ -71,7 +71,7 @@ FLAT_FIXES = [
     (
         "fsdp-every-pass",
         passes(8 * MB, 8 * MB, again=False, ms=4.0, reduced=(True, True, True)),
-        "model.no_sync()",
+        "YOUR_MODEL.no_sync()",
     ),
 ]
 

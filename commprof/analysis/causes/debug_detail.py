@@ -1,0 +1,66 @@
+"""torch compares every collective between the ranks, because a setting for debugging is left on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_ms
+from commprof.units import ns_to_ms
+
+_LEVEL = "DETAIL"
+_FIX = "torch.distributed.set_debug_level(torch.distributed.DebugLevel.OFF)"
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if any(calls.trace.metadata.get("debug_level") != _LEVEL for calls in facts.ranks):
+        return None
+    compared = [calls.in_call_ns[(calls.step >= 0)] for calls in facts.ranks]
+    if len({len(of_rank) for of_rank in compared}) > 1 or not len(compared[0]):
+        return None
+    # Who comes last waits for nobody: what is left on it is the comparison itself.
+    cost_ns = np.min(compared, axis=0)
+    share = facts.share([float(cost_ns.sum())])
+    number = int((cost_ns > 0).sum()) / facts.steps
+    if number < 1 or not share >= WORTH_NAMING:
+        return None
+    ms = ns_to_ms(float(cost_ns.sum()) / facts.steps)
+    return Sighting(
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL is left on: inside each call that issues a collective, "
+        "torch compares it between all ranks over gloo, "
+        f"{counted(round(number), 'time')} per step, for {in_ms(ms)} on the rank that comes last.",
+        share,
+    )
+
+
+def _edit(facts: Facts, _: Sighting) -> str:
+    site = facts.script.only("init_process_group")
+    return site.source.before(site.statement, _FIX) if site is not None else ""
+
+
+CAUSE = CatalogueCause(
+    id="debug-detail",
+    title="TORCH_DISTRIBUTED_DEBUG=DETAIL is left on",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "All ranks ran with this setting, which capture reads, and the time inside the calls that "
+        "issue collectives, of each call on the rank where it is shortest, is at least "
+        f"{WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "With this setting torch puts every process group into a wrapper that first exchanges, "
+        "over a gloo group of its own, what each rank is about to call, and then issues it. That "
+        "finds ranks that call different collectives, and costs round trips over TCP for each "
+        "call, on GPUs too; nothing overlaps them. Set it to find a hang, and unset it afterwards."
+    ),
+    gain_note=(
+        "Not predicted, because without the comparisons the ranks meet later, in the collectives: "
+        "the time of the comparisons, without waiting for late ranks, is what the fix wins at most."
+    ),
+    fix=f"# before init_process_group:\n{_FIX}",
+    edit=_edit,
+    source="https://github.com/pytorch/pytorch/issues/46434",
+)

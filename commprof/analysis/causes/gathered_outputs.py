@@ -1,0 +1,116 @@
+"""Outputs of all ranks are gathered after every backward pass, as for a metric or a log."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes import edits
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.pickled_objects import of_objects
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_bytes, in_ms
+from commprof.trace import columns
+from commprof.trace.exchanged import trained_by
+from commprof.trace.schema import Phase
+from commprof.units import ns_to_ms
+
+_OPS = ("all_gather", "all_gather_into_tensor", "gather")
+#: Smaller gathers are scalars, which have a cause of their own if they are many.
+_LEAST_BYTES = 2**12
+#: Most calls of a step: more of them are no outputs, or small tensors that can be joined.
+_MOST = 3
+#: Gathers of this fraction of the trained parameters' bytes are of parameters or gradients.
+_OF_PARAMETERS = 0.5
+#: Files of optimizers that gather what they updated.
+_OPTIMIZERS = ("/optim/", "/deepspeed/", "/apex/", "/megatron/")
+
+
+def _gathers(calls: RankCalls) -> Mask:
+    """Gathers of the script in the measured steps after a backward pass, before the next forward.
+
+    Those between forward and backward may be of the loss, as in contrastive learning.
+    """
+    phases = columns.phases(calls.trace)
+    chosen = (phases.key == Phase.FORWARD) | (phases.key == Phase.BACKWARD)
+    begun, key = phases.begin_ns[chosen], phases.key[chosen]
+    order = np.argsort(begun, kind="stable")
+    begun, key = begun[order], key[order]
+    last = np.searchsorted(begun, calls.table.issue_ns, side="right") - 1
+    after_backward = (last >= 0) & (key[np.clip(last, 0, None)] == Phase.BACKWARD)
+    mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls) & after_backward
+    return mask & (calls.size_bytes >= _LEAST_BYTES)
+
+
+def _is_of_optimizer(calls: RankCalls, mask: Mask) -> bool:
+    """True if an optimizer issues the calls, or if no stack tells who does."""
+    numbers = np.unique(columns.stacks(calls.trace, calls.table.op_id)[mask])
+    stacks = [calls.trace.stacks.get(int(number), ()) for number in numbers if number > 0]
+    frames = [frame for stack in stacks for frame in stack]
+    return not frames or any(part in frame for frame in frames for part in _OPTIMIZERS)
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if not facts.ddp_models and facts.world.communication.sharding is None:
+        return None
+    masks = [_gathers(calls) for calls in facts.ranks]
+    first, mask = facts.first, masks[0]
+    per_step = [calls.per_step(of_rank) for calls, of_rank in zip(facts.ranks, masks, strict=True)]
+    if min(per_step) < 1 or max(per_step) > _MOST or _is_of_optimizer(first, mask):
+        return None
+    step_bytes = float(first.size_bytes[mask].sum()) / facts.steps
+    trained = trained_by(first.trace.metadata)
+    if trained is None or step_bytes >= _OF_PARAMETERS * trained.parameter_bytes:
+        return None
+    blocked = [c.blocked_ns(of_rank) for c, of_rank in zip(facts.ranks, masks, strict=True)]
+    share = facts.share(blocked)
+    if not share >= WORTH_NAMING:
+        return None
+    line = first.line(mask)
+    ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    removed = [Removed.whole(c, of_rank) for c, of_rank in zip(facts.ranks, masks, strict=True)]
+    return Sighting(
+        f"After backward, each step gathers {in_bytes(step_bytes)} from all ranks in "
+        f"{counted(round(per_step[0]), 'call')}{at_line(line)}, for {in_ms(ms)}. Training has its "
+        "gradients by then: for a metric or a log, gather seldom, or add up on each rank and "
+        "reduce the sums.",
+        share,
+        saving_without(facts, removed),
+        line,
+        lines=tuple(first.lines(mask)),
+    )
+
+
+def _edit(facts: Facts, sighting: Sighting) -> str:
+    lines = list(sighting.lines)
+    return edits.seldom(facts.script, lines[0], _OPS, every=100) if len(lines) == 1 else ""
+
+
+CAUSE = CatalogueCause(
+    id="gathered-outputs",
+    title="Outputs of all ranks are gathered in every step, as for a metric",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "In a job that exchanges gradients by DDP or FSDP, a typical step has one to "
+        f"{_MOST} gathers of at least {_LEAST_BYTES // 2**10} KiB after its backward pass and "
+        "before the next forward pass, none of them by an optimizer and together of less than "
+        f"{_OF_PARAMETERS:.0%} of the parameters' bytes, and the ranks stand in them for at least "
+        f"{WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "A metric over all ranks needs its sums, not every output. Gathering outputs and labels in "
+        "each step sends them to every rank, the more ranks the more bytes, and training waits. "
+        "Count on each rank (right answers, samples, sums of losses) and reduce the counts when "
+        "they are logged; gather outputs only where the metric needs all of them, as the area "
+        "under a curve does, once per evaluation."
+    ),
+    fix=(
+        "counts = torch.tensor([YOUR_RIGHT_ANSWERS, YOUR_SAMPLES], device=YOUR_DEVICE)\n"
+        "if YOUR_STEP % 100 == 0:  # add up on each rank until then\n"
+        "    torch.distributed.all_reduce(counts)"
+    ),
+    edit=_edit,
+    source="https://github.com/huggingface/accelerate/issues/226",
+)

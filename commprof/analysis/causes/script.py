@@ -1,0 +1,289 @@
+"""Statements of the training script, so that a fix can be said in its own lines and names.
+
+The files are read when a report is made. One that was changed after the recording is left out: its
+lines are no longer those that ran.
+"""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from commprof.trace.reader import Trace
+
+#: Parts of the paths of files that are not the user's.
+_OF_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3")
+_COMMPROF = str(Path(__file__).parents[2])
+#: Columns of a line of a fix.
+_WIDTH = 78
+#: A larger file is no training script.
+_MOST_BYTES = 2**20
+
+
+class Code(str):
+    """An expression, as a setting's value."""
+
+    __slots__ = ()
+
+
+def _code(value: object) -> str:
+    return str(value) if isinstance(value, Code) else repr(value)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of the script."""
+
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines of the file."""
+        return self.text.splitlines()
+
+    @cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The node around each node."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    @cached_property
+    def original_names(self) -> dict[str, str]:
+        """The name that each imported name has in its module."""
+        return {
+            alias.asname or alias.name: alias.name
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+
+    def unused(self, *names: str) -> tuple[str, ...]:
+        """The names, each with underscores behind it as long as the file uses it."""
+        used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        free = []
+        for name in names:
+            while name in used:
+                name += "_"
+            free.append(name)
+        return tuple(free)
+
+    def calls(self) -> Iterator[ast.Call]:
+        """Yields all calls."""
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+
+    def called(self, call: ast.Call) -> str:
+        """The last name of what is called: "all_reduce" of ``dist.all_reduce(x)``."""
+        if isinstance(call.func, ast.Attribute):
+            return call.func.attr
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        return self.original_names.get(name, name)
+
+    def around(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yields the nodes around a node, innermost first, up to its function."""
+        outer = self.parents.get(node)
+        while outer is not None and not isinstance(outer, ast.FunctionDef | ast.Lambda):
+            yield outer
+            outer = self.parents.get(outer)
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement that holds a node."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        return node
+
+    def segment(self, node: ast.AST) -> str:
+        """The text of a node."""
+        return ast.get_source_segment(self.text, node) or ""
+
+    def span(self, statement: ast.stmt) -> tuple[int, int]:
+        """First and last line of a statement; of one with a body, those of its head."""
+        body = getattr(statement, "body", None)
+        last = body[0].lineno - 1 if body else (statement.end_lineno or statement.lineno)
+        return statement.lineno, last
+
+    def code(self, first: int, last: int) -> str:
+        """These lines without their common indentation."""
+        return textwrap.dedent("\n".join(self.lines[first - 1 : last]))
+
+    def edit(self, verb: str, first: int, last: int, code: str = "") -> str:
+        """One change: a comment that says where, then the lines to write.
+
+        Args:
+            verb: "in place of", "before" or "delete".
+            first: first line of the file that is meant.
+            last: last line that is meant.
+            code: lines to write, without indentation.
+        """
+        where = f"{first}-{last}" if last > first else str(first)
+        return f"# {verb} {self.path.name}:{where}" + f"\n{code}" * bool(code)
+
+    def before(self, statement: ast.stmt, code: str) -> str:
+        """Lines to write before a statement."""
+        return self.edit("before", statement.lineno, statement.lineno, code)
+
+    def deleted(self, statements: Sequence[ast.stmt]) -> str:
+        """Deletes statements, and leaves no body empty."""
+        changes = []
+        for statement in statements:
+            body = getattr(self.parents[statement], "body", [])
+            is_all = set(body) <= set(statements) and statement is body[0]
+            first, last = self.span(statement)
+            stays = is_all and not isinstance(self.parents[statement], ast.Module)
+            verb, code = ("in place of", "pass") if stays else ("delete", "")
+            changes.append(self.edit(verb, first, last, code))
+        return "\n".join(changes)
+
+    def with_settings(self, call: ast.Call, settings: Mapping[str, object]) -> str:
+        """In place of a call's statement, the same with other keyword arguments; "" if impossible.
+
+        Args:
+            call: the call.
+            settings: keyword arguments with their values.
+        """
+        texts = [self.segment(argument) for argument in call.args]
+        new = {name: _code(value) for name, value in settings.items()}
+        for keyword in call.keywords:
+            text = self.segment(keyword.value)
+            if keyword.arg is None:
+                merged = ", ".join(f'"{name}": {value}' for name, value in new.items())
+                texts.append(f"**{{**{text}, {merged}}}")
+                new = {}
+            elif keyword.arg not in settings:
+                texts.append(f"{keyword.arg}={text}")
+        texts += [f"{name}={value}" for name, value in new.items()]
+        statement = self.statement(call)
+        first, last = self.span(statement)
+        if last < first:  # a body on the line of its head
+            return ""
+        name, was = self.segment(call.func), self.segment(call)
+        before = "\n".join(self.lines[first - 1 : last])
+        line = textwrap.dedent(before.replace(was, f"{name}({', '.join(texts)})", 1))
+        if max(map(len, line.splitlines())) > _WIDTH:
+            indent = " " * (len(self.lines[first - 1]) - len(self.lines[first - 1].lstrip()))
+            rows = "".join(f"\n{indent}    {text}," for text in texts)
+            line = textwrap.dedent(before.replace(was, f"{name}({rows}\n{indent})", 1))
+        return self.edit("in place of", first, last, line)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A call of the script."""
+
+    source: Source
+    call: ast.Call
+
+    @property
+    def statement(self) -> ast.stmt:
+        """The statement that holds the call."""
+        return self.source.statement(self.call)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the statement is only this call."""
+        return isinstance(self.statement, ast.Expr) and self.statement.value is self.call
+
+    @property
+    def loop(self) -> ast.For | None:
+        """The innermost loop around the call, in its function."""
+        around = self.source.around(self.call)
+        return next((node for node in around if isinstance(node, ast.For)), None)
+
+    @property
+    def target(self) -> str:
+        """What the call is assigned to; empty if to nothing, or to several."""
+        statement = self.statement
+        if not isinstance(statement, ast.Assign) or statement.value is not self.call:
+            return ""
+        return self.source.segment(statement.targets[0]) if len(statement.targets) == 1 else ""
+
+
+@dataclass(frozen=True)
+class Script:
+    """The files of the training script that could be read."""
+
+    sources: tuple[Source, ...]
+    #: Lines of the recorded stacks, as path and number.
+    ran: frozenset[tuple[str, int]]
+
+    def places(self, *names: str) -> list[Site]:
+        """All calls of a function or class by one of these names."""
+        return [
+            Site(source, call)
+            for source in self.sources
+            for call in source.calls()
+            if source.called(call) in names
+        ]
+
+    def only(self, *names: str) -> Site | None:
+        """The only call of these names that a stack has, else in the first file, or at all."""
+        sites = self.places(*names)
+        if len(sites) > 1:
+            ran = [site for site in sites if self._ran(site)]
+            in_first = [site for site in sites if site.source is self.sources[0]]
+            sites = ran or in_first
+        return sites[0] if len(sites) == 1 else None
+
+    def _ran(self, site: Site) -> bool:
+        call, path = site.call, str(site.source.path)
+        lines = range(call.lineno, (call.end_lineno or call.lineno) + 1)
+        return any((path, number) in self.ran for number in lines)
+
+    def at(self, line: str, names: Sequence[str] = ()) -> Site | None:
+        """The call of one of these names, of any if there are none, on the line "FILE:LINE NAME".
+
+        None if no such call, or more than one of these names, is there.
+        """
+        path, _, number = line.partition(" ")[0].rpartition(":")
+        source = next((source for source in self.sources if str(source.path) == path), None)
+        if source is None or not number.isdecimal():
+            return None
+        calls = [
+            call
+            for call in source.calls()
+            if call.lineno <= int(number) <= (call.end_lineno or call.lineno)
+            and (not names or source.called(call) in names)
+        ]
+        return Site(source, calls[0]) if len(calls) == 1 else None
+
+    def model(self, *wrappers: str) -> str:
+        """Name of the variable that holds the model that one of these classes wraps; else ""."""
+        site = self.only(*wrappers)
+        return site.target if site is not None else ""
+
+
+def script_of(trace: Trace) -> Script:
+    """Reads the files of a recording's script: that of its command, and those of its stacks."""
+    ran = set()
+    for frame in {frame for frames in trace.stacks.values() for frame in frames}:
+        file, _, number = frame.partition(" ")[0].rpartition(":")
+        if number.isdecimal():
+            ran.add((file, int(number)))
+    command = [str(part) for part in trace.metadata.get("command") or ()]
+    sources: dict[Path, Source] = {}
+    for name in (*command[:1], *sorted({file for file, _ in ran})):
+        path = Path(name).absolute()
+        if path not in sources and (source := _source(path, trace.path)) is not None:
+            sources[path] = source
+    return Script(tuple(sources.values()), frozenset(ran))
+
+
+def _source(path: Path, trace_path: Path) -> Source | None:
+    """Reads a file; None for those of others, changed ones, and those that cannot be read."""
+    text = str(path)
+    if path.suffix != ".py" or any(part in text for part in _OF_OTHERS):
+        return None
+    if text.startswith(_COMMPROF):
+        return None
+    try:
+        state = path.stat()
+        if state.st_size > _MOST_BYTES or state.st_mtime > trace_path.stat().st_mtime:
+            return None
+        code = path.read_text(encoding="utf-8")
+        return Source(path, code, ast.parse(code))
+    except (OSError, SyntaxError, ValueError):
+        return None

@@ -1,0 +1,90 @@
+"""What a report says to change is applied to the job as it is printed: it runs, its cause is gone.
+
+The jobs are those of benchmarks/causes. Those whose own lines do not tell the change get the fix of
+the catalogue, each of which test_pasted_fixes.py runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.causes.catalogue import JOBS, JOBS_FOLDER, OPTIONS
+from tests.support.applied_fix import applied
+
+ROOT = Path(__file__).parents[3]
+#: Jobs whose script tells the change, with what it must say.
+CHANGES = {
+    "trained_apart": "model = ddp if common.FIXED else ddp",
+    "weights_differ": "for tensor in ddp.state_dict().values():",
+    "ddp_wrong_pass": "if last_pass else ddp.no_sync()",
+    "ddp_every_pass": "if last_pass else ddp.no_sync()",
+    "ddp_buffers": "broadcast_buffers=False",
+    "ddp_unused_parameters": "find_unused_parameters=False",
+    "ddp_static_graph": '"static_graph": True',
+    "ddp_frozen_gradients": 'model.get_submodule("backbone").requires_grad_(False)',
+    "ddp_small_buckets": '"bucket_cap_mb": 25',
+    "fsdp_one_unit": "fully_shard(block, reshard_after_forward=False)",
+    "fsdp_small_units": "fully_shard(units[first : first + 6], reshard_after_forward=False)",
+    "fsdp_every_pass": "model.set_requires_gradient_sync(pass_number == len(passes) - 1)",
+    "fsdp_gathers_twice": "model.set_reshard_after_forward(False)",
+    "scalars_one_by_one": "tensors = [value for name, value in metrics.items()]",
+    "scalars_gathered": "dist.all_gather(rows, flat)",
+    "norms_one_by_one": "tensors = [norm for norm in norms]",
+    "tensors_one_by_one": "tensors = [parameter.grad for parameter in model.parameters()]",
+    "weights_averaged": "tensors = [parameter for parameter in model.parameters()]",
+    "zero_one_by_one": "parameters_as_bucket_view=True",
+    "gathered_outputs": "if step % 100 == 0:\n    dist.all_gather(everyone, out.detach())",
+    "debug_detail": "torch.distributed.set_debug_level",
+    "pickled_objects": "if step % 100 == 0:\n    dist.all_gather_object(everyone, mine)",
+    "objects_broadcast": "if step % 100 == 0:\n    dist.broadcast_object_list(listed, src=0)",
+    "barrier_each_step": "# in place of barrier_each_step.py:13\npass",
+    "barrier_after_log": "# delete barrier_after_log.py:23",
+    "garbage_in_turns": "if step % 1000 == 0:\n    gc.collect(1)",
+    "late_loading": '"num_workers": 4',
+    "late_embedding": "sparse=True",
+    "too_many_threads": "torch.set_num_threads(1)",
+}
+
+
+def causes(script: Path, job: str, directory: Path) -> dict[str, Any]:
+    """Runs a script as its author does; returns the causes of its report by name."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{JOBS_FOLDER}{os.pathsep}{ROOT}",
+        "FIXED": "0",
+        "STEPS": "24",
+    }
+    run = [sys.executable, "-m", "commprof.run", "--nproc", "2", *OPTIONS.get(job, [])]
+    ran = subprocess.run(
+        [*run, "--output", str(directory), str(script)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    shown = [sys.executable, "-m", "commprof", "report", str(directory), "--format", "json"]
+    result = subprocess.run(shown, check=True, capture_output=True, timeout=120).stdout
+    found = json.loads(result)["runs"][-1]["aggregated_metrics"]["causes"]
+    return {cause["id"]: cause for cause in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", CHANGES)
+def test_the_printed_fix_of_a_job_runs_and_its_cause_is_gone(tmp_path: Path, job: str) -> None:
+    script = JOBS_FOLDER / f"{job}.py"
+    named = causes(script, job, tmp_path / "job")
+    assert JOBS[job] in named
+    fix = named[JOBS[job]]["fix"]
+    assert CHANGES[job] in fix, fix
+    assert "YOUR_" not in fix
+    changed = tmp_path / script.name
+    changed.write_text(applied(fix, script.name, script.read_text()))
+    assert JOBS[job] not in causes(changed, job, tmp_path / "changed"), fix

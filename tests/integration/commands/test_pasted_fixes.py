@@ -1,0 +1,36 @@
+"""The fixes of docs/causes.md run as they stand once their YOUR_ names are those of a script."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from commprof.analysis.causes.registry import CAUSES
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_fix_of_the_catalogue_runs_when_it_is_pasted() -> None:
+    script = ROOT / "tests/support/ranks/pasted_fixes.py"
+    ran = subprocess.run(
+        [sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr[-3000:]
+    expected = [cause.id + end for cause in CAUSES for end in _ends(cause.fix_of_fsdp1)]
+    assert ran.stdout.split() == expected
+
+
+def _ends(of_fsdp1: str) -> list[str]:
+    return ["", "-fsdp1"] if of_fsdp1 else [""]
+
+
+def test_what_the_user_replaces_is_marked_alike_everywhere() -> None:
+    for cause in CAUSES:
+        for fix in filter(None, (cause.fix, cause.fix_of_fsdp1)):
+            code = re.sub(r"#.*", "", fix)
+            assert "..." not in code, cause.id
+            undefined = set(re.findall(r"\b[A-Z][A-Z_]{3,}\b", code)) - {"SHARD_GRAD_OP", "OFF"}
+            known = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"}
+            assert all(name.startswith("YOUR_") for name in undefined - known), cause.id

@@ -1,0 +1,110 @@
+"""Pastes each fix of the catalogue into a script of one rank, with names for those of YOUR_.
+
+Prints the name of each cause whose fix ran.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof.analysis.causes.registry import CAUSES
+
+
+class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+    """A few samples."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index >= len(self):
+            raise IndexError(index)
+        return torch.zeros(4 + index), index
+
+
+def model() -> nn.Sequential:
+    """Blocks in a list."""
+    return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
+
+
+def wrapped(cause: str, flat: bool) -> nn.Module:
+    """The model as the script has it when the fix is pasted."""
+    if cause.startswith("fsdp-") and flat and cause == "fsdp-every-pass":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
+    if cause in ("fsdp-every-pass", "fsdp-gathers-twice", "fsdp-shared-group") and not flat:
+        from torch.distributed.fsdp import fully_shard
+
+        whole = model()
+        fully_shard(whole)
+        return whole
+    has_ddp = ("ddp-every-pass", "ddp-wrong-pass", "fewer-batches", "rank-alone")
+    return DistributedDataParallel(model()) if cause in has_ddp else model()
+
+
+def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
+    """What a script has by the names that the user puts in."""
+    trained = wrapped(cause, flat)
+    for parameter in trained.parameters():
+        if cause == "tensors-one-by-one":
+            parameter.grad = torch.ones_like(parameter)
+    return {
+        "YOUR_MODEL": trained,
+        "YOUR_BATCH": torch.ones(2, 4),
+        "YOUR_MICRO_BATCHES": [torch.ones(2, 4)] * 2,
+        "YOUR_LOSS": torch.Tensor.sum,
+        "YOUR_OPTIMIZER": torch.optim.SGD(trained.parameters(), 0.1),
+        "YOUR_METRICS": {"loss": torch.tensor(1.0), "right": torch.tensor(2)},
+        "YOUR_NUMBERS": [1.0, 2.0],
+        "YOUR_TENSOR": torch.ones(2),
+        "YOUR_TENSORS": [torch.ones(2), torch.ones(3)],
+        "YOUR_VALUES": [(torch.ones(2), None), (torch.ones(2), None)],
+        "YOUR_DATA": Samples(),
+        "YOUR_BATCH_SIZE": 2,
+        "YOUR_LOADER": [torch.ones(2, 4)] * 2,
+        "YOUR_STEP": 0 if cause != "fewer-batches" else lambda net, batch: net(batch).sum(),
+        "YOUR_WORK": lambda: None,
+        "YOUR_EVALUATION": lambda net, loader: torch.tensor(float(len(loader))),
+        "YOUR_FOLDER": folder,
+        "YOUR_ROWS": 4,
+        "YOUR_WIDTH": 2,
+        "YOUR_RIGHT_ANSWERS": 3,
+        "YOUR_SAMPLES": 4,
+        "YOUR_DEVICE": "cpu",
+        "YOUR_OUTPUTS": [None],
+        "YOUR_OBJECT": {"a": 1},
+    }
+
+
+def main() -> None:
+    """Pastes all fixes."""
+    torch.set_num_threads(1)
+    environment = dict(os.environ)
+    with tempfile.TemporaryDirectory() as folder:
+        for cause in CAUSES:
+            for flat, fix in enumerate(filter(None, (cause.fix, cause.fix_of_fsdp1))):
+                store = dist.FileStore(os.path.join(folder, f"{cause.id}-{flat}"), 1)
+                dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+                # No GPU is here: the call is that of a tensor which is on one already.
+                text = fix.replace(".cuda()", ".clone()")
+                scope = {"torch": torch, **names(cause.id, bool(flat), folder)}
+                with contextlib.redirect_stdout(sys.stderr):
+                    exec(compile(text, cause.id, "exec"), scope)
+                print(cause.id + "-fsdp1" * flat, flush=True)
+                dist.destroy_process_group()
+                os.environ.clear()
+                os.environ.update(environment)
+
+
+if __name__ == "__main__":
+    main()
