@@ -57,6 +57,9 @@ METADATA: Final[dict[str, Shape]] = {
     # SLURM's path of the host in its network, from the top: "switch.switch.node"; empty without
     # one. Traces of older versions do not have it.
     "topology": str | None,
+    # Level of torch's checks of collectives when capture began, TORCH_DISTRIBUTED_DEBUG. Traces of
+    # older versions do not have it.
+    "debug_level": str | None,
 }
 #: More ranks than any job has: bounds the memory that a number in a file can make readers use.
 MOST_RANKS: Final = 1 << 20
@@ -120,6 +123,8 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # Bytes of the parameters that the optimizers updated in their first updates: of all, of those
     # that DDP models reduce, and of those that DDP models were told to ignore; sharded is True if
     # some are shards; other_libraries, those loaded that communicate outside of torch.distributed.
+    # From later versions also flat, see trace.exchanged, and untrained_modules: the outermost
+    # modules of DDP models whose gradients are reduced and whose parameters no update trained.
     "trained": {
         "parameter_bytes": int,
         "sharded": bool,

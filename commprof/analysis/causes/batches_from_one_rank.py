@@ -101,9 +101,8 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "sampler = torch.utils.data.distributed.DistributedSampler(YOUR_DATA)\n"
-        "loader = torch.utils.data.DataLoader(\n"
-        "    YOUR_DATA, YOUR_BATCH_SIZE, sampler=sampler, num_workers=2\n"
-        ")\n"
+        'options = {"sampler": sampler, "num_workers": 2}\n'
+        "loader = torch.utils.data.DataLoader(YOUR_DATA, YOUR_BATCH_SIZE, **options)\n"
         "# Accelerate: DataLoaderConfiguration(dispatch_batches=False)"
     ),
     source="https://github.com/huggingface/transformers/issues/24999",

@@ -308,12 +308,12 @@ def _of_inner_loop(source: Source, loop: ast.For, model: str, setter: bool) -> s
         return source.edit("in place of", first, last, f"{head}\n{sync}")
     head = f"{_contextlib(source)}{head}\n{_INDENT}{last_pass} = {is_last}"
     wrapped = f"with contextlib.nullcontext() if {last_pass} else {model}.no_sync():"
-    withs = [
+    syncing = [
         node for node in ast.walk(loop) if isinstance(node, ast.With) and _names_sync(node, source)
     ]
-    if withs:
-        begin, end = source.span(withs[0])
-        if len(withs) > 1 or len(withs[0].items) > 1 or end < begin:
+    if syncing:
+        begin, end = source.span(syncing[0])
+        if len(syncing) > 1 or len(syncing[0].items) > 1 or end < begin:
             return ""
         header = source.edit("in place of", first, last, head)
         return f"{header}\n{source.edit('in place of', begin, end, wrapped)}"
