@@ -57,11 +57,10 @@ constexpr uint32_t kNoSlot = kCapturedCalls;
 } // namespace
 
 Handle rememberCall(const ApiCall& call) noexcept {
-  const uint64_t ticket = g_calls.fetch_add(1, std::memory_order_relaxed);
-  const auto slot = uint32_t(ticket % kCalls);
-  const uint32_t use = (uint32_t(ticket / kCalls) + 1) & kUseMask;
-  g_recent[slot].write(call, use);
-  return {Tag::kCall, 0, slot, use};
+  const Turn turn = nextTurn(g_calls, kCalls);
+  const uint32_t use = (turn.use + 1) & kUseMask;
+  g_recent[turn.slot].write(call, use);
+  return {Tag::kCall, 0, turn.slot, use};
 }
 
 Handle rememberCapturedCall(const ApiCall& call) noexcept {

@@ -9,6 +9,7 @@
 
 #include "base/json_string.h"
 #include "core/recorder.h"
+#include "nccl_plugin/handle.h"
 #include "nccl_plugin/run.h"
 
 namespace commprof::nccl {
@@ -84,18 +85,13 @@ uint32_t Communicator::nextMessage(Origin origin, Op op, int peer) noexcept {
 
 // As a rule one thread of NCCL's comes here for each communicator.
 void Communicator::sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept {
-  while (clock_used_.test_and_set(std::memory_order_acquire)) {
-  }
+  const Held held(clock_used_);
   clock_.add(host_ns, gpu_ns);
-  clock_used_.clear(std::memory_order_release);
 }
 
 uint64_t Communicator::gpuToHost(uint64_t gpu_ns) noexcept {
-  while (clock_used_.test_and_set(std::memory_order_acquire)) {
-  }
-  const uint64_t time_ns = clock_.toHost(gpu_ns);
-  clock_used_.clear(std::memory_order_release);
-  return time_ns;
+  const Held held(clock_used_);
+  return clock_.toHost(gpu_ns);
 }
 
 void Communicator::begin(
@@ -118,10 +114,10 @@ void Communicator::begin(
     collectives_[origin].store(0);
     groups[origin].store(0);
   }
-  while (clock_used_.test_and_set(std::memory_order_acquire)) {
+  {
+    const Held held(clock_used_);
+    clock_ = GpuClock();
   }
-  clock_ = GpuClock();
-  clock_used_.clear(std::memory_order_release);
   users_context.store(nullptr);
   id_ = id;
   name_ = name == nullptr ? "" : name;

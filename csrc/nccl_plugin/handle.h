@@ -4,6 +4,7 @@
 // Those of the user's own plugin (user_plugin.h) may be addresses.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 namespace commprof::nccl {
@@ -68,5 +69,32 @@ class Handle {
 
 // Bits of Handle::use that a handle holds.
 inline constexpr uint32_t kUseMask = (1u << 30) - 1;
+
+// The next slot of a table that is used in turn.
+struct Turn {
+  uint32_t slot;
+  uint32_t use; // how often the slot had been used before, as in a handle
+};
+inline Turn nextTurn(std::atomic<uint64_t>& taken, uint32_t slots) noexcept {
+  const uint64_t ticket = taken.fetch_add(1, std::memory_order_relaxed);
+  return {uint32_t(ticket % slots), uint32_t(ticket / slots) & kUseMask};
+}
+
+// Holds a slot, for some instructions.
+class Held {
+ public:
+  explicit Held(std::atomic_flag& flag) noexcept : flag_(flag) {
+    while (flag_.test_and_set(std::memory_order_acquire)) {
+    }
+  }
+  ~Held() {
+    flag_.clear(std::memory_order_release);
+  }
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+ private:
+  std::atomic_flag& flag_;
+};
 
 } // namespace commprof::nccl

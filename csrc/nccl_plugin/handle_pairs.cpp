@@ -87,13 +87,8 @@ void* joinHandles(Handle ours, void* users) noexcept {
     if (Handle::of(users).tag() == Tag::kNone) {
       return users;
     }
-    const uint64_t ticket =
-        g_users_only.fetch_add(1, std::memory_order_relaxed);
-    ours = {
-        Tag::kUsers,
-        0,
-        uint32_t(ticket % kUsersOnly),
-        uint32_t(ticket / kUsersOnly) & kUseMask};
+    const Turn turn = nextTurn(g_users_only, kUsersOnly);
+    ours = {Tag::kUsers, 0, turn.slot, turn.use};
   }
   if (HandlePair* pair = pairOf(ours)) {
     pair->use.store(0, std::memory_order_seq_cst);

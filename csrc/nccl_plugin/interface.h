@@ -8,6 +8,8 @@
 // 2.31.
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -33,6 +35,43 @@ inline constexpr uint64_t kCeColl = 1 << 12; // a collective by copy engines
 inline constexpr uint64_t kCeSync = 1 << 13;
 inline constexpr uint64_t kCeBatch = 1 << 14;
 inline constexpr uint64_t kKernelPhase = 1 << 15; // of a channel; version 7
+
+// Whether NCCL tells a plugin that asks for the events of `mask` of those of a
+// type: it also tells of an event whose children are asked for.
+constexpr bool isTold(uint64_t type, int mask, int version) {
+  constexpr uint64_t kOfProxyStep = kProxyStep | kNetPlugin;
+  constexpr uint64_t kOfProxyOp = kProxyOp | kOfProxyStep;
+  constexpr uint64_t kOfKernelCh = kKernelCh | kKernelPhase;
+  constexpr uint64_t kOfCeColl = kCeColl | kCeSync | kCeBatch;
+  constexpr uint64_t kOfP2p = kP2p | kOfProxyOp | kOfKernelCh;
+  constexpr uint64_t kOfColl = kColl | kOfProxyOp | kOfKernelCh;
+  constexpr std::array<uint64_t, 16> kAskedBy = {
+      // by bit of the type
+      kGroup | kOfColl | kOfP2p,
+      kOfColl,
+      kOfP2p,
+      kOfProxyOp,
+      kOfProxyStep,
+      kProxyCtrl,
+      kOfKernelCh,
+      kNetPlugin,
+      kGroupApi | kCollApi | kP2pApi | kKernelLaunch | kGroup | kOfColl |
+          kOfP2p | kOfCeColl,
+      kCollApi | kOfColl | kOfCeColl,
+      kP2pApi | kOfP2p,
+      kKernelLaunch,
+      kOfCeColl,
+      kCeSync,
+      kCeBatch,
+      kKernelPhase};
+  // The first event that the version does not have.
+  constexpr uint64_t kNewer[] = {
+      kGroupApi, kGroupApi, kCeColl, kKernelPhase, 2 * kKernelPhase};
+  const uint64_t newer = kNewer[version - 3];
+  const uint64_t asked = uint64_t(unsigned(mask)) & (newer - 1);
+  return type != 0 && type < newer &&
+      (asked & kAskedBy[size_t(std::countr_zero(type))]) != 0;
+}
 
 // State of a kKernelCh event: its kernel has ended on this channel.
 inline constexpr int kKernelChStop = 22;
@@ -86,13 +125,11 @@ struct P2pFields {
 };
 
 // Since version 5 with the group of kernels, which is the parent before.
-struct CollFieldsV5 {
-  CollFields of_all_versions;
+struct CollFieldsV5 : CollFields {
   void* group;
 };
 
-struct P2pFieldsV5 {
-  P2pFields of_version_4;
+struct P2pFieldsV5 : P2pFields {
   void* group;
 };
 
@@ -158,15 +195,14 @@ struct DescriptorV4 {
 
 // Version 3 names the communicator in each operation, counts the channels of
 // one at most, and has no times of the GPU.
-struct CollFieldsV3 {
+struct CommunicatorFields {
   const char* communicator_name;
   uint64_t communicator_id;
-  CollFields of_all_versions;
 };
 
-struct P2pFieldsV3 {
-  const char* communicator_name;
-  uint64_t communicator_id;
+struct CollFieldsV3 : CommunicatorFields, CollFields {};
+
+struct P2pFieldsV3 : CommunicatorFields {
   const char* func;
   void* buffer;
   const char* datatype;

@@ -61,22 +61,6 @@ constinit std::array<Slot, kOperations> g_slots{};
 std::atomic<uint64_t> g_begun{0};
 std::atomic<uint64_t> g_unended{0};
 
-class Held {
- public:
-  explicit Held(Slot& slot) noexcept : slot_(&slot) {
-    while (slot.used.test_and_set(std::memory_order_acquire)) {
-    }
-  }
-  ~Held() {
-    slot_->used.clear(std::memory_order_release);
-  }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-
- private:
-  Slot* slot_;
-};
-
 bool isCurrent(const Operation& operation) noexcept {
   return operation.communicator->open.load(std::memory_order_relaxed) &&
       operation.communicator->generation.load(std::memory_order_relaxed) ==
@@ -142,8 +126,8 @@ void settle(Operation& operation) noexcept {
 // Returns a handle's operation; null if the slot was reused, or the operation
 // is no longer pending or current. The caller must hold the slot.
 Operation* pendingOf(Slot& slot, Handle handle) noexcept {
-  const bool same = (slot.use & kUseMask) == handle.use() &&
-      slot.operation.pending && isCurrent(slot.operation);
+  const bool same = slot.use == handle.use() && slot.operation.pending &&
+      isCurrent(slot.operation);
   return same ? &slot.operation : nullptr;
 }
 
@@ -160,20 +144,19 @@ Handle beginOperation(
     const Launched& launched) noexcept {
   constexpr int kTries = 8; // no more threads than this hold slots in a row
   for (int i = 0; i < kTries; ++i) {
-    const uint64_t ticket = g_begun.fetch_add(1, std::memory_order_relaxed);
-    Slot& slot = g_slots[ticket % kOperations];
+    const Turn turn = nextTurn(g_begun, kOperations);
+    Slot& slot = g_slots[turn.slot];
     if (slot.used.test_and_set(std::memory_order_acquire)) {
       continue;
     }
     settle(slot.operation);
-    slot.use = uint32_t(ticket / kOperations) & kUseMask;
+    slot.use = turn.use;
     slot.operation = Operation();
     slot.operation.pending = true;
     slot.operation.communicator = &communicator;
     slot.operation.generation = communicator.generation.load();
     slot.operation.launched = launched;
-    const Handle handle{
-        Tag::kOperation, 0, uint32_t(ticket % kOperations), slot.use};
+    const Handle handle{Tag::kOperation, 0, turn.slot, turn.use};
     slot.used.clear(std::memory_order_release);
     return handle;
   }
@@ -187,10 +170,10 @@ OperationId idOf(Handle handle) noexcept {
     return {};
   }
   Slot& slot = g_slots[handle.slot()];
-  const Held held(slot);
+  const Held held(slot.used);
   const Record& op = slot.operation.launched.op;
-  return (slot.use & kUseMask) == handle.use() ? OperationId{op.op_id, op.group}
-                                               : OperationId{};
+  return slot.use == handle.use() ? OperationId{op.op_id, op.group}
+                                  : OperationId{};
 }
 
 Handle beginChannel(Handle handle, uint8_t channel, uint64_t gpu_ns) noexcept {
@@ -200,7 +183,7 @@ Handle beginChannel(Handle handle, uint8_t channel, uint64_t gpu_ns) noexcept {
   }
   const uint64_t now_ns = nowNs();
   Slot& slot = g_slots[handle.slot()];
-  const Held held(slot);
+  const Held held(slot.used);
   Operation* operation = pendingOf(slot, handle);
   if (operation == nullptr || !operation->begun.set(channel)) {
     return {};
@@ -226,7 +209,7 @@ void end(Handle handle, uint64_t gpu_ns, bool timed) noexcept {
   }
   const uint64_t now_ns = nowNs();
   Slot& slot = g_slots[handle.slot()];
-  const Held held(slot);
+  const Held held(slot.used);
   Operation* operation = pendingOf(slot, handle);
   if (operation == nullptr || operation->timed != timed ||
       !operation->begun.has(handle.channel()) ||
@@ -260,7 +243,7 @@ void endUntimedChannel(Handle channel) noexcept {
 
 void settleOperations(const Communicator* communicator) noexcept {
   for (Slot& slot : g_slots) {
-    const Held held(slot);
+    const Held held(slot.used);
     if (slot.operation.pending &&
         (communicator == nullptr ||
          slot.operation.communicator == communicator)) {

@@ -312,17 +312,9 @@ Told told(const P2pFields& p2p) noexcept {
   return {p2p.func, p2p.datatype, p2p.count, p2p.peer, {p2p.channels, least}};
 }
 
-Told told(const CollFieldsV5& coll) noexcept {
-  return told(coll.of_all_versions);
-}
-
-Told told(const P2pFieldsV5& p2p) noexcept {
-  return told(p2p.of_version_4);
-}
-
 // Of how many channels there are, version 3 tells a collective's maximum.
 Told told(const CollFieldsV3& coll) noexcept {
-  Told of_coll = told(coll.of_all_versions);
+  Told of_coll = told(static_cast<const CollFields&>(coll));
   of_coll.channels.least = 1;
   return of_coll;
 }

@@ -12,7 +12,7 @@ namespace {
 
 // What a step waits for, the one that counts first: to send, the network, the
 // peer, or the GPU; to receive, arrival, the flush, or the GPU.
-enum class Awaits : uint8_t { kNothing, kWire, kPeerOrFlush, kGpu };
+enum class Awaits : uint8_t { kNothing, kTransport, kPeerOrFlush, kGpu };
 
 Awaits awaitedIn(int state) noexcept {
   switch (state) {
@@ -24,7 +24,7 @@ Awaits awaitedIn(int state) noexcept {
       return Awaits::kPeerOrFlush;
     case kSendWait:
     case kRecvWait:
-      return Awaits::kWire;
+      return Awaits::kTransport;
     default:
       return Awaits::kNothing;
   }
@@ -63,48 +63,26 @@ struct Transfer {
 constinit std::array<Transfer, kTransfers> g_transfers{};
 std::atomic<uint64_t> g_transfers_begun{0};
 
-// A transfer of a handle, if it still is in its slot.
-class HeldTransfer {
- public:
-  explicit HeldTransfer(Handle handle) noexcept {
-    if (handle.slot() >= kTransfers) {
-      return;
-    }
-    Transfer& transfer = g_transfers[handle.slot()];
-    while (transfer.used.test_and_set(std::memory_order_acquire)) {
-    }
-    transfer_ = &transfer;
-    valid_ = transfer.pending && transfer.use == handle.use();
+// Takes the transfer of a handle, if it still is in its slot.
+template <class Body>
+void withTransfer(Handle handle, Body body) noexcept {
+  if (handle.slot() >= kTransfers) {
+    return;
   }
-  ~HeldTransfer() {
-    if (transfer_ != nullptr) {
-      transfer_->used.clear(std::memory_order_release);
-    }
+  Transfer& transfer = g_transfers[handle.slot()];
+  const Held held(transfer.used);
+  if (transfer.pending && transfer.use == handle.use()) {
+    body(transfer);
   }
-  HeldTransfer(const HeldTransfer&) = delete;
-  HeldTransfer& operator=(const HeldTransfer&) = delete;
-
-  explicit operator bool() const noexcept {
-    return valid_;
-  }
-  Transfer* operator->() const noexcept {
-    return transfer_;
-  }
-
- private:
-  Transfer* transfer_ = nullptr;
-  bool valid_ = false;
-};
+}
 
 } // namespace
 
 Handle beginTransfer(
     const OperationId& operation,
     const ProxyOpFields& fields) noexcept {
-  const uint64_t ticket =
-      g_transfers_begun.fetch_add(1, std::memory_order_relaxed);
-  const auto slot = uint32_t(ticket % kTransfers);
-  Transfer& transfer = g_transfers[slot];
+  const Turn turn = nextTurn(g_transfers_begun, kTransfers);
+  Transfer& transfer = g_transfers[turn.slot];
   if (transfer.used.test_and_set(std::memory_order_acquire)) {
     Recorder::instance().countDropped();
     return {};
@@ -113,7 +91,7 @@ Handle beginTransfer(
     Recorder::instance().countDropped();
   }
   transfer.pending = true;
-  transfer.use = uint32_t(ticket / kTransfers) & kUseMask;
+  transfer.use = turn.use;
   transfer.record = Record();
   transfer.record.kind =
       fields.is_send != 0 ? Kind::kNcclSend : Kind::kNcclRecv;
@@ -123,53 +101,53 @@ Handle beginTransfer(
   transfer.record.dtype = fields.channel;
   transfer.bytes = transfer.since_ns = 0;
   transfer.steps = {};
-  const Handle handle{Tag::kTransfer, 0, slot, transfer.use};
+  const Handle handle{Tag::kTransfer, 0, turn.slot, turn.use};
   transfer.used.clear(std::memory_order_release);
   return handle;
 }
 
 void endTransfer(Handle handle) noexcept {
-  const HeldTransfer transfer(handle);
-  if (!transfer) {
-    return;
-  }
-  transfer->pending = false;
-  Record record = transfer->record;
-  record.thread = uint32_t(transfer->bytes);
-  record.seq = uint32_t(transfer->bytes >> 32);
-  if (record.timestamp_ns != 0) { // it had steps
-    Recorder::instance().push(record);
-  }
+  withTransfer(handle, [](Transfer& transfer) {
+    transfer.pending = false;
+    Record record = transfer.record;
+    record.thread = uint32_t(transfer.bytes);
+    record.seq = uint32_t(transfer.bytes >> 32);
+    if (record.timestamp_ns != 0) { // it had steps
+      Recorder::instance().push(record);
+    }
+  });
 }
 
 Handle beginStep(Handle handle, int step) noexcept {
-  const auto place = uint8_t(unsigned(step) % kStepsInFlight);
-  const HeldTransfer transfer(handle);
-  if (handle.tag() != Tag::kTransfer || !transfer) {
-    return {};
+  Handle begun;
+  if (handle.tag() == Tag::kTransfer) {
+    withTransfer(handle, [&](Transfer& transfer) {
+      const auto place = uint8_t(unsigned(step) % kStepsInFlight);
+      const bool sends = transfer.record.kind == Kind::kNcclSend;
+      transfer.set(place, sends ? Awaits::kGpu : Awaits::kTransport);
+      begun = {Tag::kStep, place, handle.slot(), handle.use()};
+    });
   }
-  const bool sends = transfer->record.kind == Kind::kNcclSend;
-  transfer->set(place, sends ? Awaits::kGpu : Awaits::kWire);
-  return {Tag::kStep, place, handle.slot(), handle.use()};
+  return begun;
 }
 
 void recordStepState(Handle handle, int state, const StateArgs* args) noexcept {
   const Awaits awaited = awaitedIn(state);
-  const HeldTransfer transfer(handle);
-  if (awaited == Awaits::kNothing || !transfer) {
+  if (awaited == Awaits::kNothing) {
     return;
   }
-  transfer->set(handle.channel() % kStepsInFlight, awaited);
-  if ((state == kSendWait || state == kRecvFlushWait) && args != nullptr) {
-    transfer->bytes += args->bytes;
-  }
+  withTransfer(handle, [&](Transfer& transfer) {
+    transfer.set(handle.channel() % kStepsInFlight, awaited);
+    if ((state == kSendWait || state == kRecvFlushWait) && args != nullptr) {
+      transfer.bytes += args->bytes;
+    }
+  });
 }
 
 void endStep(Handle handle) noexcept {
-  const HeldTransfer transfer(handle);
-  if (transfer) {
-    transfer->set(handle.channel() % kStepsInFlight, Awaits::kNothing);
-  }
+  withTransfer(handle, [&](Transfer& transfer) {
+    transfer.set(handle.channel() % kStepsInFlight, Awaits::kNothing);
+  });
 }
 
 } // namespace commprof::nccl

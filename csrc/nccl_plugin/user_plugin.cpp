@@ -5,7 +5,6 @@
 
 #include <array>
 #include <atomic>
-#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,49 +17,8 @@
 
 namespace commprof::nccl {
 
-namespace {
-
-// By bit of the mask: for which bits NCCL tells of events of this type. It
-// tells of an event whose children are asked for.
-constexpr uint64_t kOfProxyStep = kProxyStep | kNetPlugin;
-constexpr uint64_t kOfProxyOp = kProxyOp | kOfProxyStep;
-constexpr uint64_t kOfKernelCh = kKernelCh | kKernelPhase;
-constexpr uint64_t kOfCeColl = kCeColl | kCeSync | kCeBatch;
-constexpr uint64_t kOfP2p = kP2p | kOfProxyOp | kOfKernelCh;
-constexpr uint64_t kOfColl = kColl | kOfProxyOp | kOfKernelCh;
-constexpr std::array<uint64_t, 16> kAskedBy = {
-    kGroup | kOfColl | kOfP2p,
-    kOfColl,
-    kOfP2p,
-    kOfProxyOp,
-    kOfProxyStep,
-    kProxyCtrl,
-    kOfKernelCh,
-    kNetPlugin,
-    kGroupApi | kCollApi | kP2pApi | kKernelLaunch | kGroup | kOfColl | kOfP2p |
-        kOfCeColl,
-    kCollApi | kOfColl | kOfCeColl,
-    kP2pApi | kOfP2p,
-    kKernelLaunch,
-    kOfCeColl,
-    kCeSync,
-    kCeBatch,
-    kKernelPhase};
-
-// Events that a version of the interface has.
-constexpr uint64_t eventsOf(int version) {
-  constexpr uint64_t kUpTo[] = {kGroupApi, kGroupApi, kCeColl, kKernelPhase};
-  return version < 7 ? kUpTo[version - 3] - 1 : 2 * kKernelPhase - 1;
-}
-
-} // namespace
-
 bool UserPlugin::wants(uint64_t type) const noexcept {
-  const int mask = __atomic_load_n(&mask_, __ATOMIC_RELAXED);
-  const auto bit = size_t(std::countr_zero(type));
-  const uint64_t askers = bit < kAskedBy.size() ? kAskedBy[bit] : 0;
-  return (type & eventsOf(version_)) != 0 &&
-      (uint64_t(unsigned(mask)) & eventsOf(version_) & askers) != 0;
+  return isTold(type, __atomic_load_n(&mask_, __ATOMIC_RELAXED), version_);
 }
 
 // ---- Loading

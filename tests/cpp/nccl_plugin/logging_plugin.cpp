@@ -18,6 +18,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "nccl_plugin/interface.h"
@@ -99,33 +100,23 @@ std::string fieldsOf(const CollFields& coll) {
 }
 #if VERSION == 3
 using Descriptor = DescriptorV3;
-std::string operationOf(const Descriptor& event) {
-  return event.type == kColl ? fieldsOf(event.coll.of_all_versions)
-                             : std::string(event.p2p.func);
-}
-std::string groupOf(const Descriptor&) {
-  return "";
-}
 #elif VERSION == 4
 using Descriptor = DescriptorV4;
+#else
+using Descriptor = DescriptorV5;
+#endif
 std::string operationOf(const Descriptor& event) {
   return event.type == kColl ? fieldsOf(event.coll)
                              : std::string(event.p2p.func);
 }
-std::string groupOf(const Descriptor&) {
+template <class Event>
+std::string groupOf(const Event& event) {
+  if constexpr (std::is_same_v<Event, DescriptorV5>) {
+    return " of " +
+        numberOf(event.type == kColl ? event.coll.group : event.p2p.group);
+  }
   return "";
 }
-#else
-using Descriptor = DescriptorV5;
-std::string operationOf(const Descriptor& event) {
-  return event.type == kColl ? fieldsOf(event.coll.of_all_versions)
-                             : std::string(event.p2p.of_version_4.func);
-}
-std::string groupOf(const Descriptor& event) {
-  return " of " +
-      numberOf(event.type == kColl ? event.coll.group : event.p2p.group);
-}
-#endif
 
 std::string fieldsOf(const Descriptor& event) {
   switch (event.type) {
@@ -220,8 +211,8 @@ struct AtEnd {
 
 #if VERSION == 3
 Result initTable(void** context, int* mask) {
-  return init(context, mask, nullptr, 0, 0);
-}
+  const char* const name = nullptr;
+  const int ranks = 0, rank = 0;
 #elif VERSION == 4
 Result initTable(
     void** context,
@@ -232,8 +223,6 @@ Result initTable(
     int ranks,
     int rank,
     Logger) {
-  return init(context, mask, name, ranks, rank);
-}
 #else
 Result initTable(
     void** context,
@@ -244,9 +233,9 @@ Result initTable(
     int ranks,
     int rank,
     Logger) {
+#endif
   return init(context, mask, name, ranks, rank);
 }
-#endif
 
 } // namespace
 

@@ -4,7 +4,6 @@
 
 #include <unistd.h>
 
-#include <bit>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -74,51 +73,8 @@ class Player {
     }
   }
 
-  // True if NCCL tells of events of a type: it also tells of the parents of
-  // those that the mask asks for.
   bool tells(uint64_t type) const {
-    const uint64_t newer = version_ < 5 ? kGroupApi
-        : version_ == 5                 ? kCeColl
-        : version_ == 6                 ? kKernelPhase
-                                        : 2 * kKernelPhase;
-    const uint64_t proxy = kProxyOp | kProxyStep | kNetPlugin;
-    const uint64_t kernel = kKernelCh | kKernelPhase;
-    const uint64_t copies = kCeColl | kCeSync | kCeBatch;
-    uint64_t asked = type;
-    switch (type) {
-      case kGroupApi:
-        asked = ~uint64_t(kProxyCtrl);
-        break;
-      case kGroup:
-        asked = kGroup | kColl | kP2p | proxy | kernel;
-        break;
-      case kCollApi:
-        asked = kCollApi | kColl | proxy | kernel | copies;
-        break;
-      case kP2pApi:
-        asked = kP2pApi | kP2p | proxy | kernel;
-        break;
-      case kColl:
-      case kP2p:
-        asked = type | proxy | kernel;
-        break;
-      case kProxyOp:
-        asked = proxy;
-        break;
-      case kProxyStep:
-        asked = kProxyStep | kNetPlugin;
-        break;
-      case kKernelCh:
-        asked = kernel;
-        break;
-      case kCeColl:
-        asked = copies;
-        break;
-      default:
-        break;
-    }
-    const int now = __atomic_load_n(&mask, __ATOMIC_RELAXED);
-    return type < newer && (uint64_t(unsigned(now)) & (newer - 1) & asked) != 0;
+    return isTold(type, __atomic_load_n(&mask, __ATOMIC_RELAXED), version_);
   }
 
   // An event of which only the type is told.
@@ -187,15 +143,14 @@ class Player {
       if constexpr (std::is_same_v<decltype(event), DescriptorV3&>) {
         if (message) {
           event.p2p = {
-              c.name.c_str(),
-              c.id,
+              {c.name.c_str(), c.id},
               o.func,
               nullptr,
               o.datatype,
               o.count,
               o.root_or_peer};
         } else {
-          event.coll = {c.name.c_str(), c.id, coll};
+          event.coll = {{c.name.c_str(), c.id}, coll};
         }
       } else if constexpr (std::is_same_v<decltype(event), DescriptorV4&>) {
         if (message) {
