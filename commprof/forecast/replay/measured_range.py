@@ -11,6 +11,7 @@ import numpy.typing as npt
 from commprof.forecast.costs.cost_model import OTHER_HOST, SAME_HOST, link_words
 from commprof.forecast.costs.hook_costs import HookCost
 from commprof.forecast.scenario.links import ScenarioLink
+from commprof.forecast.scenario.model import few_recorded
 from commprof.forecast.scenario.scenario import STRONG, Scenario
 from commprof.forecast.scenario.schedule import Placement, Schedule
 
@@ -48,11 +49,8 @@ def outside_of(
         reasons += _hook(scenario, link, hook, sizes)
     steps, recorded = schedule.ready_s.shape[:2]
     if scenario.world_size > steps * recorded:
-        reasons.append(
-            f"{scenario.world_size} ranks, simulated from only {steps * recorded} recorded steps "
-            "(each step counts once per rank): rare long waits may be missing, so the predicted "
-            "waiting is a lower bound"
-        )
+        note = "each step counts once per rank"
+        reasons.append(few_recorded(scenario.world_size, steps * recorded, note))
     return reasons
 
 

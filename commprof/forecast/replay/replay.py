@@ -17,11 +17,11 @@ from commprof.forecast.scenario.model import (
     Medians,
     Model,
     Replayed,
+    Replicated,
     new_random,
-    prediction,
     replicated,
 )
-from commprof.forecast.scenario.scenario import STRONG, Prediction, Scenario
+from commprof.forecast.scenario.scenario import STRONG, Scenario
 from commprof.forecast.scenario.schedule import Schedule
 
 #: Number of values drawn at a time, to limit memory.
@@ -99,8 +99,8 @@ class Replay(Model):
     #: Smallest and largest samples per rank to which this line was fitted.
     batches: tuple[float, float] = (0.0, math.inf)
 
-    def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
-        """Predicts a scenario; also returns its step times, see :meth:`Model.sampled`."""
+    def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
+        """Replays a scenario, and its replicates."""
         if scenario.changes_sharding:
             raise CommprofError(
                 "options of sharding (--wrap-blocks, --reshard-after-forward, --gather-dtype, "
@@ -121,7 +121,7 @@ class Replay(Model):
                 self._run(setting.replicate(number), count, random, rows)
             ),
         )
-        return prediction(scenario, medians, _replayed(self, setting, run)), medians.step_s()
+        return medians, _replayed(self, setting, run)
 
     def _run(
         self,

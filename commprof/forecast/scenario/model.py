@@ -45,12 +45,17 @@ class Model(ABC):
         """
         return self.sampled(scenario)[0]
 
-    @abstractmethod
     def sampled(self, scenario: Scenario) -> tuple[Prediction, npt.NDArray[np.float64]]:
         """Predicts a scenario; also returns its step time in s in each bootstrap replicate.
 
         All scenarios use the same random seed, so that their replicates can be compared.
         """
+        medians, replayed = self.replayed(scenario)
+        return prediction(scenario, medians, replayed), medians.step_s()
+
+    @abstractmethod
+    def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
+        """Replays a scenario, and its replicates."""
 
 
 class Medians(NamedTuple):
@@ -117,6 +122,18 @@ class Replayed:
     hiding_bytes_per_s: float = math.nan
     #: Time by which collectives take longer while the ranks compute.
     crowding_s: float = 0.0
+
+
+def few_recorded(ranks: int, steps: int, note: str = "") -> str:
+    """Says that ``ranks`` ranks are simulated from only so many recorded steps.
+
+    ``note``: how the steps were counted, in brackets.
+    """
+    counted = f"{steps} recorded steps{f' ({note})' if note else ''}"
+    return (
+        f"{ranks} ranks, simulated from only {counted}: rare long waits may be missing, so the "
+        "predicted waiting is a lower bound"
+    )
 
 
 def prediction(scenario: Scenario, medians: Replicated, replayed: Replayed) -> Prediction:

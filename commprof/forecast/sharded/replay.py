@@ -15,11 +15,12 @@ from commprof.forecast.scenario.model import (
     Medians,
     Model,
     Replayed,
+    Replicated,
+    few_recorded,
     new_random,
-    prediction,
     replicated,
 )
-from commprof.forecast.scenario.scenario import FLAT, WEAK, Prediction, Scenario
+from commprof.forecast.scenario.scenario import FLAT, WEAK, Scenario
 from commprof.forecast.scenario.schedule import Placement
 from commprof.forecast.sharded.changes import ShardedChange, change
 from commprof.forecast.sharded.costs import Factors, ShardedCosts, factors
@@ -39,8 +40,8 @@ class ShardedReplay(Model):
 
     schedule: ShardedSteps
 
-    def sampled(self, scenario: Scenario) -> tuple[Prediction, Floats]:
-        """Predicts a scenario; also returns step times in s, see :meth:`Model.sampled`."""
+    def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:
+        """Replays a scenario, and its replicates."""
         _refuse(self.schedule, scenario)
         placement = self.schedule.placement.changed(scenario)
         changed = change(self.schedule, scenario)
@@ -56,8 +57,7 @@ class ShardedReplay(Model):
                 world, world.draw(_STEPS_PER_REPLICATE, random, rows), costs.costs(number)
             ),
         )
-        replayed = _replayed(world, costs, drawn, outside)
-        return prediction(scenario, medians, replayed), medians.step_s()
+        return medians, _replayed(world, costs, drawn, outside)
 
     def _world(
         self,
@@ -92,11 +92,7 @@ class ShardedReplay(Model):
             )
         blocks = scenario.world_size / self.schedule.world_size
         if blocks > len(self.schedule.own_ns):
-            outside.append(
-                f"{scenario.world_size} ranks, simulated from only {len(self.schedule.own_ns)} "
-                "recorded steps: rare long waits may be missing, so the predicted waiting is a "
-                "lower bound"
-            )
+            outside.append(few_recorded(scenario.world_size, len(self.schedule.own_ns)))
         return world, outside, drawn
 
 
