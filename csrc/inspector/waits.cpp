@@ -6,6 +6,9 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "inspector/lost_records.h"
+#include "inspector/message_order.h"
+
 namespace commprof::inspector {
 
 namespace {
@@ -36,8 +39,16 @@ class Ledger {
       size_t members,
       uint64_t ranks,
       uint32_t blocks,
-      const Usual* usual = nullptr)
-      : members_(members), ranks_(ranks), usual_(usual) {
+      const Usual* usual = nullptr,
+      std::vector<double> causedUs = {})
+      : members_(members),
+        ranks_(ranks),
+        usual_(usual),
+        lost_(
+            causedUs.empty() ? std::vector<double>(members)
+                             : std::move(causedUs),
+            ranks,
+            blocks) {
     waits_.timeUs.resize(members);
     waits_.lostCalls.resize(members);
     waits_.waitedUs.resize(members * blocks);
@@ -48,10 +59,12 @@ class Ledger {
     }
   }
 
-  // Takes the recorded times of one call; `members[i]` has `times[i]`.
+  // Takes the recorded times of one call; `members[i]` has `times[i]`, and
+  // those of `lost` are lost.
   void add(
       std::span<const uint32_t> members,
       std::span<const float> times,
+      std::span<const uint32_t> lost,
       uint64_t sizeBytes,
       uint32_t block) {
     ++waits_.calls;
@@ -71,12 +84,21 @@ class Ledger {
       waitUs += wait;
       timeUs += times[i];
     }
-    if (lastIsMissing) {
+    if (lastIsMissing && lost.size() == 1 && times.size() + 1 == ranks_) {
+      blame(lost[0], 1, shortest, members, times, waitUs, block);
+    } else if (lastIsMissing) {
       waits_.unattributedUs += waitUs;
     } else if (waitUs > 0) {
       for (size_t i = 0; i < times.size(); ++i) {
         if (times[i] == shortest) {
-          blame(members[i], double(last), members, times, waitUs, block);
+          blame(
+              members[i],
+              double(last),
+              shortest,
+              members,
+              times,
+              waitUs,
+              block);
         }
       }
     }
@@ -91,42 +113,60 @@ class Ledger {
     } else {
       incomplete_[sizeBytes].push_back(least);
     }
+    const auto known =
+        usual_ == nullptr ? Usual::const_iterator() : usual_->find(sizeBytes);
+    if (usual_ != nullptr && known != usual_->end()) {
+      lost_.add(
+          members,
+          times,
+          lost,
+          known->second,
+          clearlyAbove(known->second),
+          block);
+    }
   }
 
-  // Sets `lostWaitUs` from the number of calls in each block.
+  // Sets `lostWaitUs` from the number of calls of each member in each block.
   void estimateLost(std::span<const double> callsOfBlock) {
     waits_.lostWaitUs.resize(members_ * callsOfBlock.size());
     for (size_t member = 0; member < members_; ++member) {
-      double waitedUs = 0;
-      uint64_t records = 0;
-      for (size_t block = 0; block < callsOfBlock.size(); ++block) {
-        waitedUs += waits_.waitedUs[block * members_ + member];
-        records += records_[block * members_ + member];
-      }
-      for (size_t block = 0; block < callsOfBlock.size() && records > 0;
-           ++block) {
+      for (uint32_t block = 0; block < callsOfBlock.size(); ++block) {
         const size_t place = block * members_ + member;
-        const double lost = callsOfBlock[block] - double(records_[place]);
-        waits_.lostWaitUs[place] =
-            std::max(0.0, lost) * waitedUs / double(records);
+        const double untold = callsOfBlock[block] - double(records_[place]) -
+            double(lost_.lostIn(member, block));
+        waits_.lostWaitUs[place] = lost_.waitUs(member, block) +
+            std::max(0.0, untold) * meanWaitUs(member);
       }
     }
   }
 
   // Sets `wholeTimeUs`; `missing` calls are in no log.
   void estimateWhole(uint64_t missing) {
-    const double calls = double(waits_.calls + missing);
+    const uint64_t calls = waits_.calls + missing;
     waits_.missingCalls = missing;
     waits_.wholeTimeUs.resize(members_);
     for (size_t member = 0; member < members_ && calls > 0; ++member) {
-      uint64_t records = 0;
-      for (size_t place = member; place < records_.size(); place += members_) {
-        records += records_[place];
-      }
+      const double records = double(recordsOf(member));
+      const double untold =
+          std::max(0.0, double(calls) - records - double(lost_.lost(member)));
       waits_.wholeTimeUs[member] = records > 0
-          ? waits_.timeUs[member] / double(records) * calls
+          ? waits_.timeUs[member] * (1 + untold / records) +
+              lost_.timeUs(member)
           : std::numeric_limits<double>::quiet_NaN();
     }
+  }
+
+  const LostRecords& lost() const {
+    return lost_;
+  }
+
+  // Waiting for each member, for another pass.
+  std::vector<double> causedUs() const {
+    std::vector<double> total(members_);
+    for (size_t place = 0; place < waits_.causedUs.size(); ++place) {
+      total[place % members_] += waits_.causedUs[place];
+    }
+    return total;
   }
 
   // Usual transfers for another pass; empty if all calls are complete.
@@ -161,9 +201,27 @@ class Ledger {
   }
 
  private:
+  uint64_t recordsOf(size_t member) const {
+    uint64_t records = 0;
+    for (size_t place = member; place < records_.size(); place += members_) {
+      records += records_[place];
+    }
+    return records;
+  }
+
+  double meanWaitUs(size_t member) const {
+    double waitedUs = 0;
+    for (size_t place = member; place < records_.size(); place += members_) {
+      waitedUs += waits_.waitedUs[place];
+    }
+    const uint64_t records = recordsOf(member);
+    return records > 0 ? waitedUs / double(records) : 0;
+  }
+
   void blame(
       uint32_t late,
       double shares,
+      float shortest,
       std::span<const uint32_t> members,
       std::span<const float> times,
       double waitUs,
@@ -172,7 +230,6 @@ class Ledger {
     if (waits_.waitersUs.empty()) {
       return;
     }
-    const float shortest = *std::min_element(times.begin(), times.end());
     for (size_t i = 0; i < times.size(); ++i) {
       waits_.waitersUs[late * members_ + members[i]] +=
           (double(times[i]) - shortest) / shares;
@@ -187,13 +244,17 @@ class Ledger {
     return *newest_;
   }
 
+  static double clearlyAbove(double usual) {
+    return kClearly * usual + kClearlyUs;
+  }
+
   double usualTransfer(uint64_t sizeBytes, double least) const {
     if (usual_ == nullptr) {
       return least;
     }
     const auto known = usual_->find(sizeBytes);
     const bool isLonger =
-        known != usual_->end() && least > kClearly * known->second + kClearlyUs;
+        known != usual_->end() && least > clearlyAbove(known->second);
     return isLonger ? known->second : least;
   }
 
@@ -202,6 +263,7 @@ class Ledger {
   const Usual* const usual_;
   Waits waits_;
   std::vector<uint64_t> records_; // [block, member], with a time
+  LostRecords lost_;
   std::unordered_map<uint64_t, OfSize> sizes_;
   // Shortest times of calls that some ranks did not record, by size.
   std::unordered_map<uint64_t, std::vector<float>> incomplete_;
@@ -360,6 +422,7 @@ uint64_t addCalls(
   }
   std::vector<uint32_t> present;
   std::vector<uint32_t> absent;
+  std::vector<uint32_t> lost; // those without a time, too
   std::vector<float> times;
   uint64_t calls = 0;
   std::vector<double> callsOfBlock(cut.blocks());
@@ -378,6 +441,7 @@ uint64_t addCalls(
     before = key;
     present.clear();
     absent.clear();
+    lost.clear();
     times.clear();
     uint64_t recorded = 0;
     uint64_t sizeBytes = 0;
@@ -385,6 +449,7 @@ uint64_t addCalls(
     for (uint32_t i = 0; i < keys.size(); ++i) {
       if (keys[i] != key) {
         absent.push_back(i);
+        lost.push_back(i);
         continue;
       }
       const Record& record = members[i].record(next[i]);
@@ -394,6 +459,8 @@ uint64_t addCalls(
       if (record.timeUs >= 0) {
         present.push_back(i);
         times.push_back(record.timeUs);
+      } else {
+        lost.push_back(i);
       }
       ++next[i];
       keys[i] = next[i] < members[i].size() ? members[i].key(next[i]) : kNone;
@@ -405,7 +472,7 @@ uint64_t addCalls(
     } else if (!isOneSize) {
       ++waits.differentSizes;
     } else if (!times.empty()) {
-      ledger.add(present, times, sizeBytes, cut.of(key));
+      ledger.add(present, times, lost, sizeBytes, cut.of(key));
       waits.lostRecords += ledger.ranks() - recorded;
       for (uint32_t i : absent) {
         ++waits.lostCalls[i];
@@ -442,7 +509,7 @@ Waits splitCollectives(
   if (usual.empty()) {
     return ledger.take();
   }
-  Ledger again(members.size(), ranks, blocks, &usual);
+  Ledger again(members.size(), ranks, blocks, &usual, ledger.causedUs());
   addCalls(members, unclear, cut, again);
   again.estimateWhole(missing);
   return again.take();
@@ -476,8 +543,16 @@ Waits unsplit(std::span<const Stream* const> streams) {
 
 namespace {
 
-// Records of one rank's messages with one peer, in order.
+// Records of one rank's messages with one peer, in order; null if one is lost.
 using ByPeer = std::unordered_map<int32_t, std::vector<const Record*>>;
+
+// All messages of a rank.
+struct OfRank {
+  ByPeer sent;
+  ByPeer received;
+  uint64_t messages = 0; // those without a record, too
+  bool isOrdered = true; // false if the order is not known
+};
 
 ByPeer byPeer(const Stream* stream) {
   ByPeer result;
@@ -487,49 +562,46 @@ ByPeer byPeer(const Stream* stream) {
   return result;
 }
 
-// True if no number is missing among all messages of a rank, which are counted
-// together: then every message was recorded.
-bool isWhole(const Stream* sends, const Stream* receives) {
-  std::vector<uint32_t> numbers;
+// Numbers of messages, which begin at 0 or 1: the least and the most.
+std::pair<uint32_t, uint32_t> numbersOf(
+    const Stream* sends,
+    const Stream* receives) {
+  uint32_t least = 1;
+  uint32_t most = 0;
   for (const Stream* stream : {sends, receives}) {
     for (size_t i = 0; stream != nullptr && i < stream->records.size(); ++i) {
-      numbers.push_back(stream->records[i].number);
+      least = std::min(least, stream->records[i].number);
+      most = std::max(most, stream->records[i].number);
     }
   }
-  std::sort(numbers.begin(), numbers.end());
-  return numbers.empty() ||
-      (numbers.front() <= 1 &&
-       numbers.back() - numbers.front() + size_t(1) == numbers.size() &&
-       std::adjacent_find(numbers.begin(), numbers.end()) == numbers.end());
+  return {least, most};
 }
 
-// The time in all messages of a rank, see `Waits::wholeTimeUs`. `mayMiss`: true
-// if numbers that are missing are messages that are lost.
-double wholeTimeUs(const Stream* sends, const Stream* receives, bool mayMiss) {
-  uint64_t records = 0;
-  uint64_t timed = 0;
-  double timeUs = 0;
-  uint32_t first = 1; // numbers begin at 0 or 1
-  uint32_t last = 0;
+// `mayMiss`: true if numbers that are missing, from `first` on, are messages
+// whose record is lost.
+OfRank messagesOf(
+    const Stream* sends,
+    const Stream* receives,
+    uint32_t first,
+    bool mayMiss) {
+  OfRank of;
   for (const Stream* stream : {sends, receives}) {
-    for (size_t i = 0; stream != nullptr && i < stream->records.size(); ++i) {
-      const Record& record = stream->records[i];
-      ++records;
-      first = std::min(first, record.number);
-      last = std::max(last, record.number);
-      if (record.timeUs >= 0) {
-        ++timed;
-        timeUs += record.timeUs;
-      }
-    }
+    of.messages += stream == nullptr ? 0 : stream->records.size();
   }
-  if (records == 0) {
-    return 0;
+  if (!mayMiss || of.messages == 0) {
+    of.sent = byPeer(sends);
+    of.received = byPeer(receives);
+    return of;
   }
-  const uint64_t numbers = uint64_t(last) + 1 - std::min(first, last);
-  const uint64_t messages = mayMiss ? std::max(records, numbers) : records;
-  return timed > 0 ? timeUs / double(timed) * double(messages)
-                   : std::numeric_limits<double>::quiet_NaN();
+  const std::vector<Message> all = messagesInOrder(sends, receives, first);
+  of.isOrdered = !all.empty();
+  for (const Message& message : all) {
+    (message.isSend ? of.sent : of.received)[message.peer].push_back(
+        message.record);
+  }
+  const uint32_t last = numbersOf(sends, receives).second;
+  of.messages = std::max(of.messages, last - first + uint64_t(1));
+  return of;
 }
 
 // Adds the time of messages that have no partner beyond what such a size
@@ -569,17 +641,102 @@ class Unpaired {
   std::vector<Found> found_;
 };
 
-bool sameSizes(
-    const std::vector<const Record*>& some,
-    const std::vector<const Record*>& others) {
+// Makes two lists of the same messages equally long. False if they are not of
+// the same messages: if sizes differ, or the numbers without any that is lost.
+bool alike(
+    std::vector<const Record*>& sent,
+    std::vector<const Record*>& received,
+    bool mayMiss) {
+  const auto isLost = [](const Record* record) { return record == nullptr; };
+  if (sent.size() != received.size() &&
+      (!mayMiss ||
+       (std::none_of(sent.begin(), sent.end(), isLost) &&
+        std::none_of(received.begin(), received.end(), isLost)))) {
+    return false;
+  }
+  sent.resize(std::max(sent.size(), received.size()), nullptr);
+  received.resize(sent.size(), nullptr);
   return std::equal(
-      some.begin(),
-      some.end(),
-      others.begin(),
-      others.end(),
+      sent.begin(),
+      sent.end(),
+      received.begin(),
       [](const Record* a, const Record* b) {
-        return a->sizeBytes == b->sizeBytes;
+        return a == nullptr || b == nullptr || a->sizeBytes == b->sizeBytes;
       });
+}
+
+// Messages of one member to another, of either of which a record may be lost.
+struct Pair {
+  uint32_t members[2];
+  std::vector<const Record*> records[2];
+};
+
+// Adds the messages of all pairs to a ledger. Returns the records of them.
+uint64_t addMessages(
+    std::span<const Pair> pairs,
+    uint32_t blocks,
+    Ledger& ledger) {
+  uint64_t matched = 0;
+  for (const Pair& pair : pairs) {
+    const size_t count = pair.records[0].size();
+    for (size_t k = 0; k < count; ++k) {
+      std::vector<uint32_t> present;
+      std::vector<uint32_t> lost;
+      std::vector<float> times;
+      uint64_t sizeBytes = 0;
+      uint64_t untimed = 0;
+      for (size_t side = 0; side < 2; ++side) {
+        const Record* const record = pair.records[side][k];
+        matched += record != nullptr;
+        untimed += record != nullptr && record->timeUs < 0;
+        if (record == nullptr || record->timeUs < 0) {
+          lost.push_back(pair.members[side]);
+          continue;
+        }
+        present.push_back(pair.members[side]);
+        times.push_back(record->timeUs);
+        sizeBytes = record->sizeBytes;
+      }
+      ledger.waits().untimedRecords += untimed;
+      if (!times.empty()) {
+        ledger.add(
+            present, times, lost, sizeBytes, uint32_t(k * blocks / count));
+        ledger.waits().lostRecords += lost.size() - untimed;
+      }
+    }
+  }
+  return matched;
+}
+
+// Sets `wholeTimeUs` of messages, with those without a match.
+void estimateWholeOfMessages(
+    std::span<const OfRank> ranks,
+    std::span<const Stream* const> sends,
+    std::span<const Stream* const> receives,
+    Ledger& ledger) {
+  auto& whole = ledger.waits().wholeTimeUs;
+  whole.assign(ranks.size(), 0);
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    uint64_t timed = 0;
+    double timeUs = 0;
+    for (const Stream* stream : {sends[i], receives[i]}) {
+      for (size_t k = 0; stream != nullptr && k < stream->records.size(); ++k) {
+        const float time = stream->records[k].timeUs;
+        timed += time >= 0;
+        timeUs += time >= 0 ? time : 0;
+      }
+    }
+    const double untold = std::max(
+        0.0,
+        double(ranks[i].messages) - double(timed) -
+            double(ledger.lost().lost(i)));
+    if (timed > 0) {
+      whole[i] =
+          timeUs * (1 + untold / double(timed)) + ledger.lost().timeUs(i);
+    } else if (ranks[i].messages > 0) {
+      whole[i] = std::numeric_limits<double>::quiet_NaN();
+    }
+  }
 }
 
 // `mayMiss`: true if numbers have to show that none is missing.
@@ -589,56 +746,48 @@ Waits messageWaits(
     std::span<const Stream* const> receives,
     uint32_t blocks,
     bool mayMiss) {
-  Ledger ledger(members.size(), 2, blocks);
+  uint32_t first = 1;
   for (size_t i = 0; i < members.size(); ++i) {
-    ledger.waits().wholeTimeUs.push_back(
-        wholeTimeUs(sends[i], receives[i], mayMiss));
+    first = std::min(first, numbersOf(sends[i], receives[i]).first);
   }
   std::unordered_map<int64_t, uint32_t> places;
-  std::vector<ByPeer> received;
-  std::vector<bool> isComplete;
+  std::vector<OfRank> ranks;
   uint64_t all = 0;
   for (uint32_t i = 0; i < members.size(); ++i) {
     places[members[i]] = i;
-    received.push_back(byPeer(receives[i]));
-    isComplete.push_back(!mayMiss || isWhole(sends[i], receives[i]));
+    ranks.push_back(messagesOf(sends[i], receives[i], first, mayMiss));
     for (const Stream* stream : {sends[i], receives[i]}) {
       all += stream == nullptr ? 0 : stream->records.size();
     }
   }
-  uint64_t matched = 0;
+  std::vector<Pair> pairs;
   // Members and their peers whose sends, or recvs, have been matched.
   std::set<std::pair<uint32_t, int64_t>> paired[2];
   for (uint32_t i = 0; i < members.size(); ++i) {
-    for (const auto& [peer, sent] : byPeer(sends[i])) {
+    for (auto& [peer, sent] : ranks[i].sent) {
       const auto place = places.find(peer);
-      if (place == places.end() || !isComplete[i] ||
-          !isComplete[place->second]) {
+      if (place == places.end()) {
         continue;
       }
-      const auto got = received[place->second].find(int32_t(members[i]));
-      if (got == received[place->second].end() ||
-          !sameSizes(sent, got->second)) {
-        continue;
-      }
-      const uint32_t pair[] = {i, place->second};
-      paired[0].emplace(i, peer);
-      paired[1].emplace(place->second, members[i]);
-      for (size_t k = 0; k < sent.size(); ++k) {
-        matched += 2;
-        const float times[] = {sent[k]->timeUs, got->second[k]->timeUs};
-        if (times[0] < 0 || times[1] < 0) {
-          ledger.waits().untimedRecords += 2;
-          continue;
-        }
-        ledger.add(
-            pair,
-            times,
-            sent[k]->sizeBytes,
-            uint32_t(k * blocks / sent.size()));
+      auto& received = ranks[place->second].received;
+      const auto got = received.find(int32_t(members[i]));
+      if (got != received.end() && alike(sent, got->second, mayMiss)) {
+        pairs.push_back({{i, place->second}, {sent, got->second}});
+        paired[0].emplace(i, peer);
+        paired[1].emplace(place->second, members[i]);
       }
     }
   }
+  Ledger ledger(members.size(), 2, blocks);
+  const uint64_t matched = addMessages(pairs, blocks, ledger);
+  const Usual usual = ledger.usualTransfers();
+  Ledger again(members.size(), 2, blocks, &usual, ledger.causedUs());
+  if (!usual.empty()) {
+    addMessages(pairs, blocks, again);
+  }
+  Ledger& last = usual.empty() ? ledger : again;
+  estimateWholeOfMessages(ranks, sends, receives, last);
+  last.waits().unmatchedRecords = all - matched;
   Unpaired unpaired;
   for (uint32_t i = 0; i < members.size(); ++i) {
     const Stream* const both[] = {sends[i], receives[i]};
@@ -652,9 +801,8 @@ Waits messageWaits(
       }
     }
   }
-  ledger.waits().unmatchedRecords = all - matched;
-  unpaired.moveTo(ledger.waits(), members.size(), blocks);
-  return ledger.take();
+  unpaired.moveTo(last.waits(), members.size(), blocks);
+  return last.take();
 }
 
 } // namespace

@@ -18,6 +18,7 @@ from commprof.analysis.late.stragglers import (
     find_late_rank,
     waiting_ranks,
 )
+from commprof.stats.outliers import chance_beyond
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,9 +29,11 @@ _MOST_LATE = 8
 _MOST_LATE_PART, _ALWAYS_ALLOWED = 1 / 16, 2
 #: A late process causes at least the fraction ``_LEAST_OF_LATEST`` of the waiting that the latest
 #: process causes. ``_LEAST_IF_APART`` is enough if the next process causes ``_APART`` times less
-#: than this late process: waiting that is wrongly traced through other communicators falls on
-#: several processes.
+#: than this late process, as waiting that is wrongly traced through other communicators falls on
+#: several processes. It is also enough if the next process causes ``_GAP`` times less and this one
+#: works longer than the others, with at most the probability ``_CHANCE_OF_LONGER`` by chance.
 _LEAST_OF_LATEST, _LEAST_IF_APART, _APART = 0.05, 0.03, 50.0
+_CHANCE_OF_LONGER = 0.05
 #: Least ratio of the waiting that a late process causes to that of any process that is not late.
 _CLEARLY = 2.0
 #: The same ratio, if it is this large, ends the list of late processes even if a larger ratio comes
@@ -104,8 +107,8 @@ def late_processes(
     by_process = beyond.sum(axis=0)
     if not by_process.any():
         return ()
-    candidates, least_share = _by_waiting(traced, by_process, allowed, uneven)
     own_us = own_time(operation_us)
+    candidates, least_share = _by_waiting(traced, by_process, own_us, allowed, uneven)
     longer = _by_own_time(own_us, by_process, allowed)
     if longer:
         # A process was late by at least the mean waiting over all others.
@@ -123,17 +126,23 @@ def late_processes(
 
 
 def _by_waiting(
-    traced: InspectedOrigins, by_process: Floats, allowed: int, uneven: float
+    traced: InspectedOrigins, by_process: Floats, own_us: Floats, allowed: int, uneven: float
 ) -> tuple[list[int], float]:
     """Returns the processes that cause clearly more waiting than all others, the most first.
 
     Also returns the fraction of the waiting that these processes must cause at least.
-    ``by_process`` is the excess waiting that each process causes, see :func:`late_processes`.
+    ``by_process`` is the excess waiting that each process causes, see :func:`late_processes`;
+    ``own_us`` is the result of :func:`commprof.analysis.inspector.own_time.own_time`.
     """
     order = np.argsort(-by_process, kind="stable")
     falling = by_process[order[: allowed + 1]]
     ratio = falling[:-1] / np.maximum(falling[1:], 1e-6 * falling[0])
-    least = np.maximum(uneven, np.where(ratio >= _APART, _LEAST_IF_APART, _LEAST_OF_LATEST))
+    others_us = own_us[order[allowed:]]
+    works_longer = np.array(
+        [chance_beyond(value, others_us) <= _CHANCE_OF_LONGER for value in own_us[order[:allowed]]]
+    )
+    is_apart = (ratio >= _APART) | (works_longer & (ratio >= _GAP))
+    least = np.maximum(uneven, np.where(is_apart, _LEAST_IF_APART, _LEAST_OF_LATEST))
     large = falling[:-1] >= least * falling[0]
     # By construction the excess falls to 0 at the last process, so the total must have a gap too.
     total = traced.began_us.sum(axis=0)[order]
@@ -157,7 +166,9 @@ def _by_own_time(own_us: Floats, by_process: Floats, allowed: int) -> list[int]:
     longer = standing_out(own_us, allowed)
     if most not in longer:
         return []
-    waited_for = [one for one in longer if by_process[one] >= _LEAST_IF_APART * by_process[most]]
+    of_others = float(np.delete(by_process, longer).max(initial=0.0))
+    least = min(_LEAST_IF_APART * float(by_process[most]), _GAP * of_others)
+    waited_for = [one for one in longer if by_process[one] > 0 and by_process[one] >= least]
     return sorted(waited_for, key=lambda one: -float(by_process[one]))
 
 

@@ -14,6 +14,7 @@ this evidence counts only together with that of the waiting.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,8 @@ _SIGNIFICANCE: Final = 0.001
 _CLEARLY: Final = 2.0
 #: Fewest processes whose spread is measured.
 _FEWEST: Final = 3
+#: Of the interval in which a limit is searched.
+_HALVINGS: Final = 60
 
 
 def operation_time(job: InspectedJob) -> Floats:
@@ -74,6 +77,28 @@ def standing_out(own_us: Floats, most: int) -> list[int]:
         if chance_beyond(least, others) * len(own_us) <= _SIGNIFICANCE:
             return order[:size].tolist()
     return []
+
+
+def least_standing_out_us(own_us: Floats, standing: Sequence[int]) -> float:
+    """Returns the least time outside of operations with which one more process would stand out.
+
+    Logs that lost records tell the times of processes with an error, and so who is late by less may
+    be missed. The longest of all others is left out, as it may be such a process. NaN if a time is
+    not known, or of too few processes.
+
+    Args:
+        own_us: result of :func:`own_time`.
+        standing: the processes that stand out.
+    """
+    others = np.sort(np.delete(own_us, list(standing)))[:-1]
+    if len(others) < _FEWEST or not np.isfinite(others).all():
+        return math.nan
+    low, high = 0.0, max(1.0, 1e3 * float(np.abs(others).max()))
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        is_chance = chance_beyond(middle, others) * len(own_us) > _SIGNIFICANCE
+        low, high = (middle, high) if is_chance else (low, middle)
+    return max(high, _CLEARLY * float(others.max()))
 
 
 def is_too_short(own_us: Floats, standing: Sequence[int], process: int, delay_us: float) -> bool:

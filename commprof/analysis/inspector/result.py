@@ -23,7 +23,11 @@ from commprof.analysis.inspector.communicators import (
 from commprof.analysis.inspector.kinds import MESSAGE_PAIR, SPLIT, UNSPLIT, size_factor
 from commprof.analysis.inspector.late_processes import LateProcess, late_processes
 from commprof.analysis.inspector.origins import InspectedOrigins, origins
-from commprof.analysis.inspector.own_time import operation_time
+from commprof.analysis.inspector.own_time import (
+    least_standing_out_us,
+    operation_time,
+    own_time,
+)
 from commprof.analysis.inspector.steps import steps_of
 from commprof.recordings.inspector import InspectorLogs, Progress, read_logs
 from commprof.text import counted
@@ -144,6 +148,9 @@ class InspectorResult:
     graph_captured: int
     #: True if calls or ranks are missing, so that waiting is at least what is shown.
     is_lower_bound: bool
+    #: A process that works so much longer than the others over the run, or is late by so much, is
+    #: told from them; one that is late by less may be missed. NaN if it is not known.
+    least_late_s: float
     #: What is not known, and what could not be read, as sentences without a full stop.
     caveats: tuple[str, ...]
 
@@ -171,6 +178,10 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
     lowest = _lowest_bandwidth(time_us, waited_us)
     count = len(job.processes)
     rows = tuple(_communicator_row(each, job) for each in job.communicators)
+    operation_us = operation_time(job)
+    late = late_processes(job, traced, time_us, operation_us)
+    late_numbers = [job.processes.index(row.process) for row in late]
+    least_late_s = least_standing_out_us(own_time(operation_us), late_numbers) / 1e6
     return InspectorResult(
         path=logs.path,
         versions=tuple(sorted({log.version for log in logs.logs})),
@@ -181,7 +192,7 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
         wait_s=float(waited_us.sum()) / count / 1e6,
         unsplit_s=float(unsplit_us.sum()) / count / 1e6,
         step=_step(job, float(time_us.sum()) / count, float(waited_us.sum()) / count),
-        late=late_processes(job, traced, time_us, operation_time(job)),
+        late=late,
         lowest_bandwidth=None if lowest is None else job.processes[lowest],
         lowest_waits=math.nan if lowest is None else float(waited_us[lowest] / time_us[lowest]),
         kinds=kind_rows(job.communicators),
@@ -193,7 +204,8 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
         is_lower_bound=any(
             row.calls > row.complete_calls or row.ranks > row.recorded_ranks for row in rows
         ),
-        caveats=(*job.problems, *_unknown(logs, job, traced), *logs.problems),
+        least_late_s=least_late_s,
+        caveats=(*job.problems, *_unknown(logs, job, traced, least_late_s), *logs.problems),
     )
 
 
@@ -346,7 +358,9 @@ def _by_loss(job: InspectedJob) -> str:
     return f"; the most: {named}" if named else ""
 
 
-def _unknown(logs: InspectorLogs, job: InspectedJob, traced: InspectedOrigins) -> list[str]:
+def _unknown(
+    logs: InspectorLogs, job: InspectedJob, traced: InspectedOrigins, least_late_s: float
+) -> list[str]:
     """Returns sentences on what these logs cannot show."""
     waits_of_all = [each.waits for one in job.communicators for each in one.operations]
     lost = sum(each.lost_records for each in waits_of_all)
@@ -366,11 +380,13 @@ def _unknown(logs: InspectorLogs, job: InspectedJob, traced: InspectedOrigins) -
         "below NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8192 unless set) are not in them"
     ]
     if lost:
+        little = "little" if math.isnan(least_late_s) else f"less than {least_late_s:.3g} s in all"
         rings = f", of which the rings dropped at least {dropped}" if dropped else ""
         found.append(
             f"{counted(lost, 'record')} of calls that other ranks recorded are missing{rings} "
             f"(NCCL_INSPECTOR_DUMP_COLL_RING_SIZE, a shorter dump interval){_by_loss(job)}: "
-            "waiting is at least what is shown, and a process that is late by little may be missed"
+            "waiting is at least what is shown, and a process that is late by "
+            f"{little} may be missed"
         )
     gaps = sum(waits.missing_calls for waits in waits_of_all)
     if gaps:

@@ -1,10 +1,12 @@
 // Logs of NCCL Inspector: lines in every form, pieces of any size, and waits.
+#include <cmath>
 #include <string>
 #include <vector>
 
 #include "check.h"
 #include "inspector/follow.h"
 #include "inspector/log_file.h"
+#include "inspector/message_order.h"
 #include "inspector/sequence.h"
 #include "inspector/waits.h"
 
@@ -97,6 +99,61 @@ void noStreamsAreNoCalls() {
   CHECK(unsplit(all).sizes.empty());
 }
 
+// Ranks 1 and 2 lack the records of some calls, each told by the others'.
+void lostTimesFollowTheOthers() {
+  // Rank 2 is late by 500 us in every third call.
+  Stream ranks[4];
+  for (uint32_t n = 0; n < 60; ++n) {
+    const float wait = n % 3 == 0 ? 500 : 20 + float(n % 7);
+    for (size_t rank = 0; rank < 4; ++rank) {
+      const bool isLost =
+          (rank == 1 && n % 5 == 2) || (rank == 2 && n % 4 == 1);
+      if (!isLost) {
+        ranks[rank].records.push_back({8, n, rank == 2 ? 100 : 100 + wait});
+      }
+    }
+  }
+  const Stream* const all[] = {&ranks[0], &ranks[1], &ranks[2], &ranks[3]};
+  const Waits waits = splitCollectives(all, 4, 1);
+  const double whole = waits.wholeTimeUs[0];
+  CHECK(std::abs(waits.wholeTimeUs[1] - whole) < 0.01 * whole);
+  CHECK(std::abs(waits.wholeTimeUs[2] - 60 * 100) < 0.01 * 60 * 100);
+  CHECK(waits.unattributedUs < waits.causedUs[2] / 20);
+}
+
+Stream messagesOf(const std::vector<uint32_t>& numbers, int32_t peer) {
+  Stream stream;
+  for (uint32_t number : numbers) {
+    stream.records.push_back({8, number, 50});
+    stream.peers.push_back(peer);
+  }
+  return stream;
+}
+
+void lostMessagesAreToldByTheirNumber() {
+  // A send to rank 1 and two recvs from rank 3 in each step; 5 and 9 are lost.
+  const Stream sends = messagesOf({1, 4, 7, 10, 13}, 1);
+  const Stream receives = messagesOf({2, 3, 6, 8, 11, 12, 14, 15}, 3);
+  std::vector<Message> messages = messagesInOrder(&sends, &receives, 1);
+  CHECK(messages.size() == 15);
+  CHECK(messages.at(4).record == nullptr && messages.at(4).peer == 3);
+  CHECK(!messages.at(4).isSend && messages.at(9).isSend);
+  CHECK(messages.at(9).record == &sends.records[3]);
+  // What came before the first record is not known for long.
+  CHECK(messagesInOrder(&sends, &receives, 0).size() == 16);
+  const Stream late = messagesOf({4000000000, 4000000002}, 1);
+  CHECK(messagesInOrder(&late, nullptr, 1).empty());
+  // Nothing repeats, but no record is lost; then one is; then one comes twice.
+  const Stream some = messagesOf({1, 2, 5}, 1);
+  Stream others = messagesOf({3, 4, 6}, 2);
+  CHECK(messagesInOrder(&some, &others, 1).size() == 6);
+  others.records.pop_back();
+  others.records.push_back({8, 7, 50});
+  CHECK(messagesInOrder(&some, &others, 1).empty());
+  others.records.back().number = 5;
+  CHECK(messagesInOrder(&some, &others, 1).empty());
+}
+
 // A communicator of a followed log, of which everything else is not needed.
 Communicator memberOf(int64_t rank) {
   Communicator member;
@@ -180,6 +237,8 @@ int main() {
   linesAreRead();
   piecesOfAnySizeGiveTheSame();
   shortestTimeIsTheTransfer();
+  lostTimesFollowTheOthers();
+  lostMessagesAreToldByTheirNumber();
   equalTimesShareTheBlame();
   noStreamsAreNoCalls();
   return check::report();

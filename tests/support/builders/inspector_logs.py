@@ -96,6 +96,8 @@ class SimulatedJob:
         self.records: list[Written] = []
         #: Records that rings lost, by process and communicator.
         self.dropped: dict[tuple[int, str], int] = {}
+        #: By how much each late process was late over the run.
+        self.late_by_us: dict[int, float] = {}
         self._messages = np.zeros(self.count, dtype=np.int64)
         self.time_us = np.zeros(self.count)
 
@@ -304,6 +306,7 @@ def simulate(
         if late_us and job.rng.random() < late_part:
             process = int(job.rng.choice(list(late_us)))
             extra[process] = late_us[process] / layers
+            job.late_by_us[process] = job.late_by_us.get(process, 0.0) + late_us[process]
         for stage in range(pp):
             if stage:
                 job.send(stage - 1, stage, 1 << 20, 40.0)
