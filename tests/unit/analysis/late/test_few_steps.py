@@ -1,0 +1,28 @@
+"""Exact schedules of three to five steps: the late rank is named, and nobody in clean ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.builders.exact.drawn import SHAPES, Drawn, drawn
+from tests.support.builders.exact.outcome import outcome
+
+
+def job_of_few_steps(seed: int, late: int) -> Drawn:
+    """Draws a job of 2 to 16 ranks on one host."""
+    random = np.random.default_rng([seed, 77])
+    size, shape = round(2 ** random.uniform(1, 4)), str(random.choice(list(SHAPES)))
+    size += size % 2 if shape == "pipeline" else 0
+    return drawn(shape, seed, size, int(random.integers(3, 6)), late, hosts=1)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 6])
+def test_the_late_rank_of_an_own_run_of_few_steps_is_named_with_its_cause(seed: int) -> None:
+    job = job_of_few_steps(seed, late=1)
+    assert outcome(job).cause_is_right(job)
+
+
+@pytest.mark.parametrize("seed", [124, 294])  # a probability of 1 % would name a rank
+def test_a_clean_own_run_of_few_steps_names_nobody(seed: int) -> None:
+    assert outcome(job_of_few_steps(seed, late=0)).rank is None
