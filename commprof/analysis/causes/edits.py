@@ -17,6 +17,7 @@ FSDP1 = ("FullyShardedDataParallel",)
 #: Optimizers of torch, whose first argument tells the model.
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Muon")
 _INDENT = "    "
+_IF_UNUSED = "  # if no step between uses the result"
 #: Names that scripts give to the number of a step.
 _STEP_NAMES = {
     *("step", "i", "it", "iteration", "batch_idx", "batch_index", "idx", "index", "global_step"),
@@ -99,7 +100,7 @@ def deleted(script: Script, lines: list[str], names: tuple[str, ...]) -> str:
 
 
 def seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str:
-    """The call on a line, in few steps only."""
+    """The call on a line, in few steps only, with the condition under which this is right."""
     site = script.at(line, names)
     if site is None or site.loop is None or not isinstance(site.statement, ast.Expr):
         return ""
@@ -108,13 +109,17 @@ def seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str
     body = textwrap.indent(source.code(first, last), _INDENT)
     step = _step_name(site)
     if step:
-        return source.edit("in place of", first, last, f"if {step} % {every} == 0:\n{body}")
+        return source.edit(
+            "in place of", first, last, f"if {step} % {every} == 0:{_IF_UNUSED}\n{body}"
+        )
     (calls,) = source.unused("calls")
     counts = f"import itertools\n\n{calls} = itertools.count()"
     return "\n".join(
         [
             source.before(site.loop, counts),
-            source.edit("in place of", first, last, f"if next({calls}) % {every} == 0:\n{body}"),
+            source.edit(
+                "in place of", first, last, f"if next({calls}) % {every} == 0:{_IF_UNUSED}\n{body}"
+            ),
         ]
     )
 

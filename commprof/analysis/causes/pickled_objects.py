@@ -115,6 +115,13 @@ def _fix(name: str, mean_bytes: float) -> str:
     return _FIX_OF_BROADCASTS if name == _FUNCTIONS["broadcast"] else ""
 
 
+def _edit(facts: Facts, sighting: Sighting) -> str:
+    """Gathers in few steps only, as for a log; what is broadcast or scattered is used at once."""
+    return edits.seldom(
+        facts.script, sighting.line, ("all_gather_object", "gather_object"), every=100
+    )
+
+
 CAUSE = CatalogueCause(
     id="pickled-objects",
     title="Python objects are pickled and exchanged in every step",
@@ -138,8 +145,6 @@ CAUSE = CatalogueCause(
         "gathered = [torch.empty_like(values) for _ in range(dist.get_world_size())]\n"
         "dist.all_gather(gathered, values)"
     ),
-    edit=lambda facts, sighting: edits.seldom(
-        facts.script, sighting.line, tuple(_FUNCTIONS.values()), every=100
-    ),
+    edit=_edit,
     source="https://github.com/NVIDIA/Model-Optimizer/pull/1111",
 )

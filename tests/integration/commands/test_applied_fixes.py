@@ -19,6 +19,7 @@ from benchmarks.causes.catalogue import JOBS, JOBS_FOLDER, OPTIONS
 from tests.support.applied_fix import applied
 
 ROOT = Path(__file__).parents[3]
+SELDOM = "if step % 100 == 0:  # if no step between uses the result\n    "
 #: Jobs whose script tells the change, with what it must say.
 CHANGES = {
     "trained_apart": "model = ddp if common.FIXED else ddp",
@@ -40,10 +41,9 @@ CHANGES = {
     "tensors_one_by_one": "tensors = [parameter.grad for parameter in model.parameters()]",
     "weights_averaged": "tensors = [parameter for parameter in model.parameters()]",
     "zero_one_by_one": "parameters_as_bucket_view=True",
-    "gathered_outputs": "if step % 100 == 0:\n    dist.all_gather(everyone, out.detach())",
+    "gathered_outputs": f"{SELDOM}dist.all_gather(everyone, out.detach())",
     "debug_detail": "torch.distributed.set_debug_level",
-    "pickled_objects": "if step % 100 == 0:\n    dist.all_gather_object(everyone, mine)",
-    "objects_broadcast": "if step % 100 == 0:\n    dist.broadcast_object_list(listed, src=0)",
+    "pickled_objects": f"{SELDOM}dist.all_gather_object(everyone, mine)",
     "barrier_each_step": "# in place of barrier_each_step.py:13\npass",
     "barrier_after_log": "# delete barrier_after_log.py:23",
     "garbage_in_turns": "if step % 1000 == 0:\n    gc.collect(1)",

@@ -317,3 +317,23 @@ def test_run_delay_while_a_rank_computes_counts() -> None:
 def test_threads_that_fit_or_that_have_cores_are_usual(threads: int, no_core_ms: float) -> None:
     about = {"threads_per_rank": threads, "machine": MACHINE}
     assert causes_of(partial(crowded, no_core_ms), about=about) == {}
+
+
+def compared(script: Script, ms: float) -> None:
+    """A step whose only exchange blocks inside its issuing call."""
+    script.forward(10.0)
+    script.call(size=4 * MB, ms=ms)
+    script.work(10.0, Phase.OPTIMIZER)
+
+
+def test_comparisons_of_collectives_that_debugging_left_on_are_named() -> None:
+    found = causes_of(lambda script, _: compared(script, 5.0), debug_level="DETAIL")
+    cause = found["debug-detail"]
+    assert "1 time per step, for 5 ms on the rank that comes last" in cause.sentence
+    assert cause.share == pytest.approx(5 / 25, abs=0.01)
+    assert "set_debug_level(torch.distributed.DebugLevel.OFF)" in cause.fix
+
+
+@pytest.mark.parametrize(("ms", "level"), [(5.0, "OFF"), (5.0, None), (0.1, "DETAIL")])
+def test_comparisons_are_not_named_if_they_are_off_or_short(ms: float, level: str | None) -> None:
+    assert "debug-detail" not in causes_of(lambda s, _: compared(s, ms), debug_level=level)
