@@ -90,7 +90,7 @@ void FoundSteps::takeBackward(const Record& phase) {
   if (!communicated(phase)) {
     return;
   }
-  thread_ = phase.thread; // no mark is recorded if a mode begins in the loop
+  thread_ = phase.thread; // not set by a mark if the mode began in the loop
   if (++backwards_ < kSurelyUnmarked) {
     return;
   }

@@ -53,7 +53,8 @@ void WaitLedger::takeIssue(const Record& record, uint32_t operation) {
   entry->size_bytes = record.bytes_in;
   entry->issued_as = issued_as;
   entry->operation = operation;
-  entry->task = isPointToPoint(record.op) ? 0 : record.value; // no bucket
+  // A message is no bucket.
+  entry->task = isPointToPoint(record.op) ? 0 : record.value;
   if (!on_device) {
     arrive(*entry, record.timestamp_ns);
   } else if (entry->ready_ns != 0) {
@@ -82,7 +83,8 @@ void WaitLedger::arrive(Entry& entry, uint64_t at_ns) {
       task.number = number;
       task.op_ids.clear();
     }
-    if (task.op_ids.size() <= kMaxBuckets) { // one extra marks overflow
+    // One id above the limit marks overflow.
+    if (task.op_ids.size() <= kMaxBuckets) {
       task.op_ids.push_back(entry.op_id);
     }
   }
@@ -106,7 +108,8 @@ bool WaitLedger::bucketEnds(
   for (const uint64_t op_id : task.op_ids) {
     const Entry* entry = find(op_id);
     if (entry == nullptr || entry->end_ns == 0) {
-      complete = complete && entry == nullptr; // null: its place was taken
+      // Null: a later operation took its place.
+      complete = complete && entry == nullptr;
       continue;
     }
     found.push_back(
@@ -130,10 +133,11 @@ void WaitLedger::takeWait(const Record& record) {
   }
 }
 
-// Returns 0 while the end is not known. A wait does not show the end of an
-// operation on a device, because it returns at once. On the host it shows that
-// of a message, and, once no other end is expected (`over`), of a collective:
-// gloo's reduce-scatter reports completion only to the waiting thread.
+// Returns 0 while the end is not known. The return of a wait does not show the
+// end of an operation on a device, because such a wait returns at once. On the
+// host it shows the end of a message and, once no other report of the end is
+// expected (`over`), the end of a collective: gloo's reduce-scatter reports
+// completion only to the waiting thread.
 uint64_t WaitLedger::endOf(const Entry& entry, bool over) noexcept {
   const bool by_wait =
       !entry.on_device && (over || isPointToPoint(entry.issued_as.op));

@@ -39,8 +39,9 @@ class WaitLedger {
 
   explicit WaitLedger(ArrivalExchange& exchange);
 
-  // Writes down this rank's arrival; a Split returns `operation`. A rank
-  // arrives at a collective on a device when its stream reaches it.
+  // Writes down this rank's arrival; the operation's Split will hold
+  // `operation`. A rank arrives at a collective on a device when its stream
+  // reaches it.
   void takeIssue(const Record& record, uint32_t operation);
   void takeReady(const Record& record);
   void takeEnd(const Record& record);

@@ -151,7 +151,7 @@ uint64_t throttledNs(uint64_t now_ns) noexcept {
   static thread_local KernelFile<> stat;
   static thread_local uint64_t looked_ns = 0;
   const char* text = stat.read();
-  if (text == nullptr) { // none yet, or that cgroup is gone
+  if (text == nullptr) { // no file is open yet, or its cgroup is gone
     if (looked_ns != 0 && now_ns - looked_ns < kLookAgainNs) {
       return 0;
     }

@@ -14,12 +14,12 @@ struct ThreadCounts {
 };
 ThreadCounts threadCounts() noexcept;
 
-// Returns for how long the CPU quota of the thread's cgroup, or of the nearest
-// ancestor with a quota, kept its tasks from running. While none has a quota,
-// searches for one at most once a second.
+// Returns for how many ns the CPU quota of the thread's cgroup, or of the
+// nearest ancestor with a quota, has kept the tasks of that cgroup from
+// running. While none has a quota, searches for one at most once a second.
 uint64_t throttledNs(uint64_t now_ns) noexcept;
 
-// Returns for how long some task of the host was stalled for lack of memory.
+// Returns for how many ns some task of the host was stalled for lack of memory.
 uint64_t memoryStallNs() noexcept;
 
 } // namespace commprof

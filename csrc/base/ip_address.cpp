@@ -15,7 +15,7 @@ IpAddress IpAddress::parse(const std::string& text, uint16_t port) {
   addrinfo* found = nullptr;
   const std::string service = std::to_string(port);
   if (getaddrinfo(text.c_str(), service.c_str(), &hints, &found) != 0) {
-    throw std::invalid_argument("no numeric IP address: '" + text + "'");
+    throw std::invalid_argument("not a numeric IP address: '" + text + "'");
   }
   IpAddress made;
   made.length = found->ai_addrlen;

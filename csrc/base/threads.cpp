@@ -70,7 +70,7 @@ bool TaskThread::stop(
     std::chrono::milliseconds patience,
     const std::function<void()>& hurry) {
   if (forked()) {
-    thread_.release(); // cannot be joined: it does not exist here
+    thread_.release(); // no join: the thread does not exist in the child
     return false;
   }
   if (!thread_) {
@@ -110,7 +110,7 @@ void TaskThread::loop(State& state) {
     state.busy = true;
     lock.unlock();
     task();
-    task = nullptr; // destroys what it holds outside of the lock
+    task = nullptr; // destroys the task's content outside of the lock
     lock.lock();
     state.busy = false;
   }

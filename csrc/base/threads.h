@@ -43,7 +43,8 @@ class TaskThread {
   explicit TaskThread(const char* name);
   TaskThread(const TaskThread&) = delete;
   TaskThread& operator=(const TaskThread&) = delete;
-  // Stops, with a patience of 1 s. Do not hold a GIL that a task may need.
+  // Calls stop() with a patience of 1 s. Do not hold a GIL that a task may
+  // need.
   ~TaskThread();
 
   // True in a forked child, where the thread does not exist.

@@ -81,7 +81,7 @@ void ClockResponder::answerAll() noexcept {
         &length);
     message.received_ns = nowNs();
     if (n < 0) {
-      return; // no more, or the error of an undelivered answer
+      return; // no more questions, or an undelivered answer's error
     }
     if (n != sizeof(message) || message.magic != ClockMessage::kAsks ||
         message.token != token_ || message.rank >= world_size_) {

@@ -87,7 +87,8 @@ class ClockFollower {
   bool burst(bool last) noexcept;
   ClockSample ask(uint64_t give_up_ns) noexcept;
   bool isAnswer(const ClockMessage& message) const noexcept;
-  bool sleepFor(uint64_t duration_ns) noexcept; // false once it must end
+  // False once the thread must end.
+  bool sleepFor(uint64_t duration_ns) noexcept;
 
   const ClockFollowerOptions options_;
   ClockTrack& track_;
@@ -125,8 +126,8 @@ class ClockSync {
   // Stops asking and answering.
   void stop();
 
-  // Relation of this process's clock to rank 0's; its address never changes. A
-  // forked child begins with an empty one.
+  // Relation of this process's clock to rank 0's; the object's address never
+  // changes. A forked child begins with an empty one.
   ClockTrack& track() noexcept {
     return track_;
   }

@@ -11,8 +11,8 @@
 
 namespace commprof {
 
-// One datagram, both ways; little-endian as the trace is. A question has the
-// last two times 0.
+// One datagram, both ways; little-endian as the trace is. In a question, the
+// last two times are 0.
 struct ClockMessage {
   static constexpr uint32_t kAsks = 0x3f4b4c43; // "CLK?"
   static constexpr uint32_t kAnswers = 0x214b4c43; // "CLK!"
@@ -71,7 +71,8 @@ struct ClockLine {
 // Thread-safe.
 class ClockTrack {
  public:
-  // Comparisons that determine the drift: 80 s of them in a long run.
+  // Number of latest comparisons that determine the drift; in a long run they
+  // span 80 s.
   static constexpr size_t kKept = 8;
   // Bounds of the drift if comparisons give none (the kernel corrects a clock
   // by at most MAXFREQ of adjtimex(2), 500 ppm), and of its unobserved change,
@@ -81,8 +82,8 @@ class ClockTrack {
 
   // Declares this clock to be rank 0's, which needs no comparison.
   void setSame() noexcept;
-  // Ignores a comparison that is less exact than the line; one that contradicts
-  // the line begins a new one.
+  // Ignores a comparison that is less exact than the line. A comparison that
+  // contradicts the line begins a new line.
   void add(const ClockSample& sample) noexcept;
   // Returns nothing before the first comparison.
   std::optional<ClockLine> line() const noexcept;
@@ -93,7 +94,7 @@ class ClockTrack {
   mutable std::mutex mutex_; // everything below
   bool same_ = false;
   std::array<ClockSample, kKept> kept_{}; // circular buffer
-  size_t count_ = 0; // number ever stored
+  size_t count_ = 0; // number of comparisons ever stored
 };
 
 } // namespace commprof

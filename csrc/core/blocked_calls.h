@@ -10,8 +10,9 @@
 // Both readings are system calls, about 2 us on a virtual machine. So they are
 // made only where a call may block: in a thread's first calls, after a call
 // that took long, or if the caller expects it. A call that takes long without
-// them is not counted, since the thread may have worked. That a call was short,
-// as nearly all are, a counter of the core tells, in a third of a clock's time.
+// them is not counted, since the thread may have worked. Whether a call was
+// short, as nearly all are, is found with a counter of the core, which takes a
+// third of the time of reading a clock.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ namespace commprof {
 // A shorter call did not wait for another rank.
 inline constexpr uint64_t kLongCallNs = 50'000;
 
-// The calling thread's waits that are recorded, whichever way.
+// Waits of the calling thread that are recorded in any way.
 struct ThreadWaits {
   uint32_t open = 0; // waits that this thread is in
   uint64_t ended = 0;

@@ -1,12 +1,13 @@
-// The operation inside whose call a thread is: what a backend's library calls
-// back meanwhile, as NCCL does its profiler plugin, belongs to it.
+// The operation whose issuing call a thread is in. Callbacks that the backend's
+// library makes during the call, such as NCCL's to its profiler plugin, belong
+// to this operation.
 #pragma once
 
 #include <cstdint>
 
 namespace commprof {
 
-// 0: none.
+// 0 outside of such a call.
 inline thread_local uint64_t t_current_op = 0;
 
 // Placed around the call of the backend.

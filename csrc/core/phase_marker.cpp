@@ -15,7 +15,7 @@ namespace {
 // The outermost open marker of a thread.
 struct Open {
   const PhaseMarker* marker; // compared, never dereferenced: it may be gone
-  uint32_t depth; // of the marker inside itself
+  uint32_t depth; // how often the marker is nested in itself
   uint64_t begin_ns;
   uint32_t samples;
   DeviceTimeline* timeline; // null where no device is used
@@ -233,7 +233,7 @@ void PhaseMarker::end(uint32_t samples) noexcept {
 }
 
 double recordCostNs(uint64_t count) {
-  static std::mutex mutex; // there may be no GIL
+  static std::mutex mutex; // callers may not hold a GIL
   const std::lock_guard<std::mutex> lock(mutex);
   static Ring& ring = *new Ring("", 1 << 10, 1); // reused by every call
   const uint64_t begin = nowNs();

@@ -45,11 +45,11 @@ enum class Kind : uint8_t {
 #undef X
 };
 
-// Whom a rank awaits in an operation, before it can be done with it: every
-// other rank of the group (All), in gloo the ranks next to it in a tree of
-// messages (Tree), every rank, but it may be done early (Ring), the root, or as
-// root all (Root), the other end of a message (Peer). The measurements are in
-// commprof/analysis/align/matching.py.
+// Which ranks must have issued an operation before a rank can be done with it.
+// All: every rank of the group. Tree: in gloo, the rank's neighbours in a tree
+// of messages. Ring: every rank, but a rank may be done early. Root: the root;
+// for the root itself, every rank. Peer: the other end of a message. The
+// measurements are in commprof/analysis/align/matching.py.
 enum class Awaits : uint8_t { kAll, kTree, kRing, kRoot, kPeer };
 
 // X(enumerator, public name in c10d's words, dispatcher op, Awaits)
@@ -119,8 +119,8 @@ constexpr Awaits awaitsOf(Op op) noexcept {
   X(Ll128, "LL128")                \
   X(Simple, "SIMPLE")
 
-// True for messages: they are numbered per peer. gloo's have no future, so
-// their end is the end of the wait for them.
+// True for messages, which are numbered per peer. Messages of gloo have no
+// future, so the end of the wait for one counts as its end.
 constexpr bool isPointToPoint(Op op) noexcept {
   return awaitsOf(op) == Awaits::kPeer;
 }
@@ -177,8 +177,9 @@ inline constexpr uint32_t kSamplesUnknown = UINT32_MAX;
 // Record::seq of a message that cannot be distinguished from others.
 inline constexpr uint32_t kNoSeq = 0xffffffff;
 
-// True if one number of a collective precedes another of the same group; they
-// count modulo 2**32. The same as comes_before() in commprof/trace/schema.py.
+// True if `seq` precedes `other`, both numbers of collectives of one group,
+// which count modulo 2**32. The same as comes_before() in
+// commprof/trace/schema.py.
 constexpr bool comesBefore(uint32_t seq, uint32_t other) noexcept {
   return seq != other && other - seq < uint32_t(1) << 31;
 }

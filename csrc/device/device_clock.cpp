@@ -10,8 +10,8 @@ namespace commprof {
 
 namespace {
 
-// Also the distance from the anchor's earliest time to its middle, the
-// estimate.
+// Half of the time between the anchor's bounds; the middle is the estimate, so
+// this is also its error bound.
 double halfWidth(const ClockAnchor& anchor) {
   return double(anchor.latest_ns - anchor.earliest_ns) / 2;
 }

@@ -15,7 +15,7 @@ namespace commprof {
 struct ClockAnchor {
   int64_t device_ns;
   uint64_t earliest_ns; // before the device was asked to mark it
-  uint64_t latest_ns; // when it was observed to be past
+  uint64_t latest_ns; // when the moment was seen to be past
 };
 
 struct HostTime {
@@ -50,7 +50,8 @@ class DeviceClock {
   double drift_error_ = kMaxDrift;
 };
 
-// Times events on an idle stream by when they are done. Not thread-safe.
+// Compares the clocks with events on an idle stream, each by when it is seen to
+// be done. Not thread-safe.
 class ClockKeeper {
  public:
   static constexpr uint64_t kEveryNs = 1'000'000'000;

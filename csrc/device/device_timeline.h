@@ -52,7 +52,7 @@ class DeviceTimeline {
   void moment(const Record& record, Mark at) noexcept;
   // Like moment() for `begin`, with the time of `end` as `value`, its stream as
   // bytes_out and the device as seq. `ends`: an operation began and ended with
-  // the stretch, and gets records of that.
+  // the stretch; records of its begin and end are written too.
   void stretch(
       const Record& record,
       Mark begin,

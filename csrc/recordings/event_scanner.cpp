@@ -11,10 +11,11 @@ namespace commprof::recordings {
 
 namespace {
 
-// Times above are no times in us; whole ones below that are ns since 1970.
+// A number from here on cannot be a time in us. As a begin, a whole number from
+// kMostUs on and below kMostNs is in ns since 1970.
 constexpr double kMostUs = 2.3e15;
 constexpr int64_t kMostNs = 2'300'000'000'000'000'000;
-// Columns hold smaller numbers only.
+// Columns hold only numbers below this.
 constexpr int64_t kLimit = int64_t(1) << 62;
 constexpr size_t kMostDigits = 18;
 
@@ -110,7 +111,8 @@ std::optional<Time> timeOf(std::string_view token, bool isInNs) {
   return Time{int64_t(whole) * 1000 + int64_t(part), false};
 }
 
-// A begin: ns since 1970 if it is a whole number that no time in us reaches.
+// Reads the begin of an event, in us; in ns since 1970 if it is a whole number
+// that is too large for us.
 std::optional<Time> momentOf(std::string_view token) {
   const std::optional<int64_t> value = wholeNumber(token);
   return timeOf(token, value.has_value() && double(*value) >= kMostUs);

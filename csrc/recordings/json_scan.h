@@ -188,7 +188,7 @@ class JsonScan {
         return false;
       }
     }
-    return at_ != end_; // else it may go on in the next piece of the text
+    return at_ != end_; // else the number may go on in the next piece
   }
 
   // Eight characters at once: true if none of them ends a string, begins an
@@ -201,7 +201,7 @@ class JsonScan {
     const uint64_t quotes = some ^ (kOnes * '"');
     const uint64_t slashes = some ^ (kOnes * '\\');
     const uint64_t unusual = (quotes - kOnes) | (slashes - kOnes) |
-        (some - kOnes * ' ') | some; // `some`: no character of ASCII
+        (some - kOnes * ' ') | some; // `some`: characters outside of ASCII
     return (unusual & kTops) == 0;
   }
 

@@ -83,7 +83,7 @@ static_assert(kRounds < uint64_t(1) << (64 - kTimeBits));
 
 enum class Age { kEmpty, kOlder, kSame, kNewer };
 
-// Compares what a cell holds with a round, the shorter way round the circle.
+// Compares the round that a cell holds with another, modulo kRounds.
 Age ageOf(uint64_t cell, uint64_t round) noexcept {
   const uint64_t held = cell >> kTimeBits;
   if (held == 0 || held == round) {
@@ -541,7 +541,8 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   const uint32_t slots = place_->slots();
   const uint32_t size = place_->size();
   const uint64_t round = place_->roundOf(seq);
-  // Read first: a rank of this host that the carrier knows of is seen below.
+  // Read before the columns: each rank of this host of which the carrier knew
+  // then has a column below.
   const auto* lasts = inMemory<Checked>(board_->header_, place_->lasts.load());
   uint64_t who = 0;
   uint64_t error_ns = 0;

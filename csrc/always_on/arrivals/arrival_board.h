@@ -73,8 +73,9 @@ class ArrivalBoard {
   // Size for all groups of one host, so that with the carrier's table it stays
   // below 64 MiB. Pages take memory when first written to.
   static constexpr size_t kBytes = 48 << 20;
-  // Ranks of a group whose arrivals other hosts get one by one, where a rank
-  // may be done before another has arrived; of a larger group only the root's.
+  // Largest group of which hosts send each other the arrivals of single ranks,
+  // if a rank may be done before another has arrived; of a larger group only
+  // the root's.
   static constexpr uint32_t kMostListed = 256;
 
   // Makes unnamed memory, which is freed with the last process that holds it.
@@ -150,7 +151,8 @@ class ArrivalBoard {
     void post(uint32_t seq, uint64_t issue_ns, Kind kind = Kind::kAll) noexcept;
     // Finds the last rank to issue collective `seq` among those that this rank
     // needs and that came before it was done; this rank if none came later.
-    // `near_ns` is one issue of it, since cells keep times modulo 9.7 hours.
+    // `near_ns` is the time of any issue of it: cells keep times modulo 9.7
+    // hours.
     State last(
         uint32_t seq,
         uint64_t near_ns,

@@ -118,7 +118,7 @@ void LateRanks::exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns) {
        waited_ns_.rbegin()->first.first != waited_ns_.begin()->first.first)) {
     doubleBlocks();
   }
-  // All in one block: more ranks were waited for than fit.
+  // One block is left: more ranks were waited for than fit.
   if (waited_ns_.size() > kMaxCells) {
     waited_ns_.erase(
         std::min_element(
@@ -163,7 +163,8 @@ void LateRanks::appendJson(std::string& out) const {
   const auto number = [&out](const char* name, uint64_t value) {
     out.append(name).append(std::to_string(value));
   };
-  // Of more ranks, those that were waited for the longest.
+  // Of more than kMaxCells ranks, only those that were waited for longest are
+  // listed.
   std::vector<uint64_t> waits_ns;
   for (const auto& [rank, last] : last_) {
     waits_ns.push_back(last.wait_ns);

@@ -157,7 +157,7 @@ void ArrivalCarrier::takeLocked(
   } else {
     takeChildLocked(message->header, from, now_ns);
     if (!children_.contains(host)) {
-      return; // too many: it will try another one
+      return; // too many children: the sender will try another parent
     }
   }
   tree_.take(*message, now_ns);
@@ -272,8 +272,8 @@ void ArrivalCarrier::sendRoundLocked(uint64_t now_ns) {
   askBetterLocked(now_ns);
 }
 
-// A better parent that lives again answers, since it takes this host for a
-// child without a subtree.
+// Asks whether better parents live again. Such a parent answers, because it
+// takes this host for a child without a subtree.
 void ArrivalCarrier::askBetterLocked(uint64_t now_ns) {
   if (parent_ == 0 || now_ns < asked_ns_ + kReturnNs) {
     return;

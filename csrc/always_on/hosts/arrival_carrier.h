@@ -131,11 +131,11 @@ class ArrivalCarrier {
   mutable std::mutex mutex_; // guards everything below but the thread
   ArrivalTree tree_;
   std::vector<Peer> peers_; // possible parents, the best first
-  size_t parent_ = 0; // of peers_; their number: none, this host is the root
+  size_t parent_ = 0; // in peers_; peers_.size() if this host is the root
   uint64_t parent_since_ns_ = 0;
   uint64_t parent_heard_ns_ = 0;
-  uint64_t asked_ns_ = 0; // better peers
-  uint64_t alive_ns_ = 0; // last sign of life to all
+  uint64_t asked_ns_ = 0; // when better peers were asked last
+  uint64_t alive_ns_ = 0; // time of the last sign of life
   uint32_t tree_hosts_ = 0; // as the root says
   std::map<uint32_t, Child> children_; // by number
   uint64_t unsent_ = 0;

@@ -30,7 +30,7 @@ struct RunHeader {
   uint32_t first_seq = 0;
   uint16_t count = 0; // of collectives
   uint16_t bytes = 0; // of what follows
-  uint32_t is_listed = 0; // one collective, and arrivals of single ranks
+  uint32_t is_listed = 0; // 1: one collective, with single ranks
 };
 static_assert(sizeof(RunHeader) == 32);
 
@@ -78,7 +78,7 @@ struct NumberReader {
     good = false;
     return 0;
   }
-  // A number that differs from `before` and is below `limit`.
+  // Reads a number by its difference from `before`; it must be below `limit`.
   uint32_t after(uint32_t before, uint32_t limit) noexcept {
     const uint64_t number = before + uint64_t(difference());
     good = good && number < limit;

@@ -38,8 +38,8 @@ struct ArrivalHeader {
   uint64_t token = 0; // that the receiver accepts
   uint64_t own_token = 0; // that the sender accepts
   uint32_t host = 0; // number of the sender, from 1
-  uint32_t hosts =
-      0; // in the sender's subtree; from the root down: in the tree
+  // Hosts of the sender's subtree; if the message goes down, of the whole tree.
+  uint32_t hosts = 0;
   bool goes_down = false; // to a child
 };
 

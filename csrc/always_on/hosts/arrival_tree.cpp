@@ -327,8 +327,8 @@ KnownArrivals ArrivalTree::known(const Collective& one, const Part& part) {
 
 namespace {
 
-// Larger groups first: what does not fit costs the fewest ranks. Then runs of
-// consecutive numbers.
+// Puts smaller groups last, so that what does not fit costs the fewest ranks,
+// and collectives of a group in order, so that they make runs.
 template <class Id, class SizeOf>
 void sortForRuns(std::vector<Id>& ids, SizeOf sizeOf) {
   std::sort(ids.begin(), ids.end(), [&](const Id& a, const Id& b) {

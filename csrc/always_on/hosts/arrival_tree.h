@@ -1,7 +1,8 @@
 // This host's part in the tree of hosts, in which the last arrivals of groups
-// are found: what each host knows of a collective goes up, one value whatever
-// the number of ranks, until all ranks of the group were seen; the last arrival
-// then goes down to the hosts that sent something, and onto their boards.
+// are found. Each host sends up the last arrival that it knows of a collective,
+// one value whatever the number of ranks, until a host has seen all ranks of
+// the group. The last arrival of all then goes down to the hosts that sent
+// something, and onto their boards.
 //
 // If a rank stays unseen for kPartialNs, because its host is dead, slow or cut
 // off or does not record, the root sends what is known, with the number of
@@ -29,17 +30,20 @@ class ArrivalTree {
   // Arrivals farther in the past, or in the future, are rejected.
   static constexpr uint64_t kPastNs = 60'000'000'000;
   static constexpr uint64_t kFutureNs = 1'000'000'000;
-  // After this time, what a host knows goes up without its ranks that lack.
+  // After this time, a host sends up what it knows, even if some of its ranks
+  // are missing.
   static constexpr uint64_t kSettleNs = 300'000'000;
   static constexpr uint64_t kPartialNs = 3'000'000'000;
   // How long a collective is kept, and how long after its last arrival is
   // known.
   static constexpr uint64_t kKeepNs = 8'000'000'000;
   static constexpr uint64_t kKeepKnownNs = 1'500'000'000;
-  // Earlier collectives of a group that is new to the carrier.
+  // Number of earlier collectives that are read if a group is new to the
+  // carrier.
   static constexpr uint32_t kRewind = 1024;
-  // Collectives kept of larger groups, and as many of smaller ones, so that
-  // neither take the room of the other; the oldest is dropped.
+  // Largest number of collectives kept of groups with more than kLargeRanks
+  // ranks, and again of smaller groups, so that neither take the room of the
+  // other; the oldest is dropped.
   static constexpr uint32_t kLargeRanks = 64;
   static constexpr size_t kMaxCollectives = 1 << 14;
   static constexpr size_t kMaxListed = 1 << 16; // arrivals of single ranks
@@ -97,7 +101,7 @@ class ArrivalTree {
     uint32_t size = 0;
     uint64_t begin_ns = 0; // when this host first heard of it
     std::vector<Part> parts{};
-    Part last{}; // once known, of the whole group
+    Part last{}; // of the whole group, once known
     std::vector<ArrivalBoard::Arrival> listed{};
     uint8_t up_sends = 0;
     uint8_t down_sends = 0;
@@ -140,13 +144,15 @@ class ArrivalTree {
 
   ArrivalBoard& board_;
   std::unordered_map<Id, Collective, IdHash> all_;
-  // By when they began: of small and of large groups, and those not known yet.
+  // Collectives in order of begin_ns: by_age_ those of small and of large
+  // groups, waiting_ those whose last arrival is not known yet.
   std::array<std::deque<Id>, 2> by_age_;
-  std::array<size_t, 2> number_{}; // of those kept
+  std::array<size_t, 2> number_{}; // of collectives kept, as in by_age_
   std::deque<Id> waiting_;
-  std::deque<std::pair<uint64_t, Id>> finished_; // and until when to keep them
+  std::deque<std::pair<uint64_t, Id>> finished_; // until when to keep each
   std::unordered_map<uint64_t, Progress> progress_; // by key
-  // Those with ranks to come, with changes, to send, and to publish.
+  // Collectives with ranks to come, with changes, to send up or down, and to
+  // publish.
   std::vector<Id> open_;
   std::vector<Id> changed_;
   std::vector<Id> up_;

@@ -44,7 +44,7 @@ void Summary::fold(const Record* records, uint64_t count) {
     const bool had_device_times = device_steps_.hasDeviceTimes();
     device_steps_.take(*record, replacements_);
     if (device_steps_.hasDeviceTimes() && !had_device_times) {
-      // It reports the steps again.
+      // From here on device_steps_ reports the steps, the earlier ones again.
       ledger_.forgetSteps();
       steps_.emplace(ledger_);
     }
@@ -112,7 +112,7 @@ void Summary::countWaited(uint64_t now_ns) {
   }
 }
 
-// Counts an operation whose end only its first wait shows. If that did not
+// Counts an operation whose end only its first wait shows. If the wait did not
 // block, it is not known when the operation was complete.
 void Summary::countWait(Open& open) {
   if (open.wait_end_ns - open.wait_begin_ns >= kBlockedNs) {
@@ -166,7 +166,8 @@ void Summary::takeReady(const Record& record) {
   }
 }
 
-// Counts from when the device's stream reached it until the event behind it.
+// Counts an operation on a device: from when the stream reached it until the
+// event after it.
 void Summary::countOnDevice(Open& open) {
   if (open.issued && open.ready_ns != 0 && open.end_ns != 0) {
     open.has_end = true;
@@ -192,7 +193,7 @@ void Summary::takeEnd(const Record& record) {
     open->end_ns = record.timestamp_ns;
     countOnDevice(*open);
   } else {
-    open->has_end = true; // on a device: the host saw the end
+    open->has_end = true; // on a device too, if the host saw the end
     countDuration(*open, record.timestamp_ns);
   }
 }
@@ -203,7 +204,7 @@ void Summary::takeWait(const Record& record) {
     return;
   }
   const uint64_t end_ns = std::max(record.value, record.timestamp_ns);
-  if ((record.flags & kInIssue) != 0) { // shows no end
+  if ((record.flags & kInIssue) != 0) { // such a wait shows no end
     if (open->issued) {
       operation(open->operation).wait.add(end_ns - record.timestamp_ns);
     }
@@ -221,7 +222,7 @@ void Summary::takeWait(const Record& record) {
   }
   if (open->has_end && !open->counted) {
     if (waited_.size() == kMaxOpen) {
-      waited_.pop_front(); // counts once its place is taken
+      waited_.pop_front(); // is counted when another operation takes its place
     }
     waited_.push_back(record.op_id);
   }
@@ -295,7 +296,7 @@ size_t Summary::rarest(bool joins) const {
 bool Summary::moveRarest() {
   size_t from = rarest(true);
   if (from == 0) {
-    from = rarest(false); // reduces an operation's sums; keeps the limit
+    from = rarest(false); // keeps the limit, but splits an operation's sums
   }
   if (from == 0) {
     return false;

@@ -69,7 +69,7 @@ class Summary {
     uint32_t group;
     uint32_t size_class; // bits of the larger of bytes_in and bytes_out
     bool others = false; // stands for all others of `op`; no group, no size
-    bool moved = false; // to the others of `op`, or those to kOther's
+    bool moved = false; // its figures went to another entry
     uint64_t count = 0;
     uint64_t bytes = 0;
     uint64_t failed = 0;
@@ -116,7 +116,7 @@ class Summary {
   const uint64_t begin_ns_;
   uint64_t records_ = 0;
   uint64_t unmatched_ = 0; // ends and waits whose issue was not seen
-  uint64_t moved_ = 0; // issues that count in the others
+  uint64_t moved_ = 0; // issues counted in entries with `others`
   WaitLedger ledger_;
   DeviceSteps device_steps_;
   std::optional<FoundSteps> steps_;

@@ -53,7 +53,7 @@ void Recorder::flusherLoop() {
     if (!drain_requested_) {
       wake_.wait_for(lock, interval);
     }
-    keepSupposedPause(); // of the sleep before this one
+    keepSupposedPause(); // inferred from the sleep before this one
     pauses_.endSleep();
     lock.unlock(); // the files may lie on a slow disk
     {
@@ -236,7 +236,8 @@ bool Recorder::writeSummaryLocked() {
   if (!summary_ || now_ns < next_summary_ns_) {
     return true;
   }
-  next_summary_ns_ = now_ns + kSummaryEveryNs; // json() may throw
+  // Set before json(), which may throw.
+  next_summary_ns_ = now_ns + kSummaryEveryNs;
   const uint64_t began_cpu_ns = threadCpuNs();
   const Summary::State state{
       ++summaries_, now_ns, mode(), stats().records_dropped};

@@ -15,7 +15,8 @@ class GarbageSpans {
   // A shorter collection is not noted: those of young objects take
   // microseconds.
   static constexpr uint64_t kLeastNs = 1'000'000;
-  // Largest number of collections whose times are kept; the total goes on.
+  // Largest number of collections whose times are kept; later ones still count
+  // in the total.
   static constexpr size_t kMostSpans = 4096;
 
   void begin(uint64_t now_ns) {

@@ -16,7 +16,8 @@ namespace commprof {
 
 namespace {
 
-constexpr uint64_t kSleepNs = 3'600'000'000'000; // an hour; then the next one
+// An hour; then the next sleep begins.
+constexpr uint64_t kSleepNs = 3'600'000'000'000;
 constexpr time_t kSleepS = time_t(kSleepNs / 1'000'000'000);
 // Time for the sleeper to get a core and store when the stop began.
 constexpr timespec kGrace{0, 5'000'000};

@@ -52,7 +52,7 @@ void bindClock(py::module_& m) {
   m.def(
       "clock_same",
       [] { ClockSync::instance().track().setSame(); },
-      "Notes that this process's clock is rank 0's, so that none is compared.");
+      "Notes that this process's clock is rank 0's: nothing is compared.");
 }
 
 void bindArrivals(py::module_& m) {

@@ -47,7 +47,7 @@ class WaitTimer {
     record.value = end_ns;
     recorder.push(record);
   }
-  // The call has returned since the operation is complete.
+  // To be called once the call has returned because the operation is complete.
   void completed() noexcept {
     end_ns_ = nowNs();
     WaitReturns::instance().note(op_id_, end_ns_);

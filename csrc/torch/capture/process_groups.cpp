@@ -137,8 +137,8 @@ struct GroupTable {
 };
 
 // Never destroyed: late callbacks may outlive static objects. The recorder is
-// created first, so that its handler of forks is too: before a fork its lock is
-// acquired after the table's, as everywhere.
+// created first, so that its fork handlers are registered first: before a fork,
+// the recorder's lock is then acquired after the table's, as everywhere else.
 GroupTable& groupTable() {
   static GroupTable* t = [] {
     Recorder::instance();

@@ -35,7 +35,8 @@ struct GroupInfo {
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<bool, int64_t>, uint32_t> messages_; // {sent?, peer}
+  // Key: {true if sent, peer}.
+  std::map<std::pair<bool, int64_t>, uint32_t> messages_;
   bool any_source_ = false;
 };
 
@@ -45,9 +46,9 @@ struct GroupInfo {
 // reference is valid as long as the group is alive.
 GroupInfo& groupInfo(c10d::ProcessGroup& group, c10::DeviceType type);
 
-// Notes what the ranks of a group without a c10d name know it by: the same text
-// on all of them, and different for other groups. Has no effect once the
-// group's description is in the trace.
+// Sets the text by which a group without a c10d name is recognised: the same
+// text on all of its ranks, and different for other groups. Has no effect once
+// the group's description is in the trace.
 void noteGroupToken(c10d::ProcessGroup& group, const std::string& token);
 
 } // namespace commprof

@@ -47,7 +47,7 @@ bool cudaReportsCapture(c10::DeviceType type) noexcept {
 bool isCapturedByCuda(c10::Stream stream) {
   int status = 0;
   if (cuda().is_capturing(cuda().handle_of(&stream), &status) != 0) {
-    cuda().take_last_error(); // else torch reports it after a launch
+    cuda().take_last_error(); // else torch reports the error after a launch
     return true;
   }
   return status != 0;

@@ -1,5 +1,6 @@
 // Queries CUDA's runtime for streams that are captured into a graph, which
-// torch's device guards before 2.12 cannot report. To be removed with these.
+// torch's device guards before 2.12 cannot report. To be removed when torch
+// before 2.12 is no longer supported.
 #pragma once
 
 #include <c10/core/Stream.h>

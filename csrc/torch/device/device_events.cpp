@@ -93,8 +93,8 @@ void startPollerLocked(Table& t) {
 }
 
 // Steps and phases are marked on the device of the first collective with data.
-// A barrier may come before the script has chosen its device, and run on
-// another one than it seems; its device counts only until then.
+// The device of a barrier counts only until then: a barrier may come before the
+// script has chosen its device, and run on another device than it seems.
 void noteMain(Entry& entry, Op op) noexcept {
   std::atomic<bool>& is_final = table().main_is_final;
   if (op != Op::kBarrier && !is_final.load() && !is_final.exchange(true)) {

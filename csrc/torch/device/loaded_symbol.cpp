@@ -29,7 +29,7 @@ int keepPath(dl_phdr_info* info, size_t, void* data) {
     try {
       libraries.paths.emplace_back(path);
     } catch (const std::bad_alloc&) {
-      return 1; // as if the others were not loaded
+      return 1; // no memory: the other libraries count as not loaded
     }
   }
   return 0;

@@ -26,7 +26,8 @@ inline uint64_t queueOf(uint32_t group, uint32_t peer, Op op) noexcept {
 // program's compute. Thread-safe.
 class QueueStreams {
  public:
-  static constexpr int kTries = 3; // for a backend that does not show streams
+  // After so many tries, the backend counts as one that does not show streams.
+  static constexpr int kTries = 3;
 
   struct Known {
     std::optional<int64_t> stream;

@@ -22,8 +22,8 @@ namespace commprof {
 // the hook inside this one can be changed.
 class BucketHook {
  public:
-  // Registers a hook with `reducer`. If `inner` is null, it runs MeanAllReduce
-  // over `group`, with the bits that are said there. Throws
+  // Registers a hook with `reducer`. If `inner` is null, the hook runs
+  // MeanAllReduce over `group`, whose comment says what bits result. Throws
   // c10::Error if the reducer already has a hook.
   static std::shared_ptr<BucketHook> attach(
       c10d::Reducer& reducer,

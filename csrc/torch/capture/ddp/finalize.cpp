@@ -114,7 +114,7 @@ void markFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   }
   if (kind == Kind::kFinalizeBegin) {
     if (timeline != nullptr) {
-      timeline->forget(begin); // of a finalisation without an end
+      timeline->forget(begin); // a finalisation without an end
     }
     timeline = DeviceTimeline::main();
     begin = timeline->mark();
