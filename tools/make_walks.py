@@ -65,7 +65,8 @@ def rooms(words: list[str]) -> dict[str, str]:
         if not code.co_filename.startswith(f"{package}/") or not code.co_flags & 0x2:
             return  # not of commprof, or the body of a module or class
         folder, _, name = code.co_filename[len(f"{ROOT}/") :].rpartition("/")
-        entered.setdefault(folder, f"{name}: {code.co_name}")
+        if folder not in entered and not _is_importing(frame, package):
+            entered[folder] = f"{name}: {code.co_name}"
 
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
@@ -77,6 +78,16 @@ def rooms(words: list[str]) -> dict[str, str]:
     if status:
         raise RuntimeError(f"{words} ended with {status}: {output.getvalue()}")
     return entered
+
+
+def _is_importing(frame: FrameType | None, package: Path) -> bool:
+    """True if the body of a module of the package calls, which makes the module's constants."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "<module>" and code.co_filename.startswith(f"{package}/"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def walks() -> str:

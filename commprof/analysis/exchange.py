@@ -14,6 +14,7 @@ from commprof.analysis.mean_step import MeanStep
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_bytes, listed
+from commprof.trace.operations import family
 
 #: A call of fewer bytes than this is small: an eighth of DDP's first bucket.
 _SMALL_BYTES: Final = 2**17
@@ -160,7 +161,7 @@ def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> i
     buckets = [
         row.size_bytes[1]
         for row in world.communication.collectives
-        if row.op.startswith("all_reduce")
+        if family(row.op) == "all_reduce"
     ]
     largest_bytes = max(buckets, default=0)
     caps = (_SMALLER_MB, _SMALLEST_MB) if serial else (_SMALLER_MB,)

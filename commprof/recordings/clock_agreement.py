@@ -18,15 +18,16 @@ import numpy.typing as npt
 
 from commprof.text import counted, in_micros, named_ranks
 from commprof.trace import columns, schema
+from commprof.trace.lookup import among
+from commprof.trace.operations import SYNCHRONISING, codes_of
 from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS, Kind
+from commprof.trace.schema import Kind
 from commprof.units import ns_to_us
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-_ENDS_TOGETHER = np.array([name.startswith(_TOGETHER) for name in OPS], np.bool_)
+_ENDS_TOGETHER = codes_of(*SYNCHRONISING)
 #: Fewest collectives and shortest time of a window that gets its own offset.
 _IN_WINDOW: Final = 16
 _WINDOW_NS: Final = 1_000_000_000
@@ -100,7 +101,7 @@ def _ends(traces: Sequence[Trace]) -> Ends:
     keys, ranks, end, length, size = [], [], [], [], []
     for position, trace in enumerate(traces):
         table = columns.collectives(trace)
-        chosen = _ENDS_TOGETHER[table.op] & (table.end_ns > 0)
+        chosen = among(table.op, *_ENDS_TOGETHER) & (table.end_ns > 0)
         for group in trace.groups.values():
             rows = np.flatnonzero(chosen & (table.group == group.id))
             number = names.setdefault(group.name, len(names))

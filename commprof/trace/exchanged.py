@@ -24,17 +24,17 @@ import numpy.typing as npt
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import among, distinct_rows
+from commprof.trace.operations import codes_of, family
 from commprof.trace.ranks import firsts, joined, ranks_of, rows_containing
 from commprof.trace.reader import Trace
-from commprof.trace.schema import OPS, Phase, op_name
+from commprof.trace.schema import Phase, op_name
 
 _OF_A_CALL = 0.01
 _OF_AN_UPDATE = 0.001
 #: Scalars, such as a loss, a norm or counts of samples, fit into this many bytes.
 _SMALL_BYTES = 64
-_BARRIERS = ("barrier", "monitored_barrier")
-#: Exchanges of activations, or of parts of a model.
-_MESSAGES = ("send", "recv", "recv_any_source", "all_to_all", "all_to_all_single")
+#: Families of operations that exchange activations, or parts of a model.
+_MESSAGES = ("send", "recv", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def exchanged_by_each(traces: Sequence[Trace]) -> list[Exchanged]:
         joined(tables, name) for name in ("issue_ns", "op", "group", "graph_task")
     )
     within = rows_containing(begin_ns, end_ns, first_backward, issue_ns, first_call) >= 0
-    barriers, messages = (among(op, *map(OPS.index, names)) for names in (_BARRIERS, _MESSAGES))
+    barriers, messages = (among(op, *codes_of(*families)) for families in (("barrier",), _MESSAGES))
     size = np.maximum(joined(tables, "bytes_in"), joined(tables, "bytes_out"))
     counted = (issue_ns >= since_ns[rank]) & ~barriers
     in_backward = counted & (within | (task >= 0))
@@ -225,7 +225,7 @@ def exchanged_in_summary(trace: Trace) -> Exchanged | None:
         op = op_name(each.op)
         # Broadcasts that are fewer than the steps presumably sent the initial parameters.
         at_start = op == "broadcast" and each.count < steps
-        if op not in _BARRIERS and each.count and not at_start:
+        if family(op) != "barrier" and each.count and not at_start:
             by_group.setdefault(each.group, []).append((op, each.count, each.bytes))
     groups = []
     for number, rows in by_group.items():

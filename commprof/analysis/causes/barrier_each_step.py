@@ -8,13 +8,14 @@ from commprof.analysis.causes.facts import Facts, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
+from commprof.trace.operations import names_of
 from commprof.units import ns_to_ms
 
 #: Fewest barriers per step, as a mean: fewer belong to an evaluation or a checkpoint now and then.
 _PER_STEP = 0.5
 #: Low end of what is won: a barrier in each step is no chance, only what it costs is uncertain.
 _LOW = 0.01
-_OPS = ("barrier", "monitored_barrier")
+_OPS = names_of("barrier")
 
 
 def _rule(facts: Facts) -> Sighting | None:

@@ -26,14 +26,15 @@ from commprof.trace import columns
 from commprof.trace.columns import Buckets
 from commprof.trace.found_steps import BACKWARD
 from commprof.trace.lookup import row_containing
+from commprof.trace.operations import codes_of
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
-from commprof.trace.schema import OPS, Phase, op_name
+from commprof.trace.schema import OPS, Phase
 from commprof.trace.summary import Summary, mean_ns
 from commprof.units import ns_to_ms, ns_to_s
 
 #: Operations with which DDP exchanges its buckets.
-_ALL_REDUCES = [code for code, name in enumerate(OPS) if name.startswith("all_reduce")]
+_ALL_REDUCES = codes_of("all_reduce")
 
 
 def cross_checks(
@@ -263,11 +264,7 @@ def _summarised_loop_clock(run: WorldRun, found: Found) -> CrossCheck:
 
 def _figures_of_summary(summary: Summary) -> OfRank:
     """Returns commprof's figures of one rank from its summary."""
-    counted = [
-        operation.bytes
-        for operation in summary.operations
-        if op_name(operation.op).startswith("all_reduce")
-    ]
+    counted = [operation.bytes for operation in summary.operations if operation.op in _ALL_REDUCES]
     knows_passes = summary.steps.count > 0 and summary.steps_end != BACKWARD
     return OfRank(
         gradient_bytes=sum(counted) / (summary.steps.count + 1) if knows_passes else math.nan,

@@ -21,6 +21,7 @@ from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import distinct_rows
+from commprof.trace.operations import family
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import PHASES, REDUCE_OPS, op_name
 from commprof.units import NS_PER_MS
@@ -92,7 +93,7 @@ def call_columns(seen: MeasuredWorld, evidence: Evidence) -> Iterator[Columns]:
 
 def _kinds(calls: Calls, groups: Sequence[str], trace: Trace) -> Columns:
     dtypes: Sequence[str] = trace.metadata["dtypes"]
-    is_barrier = _by_code(calls.op, lambda code: "barrier" in op_name(code))
+    is_barrier = _by_code(calls.op, lambda code: family(op_name(code)) == "barrier")
     is_named = _by_code(calls.dtype, lambda code: code < len(dtypes) and dtypes[code] != "")
     # A profiler's recording that does not say the type does not say the size either.
     unsaid = ~is_named & ~is_barrier & (trace.metadata["capture"] == TORCH_PROFILER)

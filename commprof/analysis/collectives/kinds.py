@@ -18,13 +18,13 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group, group_label
 from commprof.trace.lookup import distinct_rows
+from commprof.trace.operations import REDUCING, codes_of, family
 from commprof.trace.reader import TORCH_PROFILER, Trace
-from commprof.trace.schema import OPS, PHASES, REDUCE_OPS, op_name
+from commprof.trace.schema import PHASES, REDUCE_OPS, op_name
 from commprof.units import ns_to_ms
 
 #: The sizes of a kind are grouped by powers of two if there are more of them than this.
 _FEW_SIZES = 8
-_REDUCING = ("all_reduce", "reduce")
 #: Paths of frames that are not the caller: those of torch, and commprof's wrappers of it.
 _NOT_THE_CALLER = ("/site-packages/torch/", "/dist-packages/torch/", "/commprof/capture/")
 
@@ -171,10 +171,7 @@ def _weight(row: CollectiveRow) -> tuple[float, float]:
 
 def reduces(op: Ints) -> Ints:
     """Returns 1 for each operation that reduces, else 0."""
-    codes = [
-        code for code, name in enumerate(OPS) if name.startswith((*_REDUCING, "reduce_scatter"))
-    ]
-    return np.isin(op, codes).astype(np.int64)
+    return np.isin(op, codes_of(*REDUCING)).astype(np.int64)
 
 
 def _size_classes(kinds: Sequence[Ints], size: Ints) -> Ints:
@@ -207,7 +204,7 @@ def _row(
     callers = len(np.unique(calls.rank))
     dtype = _named(dtypes, int(calls.dtype[0]))
     recorded_by = traces[int(calls.rank[0])].metadata["capture"]
-    unsaid = recorded_by == TORCH_PROFILER and not dtype and "barrier" not in op
+    unsaid = recorded_by == TORCH_PROFILER and not dtype and family(op) != "barrier"
     return CollectiveRow(
         op=op,
         group=group.name if group else "",

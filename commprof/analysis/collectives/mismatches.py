@@ -25,6 +25,7 @@ from commprof.text import counted, listed, named_ranks
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among
+from commprof.trace.operations import REDUCING, UNEVEN, codes_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import (
     FLAG_SPARSE,
@@ -38,18 +39,11 @@ from commprof.trace.schema import (
     Records,
 )
 
-_REDUCING = {
-    OPS.index(name)
-    for name in (
-        *("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter"),
-        *("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"),
-    )
-}
+_REDUCING = codes_of(*REDUCING)
 #: Each rank's output holds the inputs of all ranks, so its size is the same even if inputs differ.
-_GATHERING = {index for index, name in enumerate(OPS) if name.startswith("all_gather")}
-#: Operations in which the sizes of different ranks may differ.
-_UNEVEN = {OPS.index(name) for name in ("all_to_all", "all_to_all_single", "gather", "scatter")}
-_BARRIERS = {OPS.index(name) for name in ("barrier", "monitored_barrier")}
+_GATHERING = codes_of("all_gather")
+_UNEVEN = codes_of(*UNEVEN)
+_BARRIERS = codes_of("barrier")
 #: Largest number of collectives kept that some rank has yet to issue; a rank further behind hangs.
 _MOST_OPEN = 4096
 #: Largest number of collectives of a group that are remembered.

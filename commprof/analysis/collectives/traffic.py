@@ -24,11 +24,13 @@ import numpy.typing as npt
 from commprof.trace import columns
 from commprof.trace.columns import Buckets, Collectives, Ints
 from commprof.trace.lookup import among, distinct_rows
+from commprof.trace.operations import codes_of, family
 from commprof.trace.ranks import firsts, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.trace.summary import Summary
 
+#: Families of operations by where their size stands.
 _FROM_INPUT = ("reduce_scatter", "all_to_all", "send")
 _FROM_OUTPUT = ("all_gather", "recv")
 
@@ -37,27 +39,28 @@ def sizes_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> 
     """Size of each call; ``group_size`` is the number of ranks of its group."""
     size = np.maximum(bytes_in, bytes_out)
     for code in np.flatnonzero(np.bincount(op)[: len(OPS)]).tolist():
-        name, rows = OPS[code], op == code
-        if name.startswith(_FROM_INPUT):
+        of_family, rows = family(OPS[code]), op == code
+        if of_family in _FROM_INPUT:
             size[rows] = bytes_in[rows]
-        elif name.startswith(_FROM_OUTPUT):
+        elif of_family in _FROM_OUTPUT:
             size[rows] = bytes_out[rows]
-        elif name == "gather":
+        elif of_family == "gather":
             size[rows] = bytes_in[rows] * group_size[rows]
-        elif name == "scatter":
+        elif of_family == "scatter":
             size[rows] = bytes_out[rows] * group_size[rows]
     return size
 
 
 def bus_factor(op: str, ranks: int) -> float:
     """Returns busbw / algbw; NaN for one rank, or if nccl-tests has no rule for the operation."""
-    if op in ("broadcast", "reduce", "send", "recv", "recv_any_source", "send_recv"):
+    of_family = family(op)
+    if op == "send_recv" or of_family in ("broadcast", "reduce", "send", "recv"):
         return 1.0
     if ranks < 2:
         return math.nan
-    if op.startswith("all_reduce"):
+    if of_family == "all_reduce":
         return 2 * (ranks - 1) / ranks
-    if op.startswith(("all_gather", "reduce_scatter", "all_to_all")) or op in ("gather", "scatter"):
+    if of_family in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
         return (ranks - 1) / ranks
     return math.nan
 
@@ -65,32 +68,23 @@ def bus_factor(op: str, ranks: int) -> float:
 Floats = npt.NDArray[np.float64]
 _Factor = Callable[[Floats], Floats]
 
-#: Payload that a rank sends, on average over the ranks of the group: as a multiple of the bytes of
-#: its input ...
+#: Payload that a rank sends in an operation of a family, on average over the ranks of the group: as
+#: a multiple of the bytes of its input ...
 _OF_INPUT: dict[str, _Factor] = {
     # a ring's reduce-scatter and all-gather, each (n - 1) / n
     "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_reduce_coalesced": lambda n: 2 * (n - 1) / n,
     # each other rank must receive, or send, all of it once: n - 1 times, averaged over n ranks
     "broadcast": lambda n: (n - 1) / n,
     "reduce": lambda n: (n - 1) / n,
     "gather": lambda n: (n - 1) / n,
     # its own part to each other rank
     "all_gather": lambda n: n - 1,
-    "all_gather_into_tensor": lambda n: n - 1,
-    "all_gather_coalesced": lambda n: n - 1,
-    "all_gather_into_tensor_coalesced": lambda n: n - 1,
     # all but its own part
     "reduce_scatter": lambda n: (n - 1) / n,
-    "reduce_scatter_tensor": lambda n: (n - 1) / n,
-    "reduce_scatter_tensor_coalesced": lambda n: (n - 1) / n,
     "all_to_all": lambda n: (n - 1) / n,
-    "all_to_all_single": lambda n: (n - 1) / n,
     "send": lambda n: np.ones_like(n),
     "barrier": np.zeros_like,
-    "monitored_barrier": np.zeros_like,
     "recv": np.zeros_like,
-    "recv_any_source": np.zeros_like,
 }
 #: ... or of its output, if the root's input holds all ranks' parts.
 _OF_OUTPUT: dict[str, _Factor] = {"scatter": lambda n: (n - 1) / n}
@@ -107,11 +101,11 @@ def sent_bytes(trace: Trace, table: Collectives) -> Floats:
     for group in trace.groups.values():
         n[table.group == group.id] = group.size
     result = np.full(len(table), np.nan)
-    issued = {op_name(op) for op in np.unique(table.op).tolist()}
+    issued = {family(op_name(op)) for op in np.unique(table.op).tolist()}
     for factors, size in ((_OF_INPUT, table.bytes_in), (_OF_OUTPUT, table.bytes_out)):
-        for name in factors.keys() & issued:
-            rows = (table.op == OPS.index(name)) & (n > 0)
-            result[rows] = factors[name](n[rows]) * size[rows]
+        for of_family in factors.keys() & issued:
+            rows = among(table.op, *codes_of(of_family)) & (n > 0)
+            result[rows] = factors[of_family](n[rows]) * size[rows]
     return result
 
 
@@ -154,28 +148,15 @@ def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
     sizes = {group.id: group.size for group in trace.groups.values()}
     total = 0.0
     for operation in summary.operations:
-        name, n = op_name(operation.op), sizes.get(operation.group, 0)
+        of_family, n = family(op_name(operation.op)), sizes.get(operation.group, 0)
         if operation.bytes == 0:
             continue
-        if name not in _OF_INPUT or name == "gather" or n == 0:
+        if of_family not in _OF_INPUT or of_family == "gather" or n == 0:
             return math.nan
-        factor = float(_OF_INPUT[name](np.array([n], dtype=np.float64))[0])
+        factor = float(_OF_INPUT[of_family](np.array([n], dtype=np.float64))[0])
         # The output of an all_gather is its larger side, n inputs.
-        total += operation.bytes * (factor / n if name.startswith("all_gather") else factor)
+        total += operation.bytes * (factor / n if of_family == "all_gather" else factor)
     return total
-
-
-_RING_REDUCE = ("all_reduce", "all_reduce_coalesced")
-_REDUCE_SCATTER = (
-    *("reduce_scatter", "reduce_scatter_tensor"),
-    "reduce_scatter_tensor_coalesced",
-)
-_GATHER_ALL = (
-    *("all_gather", "all_gather_into_tensor", "all_gather_coalesced"),
-    "all_gather_into_tensor_coalesced",
-)
-_TO_ALL = ("all_to_all", "all_to_all_single")
-_NOTHING = ("barrier", "monitored_barrier", "recv", "recv_any_source")
 
 
 def sent_to_other_hosts(
@@ -198,22 +179,20 @@ def sent_to_other_hosts(
         joined(tables, name) for name in ("op", "peer", "bytes_in", "bytes_out")
     )
     result = np.full(len(place), np.nan)
-    issued = {op_name(code) for code in np.unique(op).tolist()}
     in_whole = _in_whole(traces, tables, place, len(hosts))
-    for names, size, of in (
-        ((*_RING_REDUCE, *_REDUCE_SCATTER), bytes_in, _Factors.ring_reduce),
-        (_GATHER_ALL, bytes_in, _Factors.ring_gather),
+    for families, size, of in (
+        (("all_reduce", "reduce_scatter"), bytes_in, _Factors.ring_reduce),
+        (("all_gather",), bytes_in, _Factors.ring_gather),
         (("broadcast",), bytes_in, _Factors.tree),
         (("reduce",), bytes_in, _Factors.reduce),
         (("gather", "send"), bytes_in, _Factors.to_peer),
         (("scatter",), bytes_out, _Factors.from_root),
-        (_TO_ALL, bytes_in, _Factors.to_all),
-        (_NOTHING, bytes_in, _Factors.nothing),
+        (("all_to_all",), bytes_in, _Factors.to_all),
+        (("barrier", "recv"), bytes_in, _Factors.nothing),
     ):
-        codes = [OPS.index(name) for name in issued.intersection(names)]
-        if not codes:
+        rows = np.flatnonzero(among(op, *codes_of(*families)) & in_whole)
+        if not len(rows):
             continue
-        rows = np.flatnonzero(among(op, *codes) & in_whole)
         pair, first = distinct_rows(place[rows], peer[rows])
         pairs = zip(place[rows][first].tolist(), peer[rows][first].tolist(), strict=True)
         factor = np.array([of(factors[at], root) for at, root in pairs], dtype=np.float64)

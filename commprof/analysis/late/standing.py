@@ -9,12 +9,13 @@ from typing import NamedTuple, Protocol
 
 from commprof.analysis.collectives.mismatches import common_bytes
 from commprof.trace.documents import Group
+from commprof.trace.operations import codes_of
 from commprof.trace.schema import OPS, POINT_TO_POINT
 
 #: Operations whose completion gloo does not report: it is known only if a wait for it blocked.
 SILENT = {
     *POINT_TO_POINT,
-    *(code for code, name in enumerate(OPS) if name.startswith("reduce_scatter")),
+    *codes_of("reduce_scatter"),
 }
 
 

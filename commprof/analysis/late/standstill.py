@@ -28,10 +28,8 @@ from commprof.analysis.late.circles import Circle, chain_to, circle_of
 from commprof.analysis.late.standing import PendingOperation, Standing, Waits, Words
 from commprof.text import clauses, named_ranks
 from commprof.trace.documents import Group
+from commprof.trace.operations import SYNCHRONISING, family
 from commprof.trace.schema import OPS, comes_before
-
-#: Collectives that complete on no rank before all have arrived, unlike a broadcast on its root.
-_SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
 
 @dataclass(frozen=True)
@@ -310,7 +308,7 @@ def _behind_in(
     oldest = next(iter(_oldest_first(state)), None)
     if oldest is None or oldest.peer >= 0 or oldest.silent or oldest.seq < 0:
         return None
-    if not oldest.op.startswith(_SYNCHRONISING):
+    if family(oldest.op) not in SYNCHRONISING:
         return None
     members = [one for one in users.get(oldest.group, ()) if one is not state]
     if any(_misses(other, oldest, state) for other in members):

@@ -6,14 +6,16 @@
 
 namespace commprof::compress {
 
-enum class SchemeCode : uint8_t { // wire format: append, never renumber
-  kNone,
-  kHalf,
-  kBfloat16,
-  kInt8,
-  kInt4,
-  kTopK,
-  kPowerSgd = 7, // 6 and 8 belonged to removed schemes
+// Part of the messages between ranks: never renumber. 6 and 8 belonged to
+// removed schemes, so a new one gets 9.
+enum class SchemeCode : uint8_t {
+  kNone = 0,
+  kHalf = 1,
+  kBfloat16 = 2,
+  kInt8 = 3,
+  kInt4 = 4,
+  kTopK = 5,
+  kPowerSgd = 7,
 };
 
 // X(code, name, default of error feedback, meaning). The last scheme has the

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from commprof import checks
 from commprof.analysis.checks.outcome import FAIL, PASS, SKIP, WARN, Outcome, far_off
 from commprof.checks import (
     all_reduce,
@@ -28,13 +31,19 @@ from commprof.checks import (
 from commprof.checks.pairs import Link, pairs_of
 from commprof.checks.pressure import Load
 from commprof.checks.ranks import Ranks
-from commprof.checks.run import read_outcomes, run_checks
+from commprof.checks.run import CHECKS, read_outcomes, run_checks
 from commprof.commands import main
 from commprof.commands.check import render
 from commprof.errors import RankFailedError, UsageError
 from commprof.launch import elastic
 
 CALM = Load(cpu_percent=0.5, memory_percent=0.0, available=0.6)
+
+
+def test_each_module_with_a_check_is_run() -> None:
+    names = [module.name for module in pkgutil.iter_modules(checks.__path__, "commprof.checks.")]
+    modules = [importlib.import_module(name) for name in names]
+    assert {module for module in modules if hasattr(module, "NAME")} == set(CHECKS)
 
 
 def says(outcome: Outcome, status: str, *words: str) -> None:

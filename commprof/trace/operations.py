@@ -1,0 +1,61 @@
+"""Families of operations: c10d has several operations that do the same with other arguments.
+
+Rules about what an operation does name its family, so that they hold for every variant. A new
+operation of the trace format needs a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from commprof.trace.schema import OPS
+
+#: Family of each operation of ``schema.OPS``, named after its plainest variant; empty for an
+#: operation that is not known.
+FAMILIES: Final[Mapping[str, str]] = {
+    "other": "",
+    "all_reduce": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "all_gather": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_coalesced": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "monitored_barrier": "barrier",
+    "send": "send",
+    "recv": "recv",
+    "recv_any_source": "recv",
+}
+
+#: Families that add up, or otherwise reduce, the inputs of the ranks.
+REDUCING: Final = ("all_reduce", "reduce", "reduce_scatter")
+#: Families that complete on no rank before all ranks have issued them; a broadcast, for example,
+#: may complete on its root before.
+SYNCHRONISING: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+#: Families in which the sizes of different ranks may differ.
+UNEVEN: Final = ("all_to_all", "gather", "scatter")
+
+
+def family(op: str) -> str:
+    """Returns the family of an operation; empty if the operation has another name than c10d's."""
+    return FAMILIES.get(op, "")
+
+
+def names_of(*families: str) -> tuple[str, ...]:
+    """Returns the names of all operations of these families, in order of their codes."""
+    return tuple(op for op in OPS if family(op) in families)
+
+
+def codes_of(*families: str) -> tuple[int, ...]:
+    """Returns the codes of all operations of these families, in order."""
+    return tuple(map(OPS.index, names_of(*families)))
