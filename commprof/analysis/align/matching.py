@@ -82,7 +82,11 @@ class Matching:
         """Looks up time and rank of the given rows; row -1 gives 0 and -1."""
         if len(row) == 0:
             return row, row
-        return np.where(row < 0, 0, times_ns[row]), np.where(row < 0, -1, self.rank[row])
+        return self.times_at(times_ns, row), np.where(row < 0, -1, self.rank[row])
+
+    def times_at(self, times_ns: Ints, row: Ints) -> Ints:
+        """Looks up the time of the given rows; row -1 gives 0."""
+        return np.where(row < 0, 0, times_ns[row]) if len(row) else row
 
     def last_row(self, times_ns: Ints) -> Ints:
         """Per row: among all rows of the same collective, the row with the largest time.

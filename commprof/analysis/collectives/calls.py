@@ -20,6 +20,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -217,19 +218,6 @@ def calls_of(
         clocks_shared: True if the traces' times are on one clock; otherwise wait and both
             transfers are unknown.
     """
-    starts = [start_times(trace, table) for trace, table in zip(traces, tables, strict=True)]
-    times = _Times.of(tables, starts)
-    duration = np.where(times.exact, times.end - times.issue, np.nan)
-    failed = np.concatenate([table.failed for table in tables])
-    queue = np.where((times.start > 0) & ~failed, times.start - times.issue, np.nan)
-    wait, transfer, common_transfer = np.full((3, len(times.start)), np.nan)
-    if clocks_shared:
-        awaited = last_awaited(matching, traces, tables, times.start)
-        wait, transfer, common_transfer = _apart(matching, times, awaited)
-    group_size = joined_column(
-        group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)
-    )
-    op, bytes_in, bytes_out = (_joined(tables, name) for name in ("op", "bytes_in", "bytes_out"))
     chosen, exposed, phase, stack = (
         joined_column(parts)
         for parts in zip(
@@ -240,16 +228,33 @@ def calls_of(
             strict=True,
         )
     )
-    sizes = kept_once(sizes_bytes(op, bytes_in, bytes_out, group_size))
-    del bytes_in, bytes_out, times
     count = int(chosen.sum())
 
-    def cut(column: Ints) -> Ints:
+    def cut(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if len(column) and column.strides == (0,):
             return repeated(column[0], count)
         return column[chosen]
 
-    # Each column is cut at once: joined columns of all ranks are large.
+    # Joined columns of all ranks are large: each is cut at once, and few are held at a time.
+    exposed, phase, stack = cut(exposed), cut(phase), cut(stack)
+    times = _Times.of(traces, tables)
+    failed = np.concatenate([table.failed for table in tables])
+    duration = cut(np.where(times.exact, times.end - times.issue, np.nan))
+    queue = cut(np.where((times.start > 0) & ~failed, times.start - times.issue, np.nan))
+    failed = cut(failed)
+    if clocks_shared:
+        awaited = last_awaited(matching, traces, tables, times.start)
+        wait, transfer, common_transfer = _apart(matching, times, awaited, chosen)
+        del awaited
+    else:
+        wait, transfer, common_transfer = np.full((3, count), np.nan)
+    del times
+    group_size = joined_column(
+        group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)
+    )
+    op, bytes_in, bytes_out = (_joined(tables, name) for name in ("op", "bytes_in", "bytes_out"))
+    sizes = kept_once(sizes_bytes(op, bytes_in, bytes_out, group_size))
+    del bytes_in, bytes_out
     return Calls(
         rank=matching.rank[chosen],
         op=cut(op),
@@ -258,15 +263,15 @@ def calls_of(
         dtype=cut(_joined(tables, "dtype")),
         reduce_op=cut(_joined(tables, "reduce_op")),
         size_bytes=cut(sizes),
-        phase=cut(phase),
-        stack=cut(stack),
-        duration_ns=duration[chosen],
-        queue_ns=queue[chosen],
-        wait_ns=wait[chosen],
-        transfer_ns=transfer[chosen],
-        exposed_ns=exposed[chosen],
-        common_transfer_ns=common_transfer[chosen],
-        failed=failed[chosen],
+        phase=phase,
+        stack=stack,
+        duration_ns=duration,
+        queue_ns=queue,
+        wait_ns=wait,
+        transfer_ns=transfer,
+        exposed_ns=exposed,
+        common_transfer_ns=common_transfer,
+        failed=failed,
     )
 
 
@@ -284,34 +289,40 @@ class _Times:
     op: Ints
 
     @classmethod
-    def of(cls, tables: Sequence[Collectives], starts: Sequence[Ints]) -> _Times:
+    def of(cls, traces: Sequence[Trace], tables: Sequence[Collectives]) -> _Times:
         return cls(
             _joined(tables, "issue_ns"),
-            np.concatenate(starts),
+            np.concatenate([start_times(*each) for each in zip(traces, tables, strict=True)]),
             _joined(tables, "end_ns"),
             np.concatenate([table.end_is_exact & ~table.failed for table in tables]),
             _joined(tables, "op"),
         )
 
 
-def _apart(matching: Matching, times: _Times, awaited: Ints) -> tuple[Floats, Floats, Floats]:
-    """Returns each row's wait, transfer and transfer of all ranks, in ns; NaN if unknown.
+def _apart(
+    matching: Matching, times: _Times, awaited: Ints, chosen: npt.NDArray[np.bool_]
+) -> tuple[Floats, Floats, Floats]:
+    """Returns wait, transfer and transfer of all ranks of the chosen rows, in ns; NaN if unknown.
 
     The wait lasts from the row's start until the last awaited rank starts. The transfer lasts from
     then until the row's end. The transfer of all ranks lasts from the last start on any rank to the
     last end on any rank; a point-to-point message ends when its receive ends. ``awaited`` is the
     result of :func:`last_awaited` with ``times.start`` as ``times_ns``.
     """
-    needed, _ = matching.at(times.start, awaited)
-    started, _ = matching.latest(times.start)
     all_started = matching.every(times.start > 0)
-    running = np.where(times.exact, times.end - times.start, np.nan).astype(np.float64)
-    wait = np.where(all_started, np.clip(needed - times.start, 0.0, running), np.nan)
+    running = np.where(times.exact, times.end - times.start, np.nan).astype(np.float64, copy=False)
+    wait = np.clip(matching.times_at(times.start, awaited) - times.start, 0.0, running)
+    wait = np.where(all_started, wait, np.nan)
+    transfer = np.subtract(running, wait, out=running)[chosen]
+    del running
+    wait = wait[chosen]
     counts = ~np.isin(times.op, POINT_TO_POINT) | (times.op == RECV)
-    ended, _ = matching.latest(np.where(counts, times.end, 0))
-    known = all_started & matching.every(times.exact | ~counts)
+    known = (all_started & matching.every(times.exact | ~counts))[chosen]
+    started = matching.times_at(times.start, matching.last_row(times.start))[chosen]
+    end = np.where(counts, times.end, 0)
+    ended = matching.times_at(end, matching.last_row(end))[chosen]
     common = np.where(known & (ended > started), ended - started, np.nan)
-    return wait, running - wait, common
+    return wait, transfer, common
 
 
 def _in_its_rank(

@@ -36,7 +36,7 @@ from commprof.stats.intervals import robust_deviation
 from commprof.text import plain_digits
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
-from commprof.trace.lookup import among, row_containing
+from commprof.trace.lookup import among, joined_column, kept_once, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, POINT_TO_POINT
 from commprof.units import NS_PER_MS, ns_to_ms
@@ -409,19 +409,28 @@ def bandwidth_by_step(seen: MeasuredWorld) -> dict[int, float]:
         return {}
     matching = seen.matching
     of_ranks = [_bulk_of(*each) for each in zip(seen.traces, seen.tables, strict=True)]
-    step, size, issue_ns, end_ns = (np.concatenate(x) for x in zip(*of_ranks, strict=True))
-    lowest = np.zeros(len(step), dtype=np.bool_)
-    lowest[np.unique(matching.member, return_index=True)[1]] = True
-    time_ns = matching.latest(end_ns)[0] - matching.latest(issue_ns)[0]
-    counted = lowest & matching.every(size > 0) & (step >= 0) & (time_ns > 0)
+    step, size = (joined_column(columns_) for columns_ in zip(*of_ranks, strict=True))
+    del of_ranks
+    # The first row of each collective is that of its lowest rank.
+    lowest = np.zeros(len(matching.complete), dtype=np.int64)
+    lowest[matching.member[::-1]] = np.arange(len(size) - 1, -1, -1)
+    known = matching.every(size > 0)[lowest] & (step[lowest] >= 0)
+    step, size = step[lowest], size[lowest]
+    time_ns = _latest_ns(seen, "end_ns")[lowest] - _latest_ns(seen, "issue_ns")[lowest]
+    counted = known & (time_ns > 0)
     steps, place = np.unique(step[counted], return_inverse=True)
     bits = np.bincount(place, size[counted] * _BITS_PER_BYTE)
     rates = bits / np.bincount(place, time_ns[counted])
     return dict(zip(steps.tolist(), rates.tolist(), strict=True))
 
 
-def _bulk_of(trace: Trace, table: Collectives) -> tuple[Ints, Ints, Ints, Ints]:
-    """Returns step (-1 outside of all), ``_bulk_bytes``, issue and end of one rank's collectives.
+def _latest_ns(seen: MeasuredWorld, name: str) -> Ints:
+    """Returns the latest of a time of all ranks' calls, for each row of all tables."""
+    return seen.matching.latest(joined_column(getattr(table, name) for table in seen.tables))[0]
+
+
+def _bulk_of(trace: Trace, table: Collectives) -> tuple[Ints, Ints]:
+    """Returns step (-1 outside of all) and ``_bulk_bytes`` of one rank's collectives.
 
     The size is also 0 if the collective failed, or if its end is not known exactly.
     """
@@ -429,7 +438,7 @@ def _bulk_of(trace: Trace, table: Collectives) -> tuple[Ints, Ints, Ints, Ints]:
     row = row_containing(steps.begin_ns, steps.end_ns, table.issue_ns)
     size = _bulk_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
     size = np.where(table.end_is_exact & ~table.failed, size, 0)
-    return np.append(steps.index, -1)[row], size, table.issue_ns, table.end_ns
+    return np.append(steps.index, -1)[row], kept_once(size)
 
 
 def _anomaly(key: tuple[str, int], change: SpeedChange, steps: list[StepFigures]) -> Anomaly:

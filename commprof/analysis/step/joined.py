@@ -128,18 +128,26 @@ class RankBlock:
         calls["graph_task"] = np.where(passes >= 0, passes + np.repeat(self.task_shift, count), -1)
         return Collectives(**calls)
 
-    def find_exposures(self, traces: Sequence[Trace], calls: Collectives) -> None:
-        """Finds the waiting of all ranks at once, and caches it for ``exposures_of``.
+    def find_exposures(self, calls: Collectives) -> None:
+        """Finds the waiting of all ranks at once, and caches it for ``exposures_of`` of the block.
+
+        Then the block holds neither the calls nor its waits any more.
 
         Args:
-            traces: traces of the ranks.
             calls: calls of all ranks, as :meth:`join_calls` joins them.
         """
         if len(self) == 1:
             return
         keep(self.trace, columns.collectives, calls)
-        found = exposures_of(self.trace)
+        exposures_of(self.trace)
         discard(self.trace, columns.collectives)
+        discard(self.trace, columns.waits)
+
+    def exposures_of_ranks(self) -> list[Exposures]:
+        """Returns the waiting of each rank, with the rank's own times and numbers."""
+        found = exposures_of(self.trace)
+        if len(self) == 1:
+            return [found]
         rank = self.rank_at(found.begin_ns)
         shift_ns = self.shift_ns[rank]
         whole = Exposures(
@@ -150,8 +158,15 @@ class RankBlock:
             found.waited_ns,
         )
         cuts = np.searchsorted(rank, np.arange(len(self) + 1)).tolist()
-        for trace, begin, end in zip(traces, cuts[:-1], cuts[1:], strict=True):
-            keep(trace, exposures_of, rows_of(whole, slice(begin, end)))
+        return [rows_of(whole, slice(*of_rank)) for of_rank in itertools.pairwise(cuts)]
+
+    def hand_exposures_to(self, traces: Sequence[Trace]) -> None:
+        """Gives each rank its own ``exposures_of``; the block does not hold them any more."""
+        if len(self) == 1:
+            return
+        for trace, exposed in zip(traces, self.exposures_of_ranks(), strict=True):
+            keep(trace, exposures_of, exposed)
+        discard(self.trace, exposures_of)
 
 
 def joined(traces: Sequence[Trace]) -> list[RankBlock]:
@@ -256,13 +271,15 @@ def _block(
         columns.steps,
         Steps(index, begin_ns + moved_ns, end_ns + moved_ns, in_training, source=steps[0].source),
     )
-    for make, kind, keys in (
-        (columns.phases, Kind.PHASE, None),
-        (columns.waits, Kind.WAIT, ranks.call_shift),
-        (columns.pauses, Kind.PAUSE, None),
-        (columns.run_delays, Kind.RUN_DELAY, None),
+    phases, count = columns.phases(source), records.counts(Kind.PHASE)
+    keep(trace, columns.phases, ranks.share(columns.phases, phases, count))
+    # Only the figures of a block need these tables; a rank makes its own if it is asked for them.
+    for make, kind in (
+        (columns.waits, Kind.WAIT),
+        (columns.pauses, Kind.PAUSE),
+        (columns.run_delays, Kind.RUN_DELAY),
     ):
-        keep(trace, make, ranks.share(make, make(source), records.counts(kind), keys))
+        keep(trace, make, ranks.of_block(make(source), records.counts(kind)))
     keep(trace, columns.helpers_cpu, _helpers_cpu(traces, records, columns.run_delays(trace)))
     whole = ranks.spans(passes.span, count_passes, ranks.task_shift)
     keep(trace, columns.finalizations, replace(passes, span=whole[0]))
@@ -273,13 +290,9 @@ def _block(
             columns.finalizations,
             Finalizations(span, passes.blocked_ns[mine], passes.no_core_ns[mine]),
         )
-    counters = columns.host_counts(source)
-    count = records.counts(Kind.HOST_COUNTS)
-    parts = {name: ranks.spans(spans_, count, None) for name, spans_ in counters.items()}
-    keep(trace, columns.host_counts, {name: part[0] for name, part in parts.items()})
-    for number, rank in enumerate(traces):
-        of_rank = {name: part[1][number] for name, part in parts.items()}
-        keep(rank, columns.host_counts, of_rank)
+    counters, count = columns.host_counts(source), records.counts(Kind.HOST_COUNTS)
+    of_block = {name: ranks.of_block(spans_, count) for name, spans_ in counters.items()}
+    keep(trace, columns.host_counts, of_block)
     count_calls = records.counts(Kind.ISSUE)
     tables = ranks.calls(columns.collectives(source), count_calls)
     for rank, table in zip(traces, tables, strict=True):
@@ -315,15 +328,9 @@ class _Ranks:
     call_shift: Ints
     task_shift: Ints
 
-    def share(
-        self,
-        make: Callable[[Trace], Spans],
-        spans: Spans,
-        count: Sequence[int],
-        keys: Ints | None,
-    ) -> Spans:
+    def share(self, make: Callable[[Trace], Spans], spans: Spans, count: Sequence[int]) -> Spans:
         """Caches each rank's own rows as the result of ``make``; returns the table of the block."""
-        whole, of_ranks = self.spans(spans, count, keys)
+        whole, of_ranks = self.spans(spans, count, None)
         for trace, rows in zip(self.traces, of_ranks, strict=True):
             keep(trace, make, rows)
         return whole
@@ -331,11 +338,10 @@ class _Ranks:
     def spans(
         self, spans: Spans, count: Sequence[int], keys: Ints | None
     ) -> tuple[Spans, list[Spans]]:
-        """Returns a table with the threads of the block, and each rank's rows as it recorded them.
+        """Returns :meth:`of_block` of a table, and each rank's rows as it recorded them.
 
         ``keys``: per rank, what was added to its keys; None if keys were not shifted.
         """
-        training = np.where(spans.thread == np.repeat(self.threads, count), _TRAINING, _OTHER)
         shift_ns = np.repeat(self.shift_ns, count)
         own = Spans(
             spans.key if keys is None else spans.key - np.repeat(keys, count),
@@ -343,7 +349,12 @@ class _Ranks:
             spans.begin_ns - shift_ns,
             _moved(spans.end_ns, -shift_ns),
         )
-        return replace(spans, thread=training), [rows_of(own, rows) for rows in _slices(count)]
+        return self.of_block(spans, count), [rows_of(own, rows) for rows in _slices(count)]
+
+    def of_block(self, spans: Spans, count: Sequence[int]) -> Spans:
+        """Returns a table with the threads of the block: training threads, and others."""
+        training = np.where(spans.thread == np.repeat(self.threads, count), _TRAINING, _OTHER)
+        return replace(spans, thread=training)
 
     def calls(self, calls: Collectives, count: Sequence[int]) -> list[Collectives]:
         """Returns each rank's calls as it recorded them."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.arrivals import Arrivals, match_arrivals
+from commprof.analysis.align.arrivals import match_arrivals
 from commprof.analysis.align.clocks import (
     ClockMap,
     clock_error_us,
@@ -197,8 +197,6 @@ class MeasuredWorld(MeasuredSteps):
     tables: list[Collectives]
     #: Assignment of the tables' rows to collectives.
     matching: Matching
-    #: None if clocks cannot be compared.
-    arrivals: list[Arrivals | None]
     #: All steps of a long run, from which these steps are a sample; None if the run is not long.
     #: Its traces hold all records: a table of all their calls would need too much memory.
     whole: MeasuredSteps | None = None
@@ -307,7 +305,6 @@ class _Calls:
     traces: list[Trace]
     tables: list[Collectives]
     matching: Matching
-    arrivals: list[Arrivals | None]
     parts: list[Breakdown]
     clocks_shared: bool
     clock_error_us: float
@@ -330,7 +327,6 @@ class _Calls:
             clock_error_us=self.clock_error_us,
             tables=self.tables,
             matching=self.matching,
-            arrivals=self.arrivals,
         )
 
 
@@ -352,10 +348,9 @@ def _calls(
     tables = [table for block in blocks for table in block.tables]
     matching = match(traces, tables)
     known = match_arrivals(matching, traces, tables) if clocks else None
-    arrivals: list[Arrivals | None] = [*known] if known else [None] * len(traces)
     for block in blocks:
         calls = block.join_calls(tables[block.places])
-        block.find_exposures(traces[block.places], calls)
+        block.find_exposures(calls)
         exposed = exposures_of(block.trace)
         if known:
             waits.append(split(exposed, calls, block.arrivals(known[block.places])))
@@ -364,21 +359,14 @@ def _calls(
     began: list[Origins | None] = [None] * len(blocks)
     if known:
         began = [*origins(traces, tables, known, blocks, waits)]
-    parts = [
-        part
-        for block, waiting, began_at in zip(blocks, waits, began, strict=True)
-        for part in of_split(
-            block.trace,
-            block.join_calls(tables[block.places]),
-            waiting,
-            world_size,
-            began_at,
-        ).split(block.steps)
-    ]
+    parts: list[Breakdown] = []
+    for block, waiting, began_at in zip(blocks, waits, began, strict=True):
+        calls = block.join_calls(tables[block.places])
+        whole = of_split(block.trace, calls, waiting, world_size, began_at)
+        parts += whole.split(block.steps)
+        block.hand_exposures_to(traces[block.places])
     clocks_shared = clocks is not None
-    return _Calls(
-        ranks, recorded, traces, tables, matching, arrivals, parts, clocks_shared, clock_error
-    )
+    return _Calls(ranks, recorded, traces, tables, matching, parts, clocks_shared, clock_error)
 
 
 def slowest_ns(parts: list[Breakdown]) -> Floats:

@@ -24,7 +24,7 @@ Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -158,10 +158,14 @@ def origins(
     """
     if blocks is None or waits is None:
         blocks = [alone(*rank) for rank in enumerate(traces)]
-        exposed = map(exposures_of, traces)
-        waits = [split(*rank) for rank in zip(exposed, tables, arrivals, strict=True)]
+        of_ranks = map(exposures_of, traces)
+        waits = [split(*rank) for rank in zip(of_ranks, tables, arrivals, strict=True)]
     ranks, times = [trace.rank for trace in traces], _Times(blocks, waits)
-    found = _waits(ranks, times, traces, tables, arrivals)
+    found = _waits(
+        ranks,
+        times,
+        lambda waits: _shared(blocks, traces, tables, arrivals).compared(waits),
+    )
     wait, late, cause, share = _parts(found, times)
     order = np.argsort(found.place[wait], kind="stable")
     wait, late, cause, share = wait[order], late[order], cause[order], share[order]
@@ -178,31 +182,45 @@ def origins(
     ]
 
 
-def _waits(
-    ranks: Sequence[int],
-    times: _Times,
+def _shared(
+    blocks: Sequence[RankBlock],
     traces: Sequence[Trace],
     tables: Sequence[Collectives],
     arrivals: Sequence[Arrivals],
+) -> SharedCalls:
+    exposed = [of_rank for block in blocks for of_rank in block.exposures_of_ranks()]
+    return SharedCalls(traces, tables, arrivals, exposed)
+
+
+def _waits(
+    ranks: Sequence[int],
+    times: _Times,
+    compared: Callable[[Wait], tuple[Stretch, Stretch]],
 ) -> _Waits:
-    """Returns all waits, each with the activities on which the late rank spent more time."""
+    """Returns all waits, each with the activities on which the late rank spent more time.
+
+    ``compared``: does what ``SharedCalls.compared`` does, and frees the calls then.
+    """
     places = np.zeros(max(ranks) + 1, dtype=np.int64)
     places[list(ranks)] = np.arange(len(ranks))
     place, row, late, number, end_ns, stood_ns, wait_ns = (
         np.concatenate(parts) for parts in zip(*times.all_waits(places), strict=True)
     )
-    exposed = [exposures_of(trace) for trace in traces]
-    shared = SharedCalls(traces, tables, arrivals, exposed)
-    own_time, late_time = shared.compared(Wait(place, late, number, stood_ns))
-    del shared, number, stood_ns
     order = np.argsort(end_ns, kind="stable")
-    place, row, late, wait_ns = place[order], row[order], late[order], wait_ns[order]
-    own_time, late_time = own_time.of(order), late_time.of(order)
+    del end_ns
+    # Of all ranks' waits each column is large: no second one is held longer than it is needed.
+    place, row, late = place[order], row[order], late[order]
+    number, stood_ns, wait_ns = number[order], stood_ns[order], wait_ns[order]
+    del order
+    own_time, late_time = compared(Wait(place, late, number, stood_ns))
+    del number, stood_ns
     excess = np.zeros((len(row), WAITING + 1))
     met = np.flatnonzero(late_time.begin_ns > 0)
-    for sign, whose, stretch in ((-1.0, place, own_time), (1.0, late, late_time)):
-        for rows, spent in times.spent(whose[met], stretch.of(met)):
-            excess[met[rows]] += sign * spent
+    for rows, spent in times.spent(place[met], own_time.of(met)):
+        excess[met[rows]] -= spent
+    del own_time
+    for rows, spent in times.spent(late[met], late_time.of(met)):
+        excess[met[rows]] += spent
     passed = np.maximum(0.0, excess[:, WAITING])
     rest = np.maximum(0.0, excess[:, :WAITING].sum(axis=1))
     own = np.maximum(0.0, excess, out=excess)  # in place: the table of all ranks' waits is large

@@ -70,9 +70,11 @@ class RankTime:
         When DDP finalises a backward pass, it waits for one bucket after another. For all
         exposures of such a pass, this time is the start of the first exposure.
         """
-        task, result = self._exposed.graph_task, self.begin_ns.copy()
+        task, result = self._exposed.graph_task, self.begin_ns
+        if not (task >= 0).any():
+            return result
         _, first, same = np.unique(task, return_index=True, return_inverse=True)
-        return np.where(task >= 0, result[first][same.reshape(-1)], result) if len(task) else result
+        return np.where(task >= 0, result[first][same.reshape(-1)], result)
 
     def waits_in(self, begin_ns: int, end_ns: int) -> tuple[Ints, Floats]:
         """Returns the rows of the waits that overlap a window, and the overlap of each in ns."""

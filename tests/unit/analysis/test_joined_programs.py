@@ -36,7 +36,7 @@ def _alone(seen: MeasuredWorld, place: int) -> MeasuredWorld:
     only = slice(place, place + 1)
     of_rank = {
         name: getattr(seen, name)[only]
-        for name in ("ranks", "recorded", "traces", "parts", "tables", "arrivals")
+        for name in ("ranks", "recorded", "traces", "parts", "tables")
     }
     return replace(seen, **of_rank)
 
