@@ -292,7 +292,9 @@ class _Times:
     def of(cls, traces: Sequence[Trace], tables: Sequence[Collectives]) -> _Times:
         return cls(
             _joined(tables, "issue_ns"),
-            np.concatenate([start_times(*each) for each in zip(traces, tables, strict=True)]),
+            np.concatenate(
+                [start_times(trace, table) for trace, table in zip(traces, tables, strict=True)]
+            ),
             _joined(tables, "end_ns"),
             np.concatenate([table.end_is_exact & ~table.failed for table in tables]),
             _joined(tables, "op"),

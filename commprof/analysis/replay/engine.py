@@ -30,7 +30,7 @@ from commprof.analysis.align.matching import held_up_by
 from commprof.analysis.replay.program import ISSUE, MARK, STAND, Events, Program
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace.columns import Ints
-from commprof.trace.lookup import distinct_rows
+from commprof.trace.lookup import among, distinct_rows, joined_column
 from commprof.trace.schema import POINT_TO_POINT
 
 try:
@@ -170,10 +170,11 @@ def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[R
 
     ``stretches``: for each stretch, the programs of all ranks.
     """
-    issue, end, op = (
+    issue, end = (
         np.concatenate([getattr(table, name) for table in seen.tables])
-        for name in ("issue_ns", "end_ns", "op")
+        for name in ("issue_ns", "end_ns")
     )
+    op = joined_column(table.op for table in seen.tables)
     end = np.maximum(end, issue)
     conditions = _conditions(seen, issue)
     begins = issue.astype(np.float64)
@@ -255,11 +256,15 @@ def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
     """
     before = np.full(len(op), -1, dtype=np.int64)
     rank = np.repeat(np.arange(len(seen.tables)), seen.matching.lengths)
-    rows = np.flatnonzero(~np.isin(op, POINT_TO_POINT))
-    rows = rows[np.lexsort((rows, seen.matching.group[rows], rank[rows]))]
-    same = (rank[rows][1:] == rank[rows][:-1]) & (
-        seen.matching.group[rows][1:] == seen.matching.group[rows][:-1]
-    )
+    rows = np.flatnonzero(~among(op, *POINT_TO_POINT))
+    group = seen.matching.group
+    if not len(rows) or (group[rows] == group[rows[0]]).all():
+        same = rank[rows[1:]] == rank[rows[:-1]]  # all in one queue a rank, in order already
+    else:
+        rows = rows[np.lexsort((rows, group[rows], rank[rows]))]
+        later, earlier = rows[1:], rows[:-1]
+        same = (rank[later] == rank[earlier]) & (group[later] == group[earlier])
+    del rank
     later, earlier = rows[1:][same], rows[:-1][same]
     in_turn = end[later] >= end[earlier]
     before[later[in_turn]] = earlier[in_turn]

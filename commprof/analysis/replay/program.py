@@ -476,21 +476,28 @@ class _Ranks:
             (step_rank, self._step_begin_ns.ravel(), MARK, 2 * steps, np.zeros(len(steps))),
             (step_rank, self._step_end_ns.ravel(), MARK, 2 * steps + 1, np.zeros(len(steps))),
         ]
-        rank, time_ns, number, extra = (
-            np.concatenate([part[at] for part in parts]) for at in (0, 1, 3, 4)
-        )
+        # Columns of all ranks' events are large: no part or order is held longer than it is needed.
+        del rank_of_wait, waits, wait_rank, begun_ns, waited_ns, row, end_ns, known, went_on
+        del rank_of_call, is_issued, issued, issue_ns, done, done_ns, done_rank
         kind = np.repeat([part[2] for part in parts], [len(part[0]) for part in parts])
+        of_parts = [[part[at] for part in parts] for at in (4, 3, 1, 0)]
+        del parts
+        rank, time_ns, number, extra = (np.concatenate(of_parts.pop()) for _ in range(4))
         # A step's end comes before the begin of the next one, which is at the same time.
-        simultaneous = 2 * kind + (kind == MARK) * (1 - number % 2)
-        order = np.lexsort((simultaneous.astype(np.int8), self._own.times.key(rank, time_ns)))
+        simultaneous = (2 * kind + (kind == MARK) * (1 - number % 2)).astype(np.int8)
+        order = np.lexsort((simultaneous, self._own.times.key(rank, time_ns)))
         first = firsts(np.bincount(rank, minlength=len(self._begin_ns)))
+        del simultaneous
+        kind, number, extra = kind[order], number[order], extra[order]
+        rank, time_ns = rank[order], time_ns[order]
+        del order
         return Events(
             first=first,
             begin_ns=self._begin_ns,
-            own_ns=accumulated(np.maximum, self._own.at(rank[order], time_ns[order]), first),
-            kind=kind[order],
-            row=number[order].astype(np.int64),
-            extra_ns=extra[order].astype(np.float64),
+            own_ns=accumulated(np.maximum, self._own.at(rank, time_ns), first),
+            kind=kind,
+            row=number.astype(np.int64, copy=False),
+            extra_ns=extra.astype(np.float64, copy=False),
             first_chained=firsts(np.bincount(chained_rank, minlength=len(self._begin_ns))),
             chained=chained,
             after=after,
