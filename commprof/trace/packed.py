@@ -83,6 +83,14 @@ class _Chunk:
         times = [self.column(kind, "timestamp_ns") for kind in self.stored]
         return min(int(each[0]) for each in times), max(int(each[-1]) for each in times)
 
+    @property
+    def has_equal_times(self) -> bool:
+        """True if two of the records have the same time."""
+        times = np.empty(len(self.kinds), dtype=_DTYPES["timestamp_ns"])
+        for kind in self.stored:
+            times[self.kinds == kind] = self.column(kind, "timestamp_ns")
+        return bool((times[1:] == times[:-1]).any())
+
     def between(self, begin_ns: int, end_ns: int) -> _Chunk:
         """Returns the records from one recorded time on until before another, without a copy."""
         ends_ns = np.array((begin_ns, end_ns), dtype=np.uint64)
@@ -365,6 +373,51 @@ def in_order(batches: Sequence[Records]) -> Records:
     if (time_ns[1:] < time_ns[:-1]).any():
         records = records.take(np.argsort(time_ns, kind="stable"))
     return records
+
+
+def without_twins(records: Records) -> Records:
+    """Drops duplicates from records sorted by time, in which only neighbours can be equal."""
+    same_time = records["timestamp_ns"][1:] == records["timestamp_ns"][:-1]
+    suspects = np.flatnonzero(np.append(same_time, False) | np.append(False, same_time))
+    raw = records.take(suspects).view(f"V{RECORD_DTYPE.itemsize}")
+    _, first = np.unique(raw, return_index=True)
+    keep = np.ones(len(records), dtype=np.bool_)
+    keep[suspects] = False
+    keep[suspects[first]] = True
+    return records.compress(keep)
+
+
+def joined_once(records: PackedRecords, added: Sequence[Records]) -> PackedRecords:
+    """Joins the records of a file and others, and keeps one of each that are equal.
+
+    Chunks are unpacked only beside added records, or if two of their records have the same time: a
+    long trace is never whole in memory.
+
+    Args:
+        records: records of a file, in the order of time.
+        added: other records, such as those of a dead process's rings.
+    """
+    others = in_order(added)
+    first_ns = int(others["timestamp_ns"][0]) if len(others) else 2**64
+    chunks: list[_Chunk] = []
+    together: list[_Chunk] = []  # chunks that may hold equal records
+    until_ns = 0
+    for chunk in records._chunks:
+        begin_ns, end_ns = chunk.reach_ns
+        if together and until_ns < min(begin_ns, first_ns):
+            chunks += _once(together, others[:0])
+            together = []
+        together.append(chunk)
+        until_ns = end_ns
+    return replace(records, _chunks=(*chunks, *_once(together, others)))
+
+
+def _once(chunks: Sequence[_Chunk], others: Records) -> Sequence[_Chunk]:
+    """Returns the records of chunks and others, packed, each of equal ones once."""
+    if len(chunks) <= 1 and not len(others) and not any(chunk.has_equal_times for chunk in chunks):
+        return chunks
+    whole = in_order([PackedRecords(tuple(chunks)).copy(), others])
+    return packed(without_twins(whole))._chunks
 
 
 def _chunk(records: Records) -> _Chunk:

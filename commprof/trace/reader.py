@@ -22,7 +22,7 @@ from commprof.trace import documents, schema
 from commprof.trace.blocks import Block, BlockStream, pack_block, read_blocks
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import Communicator, Group
-from commprof.trace.packed import PackedRecords, Packer, in_order, packed
+from commprof.trace.packed import PackedRecords, Packer, in_order, joined_once, without_twins
 from commprof.trace.recorded import Recorded
 from commprof.trace.ring import RingContent, has_rings, read_rings, remove_rings
 from commprof.trace.run.processes import State, state_of
@@ -122,11 +122,6 @@ class TraceContent:
         else:
             self.packer.add(records)
 
-    def all_batches(self) -> list[Records]:
-        """Returns all records that were taken, in the order of the file."""
-        before = [] if self.packer is None else [self.packer.finish().copy()]
-        return [*before, *self.batches]
-
     @property
     def is_open(self) -> bool:
         """True if rings may hold further records: the trace was neither closed nor salvaged."""
@@ -152,8 +147,8 @@ def read_trace(path: Path, pack: bool = False) -> Trace:
 
     Args:
         path: path of the file.
-        pack: True to hold the records packed, see :mod:`commprof.trace.packed`; those of a complete
-            trace are packed as they are read.
+        pack: True to hold the records packed, see :mod:`commprof.trace.packed`; they are packed as
+            they are read.
 
     A trace without its closing block is incomplete: the process was killed, or still runs.
     Its newest records are then read from the ring files, if those still exist.
@@ -168,12 +163,12 @@ def read_trace(path: Path, pack: bool = False) -> Trace:
         content.batches.extend(file.rings.batches)
         content.dropped = file.rings.dropped
     records: Records | PackedRecords
-    if content.packer is not None and content.complete:
-        records = content.packer.finish()
+    if content.packer is None:
+        records = in_order(content.batches)
+        records = records if content.complete else without_twins(records)
     else:
-        records = in_order(content.all_batches())
-        records = records if content.complete else _without_twins(records)
-        records = packed(records) if pack else records
+        records = content.packer.finish()
+        records = records if content.complete else joined_once(records, content.batches)
     return Trace(
         path=path,
         metadata=file.metadata,
@@ -306,18 +301,6 @@ def _records(payload: memoryview) -> Records:
     if len(payload) % size:
         raise ValueError(f"{len(payload)} bytes are not a whole number of records")
     return np.frombuffer(payload, dtype=schema.RECORD_DTYPE, count=len(payload) // size)
-
-
-def _without_twins(records: Records) -> Records:
-    """Drops duplicates from records sorted by time, in which only neighbours can be equal."""
-    same_time = records["timestamp_ns"][1:] == records["timestamp_ns"][:-1]
-    suspects = np.flatnonzero(np.append(same_time, False) | np.append(False, same_time))
-    raw = records.take(suspects).view(f"V{schema.RECORD_DTYPE.itemsize}")
-    _, first = np.unique(raw, return_index=True)
-    keep = np.ones(len(records), dtype=np.bool_)
-    keep[suspects] = False
-    keep[suspects[first]] = True
-    return records.compress(keep)
 
 
 def salvage(path: Path) -> int:

@@ -126,6 +126,25 @@ def test_records_are_packed_as_they_are_read(monkeypatch: pytest.MonkeyPatch) ->
         assert packer.finish().copy().tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("first_ns", [0, 40, 100, 400])
+def test_equal_records_of_a_file_and_of_rings_are_kept_once(
+    monkeypatch: pytest.MonkeyPatch, first_ns: int
+) -> None:
+    monkeypatch.setattr(packed, "_CHUNK_RECORDS", 20)
+    records = _random(4, 200)
+    records["timestamp_ns"] = 10 + np.arange(len(records)) // 3
+    records[1::10] = records[::10]  # written twice, also on both sides of a border of chunks
+    in_rings = records["timestamp_ns"] >= first_ns
+    late = np.concatenate((records[in_rings], _random(5, 30)[: 30 * (first_ns == 100)]))
+    packer = packed.Packer()
+    packer.add(records)
+    found = packed.joined_once(packer.finish(), [late]).copy()
+    order = np.argsort(found["timestamp_ns"], kind="stable")
+    assert (order == np.arange(len(found))).all()
+    both = np.concatenate((records, late)).view(f"V{RECORD_DTYPE.itemsize}")
+    assert sorted(found.view(both.dtype).tolist()) == sorted(set(both.tolist()))
+
+
 @pytest.mark.parametrize("row", [(3, 0, 8, 0), (1, 0, 4, 13), (1, 0, 3, 0), (2, 0, 5, 2**40)])
 def test_a_column_beyond_its_data_is_refused(row: tuple[int, ...]) -> None:
     unpack = pytest.importorskip("commprof._reading").unpack_columns
