@@ -78,7 +78,11 @@ void DeviceSteps::take(const Record& record, std::vector<Record>& out) {
       return;
   }
   held_.push_back(made);
-  release(out, false);
+  if (has_device_times_) {
+    release(out, false);
+  } else if (held_.size() > kMaxHeld) {
+    held_.pop_front();
+  }
 }
 
 bool DeviceSteps::isComputing(const Record& stretch, bool is_phase) {
@@ -92,7 +96,9 @@ bool DeviceSteps::isComputing(const Record& stretch, bool is_phase) {
 }
 
 void DeviceSteps::finish(std::vector<Record>& out) {
-  release(out, true);
+  if (has_device_times_) {
+    release(out, true);
+  }
 }
 
 void DeviceSteps::release(std::vector<Record>& out, bool all) {

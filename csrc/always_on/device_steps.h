@@ -30,7 +30,8 @@ class DeviceSteps {
   explicit DeviceSteps(const WaitLedger& ledger) : ledger_(ledger) {}
 
   // Appends the replacement of `record` to `out`. The host's steps, phases and
-  // waits pass unchanged until hasDeviceTimes().
+  // waits pass unchanged until hasDeviceTimes(); those that the device reported
+  // before follow then.
   void take(const Record& record, std::vector<Record>& out);
   // Appends what was held back for a bucket's completion that never came.
   void finish(std::vector<Record>& out);
@@ -58,7 +59,8 @@ class DeviceSteps {
   bool has_phases_ = false;
   uint32_t device_ = 0;
   uint64_t stream_ = 0;
-  std::deque<Record> held_; // from the first incomplete finalisation on
+  // From the first incomplete finalisation on; all of them without times.
+  std::deque<Record> held_;
 };
 
 } // namespace commprof
