@@ -84,7 +84,7 @@ class WaitLedger {
   struct Entry {
     uint64_t op_id = 0; // 0: unused
     uint64_t issue_ns = 0; // this rank's arrival; 0 until known
-    uint64_t ready_ns = 0; // when its device's stream reached it
+    uint64_t ready_ns = 0; // when the device's stream reached the operation
     uint64_t task = 0; // graph task + 1
     uint64_t end_ns = 0; // 0 until its end was drained
     uint64_t waited_until_ns = 0; // end of the first wait; 0: none yet

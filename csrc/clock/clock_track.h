@@ -31,7 +31,7 @@ struct ClockSample {
   uint64_t at_ns = 0; // by this clock, middle of the exchange
   int64_t offset_ns = 0; // rank 0's clock minus this one
   uint64_t error_ns = 0; // the true offset is no farther away than this
-  uint64_t round_trip_ns = 0; // without rank 0's own time; 0 = no sample
+  uint64_t round_trip_ns = 0; // less rank 0's own time; 0: no sample
 };
 
 // Rank 0 received the question after it was asked, and answered before the

@@ -148,7 +148,7 @@ void Recorder::closeLocked() {
 void Recorder::push(const Record& record) noexcept {
   if (Ring* ring = pool_.mine()) {
     if (ring->push(record)) {
-      wake_.notify_one(); // it may fill up before the next regular drain
+      wake_.notify_one(); // the ring may be full before the next regular drain
     }
   } else {
     countDropped();

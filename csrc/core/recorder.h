@@ -206,8 +206,8 @@ class Recorder {
   ModeSwitch switch_; // used only by the helper thread while it runs
   RecorderStats drained_; // counters of the drain
   std::deque<Document> taken_; // to be written
-  uint64_t documents_taken_ = 0; // number of the last one, in this trace
-  uint64_t groups_taken_ = 0; // the same for exchange_, in this process
+  uint64_t documents_taken_ = 0; // last document taken for this trace
+  uint64_t groups_taken_ = 0; // last group taken for exchange_
   std::optional<Pauses> pauses_taken_; // to be written
   std::vector<Record> pauses_drained_; // records to be written
   // Rings that this drain reads, each up to a number of pushes.

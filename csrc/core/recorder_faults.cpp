@@ -15,7 +15,7 @@ namespace commprof {
 namespace {
 
 constexpr uint64_t kFileCheckEveryNs = 500'000'000;
-constexpr size_t kMostPauses = 4096; // in memory while the disk is full
+constexpr size_t kMostPauses = 4096; // kept in memory while the disk is full
 
 } // namespace
 

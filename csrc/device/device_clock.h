@@ -50,8 +50,8 @@ class DeviceClock {
   double drift_error_ = kMaxDrift;
 };
 
-// Compares the clocks with events on an idle stream, each by when it is seen to
-// be done. Not thread-safe.
+// Compares a device's clock with the host's: records events on an idle stream,
+// and notes when the host sees them done. Not thread-safe.
 class ClockKeeper {
  public:
   static constexpr uint64_t kEveryNs = 1'000'000'000;

@@ -117,7 +117,7 @@ void DeviceTimeline::put(
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     Queue* queue = queueLocked(streams_[end]);
-    if (queue != nullptr) { // there is then a free place, too
+    if (queue != nullptr) { // records hold marks, so pending_ has room
       const uint32_t place = free_pending_;
       Pending& pending = pending_[place];
       free_pending_ = pending.next;

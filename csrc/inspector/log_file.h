@@ -25,7 +25,7 @@ struct Record {
 struct Stream {
   std::vector<Record> records;
   std::vector<int32_t> peers; // of messages only
-  uint8_t index = 0; // of the kind, in the order in which kinds came
+  uint8_t index = 0; // number of the kind, in order of appearance
   // Numbers of records by size, and by algorithm and protocol as "RING/LL", if
   // the format has them.
   std::map<std::pair<uint64_t, std::string>, uint64_t> algorithms;

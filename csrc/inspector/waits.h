@@ -32,7 +32,7 @@ namespace commprof::inspector {
 struct OfSize {
   uint64_t sizeBytes = 0;
   uint64_t calls = 0;
-  uint64_t records = 0; // with a time
+  uint64_t records = 0; // records with a time
   double waitUs = 0; // summed over calls and ranks
   double timeUs = 0; // likewise, waiting and transfer
   std::vector<float> transfersUs; // of calls that all ranks recorded

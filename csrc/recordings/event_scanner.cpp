@@ -66,7 +66,7 @@ std::optional<int64_t> identifier(std::string_view token) {
 // A time or length from a token, in ns.
 struct Time {
   int64_t ns = 0;
-  bool isWholeNs = false; // it was written in ns
+  bool isWholeNs = false; // the token was in ns
 };
 
 // nullopt if the token is no number, or none that can be a time. Floats are

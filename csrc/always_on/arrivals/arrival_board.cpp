@@ -131,7 +131,7 @@ struct Checked {
 
 // Arrivals of single ranks of other hosts, by a hash of group, number and rank.
 struct ListedTable {
-  static constexpr size_t kWays = 4; // of which the oldest is overwritten
+  static constexpr size_t kWays = 4; // of a set; the oldest is overwritten
   static constexpr size_t kSets = 1 << 13;
   Checked places[kSets][kWays]; // time, global rank
 
@@ -176,7 +176,7 @@ using board_memory::ListedTable;
 struct ArrivalBoard::Place {
   Word key; // 0: free
   Word shape; // ranks of the group, and slots
-  Word lasts; // offset; 0 until it has one, kNoRoom if it gets none
+  Word lasts; // offset of last arrivals; 0: none yet; kNoRoom: never
   Word columns; // offset of the newest column; 0: none
   Word local_ranks; // number of columns
 

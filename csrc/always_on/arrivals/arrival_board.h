@@ -99,7 +99,7 @@ class ArrivalBoard {
 
   enum class State {
     kMissing, // not all ranks of the group have arrived
-    kPartial, // as known, but some ranks of other hosts were not seen
+    kPartial, // as kKnown, but some ranks of other hosts were not seen
     kKnown,
     kLost, // overwritten by now
     kNoPlace, // the board had no place, or no room, for its group
@@ -107,7 +107,7 @@ class ArrivalBoard {
   };
   struct Last {
     uint64_t at_ns = 0; // issue by the last rank that delayed the asking one
-    uint32_t rank = 0; // its global rank
+    uint32_t rank = 0; // global rank of that rank
     // Bound on the error of comparing clocks; 0 among ranks of one host.
     uint64_t clock_error_ns = 0;
   };

@@ -60,7 +60,7 @@ class ArrivalExchange {
   struct Membership {
     ArrivalBoard::Member member;
     bool is_gloo = false;
-    std::string name; // with its number, the same on all ranks
+    std::string name; // name and number, the same on all ranks
     ArrivalBoard::Group joined{};
     bool refused = false;
   };

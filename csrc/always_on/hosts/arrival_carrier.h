@@ -98,7 +98,7 @@ class ArrivalCarrier {
     IpAddress address;
     uint64_t token;
     uint64_t heard_ns;
-    uint32_t hosts; // in its subtree; 0: it only asks whether this host lives
+    uint32_t hosts; // in the child's subtree; 0: it asks if this host lives
   };
   void loop() noexcept;
   void receiveAll() noexcept;
@@ -126,7 +126,7 @@ class ArrivalCarrier {
   UdpSocket socket_;
   int wake_fd_; // readable when the thread must wake up
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> has_others_{false}; // to send to
+  std::atomic<bool> has_others_{false}; // whom this host sends to
 
   mutable std::mutex mutex_; // guards everything below but the thread
   ArrivalTree tree_;

@@ -30,7 +30,7 @@ struct KnownArrivals {
 // Collectives of one group.
 struct ArrivalRun {
   uint64_t key = 0; // of the group
-  uint32_t size = 0; // its ranks
+  uint32_t size = 0; // number of its ranks
   std::vector<KnownArrivals> collectives{};
 };
 
@@ -87,7 +87,7 @@ class ArrivalPacker {
   // The run that is open, in the last datagram.
   uint64_t key_ = 0;
   size_t run_at_ = 0; // 0: none
-  KnownArrivals before_; // its last collective
+  KnownArrivals before_; // last collective of the open run
 };
 
 // Reads a datagram with `token`. Returns nothing if any part of it is invalid.

@@ -75,7 +75,7 @@ void ArrivalTree::change(Collective& one) {
   }
 }
 
-// The last arrival of all that was seen.
+// Returns the last arrival that any part has seen.
 ArrivalTree::Part ArrivalTree::total(const Collective& one) noexcept {
   Part all;
   for (const Part& part : one.parts) {

@@ -83,7 +83,7 @@ class Summary {
   struct Open {
     uint64_t op_id = 0; // 0: unused
     uint64_t issue_ns = 0;
-    uint64_t ready_ns = 0; // when its device's stream reached it
+    uint64_t ready_ns = 0; // when the device's stream reached the operation
     uint64_t end_ns = 0;
     uint64_t wait_begin_ns = 0; // of the first wait
     uint64_t wait_end_ns = 0;
@@ -120,7 +120,7 @@ class Summary {
   WaitLedger ledger_;
   DeviceSteps device_steps_;
   std::optional<FoundSteps> steps_;
-  std::vector<Record> replacements_; // of one record
+  std::vector<Record> replacements_; // what stands for one record
   std::vector<Operation> operations_; // [0] stands for the others of kOther
   std::unordered_map<uint64_t, uint32_t> index_; // of combinations
   std::unordered_map<Op, uint32_t> others_; // indices in operations_

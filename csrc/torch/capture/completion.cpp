@@ -132,7 +132,7 @@ c10::intrusive_ptr<c10d::Work> timed(
     const Record* issues,
     size_t count,
     const DeviceOp& on) {
-  bool end_recorded = false; // if false, the end is that of its wait
+  bool end_recorded = false; // false: the end of the wait counts
   for (size_t i = 0; i < count; ++i) {
     try {
       end_recorded = watchCompletion(*work, issues[i], on);

@@ -107,7 +107,7 @@ struct GroupTable {
   std::mutex mutex;
   std::unordered_map<const void*, std::unique_ptr<GroupEntry>> entries;
   uint32_t count = 0; // number of all groups so far
-  size_t sweep_at = 64; // number of entries
+  size_t sweep_at = 64; // number of entries at which to sweep
   // Number of sweeps, which invalidate the entries that threads remember.
   std::atomic<uint64_t> sweeps{0};
 
@@ -166,8 +166,8 @@ GroupInfo& groupInfo(c10d::ProcessGroup& group, c10::DeviceType type) {
   static thread_local GroupInfo* last_info = nullptr;
   static thread_local uint64_t last_sweeps = 0;
   static GroupTable& known = groupTable();
-  // If a thread sees an old count here, its group, which is alive, is older
-  // than that sweep, so its entry still exists.
+  // A thread may see an old count here. Its group is alive and was entered
+  // before the sweep that the thread missed, so its entry still exists.
   const uint64_t sweeps = known.sweeps.load(std::memory_order_relaxed);
   if (&group == last_group && type == last_type && sweeps == last_sweeps) {
     return *last_info;
