@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from contextlib import suppress
 
@@ -9,8 +10,12 @@ from contextlib import suppress
 _MODULES = ("_interpreters", "_xxsubinterpreters")
 
 
+@functools.cache
 def is_main_interpreter() -> bool:
-    """True in the main interpreter, and where Python cannot tell; False in a sub-interpreter."""
+    """True in the main interpreter, and where Python cannot tell; False in a sub-interpreter.
+
+    The answer is kept, because training asks in every step: `commprof.step` is looked up each time.
+    """
     for name in _MODULES:
         with suppress(ImportError):
             interpreters = importlib.import_module(name)
