@@ -168,9 +168,11 @@ def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list
     chosen = {id(parameter) for _, parameter in reduced(model)}
     names: list[str] = []
     for name, module in model.module.named_modules():
+        # Modules inside of another follow it.
+        if not name or (names and name.startswith(f"{names[-1]}.")):
+            continue
         parts = {id(parameter) for parameter in module.parameters()} & chosen
-        inside = any(name.startswith(f"{outer}.") for outer in names)
-        if name and parts and not parts & trained and not inside:
+        if parts and not parts & trained:
             names.append(name)
     return names
 
