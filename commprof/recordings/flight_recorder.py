@@ -59,6 +59,8 @@ _WITH_HOOKS = (2, 10)
 _STATES = ("scheduled", "started", "completed")
 _OPS = {
     "allreduce": "all_reduce",
+    "all_reduce_barrier": "barrier",  # NCCL's barrier since torch 2.6
+    "all_reduce_sparse": "all_reduce",
     "_all_gather_base": "all_gather_into_tensor",
     "_allgather_base": "all_gather_into_tensor",
     "allgather": "all_gather",

@@ -47,8 +47,17 @@ UNEVEN: Final = ("all_to_all", "gather", "scatter")
 
 
 def family(op: str) -> str:
-    """Returns the family of an operation; empty if the operation has another name than c10d's."""
-    return FAMILIES.get(op, "")
+    """Returns the family of an operation; empty if it is not listed.
+
+    Other tools name variants that c10d's table lacks, as ``all_reduce_barrier``: they belong to the
+    synchronising family that their name begins with.
+    """
+    listed = FAMILIES.get(op)
+    if listed is not None:
+        return listed
+    return next(
+        (synchronising for synchronising in SYNCHRONISING if op.startswith(synchronising)), ""
+    )
 
 
 def names_of(*families: str) -> tuple[str, ...]:

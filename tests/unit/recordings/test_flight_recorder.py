@@ -82,9 +82,12 @@ def test_a_chain_over_two_groups_is_followed_to_its_origin(tmp_path: Path) -> No
     )
 
 
-def test_a_rank_that_has_not_completed_what_others_have_is_the_culprit(tmp_path: Path) -> None:
-    done, next_one = entry("0", 1, state="completed"), entry("0", 2)
-    behind = dump(ALL, entry("0", 1), next_one)
+@pytest.mark.parametrize("op", ["all_reduce", "all_reduce_barrier"])
+def test_a_rank_that_has_not_completed_what_others_have_is_the_culprit(
+    tmp_path: Path, op: str
+) -> None:
+    done, next_one = entry("0", 1, op, "completed"), entry("0", 2)
+    behind = dump(ALL, entry("0", 1, op), next_one)
     write_dumps(tmp_path, dump(ALL, done, next_one), behind, dump(ALL, done, next_one))
     found = diagnosis(tmp_path)
     assert culprits(found) == ("behind", [1])

@@ -22,4 +22,8 @@ def test_variants_are_listed_by_name_and_by_code() -> None:
         *("recv", "recv_any_source"),
     )
     assert [OPS[code] for code in codes_of("all_to_all")] == ["all_to_all", "all_to_all_single"]
-    assert family("coalesced") == ""
+
+
+def test_a_variant_of_another_tool_belongs_to_the_family_that_its_name_begins_with() -> None:
+    assert family("all_gather_v") == "all_gather"
+    assert family("coalesced") == family("reduced") == ""
