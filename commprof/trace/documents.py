@@ -201,6 +201,10 @@ class Group:
         suffix = f":{self.backend}"
         return label + suffix if label != self.name and self.name.endswith(suffix) else label
 
+    def is_cpu_part_of(self, name: str) -> bool:
+        """True if this is the CPU part of the group that c10d calls ``name``."""
+        return self.name == f"{name}:{self.backend}"
+
 
 def group_label(name: str, description: str) -> str:
     """Returns the user's description of a process group, or c10d's name if there is none."""

@@ -120,7 +120,10 @@ def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> floa
         table, groups = rank.table, rank.trace.groups.values()
         chosen = (table.graph_task >= 0) & np.isin(table.op, _ALL_REDUCES)
         if group is not None:
-            chosen &= np.isin(table.group, [one.id for one in groups if one.name == group])
+            numbers = [
+                parts.id for parts in groups if parts.name == group or parts.is_cpu_part_of(group)
+            ]
+            chosen &= np.isin(table.group, numbers)
         task, times = table.graph_task[chosen], table.issue_ns[chosen]
         sizes = table.bytes_in[chosen]
     steps = columns.steps(rank.trace)

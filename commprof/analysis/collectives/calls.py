@@ -107,9 +107,18 @@ def assumes_threads(trace: Trace) -> bool:
 
 
 def _threads(trace: Trace, group: Group) -> int:
-    """Number of threads of a group according to the trace; 0 if unknown."""
-    threads = trace.metadata.get("gloo_threads", {}).get(group.name, 0)
-    return threads if type(threads) is int and 0 < threads <= _MOST_THREADS else 0
+    """Number of threads of a group according to the trace; 0 if unknown, or if it has none.
+
+    The trace has the number by c10d's name of the group, which may have a CPU part beside it.
+    """
+    name = group.name.removesuffix(f":{group.backend}")
+    threads = trace.metadata.get("gloo_threads", {}).get(name, 0)
+    if type(threads) is not int or not 0 < threads <= _MOST_THREADS:
+        return 0
+    is_device_part = group.backend != "gloo" and any(
+        other.is_cpu_part_of(group.name) for other in trace.groups.values()
+    )
+    return 0 if is_device_part else threads
 
 
 def _on_timed_device(trace: Trace, table: Collectives) -> npt.NDArray[np.bool_]:

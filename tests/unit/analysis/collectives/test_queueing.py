@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,6 +69,18 @@ def test_the_number_of_gloo_threads_is_read_from_the_trace_and_is_two_otherwise(
     for unusable in ("3", -1, 0, 2**40, True):
         rank.metadata["gloo_threads"] = {"0": unusable}
         assert starts(rank) == [10, 11, 100, 101]
+
+
+def test_the_threads_of_a_group_with_two_backends_are_those_of_its_cpu_part() -> None:
+    rank = Rank(world_size=2, groups={1: ("0:gloo", 2), 2: ("0", 2)})
+    rank.metadata["gloo_threads"] = {"0": 1}
+    for group in (1, 2):
+        for seq in range(2):
+            rank.collective(seq, 10 * group + seq, 100 + seq, group=group)
+    trace = rank.trace()
+    trace.groups[2] = replace(trace.groups[2], backend="nccl")
+    assert not assumes_threads(trace)
+    assert start_times(trace, columns.collectives(trace)).tolist() == [10, 100, 0, 0]
 
 
 def test_starts_are_unknown_for_backends_other_than_gloo() -> None:
