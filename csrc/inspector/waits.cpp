@@ -21,9 +21,23 @@ constexpr double kClearly = 1.25;
 constexpr double kClearlyUs = 5;
 constexpr size_t kEnoughCalls = 10;
 
-// Usual transfers by size: the median of the calls that all ranks recorded, or
-// if those are few, a low quantile of the shortest times of all calls.
-using Usual = std::unordered_map<uint64_t, double>;
+// Of the transfers that all ranks recorded, so many are shorter than a time
+// that shows that all waited.
+constexpr double kNearlyAll = 0.99;
+
+struct UsualTransfer {
+  // The median of the calls that all ranks recorded, or if those are few, a low
+  // quantile of the shortest times of all calls.
+  double us = 0;
+  // All that recorded a call waited if their shortest time is above this.
+  double mostUs = 0;
+  // True if enough calls were recorded by all ranks: only these tell transfers
+  // that are long at times from waiting for a rank without a record.
+  bool isOfComplete = false;
+};
+
+// By size.
+using Usual = std::unordered_map<uint64_t, UsualTransfer>;
 
 double quantile(std::vector<float> values, double part) {
   const auto place =
@@ -70,8 +84,10 @@ class Ledger {
     ++waits_.calls;
     const float least = *std::min_element(times.begin(), times.end());
     const bool isComplete = times.size() == ranks_;
-    const double usual = isComplete ? least : usualTransfer(sizeBytes, least);
-    const bool lastIsMissing = usual < least;
+    const UsualTransfer* const known = usualTransfer(sizeBytes);
+    const bool lastIsMissing =
+        !isComplete && known != nullptr && least > known->mostUs;
+    const double usual = lastIsMissing ? known->us : least;
     const float shortest = float(usual);
     const auto last = std::count(times.begin(), times.end(), shortest);
     double waitUs = 0;
@@ -84,7 +100,8 @@ class Ledger {
       waitUs += wait;
       timeUs += times[i];
     }
-    if (lastIsMissing && lost.size() == 1 && times.size() + 1 == ranks_) {
+    if (lastIsMissing && known->isOfComplete && lost.size() == 1 &&
+        times.size() + 1 == ranks_) {
       blame(lost[0], 1, shortest, members, times, waitUs, block);
     } else if (lastIsMissing) {
       waits_.unattributedUs += waitUs;
@@ -113,16 +130,8 @@ class Ledger {
     } else {
       incomplete_[sizeBytes].push_back(least);
     }
-    const auto known =
-        usual_ == nullptr ? Usual::const_iterator() : usual_->find(sizeBytes);
-    if (usual_ != nullptr && known != usual_->end()) {
-      lost_.add(
-          members,
-          times,
-          lost,
-          known->second,
-          clearlyAbove(known->second),
-          block);
+    if (known != nullptr) {
+      lost_.add(members, times, lost, known->us, known->mostUs, block);
     }
   }
 
@@ -176,8 +185,15 @@ class Ledger {
       const auto known = sizes_.find(bytes);
       const bool isKnown = known != sizes_.end() &&
           known->second.transfersUs.size() >= kEnoughCalls;
-      usual[bytes] = isKnown ? quantile(known->second.transfersUs, 0.5)
-                             : quantile(times, 0.1);
+      if (isKnown) {
+        const auto& transfers = known->second.transfersUs;
+        const double us = quantile(transfers, 0.5);
+        const double most = quantile(transfers, kNearlyAll);
+        usual[bytes] = {us, std::max(clearlyAbove(us), most), true};
+      } else {
+        const double us = quantile(times, 0.1);
+        usual[bytes] = {us, clearlyAbove(us), false};
+      }
     }
     return usual;
   }
@@ -248,14 +264,13 @@ class Ledger {
     return kClearly * usual + kClearlyUs;
   }
 
-  double usualTransfer(uint64_t sizeBytes, double least) const {
+  // Null if it is not known.
+  const UsualTransfer* usualTransfer(uint64_t sizeBytes) const {
     if (usual_ == nullptr) {
-      return least;
+      return nullptr;
     }
     const auto known = usual_->find(sizeBytes);
-    const bool isLonger =
-        known != usual_->end() && least > clearlyAbove(known->second);
-    return isLonger ? known->second : least;
+    return known == usual_->end() ? nullptr : &known->second;
   }
 
   const size_t members_;

@@ -186,6 +186,25 @@ def test_all_waited_for_the_only_rank_whose_record_is_lost(
     assert operations.waits.waited_us.sum() == pytest.approx(waited_us)
 
 
+def test_transfers_that_are_long_at_times_do_not_accuse_the_rank_that_lost_records(
+    tmp_path: Path,
+) -> None:
+    """A fifth of the transfers takes twice as long; rank 3 lost a third of its records."""
+    draw = np.random.default_rng(1)
+    transfer_us = np.where(draw.random(600) < 0.2, 800, 400) * draw.normal(1, 0.03, 600)
+    came_us = draw.exponential(3, (600, 8))
+    times = transfer_us[:, None] + came_us.max(axis=1, keepdims=True) - came_us
+    lines = {
+        rank: [
+            _line(rank, 8, number, float(times[number, rank]))
+            for number in range(600)
+            if rank != 3 or number % 3 != 1
+        ]
+        for rank in range(8)
+    }
+    assert inspector_result(_write(tmp_path / "logs", lines)).late == ()
+
+
 def test_all_may_have_waited_for_a_rank_without_a_log(tmp_path: Path) -> None:
     lines = {
         rank: [_line(rank, 4, n, 1000 if n == 20 else 100) for n in range(40)] for rank in range(3)
