@@ -97,13 +97,21 @@ def lateness(
     enough = enough_steps(of_ranks(caused), by_waiting)
     step_ns, error_ns = ms_to_ns(step_median_ms), us_to_ns(between_ranks_us)
     if len(caused) < enough:
-        waited = np.stack([np.nan_to_num(part.wait_ns[taken]) for part in seen.measured])
+        # As in ``of_ranks``, without the waiting for ranks that lacked cores.
+        waited = np.stack(
+            [
+                np.nan_to_num(part.wait_ns - part.caused.of_cause_ns(NO_CORE))[taken]
+                for part in seen.measured
+            ]
+        )
         late = late_rank_of_few_steps(
             of_ranks(caused), waited, seen.ranks, step_ns, error_ns, by_waiting
         )
         if late is not None and not seen.recorded[0].is_foreign:
             is_beyond_chance = late.p_value <= _SIGNIFICANCE_OF_OWN_RUNS
             late = with_cause(late, caused) if is_beyond_chance else None
+        if late is not None:  # that waiting is a part of all waiting
+            late = replace(late, share=late.share * float(of_ranks(caused).sum() / caused.sum()))
     else:
         origin_ns = np.stack([part.by_origin_ns[:, taken] for part in seen.measured])
         late = late_rank(caused, by_waiting, origin_ns, seen.ranks, step_ns, error_ns)
