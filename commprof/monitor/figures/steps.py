@@ -99,6 +99,8 @@ class StepFollower:
         """Takes the newly completed steps out of the pending records; None if there are none."""
         if not all(waiting.has_steps for waiting in pending.values()):
             return None
+        if self._base == 0 and any(waiting.has_ended(self._done) for waiting in pending.values()):
+            return None  # a rank is still in the step after the last one returned
         _replace_lost_marks(pending, tails)
         traces = {rank: _trace(tails[rank], pending[rank].records()) for rank in pending}
         steps = {rank: columns.steps(trace) for rank, trace in traces.items()}
@@ -162,6 +164,8 @@ class _Pending:
         #: True once the script has marked the end of a step.
         self.ends_steps = False
         self._went_backward = False
+        #: Largest number of a step whose end the script has marked; -1 if there is none.
+        self.last_end = -1
 
     @property
     def lacks_mark(self) -> bool:
@@ -177,13 +181,19 @@ class _Pending:
         """False as long as nothing came at which a step can end."""
         return self.ends_steps or self._went_backward
 
+    def has_ended(self, step: int) -> bool:
+        """True if the script marks steps, and ``step`` is the last whose end came."""
+        return self.ends_steps and self.last_end <= step
+
     def add(self, records: Records) -> None:
         if len(records) == 0:
             return
         self._grew_s = time.monotonic()
         self._batches.append(records)
         marks = records[records["kind"] == Kind.STEP]
-        self.ends_steps = self.ends_steps or bool((marks["aux"] == 1).any())
+        ended = marks["op_id"][marks["aux"] == 1]
+        self.ends_steps = self.ends_steps or len(ended) > 0
+        self.last_end = max(self.last_end, int(ended.max(initial=0)) if len(ended) else -1)
         phases = records[records["kind"] == Kind.PHASE]
         self._went_backward |= bool((phases["aux"] == Phase.BACKWARD).any())
         clocks = records[records["kind"] == Kind.CLOCK]

@@ -444,3 +444,19 @@ def test_live_wait_known_for_some_steps_equals_that_of_the_report(tmp_path: Path
     part = seen.parts[1]
     assert mean_of_known(part.wait_ns, part.exposed_ns) == 0
     assert np.isnan(part.wait_ns).tolist() == [True, False]
+
+
+def test_nothing_is_analysed_while_a_rank_is_within_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    analysed = []
+    trace = live_steps._trace
+    monkeypatch.setattr(live_steps, "_trace", lambda *of: analysed.append(1) or trace(*of))
+    followed = Followed(tmp_path, ranks_of(2, 10), settled_ns=0)
+    followed.run.begin()
+    followed.run.until(550 * MS)
+    followed.poll()
+    before = len(analysed)
+    followed.poll()
+    assert followed.numbers
+    assert before == len(analysed)
