@@ -136,11 +136,11 @@ def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[s
 
 
 def few(problems: Sequence[str]) -> list[str]:
-    """Returns sentences about files that cannot be read; of many, one with their number."""
+    """Returns sentences about files that are left out; of many, one with their number."""
     if len(problems) <= _MOST_PROBLEMS:
         return list(problems)
     first = "; ".join(problem.rstrip(".") for problem in problems[:_MOST_PROBLEMS])
-    return [f"{len(problems):,} files cannot be read, the first of them {first}"]
+    return [f"{len(problems):,} files are left out, the first of them {first}"]
 
 
 def is_packed(path: Path) -> bool:

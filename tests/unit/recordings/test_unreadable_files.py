@@ -18,7 +18,7 @@ def test_up_to_three_files_have_a_line_each_and_more_one_line_together() -> None
     lines = [f"{number}.json: cut off" for number in range(20)]
     assert few(lines[:3]) == lines[:3]
     assert few(lines) == [
-        "20 files cannot be read, the first of them 0.json: cut off; 1.json: cut off; "
+        "20 files are left out, the first of them 0.json: cut off; 1.json: cut off; "
         "2.json: cut off"
     ]
 
@@ -26,7 +26,7 @@ def test_up_to_three_files_have_a_line_each_and_more_one_line_together() -> None
 def test_a_folder_of_unreadable_files_says_so_in_one_line(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"bad_{number:02}.json").write_text(CUT_OFF)
-    with pytest.raises(CommprofError, match="20 files cannot be read, the first of them bad_00"):
+    with pytest.raises(CommprofError, match="20 files are left out, the first of them bad_00"):
         read_recording(tmp_path)
 
 
@@ -37,5 +37,5 @@ def test_unreadable_files_beside_traces_are_one_caveat(tmp_path: Path) -> None:
     found = read_recording(folder)
     assert found is not None
     assert len(found.traces) == 2
-    assert sum("cannot be read" in problem for problem in found.problems) == 1
+    assert sum("are left out" in problem for problem in found.problems) == 1
     assert not any("bad_10" in problem for problem in found.problems)
