@@ -64,7 +64,9 @@ class MachineProfile:
         if not curves:
             return f"has no costs {'within a host' if link == SAME_HOST else 'between hosts'}"
         backends = {curve.backend for curve in curves}
-        if not any(name in backend for name in backends):
+        # A job may name several, by device.
+        of_job = {name.split(":")[-1] for name in backend.split(",")}
+        if not any(name.split(":")[-1] in of_job for each in backends for name in each.split(",")):
             return f"is of {', '.join(sorted(backends))}, and the job used {backend}"
         return ""
 
