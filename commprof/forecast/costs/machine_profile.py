@@ -64,11 +64,14 @@ class MachineProfile:
         if not curves:
             return f"has no costs {'within a host' if link == SAME_HOST else 'between hosts'}"
         backends = {curve.backend for curve in curves}
-        # A job may name several, by device.
-        of_job = {name.split(":")[-1] for name in backend.split(",")}
-        if not any(name.split(":")[-1] in of_job for each in backends for name in each.split(",")):
+        if not any(_plain_names(name) & _plain_names(backend) for name in backends):
             return f"is of {', '.join(sorted(backends))}, and the job used {backend}"
         return ""
+
+
+def _plain_names(backend: str) -> set[str]:
+    """Names of the backends in a job's own name for them, which may tell the device of each."""
+    return {name.rpartition(":")[2] for name in backend.split(",")}
 
 
 def default_path() -> Path:

@@ -1,7 +1,8 @@
 """What a report says to change is applied to the job as it is printed: it runs, its cause is gone.
 
-The jobs are those of benchmarks/causes. Those whose own lines do not tell the change get the fix of
-the catalogue, each of which test_pasted_fixes.py runs.
+The jobs are those of benchmarks/causes, one or two for each way in which a fix changes a script.
+Jobs whose own lines do not tell the change get the fix of the catalogue: test_pasted_fixes.py runs
+all of these.
 """
 
 from __future__ import annotations
@@ -24,32 +25,22 @@ SELDOM = "if step % 100 == 0:  # if no step between uses the result\n    "
 CHANGES = {
     "trained_apart": "model = ddp if common.FIXED else ddp",
     "weights_differ": "for tensor in ddp.state_dict().values():",
-    "ddp_wrong_pass": "if last_pass else ddp.no_sync()",
     "ddp_every_pass": "if last_pass else ddp.no_sync()",
     "ddp_buffers": "broadcast_buffers=False",
-    "ddp_unused_parameters": "find_unused_parameters=False",
-    "ddp_static_graph": '"static_graph": True',
     "ddp_frozen_gradients": 'model.get_submodule("backbone").requires_grad_(False)',
     "ddp_small_buckets": '"bucket_cap_mb": 25',
     "fsdp_one_unit": "fully_shard(block, reshard_after_forward=False)",
     "fsdp_small_units": "fully_shard(units[first : first + 6], reshard_after_forward=False)",
     "fsdp_every_pass": "model.set_requires_gradient_sync(pass_number == len(passes) - 1)",
-    "fsdp_gathers_twice": "model.set_reshard_after_forward(False)",
     "scalars_one_by_one": "tensors = [value for name, value in metrics.items()]",
     "scalars_gathered": "dist.all_gather(rows, flat)",
-    "norms_one_by_one": "tensors = [norm for norm in norms]",
-    "tensors_one_by_one": "tensors = [parameter.grad for parameter in model.parameters()]",
-    "weights_averaged": "tensors = [parameter for parameter in model.parameters()]",
     "zero_one_by_one": "parameters_as_bucket_view=True",
     "gathered_outputs": f"{SELDOM}dist.all_gather(everyone, out.detach())",
     "debug_detail": "torch.distributed.set_debug_level",
-    "pickled_objects": f"{SELDOM}dist.all_gather_object(everyone, mine)",
     "barrier_each_step": "# in place of barrier_each_step.py:13\npass",
-    "barrier_after_log": "# delete barrier_after_log.py:23",
     "garbage_in_turns": "if step % 1000 == 0:\n    gc.collect(1)",
     "late_loading": '"num_workers": 4',
     "late_embedding": "sparse=True",
-    "too_many_threads": "torch.set_num_threads(1)",
 }
 
 
@@ -77,6 +68,7 @@ def causes(script: Path, job: str, directory: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.flaky(reruns=2)  # another process may change what a short job waits for
 @pytest.mark.parametrize("job", CHANGES)
 def test_the_printed_fix_of_a_job_runs_and_its_cause_is_gone(tmp_path: Path, job: str) -> None:
     script = JOBS_FOLDER / f"{job}.py"

@@ -18,8 +18,7 @@ def test_up_to_three_files_have_a_line_each_and_more_one_line_together() -> None
     lines = [f"{number}.json: cut off" for number in range(20)]
     assert few(lines[:3]) == lines[:3]
     assert few(lines) == [
-        "20 files are left out, the first of them 0.json: cut off; 1.json: cut off; "
-        "2.json: cut off"
+        "20 files are left out, the first of them 0.json: cut off; 1.json: cut off; 2.json: cut off"
     ]
 
 

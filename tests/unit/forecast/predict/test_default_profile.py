@@ -60,3 +60,10 @@ def test_a_profile_that_the_user_names_is_used_as_it_is(
     save_profile(profile(link=SAME_HOST, backend="nccl"), path)
     line = costs(capsys, str(run), "--profile", str(path))
     assert line.startswith(f"costs: machine profile {path}, of ")
+
+
+def test_backends_are_compared_without_their_devices() -> None:
+    costs_of_nccl = profile(link=SAME_HOST, backend="cpu:gloo,cuda:nccl")
+    assert costs_of_nccl.unlike(SAME_HOST, "nccl") == ""
+    assert profile(link=SAME_HOST, backend="nccl").unlike(SAME_HOST, "cpu:gloo,cuda:nccl") == ""
+    assert "the job used mpi" in costs_of_nccl.unlike(SAME_HOST, "mpi")
