@@ -33,7 +33,8 @@ from commprof.trace.reader import read_trace
 
 #: Number of updates, of any optimizers, that are looked at.
 _UPDATES = 10
-#: Most names of modules that are written.
+#: With more names of modules none is written: a model of which a part is frozen still has unused
+#: parameters.
 _MOST_MODULES = 8
 #: Time until the exchanges that belong to these updates have been issued and written.
 _WRITTEN_S = 0.5
@@ -143,7 +144,7 @@ class TrainedParameters:
             "ddp_bytes": sum(size for key, size in own.items() if key in by_ddp),
             "ignored_bytes": sum(size for key, size in own.items() if key in ignored - by_ddp),
             "other_libraries": _other_libraries(),
-            "untrained_modules": untrained[:_MOST_MODULES],
+            "untrained_modules": untrained if len(untrained) <= _MOST_MODULES else [],
         }
         self._recorder.add_metadata(json.dumps({"trained": found}))
         if not self._looks:
@@ -161,12 +162,15 @@ class TrainedParameters:
 def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list[str]:
     """Names of the outermost modules that hold reduced parameters, none of which is trained.
 
+    Empty if they do not hold all that is not trained.
+
     Args:
         model: a DDP model, whose inner model gives the names.
         trained: identities of the trained parameters.
     """
     chosen = {id(parameter) for _, parameter in reduced(model)}
     names: list[str] = []
+    held: set[int] = set()
     for name, module in model.module.named_modules():
         # Modules inside of another follow it.
         if not name or (names and name.startswith(f"{names[-1]}.")):
@@ -174,7 +178,8 @@ def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list
         parts = {id(parameter) for parameter in module.parameters()} & chosen
         if parts and not parts & trained:
             names.append(name)
-    return names
+            held |= parts
+    return names if chosen - trained <= held else []
 
 
 def _other_libraries() -> list[str]:

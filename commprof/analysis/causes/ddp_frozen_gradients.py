@@ -63,7 +63,9 @@ def _edit(facts: Facts) -> str:
     site = facts.script.only(*edits.DDP)
     trained = facts.first.trace.metadata.get("trained") or {}
     modules = [str(name) for name in trained.get("untrained_modules") or ()]
-    if site is None or not modules or not isinstance(site.call.args[0], ast.Name):
+    if site is None or not modules or not site.call.args:
+        return ""
+    if not isinstance(site.call.args[0], ast.Name):
         return ""
     model = site.call.args[0].id
     lines = [f'{model}.get_submodule("{name}").requires_grad_(False)' for name in modules]

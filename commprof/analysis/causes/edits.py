@@ -65,7 +65,14 @@ def wrapped(script: Script) -> str:
     if len(makers) != 1:
         return ""
     site, node = makers[0]
-    model = site.source.segment(node)
+    model, function = site.source.segment(node), _function(site.source, site.call)
+    trains = function is None or any(
+        site.source.called(call) == "backward" for call in _calls(function)
+    )
+    if isinstance(node, ast.Name) and not trains:
+        return ""  # a name of this function alone
+    if not site.source.is_alone(site.statement):
+        return ""
     code = f"{model} = torch.nn.parallel.DistributedDataParallel({model})"
     return site.source.before(site.statement, code)
 
@@ -75,7 +82,7 @@ def _not_the_inner(script: Script, wrapper: str) -> str:
     inner = f"{wrapper}.module"
     for source in script.sources:
         for node in ast.walk(source.tree):
-            if isinstance(node, ast.Assign) and inner in map(source.segment, ast.walk(node.value)):
+            if isinstance(node, ast.Assign) and inner in map(source.segment, _results(node.value)):
                 first, last = source.span(node)
                 code = source.code(first, last).replace(inner, wrapper)
                 return source.edit("in place of", first, last, code)
@@ -84,6 +91,15 @@ def _not_the_inner(script: Script, wrapper: str) -> str:
                 code = source.code(first, last).replace(inner, wrapper)
                 return source.edit("in place of", first, last, code)
     return ""
+
+
+def _calls(node: ast.AST) -> list[ast.Call]:
+    return [inner for inner in ast.walk(node) if isinstance(inner, ast.Call)]
+
+
+def _results(value: ast.expr) -> list[ast.expr]:
+    """What a value may be: of ``x if y else z`` both."""
+    return [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
 
 
 def deleted(script: Script, lines: list[str], names: tuple[str, ...]) -> str:
@@ -102,12 +118,19 @@ def deleted(script: Script, lines: list[str], names: tuple[str, ...]) -> str:
 def seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str:
     """The call on a line, in few steps only, with the condition under which this is right."""
     site = script.at(line, names)
-    if site is None or site.loop is None or not isinstance(site.statement, ast.Expr):
+    if site is None or not isinstance(site.statement, ast.Expr):
+        return ""
+    if not site.source.is_alone(site.statement):
+        return ""
+    loop = _step_loop(site)
+    if loop is None:
         return ""
     source = site.source
     first, last = source.span(site.statement)
     body = textwrap.indent(source.code(first, last), _INDENT)
-    step = _step_name(site)
+    step = _step_name(source, loop)
+    if not step and site.loop is not loop:
+        return ""
     if step:
         return source.edit(
             "in place of", first, last, f"if {step} % {every} == 0:{_IF_UNUSED}\n{body}"
@@ -116,7 +139,7 @@ def seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str
     counts = f"import itertools\n\n{calls} = itertools.count()"
     return "\n".join(
         [
-            source.before(site.loop, counts),
+            source.before(loop, counts),
             source.edit(
                 "in place of", first, last, f"if next({calls}) % {every} == 0:{_IF_UNUSED}\n{body}"
             ),
@@ -124,18 +147,43 @@ def seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str
     )
 
 
-def _step_name(site: Site) -> str:
-    """The variable of the outermost loop that numbers the steps; empty if there is none."""
-    for node in reversed(list(site.source.around(site.call))):
-        if isinstance(node, ast.For):
-            target, numbered = node.target, node.iter
-            called = site.source.called(numbered) if isinstance(numbered, ast.Call) else ""
-            if called == "enumerate" and isinstance(target, ast.Tuple):
-                target = target.elts[0]
-            if isinstance(target, ast.Name) and (
-                called in ("range", "enumerate") or target.id in _STEP_NAMES
-            ):
-                return target.id
+def _step_loop(site: Site) -> ast.For | None:
+    """The innermost loop around a call that updates: one round of it is a step, not an epoch.
+
+    None if that is no ``for`` loop, or if no loop around updates and there are several.
+    """
+    source = site.source
+    updates = _updates(source)
+    loops = [
+        n for n in source.around(site.call) if isinstance(n, ast.For | ast.AsyncFor | ast.While)
+    ]
+    holding = [
+        loop
+        for loop in loops
+        if any(node is loop for call in updates for node in source.around(call))
+    ]
+    loop = holding[0] if holding else loops[0] if len(loops) == 1 else None
+    return loop if isinstance(loop, ast.For) and not _shares_lines(loop) else None
+
+
+def _updates(source: Source) -> list[ast.Call]:
+    """Calls of ``step``, except those of a learning rate's scheduler."""
+    return [
+        call
+        for call in source.calls()
+        if source.called(call) == "step" and "sched" not in source.segment(call.func).lower()
+    ]
+
+
+def _step_name(source: Source, loop: ast.For) -> str:
+    """The variable of a loop that numbers its rounds; empty if there is none."""
+    target, numbered = loop.target, loop.iter
+    called = source.called(numbered) if isinstance(numbered, ast.Call) else ""
+    if called == "enumerate" and isinstance(target, ast.Tuple):
+        target = target.elts[0]
+    numbers = called in ("range", "enumerate")
+    if isinstance(target, ast.Name) and (numbers or target.id in _STEP_NAMES):
+        return target.id
     return ""
 
 
@@ -145,8 +193,8 @@ def joined(script: Script, line: str, op: str) -> str:
     if site is None or site.loop is None or not site.is_whole or not site.call.args:
         return ""
     source, loop, call = site.source, site.loop, site.call
-    listed = _each(source, loop, call, call.args[0])
-    if not listed or not isinstance(loop.body[0], ast.stmt) or _is_guarded(site):
+    listed = "" if _is_guarded(site) else _each(source, loop, call, call.args[0])
+    if not listed:
         return ""
     rest = [source.segment(argument) for argument in call.args[1:]]
     rest += [
@@ -178,9 +226,13 @@ def joined_gathers(script: Script, line: str) -> str:
     if site is None or site.loop is None or not site.is_whole or len(site.call.args) < 2:
         return ""
     source, loop, call = site.source, site.loop, site.call
-    listed = _each(source, loop, call, call.args[1])
+    listed = (
+        ""
+        if _is_guarded(site)
+        else _each(source, loop, call, call.args[1], source.segment(call.args[0]))
+    )
     outputs, tensor = (source.segment(argument) for argument in call.args[:2])
-    if not listed or not isinstance(call.args[0], ast.Name) or _is_guarded(site):
+    if not listed or not isinstance(call.args[0], ast.Name):
         return ""
     rest = [
         f"{element.arg}={source.segment(element.value)}" for element in call.keywords if element.arg
@@ -206,10 +258,22 @@ def joined_gathers(script: Script, line: str) -> str:
     )
 
 
-def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr) -> str:
-    """List of what a call in a loop is given; empty if the loop makes it only on the way."""
+def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr, made: str = "") -> str:
+    """List of what a call in a loop is given; empty if the loop makes it only on the way.
+
+    ``made``: name of the call's outputs, which the loop may make from it before.
+
+    What the loop does with it before the call may change it, or pass over it with ``continue``.
+    """
     targets = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
     if _names(argument) & _stored(*loop.body) or not _names(argument) & targets:
+        return ""
+    before = [
+        statement
+        for statement in loop.body[: loop.body.index(source.statement(call))]
+        if not (isinstance(statement, ast.Assign) and source.segment(statement.targets[0]) == made)
+    ]
+    if _names(*before) & targets or any(element.arg == "async_op" for element in call.keywords):
         return ""
     target, values = source.segment(loop.target), source.segment(loop.iter)
     conditional = isinstance(loop.iter, ast.IfExp)
@@ -217,8 +281,14 @@ def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr) -> 
 
 
 def _is_guarded(site: Site) -> bool:
-    """True if the loop makes the call on a condition, in an inner loop or after a jump."""
-    return site.source.parents[site.statement] is not site.loop
+    """True if the loop makes the call on a condition, or not in the line after its head."""
+    loop = site.loop
+    return loop is None or site.statement not in loop.body or _shares_lines(loop)
+
+
+def _shares_lines(loop: ast.For) -> bool:
+    """True if a loop's body stands on the line of its head."""
+    return loop.body[0].lineno <= (loop.iter.end_lineno or loop.lineno)
 
 
 def _names(*nodes: ast.AST) -> set[str]:
@@ -256,19 +326,37 @@ def at_once(script: Script, line: str, names: tuple[str, ...]) -> str:
     code = [
         f"{works} = []",
         head,
-        f"{_INDENT}{works}.append({call})",
+        f"{_indent(source, loop)}{works}.append({call})",
         f"for {work} in {works}:",
         f"{_INDENT}{work}.wait()",
     ]
     return source.edit("in place of", first, last, "\n".join(code))
 
 
+def _indent(source: Source, loop: ast.For) -> str:
+    """What a loop's body is indented by, as the script has it."""
+    line = source.lines[loop.body[0].lineno - 1]
+    return line[loop.col_offset : len(line) - len(line.lstrip())]
+
+
 def on_device(script: Script, line: str) -> str:
-    """The tensor that a call is given, moved to the GPU before."""
+    """The tensor that a call is given, moved to the GPU before.
+
+    Only one that its function makes by a call: others may hold another name of it.
+    """
     site = script.at(line)
     if site is None or not site.call.args or not isinstance(site.call.args[0], ast.Name):
         return ""
-    name = site.call.args[0].id
+    name, function = site.call.args[0].id, _function(site.source, site.call)
+    stored = [
+        site.source.statement(node)
+        for node in ast.walk(function or site.source.tree)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+    ]
+    if not stored or not all(
+        isinstance(maker, ast.Assign) and isinstance(maker.value, ast.Call) for maker in stored
+    ):
+        return ""
     code = f"{name} = {name}.cuda()  # reduced on the GPU; read the result later"
     return site.source.before(site.statement, code)
 
@@ -285,10 +373,24 @@ def last_pass_only(script: Script, model: str, setter: bool = False) -> str:
     if not model or site is None or (loop := site.loop) is None:
         return ""
     source = site.source
-    updates = [call for call in source.calls() if source.called(call) == "step"]
+    if not _is_known(source, loop, model):
+        return ""
+    updates = _updates(source)
     inside = [call for call in updates if any(node is loop for node in source.around(call))]
-    if not inside:
-        return _of_inner_loop(source, loop, model, setter)
+    after = [
+        call
+        for call in updates
+        if _function(source, call) is _function(source, loop)
+        and call.lineno > (loop.end_lineno or loop.lineno)
+    ]
+    if not inside:  # the update may be in a function that the loop calls
+        return _of_inner_loop(source, loop, model, setter) if after else ""
+    if any(
+        source.segment(late.func) == source.segment(call.func) for late in after for call in inside
+    ):
+        return (
+            ""  # of what remains: its passes exchange nothing if only each update's last one does
+        )
     guard = next((node for node in loop.body if isinstance(node, ast.If)), None)
     holds = guard is not None and all(
         any(node is guard for node in source.around(call)) for call in inside
@@ -296,6 +398,37 @@ def last_pass_only(script: Script, model: str, setter: bool = False) -> str:
     if guard is None or not holds or guard.orelse:
         return ""
     return _until_update(source, loop, guard, site, model, setter)
+
+
+def _function(source: Source, node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
+    """The innermost function around a node, or node of one of these kinds; None at the top."""
+    outer = source.parents.get(node)
+    while outer is not None and not isinstance(
+        outer, kinds or (ast.FunctionDef, ast.AsyncFunctionDef)
+    ):
+        outer = source.parents.get(outer)
+    return outer
+
+
+def _is_known(source: Source, node: ast.AST, model: str) -> bool:
+    """True if a variable that a file assigns to has this name at the node, too."""
+    made = [
+        target
+        for node_of_file in ast.walk(source.tree)
+        if isinstance(node_of_file, ast.Assign)
+        for target in node_of_file.targets
+        if source.segment(target) == model
+    ]
+    if model.startswith("self."):
+        of_class = _function(source, node, ast.ClassDef)
+        return any(_function(source, target, ast.ClassDef) is of_class for target in made)
+    here = _function(source, node)
+    return any(_function(source, target) in (None, here) for target in made) or any(
+        isinstance(node_of_file, ast.arg)
+        and node_of_file.arg == model
+        and source.parents[source.parents[node_of_file]] is here
+        for node_of_file in ast.walk(source.tree)
+    )
 
 
 def _of_inner_loop(source: Source, loop: ast.For, model: str, setter: bool) -> str:
@@ -309,9 +442,10 @@ def _of_inner_loop(source: Source, loop: ast.For, model: str, setter: bool) -> s
     head = f"for {number}, {target} in enumerate({passes} := list({values})):"
     is_last = f"{number} == len({passes}) - 1"
     if setter:
-        sync = f"{_INDENT}{model}.set_requires_gradient_sync({is_last})"
+        sync = f"{_indent(source, loop)}{model}.set_requires_gradient_sync({is_last})"
         return source.edit("in place of", first, last, f"{head}\n{sync}")
-    head = f"{_contextlib(source)}{head}\n{_INDENT}{last_pass} = {is_last}"
+    indent = _indent(source, loop)
+    head = f"{_contextlib(source)}{head}\n{indent}{last_pass} = {is_last}"
     wrapped = f"with contextlib.nullcontext() if {last_pass} else {model}.no_sync():"
     syncing = [
         node for node in ast.walk(loop) if isinstance(node, ast.With) and _names_sync(node, source)
@@ -323,8 +457,8 @@ def _of_inner_loop(source: Source, loop: ast.For, model: str, setter: bool) -> s
         header = source.edit("in place of", first, last, head)
         return f"{header}\n{source.edit('in place of', begin, end, wrapped)}"
     end = loop.end_lineno or loop.lineno
-    body = textwrap.indent(source.code(loop.body[0].lineno, end), 2 * _INDENT)
-    return source.edit("in place of", first, end, f"{head}\n{_INDENT}{wrapped}\n{body}")
+    body = textwrap.indent(source.code(loop.body[0].lineno, end), 2 * indent)
+    return source.edit("in place of", first, end, f"{head}\n{indent}{wrapped}\n{body}")
 
 
 def _contextlib(source: Source) -> str:
@@ -358,7 +492,13 @@ def _until_update(
         for element in ast.walk(statement)
         if isinstance(element, ast.Name) and isinstance(element.ctx, ast.Store)
     }
-    if not passed or _names(guard.test) & body_names:
+    counted = {
+        node.target.attr
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute)
+    }
+    asked = {node.attr for node in ast.walk(guard.test) if isinstance(node, ast.Attribute)}
+    if not passed or _names(guard.test) & body_names or asked & counted:
         return ""
     test = source.segment(guard.test)
     first, last = before[0].lineno, before[-1].end_lineno or before[-1].lineno
@@ -372,19 +512,19 @@ def _until_update(
     return source.edit("in place of", first, last, f"{_contextlib(source)}{wrapped}\n{body}")
 
 
-def before_training(script: Script, code: str) -> str:
-    """Lines before the outermost loop that trains."""
+def before_training(script: Script, code: str, model: str) -> str:
+    """Lines about a model before the outermost loop that trains."""
     site = script.only("backward")
     if site is None:
         return ""
     loops = [node for node in site.source.around(site.call) if isinstance(node, ast.For)]
-    if not loops:
+    if not loops or not _is_known(site.source, loops[-1], model):
         return ""
     return site.source.before(loops[-1], code)
 
 
 def in_training(script: Script, before: str, inside: str) -> str:
-    """Lines before the outermost loop that trains, and others that each of its rounds begins with.
+    """Lines before the outermost loop that trains, and others that each step begins with.
 
     Args:
         script: the script.
@@ -396,28 +536,27 @@ def in_training(script: Script, before: str, inside: str) -> str:
         return ""
     source = site.source
     loops = [node for node in source.around(site.call) if isinstance(node, ast.For)]
-    if not loops:
+    loop = _step_loop(site)
+    if not loops or loop is None:
         return ""
-    step = _step_name(site)
+    step = _step_name(source, loop)
     if not step:
         before, step = (
             f"import itertools\n\n{before}\nsteps_made = itertools.count()",
             "next(steps_made)",
         )
     first = source.before(loops[-1], before)
-    return f"{first}\n{source.before(loops[-1].body[0], inside.replace('STEP', step))}"
+    return f"{first}\n{source.before(loop.body[0], inside.replace('STEP', step))}"
 
 
-def around_training(script: Script, head: str) -> str:
-    """The outermost loop that trains, in a ``with`` statement."""
+def around_training(script: Script, head: str, model: str) -> str:
+    """The loop over steps, in a ``with`` statement: an epoch may do more than train."""
     site = script.only("backward")
-    if site is None:
+    loop = _step_loop(site) if site is not None else None
+    if site is None or loop is None or not _is_known(site.source, loop, model):
         return ""
     source = site.source
-    loops = [node for node in source.around(site.call) if isinstance(node, ast.For)]
-    if not loops:
-        return ""
-    first, last = loops[-1].lineno, loops[-1].end_lineno or loops[-1].lineno
+    first, last = loop.lineno, loop.end_lineno or loop.lineno
     code = f"{head}\n{textwrap.indent(source.code(first, last), _INDENT)}"
     return source.edit("in place of", first, last, code)
 

@@ -43,7 +43,7 @@ def _edit(facts: Facts) -> str:
     if not model or any(facts.script.places("join", "Join")):
         return ""
     head = f"from torch.distributed.algorithms.join import Join\n\nwith Join([{model}]):"
-    return edits.around_training(facts.script, head)
+    return edits.around_training(facts.script, head, model)
 
 
 CAUSE = CatalogueCause(

@@ -70,7 +70,7 @@ def _edit(facts: Facts) -> str:
     if site is None or not site.call.args or not isinstance(site.call.args[0], ast.Name):
         return ""
     source, model = site.source, site.call.args[0].id
-    call = source.segment(site.call).replace(model, "block", 1)
+    call = source.with_first(site.call, "block")
     code = f"{BLOCKS.replace('YOUR_MODEL', model)}for block in blocks:\n    {call}"
     return source.before(site.statement, code)
 

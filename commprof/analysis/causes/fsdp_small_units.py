@@ -54,11 +54,10 @@ def _edit(facts: Facts) -> str:
     source, loop, call = sites[0].source, sites[0].loop, sites[0].call
     if loop is None or len(loop.body) != 1 or not isinstance(loop.target, ast.Name):
         return ""
-    unit, name = source.segment(call), loop.target.id
-    if not call.args or source.segment(call.args[0]) != name:
+    if not call.args or source.segment(call.args[0]) != loop.target.id:
         return ""
     number = max(2, sharding.groups // _UNITS)
-    grouped = unit.replace(name, f"units[first : first + {number}]", 1)
+    grouped = source.with_first(call, f"units[first : first + {number}]")
     code = (
         f"units = list({source.segment(loop.iter)})  # in the order in which they run\n"
         f"for first in range(0, len(units), {number}):\n"

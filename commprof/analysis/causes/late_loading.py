@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from commprof.analysis.causes import edits
+import ast
+
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.evidence import Figure
@@ -36,6 +37,16 @@ def _saving(facts: Facts, rank: int) -> Saving | None:
     return Saving(rows[0].saved, "replayed") if rows else None
 
 
+def _edit(facts: Facts) -> str:
+    """Workers for a loader that has none; those of another one may be more."""
+    site = facts.script.only("DataLoader")
+    given = [] if site is None else [k.value for k in site.call.keywords if k.arg == "num_workers"]
+    if site is None or any(not isinstance(v, ast.Constant) or v.value for v in given):
+        return ""
+    workers = {"num_workers": 4, "persistent_workers": True, "prefetch_factor": 4}
+    return site.source.with_settings(site.call, workers)
+
+
 CAUSE = CatalogueCause(
     id="late-loading",
     title="Loading data makes one rank late",
@@ -61,8 +72,6 @@ CAUSE = CatalogueCause(
         'options |= {"batch_size": YOUR_BATCH_SIZE, "sampler": sampler}\n'
         "loader = torch.utils.data.DataLoader(YOUR_DATA, **options)"
     ),
-    edit=lambda facts, _: edits.with_settings(
-        facts.script, ("DataLoader",), num_workers=4, persistent_workers=True, prefetch_factor=4
-    ),
+    edit=lambda facts, _: _edit(facts),
     source="https://github.com/pytorch/pytorch/issues/31590",
 )

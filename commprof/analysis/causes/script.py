@@ -1,7 +1,7 @@
 """Statements of the training script, so that a fix can be said in its own lines and names.
 
-The files are read when a report is made. One that was changed after the recording is left out: its
-lines are no longer those that ran.
+The files are read when a report is made. One that was changed after the recording began is left
+out: its lines are no longer those that ran.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _OF_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3")
 _COMMPROF = str(Path(__file__).parents[2])
 #: Columns of a line of a fix.
 _WIDTH = 78
+#: Positional arguments of a call; more of them may be those that a fix sets.
+_POSITIONAL = 2
 #: A larger file is no training script.
 _MOST_BYTES = 2**20
 
@@ -45,7 +47,7 @@ class Source:
     @cached_property
     def lines(self) -> list[str]:
         """The lines of the file."""
-        return self.text.splitlines()
+        return self.text.split("\n")  # as ast counts them: not also at a form feed
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
@@ -97,8 +99,26 @@ class Source:
         return node
 
     def segment(self, node: ast.AST) -> str:
-        """The text of a node."""
-        return ast.get_source_segment(self.text, node) or ""
+        """The text of a node; that of ast goes through the whole file each time."""
+        if not isinstance(node, ast.expr | ast.stmt) or node.end_lineno is None:
+            return ""
+        lines = [line.encode() for line in self.lines[node.lineno - 1 : node.end_lineno]]
+        lines[-1] = lines[-1][: node.end_col_offset]
+        lines[0] = lines[0][node.col_offset :]
+        return b"\n".join(lines).decode()
+
+    def body(self, statement: ast.stmt) -> list[ast.stmt]:
+        """The statements among which one stands: a body, or those after ``else`` or ``finally``."""
+        fields = ast.iter_fields(self.parents[statement])
+        return next(value for _, value in fields if isinstance(value, list) and statement in value)
+
+    def is_alone(self, statement: ast.stmt) -> bool:
+        """True if nothing else stands on the lines of a statement."""
+        first, last = self.span(statement)
+        text = b"\n".join(line.encode() for line in self.lines[first - 1 : last])
+        before = text[: statement.col_offset]
+        after = self.lines[last - 1].encode()[statement.end_col_offset :].strip()
+        return not before.strip() and (not after or after.startswith(b"#"))
 
     def span(self, statement: ast.stmt) -> tuple[int, int]:
         """First and last line of a statement; of one with a body, those of its head."""
@@ -130,13 +150,21 @@ class Source:
         """Deletes statements, and leaves no body empty."""
         changes = []
         for statement in statements:
-            body = getattr(self.parents[statement], "body", [])
+            body = self.body(statement)
             is_all = set(body) <= set(statements) and statement is body[0]
             first, last = self.span(statement)
             stays = is_all and not isinstance(self.parents[statement], ast.Module)
             verb, code = ("in place of", "pass") if stays else ("delete", "")
             changes.append(self.edit(verb, first, last, code))
         return "\n".join(changes)
+
+    def with_first(self, call: ast.Call, first: str) -> str:
+        """The text of a call with another first argument."""
+        texts = [first, *(self.segment(argument) for argument in call.args[1:])]
+        for keyword in call.keywords:
+            name = f"{keyword.arg}=" if keyword.arg else "**"
+            texts.append(f"{name}{self.segment(keyword.value)}")
+        return f"{self.segment(call.func)}({', '.join(texts)})"
 
     def with_settings(self, call: ast.Call, settings: Mapping[str, object]) -> str:
         """In place of a call's statement, the same with other keyword arguments; "" if impossible.
@@ -145,6 +173,8 @@ class Source:
             call: the call.
             settings: keyword arguments with their values.
         """
+        if len(call.args) > _POSITIONAL:
+            return ""
         texts = [self.segment(argument) for argument in call.args]
         new = {name: _code(value) for name, value in settings.items()}
         for keyword in call.keywords:
@@ -163,7 +193,7 @@ class Source:
         name, was = self.segment(call.func), self.segment(call)
         before = "\n".join(self.lines[first - 1 : last])
         line = textwrap.dedent(before.replace(was, f"{name}({', '.join(texts)})", 1))
-        if max(map(len, line.splitlines())) > _WIDTH:
+        if max(map(len, line.split("\n"))) > _WIDTH:
             indent = " " * (len(self.lines[first - 1]) - len(self.lines[first - 1].lstrip()))
             rows = "".join(f"\n{indent}    {text}," for text in texts)
             line = textwrap.dedent(before.replace(was, f"{name}({rows}\n{indent})", 1))
@@ -184,8 +214,10 @@ class Site:
 
     @property
     def is_whole(self) -> bool:
-        """True if the statement is only this call."""
-        return isinstance(self.statement, ast.Expr) and self.statement.value is self.call
+        """True if the statement is only this call, on lines of its own."""
+        statement = self.statement
+        is_call = isinstance(statement, ast.Expr) and statement.value is self.call
+        return is_call and self.source.is_alone(statement)
 
     @property
     def loop(self) -> ast.For | None:
@@ -263,17 +295,31 @@ def script_of(trace: Trace) -> Script:
         file, _, number = frame.partition(" ")[0].rpartition(":")
         if number.isdecimal():
             ran.add((file, int(number)))
-    command = [str(part) for part in trace.metadata.get("command") or ()]
+    files = sorted({file for file, _ in ran})
+    # The folder of a job is not recorded; a relative name is that of a file in its stacks.
+    scripts = [Path(str(part)) for part in (trace.metadata.get("command") or ())[:1]]
+    first = [
+        file
+        for script in scripts
+        for file in (str(script), *files)
+        if Path(file).is_absolute() and Path(file).name == script.name
+    ]
+    begin_ns = int((trace.metadata.get("clock") or {}).get("realtime_ns", 0))
     sources: dict[Path, Source] = {}
-    for name in (*command[:1], *sorted({file for file, _ in ran})):
-        path = Path(name).absolute()
-        if path not in sources and (source := _source(path, trace.path)) is not None:
+    for name in (*first, *files):
+        path = Path(name)
+        if not path.is_absolute() or path in sources:
+            continue
+        if (source := _source(path, begin_ns)) is not None:
             sources[path] = source
     return Script(tuple(sources.values()), frozenset(ran))
 
 
-def _source(path: Path, trace_path: Path) -> Source | None:
-    """Reads a file; None for those of others, changed ones, and those that cannot be read."""
+def _source(path: Path, begin_ns: int) -> Source | None:
+    """Reads a file; None for those of others, changed ones, and those that cannot be read.
+
+    ``begin_ns``: begin of the recording in ns since the epoch; later changes count.
+    """
     text = str(path)
     if path.suffix != ".py" or any(part in text for part in _OF_OTHERS):
         return None
@@ -281,9 +327,9 @@ def _source(path: Path, trace_path: Path) -> Source | None:
         return None
     try:
         state = path.stat()
-        if state.st_size > _MOST_BYTES or state.st_mtime > trace_path.stat().st_mtime:
+        if state.st_size > _MOST_BYTES or state.st_mtime_ns > begin_ns:
             return None
         code = path.read_text(encoding="utf-8")
         return Source(path, code, ast.parse(code))
-    except (OSError, SyntaxError, ValueError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None

@@ -31,7 +31,7 @@ _FIX = (
 def _edit(facts: Facts) -> str:
     model = facts.script.model(*edits.DDP)
     code = _FIX.replace("YOUR_MODEL", model)
-    return edits.before_training(facts.script, code) if model else ""
+    return edits.before_training(facts.script, code, model) if model else ""
 
 
 CAUSE = CatalogueCause(

@@ -88,6 +88,9 @@ def test_calls_of_a_loop_are_joined_into_one(text: str) -> None:
         "for m in values:\n    m = m * 2\n    dist.all_reduce(m)\n",  # made on the way
         "for m in values:\n    if m.big:\n        dist.all_reduce(m)\n",
         "for m in values:\n    dist.all_reduce(m, group=m.group)\n",
+        "for m in values:\n    if m is None:\n        continue\n    dist.all_reduce(m)\n",
+        "for m in values:\n    m.fill_(mean())\n    dist.all_reduce(m)\n",
+        "for m in values: dist.all_reduce(m)\n",
     ],
 )
 def test_calls_that_cannot_be_moved_are_left_alone(text: str) -> None:
@@ -204,3 +207,73 @@ def test_a_model_is_wrapped_before_its_optimizer_is_made() -> None:
     fix = edits.wrapped(script(text))
     wrapped = "net = torch.nn.parallel.DistributedDataParallel(net)"
     assert changed(text, fix).splitlines()[1] == wrapped
+
+
+@pytest.mark.parametrize("epochs", ["range(90)", "schedule"])
+def test_steps_are_those_of_the_loop_that_updates(epochs: str) -> None:
+    text = (
+        f"for epoch in {epochs}:\n"
+        "    for i, batch in enumerate(loader):\n"
+        "        net(batch).backward()\n"
+        "        optimizer.step()\n"
+        "        dist.all_gather_object(out, batch)\n"
+        "    scheduler.step()\n"
+    )
+    fix = edits.seldom(script(text), at(5), ("all_gather_object",), every=100)
+    assert "if i % 100 == 0:" in fix
+    fix = edits.in_training(script(text), "gc.disable()", "if STEP % 9 == 0:\n    gc.collect(1)")
+    after = changed(text, fix).splitlines()
+    assert after[:2] == ["gc.disable()", f"for epoch in {epochs}:"]
+    assert after[3] == "        if i % 9 == 0:"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # the update is in a function, so the loop may be over steps
+        "for b in l:\n    net(b).backward()\n    if b.last:\n        update()\nscheduler.step()\n",
+        # what remains is updated after the loop
+        "for i, b in l:\n    net(b).backward()\n    if i % 4 == 3:\n        o.step()\no.step()\n",
+        # the count has changed when the script asks for it
+        "for b in l:\n    net(b).backward()\n    s.n += 1\n    if s.n == 4:\n        o.step()\n",
+        # the wrapper has another name there
+        "def f(m):\n    for b in l:\n        m(b).backward()\n    o.step()\n",
+    ],
+)
+def test_passes_are_left_alone_where_the_last_one_is_not_told(text: str) -> None:
+    made = "def main():\n    net = DistributedDataParallel(inner)\n"
+    top = "" if text.startswith("def") else "net = DistributedDataParallel(inner)\n"
+    whole = (top or made) + text
+    assert edits.last_pass_only(script(whole), "net") == ""
+
+
+@pytest.mark.parametrize("indent", ["  ", "\t"])
+def test_changed_loops_have_the_indentation_of_the_script(indent: str) -> None:
+    text = (
+        "net = fully_shard(inner)\nfor batch in loader:\n    for part in batch:\n"
+        "        net(part).backward()\n    optimizer.step()\n"
+    ).replace("    ", indent)
+    changed(text, edits.last_pass_only(script(text), "net", setter=True))
+
+
+@pytest.mark.parametrize("word", ["else", "finally"])
+def test_a_deleted_statement_leaves_no_empty_branch(word: str) -> None:
+    head = {"else": "if first:", "finally": "try:"}[word]
+    text = f"{head}\n    save()\n{word}:\n    dist.barrier()\n"
+    fix = edits.deleted(script(text), [at(4)], ("barrier",))
+    assert changed(text, fix) == text.replace("dist.barrier()", "pass")
+
+
+@pytest.mark.parametrize("text", ["dist.barrier(); t = 1\n", "for x in y: go(x); dist.barrier()\n"])
+def test_a_line_with_other_statements_is_not_deleted(text: str) -> None:
+    assert edits.deleted(script(text), [at(1)], ("barrier",)) == ""
+
+
+def test_a_saved_model_is_not_wrapped() -> None:
+    text = "net = DistributedDataParallel(m)\nstate = net.module.state_dict()\n"
+    assert edits.wrapped(script(text)) == ""
+
+
+def test_a_tensor_that_others_hold_is_not_replaced() -> None:
+    text = "for p in stats:\n    dist.all_reduce(p)\n"
+    assert edits.on_device(script(text), at(2)) == ""

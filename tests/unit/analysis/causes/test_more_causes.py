@@ -337,3 +337,16 @@ def test_comparisons_of_collectives_that_debugging_left_on_are_named() -> None:
 @pytest.mark.parametrize(("ms", "level"), [(5.0, "OFF"), (5.0, None), (0.1, "DETAIL")])
 def test_comparisons_are_not_named_if_they_are_off_or_short(ms: float, level: str | None) -> None:
     assert "debug-detail" not in causes_of(lambda s, _: compared(s, ms), debug_level=level)
+
+
+def test_an_optimizer_of_the_script_may_gather_what_it_updated() -> None:
+    def sharing(script: Script, step: int) -> None:
+        script.forward(10.0)
+        script.backward(20.0, {4 * MB: 2.0})
+        begin = round(script.now_ms * 1e6)
+        script.call("all_gather", 3 * MB, 3.0, stack=("/job/muon.py:90 step",))
+        script.rank.phase(Phase.OPTIMIZER, begin, round(script.now_ms * 1e6))
+
+    trained = {"parameter_bytes": 8 * MB, "sharded": False, "ddp_bytes": 8 * MB}
+    trained |= {"ignored_bytes": 0, "other_libraries": []}
+    assert "gathered-outputs" not in causes_of(sharing, trained=trained)
