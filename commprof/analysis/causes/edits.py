@@ -116,14 +116,17 @@ def deleted(script: Script, lines: list[str], names: tuple[str, ...]) -> str:
 
 
 def seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str:
-    """The call on a line, in few steps only, with the condition under which this is right."""
+    """A gather on a line, in few steps only, with the condition under which this is right.
+
+    Empty if the step goes on to read what is gathered.
+    """
     site = script.at(line, names)
     if site is None or not isinstance(site.statement, ast.Expr):
         return ""
     if not site.source.is_alone(site.statement):
         return ""
     loop = _step_loop(site)
-    if loop is None:
+    if loop is None or _is_read_later(site, loop):
         return ""
     source = site.source
     first, last = source.span(site.statement)
@@ -144,6 +147,22 @@ def seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str
                 "in place of", first, last, f"if next({calls}) % {every} == 0:{_IF_UNUSED}\n{body}"
             ),
         ]
+    )
+
+
+def _is_read_later(site: Site, loop: ast.For) -> bool:
+    """True if the loop reads what a gather writes into after the call."""
+    # gather_object and gather name their input first.
+    place = 1 if site.source.called(site.call).startswith("gather") else 0
+    outputs = {name for written in site.call.args[place : place + 1] for name in _names(written)}
+    for keyword in site.call.keywords:
+        outputs |= _names(keyword.value)
+    return any(
+        isinstance(node, ast.Name)
+        and node.id in outputs
+        and isinstance(node.ctx, ast.Load)
+        and node.lineno > (site.statement.end_lineno or site.statement.lineno)
+        for node in ast.walk(loop)
     )
 
 

@@ -35,7 +35,7 @@ CHANGES = {
     "scalars_one_by_one": "tensors = [value for name, value in metrics.items()]",
     "scalars_gathered": "dist.all_gather(rows, flat)",
     "zero_one_by_one": "parameters_as_bucket_view=True",
-    "gathered_outputs": f"{SELDOM}dist.all_gather(everyone, out.detach())",
+    "pickled_objects": f"{SELDOM}dist.all_gather_object(everyone, mine)",
     "debug_detail": "torch.distributed.set_debug_level",
     "barrier_each_step": "# in place of barrier_each_step.py:13\npass",
     "garbage_in_turns": "if step % 1000 == 0:\n    gc.collect(1)",

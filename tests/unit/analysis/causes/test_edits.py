@@ -186,6 +186,18 @@ def test_a_call_is_made_in_few_steps() -> None:
     assert made == [0, 3, 6]
 
 
+@pytest.mark.parametrize(
+    ("call", "read"),
+    [("all_gather_object(out, b)", "out"), ("gather_object(b, out)", "out")],
+)
+def test_a_gather_that_the_step_reads_is_left_in_every_step(call: str, read: str) -> None:
+    text = f"for i, b in enumerate(loader):\n    dist.{call}\n    print({read})\n"
+    names = (call.partition("(")[0],)
+    assert edits.seldom(script(text), at(2), names, every=3) == ""
+    unread = text.replace(f"print({read})", "print(b)")
+    assert "if i % 3 == 0:" in edits.seldom(script(unread), at(2), names, every=3)
+
+
 def test_a_deleted_statement_leaves_no_empty_body() -> None:
     text = (
         "for x in y:\n    if x:\n        dist.barrier()\n        dist.barrier()\n"
