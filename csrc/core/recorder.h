@@ -196,8 +196,8 @@ class Recorder {
   bool private_rings_written_ = false; // the trace states that there are some
   std::unique_ptr<TraceWriter> writer_;
   bool keep_records_ = true; // the mode is full
-  // Latest clock records while records are not kept: full mode begins with
-  // them.
+  // Latest clock records of always-on mode, which keeps none: full mode begins
+  // with them.
   std::deque<Record> clocks_;
   ArrivalExchange exchange_;
   std::unique_ptr<Summary> summary_; // null before always-on mode

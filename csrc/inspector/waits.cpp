@@ -566,7 +566,6 @@ struct OfRank {
   ByPeer sent;
   ByPeer received;
   uint64_t messages = 0; // those without a record, too
-  bool isOrdered = true; // false if the order is not known
 };
 
 ByPeer byPeer(const Stream* stream) {
@@ -609,7 +608,6 @@ OfRank messagesOf(
     return of;
   }
   const std::vector<Message> all = messagesInOrder(sends, receives, first);
-  of.isOrdered = !all.empty();
   for (const Message& message : all) {
     (message.isSend ? of.sent : of.received)[message.peer].push_back(
         message.record);

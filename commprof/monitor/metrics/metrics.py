@@ -269,7 +269,7 @@ METRICS: Final = (
     ),
     _total(
         "dropped_events",
-        "Events that could not be recorded.",
+        "Records that were dropped because a buffer was full.",
         values.ranks(lambda rank: float(rank.dropped)),
     ),
     _gauge(
