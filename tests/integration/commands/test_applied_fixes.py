@@ -38,7 +38,6 @@ CHANGES = {
     "pickled_objects": f"{SELDOM}dist.all_gather_object(everyone, mine)",
     "debug_detail": "torch.distributed.set_debug_level",
     "barrier_each_step": "# in place of barrier_each_step.py:13\npass",
-    "garbage_in_turns": "if step % 1000 == 0:\n    gc.collect(1)",
     "late_loading": '"num_workers": 4',
     "late_embedding": "sparse=True",
 }

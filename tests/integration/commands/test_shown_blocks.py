@@ -110,13 +110,16 @@ TINY = SMALL_OF["transformer"]
 LIMIT_S = 300
 
 
-def of_examples(block: Block) -> bool:
-    """True for excerpts of `examples/`, which test_examples.py compares and runs."""
-    return block.page == "docs/your_job.md"
+def runs_elsewhere(block: Block) -> bool:
+    """True for excerpts of `examples/`, and for fixes with names that the user replaces.
+
+    test_examples.py compares and runs the former, test_pasted_fixes.py runs the latter.
+    """
+    return block.page in ("docs/your_job.md", "docs/causes.md")
 
 
 TYPED = [block for block in (*blocks(), *helps()) if is_typed(block)]
-PYTHON = [block for block in blocks() if block.language == "python" and not of_examples(block)]
+PYTHON = [block for block in blocks() if block.language == "python" and not runs_elsewhere(block)]
 
 
 def name_of(block: Block) -> str:
@@ -290,7 +293,7 @@ def test_python_blocks_shown_in_pages_run_on_two_ranks(block: Block, tmp_path: P
 
 def test_every_shown_block_is_run_or_listed_as_output() -> None:
     for block in blocks():
-        if block in TYPED or block in PYTHON or of_examples(block):
+        if block in TYPED or block in PYTHON or runs_elsewhere(block):
             continue
         known = [start for page, start in OUTPUT if page == block.page]
         assert block.first_line.startswith(tuple(known)), (

@@ -141,8 +141,8 @@ def test_fsdp_with_bf16_accumulation_and_checkpointing_trains_like_ddp(
 def test_sharded_steps_are_predicted(
     base: Path, strategy: str, calls: set[int], again: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world = trained(base, strategy=strategy, steps=14)
-    directory = world_directory(run_directory(base, strategy=strategy, steps=14), 2)
+    world = trained(base, strategy=strategy, steps=40)
+    directory = world_directory(run_directory(base, strategy=strategy, steps=40), 2)
     asked = ["--reshard-after-forward", again] if again else []
     arguments = ["--format", "json", *asked]
     assert main(["predict", str(directory), *arguments]) == 0
