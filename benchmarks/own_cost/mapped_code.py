@@ -16,9 +16,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-_MAPPING = re.compile(
-    r"(?P<begin>[0-9a-f]+)-(?P<end>[0-9a-f]+) ..x. .*/commprof/(?:[^/\n]*/)*(?P<file>[^/\n]+\.so)$"
-)
+_MAPPING = re.compile(r"(?P<begin>[0-9a-f]+)-(?P<end>[0-9a-f]+) ..x. [^/\n]*(?P<file>/[^\n]+\.so)$")
 _TRAIN = """
 import sys
 import torch
@@ -36,6 +34,7 @@ def show(title):
     print("##", title)
     print(open("/proc/self/maps").read())
 
+print(next(iter(commprof.__path__)))
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 with commprof.profile(sys.argv[1]):
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
@@ -51,13 +50,13 @@ dist.destroy_process_group()
 """
 
 
-def mapped_code(maps: str) -> dict[str, float]:
-    """Returns the executable kB of each library in a folder commprof, from ``/proc/PID/maps``."""
+def mapped_code(maps: str, package: Path) -> dict[str, float]:
+    """Returns the executable kB of each library of a package, from ``/proc/PID/maps``."""
     code: dict[str, float] = {}
     for line in maps.splitlines():
-        if mapping := _MAPPING.match(line):
+        if (mapping := _MAPPING.match(line)) and Path(mapping["file"]).is_relative_to(package):
             bytes_mapped = int(mapping["end"], 16) - int(mapping["begin"], 16)
-            name = mapping["file"].split(".")[0]
+            name = Path(mapping["file"]).name.split(".")[0]
             code[name] = code.get(name, 0.0) + bytes_mapped / 1000
     return code
 
@@ -67,8 +66,9 @@ def measured() -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as directory:
         words = [sys.executable, "-c", _TRAIN, str(Path(directory) / "run")]
         output = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
-    parts = output.split("## ")[1:]
-    return {title: mapped_code(maps) for title, maps in (part.split("\n", 1) for part in parts)}
+    package, *parts = output.split("## ")
+    titled = (part.split("\n", 1) for part in parts)
+    return {title: mapped_code(maps, Path(package.strip())) for title, maps in titled}
 
 
 def main() -> None:

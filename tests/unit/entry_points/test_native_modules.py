@@ -106,8 +106,9 @@ def test_mapped_code_counts_executable_mappings_of_commprof_only() -> None:
         "7f0000100000-7f0000101000 r-xp 00001000 00:20 1 /a/commprof/x/_tune213.c.so\n"
         "7f0000101000-7f0000103000 r-xp 00003000 00:20 1 /a/commprof/x/_tune213.c.so\n"
         "7f0000200000-7f0000300000 r-xp 00001000 00:20 1 /a/torch/lib/libc10.so\n"
+        "7f0000300000-7f0000400000 r-xp 00001000 00:20 1 /commprof/.venv/torch/_C.so\n"
     )
-    assert mapped_code(maps) == {"_torch213": 524.288, "_tune213": 12.288}
+    assert mapped_code(maps, Path("/a/commprof")) == {"_torch213": 524.288, "_tune213": 12.288}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
