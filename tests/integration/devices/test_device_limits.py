@@ -40,8 +40,8 @@ pytestmark = [
 
 #: Error of the clock's anchors, and drift in the second until the next one.
 ERROR_NS = 2_000_000
-#: Share of times that may have a larger error: the simulated device was held up by another process
-#: between the end of an operation and its event.
+#: Share of times that may have a larger error: another process held this one up between the issue
+#: of an operation and its event, so that the event came later on the device, too.
 SHARE_DISTURBED = 0.05
 #: Number of streams in c10's pool.
 POOL_STREAMS = 32
