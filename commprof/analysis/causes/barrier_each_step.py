@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.edits.collective_calls import without_calls
 from commprof.analysis.causes.facts import Facts, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
@@ -61,7 +61,7 @@ CAUSE = CatalogueCause(
         "if YOUR_STEP % 1000 == 0:\n"
         "    torch.distributed.barrier()"
     ),
-    edit=lambda facts, sighting: edits.deleted(facts.script, list(sighting.lines), _OPS),
+    edit=lambda facts, sighting: without_calls(facts.script, list(sighting.lines), _OPS),
     worth=_LOW,
     source="https://github.com/hpcaitech/Open-Sora/issues/527",
 )

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import DDP
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
@@ -87,7 +87,7 @@ def _setting(facts: Facts) -> str:
 
 def _edit(facts: Facts) -> str:
     """The call that makes the model, and the exchange that BatchNorm needs before evaluation."""
-    site = facts.script.only(*edits.DDP)
+    site = facts.script.only(*DDP)
     if site is None:
         return ""
     # torch 2.13 takes the old name too, and a call may have only one of the two.

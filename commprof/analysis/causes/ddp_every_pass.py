@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import DDP
+from commprof.analysis.causes.edits.training_loop import last_pass_only
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
@@ -111,6 +112,6 @@ CAUSE = CatalogueCause(
         "    with contextlib.nullcontext() if last else YOUR_MODEL.no_sync():\n"
         "        YOUR_LOSS(YOUR_MODEL(batch)).backward()"
     ),
-    edit=lambda facts, _: edits.last_pass_only(facts.script, facts.script.model(*edits.DDP)),
+    edit=lambda facts, _: last_pass_only(facts.script, facts.script.model(*DDP)),
     source="https://github.com/pytorch/pytorch/issues/43201",
 )

@@ -6,10 +6,10 @@ import ast
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.ddp_small_buckets import buckets_of_ddp
 from commprof.analysis.causes.ddp_unused_parameters import searched
+from commprof.analysis.causes.edits.model_settings import DDP
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
@@ -60,7 +60,7 @@ def _saving(facts: Facts, used_bytes: int) -> Saving | None:
 
 def _edit(facts: Facts) -> str:
     """Freezes the modules that no update trained, before the model is given to DDP."""
-    site = facts.script.only(*edits.DDP)
+    site = facts.script.only(*DDP)
     trained = facts.first.trace.metadata.get("trained") or {}
     modules = [str(name) for name in trained.get("untrained_modules") or ()]
     if site is None or not modules or not site.call.args:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.ddp_every_pass import exchanging_ns
+from commprof.analysis.causes.edits.model_settings import DDP, with_settings
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.causes.joined_calls import call_cost
@@ -134,7 +134,7 @@ CAUSE = CatalogueCause(
         "from torch.nn.parallel import DistributedDataParallel\n\n"
         "model = DistributedDataParallel(YOUR_MODEL, bucket_cap_mb=25)"
     ),
-    edit=lambda facts, _: edits.with_settings(facts.script, edits.DDP, bucket_cap_mb=25),
+    edit=lambda facts, _: with_settings(facts.script, DDP, bucket_cap_mb=25),
     worth=_LOW,
     source="https://github.com/pytorch/pytorch/issues/48880",
 )

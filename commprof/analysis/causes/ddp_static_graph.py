@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.ddp_unused_parameters import WORTH, searched
+from commprof.analysis.causes.edits.model_settings import DDP, with_settings
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.gain import saving_without
 from commprof.analysis.evidence import Figure
@@ -51,8 +51,8 @@ CAUSE = CatalogueCause(
         "from torch.nn.parallel import DistributedDataParallel\n\n"
         "model = DistributedDataParallel(YOUR_MODEL, static_graph=True)"
     ),
-    edit=lambda facts, _: edits.with_settings(
-        facts.script, edits.DDP, find_unused_parameters=False, static_graph=True
+    edit=lambda facts, _: with_settings(
+        facts.script, DDP, find_unused_parameters=False, static_graph=True
     ),
     source="https://github.com/huggingface/transformers/issues/45518",
     worth=WORTH,

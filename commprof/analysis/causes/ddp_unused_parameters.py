@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import DDP, with_settings
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
@@ -114,8 +114,6 @@ CAUSE = CatalogueCause(
         "from torch.nn.parallel import DistributedDataParallel\n\n"
         "model = DistributedDataParallel(YOUR_MODEL, find_unused_parameters=False)"
     ),
-    edit=lambda facts, _: edits.with_settings(
-        facts.script, edits.DDP, find_unused_parameters=False
-    ),
+    edit=lambda facts, _: with_settings(facts.script, DDP, find_unused_parameters=False),
     source="https://github.com/m2lines/Samudra/issues/630",
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.ddp_every_pass import exchanging_ns
+from commprof.analysis.causes.edits.model_settings import DDP
+from commprof.analysis.causes.edits.training_loop import last_pass_only
 from commprof.analysis.causes.facts import Facts
 from commprof.text import counted
 
@@ -51,7 +52,7 @@ CAUSE = CatalogueCause(
         "    with contextlib.nullcontext() if last else YOUR_MODEL.no_sync():\n"
         "        YOUR_LOSS(YOUR_MODEL(batch)).backward()"
     ),
-    edit=lambda facts, _: edits.last_pass_only(facts.script, facts.script.model(*edits.DDP)),
+    edit=lambda facts, _: last_pass_only(facts.script, facts.script.model(*DDP)),
     source="https://github.com/modelscope/FunASR/pull/3472",
     is_wrong=True,
 )

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.causes.script import Script, script_of
+from commprof.analysis.causes.edits.script import Script, script_of
 from commprof.analysis.collectives.calls import group_sizes
 from commprof.analysis.collectives.kinds import caller
 from commprof.analysis.collectives.traffic import sizes_bytes

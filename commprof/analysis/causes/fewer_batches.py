@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import DDP
+from commprof.analysis.causes.edits.training_loop import around_training
 from commprof.analysis.causes.facts import Facts
 from commprof.text import named_ranks
 from commprof.trace import columns
@@ -39,11 +40,11 @@ def _has_all_steps(trace: Trace) -> bool:
 
 
 def _edit(facts: Facts) -> str:
-    model = facts.script.model(*edits.DDP)
+    model = facts.script.model(*DDP)
     if not model or any(facts.script.places("join", "Join")):
         return ""
     head = f"from torch.distributed.algorithms.join import Join\n\nwith Join([{model}]):"
-    return edits.around_training(facts.script, head, model)
+    return around_training(facts.script, head, model)
 
 
 CAUSE = CatalogueCause(

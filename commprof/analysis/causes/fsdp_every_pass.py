@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import sharded_model
+from commprof.analysis.causes.edits.training_loop import last_pass_only
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.causes.sharded_library import is_flat, library
@@ -103,8 +104,8 @@ CAUSE = CatalogueCause(
         "    YOUR_MODEL.set_requires_gradient_sync(last)\n"
         "    YOUR_LOSS(YOUR_MODEL(batch)).backward()"
     ),
-    edit=lambda facts, _: edits.last_pass_only(
-        facts.script, edits.sharded_model(facts.script), setter=not is_flat(facts)
+    edit=lambda facts, _: last_pass_only(
+        facts.script, sharded_model(facts.script), setter=not is_flat(facts)
     ),
     fix_of_fsdp1=_FIX_OF_FSDP1,
     source="https://github.com/NVIDIA/cosmos-framework/issues/161",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import FSDP1, after_sharding, with_settings
+from commprof.analysis.causes.edits.script import Code
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
-from commprof.analysis.causes.script import Code
 from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
@@ -89,8 +89,8 @@ def _edit(facts: Facts) -> str:
     script = facts.script
     if is_flat(facts):
         strategy = Code("torch.distributed.fsdp.ShardingStrategy.SHARD_GRAD_OP")
-        return edits.with_settings(script, edits.FSDP1, sharding_strategy=strategy)
-    return edits.after_sharding(script, "set_reshard_after_forward(False)")
+        return with_settings(script, FSDP1, sharding_strategy=strategy)
+    return after_sharding(script, "set_reshard_after_forward(False)")
 
 
 CAUSE = CatalogueCause(

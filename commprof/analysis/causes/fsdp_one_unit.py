@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import FSDP1
+from commprof.analysis.causes.edits.script import Code
 from commprof.analysis.causes.facts import Facts
-from commprof.analysis.causes.script import Code
 from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
@@ -77,7 +77,7 @@ def _edit(facts: Facts) -> str:
 
 def edit_of_fsdp1(facts: Facts) -> str:
     """FSDP1's call with a policy that wraps the blocks."""
-    site = facts.script.only(*edits.FSDP1)
+    site = facts.script.only(*FSDP1)
     if site is None or not site.call.args or not isinstance(site.call.args[0], ast.Name):
         return ""
     policy = POLICY.replace("YOUR_MODEL", site.call.args[0].id)

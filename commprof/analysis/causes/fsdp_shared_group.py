@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import after_sharding
 from commprof.analysis.causes.facts import Facts, Mask
 from commprof.analysis.causes.sharded_library import is_flat
 from commprof.analysis.evidence import Figure
@@ -91,8 +91,6 @@ CAUSE = CatalogueCause(
         "it: `commprof run --trial scatter-group=own`."
     ),
     fix="YOUR_MODEL.set_separate_reduce_scatter_group(True)  # from torch 2.13 on",
-    edit=lambda facts, _: edits.after_sharding(
-        facts.script, "set_separate_reduce_scatter_group(True)"
-    ),
+    edit=lambda facts, _: after_sharding(facts.script, "set_separate_reduce_scatter_group(True)"),
     source="https://github.com/pytorch/pytorch/pull/186335",
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import (
     FEW_STEPS,
     WORTH_NAMING,
     CatalogueCause,
     Sighting,
 )
+from commprof.analysis.causes.edits.training_loop import in_training
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
@@ -64,7 +64,7 @@ CAUSE = CatalogueCause(
         "if YOUR_STEP % 1000 == 0:  # in the loop, on every rank\n"
         "    gc.collect(1)"
     ),
-    edit=lambda facts, _: edits.in_training(
+    edit=lambda facts, _: in_training(
         facts.script,
         "import gc\n\ngc.disable(), gc.collect(), gc.freeze()",
         "if STEP % 1000 == 0:\n    gc.collect(1)",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.edits.collective_calls import gathered_seldom
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.causes.pickled_objects import of_objects
@@ -85,7 +85,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 def _edit(facts: Facts, sighting: Sighting) -> str:
     lines = list(sighting.lines)
-    return edits.seldom(facts.script, lines[0], _OPS, every=100) if len(lines) == 1 else ""
+    return gathered_seldom(facts.script, lines[0], _OPS, every=100) if len(lines) == 1 else ""
 
 
 CAUSE = CatalogueCause(

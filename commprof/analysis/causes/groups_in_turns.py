@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.edits.collective_calls import issued_at_once
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.pickled_objects import of_objects
 from commprof.analysis.evidence import Figure
@@ -94,6 +94,6 @@ CAUSE = CatalogueCause(
         "for work in works:\n"
         "    work.wait()"
     ),
-    edit=lambda facts, sighting: edits.at_once(facts.script, sighting.line, _OPS),
+    edit=lambda facts, sighting: issued_at_once(facts.script, sighting.line, _OPS),
     source="https://github.com/pytorch/pytorch/issues/132852",
 )

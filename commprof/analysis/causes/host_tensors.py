@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.edits.collective_calls import moved_to_device
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes, in_ms
@@ -64,6 +64,6 @@ CAUSE = CatalogueCause(
         "value = YOUR_TENSOR.cuda()  # reduce on the GPU, read the result later\n"
         "torch.distributed.all_reduce(value)"
     ),
-    edit=lambda facts, sighting: edits.on_device(facts.script, sighting.line),
+    edit=lambda facts, sighting: moved_to_device(facts.script, sighting.line),
     source="https://github.com/vllm-project/vllm/pull/24105",
 )

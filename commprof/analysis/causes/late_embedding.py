@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import with_settings
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
@@ -61,7 +61,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _edit(facts: Facts) -> str:
-    changed = edits.with_settings(facts.script, ("Embedding",), sparse=True)
+    changed = with_settings(facts.script, ("Embedding",), sparse=True)
     if not changed:
         return ""
     return (

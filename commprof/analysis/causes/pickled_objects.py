@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.edits.collective_calls import gathered_seldom
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
@@ -117,7 +117,7 @@ def _fix(name: str, mean_bytes: float) -> str:
 
 def _edit(facts: Facts, sighting: Sighting) -> str:
     """Gathers in few steps only, as for a log; what is broadcast or scattered is used at once."""
-    return edits.seldom(
+    return gathered_seldom(
         facts.script, sighting.line, ("all_gather_object", "gather_object"), every=100
     )
 

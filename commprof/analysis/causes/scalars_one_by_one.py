@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.bursts import Bursts, bursts
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.edits.collective_calls import joined_gathers, joined_in_one
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import saving_without
 from commprof.analysis.causes.pickled_objects import of_objects
@@ -70,8 +70,8 @@ def edit_joined(facts: Facts, sighting: Sighting) -> str:
     """One call in place of those of the loop at the sighting's line."""
     script, line, op = facts.script, sighting.line, sighting.op
     if op in ("all_gather", "all_gather_into_tensor"):
-        return edits.joined_gathers(script, line)
-    return edits.joined(script, line, op)
+        return joined_gathers(script, line)
+    return joined_in_one(script, line, op)
 
 
 CAUSE = CatalogueCause(

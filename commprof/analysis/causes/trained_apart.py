@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import wrapped_model
 from commprof.analysis.causes.facts import Facts
 
 
@@ -31,7 +31,7 @@ CAUSE = CatalogueCause(
         "model = torch.nn.parallel.DistributedDataParallel(YOUR_MODEL)\n"
         "output = model(YOUR_BATCH)  # the wrapper, not model.module"
     ),
-    edit=lambda facts, _: edits.wrapped(facts.script),
+    edit=lambda facts, _: wrapped_model(facts.script),
     source="https://github.com/jingyaogong/minimind/issues/853",
     is_wrong=True,
 )

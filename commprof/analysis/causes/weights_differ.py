@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import DDP
+from commprof.analysis.causes.edits.training_loop import before_training
 from commprof.analysis.causes.facts import Facts
 from commprof.text import counted, named_ranks
 
@@ -29,9 +30,9 @@ _FIX = (
 
 
 def _edit(facts: Facts) -> str:
-    model = facts.script.model(*edits.DDP)
+    model = facts.script.model(*DDP)
     code = _FIX.replace("YOUR_MODEL", model)
-    return edits.before_training(facts.script, code, model) if model else ""
+    return before_training(facts.script, code, model) if model else ""
 
 
 CAUSE = CatalogueCause(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from commprof.analysis.causes import edits
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import with_settings
 from commprof.analysis.causes.facts import Facts, Floats, Mask, RankCalls
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.causes.joined_calls import call_cost
@@ -113,7 +113,7 @@ CAUSE = CatalogueCause(
         "    YOUR_MODEL.parameters(), torch.optim.AdamW, parameters_as_bucket_view=True\n"
         ")"
     ),
-    edit=lambda facts, _: edits.with_settings(
+    edit=lambda facts, _: with_settings(
         facts.script, ("ZeroRedundancyOptimizer",), parameters_as_bucket_view=True
     ),
     source="https://github.com/facebookresearch/fairscale/issues/117",

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import ast
+import os
+import time
 from pathlib import Path
 
 import pytest
 
-from commprof.analysis.causes import edits
-from commprof.analysis.causes.script import Code, Script, Source
+from commprof.analysis.causes.edits.collective_calls import (
+    gathered_seldom,
+    issued_at_once,
+    joined_in_one,
+    moved_to_device,
+    without_calls,
+)
+from commprof.analysis.causes.edits.model_settings import DDP, with_settings, wrapped_model
+from commprof.analysis.causes.edits.script import Code, Script, Source, script_of
+from commprof.analysis.causes.edits.training_loop import in_training, last_pass_only
+from commprof.trace import reader
 from tests.support.applied_fix import applied
+from tests.support.builders.traces import Rank
 
 NAME = "train.py"
 
@@ -32,14 +44,14 @@ def at(number: int) -> str:
 def test_a_setting_is_added_to_the_call_and_replaces_an_earlier_one() -> None:
     text = "if True:\n    net = DDP(\n        inner,\n        bucket_cap_mb=1,\n    )\n"
     text = f"from torch.nn.parallel import DistributedDataParallel as DDP\n{text}"
-    fix = edits.with_settings(script(text), edits.DDP, bucket_cap_mb=25)
+    fix = with_settings(script(text), DDP, bucket_cap_mb=25)
     assert fix == "# in place of train.py:3-6\nnet = DDP(inner, bucket_cap_mb=25)"
     assert changed(text, fix).splitlines()[2:] == ["    net = DDP(inner, bucket_cap_mb=25)"]
 
 
 def test_settings_that_may_be_in_a_dictionary_are_set_in_it() -> None:
     text = "net = DistributedDataParallel(inner, **given)\n"
-    fix = edits.with_settings(script(text), edits.DDP, bucket_cap_mb=25, mesh=Code("grid"))
+    fix = with_settings(script(text), DDP, bucket_cap_mb=25, mesh=Code("grid"))
     seen = {}
     scope = {
         "DistributedDataParallel": lambda *_, **settings: seen.update(settings),
@@ -53,7 +65,7 @@ def test_settings_that_may_be_in_a_dictionary_are_set_in_it() -> None:
 
 def test_nothing_is_said_of_two_calls_that_might_be_meant() -> None:
     text = "a = DistributedDataParallel(x)\nb = DistributedDataParallel(y)\n"
-    assert edits.with_settings(script(text), edits.DDP, bucket_cap_mb=25) == ""
+    assert with_settings(script(text), DDP, bucket_cap_mb=25) == ""
 
 
 @pytest.mark.parametrize(
@@ -65,7 +77,7 @@ def test_nothing_is_said_of_two_calls_that_might_be_meant() -> None:
 )
 def test_calls_of_a_loop_are_joined_into_one(text: str) -> None:
     torch = pytest.importorskip("torch")
-    fix = edits.joined(script(text), at(2), "all_reduce")
+    fix = joined_in_one(script(text), at(2), "all_reduce")
     calls = []
 
     class Dist:
@@ -95,13 +107,13 @@ def test_calls_of_a_loop_are_joined_into_one(text: str) -> None:
 )
 def test_calls_that_cannot_be_moved_are_left_alone(text: str) -> None:
     line = 1 + text[: text.index("dist.all_reduce")].count("\n")
-    fix = edits.joined(script(text), at(line), "all_reduce")
+    fix = joined_in_one(script(text), at(line), "all_reduce")
     assert fix == ""
 
 
 def test_names_that_the_script_uses_are_left_to_it() -> None:
     text = "flat = grads()\nfor part in flat:\n    dist.all_reduce(part)\nflat.copy()\n"
-    fix = edits.joined(script(text), at(3), "all_reduce")
+    fix = joined_in_one(script(text), at(3), "all_reduce")
     assert "flat_ = torch.cat" in fix
     assert "flat =" not in fix
 
@@ -115,7 +127,7 @@ def test_only_the_last_micro_batch_exchanges(setter: bool) -> None:
         "        net(part).backward()\n"
         "    optimizer.step()\n"
     )
-    fix = edits.last_pass_only(script(text), "net", setter)
+    fix = last_pass_only(script(text), "net", setter)
     exchanged = run_passes(changed(text, fix), [[0, 1, 2]])
     assert exchanged == [False, False, True]
 
@@ -130,7 +142,7 @@ def test_the_condition_of_the_update_tells_the_last_pass(setter: bool) -> None:
         "    if (i + 1) % 2 == 0:\n"
         "        optimizer.step()\n"
     )
-    fix = edits.last_pass_only(script(text), "net", setter)
+    fix = last_pass_only(script(text), "net", setter)
     assert run_passes(changed(text, fix), [0, 1, 2, 3]) == [False, True, False, True]
 
 
@@ -174,7 +186,7 @@ def run_passes(text: str, loader: list[object]) -> list[bool]:
 
 def test_a_call_is_made_in_few_steps() -> None:
     text = "for batch in loader:\n    dist.all_gather_object(out, batch)\n"
-    fix = edits.seldom(script(text), at(2), ("all_gather_object",), every=3)
+    fix = gathered_seldom(script(text), at(2), ("all_gather_object",), every=3)
     made = []
 
     class Dist:
@@ -193,9 +205,9 @@ def test_a_call_is_made_in_few_steps() -> None:
 def test_a_gather_that_the_step_reads_is_left_in_every_step(call: str, read: str) -> None:
     text = f"for i, b in enumerate(loader):\n    dist.{call}\n    print({read})\n"
     names = (call.partition("(")[0],)
-    assert edits.seldom(script(text), at(2), names, every=3) == ""
+    assert gathered_seldom(script(text), at(2), names, every=3) == ""
     unread = text.replace(f"print({read})", "print(b)")
-    assert "if i % 3 == 0:" in edits.seldom(script(unread), at(2), names, every=3)
+    assert "if i % 3 == 0:" in gathered_seldom(script(unread), at(2), names, every=3)
 
 
 def test_a_deleted_statement_leaves_no_empty_body() -> None:
@@ -203,20 +215,20 @@ def test_a_deleted_statement_leaves_no_empty_body() -> None:
         "for x in y:\n    if x:\n        dist.barrier()\n        dist.barrier()\n"
         "    dist.barrier()\n    train(x)\n"
     )
-    fix = edits.deleted(script(text), [at(3), at(4), at(5)], ("barrier",))
+    fix = without_calls(script(text), [at(3), at(4), at(5)], ("barrier",))
     after = "for x in y:\n    if x:\n        pass\n    train(x)\n"
     assert changed(text, fix) == after
 
 
 def test_calls_of_groups_are_issued_at_once() -> None:
     text = "for v, g in pairs:\n    dist.all_reduce(v, group=g)\n"
-    fix = edits.at_once(script(text), at(2), ("all_reduce",))
+    fix = issued_at_once(script(text), at(2), ("all_reduce",))
     assert "works.append(dist.all_reduce(v, group=g, async_op=True))" in changed(text, fix)
 
 
 def test_a_model_is_wrapped_before_its_optimizer_is_made() -> None:
     text = "net = Net()\nopt = torch.optim.Adam(net.parameters(), 1e-3)\n"
-    fix = edits.wrapped(script(text))
+    fix = wrapped_model(script(text))
     wrapped = "net = torch.nn.parallel.DistributedDataParallel(net)"
     assert changed(text, fix).splitlines()[1] == wrapped
 
@@ -231,9 +243,9 @@ def test_steps_are_those_of_the_loop_that_updates(epochs: str) -> None:
         "        dist.all_gather_object(out, batch)\n"
         "    scheduler.step()\n"
     )
-    fix = edits.seldom(script(text), at(5), ("all_gather_object",), every=100)
+    fix = gathered_seldom(script(text), at(5), ("all_gather_object",), every=100)
     assert "if i % 100 == 0:" in fix
-    fix = edits.in_training(script(text), "gc.disable()", "if STEP % 9 == 0:\n    gc.collect(1)")
+    fix = in_training(script(text), "gc.disable()", "if STEP % 9 == 0:\n    gc.collect(1)")
     after = changed(text, fix).splitlines()
     assert after[:2] == ["gc.disable()", f"for epoch in {epochs}:"]
     assert after[3] == "        if i % 9 == 0:"
@@ -256,7 +268,7 @@ def test_passes_are_left_alone_where_the_last_one_is_not_told(text: str) -> None
     made = "def main():\n    net = DistributedDataParallel(inner)\n"
     top = "" if text.startswith("def") else "net = DistributedDataParallel(inner)\n"
     whole = (top or made) + text
-    assert edits.last_pass_only(script(whole), "net") == ""
+    assert last_pass_only(script(whole), "net") == ""
 
 
 @pytest.mark.parametrize("indent", ["  ", "\t"])
@@ -265,27 +277,49 @@ def test_changed_loops_have_the_indentation_of_the_script(indent: str) -> None:
         "net = fully_shard(inner)\nfor batch in loader:\n    for part in batch:\n"
         "        net(part).backward()\n    optimizer.step()\n"
     ).replace("    ", indent)
-    changed(text, edits.last_pass_only(script(text), "net", setter=True))
+    changed(text, last_pass_only(script(text), "net", setter=True))
 
 
 @pytest.mark.parametrize("word", ["else", "finally"])
 def test_a_deleted_statement_leaves_no_empty_branch(word: str) -> None:
     head = {"else": "if first:", "finally": "try:"}[word]
     text = f"{head}\n    save()\n{word}:\n    dist.barrier()\n"
-    fix = edits.deleted(script(text), [at(4)], ("barrier",))
+    fix = without_calls(script(text), [at(4)], ("barrier",))
     assert changed(text, fix) == text.replace("dist.barrier()", "pass")
 
 
 @pytest.mark.parametrize("text", ["dist.barrier(); t = 1\n", "for x in y: go(x); dist.barrier()\n"])
 def test_a_line_with_other_statements_is_not_deleted(text: str) -> None:
-    assert edits.deleted(script(text), [at(1)], ("barrier",)) == ""
+    assert without_calls(script(text), [at(1)], ("barrier",)) == ""
 
 
 def test_a_saved_model_is_not_wrapped() -> None:
     text = "net = DistributedDataParallel(m)\nstate = net.module.state_dict()\n"
-    assert edits.wrapped(script(text)) == ""
+    assert wrapped_model(script(text)) == ""
 
 
 def test_a_tensor_that_others_hold_is_not_replaced() -> None:
     text = "for p in stats:\n    dist.all_reduce(p)\n"
-    assert edits.on_device(script(text), at(2)) == ""
+    assert moved_to_device(script(text), at(2)) == ""
+
+
+def test_files_are_read_if_they_are_the_users_and_as_they_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "commprof_jobs"  # begins like the package, and is not of it
+    folder.mkdir()
+    train, changed_later = folder / "train.py", folder / "model.py"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "train.py").write_text("secret = 1\n")
+    for file in (train, changed_later):
+        file.write_text("net = 1\n")
+    rank = Rank()
+    begin_ns = rank.metadata["clock"]["realtime_ns"] = time.time_ns() + 10**9
+    os.utime(changed_later, ns=(begin_ns + 1, begin_ns + 1))
+    rank.metadata["command"] = ["train.py"]
+    rank.stacks = {
+        1: (f"{train}:1 main", f"{changed_later}:1 forward", f"{reader.__file__}:1 read")
+    }
+    monkeypatch.chdir(elsewhere)
+    assert [source.path for source in script_of(rank.trace()).sources] == [train]

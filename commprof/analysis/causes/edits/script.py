@@ -17,7 +17,7 @@ from commprof.trace.reader import Trace
 
 #: Parts of the paths of files that are not the user's.
 _OF_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3")
-_COMMPROF = str(Path(__file__).parents[2])
+_COMMPROF = Path(__file__).parents[3]
 #: Columns of a line of a fix.
 _WIDTH = 78
 #: Positional arguments of a call; more of them may be those that a fix sets.
@@ -323,7 +323,7 @@ def _source(path: Path, begin_ns: int) -> Source | None:
     text = str(path)
     if path.suffix != ".py" or any(part in text for part in _OF_OTHERS):
         return None
-    if text.startswith(_COMMPROF):
+    if path.is_relative_to(_COMMPROF):
         return None
     try:
         state = path.stat()

@@ -1,0 +1,233 @@
+"""Changes of the calls by which a script communicates: fewer, joined, at once, or elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+
+from commprof.analysis.causes.edits.script import Script, Site, Source
+from commprof.analysis.causes.edits.syntax import (
+    INDENT,
+    indent_of,
+    innermost,
+    names_in,
+    shares_lines,
+    step_loop,
+    step_name,
+    stored_in,
+)
+
+_IF_UNUSED = "  # if no step between uses the result"
+
+
+def without_calls(script: Script, lines: list[str], names: tuple[str, ...]) -> str:
+    """Deletes the calls on these lines."""
+    sites = [script.at(line, names) for line in lines]
+    if not sites or not all(site is not None and site.is_whole for site in sites):
+        return ""
+    wholes = [site for site in sites if site is not None]
+    sources = {site.source.path: site.source for site in wholes}
+    return "\n".join(
+        source.deleted([site.statement for site in wholes if site.source is source])
+        for source in sources.values()
+    )
+
+
+def gathered_seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str:
+    """Makes the gather on a line in one of ``every`` steps, and says when this is right.
+
+    Empty if the step goes on to read what is gathered.
+    """
+    site = script.at(line, names)
+    if site is None or not isinstance(site.statement, ast.Expr):
+        return ""
+    if not site.source.is_alone(site.statement):
+        return ""
+    loop = step_loop(site)
+    if loop is None or _is_read_later(site, loop):
+        return ""
+    source = site.source
+    first, last = source.span(site.statement)
+    body = textwrap.indent(source.code(first, last), INDENT)
+    step = step_name(source, loop)
+    if not step and site.loop is not loop:
+        return ""
+    if step:
+        return source.edit(
+            "in place of", first, last, f"if {step} % {every} == 0:{_IF_UNUSED}\n{body}"
+        )
+    (calls,) = source.unused("calls")
+    counts = f"import itertools\n\n{calls} = itertools.count()"
+    return "\n".join(
+        [
+            source.before(loop, counts),
+            source.edit(
+                "in place of", first, last, f"if next({calls}) % {every} == 0:{_IF_UNUSED}\n{body}"
+            ),
+        ]
+    )
+
+
+def _is_read_later(site: Site, loop: ast.For) -> bool:
+    """True if the loop reads what a gather writes into after the call."""
+    # gather_object and gather name their input first.
+    position = 1 if site.source.called(site.call).startswith("gather") else 0
+    outputs = {
+        name for written in site.call.args[position : position + 1] for name in names_in(written)
+    }
+    for keyword in site.call.keywords:
+        outputs |= names_in(keyword.value)
+    return any(
+        isinstance(node, ast.Name)
+        and node.id in outputs
+        and isinstance(node.ctx, ast.Load)
+        and node.lineno > (site.statement.end_lineno or site.statement.lineno)
+        for node in ast.walk(loop)
+    )
+
+
+def joined_in_one(script: Script, line: str, op: str) -> str:
+    """Makes one call in place of a loop's calls of an operation that works in place."""
+    site = script.at(line, (op,))
+    if site is None or site.loop is None or not site.is_whole or not site.call.args:
+        return ""
+    source, loop, call = site.source, site.loop, site.call
+    listed = "" if _is_guarded(site) else _each(source, loop, call, call.args[0])
+    if not listed:
+        return ""
+    rest = [source.segment(argument) for argument in call.args[1:]]
+    rest += [
+        f"{element.arg}={source.segment(element.value)}" for element in call.keywords if element.arg
+    ]
+    if names_in(*call.args[1:], *(element.value for element in call.keywords)) & stored_in(
+        loop.target, *loop.body
+    ):
+        return ""
+    tensors, tensor, flat, part = source.unused("tensors", "tensor", "flat", "part")
+    arguments = ", ".join([flat, *rest])
+    lines = [
+        f"{tensors} = {listed}",
+        f"{flat} = torch.cat([{tensor}.detach().reshape(-1) for {tensor} in {tensors}])",
+        f"{source.segment(call.func)}({arguments})",
+        f"for {tensor}, {part} in zip({tensors}, {flat}.split([t.numel() for t in {tensors}])):",
+        f"    {tensor}.detach().copy_({part}.view_as({tensor}))",
+    ]
+    first, last = loop.lineno, loop.end_lineno or loop.lineno
+    if len(loop.body) == 1:
+        return source.edit("in place of", first, last, "\n".join(lines))
+    before = source.before(loop, "\n".join(lines))
+    return f"{before}\n{source.deleted([site.statement])}"
+
+
+def joined_gathers(script: Script, line: str) -> str:
+    """Makes one gather of all tensors in place of a loop's ``all_gather(LIST, TENSOR)``."""
+    site = script.at(line, ("all_gather",))
+    if site is None or site.loop is None or not site.is_whole or len(site.call.args) < 2:
+        return ""
+    source, loop, call = site.source, site.loop, site.call
+    listed = (
+        ""
+        if _is_guarded(site)
+        else _each(source, loop, call, call.args[1], source.segment(call.args[0]))
+    )
+    outputs, tensor = (source.segment(argument) for argument in call.args[:2])
+    if not listed or not isinstance(call.args[0], ast.Name):
+        return ""
+    rest = [
+        f"{element.arg}={source.segment(element.value)}" for element in call.keywords if element.arg
+    ]
+    name = source.segment(call.func)
+    of_group = next((f"({text.partition('=')[2]})" for text in rest if "group=" in text), "()")
+    dist = name.rpartition(".")[0]
+    size = f"{dist}.get_world_size" if dist else "torch.distributed.get_world_size"
+    tensors, flat, rows, parts = source.unused("tensors", "flat", "rows", "parts")
+    lines = [
+        f"{tensors} = {listed}",
+        f"{flat} = torch.cat([t.reshape(-1) for t in {tensors}])",
+        f"{rows} = [torch.empty_like({flat}) for _ in range({size}{of_group})]",
+        f"{name}({', '.join([rows, flat, *rest])})",
+        f"{parts} = zip(*(row.split([t.numel() for t in {tensors}]) for row in {rows}))",
+    ]
+    taken = f"{outputs} = [t.view_as({tensor}) for t in next({parts})]"
+    return "\n".join(
+        [
+            source.before(loop, "\n".join(lines)),
+            source.edit("in place of", *source.span(site.statement), taken),
+        ]
+    )
+
+
+def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr, made: str = "") -> str:
+    """Writes a list of what the rounds of a loop give to a call; empty if only the loop makes it.
+
+    Also empty if the loop uses it before the call, which may change it, or skip the call.
+
+    ``made``: name of the call's outputs, which the loop may make before the call all the same.
+    """
+    targets = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
+    if names_in(argument) & stored_in(*loop.body) or not names_in(argument) & targets:
+        return ""
+    before = [
+        statement
+        for statement in loop.body[: loop.body.index(source.statement(call))]
+        if not (isinstance(statement, ast.Assign) and source.segment(statement.targets[0]) == made)
+    ]
+    if names_in(*before) & targets or any(element.arg == "async_op" for element in call.keywords):
+        return ""
+    target, values = source.segment(loop.target), source.segment(loop.iter)
+    conditional = isinstance(loop.iter, ast.IfExp)
+    return f"[{source.segment(argument)} for {target} in {f'({values})' * conditional or values}]"
+
+
+def _is_guarded(site: Site) -> bool:
+    """True if the loop makes the call on a condition, or not in the line after its head."""
+    loop = site.loop
+    return loop is None or site.statement not in loop.body or shares_lines(loop)
+
+
+def issued_at_once(script: Script, line: str, names: tuple[str, ...]) -> str:
+    """Issues all calls of a loop before the first is waited for."""
+    site = script.at(line, names)
+    if site is None or site.loop is None or not site.is_whole or _is_guarded(site):
+        return ""
+    source, loop = site.source, site.loop
+    if loop.body[-1] is not site.statement or any(
+        element.arg in ("async_op", None) for element in site.call.keywords
+    ):
+        return ""
+    texts = [source.segment(argument) for argument in site.call.args]
+    texts += [f"{element.arg}={source.segment(element.value)}" for element in site.call.keywords]
+    call = f"{source.segment(site.call.func)}({', '.join([*texts, 'async_op=True'])})"
+    first, last = loop.lineno, loop.end_lineno or loop.lineno
+    head = source.code(first, source.span(site.statement)[0] - 1)
+    works, work = source.unused("works", "work")
+    code = [
+        f"{works} = []",
+        head,
+        f"{indent_of(source, loop)}{works}.append({call})",
+        f"for {work} in {works}:",
+        f"{INDENT}{work}.wait()",
+    ]
+    return source.edit("in place of", first, last, "\n".join(code))
+
+
+def moved_to_device(script: Script, line: str) -> str:
+    """Moves the tensor that a call is given to the GPU before.
+
+    Only a tensor that its function makes by a call: elsewhere another name may refer to it.
+    """
+    site = script.at(line)
+    if site is None or not site.call.args or not isinstance(site.call.args[0], ast.Name):
+        return ""
+    name, function = site.call.args[0].id, innermost(site.source, site.call)
+    stored = [
+        site.source.statement(node)
+        for node in ast.walk(function or site.source.tree)
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+    ]
+    if not stored or not all(
+        isinstance(maker, ast.Assign) and isinstance(maker.value, ast.Call) for maker in stored
+    ):
+        return ""
+    code = f"{name} = {name}.cuda()  # reduced on the GPU; read the result later"
+    return site.source.before(site.statement, code)

@@ -1,0 +1,93 @@
+"""Changes of how a script makes and wraps its model, its optimizer and its data loader."""
+
+from __future__ import annotations
+
+import ast
+
+from commprof.analysis.causes.edits.script import Script, Site
+from commprof.analysis.causes.edits.syntax import calls_in, innermost
+
+DDP = ("DistributedDataParallel",)
+FSDP1 = ("FullyShardedDataParallel",)
+#: Optimizers of torch, whose first argument tells the model.
+_OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Muon")
+
+
+def with_settings(script: Script, names: tuple[str, ...], **settings: object) -> str:
+    """Repeats the only call of one of these names, with these keyword arguments."""
+    site = script.only(*names)
+    return site.source.with_settings(site.call, settings) if site is not None else ""
+
+
+def sharded_model(script: Script) -> str:
+    """Returns the name of the whole model that FSDP shards: what the last ``fully_shard`` gets."""
+    if name := script.model(*FSDP1):
+        return name
+    for site in reversed(script.places("fully_shard")):
+        if site.call.args and site.loop is None:
+            return site.target or site.source.segment(site.call.args[0])
+    return ""
+
+
+def after_sharding(script: Script, call: str) -> str:
+    """Adds a call of a method of the sharded model after the model is sharded."""
+    sites = [site for site in script.places("fully_shard") if site.loop is None]
+    model = sharded_model(script)
+    return followed(sites[-1], f"{model}.{call}") if sites and model else ""
+
+
+def wrapped_model(script: Script) -> str:
+    """Wraps the model by DDP before its optimizer is made.
+
+    If the script makes a wrapper but calls its ``module``, the wrapper is called instead.
+    """
+    if name := script.model(*DDP):
+        return _not_the_inner(script, name)
+    makers = [
+        (site, argument.func.value)
+        for site in script.places(*_OPTIMIZERS)
+        for argument in site.call.args[:1]
+        if isinstance(argument, ast.Call)
+        and isinstance(argument.func, ast.Attribute)
+        and argument.func.attr == "parameters"
+    ]
+    if len(makers) != 1:
+        return ""
+    site, node = makers[0]
+    model, function = site.source.segment(node), innermost(site.source, site.call)
+    trains = function is None or any(
+        site.source.called(call) == "backward" for call in calls_in(function)
+    )
+    if isinstance(node, ast.Name) and not trains:
+        return ""  # a name of this function alone
+    if not site.source.is_alone(site.statement):
+        return ""
+    code = f"{model} = torch.nn.parallel.DistributedDataParallel({model})"
+    return site.source.before(site.statement, code)
+
+
+def _not_the_inner(script: Script, wrapper: str) -> str:
+    """Puts the wrapper where the script calls its ``module`` or gives that a name."""
+    inner = f"{wrapper}.module"
+    for source in script.sources:
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.Assign) and inner in map(source.segment, _results(node.value)):
+                first, last = source.span(node)
+                code = source.code(first, last).replace(inner, wrapper)
+                return source.edit("in place of", first, last, code)
+            if isinstance(node, ast.Call) and source.segment(node.func) == inner:
+                first, last = source.span(source.statement(node))
+                code = source.code(first, last).replace(inner, wrapper)
+                return source.edit("in place of", first, last, code)
+    return ""
+
+
+def _results(value: ast.expr) -> list[ast.expr]:
+    """Returns what an expression may result in: both ``x`` and ``z`` of ``x if y else z``."""
+    return [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
+
+
+def followed(site: Site, code: str) -> str:
+    """Adds lines after the statement of a call."""
+    first, last = site.source.span(site.statement)
+    return site.source.edit("in place of", first, last, f"{site.source.code(first, last)}\n{code}")
