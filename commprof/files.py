@@ -171,8 +171,8 @@ def checked(value: object, shape: Shape, where: str = "") -> Any:
     Raises:
         ValueError: a key is missing or a value is wrong; the message gives its dotted name.
     """
-    # A short cut: nearly all values in metadata and summaries are strings or whole numbers.
-    if shape is str and type(value) is str:
+    # A short cut: nearly all values in metadata and summaries are strings, lists or whole numbers.
+    if (shape is str or shape is list) and type(value) is shape:
         return value
     if shape is int and type(value) is int and 0 <= value < 2**63:
         return value

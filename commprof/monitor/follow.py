@@ -27,7 +27,7 @@ from commprof.files import descriptor_of_regular
 from commprof.trace import schema
 from commprof.trace.blocks import Block
 from commprof.trace.documents import Group
-from commprof.trace.reader import TraceContent, take_block
+from commprof.trace.reader import TraceContent, take_block, take_newest_summary
 from commprof.trace.ring import dropped_so_far
 from commprof.trace.run.endings import attempt_paths, rank_and_attempt
 from commprof.trace.schema import BlockType, Kind, Records
@@ -72,6 +72,8 @@ class TraceTail:
         self._broken = False
         self._retries = 0
         self._caught_up = False
+        #: Records lost in the rings so far; None until asked for after a poll.
+        self._dropped_in_rings: int | None = None
         #: Bytes that this poll may still read.
         self._budget = 0
         #: Checksum seen in each summary slot, by the slot's offset.
@@ -120,7 +122,10 @@ class TraceTail:
         dropped = max(self._content.dropped, summary.dropped if summary is not None else 0)
         if self.ended or self.metadata is None:
             return dropped
-        return max(dropped, dropped_so_far(self.metadata["ring_prefix"], self._session))
+        if self._dropped_in_rings is None:
+            prefix = self.metadata["ring_prefix"]
+            self._dropped_in_rings = dropped_so_far(prefix, self._session)
+        return max(dropped, self._dropped_in_rings)
 
     @property
     def length_bytes(self) -> int:
@@ -148,6 +153,7 @@ class TraceTail:
             if self._fd < 0 and not self._open():
                 return _NO_RECORDS
             self._budget = _BYTES_PER_POLL
+            self._dropped_in_rings = None
             self._follow_to_new_file()
             self._look_at_summaries()
             self._caught_up = self._read_blocks()
@@ -227,7 +233,8 @@ class TraceTail:
         return os.fstat(self._fd).st_size
 
     def _look_at_summaries(self) -> None:
-        """Reads the summary blocks whose content changed since the last poll."""
+        """Reads the newest of the summary blocks whose content changed since the last poll."""
+        changed: list[memoryview] = []
         for offset, seen in self._slots.items():
             header = os.pread(self._fd, schema.BLOCK_HEADER.size, offset)
             if len(header) < schema.BLOCK_HEADER.size:
@@ -238,7 +245,9 @@ class TraceTail:
             payload = self._payload(offset, length)
             if payload is not None and zlib.crc32(payload) == crc:
                 self._slots[offset] = crc
-                self._take(Block(BlockType.SUMMARY, memoryview(payload)))
+                changed.append(memoryview(payload))
+        if changed:
+            take_newest_summary(changed, self._content)
 
     def _read_blocks(self) -> bool:
         """Reads up to the last complete block; False if the poll's byte limit ends it earlier."""

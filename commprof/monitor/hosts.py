@@ -112,11 +112,11 @@ class OtherHosts:
         tails: dict[int, TraceTail],
         next_s: float,
     ) -> None:
-        """Writes this host's summary, if other hosts take part in the job.
+        """Writes this host's summary; other hosts take part in the job.
 
         Args:
             state: the newest state of the job.
-            parts: the summaries of the ranks of this host.
+            parts: the summaries of the ranks of this host, at least one.
             tails: traces of all followed ranks.
             next_s: seconds until the next summary at the latest.
 
@@ -125,8 +125,6 @@ class OtherHosts:
         """
         by_rank = {part.ranks[0]: part for part in parts}
         ranks = [rank for rank in state.ranks if rank.rank in by_rank]
-        if not ranks or len(ranks) == state.world_size:
-            return
         chosen = {rank.rank for rank in ranks}
         metadata = [tails[rank].metadata or {} for rank in sorted(chosen)]
         by = WrittenBy(

@@ -97,13 +97,15 @@ class Monitor:
 
     def run(self) -> None:
         """Runs until the watched process and all ranks of this host end, or until :meth:`end`."""
+        used_s = time.process_time()
         while not self._ending.is_set():
-            began_s = time.process_time()
             lived = self._job_lives()
             self._poll()
             if not lived and not self._a_rank_runs:
                 break
-            rest_s = min((time.process_time() - began_s) / _OF_A_CORE, _LONGEST_S)
+            # Since the last look, so that all that the monitor does between two of them counts.
+            before_s, used_s = used_s, time.process_time()
+            rest_s = min((used_s - before_s) / _OF_A_CORE, _LONGEST_S)
             rest_s = max(self._interval_s, rest_s)
             next_s = time.monotonic() + rest_s
             self._publish(rest_s)

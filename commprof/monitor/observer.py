@@ -84,13 +84,14 @@ def own_process() -> tuple[float, int]:
 def _helpers_cpu_s(directory: Path) -> float:
     """CPU time of commprof's own threads in a process; ``directory`` is its procfs directory."""
     nanoseconds = 0
+    tasks = f"{directory}/task"
     try:
-        threads = list((directory / "task").iterdir())
+        threads = os.listdir(tasks)
     except OSError:
         return 0.0
     for thread in threads:
-        if text_of(thread / "comm").startswith(_OURS):
-            nanoseconds += int((text_of(thread / "schedstat").split() or ["0"])[0])
+        if text_of(f"{tasks}/{thread}/comm").startswith(_OURS):
+            nanoseconds += int((text_of(f"{tasks}/{thread}/schedstat").split() or ["0"])[0])
     return nanoseconds / 1e9
 
 
@@ -212,6 +213,8 @@ class Observer:
             for rank, tail in _of_one_job(self._job.tails).items()
             if self._here.is_local(metadata_of(tail))
         }
+        if not tails or len(tails) == self._newest.world_size:
+            return  # no other host takes part
         parts = rank_parts(tails)
         if len(parts) == len(tails):
             self._hosts.write(self._newest, parts, tails, next_s)

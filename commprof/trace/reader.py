@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +28,7 @@ from commprof.trace.recorded import Recorded
 from commprof.trace.ring import RingContent, has_rings, read_rings, remove_rings
 from commprof.trace.run.processes import State, state_of
 from commprof.trace.schema import BlockType, Records
-from commprof.trace.summary import Summary, read_summary
+from commprof.trace.summary import Summary, read_newest
 
 #: ``capture`` in the metadata of a trace that was converted from torch.profiler's.
 TORCH_PROFILER = "torch.profiler"
@@ -286,13 +287,19 @@ def take_block(path: Path, block: Block, content: TraceContent) -> None:
             content.dropped = documents.read_dropped(block.payload, documents.SALVAGED)
             content.salvaged = True
         elif block.type == BlockType.SUMMARY:
-            summary = read_summary(block.payload)
-            if content.summary is None or summary.sequence > content.summary.sequence:
-                content.summary = summary
+            take_newest_summary([block.payload], content)
     except ValueError as error:
         if content.metadata is None:
             raise TraceError(f"{path}: unusable metadata: {error}") from None
         content.problems.append(f"a block of type {block.type} is unusable: {error}")
+
+
+def take_newest_summary(payloads: Sequence[memoryview], content: TraceContent) -> None:
+    """Takes the newest of some summary blocks, if it is newer than the one taken before."""
+    try:
+        content.summary = read_newest(payloads, content.summary) or content.summary
+    except ValueError as error:
+        content.problems.append(f"a block of type {BlockType.SUMMARY} is unusable: {error}")
 
 
 def _records(payload: memoryview) -> Records:

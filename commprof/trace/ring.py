@@ -8,14 +8,17 @@ process no work.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
-from collections.abc import Iterator
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from glob import escape, glob
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -61,10 +64,15 @@ def dropped_so_far(ring_prefix: str, session: int) -> int:
     dropped = 0
     for path in ring_files(ring_prefix):
         try:
-            with open_regular(path) as file:
-                header = file.read(schema.RING_HEADER_BYTES)
+            fd = descriptor_of_regular(path)
         except OSError:
             continue
+        try:
+            header = os.pread(fd, schema.RING_HEADER_BYTES, 0)
+        except OSError:
+            continue
+        finally:
+            os.close(fd)
         if _session(header) == session:
             at = schema.RING_DROPPED_OFFSET
             dropped += int.from_bytes(header[at : at + 8], "little")
@@ -149,10 +157,39 @@ def ring_files(ring_prefix: str) -> Iterator[Path]:
     """
     if not ring_prefix:
         return
-    name = re.compile(re.escape(ring_prefix) + r"\d+\.ring")
-    for path in sorted(glob(escape(ring_prefix) + "*.ring")):
-        if name.fullmatch(path) and os.path.isfile(path):
+    directory, stem = os.path.split(ring_prefix)
+    names = _names_in(directory or ".")
+    following = islice(names, bisect_left(names, stem), None)
+    for name in takewhile(lambda name: name.startswith(stem), following):
+        path = os.path.join(directory, name)
+        if _NUMBERED.fullmatch(name, len(stem)) and os.path.isfile(path):
             yield Path(path)
+
+
+_NUMBERED: Final = re.compile(r"\d+\.ring")
+#: A directory that changed this recently may change again without another time of change: the
+#: clock of files advances every few milliseconds.
+_UNSETTLED_NS: Final = 1_000_000_000
+
+
+def _names_in(directory: str) -> Sequence[str]:
+    """Lists a directory in order; lists it anew only if it has changed.
+
+    All ranks of a host have their rings in one directory, and are looked at one after another.
+    """
+    try:
+        changed_ns = os.stat(directory).st_mtime_ns
+        if time.time_ns() - changed_ns < _UNSETTLED_NS:
+            return sorted(os.listdir(directory))
+        return _listing(directory, changed_ns)
+    except (OSError, ValueError):  # a prefix that cannot be a path, too
+        return ()
+
+
+@functools.lru_cache(maxsize=1)
+def _listing(directory: str, changed_ns: int) -> Sequence[str]:
+    del changed_ns  # only keeps listings apart
+    return sorted(os.listdir(directory))
 
 
 def _session(header: bytes) -> int | None:

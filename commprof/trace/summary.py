@@ -21,6 +21,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -192,10 +193,29 @@ def read_summary(payload: memoryview) -> Summary:
     Raises:
         ValueError: a value is missing or unusable; the message names it.
     """
+    return summary_of(_document(payload))
+
+
+def read_newest(payloads: Iterable[memoryview], after: Summary | None) -> Summary | None:
+    """Reads the summary with the highest number of some blocks; the others are not checked.
+
+    Returns None if no number is above that of ``after``. Raises as :func:`read_summary`.
+    """
+    newest = max(map(_document, payloads), key=_sequence, default=None)
+    if newest is None or (after is not None and _sequence(newest) <= after.sequence):
+        return None
+    return summary_of(newest)
+
+
+def _document(payload: memoryview) -> Any:
     try:
-        return summary_of(json.loads(bytes(payload)))
+        return json.loads(bytes(payload).rstrip())  # most of a block is spaces
     except RecursionError:
         raise ValueError("JSON nested too deep") from None
+
+
+def _sequence(value: Any) -> int:
+    return _whole(value, "sequence")
 
 
 def summary_of(value: Any) -> Summary:
@@ -246,7 +266,7 @@ def _paused(value: dict[str, Any]) -> tuple[int, ...]:
     paused_ns = value.get("paused", [0] * len(schema.PHASES))
     if not isinstance(paused_ns, list) or len(paused_ns) != len(schema.PHASES):
         raise ValueError(f"paused is not a list of {len(schema.PHASES)} numbers")
-    if _whole_numbers(paused_ns) is None:
+    if not _are_whole(paused_ns):
         raise ValueError("paused holds a value that is not a whole number from 0 to 2**63 - 1")
     return tuple(paused_ns)
 
@@ -290,35 +310,33 @@ def _last(value: object) -> LastRank:
 
 def _waited_for(value: object) -> WaitedFor:
     """Reads the waiting times from a flat list: three numbers per row of ``WaitedFor.cells``."""
-    cells = _whole_numbers(_list(value, "cells"))
+    cells = _list(value, "cells")
     block_ns = _whole(value, "block_ns")
-    if cells is None or len(cells) % 3 or block_ns == 0:
+    if not _are_whole(cells) or len(cells) % 3 or block_ns == 0:
         raise ValueError("waited_for: cells are not triples of whole numbers, or block_ns is 0")
-    return WaitedFor(block_ns, cells.reshape(-1, 3))
+    return WaitedFor(block_ns, _ints(cells).reshape(-1, 3))
 
 
 def _histogram(value: object, where: str) -> Histogram:
     """Reads a histogram.
 
     Its list ``buckets`` holds two numbers per bucket: the distance from the previous bucket (of the
-    first one, from bucket 0), and the count.
+    first one, from bucket 0), and the count. Most have few buckets, so that Python's own integers,
+    which do not overflow, are checked faster than arrays.
     """
-    numbers = _whole_numbers(_list(value, "buckets"))
-    if numbers is None or len(numbers) % 2:
+    numbers = _list(value, "buckets")
+    if not _are_whole(numbers) or len(numbers) % 2:
         raise ValueError(f"the buckets of {where} are not pairs of whole numbers")
-    distances, counts = numbers[::2], numbers[1::2]
-    # Bounded first, so that no sum of distances overflows.
-    is_bounded = (distances < BUCKETS).all() and (distances[1:] > 0).all()
-    buckets = np.cumsum(distances)
+    counts, buckets = numbers[1::2], list(accumulate(numbers[::2]))
     count = _whole(value, "count")
-    # Counts are summed as Python's integers, which do not overflow.
-    is_counted = sum(counts.tolist()) == count and (counts > 0).all()
-    if not is_bounded or not is_counted or (buckets[-1:] >= BUCKETS).any():
+    are_apart = min(numbers[2::2], default=1) > 0
+    is_counted = sum(counts) == count and min(counts, default=1) > 0
+    if not are_apart or not is_counted or (buckets and buckets[-1] >= BUCKETS):
         raise ValueError(f"the buckets of {where} contradict each other or the histogram's count")
-    sum_ns, min_ns, max_ns = (_whole(value, name) for name in ("sum", "min", "max"))
+    sum_ns, min_ns, max_ns = _whole(value, "sum"), _whole(value, "min"), _whole(value, "max")
     if min_ns > max_ns:
         raise ValueError(f"the minimum of {where} is above its maximum")
-    return Histogram(count, sum_ns, min_ns, max_ns, buckets, counts)
+    return Histogram(count, sum_ns, min_ns, max_ns, _ints(buckets), _ints(counts))
 
 
 def _member(value: object, name: str) -> Any:
@@ -337,24 +355,26 @@ def _whole(value: object, name: str) -> int:
     return number
 
 
-def _whole_numbers(values: list[Any]) -> Ints | None:
-    """Returns the numbers as an array; None if one is no whole number from 0 to 2**63 - 1.
+def _are_whole(values: list[Any]) -> bool:
+    """True if all are whole numbers from 0 to 2**63 - 1.
 
     The types are checked all at once: a summary holds thousands of numbers, and a job thousands of
     summaries.
     """
-    if not set(map(type, values)) <= {int}:
-        return None
-    try:
-        numbers = np.array(values, dtype=np.int64)
-    except OverflowError:
-        return None
-    return None if (numbers < 0).any() else numbers
+    if not values:
+        return True
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**63
+
+
+def _ints(values: list[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
 
 
 def merged_histogram(histograms: Iterable[Histogram]) -> Histogram:
     """Returns the histogram of all values of several histograms."""
     parts = [histogram for histogram in histograms if histogram.count > 0]
+    if len(parts) == 1:
+        return parts[0]
     total = np.zeros(BUCKETS, dtype=np.int64)
     for part in parts:
         total[part.buckets] += part.counts

@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from commprof.monitor.follow import TraceTail
 from commprof.monitor.monitor import Monitor
 from commprof.monitor.observer import Observer
 from commprof.monitor.settings import Settings
+from commprof.trace import summary as summaries
 from commprof.trace.schema import BlockType, Records
 from tests.support.builders import trace_bytes as made
 from tests.support.builders.run_directories import ranks_of
@@ -63,7 +65,7 @@ def test_each_block_of_a_growing_trace_is_read_exactly_once(path: Path) -> None:
     assert times(tail.poll()) == []
 
 
-def test_a_block_is_read_only_once_its_header_is_written(path: Path) -> None:
+def test_a_block_is_read_only_once_its_header_is_slot(path: Path) -> None:
     path.write_bytes(made.trace())
     tail = TraceTail(path)
     tail.poll()
@@ -90,11 +92,12 @@ def test_a_trace_that_is_truncated_and_continued_is_followed(path: Path) -> None
     assert tail.problems == []
 
 
-def test_overwritten_summaries_are_read_once_they_are_complete(path: Path) -> None:
-    def slot(sequence: int) -> bytes:
-        payload = json.dumps(summary(sequence=sequence)).encode().ljust(4096)
-        return made.block(BlockType.SUMMARY, payload)
+def slot(sequence: int) -> bytes:
+    payload = json.dumps(summary(sequence=sequence)).encode().ljust(4096)
+    return made.block(BlockType.SUMMARY, payload)
 
+
+def test_overwritten_summaries_are_read_once_they_are_complete(path: Path) -> None:
     path.write_bytes(made.trace(slot(1), slot(2)))
     tail = TraceTail(path)
     tail.poll()
@@ -212,6 +215,33 @@ def test_a_recreated_trace_is_followed_where_reading_stopped(path: Path) -> None
         append(path, made.records(7) + made.end())
         assert times(tail.poll()) == [7]
         assert (tail.closed, tail.problems) == (True, [])
+
+
+def test_of_two_new_summaries_only_the_newer_one_is_converted(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(made.trace(slot(1), slot(2)))
+    slots = [path.stat().st_size - count * len(slot(1)) for count in (2, 1)]
+    tail = TraceTail(path)
+    tail.poll()
+    converted: list[int] = []
+    convert = summaries.summary_of
+
+    def counted(value: dict[str, Any]) -> summaries.Summary:
+        converted.append(value["sequence"])
+        return convert(value)
+
+    monkeypatch.setattr(summaries, "summary_of", counted)
+    for newest in (4, 6):
+        with path.open("r+b") as file:
+            for offset, sequence in zip(slots, (newest, newest - 1), strict=True):
+                file.seek(offset)
+                file.write(slot(sequence))
+        tail.poll()
+        assert tail.summary is not None
+        assert tail.summary.sequence == newest
+    tail.close()
+    assert converted == [4, 6]
 
 
 def test_random_bytes_never_raise(path: Path) -> None:

@@ -15,6 +15,7 @@ import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,6 +264,32 @@ def test_the_end_of_a_job_does_not_wait_for_a_stopped_watchdog(tmp_path: Path) -
 def test_a_monitor_that_cannot_start_returns_the_problem(tmp_path: Path) -> None:
     problem = start_monitor(tmp_path / "gone", Settings("127.0.0.1:0"))
     assert problem.startswith("no live metrics: ")
+
+
+def test_looks_become_rarer_by_all_that_the_monitor_does_between_two_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu_s, rests_s = 0.0, []
+
+    def poll() -> None:
+        nonlocal cpu_s
+        cpu_s += 0.125
+
+    def publish(rest_s: float) -> None:
+        nonlocal cpu_s
+        cpu_s += 0.375
+        rests_s.append(rest_s)
+        if len(rests_s) == 3:
+            monitor.end()
+
+    clock = SimpleNamespace(process_time=lambda: cpu_s, monotonic=iter(range(0, 900, 30)).__next__)
+    monkeypatch.setattr(monitors, "time", clock)
+    monitor = Monitor(tmp_path, Settings())
+    monkeypatch.setattr(monitor, "_poll", poll)
+    monkeypatch.setattr(monitor, "_publish", publish)
+    monitor.run()
+    monitor.close()
+    assert rests_s[:3] == [0.125 / 0.02, 0.5 / 0.02, 0.5 / 0.02]
 
 
 def test_this_host_reports_memory_cpu_time_and_interfaces() -> None:

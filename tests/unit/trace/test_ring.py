@@ -9,6 +9,7 @@ import os
 import resource
 import struct
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,39 @@ def test_foreign_and_damaged_ring_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "r-x.ring").write_bytes(b"")
     assert times(RingTail(f"{tmp_path}/r-", SESSION)) == []
     assert times(RingTail("", SESSION)) == []
+
+
+def test_rings_of_many_ranks_take_one_listing_until_the_directory_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(64):
+        Ring(tmp_path / f"rank{rank}-0.ring").push(1)
+    os.utime(tmp_path, ns=(0, time.time_ns() - 2_000_000_000))
+    listings: list[str] = []
+    listdir = os.listdir
+
+    def counted(directory: str) -> list[str]:
+        listings.append(directory)
+        return listdir(directory)
+
+    monkeypatch.setattr(rings.os, "listdir", counted)
+    for _ in range(3):
+        for rank in range(64):
+            name = tmp_path / f"rank{rank}-0.ring"
+            assert list(rings.ring_files(f"{tmp_path}/rank{rank}-")) == [name]
+    assert listings == [str(tmp_path)]
+    Ring(tmp_path / "rank7-1.ring")
+    assert len(list(rings.ring_files(f"{tmp_path}/rank7-"))) == 2
+
+
+def test_a_ring_made_in_the_same_tick_as_a_listing_is_found(tmp_path: Path) -> None:
+    now_ns = time.time_ns()
+    for number in range(3):
+        Ring(tmp_path / f"r-{number}.ring")
+        os.utime(tmp_path, ns=(now_ns, now_ns))
+        assert len(list(rings.ring_files(f"{tmp_path}/r-"))) == number + 1
+
+
+def test_a_prefix_that_is_no_path_has_no_rings() -> None:
+    assert list(rings.ring_files("/dev/shm/\0-")) == []
+    assert list(rings.ring_files("/no/such/directory/r-")) == []
