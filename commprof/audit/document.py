@@ -21,7 +21,7 @@ class Row:
     ranks: int
     #: Figures by the name of the quantity, see ``quantities.py``.
     figures: Mapping[str, StatedFigure]
-    #: Meanings of the columns' headers, by the same names.
+    #: Meaning of each figure's column header, by the same names.
     quantities: Mapping[str, Quantity] = field(default_factory=dict)
     #: Times of the epochs, in order.
     epoch_times: tuple[StatedFigure, ...] = ()

@@ -38,7 +38,7 @@ _FIGURE = re.compile(
 _JUNK = re.compile(r"[*_`]")
 #: A number whose thousands are separated by spaces.
 _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?:\s\d{3})+(?!\d)")
-#: Text after a number that is part of something else: a date, a time of day, "1,5".
+#: Text that shows that the number before it is part of something else, such as a date or "1,5".
 _PART_OF_MORE = re.compile(r"[-:,.]\d")
 #: A part of a time in several units, such as "1h 23m", and the units of such parts.
 _TIME_PART = re.compile(rf"[\s,]*(?:and\s+)?({_NUMBER})\s*([A-Za-z]+)")
@@ -137,7 +137,7 @@ def parse_figure(
 def _time_in_parts(cell: str, where: str) -> StatedFigure | None:
     """Reads a time in several units, the longest first; None for any other text.
 
-    The last part is rounded, the parts before it are exact. It may lack its unit.
+    The last part is rounded, and may lack its unit; the parts before it are exact.
     """
     end = len(cell) - len(cell.lstrip("~≈<>≤≥ "))
     mark = cell[:end]

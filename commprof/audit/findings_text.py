@@ -60,7 +60,7 @@ def _seconds(value: float) -> str:
 
 
 def _number(value: float) -> str:
-    """Formats four significant digits, or all digits before the decimal point."""
+    """Formats a number with four significant digits, from 1,000 on as a whole number."""
     if not math.isfinite(value):
         return "any number"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -38,7 +38,7 @@ _NAMES = (
     ("", r"[kmgt]i?b(it)?(ytes)? ?(/|per) ?s|flop|(samples?|images?|tokens?) ?(/|per) ?(min|h)"),
     ("", rf"(throughput|(/|per) ?s(ec|econd)?)\b.*(/|per) ?{_RANK}"),
     ("parallel_share", r"^p$|parallel(iz|is)?(able|ed)? (portion|fraction|share)"),
-    # Not limits, nor speed-ups for a parallel share that the header itself states.
+    # Excludes the law's limit, and speed-ups for a parallel share that the header itself states.
     ("amdahl_speedup", r"^(?!.*(limit|max|effici|serial|fraction|share|\bp ?=)).*amdahl"),
     ("", r"amdahl"),
     ("accumulation", r"accum"),
@@ -68,7 +68,7 @@ _NAMES = (
 _NAMES_OF = tuple((name, re.compile(pattern)) for name, pattern in _NAMES)
 #: Quantities that may be given in percent.
 _SHARES = ("efficiency", "cost_efficiency", "overhead", "parallel_share")
-#: Names of patterns that are matched with the unit in brackets, too.
+#: Names of patterns that are also tried on the header with its parts in brackets.
 _BY_UNIT = ("", "amdahl_speedup", "tokens_per_s", "throughput")
 _PLURAL = r"process(?:es)?|procs?|p|gpus?|ranks?|nodes?|workers?|devices?"
 #: Names of the column of world sizes, the best first.

@@ -11,8 +11,8 @@ from commprof.audit.figure import Span, StatedFigure, exact
 from commprof.audit.throughput_rules import has, works_of
 from commprof.text import counted
 
-#: An efficiency up to this much above 100 % counts as noise: steps are rarely measured better, and
-#: few reports state their precision.
+#: An efficiency up to this much above 100 % counts as noise: steps are rarely measured more
+#: precisely, and few reports state the precision.
 NOISE = 0.05
 
 
@@ -241,7 +241,7 @@ def _total(row: Row, document: Document, per_machine: float) -> AuditCheck | Non
     return check(row, "cost", text, hours * price.span * exact(machines), "$")
 
 
-#: Efficiency that measurement noise may take away, besides the overhead.
+#: Loss of efficiency that is put down to measurement noise, in addition to the overhead.
 _NOISE = 0.03
 
 

@@ -307,8 +307,9 @@ def _profile(
 ) -> tuple[MachineProfile, str]:
     """Returns the costs and their source in words.
 
-    A profile that the user names is used as it is. The default file was written by whichever fit
-    came last: if it cannot be of the recorded job, the costs are fitted to the job itself.
+    A profile that the user names is used as it is. The default file holds the last fit, whatever
+    was fitted: if its costs cannot be those of the recorded job, costs are fitted to this job
+    itself.
     """
     path = args.profile or default_path()
     unlike = ""

@@ -39,8 +39,9 @@ Floats = npt.NDArray[np.float64]
 Knot = tuple[float, float]
 
 #: No time is interpolated between neighbours further apart than this factor. Sizes that double are
-#: dense enough even if one of them is left out. ``knots_through`` guesses each size's time without
-#: this size too, so its limit is wider.
+#: dense enough even if one of them is left out. ``knots_through`` guesses the time of each size
+#: without that size's knot, so the neighbours are further apart there, and the limit for guesses is
+#: wider.
 DENSE: Final = 5.0
 _DENSE_FOR_GUESSES: Final = 10.0
 
@@ -146,15 +147,16 @@ class CostCurve:
     world_sizes: tuple[int, ...]
     #: Ranks of the measurement per usable core of their host; NaN if unknown.
     ranks_per_core: float = math.nan
-    #: Root mean square of the relative residuals, and the largest. If ``source`` is "run": mean
-    #: absolute error of the replayed bucket ends, divided by the step; and NaN.
+    #: Root mean square of the relative residuals, and the largest. If ``source`` is "run", the
+    #: first is the mean absolute error of the replayed bucket ends, divided by the step, and the
+    #: second is NaN.
     residual: float = math.nan
     worst_residual: float = math.nan
     #: Errors with each size left out in turn; None if there are too few sizes.
     held_out_size: HeldOut | None = None
     #: Errors with each world size left out in turn; None if there is only one.
     held_out_world_size: HeldOut | None = None
-    #: Seconds per byte added up; None if no operation without sums was measured as well.
+    #: Seconds to add up a byte; None unless an operation that adds up nothing was measured as well.
     gamma_s_per_byte: float | None = None
     #: 95 % bootstrap interval.
     gamma_interval_s_per_byte: tuple[float, float] = (math.nan, math.nan)
@@ -228,9 +230,9 @@ class CostCurve:
 
         At a size of alpha divided by beta bytes, latency and transfer take the same time. The lower
         ends of all pieces are multiplied by the factor by which this size changes for the first
-        piece. If its alpha or its beta is 0, the ends stay. If the ends move, an alpha of 0 stays 0
-        in all pieces but the first: in a later piece, transfers hide the latency, and the piece
-        then begins at the size from which they hide the other link's latency.
+        piece. If that piece's alpha or beta is 0, the ends stay. If the ends move, an alpha of 0
+        stays 0 in all pieces but the first: in a later piece, transfers hide the latency, and the
+        piece then begins at the size from which they hide the other link's latency.
         """
         first = self.pieces[0]
         before = first.alpha_s, first.beta_s_per_byte

@@ -34,9 +34,10 @@ EXCHANGES = {
 }
 #: Encoded bytes of a rank's share that are sent as one piece (``compress::Options::piece_bytes``).
 _PIECE_BYTES = 1 << 20
-#: Successive messages of a bucket: its header, then one per phase. Each is sent to all ranks at
-#: once (``Channel::exchange``), so their number does not depend on the ranks, except that up to
-#: ``_ONE_PHASE_RANKS`` two phases become one (``inOnePhase()`` in ``block_scheme.cpp``).
+#: Successive messages of a bucket: its header, then one per phase. A message goes to all ranks at
+#: once (``Channel::exchange``), so the number of messages does not depend on the number of ranks.
+#: One exception: with up to ``_ONE_PHASE_RANKS`` ranks, two phases become one (``inOnePhase()`` in
+#: ``block_scheme.cpp``).
 _MESSAGES = {TWO_PHASE: 3, GATHER: 2}
 _ONE_PHASE_RANKS = 2
 #: Least number of ranks at which top-k may use owner ranks (``SplitGather::canPay``).
@@ -189,7 +190,7 @@ class HookCost:
         payload = self.payload_ratio * size_bytes
         if self.exchange == GATHER:
             gathered = payload * (ranks - 1)
-            # At most, all values are sent as halves in two phases (TopK::dense).
+            # If that is fewer bytes, all values are sent as fp16 in two phases (TopK::dense).
             dense = size_bytes * (ranks - 1) / ranks if self._is_top_k else math.inf
             return min(gathered, dense)
         return payload * 2 * (ranks - 1) / ranks

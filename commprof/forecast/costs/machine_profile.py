@@ -70,7 +70,7 @@ class MachineProfile:
 
 
 def _plain_names(backend: str) -> set[str]:
-    """Names of the backends in a job's own name for them, which may tell the device of each."""
+    """Returns a job's backends without their devices: gloo and nccl of ``cpu:gloo,cuda:nccl``."""
     return {name.rpartition(":")[2] for name in backend.split(",")}
 
 

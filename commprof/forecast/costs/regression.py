@@ -24,8 +24,8 @@ _ROUNDS = 12
 #: Least number of different x in a piece.
 LEAST_PER_PIECE = 3
 MOST_PIECES = 3
-#: Number of different x up to which a break is tried between any two neighbours, and up to which a
-#: fit without one of them finds its own breaks. The time of both grows with a high power of it.
+#: Up to this number of different x, a break is tried between any two neighbours, and each fit with
+#: one x left out finds its own breaks. The time of both grows with a high power of this number.
 MOST_SIZES = 70
 #: Residuals below this do not justify another piece.
 _FINEST = 1e-3
@@ -82,8 +82,9 @@ def find_breaks(x: Floats, y: Floats) -> tuple[float, ...]:
     """Finds the pieces that fit ``y`` best by BIC, with one line each; returns where they begin.
 
     The first piece begins at 0, each other piece at the geometric midpoint of two neighbouring x.
-    Of more than ``MOST_SIZES`` different x, only so many are tried as begins of pieces, at equal
-    distances in the order of x; each line is still fitted to all points of its piece.
+    If there are more than ``MOST_SIZES`` different x, only ``MOST_SIZES`` of them, evenly spread in
+    the order of x, are tried as begins of pieces; each line is still fitted to all points of its
+    piece.
     """
     values = np.unique(x)
     most = max(1, min(MOST_PIECES, len(values) // LEAST_PER_PIECE))

@@ -56,9 +56,9 @@ def build_profile(
         recorded: recorded runs, one entry per world size; the cost of a compressor is fitted to
             the runs with this compressor.
         sources: names of all files and runs, for the profile.
-        bandwidth_bytes_per_s: the own rate of the link between hosts, or without such a link of
-            that within a host, if the user states it.
-        latency_s: the one-way latency of the same link, if the user states it.
+        bandwidth_bytes_per_s: the nominal rate of the link between hosts, or of the link within a
+            host if no link between hosts was measured; NaN if the user does not state it.
+        latency_s: the one-way latency of the same link; NaN if the user does not state it.
 
     Raises:
         CommprofError: no collective was measured so that its costs can be fitted.

@@ -46,7 +46,7 @@ class _Data:
     #: Relative standard error of y.
     error: Floats
     samples: tuple[tuple[float, ...], ...]
-    #: Largest value of any point; NaN if unknown for all points.
+    #: The largest of the points' values; NaN if no point's value is known.
     ranks_per_core: float
 
 
@@ -168,7 +168,7 @@ def _redrawn(data: _Data, row: int, random: np.random.Generator) -> float:
     if len(samples) < 2:
         return float(data.y[row])
     drawn = random.choice(np.asarray(samples), len(samples))
-    # Relative to the samples' own median: time_s may be another statistic.
+    # Scaled from the samples' own median, because time_s may be another statistic.
     return float(data.y[row] * np.median(drawn) / np.median(samples))
 
 
@@ -194,7 +194,7 @@ def _pieces(
     return tuple(pieces)
 
 
-#: Largest number of refits without a part of the points.
+#: Largest number of refits, each of which leaves out other points.
 _MOST_TURNS: Final = 200
 
 

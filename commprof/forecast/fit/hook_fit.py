@@ -33,16 +33,17 @@ from commprof.forecast.replay.exchange import exchange
 from commprof.forecast.scenario.schedule import Schedule
 from commprof.stats.intervals import percentile_interval
 
-#: Number of overheads tried, from 10 µs to 100 ms: 12 % apart.
+#: Number of overheads tried, from 10 µs to 100 ms: each is 12 % larger than the one before.
 _OVERHEADS = 81
-#: Numbers of values tried within a host: 10 ps to 100 ns per byte, overheads of 10 µs to 100 ms.
+#: With an exchange within hosts: numbers of values tried for the time per byte within a host (10 ps
+#: to 100 ns) and for the overhead (10 µs to 100 ms).
 _BETAS, _ALPHAS = 41, 31
 REPLICATES = 20
 _SEED = 20240501
-#: Multiples of the fitted value tried for a replicate: of the overhead alone, and of both figures
-#: within a host.
+#: Factors by which a replicate's fit varies the fitted values: of the overhead if it alone is
+#: fitted, and of both if the time per byte within a host is fitted too.
 _NEAR, _NEAR_BOTH = np.geomspace(0.5, 2, 11), np.geomspace(0.5, 2, 5)
-#: An overhead of 0 is refitted around the smallest one tried above 0.
+#: If the fitted overhead is 0, replicates are fitted around this one, the smallest tried above 0.
 _LEAST_OVERHEAD_S = 1e-5
 #: A line through fewer buckets leaves no residuals to estimate its error from.
 _LEAST_BUCKETS = 3

@@ -24,7 +24,7 @@ from commprof.forecast.sharded.steps import ShardedSteps, is_sharded, read_shard
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
 
-#: Ranks that use more than this share of the cores' time may want more than there is.
+#: Ranks that use more than this share of the cores' time may want more time than the cores have.
 _FILLED = 0.85
 
 
@@ -43,7 +43,7 @@ class RecordedJob:
 
 
 def read_recorded(directory: Path) -> tuple[list[RecordedJob], list[str]]:
-    """Reads all world sizes that can be replayed; also returns why the others cannot.
+    """Reads all world sizes that can be replayed; also returns why others cannot be.
 
     Raises:
         CommprofError: ``directory`` is not a run directory.

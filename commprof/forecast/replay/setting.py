@@ -364,7 +364,7 @@ def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: S
 def _others(
     schedule: Schedule, scenario: Scenario, remarks: list[str]
 ) -> tuple[tuple[str, float, float], ...]:
-    """Returns ``PredictedSetting.others`` of a scenario that moves them, and adds its assumptions.
+    """Returns the other collectives as the scenario changes them; adds assumptions to ``remarks``.
 
     The recorded size of an all-gather or gather is that of all ranks' parts. Each rank's part stays
     as recorded, so the size is in proportion to the ranks.

@@ -14,7 +14,7 @@ from commprof.report.predicted_words import bracketed, change_words
 from commprof.text import printable
 
 _WIDTH = 100
-#: Fields of a scenario that a run can be given, in the order in which they are named.
+#: Fields of a scenario that a run can set, in the order in which sentences list them.
 _SETTINGS = (
     *("bucket_cap_bytes", "hook", "shard_ranks", "wrap_blocks", "accumulate"),
     *("reshard_after_forward", "gather_dtype", "reduce_dtype"),

@@ -282,7 +282,7 @@ def _latency_factor(curve: CostCurve, placement: Placement) -> float:
 
 
 def _refuse_without(link: LinkProfile | None, op: str) -> None:
-    """Raises CommprofError if the link was measured, but no operation whose costs ``op`` has."""
+    """Raises CommprofError if the link has curves, but none that may be used for ``op``."""
     if link is None or not link.curves or _curve(link, op) is not None:
         return
     raise CommprofError(

@@ -154,7 +154,7 @@ def prediction(scenario: Scenario, medians: Replicated, replayed: Replayed) -> P
         samples_per_s=(
             scenario.world_size * replayed.batch / step.value if replayed.batch else math.nan
         ),
-        # Ranks that are drawn may be faster than the recorded ranks are in the median.
+        # At most 1: the drawn ranks' step may be shorter than the recorded ranks' median own work.
         efficiency=min(1.0, replayed.own_s / step.value),
         hiding_bytes_per_s=replayed.hiding_bytes_per_s,
         outside=replayed.outside,

@@ -59,7 +59,7 @@ def crowding(
         stretch(place_of.threads_per_core, wanted_ns, elsewhere_ns)
         for place_of in (here, placement)
     ]
-    # If threads lacked cores for more than their sharing explains, they do in the scenario too.
+    # If threads lacked cores more than the number of threads per core explains, the excess remains.
     after = max(1.0, before + modelled[1] - modelled[0])
     longer_ns = wanted_ns * (after - before)
     if longer_ns < 0:

@@ -74,7 +74,7 @@ class ShardedReplay(Model):
         ``World``).
         """
         recorded, outside = self.schedule.placement, []
-        # The optimizer updates this rank's part of the parameters.
+        # The optimizer's time is proportional to the rank's share of the parameters.
         update = self.schedule.shard_ranks / changed.shard_ranks
         world = World(self.schedule, changed, scenario.world_size, update)
         drawn = world.draw(STEPS, random)

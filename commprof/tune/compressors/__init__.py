@@ -41,9 +41,9 @@ def none(*, measure_every: int = 0) -> Compressor:
 def fp16(
     *, feedback: bool | None = None, start_step: int = 0, measure_every: int = 0
 ) -> Compressor:
-    """Makes a compressor that sends float16, a power-of-two scale per rank and piece of a bucket.
+    """Makes a compressor that sends float16, scaled by a power of two.
 
-    Sums are in fp32 and rounded once.
+    Each rank chooses a scale for each piece of a bucket. Sums are in fp32 and rounded once.
     """
     return _make("fp16", {}, feedback, start_step, measure_every)
 

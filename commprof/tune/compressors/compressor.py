@@ -254,7 +254,8 @@ class Compressor(HookEngine):
                 update(*args, **kwargs)
                 return
             before = scaler.get_scale()
-            # Not the scale's decrease: the script may lower the scale by update(new_scale).
+            # A lower scale alone shows no skipped step: the script may lower it by
+            # update(new_scale).
             found = [one["found_inf_per_device"] for one in scaler._per_optimizer_states.values()]
             skipped = any(float(flag) for flags in found for flag in flags.values())
             update(*args, **kwargs)
@@ -308,7 +309,7 @@ def parse(text: str) -> Compressor:
 
 #: Version of the state's format; states of other versions are refused.
 VERSION = 1
-#: Rank and numbers of ranks in a merged state, which every rank of a job of any size may load.
+#: Rank, and number of ranks, that a merged state gives: any rank of a job of any size may load it.
 ANY = -1
 
 
@@ -340,7 +341,7 @@ def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any])
     if unknown:
         _warn(f"are not in the model, so their saved state is left out: {_listed(unknown)}")
     if saved:
-        # Parameters that need no state (frozen ones, say) had none in the saved job either.
+        # ``names`` also lists parameters without state, such as frozen ones: they are not missing.
         missing = sorted(set(numbers).difference(state.get("names", saved)))
         if missing:
             _warn(f"have no saved state, so they start with an empty state: {_listed(missing)}")
@@ -370,9 +371,9 @@ def _restore(running: Running, compressor: Compressor, state: Mapping[str, Any])
 def _of_this_rank(items: StateItems, running: Running, state: Mapping[str, Any]) -> StateItems:
     """Returns the items of a saved state with the residuals that this rank has to keep.
 
-    A parameter's residuals on all ranks together change the mean of the gradients by their sum
-    divided by ``running.residual_ranks``. This change is as in the job that saved the state, even
-    if that job had another number of hosts.
+    A parameter's residuals change the mean of the gradients by their sum over the ranks, divided by
+    ``running.residual_ranks``. If the saved job had another number of hosts, the residuals are
+    scaled so that this change stays the same.
     """
     if state["world_size"] == ANY:
         if running.keeps_merged:

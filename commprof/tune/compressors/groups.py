@@ -103,7 +103,7 @@ class ExchangeWay:
     """The group, shared memory and connections through which one compressor exchanges gradients."""
 
     group: dist.ProcessGroup | None
-    """Ranks that exchange with this one; None if other ranks of this host exchange in its place."""
+    """Ranks with which this rank exchanges; None if another rank of its host exchanges for it."""
     team: Any = None
     """Shared memory in which this host's ranks first add up their gradients; None if all ranks
     exchange."""

@@ -86,11 +86,11 @@ class Running:
         #: False if fp32 sums through shared memory replace the scheme, see ``Exchange.compresses``.
         self.compresses = True
         #: Number of ranks that each keep a residual of a parameter: the gradients' mean is a mean
-        #: over these ranks. With ``hierarchical=1`` it is one rank of each host.
+        #: over these ranks. With ``hierarchical=1``, one rank of each host keeps one.
         self.residual_ranks = self.world_size
-        #: True if this rank keeps the residuals of a merged state. With ``hierarchical=1`` it is
-        #: one rank of each host. In a step in which its own gradient of a parameter is not zero,
-        #: it passes the parameter's residual to the rank that exchanges the parameter.
+        #: True if this rank keeps the residuals of a merged state. With ``hierarchical=1`` only one
+        #: rank of each host does. In a step in which this rank's gradient of a parameter is not
+        #: zero, the parameter's residual goes to the rank that exchanges the parameter.
         self.keeps_merged = True
         if not groups.native:
             self.engine: Any = TorchOps(model_group, parameters, compressor)
@@ -132,7 +132,7 @@ class Running:
 
 
 def _made_by_all(group: dist.ProcessGroup, make: Callable[[], Any]) -> Any:
-    """Makes this rank's engine; raises on all ranks, with one text, if a rank cannot make its."""
+    """Makes this rank's engine; if one rank's cannot be made, raises its error on all ranks."""
     engine, problem = None, ""
     try:
         engine = make()

@@ -59,7 +59,7 @@ def encode_fp16(x: Tensor) -> tuple[Tensor, ...]:
     largest = x.abs().amax().view(1)
     exponent = (largest.view(torch.int32) >> _FRACTION_BITS) - _BIAS
     scale_exponent = (14 - exponent).clamp(_LEAST_EXPONENT, _LARGEST_EXPONENT)
-    # From its bits, because a device's power function need not be exact.
+    # The scale is made from bits, because a device's power function need not be exact.
     scale = ((scale_exponent + _BIAS) << _FRACTION_BITS).view(torch.float32)
     scale = torch.where(largest <= _LARGEST_VALUE, scale, torch.full_like(scale, torch.nan))
     return (x * scale).to(torch.float16), scale
@@ -143,7 +143,7 @@ _SCHEMES: dict[str, Callable[[float], tuple[Encode, Decode]]] = {
 
 
 def _suits(buffer: Tensor) -> bool:
-    """True if a bucket can be compressed; others, as sparse ones, are exchanged as they are."""
+    """True if a bucket can be compressed; others, such as sparse buckets, are sent unchanged."""
     return bool(buffer.dtype == torch.float32 and buffer.layout == torch.strided)
 
 
@@ -218,8 +218,8 @@ class TorchOps:
             return self._encode(buffer), lambda _: None
         numbers = [self._number[id(parameter)] for parameter in parameters]
         sizes = [parameter.numel() for parameter in parameters]
-        # DDP does not apply the mean to a parameter that no rank used: the residual of a parameter
-        # whose gradient is zero on this rank is kept.
+        # DDP does not apply the mean to a parameter that no rank used. So this rank keeps the
+        # residual of a parameter whose gradient is zero here.
         used = torch.stack([part.any() for part in buffer.split(sizes)]).repeat_interleave(
             torch.tensor(sizes, device=buffer.device), output_size=buffer.numel()
         )

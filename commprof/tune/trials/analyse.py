@@ -44,8 +44,8 @@ from commprof.units import NS_PER_MS, ns_to_ms
 Floats = npt.NDArray[np.float64]
 
 PARTS = ("data", "forward", "backward", "exposed", "optimizer", "other")
-#: Figures per step of one rank: times in ns; ``compressed_wire`` and ``plain_ring`` in bytes; from
-#: ``relative_error`` on numbers without a unit.
+#: Figures per step of one rank: times in ns; ``compressed_wire`` and ``plain_ring`` in bytes;
+#: ``relative_error``, ``cosine`` and ``loss`` have no unit.
 _COLUMNS = (
     *("wall", *PARTS, "hidden", *STAGES, "compressed_wire", "plain_ring"),
     *("relative_error", "cosine", "loss"),
@@ -64,7 +64,8 @@ class Figures:
     """Figures per block, ``[candidate, round]``, of rounds in which every block is complete."""
 
     #: Median of a block's measured steps on the rank that is slowest with this candidate over all
-    #: rounds. A slowest rank chosen per round would change by chance, and its median be too long.
+    #: rounds. If each round's slowest rank were taken, chance would choose it, and the median be
+    #: too long.
     step_ns: Floats
     #: Median step in the second half of a block's measured steps divided by that in the first half,
     #: each step on its slowest rank; NaN in blocks of fewer than 4 measured steps.

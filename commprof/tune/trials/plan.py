@@ -152,7 +152,7 @@ def parse_trial(text: str) -> TrialPlan:
             items.append(word)
         else:
             items[-1] += f",{word}"
-    # "none", "none again" and "noop" may be listed too, but Plan.everyone adds them itself.
+    # "none", "none again" and "noop" may be listed too, but TrialPlan.everyone adds them itself.
     listed = [item for item in items if item not in (BASELINE, CONTROL, HEADROOM)]
     candidates = tuple(dict.fromkeys(parse_candidate(item) for item in listed))
     if not items:

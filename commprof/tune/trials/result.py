@@ -145,7 +145,7 @@ class TrialResult:
     #: Measured steps of a block, and warm-up steps before them.
     block_steps: int
     warmup_steps: int
-    #: Results of all candidates, in the order of ``Plan.everyone``.
+    #: Results of all candidates, in the order of ``TrialPlan.everyone``.
     candidates: tuple[CandidateResult, ...]
     #: Parts of the baseline's step, the largest first.
     parts: tuple[StepShare, ...]

@@ -54,7 +54,7 @@ class Trial:
         self._plan = plan
         self._profiler = profiler
         self._state = state
-        # The rank is read now, because scripts destroy the process group before they end.
+        # The rank is read now, because a script may destroy the process group before it ends.
         self._rank, _ = rank_and_world_size()
         self._own_hooks = 0
         #: Why the training state cannot be saved and restored; empty if it can.
@@ -161,7 +161,7 @@ class Trial:
             recorder().add_metadata(json.dumps({"no_trial": found}))
             trace = self._profiler.trace_path
             if trace is not None and control_path(trace.parent).parent == trace.parent:
-                # Otherwise `commprof run` says so when the ranks have ended.
+                # If `commprof run` started the ranks, it prints this itself when they have ended.
                 self._say(f"no trial took place: {found['reason']}")
         elif not self._done:
             self._stop_early("the script ended")
@@ -232,9 +232,9 @@ class Trial:
         )
 
     def _cannot_keep(self, trainables: Trainables) -> str:
-        """Says why a rank cannot take a snapshot; empty if all can, or none is needed.
+        """Says why some rank cannot take a snapshot; empty if all can, or need none.
 
-        Asked before the trial, because ranks must agree on it.
+        Called before the trial, because all ranks must act alike.
         """
         reason, world_size = "", max(model.world_size for model in self._models)
         if all(candidate.exact(world_size) for candidate in self._plan.everyone):
@@ -249,7 +249,7 @@ class Trial:
         return next((text for texts in told for text in texts if text), reason)
 
     def _impossible(self) -> dict[str, str]:
-        """Returns the candidates that a model cannot have: label -> reason, equal on all ranks."""
+        """Returns why models cannot use candidates: label -> reason, equal on all ranks."""
         found = {}
         for candidate in self._plan.candidates:
             meant = [model for model in self._models if model.is_for(candidate)]

@@ -133,7 +133,7 @@ class ShardedModel:
         if setting.own_scatter_group:
             meshes = [group.mesh_info for group in self._groups]
             if not all(hasattr(mesh, _SCATTER_GROUP) for mesh in meshes):
-                return f"torch {torch.__version__} knows no group for reductions, as 2.13 does"
+                return f"torch {torch.__version__} has no separate group for reductions; 2.13 has"
             if all(getattr(mesh, _SCATTER_GROUP) for mesh in meshes):
                 return f"the model has {SCATTER_GROUP}={OWN} already"
         return ""
