@@ -143,5 +143,9 @@ _ALWAYS = (Figure.EXPOSED,)
 _EXPLAINED_BY = {
     ranks_in_turns.CAUSE.id: {garbage_in_turns.CAUSE.id},
     rank_alone.CAUSE.id: {garbage_in_turns.CAUSE.id},
-    tensors_one_by_one.CAUSE.id: {scalars_one_by_one.CAUSE.id, zero_one_by_one.CAUSE.id},
+    tensors_one_by_one.CAUSE.id: {
+        scalars_one_by_one.CAUSE.id,
+        zero_one_by_one.CAUSE.id,
+        debug_detail.CAUSE.id,
+    },
 }

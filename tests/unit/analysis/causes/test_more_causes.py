@@ -339,6 +339,17 @@ def test_comparisons_are_not_named_if_they_are_off_or_short(ms: float, level: st
     assert "debug-detail" not in causes_of(lambda s, _: compared(s, ms), debug_level=level)
 
 
+def test_calls_that_debugging_makes_wait_are_not_said_to_be_waited_for_one_by_one() -> None:
+    def averaged(script: Script, _: int) -> None:
+        script.forward(10.0)
+        for _ in range(6):
+            script.call(size=64_000, ms=2.0)
+        script.work(10.0, Phase.OPTIMIZER)
+
+    assert list(causes_of(averaged, debug_level="OFF")) == ["tensors-one-by-one"]
+    assert list(causes_of(averaged, debug_level="DETAIL")) == ["debug-detail"]
+
+
 def test_an_optimizer_of_the_script_may_gather_what_it_updated() -> None:
     def sharing(script: Script, step: int) -> None:
         script.forward(10.0)
