@@ -172,6 +172,7 @@ def inspector_take_collectives(
 def inspector_take_messages(
     members: collections.abc.Sequence[InspectorMember],
     blocks: typing.SupportsInt | typing.SupportsIndex,
+    is_all: bool,
 ) -> InspectorWaits: ...
 def inspector_take_unsplit(
     members: collections.abc.Sequence[InspectorMember], kind: str

@@ -4,12 +4,20 @@
 #include <limits>
 #include <unordered_map>
 
+#include "inspector/message_order.h"
+
 namespace commprof::inspector {
 
 namespace {
 
-// A number is lost, and not only late, if so many later ones were written.
+// If so many messages follow a lost one and no sequence is found, there is
+// none.
 constexpr size_t kMostAhead = 4096;
+// A number may be late, and not lost, while fewer later ones were written, and
+// fewer than a turn of the sequence: messages complete in another order.
+constexpr size_t kMayBeLate = 32;
+// Messages that are kept for finding the sequence, at least.
+constexpr size_t kMostLatest = 1024;
 
 Stream* streamWith(Communicator& member, const std::string& kind) {
   const auto found = member.streams.find(kind);
@@ -58,145 +66,183 @@ std::vector<const Stream*> pointersTo(const std::vector<Stream>& streams) {
   return pointers;
 }
 
-// Messages of one member in the order of their numbers.
-class Messages {
- public:
-  explicit Messages(Communicator& member)
-      : member_(&member),
-        streams_{streamWith(member, "Send"), streamWith(member, "Recv")} {
-    for (uint8_t kind = 0; kind < 2; ++kind) {
-      const Stream* const stream = streams_[kind];
-      for (uint32_t i = 0; stream != nullptr && i < stream->records.size();
-           ++i) {
-        all_.push_back({stream->records[i].number, i, kind});
-      }
-      isTaken_[kind].resize(stream == nullptr ? 0 : stream->records.size());
+// Number of the first message, which is 0 or 1 on all members.
+uint32_t firstOfMembers(std::span<Communicator* const> members) {
+  uint32_t first = 1;
+  for (Communicator* member : members) {
+    if (member->messages.first >= 0) {
+      first = std::min(first, uint32_t(member->messages.first));
     }
-    std::sort(all_.begin(), all_.end(), [](const auto& a, const auto& b) {
-      return a.number < b.number;
-    });
-    findWhole();
-  }
-
-  bool lostOne() const {
-    return member_->hasLostMessages;
-  }
-  int64_t rank() const {
-    return member_->rank;
-  }
-  size_t size() const {
-    return all_.size();
-  }
-
-  // Places of the messages with each peer, of those before which none is
-  // missing, in order. `kind` is 0 for sends and 1 for recvs.
-  std::unordered_map<int32_t, std::vector<uint32_t>> byPeer(uint8_t kind) {
-    std::unordered_map<int32_t, std::vector<uint32_t>> result;
-    for (size_t i = 0; i < whole_; ++i) {
-      if (all_[i].kind == kind) {
-        result[streams_[kind]->peers[all_[i].place]].push_back(all_[i].place);
-      }
+    for (const char* kind : {"Send", "Recv"}) {
+      first = std::min(first, leastNumber(streamWith(*member, kind)));
     }
-    return result;
   }
+  return first;
+}
 
-  uint64_t sizeBytes(uint8_t kind, uint32_t place) const {
-    return streams_[kind]->records[place].sizeBytes;
+// Appends a message to those in order.
+void append(const Message& message, FollowedMessages& of) {
+  auto& queue = (message.isSend ? of.sent : of.received)[message.peer];
+  queue.emplace_back();
+  if (message.record != nullptr) {
+    queue.back() = *message.record;
   }
+  of.latest.push_back({message.number, message.peer, message.isSend, nullptr});
+  of.next = int64_t(message.number) + 1;
+}
 
-  void mark(uint8_t kind, uint32_t place) {
-    isTaken_[kind][place] = 1;
+// Moves a member's messages from its streams to those in order, as far as the
+// order is known. Returns how many records cannot be put in order.
+uint64_t putInOrder(Communicator& member, uint32_t first) {
+  Stream* const sends = streamWith(member, "Send");
+  Stream* const receives = streamWith(member, "Recv");
+  std::vector<Message> recorded = byNumber(sends, receives);
+  if (recorded.empty()) {
+    return 0;
   }
-
-  Stream take(uint8_t kind) {
-    if (streams_[kind] == nullptr) {
-      return {};
-    }
-    // Of equal peers in the order of their numbers.
-    Stream taken;
-    for (const Entry& entry : all_) {
-      if (entry.kind == kind && isTaken_[kind][entry.place] != 0) {
-        taken.records.push_back(streams_[kind]->records[entry.place]);
-        taken.peers.push_back(streams_[kind]->peers[entry.place]);
-      }
-    }
-    takenFrom(*streams_[kind], [&](size_t i) {
-      return isTaken_[kind][i] != 0 || lostOne();
-    });
-    return taken;
+  FollowedMessages& of = member.messages;
+  if (of.first < 0) {
+    of.first = of.next = first;
   }
-
- private:
-  struct Entry {
-    uint32_t number;
-    uint32_t place;
-    uint8_t kind;
-  };
-
-  // Finds how many messages have no gap before them.
-  void findWhole() {
-    if (member_->hasLostMessages || all_.empty()) {
-      return;
-    }
-    int64_t expected = member_->nextMessage;
-    if (expected < 0) { // numbers begin at 0 or 1
-      expected = all_.front().number;
-      member_->hasLostMessages = expected > 1;
-    }
-    for (const Entry& entry : all_) {
-      if (entry.number > expected) {
+  // Those that were told to be lost, and are written after all.
+  auto message = std::find_if(
+      recorded.begin(), recorded.end(), [&](const Message& candidate) {
+        return int64_t(candidate.number) >= of.next;
+      });
+  uint64_t unmatched = uint64_t(message - recorded.begin());
+  while (!of.isUnordered && message != recorded.end() &&
+         int64_t(message->number) == of.next) {
+    append(*message++, of);
+  }
+  if (message != recorded.end()) { // one is lost, or late
+    const MessageOrder order = messagesInOrder(
+        {message, recorded.end()}, uint32_t(of.next), of.latest);
+    const bool comesTwice =
+        std::adjacent_find(
+            recorded.begin(), recorded.end(), [](const auto& a, const auto& b) {
+              return a.number == b.number;
+            }) != recorded.end();
+    of.isUnordered = of.isUnordered || comesTwice ||
+        (order.messages.empty() &&
+         recorded.end() - message > std::ptrdiff_t(kMostAhead));
+    for (const Message& next : order.messages) {
+      const bool mayBeLate = next.record == nullptr &&
+          recorded.back().number - next.number <
+              std::max(order.turn, kMayBeLate);
+      if (of.isUnordered || mayBeLate) {
         break;
       }
-      // Those below were whole before, and wait for their peers.
-      member_->hasLostMessages = member_->hasLostMessages ||
-          (whole_ > 0 && all_[whole_ - 1].number == entry.number);
-      expected = std::max(expected, int64_t(entry.number) + 1);
-      ++whole_;
-    }
-    member_->hasLostMessages =
-        member_->hasLostMessages || all_.size() - whole_ > kMostAhead;
-    member_->nextMessage = expected;
-    if (member_->hasLostMessages) {
-      whole_ = 0;
+      append(next, of);
     }
   }
+  if (of.isUnordered) {
+    unmatched = uint64_t(recorded.end() - message);
+    of.next = int64_t(recorded.back().number) + 1;
+    of.latest.clear();
+  }
+  if (of.latest.size() > 2 * kMostLatest) {
+    of.latest.erase(of.latest.begin(), of.latest.end() - kMostLatest);
+  }
+  for (Stream* stream : {sends, receives}) {
+    if (stream != nullptr) {
+      takenFrom(*stream, [&](size_t i) {
+        return int64_t(stream->records[i].number) < of.next;
+      });
+    }
+  }
+  return unmatched;
+}
 
-  Communicator* member_;
-  Stream* streams_[2];
-  std::vector<Entry> all_;
-  std::vector<uint8_t> isTaken_[2];
-  size_t whole_ = 0;
+using Queue = std::deque<std::optional<Record>>;
+
+// Messages of one member to another that were taken from both.
+struct Taken {
+  uint32_t members[2];
+  std::vector<std::optional<Record>> records[2];
 };
 
-// Marks the messages of two members that both wrote; returns their number.
-uint64_t markPairs(std::vector<Messages>& members) {
-  uint64_t marked = 0;
-  std::unordered_map<int64_t, size_t> places;
-  std::vector<std::unordered_map<int32_t, std::vector<uint32_t>>> received;
-  for (size_t i = 0; i < members.size(); ++i) {
-    places[members[i].rank()] = i;
-    received.push_back(members[i].byPeer(1));
+// Members by their rank.
+using Places = std::unordered_map<int64_t, uint32_t>;
+
+// Drops the messages of and with members whose order is not known. Returns how
+// many records they had.
+uint64_t dropUnordered(
+    std::span<Communicator* const> members,
+    const Places& places) {
+  uint64_t dropped = 0;
+  for (Communicator* member : members) {
+    FollowedMessages& of = member->messages;
+    for (auto* queues : {&of.sent, &of.received}) {
+      for (auto& [peer, queue] : *queues) {
+        const auto place = places.find(peer);
+        if (of.isUnordered ||
+            (place != places.end() &&
+             members[place->second]->messages.isUnordered)) {
+          dropped += uint64_t(
+              std::count_if(queue.begin(), queue.end(), [](const auto& record) {
+                return record.has_value();
+              }));
+          queue.clear();
+        }
+      }
+    }
   }
-  for (Messages& sender : members) {
-    for (const auto& [peer, sent] : sender.byPeer(0)) {
+  return dropped;
+}
+
+std::vector<Taken> takePairs(
+    std::span<Communicator* const> members,
+    const Places& places) {
+  std::vector<Taken> taken;
+  for (uint32_t i = 0; i < members.size(); ++i) {
+    for (auto& [peer, sent] : members[i]->messages.sent) {
       const auto place = places.find(peer);
       if (place == places.end()) {
         continue;
       }
-      Messages& receiver = members[place->second];
-      const auto got = received[place->second].find(int32_t(sender.rank()));
-      if (got == received[place->second].end()) {
+      FollowedMessages& other = members[place->second]->messages;
+      const auto got = other.received.find(int32_t(members[i]->rank));
+      if (got == other.received.end()) {
         continue;
       }
-      const size_t both = std::min(sent.size(), got->second.size());
-      for (size_t k = 0; k < both; ++k) {
-        sender.mark(0, sent[k]);
-        receiver.mark(1, got->second[k]);
+      Queue* const queues[] = {&sent, &got->second};
+      const auto count =
+          std::ptrdiff_t(std::min(sent.size(), got->second.size()));
+      taken.push_back({{i, place->second}, {}});
+      for (size_t side = 0; side < 2; ++side) {
+        Queue& queue = *queues[side];
+        taken.back().records[side].assign(queue.begin(), queue.begin() + count);
+        queue.erase(queue.begin(), queue.begin() + count);
       }
-      marked += 2 * both;
     }
   }
-  return marked;
+  return taken;
+}
+
+MessagePair pairOf(const Taken& taken) {
+  MessagePair pair{{taken.members[0], taken.members[1]}, {}};
+  for (size_t side = 0; side < 2; ++side) {
+    for (const std::optional<Record>& record : taken.records[side]) {
+      pair.records[side].push_back(record ? &*record : nullptr);
+    }
+  }
+  return pair;
+}
+
+Waits takeAllMessages(std::span<Communicator* const> members, uint32_t blocks) {
+  std::vector<int64_t> ranks;
+  std::vector<Stream> sends;
+  std::vector<Stream> receives;
+  const auto all = [](size_t) { return true; };
+  for (Communicator* member : members) {
+    ranks.push_back(member->rank);
+    for (auto* kind : {&sends, &receives}) {
+      Stream* const stream =
+          streamWith(*member, kind == &sends ? "Send" : "Recv");
+      kind->push_back(stream == nullptr ? Stream() : takenFrom(*stream, all));
+    }
+  }
+  return splitMessages(ranks, pointersTo(sends), pointersTo(receives), blocks);
 }
 
 } // namespace
@@ -235,30 +281,30 @@ Waits takeCollectives(
   return splitCollectives(pointersTo(taken), ranks, blocks);
 }
 
-Waits takeMessages(std::span<Communicator* const> members, uint32_t blocks) {
-  std::vector<Messages> messages;
+Waits takeMessages(
+    std::span<Communicator* const> members,
+    uint32_t blocks,
+    bool isAll) {
+  if (isAll) {
+    return takeAllMessages(members, blocks);
+  }
+  const uint32_t first = firstOfMembers(members);
+  uint64_t unmatched = 0;
   for (Communicator* member : members) {
-    messages.emplace_back(*member);
+    unmatched += putInOrder(*member, first);
   }
-  markPairs(messages);
-  uint64_t dropped = 0;
-  std::vector<int64_t> ranks;
-  std::vector<Stream> sends;
-  std::vector<Stream> receives;
-  for (Messages& of : messages) {
-    ranks.push_back(of.rank());
-    sends.push_back(of.take(0));
-    receives.push_back(of.take(1));
-    dropped += of.lostOne() ? of.size() : 0;
+  Places places;
+  for (uint32_t i = 0; i < members.size(); ++i) {
+    places[members[i]->rank] = i;
   }
-  Waits waits = splitWholeMessages(
-      ranks, pointersTo(sends), pointersTo(receives), blocks);
-  waits.unmatchedRecords += dropped;
-  for (size_t i = 0; i < messages.size(); ++i) {
-    if (messages[i].lostOne()) {
-      waits.wholeTimeUs[i] = std::numeric_limits<double>::quiet_NaN();
-    }
+  unmatched += dropUnordered(members, places);
+  const std::vector<Taken> taken = takePairs(members, places);
+  std::vector<MessagePair> pairs;
+  for (const Taken& messages : taken) {
+    pairs.push_back(pairOf(messages));
   }
+  Waits waits = splitPairs(members.size(), pairs, blocks);
+  waits.unmatchedRecords += unmatched;
   return waits;
 }
 

@@ -25,9 +25,15 @@ Waits takeCollectives(
     uint64_t ranks,
     uint32_t blocks);
 
-// Takes the messages whose send and recv were both written. As they are matched
-// in their order, those of a member that lost one are left out from then on.
-Waits takeMessages(std::span<Communicator* const> members, uint32_t blocks);
+// Takes the messages whose send and recv were both written. Of one whose record
+// is lost, the sequence of messages tells the place, as in splitMessages, once
+// a whole turn of the sequence follows it, and 32 messages. Messages of a
+// member that repeats no sequence are left out once it lost one. `isAll`: takes
+// all that was written, exactly as splitMessages splits it.
+Waits takeMessages(
+    std::span<Communicator* const> members,
+    uint32_t blocks,
+    bool isAll);
 
 // Takes all operations of a kind whose times are not split.
 Waits takeUnsplit(

@@ -3,8 +3,10 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,6 +35,27 @@ struct Stream {
   uint64_t graphCaptured = 0;
 };
 
+// A send or recv of one rank.
+struct Message {
+  uint32_t number = 0;
+  int32_t peer = -1;
+  bool isSend = false;
+  const Record* record = nullptr; // null if it is lost
+};
+
+// Messages of one rank while its log is followed.
+struct FollowedMessages {
+  int64_t first = -1; // number of the first, -1 before there is one
+  int64_t next = -1; // number of the first that is not in order yet
+  // True once one was lost and it is not known which, or a number came twice.
+  bool isUnordered = false;
+  std::vector<Message> latest; // in order; without their records
+  // Those in order whose other half was not taken yet, by peer; without a value
+  // where the record is lost.
+  std::map<int32_t, std::deque<std::optional<Record>>> sent;
+  std::map<int32_t, std::deque<std::optional<Record>>> received;
+};
+
 // A communicator as one process takes part in it.
 struct Communicator {
   std::string id;
@@ -46,10 +69,7 @@ struct Communicator {
   std::map<std::string, Stream, std::less<>> streams; // by kind
   uint8_t kinds = 0;
   std::vector<uint8_t> order; // kinds of the first collectives, by index
-  // While the log is followed: the number of the next message, -1 before the
-  // first; and true once a message was lost.
-  int64_t nextMessage = -1;
-  bool hasLostMessages = false;
+  FollowedMessages messages;
 };
 
 // What was read from one log: of one process, or of several if their logs were

@@ -6,26 +6,35 @@
 // tells whose message was lost, and the k-th send to a peer is its k-th recv.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "inspector/log_file.h"
 
 namespace commprof::inspector {
 
-struct Message {
-  const Record* record = nullptr; // null if it is lost
-  int32_t peer = -1;
-  bool isSend = false;
+struct MessageOrder {
+  std::vector<Message> messages; // of each number one
+  // Length of the sequence that told the lost messages; 0 if none is lost.
+  size_t turn = 0;
 };
 
-// Messages from the number `first` on to the last that was recorded, without a
-// gap. Empty if a number comes twice, or if records are lost and the others do
-// not repeat a sequence with at least 3 records of each of its places, or come
-// long after `first`. Either stream may be null.
-std::vector<Message> messagesInOrder(
-    const Stream* sends,
-    const Stream* receives,
-    uint32_t first);
+// The most that a number can be if there is no record; the stream may be null.
+uint32_t leastNumber(const Stream* stream);
+
+// The recorded messages, by their numbers. Either stream may be null.
+std::vector<Message> byNumber(const Stream* sends, const Stream* receives);
+
+// Messages from the number `first` on to the last of `recorded`, which are in
+// the order of their numbers, without a gap. Empty if a number comes twice, or
+// if records are lost and the others do not repeat a sequence with at least 3
+// records of each of its places, or come long after `first`. Messages `before`
+// the first are not part of the result, but show the sequence too.
+MessageOrder messagesInOrder(
+    std::span<const Message> recorded,
+    uint32_t first,
+    std::span<const Message> before = {});
 
 } // namespace commprof::inspector

@@ -53,11 +53,11 @@ class Ledger {
       size_t members,
       uint64_t ranks,
       uint32_t blocks,
-      const Usual* usual = nullptr,
+      Usual usual = {},
       std::vector<double> causedUs = {})
       : members_(members),
         ranks_(ranks),
-        usual_(usual),
+        usual_(std::move(usual)),
         lost_(
             causedUs.empty() ? std::vector<double>(members)
                              : std::move(causedUs),
@@ -266,16 +266,16 @@ class Ledger {
 
   // Null if it is not known.
   const UsualTransfer* usualTransfer(uint64_t sizeBytes) const {
-    if (usual_ == nullptr) {
+    if (usual_.empty()) {
       return nullptr;
     }
-    const auto known = usual_->find(sizeBytes);
-    return known == usual_->end() ? nullptr : &known->second;
+    const auto known = usual_.find(sizeBytes);
+    return known == usual_.end() ? nullptr : &known->second;
   }
 
   const size_t members_;
   const uint64_t ranks_;
-  const Usual* const usual_;
+  const Usual usual_;
   Waits waits_;
   std::vector<uint64_t> records_; // [block, member], with a time
   LostRecords lost_;
@@ -524,7 +524,7 @@ Waits splitCollectives(
   if (usual.empty()) {
     return ledger.take();
   }
-  Ledger again(members.size(), ranks, blocks, &usual, ledger.causedUs());
+  Ledger again(members.size(), ranks, blocks, usual, ledger.causedUs());
   addCalls(members, unclear, cut, again);
   again.estimateWhole(missing);
   return again.take();
@@ -568,52 +568,32 @@ struct OfRank {
   uint64_t messages = 0; // those without a record, too
 };
 
-ByPeer byPeer(const Stream* stream) {
-  ByPeer result;
-  for (size_t i = 0; stream != nullptr && i < stream->records.size(); ++i) {
-    result[stream->peers[i]].push_back(&stream->records[i]);
-  }
-  return result;
-}
-
-// Numbers of messages, which begin at 0 or 1: the least and the most.
-std::pair<uint32_t, uint32_t> numbersOf(
-    const Stream* sends,
-    const Stream* receives) {
-  uint32_t least = 1;
-  uint32_t most = 0;
-  for (const Stream* stream : {sends, receives}) {
-    for (size_t i = 0; stream != nullptr && i < stream->records.size(); ++i) {
-      least = std::min(least, stream->records[i].number);
-      most = std::max(most, stream->records[i].number);
+// Number of the first message of all ranks, which is 0 or 1.
+uint32_t firstNumber(
+    std::span<const Stream* const> sends,
+    std::span<const Stream* const> receives) {
+  uint32_t first = 1;
+  for (const auto& streams : {sends, receives}) {
+    for (const Stream* stream : streams) {
+      first = std::min(first, leastNumber(stream));
     }
   }
-  return {least, most};
+  return first;
 }
 
-// `mayMiss`: true if numbers that are missing, from `first` on, are messages
-// whose record is lost.
-OfRank messagesOf(
-    const Stream* sends,
-    const Stream* receives,
-    uint32_t first,
-    bool mayMiss) {
+// `first`: number of the first message of every rank.
+OfRank messagesOf(const Stream* sends, const Stream* receives, uint32_t first) {
   OfRank of;
-  for (const Stream* stream : {sends, receives}) {
-    of.messages += stream == nullptr ? 0 : stream->records.size();
-  }
-  if (!mayMiss || of.messages == 0) {
-    of.sent = byPeer(sends);
-    of.received = byPeer(receives);
+  const std::vector<Message> recorded = byNumber(sends, receives);
+  if (recorded.empty()) {
     return of;
   }
-  const std::vector<Message> all = messagesInOrder(sends, receives, first);
-  for (const Message& message : all) {
+  for (const Message& message : messagesInOrder(recorded, first).messages) {
     (message.isSend ? of.sent : of.received)[message.peer].push_back(
         message.record);
   }
-  const uint32_t last = numbersOf(sends, receives).second;
-  of.messages = std::max(of.messages, last - first + uint64_t(1));
+  of.messages =
+      std::max(recorded.size(), recorded.back().number - first + size_t(1));
   return of;
 }
 
@@ -654,43 +634,43 @@ class Unpaired {
   std::vector<Found> found_;
 };
 
+bool isLost(const Record* record) {
+  return record == nullptr;
+}
+
+// True if two lists may be of the same messages.
+bool haveEqualSizes(const MessagePair& pair) {
+  return std::equal(
+      pair.records[0].begin(),
+      pair.records[0].end(),
+      pair.records[1].begin(),
+      pair.records[1].end(),
+      [](const Record* a, const Record* b) {
+        return isLost(a) || isLost(b) || a->sizeBytes == b->sizeBytes;
+      });
+}
+
 // Makes two lists of the same messages equally long. False if they are not of
 // the same messages: if sizes differ, or the numbers without any that is lost.
-bool alike(
-    std::vector<const Record*>& sent,
-    std::vector<const Record*>& received,
-    bool mayMiss) {
-  const auto isLost = [](const Record* record) { return record == nullptr; };
+bool makeAlike(MessagePair& pair) {
+  auto& [sent, received] = pair.records;
   if (sent.size() != received.size() &&
-      (!mayMiss ||
-       (std::none_of(sent.begin(), sent.end(), isLost) &&
-        std::none_of(received.begin(), received.end(), isLost)))) {
+      std::none_of(sent.begin(), sent.end(), isLost) &&
+      std::none_of(received.begin(), received.end(), isLost)) {
     return false;
   }
   sent.resize(std::max(sent.size(), received.size()), nullptr);
   received.resize(sent.size(), nullptr);
-  return std::equal(
-      sent.begin(),
-      sent.end(),
-      received.begin(),
-      [](const Record* a, const Record* b) {
-        return a == nullptr || b == nullptr || a->sizeBytes == b->sizeBytes;
-      });
+  return haveEqualSizes(pair);
 }
-
-// Messages of one member to another, of either of which a record may be lost.
-struct Pair {
-  uint32_t members[2];
-  std::vector<const Record*> records[2];
-};
 
 // Adds the messages of all pairs to a ledger. Returns the records of them.
 uint64_t addMessages(
-    std::span<const Pair> pairs,
+    std::span<const MessagePair> pairs,
     uint32_t blocks,
     Ledger& ledger) {
   uint64_t matched = 0;
-  for (const Pair& pair : pairs) {
+  for (const MessagePair& pair : pairs) {
     const size_t count = pair.records[0].size();
     for (size_t k = 0; k < count; ++k) {
       std::vector<uint32_t> present;
@@ -752,28 +732,43 @@ void estimateWholeOfMessages(
   }
 }
 
-// `mayMiss`: true if numbers have to show that none is missing.
-Waits messageWaits(
+// Adds the messages of all pairs, at last with the usual transfers of all. Sets
+// `matched` to the records of them.
+Ledger ledgerOf(
+    size_t members,
+    std::span<const MessagePair> pairs,
+    uint32_t blocks,
+    uint64_t& matched) {
+  Ledger ledger(members, 2, blocks);
+  matched = addMessages(pairs, blocks, ledger);
+  const Usual usual = ledger.usualTransfers();
+  if (usual.empty()) {
+    return ledger;
+  }
+  Ledger again(members, 2, blocks, usual, ledger.causedUs());
+  addMessages(pairs, blocks, again);
+  return again;
+}
+
+} // namespace
+
+Waits splitMessages(
     std::span<const int64_t> members,
     std::span<const Stream* const> sends,
     std::span<const Stream* const> receives,
-    uint32_t blocks,
-    bool mayMiss) {
-  uint32_t first = 1;
-  for (size_t i = 0; i < members.size(); ++i) {
-    first = std::min(first, numbersOf(sends[i], receives[i]).first);
-  }
+    uint32_t blocks) {
+  const uint32_t first = firstNumber(sends, receives);
   std::unordered_map<int64_t, uint32_t> places;
   std::vector<OfRank> ranks;
   uint64_t all = 0;
   for (uint32_t i = 0; i < members.size(); ++i) {
     places[members[i]] = i;
-    ranks.push_back(messagesOf(sends[i], receives[i], first, mayMiss));
+    ranks.push_back(messagesOf(sends[i], receives[i], first));
     for (const Stream* stream : {sends[i], receives[i]}) {
       all += stream == nullptr ? 0 : stream->records.size();
     }
   }
-  std::vector<Pair> pairs;
+  std::vector<MessagePair> pairs;
   // Members and their peers whose sends, or recvs, have been matched.
   std::set<std::pair<uint32_t, int64_t>> paired[2];
   for (uint32_t i = 0; i < members.size(); ++i) {
@@ -784,21 +779,19 @@ Waits messageWaits(
       }
       auto& received = ranks[place->second].received;
       const auto got = received.find(int32_t(members[i]));
-      if (got != received.end() && alike(sent, got->second, mayMiss)) {
-        pairs.push_back({{i, place->second}, {sent, got->second}});
+      if (got == received.end()) {
+        continue;
+      }
+      MessagePair pair{{i, place->second}, {sent, got->second}};
+      if (makeAlike(pair)) {
+        pairs.push_back(std::move(pair));
         paired[0].emplace(i, peer);
         paired[1].emplace(place->second, members[i]);
       }
     }
   }
-  Ledger ledger(members.size(), 2, blocks);
-  const uint64_t matched = addMessages(pairs, blocks, ledger);
-  const Usual usual = ledger.usualTransfers();
-  Ledger again(members.size(), 2, blocks, &usual, ledger.causedUs());
-  if (!usual.empty()) {
-    addMessages(pairs, blocks, again);
-  }
-  Ledger& last = usual.empty() ? ledger : again;
+  uint64_t matched = 0;
+  Ledger last = ledgerOf(members.size(), pairs, blocks, matched);
   estimateWholeOfMessages(ranks, sends, receives, last);
   last.waits().unmatchedRecords = all - matched;
   Unpaired unpaired;
@@ -818,22 +811,26 @@ Waits messageWaits(
   return last.take();
 }
 
-} // namespace
-
-Waits splitMessages(
-    std::span<const int64_t> members,
-    std::span<const Stream* const> sends,
-    std::span<const Stream* const> receives,
+Waits splitPairs(
+    size_t members,
+    std::span<const MessagePair> pairs,
     uint32_t blocks) {
-  return messageWaits(members, sends, receives, blocks, true);
-}
-
-Waits splitWholeMessages(
-    std::span<const int64_t> members,
-    std::span<const Stream* const> sends,
-    std::span<const Stream* const> receives,
-    uint32_t blocks) {
-  return messageWaits(members, sends, receives, blocks, false);
+  std::vector<MessagePair> alike;
+  uint64_t different = 0;
+  for (const MessagePair& pair : pairs) {
+    if (haveEqualSizes(pair)) {
+      alike.push_back(pair);
+      continue;
+    }
+    for (const auto& records : pair.records) {
+      different += records.size() -
+          uint64_t(std::count_if(records.begin(), records.end(), isLost));
+    }
+  }
+  uint64_t matched = 0;
+  Waits waits = ledgerOf(members, alike, blocks, matched).take();
+  waits.unmatchedRecords = different;
+  return waits;
 }
 
 } // namespace commprof::inspector

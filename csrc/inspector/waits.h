@@ -86,11 +86,18 @@ Waits splitMessages(
     std::span<const Stream* const> receives,
     uint32_t blocks);
 
-// The same for messages of which none is missing, whatever their numbers.
-Waits splitWholeMessages(
-    std::span<const int64_t> members,
-    std::span<const Stream* const> sends,
-    std::span<const Stream* const> receives,
+// Messages of one member to another, in their order; null where a record is
+// lost. `members` are the places of both among all.
+struct MessagePair {
+  uint32_t members[2];
+  std::vector<const Record*> records[2];
+};
+
+// Splits messages of `members` ranks that were matched already. Those of a pair
+// that state different sizes are left out. Sets no `wholeTimeUs`.
+Waits splitPairs(
+    size_t members,
+    std::span<const MessagePair> pairs,
     uint32_t blocks);
 
 // Sums up operations whose times are not split, such as broadcasts.

@@ -281,13 +281,15 @@ void bindFollowing(py::module_& m) {
       py::arg("blocks"));
   m.def(
       "inspector_take_messages",
-      [](const Followed& members, uint32_t blocks) {
+      [](const Followed& members, uint32_t blocks, bool isAll) {
         const py::gil_scoped_release release;
-        return takeMessages(members, blocks);
+        return takeMessages(members, blocks, isAll);
       },
-      "Splits the messages that both ranks have written, and drops them.",
+      "Splits the messages that both ranks have written, or all that there "
+      "are, and drops them.",
       py::arg("members"),
-      py::arg("blocks"));
+      py::arg("blocks"),
+      py::arg("is_all"));
   m.def(
       "inspector_take_unsplit",
       [](const Followed& members, const std::string& kind) {

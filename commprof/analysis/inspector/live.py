@@ -121,9 +121,14 @@ class _Totals:
 class _Growing:
     """Splits complete calls and removes them from the members; see :class:`Splitter`."""
 
-    def __init__(self, stopped: set[tuple[str, int]]) -> None:
-        """``stopped``: processes that are not waited for, as host and process id."""
-        self._stopped = stopped
+    def __init__(self, stopped: set[tuple[str, int]], is_snapshot: bool) -> None:
+        """Splits what is written.
+
+        Args:
+            stopped: processes that are not waited for, as host and process id.
+            is_snapshot: True if nothing more is waited for.
+        """
+        self._stopped, self._is_snapshot = stopped, is_snapshot
 
     def collectives(
         self, members: Sequence[InspectorMember], kind: str, ranks: int, blocks: int
@@ -136,7 +141,7 @@ class _Growing:
     def messages(self, members: Sequence[InspectorMember], blocks: int) -> InspectorWaits:
         from commprof._reading import inspector_take_messages
 
-        return inspector_take_messages(members, blocks)
+        return inspector_take_messages(members, blocks, self._is_snapshot)
 
     def unsplit(self, members: Sequence[InspectorMember], kind: str) -> InspectorWaits:
         from commprof._reading import inspector_take_unsplit
@@ -214,7 +219,7 @@ class LiveLogs:
             blocks = 1
             if self._is_snapshot:
                 blocks = min(_MOST_PARTS, max(1, max(pending) // _CALLS_A_PART))
-            splitter = _Growing(self._stopped())
+            splitter = _Growing(self._stopped(), self._is_snapshot)
             self._newest = split_communicators(ready, self._processes, splitter, blocks)
             self._add(InspectedJob(tuple(self._processes), self._newest, blocks, ()))
         if self._groups and self._is_part_over():

@@ -1,5 +1,6 @@
 // Logs of NCCL Inspector: lines in every form, pieces of any size, and waits.
 #include <cmath>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -134,24 +135,36 @@ void lostMessagesAreToldByTheirNumber() {
   // A send to rank 1 and two recvs from rank 3 in each step; 5 and 9 are lost.
   const Stream sends = messagesOf({1, 4, 7, 10, 13}, 1);
   const Stream receives = messagesOf({2, 3, 6, 8, 11, 12, 14, 15}, 3);
-  std::vector<Message> messages = messagesInOrder(&sends, &receives, 1);
-  CHECK(messages.size() == 15);
-  CHECK(messages.at(4).record == nullptr && messages.at(4).peer == 3);
-  CHECK(!messages.at(4).isSend && messages.at(9).isSend);
-  CHECK(messages.at(9).record == &sends.records[3]);
+  const auto order = [](const Stream& sent, const Stream* got, uint32_t first) {
+    return messagesInOrder(byNumber(&sent, got), first);
+  };
+  const MessageOrder found = order(sends, &receives, 1);
+  CHECK(found.messages.size() == 15 && found.turn == 3);
+  const Message& lost = found.messages.at(4);
+  CHECK(lost.record == nullptr && lost.peer == 3 && lost.number == 5);
+  CHECK(!lost.isSend && found.messages.at(9).isSend);
+  CHECK(found.messages.at(9).record == &sends.records[3]);
   // What came before the first record is not known for long.
-  CHECK(messagesInOrder(&sends, &receives, 0).size() == 16);
+  CHECK(order(sends, &receives, 0).messages.size() == 16);
   const Stream late = messagesOf({4000000000, 4000000002}, 1);
-  CHECK(messagesInOrder(&late, nullptr, 1).empty());
+  CHECK(order(late, nullptr, 1).messages.empty());
   // Nothing repeats, but no record is lost; then one is; then one comes twice.
   const Stream some = messagesOf({1, 2, 5}, 1);
   Stream others = messagesOf({3, 4, 6}, 2);
-  CHECK(messagesInOrder(&some, &others, 1).size() == 6);
+  CHECK(order(some, &others, 1).messages.size() == 6);
+  CHECK(order(some, &others, 1).turn == 0);
   others.records.pop_back();
   others.records.push_back({8, 7, 50});
-  CHECK(messagesInOrder(&some, &others, 1).empty());
+  CHECK(order(some, &others, 1).messages.empty());
   others.records.back().number = 5;
-  CHECK(messagesInOrder(&some, &others, 1).empty());
+  CHECK(order(some, &others, 1).messages.empty());
+  // Of too few, those before show the sequence.
+  const Stream few = messagesOf({16, 19}, 1);
+  const Stream after = messagesOf({17, 20, 21}, 3);
+  CHECK(order(few, &after, 16).messages.empty());
+  const std::vector<Message> before = byNumber(&sends, &receives);
+  CHECK(
+      messagesInOrder(byNumber(&few, &after), 16, before).messages.size() == 6);
 }
 
 // A communicator of a followed log, of which everything else is not needed.
@@ -194,18 +207,70 @@ void messagesAreTakenInTheirOrder() {
   sends.peers = {1, 1, 1};
   receives.records = {{8, 1, 80}};
   receives.peers = {0};
-  Waits waits = takeMessages(both, 1);
+  Waits waits = takeMessages(both, 1, false);
   CHECK(waits.calls == 1 && waits.causedUs[0] == 30);
-  CHECK(sends.records.size() == 2);
+  CHECK(sends.records.size() == 1); // number 2 waits for its recv
   receives.records = {{8, 2, 60}, {8, 3, 60}};
   receives.peers = {0, 0};
-  waits = takeMessages(both, 1); // number 3 of the sender is not written yet
+  waits =
+      takeMessages(both, 1, false); // number 3 of the sender is not written yet
   CHECK(waits.calls == 1 && waits.causedUs[0] == 10);
   sends.records.push_back({8, 3, 40});
   sends.peers.push_back(1);
-  waits = takeMessages(both, 1);
+  waits = takeMessages(both, 1, false);
   CHECK(waits.calls == 1 && waits.causedUs[0] == 20);
-  CHECK(sends.records.size() == 1 && waits.unmatchedRecords == 0);
+  CHECK(sends.records.empty() && waits.unmatchedRecords == 0);
+}
+
+// Appends messages of two ranks with these numbers: in each turn of 3, rank 0
+// sends twice and then receives. `lost`: those that rank 0 did not write.
+void writeMessages(
+    Communicator& first,
+    Communicator& second,
+    uint32_t begin,
+    uint32_t end,
+    const std::set<uint32_t>& lost) {
+  for (uint32_t number = begin; number < end; ++number) {
+    const bool isSend = number % 3 != 0;
+    const auto write = [&](Communicator& member, const char* kind, float us) {
+      member.streams[kind].records.push_back({8, number, us});
+      member.streams[kind].peers.push_back(int32_t(1 - member.rank));
+    };
+    write(second, isSend ? "Recv" : "Send", number == 8 ? 90 : 50);
+    if (lost.count(number) == 0) {
+      write(first, isSend ? "Send" : "Recv", 50);
+    }
+  }
+}
+
+void messagesThatAreLostAreTakenToo() {
+  Communicator first = memberOf(0);
+  Communicator second = memberOf(1);
+  Communicator* const both[] = {&first, &second};
+  writeMessages(first, second, 1, 61, {5, 6});
+  Waits waits = takeMessages(both, 1, false);
+  CHECK(waits.calls == 60 && waits.completeCalls == 58);
+  CHECK(waits.lostRecords == 2 && waits.causedUs[0] == 40);
+  first.streams["Recv"] = messagesOf({6}, 1); // written after all
+  CHECK(takeMessages(both, 1, false).unmatchedRecords == 1);
+  // What is missing may still be written, until 32 others are.
+  writeMessages(first, second, 61, 81, {62});
+  CHECK(takeMessages(both, 1, false).calls == 1);
+  first.streams["Send"].records.push_back({8, 62, 50});
+  first.streams["Send"].peers.push_back(1);
+  waits = takeMessages(both, 1, false);
+  CHECK(waits.calls == 19 && waits.completeCalls == 19);
+  writeMessages(first, second, 81, 101, {82});
+  CHECK(takeMessages(both, 1, false).calls == 1);
+  writeMessages(first, second, 101, 121, {});
+  waits = takeMessages(both, 1, false);
+  CHECK(waits.calls == 39 && waits.lostRecords == 1);
+  // Then a number comes twice: what follows cannot be matched.
+  writeMessages(first, second, 121, 122, {});
+  writeMessages(first, second, 121, 122, {});
+  CHECK(takeMessages(both, 1, false).unmatchedRecords == 4);
+  writeMessages(first, second, 122, 123, {});
+  CHECK(takeMessages(both, 1, false).unmatchedRecords == 2);
 }
 
 void repeatedCallsAreFound() {
@@ -234,6 +299,7 @@ int main() {
   repeatedCallsAreFound();
   callsAreTakenOnceAllWroteThem();
   messagesAreTakenInTheirOrder();
+  messagesThatAreLostAreTakenToo();
   linesAreRead();
   piecesOfAnySizeGiveTheSame();
   shortestTimeIsTheTransfer();

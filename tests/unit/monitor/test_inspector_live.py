@@ -22,7 +22,7 @@ from commprof.monitor.monitor import Monitor, address_file
 from commprof.monitor.settings import Settings
 from commprof.recordings.inspector import read_logs
 from commprof.report.inspector_frame import inspector_frame
-from tests.support.builders.inspector_logs import simulate
+from tests.support.builders.inspector_logs import SimulatedJob, simulate
 
 
 class _Growing:
@@ -184,18 +184,52 @@ def test_a_process_that_stops_writing_is_no_longer_waited_for(
     assert any("missing" in problem for problem in state.problems)
 
 
-def test_a_message_that_is_lost_leaves_out_those_after_it(tmp_path: Path) -> None:
-    job = simulate(1, 1, 2, steps=4000, seed=1)
-    del job.records[600]
+@pytest.mark.parametrize("lost", [0.02, 0.3])
+def test_messages_after_a_lost_one_count_as_in_the_report(tmp_path: Path, lost: float) -> None:
+    job = simulate(1, 1, 3, steps=600, late_us={1: 1500.0}, seed=1)
+    job.lose(lost)
     job.write(tmp_path / "whole", records_a_dump=50)
+    whole = inspector_result(tmp_path / "whole")
+    calls = sum(row.calls for row in whole.communicators)
+    at_once = LiveLogs(tmp_path / "whole", is_snapshot=True).look()
+    assert at_once is not None
+    growing = _Growing(tmp_path / "whole", tmp_path / "logs")
+    logs, behind = LiveLogs(growing.folder), []
+    while growing.grow(1 << 14):
+        state = logs.look()
+        behind.append(0 if state is None else state.calls)
+    state = logs.look()
+    assert state is not None
+    assert len({*behind}) > 5  # the sequence is known long before the end
+    assert calls - 80 < state.calls <= calls == at_once.calls
+    for live_state, within in ((state, 0.05), (at_once, 1e-9)):
+        assert live_state.lost_records == pytest.approx(
+            sum(row.lost_records for row in whole.communicators), rel=within
+        )
+        waited_s = sum(_by_pid(live_state, "waited_s").values())
+        assert waited_s == pytest.approx(3 * whole.wait_s, rel=within)
+        assert [late.process.pid for late in live_state.late] == [1001]
+        assert not any("without a match" in problem for problem in live_state.problems)
+
+
+def test_a_lost_message_of_no_sequence_leaves_out_those_after_it(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    job = SimulatedJob(pp=2)
+    for _ in range(9000):
+        stage = draw.randrange(2)
+        job.work(300.0)
+        job.send(stage, 1 - stage, 1 << 20, 40.0)
+    del job.records[600]
+    job.write(tmp_path / "whole")
     growing = _Growing(tmp_path / "whole", tmp_path / "logs")
     logs = LiveLogs(growing.folder)
-    while growing.grow(1 << 17):
+    while growing.grow(1 << 19):
         logs.look()
     state = logs.look()
     assert state is not None
-    assert 0 < state.calls <= 300  # a call is a send and its recv
-    assert any("without a match" in problem for problem in state.problems)
+    assert state.calls == 300  # a call is a send and its recv
+    left_out = 2 * 9000 - 1 - 2 * 300
+    assert any(f"{left_out} records without a match" in text for text in state.problems)
 
 
 def test_the_endpoint_gives_the_waiting_that_each_rank_caused(tmp_path: Path) -> None:
