@@ -55,6 +55,6 @@ def _require_main_interpreter(what: str) -> None:
 
     if not is_main_interpreter():
         raise CommprofError(
-            f"{what} needs torch, which works in the main interpreter of a process alone, and this "
-            "is a sub-interpreter: train and record in the main one, or in a process of its own"
+            f"{what} needs torch, which works only in a process's main interpreter, and this "
+            "is a sub-interpreter: train and record in the main one or in a separate process"
         )

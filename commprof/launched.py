@@ -58,7 +58,8 @@ _MPI = (
     ),
     _Names("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
-#: PMI's variables alone, without Hydra's MPI_LOCAL*: srun sets them too, for its own tasks.
+#: PMI's variables alone, without Hydra's MPI_LOCAL*: srun sets PMI's variables for its own tasks
+#: too.
 _PMI = _Names("mpirun", "PMI_RANK", "PMI_SIZE", "", "")
 #: Variables that hold a task's number on its host, of launchers whose tasks may start ranks.
 _LOCAL_RANKS_OF_TASKS = (*(names.local_rank for names in _MPI), "SLURM_LOCALID")
@@ -80,7 +81,7 @@ def launched_as(variables: Mapping[str, str]) -> Launched | None:
 def script_first(words: Sequence[str]) -> list[str]:
     """Moves options that a launcher put in front of the script to the script's own arguments.
 
-    They come first among these, as they do if the launcher starts the script itself.
+    The options precede the script's arguments, as if the launcher had started the script itself.
 
     Args:
         words: ``[--local_rank=N] [-m] SCRIPT [ARGS...]``; the option may be spelled

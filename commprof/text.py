@@ -101,7 +101,7 @@ def _range(part: Sequence[int]) -> tuple[str, int]:
 
 
 def _evenly_spaced(ranks: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Divides ascending ranks into sequences that are listed as one range, and single ranks."""
+    """Divides ascending ranks into sequences, each listed as one range, and single ranks."""
     begin = 0
     while begin < len(ranks):
         end = begin + 1

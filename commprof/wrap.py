@@ -38,7 +38,8 @@ def main() -> None:
     try:
         _become_script()
     except SystemExit as error:
-        # Exit handlers do not see it: without this note, a failed rank would seem to have finished.
+        # Exit handlers see no SystemExit: without this note, a failed rank would seem to have
+        # finished.
         ending = sys.modules.get("commprof.capture.ending")
         if ending is not None:
             ending.exits(error)

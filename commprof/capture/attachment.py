@@ -55,12 +55,12 @@ class Attachment:
         self._names: list[str] = []
         self._compressor: HookEngine | None = None
         self._running: RunningEngine | None = None
-        self._mean = True  # DDP's own mean all-reduce runs inside
+        self._mean = True  # True if the inner hook is DDP's own mean all-reduce
         self._divisor = 0  # number of ranks that the mean divides by; 0: all
         #: The objects that this model's successive engines share; None before the first engine.
         self._shared: Any = None
         _hooks.append(self._names)
-        # A hook that the user registers later runs inside ours.
+        # A hook that the user registers later becomes the inner hook.
         ddp.__dict__[_HELD] = _Held(self)
         _redirect_register_comm_hook()
         _follow_joins()
@@ -144,7 +144,7 @@ class Attachment:
         except Exception:
             if running is not None:
                 running.stop()
-            # Otherwise the hook would run an engine that is stopped.
+            # The inner hook may still be an engine that is now stopped.
             if replaced is not None and (running is not None or replaced.is_stopped):
                 self.set_hook(None)
             raise
@@ -313,7 +313,7 @@ def attach(
         )
     why = hookless(ddp)
     if why and (hook is not None or not hasattr(ddp, "reducer")):
-        raise CommprofError(f"attach(): {why}; leave attach() out, or its hook")
+        raise CommprofError(f"attach(): {why}; leave out attach(), or only its hook")
     held = ddp.__dict__.get(_HELD)
     failed = held is not None and held.attachment.is_vacant
     if ddp._comm_hooks or (held is not None and not failed):
@@ -336,7 +336,7 @@ def _say_if_unrecorded() -> None:
     rank = dist.get_rank() if dist.is_initialized() else 0
 
     def at_end() -> None:
-        # not at the top: that module imports users of this one
+        # imported here, because that module imports modules that import this one
         from commprof.capture.profiler import recorded_anything
 
         if rank == 0 and not recorded_anything():
@@ -352,7 +352,7 @@ def _say_if_unrecorded() -> None:
 def _observed(ddp: DistributedDataParallel) -> Any:
     """Returns an observer of the model's buckets that needs no hook; None if that cannot work."""
     native = _native.native
-    # With this option of torch 2.15 buckets are freed before the pass ends, when we read them.
+    # This option of torch 2.15 frees buckets before the end of the pass, where we read them.
     gone = getattr(ddp, "lazy_bucket_allocation", False)
     return None if native is None or gone else native.ObservedBuckets(ddp.reducer)
 

@@ -328,5 +328,5 @@ def _marked(owner: type, marker: Marker) -> Any:
             marker.end()
 
     # At a graph break the compiler skips torch.nn's own __call__ and compiles the functions that it
-    # calls; it must treat this __call__ alike. Inside a graph it traces both.
+    # calls; it must treat this __call__ in the same way. Inside a graph it traces both.
     return uncompiled(call)

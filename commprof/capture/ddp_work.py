@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from commprof.capture.patches.replaced import Patches, original_of
 from commprof.capture.recorder import Recorder
 
-#: Largest number of passes of which each kind of work is noted.
+#: Largest number of passes noted for each kind of work.
 _MOST = 4096
 #: DDP's private methods, by the key of the trace's metadata. The search is the last thing that a
 #: forward pass does; the method also runs without a search.

@@ -1,4 +1,4 @@
-"""Norms of this rank's own gradients, measured every so many steps for the live metrics.
+"""Norms of this rank's own gradients, measured at a fixed interval of steps for the live metrics.
 
 In a measured step, a hook of each parameter computes the L2 norm of its gradient as soon as it is
 accumulated, which is before DDP exchanges it. In other steps there are no hooks. A small file next

@@ -1,4 +1,4 @@
-"""What may run inside commprof's DDP hook in place of the mean all-reduce, besides plain hooks."""
+"""Engines, such as compressors, that commprof's DDP hook runs in place of the mean all-reduce."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RunningEngine(Protocol):
     engine: Any
     #: True if ``engine`` is native.
     is_native: bool
-    #: True after :meth:`stop`, also if another engine's start stopped this one.
+    #: True after :meth:`stop`, and after the start of another engine has stopped this engine.
     is_stopped: bool
 
     def stop(self) -> None:

@@ -28,7 +28,7 @@ _LONGEST_PATH = 254
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables with which programs without torch record; empty if they shall not.
+    """Returns the variables with which programs without torch record; empty to record none.
 
     Args:
         given: the environment to which they are to be added.
@@ -53,7 +53,7 @@ def set_up() -> str:
     module = _module(str(getattr(version, "__version__", "")))
     off = os.environ.get(LEVEL_VARIABLE) == "off" or os.environ.get(NATIVE_VARIABLE) == "0"
     if off or not may_use_nccl or not _usable(module) or _forbids_all(users):
-        # the plugin would open this rank's trace itself
+        # commprof's plugin for programs without torch would open this rank's trace
         if _is_ours(os.environ.get(PLUGIN_VARIABLE, "")):
             del os.environ[PLUGIN_VARIABLE]
             if users:
@@ -70,8 +70,8 @@ def set_up() -> str:
 def plugin_of_user(given: Mapping[str, str]) -> tuple[str, str]:
     """Returns the user's plugin for NCCL, and where it is set; two empty texts if none is set.
 
-    NCCL looks at the variable, then into its configuration files, and without a choice it loads
-    ``libnccl-profiler.so`` if there is one.
+    NCCL looks at the variable, then into its configuration files. If neither names a plugin, NCCL
+    loads ``libnccl-profiler.so`` if that exists.
     """
     value = given.get(PLUGIN_VARIABLE, "")
     if value and not _is_ours(value):

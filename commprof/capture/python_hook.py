@@ -37,7 +37,7 @@ class PythonBucketHook:
         return self
 
     def set_hook(self, hook: Any, state: Any) -> None:
-        """Sets the inner hook, which this one calls; None stands for a mean all-reduce."""
+        """Sets the inner hook, which this hook calls; None stands for a mean all-reduce."""
         self._inner = None if hook is None else (hook, state)
 
     def _run(self, _: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

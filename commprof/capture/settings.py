@@ -117,7 +117,7 @@ def check_sync_fits_trial(check_sync_every: int, headroom: int) -> None:
         raise UsageError(
             f"--check-sync {check_sync_every} (or {variables.CHECK_SYNC}) would report models that "
             "differ while the trial's candidate noop, which exchanges no gradients, takes its "
-            "turn; give headroom=0 in the trial, or compare no models"
+            "turn; give headroom=0 in the trial, or do not compare models"
         )
 
 
@@ -129,7 +129,7 @@ def check_kernels() -> None:
     """
     if not any(os.environ.get(name) for name in (variables.SIMD, variables.KERNEL_THREADS)):
         return
-    from commprof import _native  # not at the top: it imports torch
+    from commprof import _native  # imported here, because it imports torch
 
     if _native.tune_error is not None:
         return

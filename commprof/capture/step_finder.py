@@ -125,11 +125,13 @@ class _Turns:
 
     def __init__(self) -> None:
         self._leading: _Key | None = None
-        #: The leading optimizer and its parameter; if either is gone, the next to update leads.
+        #: The leading optimizer and its first parameter; if either is gone, the next optimizer that
+        #: updates becomes the leading one.
         self._alive: tuple[weakref.ref[Any], ...] = ()
         #: Updates of the leading optimizer since the last update of another optimizer.
         self._alone = 0
-        #: Optimizers seen since the leading one's last update, and between any two of its updates.
+        #: Optimizers that updated since the leading one's last update, and those that ever updated
+        #: between two of its updates.
         self._others: set[_Key] = set()
         self._companions: set[_Key] = set()
 

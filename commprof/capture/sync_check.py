@@ -1,4 +1,4 @@
-"""Checks every so many steps that all ranks still have the same model, bit by bit.
+"""Checks at a fixed interval of steps that all ranks still have the same model, bit by bit.
 
 Each rank puts a hash of the parameters that DDP keeps equal into the default group's store; rank 0
 compares the hashes at the next check. Parameters that DDP ignores may differ and are left out. No
@@ -38,13 +38,13 @@ _POLL_S = 0.01
 #: Maximum number of checks that wait for hashes, and number of keys of each rank, which its checks
 #: use in turn: neither may pile up if a rank sends no hash.
 _MOST_PENDING = 64
-#: Numbers the captures of this process: keys that one capture leaves mean nothing to the next.
+#: Numbers the captures of this process, so that none reads keys that an earlier one left.
 _captures = itertools.count()
 _STORE_ERRORS = (RuntimeError, OSError, ValueError, KeyError)
 
 
 def parameters_digest(models: Sequence[nn.Module]) -> str:
-    """Returns a BLAKE2b hash of the models' parameters; of DDP's, only those that it keeps equal.
+    """Returns a BLAKE2b hash of the models' parameters; of a DDP model's, only those kept equal.
 
     Two ranks have the same hash only if all bits of their parameters are the same. Buffers are left
     out, because a forward pass may change them differently on each rank; DDP broadcasts rank 0's
@@ -147,7 +147,7 @@ class SyncCheck:
             steps = [int(of_step) for of_step, _ in answers]
             if min(steps) < step:
                 return
-            if max(steps) == step:  # else a later hash of a rank has replaced that of this step
+            if max(steps) == step:  # else a rank has overwritten its hash of this step
                 self._compare(step, [digest for _, digest in answers])
             self._pending.popleft()
 

@@ -33,8 +33,8 @@ from commprof.trace.reader import read_trace
 
 #: Number of updates, of any optimizers, that are looked at.
 _UPDATES = 10
-#: With more names of modules none is written: a model of which a part is frozen still has unused
-#: parameters.
+#: If there are more untrained modules, none is named: freezing only some of them
+#: would leave unused parameters.
 _MOST_MODULES = 8
 #: Time until the exchanges that belong to these updates have been issued and written.
 _WRITTEN_S = 0.5
@@ -136,7 +136,7 @@ class TrainedParameters:
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
         is_shard = any(_is_shard(parameter) for parameter in self._trained.values())
-        flat = self._flat() and not is_shard  # beside shards, an FSDP1 model may be frozen
+        flat = self._flat() and not is_shard  # beside FSDP2's shards, it may be frozen
         found = {
             "parameter_bytes": sum(own.values()),
             "sharded": flat or is_shard,
@@ -160,9 +160,9 @@ class TrainedParameters:
 
 
 def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list[str]:
-    """Names of the outermost modules that hold reduced parameters, none of which is trained.
+    """Names of the outermost modules whose reduced parameters are all untrained.
 
-    Empty if they do not hold all that is not trained.
+    Empty if these modules do not hold all untrained parameters.
 
     Args:
         model: a DDP model, whose inner model gives the names.
@@ -172,7 +172,7 @@ def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list
     names: list[str] = []
     held: set[int] = set()
     for name, module in model.module.named_modules():
-        # Modules inside of another follow it.
+        # A module's own modules come directly after it.
         if not name or (names and name.startswith(f"{names[-1]}.")):
             continue
         parts = {id(parameter) for parameter in module.parameters()} & chosen
@@ -199,7 +199,7 @@ def _bytes(parameter: torch.Tensor) -> int:
 
 
 def _is_shard(parameter: torch.Tensor) -> bool:
-    """True for parameters of which other ranks may hold other parts."""
+    """True if this is a part of a parameter whose other parts other ranks may hold."""
     return hasattr(parameter, "_local_tensor")
 
 
@@ -208,7 +208,7 @@ def _warn(recorder: Recorder, path: Path, rank: int, world_size: int) -> None:
     try:
         time.sleep(_WRITTEN_S)
         if recorder.started():
-            recorder.flush()  # summaries of always-on mode are written less often
+            recorder.flush()  # a summary may not be due yet
         trace = read_trace(path)
         found = exchanged_in_summary(trace) or exchanged_by(trace)
         if trace.metadata.get("capture") == "python" or trace.dropped or not alone(found):

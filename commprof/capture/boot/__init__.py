@@ -66,7 +66,7 @@ def _nccl() -> ModuleType:
 def pin() -> None:
     """Restricts this rank to the CPUs in ``COMMPROF_CPUS``, before libraries start threads.
 
-    Removes the variable, so that processes that this one starts may choose their own CPUs.
+    Removes the variable, so that child processes may choose their own CPUs.
     """
     parts = os.environ.pop(CPUS_VARIABLE, "").split("/")
     local_rank = os.environ.get("LOCAL_RANK", "")
@@ -101,8 +101,9 @@ def arm(directory: str) -> None:
 def explain(directory: str, always: bool = False) -> None:
     """Makes this process, if it records nothing, print the reason when it ends.
 
-    Of several ranks only rank 0 prints. A process that no launcher numbered prints if it trained
-    and no other process has recorded meanwhile; otherwise it may be one that only starts the ranks.
+    Of several ranks only rank 0 prints. A process without a rank from a launcher may be one
+    that only starts the ranks; it prints only if it trained and no other process has recorded
+    meanwhile.
 
     Args:
         directory: directory of the traces; the reason also goes to a file in it.
@@ -127,7 +128,7 @@ class _Seen:
 
 
 def _speaks(directory: str, always: bool, begin_s: float) -> bool:
-    """True if this process is the one to print that nothing was recorded."""
+    """True if it is this process that prints that nothing was recorded."""
     if not (always or "RANK" in os.environ or _trained()):
         return False
     _make_importable()
@@ -174,7 +175,7 @@ def _say_why(directory: str) -> None:
     else:
         why = (
             f", because this process never called init_process_group{ended}, nor made another "
-            "process group: nothing was communicated, or not by torch.distributed. "
+            "process group: it used no collective of torch.distributed. "
             "commprof.profile() in the script records its steps all the same"
         )
     try:
@@ -321,7 +322,7 @@ def _start(directory: str, group: Any = None) -> None:
         if group is not None:
             note_group(group)
         watch_exits()
-        profiler.says_end = control_path(job).parent == job  # `commprof run` shows its report
+        profiler.says_end = control_path(job).parent == job  # else `commprof run` prints
         allow_tracer(settings.tracer)
         watch_as_asked(job, settings.watchdog)
         if settings.metrics:

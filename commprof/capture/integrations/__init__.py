@@ -46,7 +46,7 @@ class FrameworkRecording:
         if active() is None:
             self._own = profile(agree(self._directory)).start()
         if isinstance(model, DistributedDataParallel):
-            with contextlib.suppress(CommprofError):  # the model keeps the hook that it has
+            with contextlib.suppress(CommprofError):  # A model that already has a hook keeps it.
                 attach(model)
 
     def step(self) -> None:

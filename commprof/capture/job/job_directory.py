@@ -71,7 +71,7 @@ def agree(directory: Path) -> Path:
         try:
             name = _take(directory, 0)
         finally:
-            store.set(key, name)  # even after an error: the other ranks wait for it
+            store.set(key, name)  # even after an error: the other ranks wait for this answer
         return directory / name
     try:
         store.wait([key], _PATIENCE)
@@ -100,13 +100,13 @@ def _store() -> Any:
 
 
 def _take(directory: Path, rank: int) -> str:
-    """Makes this rank's trace in ``directory`` or, if another job uses that, in a ``job_N`` in it.
+    """Makes this rank's trace in ``directory`` or, if another job uses it, in a ``job_N`` below it.
 
     Returns the name ``job_N``; empty for ``directory`` itself.
     """
     names = ["", *(f"job_{number}" for number in range(2, _MOST_JOBS + 1))]
     own: list[str] = []
-    if restart_count():  # the first call after a restart: next to the traces of the attempt before
+    if restart_count():  # on the first call after a restart, joins the previous attempt
         own = _of_this_job(directory, names, rank) or [""]
     for name in [*own, *names]:
         path = directory.absolute() / name / trace_name(rank)

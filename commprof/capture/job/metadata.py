@@ -209,7 +209,7 @@ def gloo_threads() -> dict[str, int]:
             if backend.name() == "gloo":
                 found[str(group.group_name)] = int(backend.options._threads)
             elif backend.name() == "commprof":
-                found[str(group.group_name)] = 1  # the thread of collectives through shared memory
+                found[str(group.group_name)] = 1  # it has one thread, for shared memory
         except (AttributeError, RuntimeError, TypeError):
             pass  # an attribute, private to torch, is gone; or the group has no backend for the CPU
     return found

@@ -29,7 +29,7 @@ _POLL_S = 0.01
 #: costs an exchange with the store.
 _LATER_S = 0.1
 _LOOKS = 100
-#: Hosts that send their arrivals to one host: how the tree of hosts branches.
+#: Largest number of hosts that send their arrivals to the same host in the tree of hosts.
 _CHILDREN = 16
 #: Hosts that take the root's place, in this order, if it does not answer.
 _STAND_INS = (2, 3)
