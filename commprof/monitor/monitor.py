@@ -127,7 +127,8 @@ class Monitor:
 
     def close(self) -> None:
         """Closes all outputs and files."""
-        # Remove the file while the address is taken, so that no later monitor can have written it.
+        # The file is removed while the address is still in use: a later monitor, which needs the
+        # address, cannot have replaced the file yet.
         with suppress(OSError):
             if address_file(self._run).read_bytes() == self._address:
                 address_file(self._run).unlink()

@@ -356,7 +356,7 @@ def _waited_for_s(world: FollowedTraces, tails: dict[int, TraceTail]) -> dict[in
     newest = {rank: found.newest for rank, found in summaries.items()}
     known = {rank for rank, one in newest.items() if one is not None and one.arrivals_known}
     total_ns = dict.fromkeys(newest, 0)
-    for waiting, found in summaries.items():  # once each: a summary has up to 1,024 cells
+    for waiting, found in summaries.items():  # one call each: it adds up to 1,024 cells
         for rank, waited_ns in found.waited_for_ns().items():
             if rank != waiting and rank in total_ns:
                 total_ns[rank] += waited_ns

@@ -73,7 +73,7 @@ class FollowedRank:
     _previous_begin_ns: int = 0
     _graph_task: int = 0
     _buckets: int = 0
-    #: Pending operations of a device, and True once device events have told when one ended.
+    #: Pending operations on a device, and True once device events have told when one of them ended.
     _on_device: set[int] = field(default_factory=set)
     _has_device_times: bool = False
     #: Operations whose completion was read before their issue, in this take and the last.
@@ -121,9 +121,9 @@ class FollowedRank:
         self._on_device &= self.pending.keys()
 
     def forget_open(self, before_ns: int) -> None:
-        """Forgets what began before a time and is under way, because its end will not be recorded.
+        """Forgets what is under way since before ``before_ns``: its end will not be recorded.
 
-        If nothing newer was recorded, the next step that ends counts as the first one.
+        If nothing newer was recorded, the next step that ends counts as the first step.
         """
         self.pending = {
             i: operation for i, operation in self.pending.items() if operation.issue_ns >= before_ns
@@ -165,7 +165,8 @@ class FollowedRank:
             if self.steps_ended > 1:
                 self.new_step_ns.append(time_ns - self.step_begin_ns)
         self.step = row["op_id"] + row["aux"]
-        # Not every backend reports every completion: operations two steps old are complete.
+        # Not every backend reports every completion: operations from two steps ago count as
+        # complete.
         over_ns, self._previous_begin_ns = self._previous_begin_ns, self.step_begin_ns
         self.step_begin_ns = time_ns
         self._finalizing = False

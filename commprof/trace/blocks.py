@@ -106,7 +106,7 @@ class BlockStream:
             problem = f"cut off: the block at byte {self.end} has {available} of {length} bytes"
             return 0, problem
         if length > _SURELY_FITS_BYTES and length > available_memory_bytes() // 2:
-            problem = f"the block at byte {self.end} has {length:,} bytes, more than memory for it"
+            problem = f"the block at byte {self.end} has {length:,} bytes, over half of free memory"
             raise OSError(errno.EFBIG, problem, str(self._path))
         return length, ""
 

@@ -190,7 +190,7 @@ def collectives(trace: Trace) -> Collectives:
     op_id = ints(issues["op_id"])
     ends = of_kind(trace.records, Kind.END)
     waits = of_kind(trace.records, Kind.WAIT)
-    # waits inside the issuing call show no completion
+    # a wait inside the issuing call does not show when the operation completed
     waits = waits.compress((waits["flags"] & schema.FLAG_IN_ISSUE) == 0)
     end_ns = look_up(op_id, ints(ends["op_id"]), ints(ends["timestamp_ns"]))
     waited_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]))
@@ -359,7 +359,7 @@ def _paired_finalizations(records: Records) -> tuple[Records, Records]:
 
 
 def _take_turns(begin: Records, end: Records) -> bool:
-    """True if begins and ends of one thread take turns, as where each pass is finalised once."""
+    """True if begins and ends alternate on one thread: each pass was finalised once."""
     if len(begin) != len(end):
         return False
     if not len(begin):

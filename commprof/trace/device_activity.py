@@ -38,7 +38,7 @@ class DeviceActivity:
 
     @cached_property
     def hiding(self) -> Stretches:
-        """Times at which running communication is not exposed."""
+        """Times at which communication, if it ran, was hidden."""
         return union(self.compute, self.copies_within)
 
     @cached_property

@@ -132,8 +132,8 @@ MORE_METADATA: Final[dict[str, Shape]] = {
         "ignored_bytes": int,
         "other_libraries": list[str],
     },
-    # On rank 0: comparisons of all ranks' models every so many steps; first_step is the step after
-    # which the models of these ranks differed.
+    # On rank 0: comparisons of all ranks' models, one every ``every`` steps; first_step is the step
+    # after which the models of these ranks differed.
     "sync_checks": {"every": int, "checks": int, "first_step": int, "ranks": list[str]},
 }
 #: Python frames that issued operations: number from 1 in order of first use; innermost frame first,

@@ -202,7 +202,7 @@ def _sums(number: Ints, values: Ints, chosen: npt.NDArray[np.bool_], count: int)
 
 
 def _most_frequent(number: Ints, op: Ints) -> Ints:
-    """Returns the most frequent operation of each number; of several, the least code."""
+    """Returns each number's most frequent operation; among equals, that with the least code."""
     kind, first = distinct_rows(number, op)
     order = np.lexsort((op[first], -np.bincount(kind, minlength=len(first)), number[first]))
     _, at = np.unique(number[first][order], return_index=True)
@@ -223,7 +223,7 @@ def exchanged_in_summary(trace: Trace) -> Exchanged | None:
     by_group: dict[int, list[tuple[str, int, int]]] = {}
     for each in summary.operations:
         op = op_name(each.op)
-        # Broadcasts that are fewer than the steps presumably sent the initial parameters.
+        # If there were fewer broadcasts than steps, they presumably sent the initial parameters.
         at_start = op == "broadcast" and each.count < steps
         if family(op) != "barrier" and each.count and not at_start:
             by_group.setdefault(each.group, []).append((op, each.count, each.bytes))

@@ -71,7 +71,7 @@ def first_issues(records: Records, thread: int) -> tuple[Ints, Records]:
     phases = phases.compress((phases["aux"] == Phase.BACKWARD) & (phases["thread"] == thread))
     issues = records_of(records, Kind.ISSUE)
     issues = issues.compress(issues["value"] > 0)
-    issued = issues["timestamp_ns"]  # in order of time, as all records are
+    issued = issues["timestamp_ns"]  # ascending, because records are in order of time
     first = np.searchsorted(issued, phases["timestamp_ns"], side="left")
     last = np.searchsorted(issued, phases["value"], side="right")
     found = last > first

@@ -10,8 +10,8 @@ It has two lines, each the CRC-32 (8 hexadecimal digits), a space and a JSON val
 everything but the operations, which is all that is read while a job is watched, and the list of
 operations.
 
-A host whose file is older than it promised is missing: its process was killed, is frozen or cannot
-write. Only that host's figures are lost.
+A host is missing if the time at which its file promised the next one is past: the monitor was
+killed, is frozen or cannot write. Only that host's figures are lost.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def read_host_summary(path: Path) -> HostSummary:
 def read_whole(path: Path) -> tuple[HostSummary, Summary]:
     """Reads a host's file, and the sum of its ranks' summaries with operations.
 
-    The file is opened once, so both lines are of one writing. Raises as ``read_host_summary``.
+    The file is opened once, so both lines are from the same write. Raises as ``read_host_summary``.
     """
     with open_regular(path) as file:
         lines = file.readline(MOST_BYTES), file.readline(MOST_BYTES)
@@ -182,7 +182,7 @@ def _check(summary: HostSummary) -> None:
         raise ValueError("its time of writing is impossible: compare the clocks of the hosts")
     count = sum((last - first) // step + 1 for first, last, step in _series_of(summary))
     if not 0 < count <= summary.rank_count or len(summary.ranks) != len(set(summary.ranks)):
-        raise ValueError("the series of its ranks contradict their number")
+        raise ValueError("its series of ranks contradict its number of ranks")
     if summary.ranks[-1] >= summary.world_size or summary.mode not in schema.MODES:
         raise ValueError("its ranks or its mode are impossible")
     columns: dict[str, Any] = checked(summary.figures, dict, "figures")
@@ -200,7 +200,7 @@ def _check(summary: HostSummary) -> None:
         if len(checked(pairs, list[int], "waited_ns")) % 2:
             raise ValueError("waited_ns does not hold pairs of rank and time")
     if len({len(work) for work in summary.work_ns}) > 1:
-        raise ValueError("work_ns does not hold as many times for each rank")
+        raise ValueError("work_ns holds different numbers of times per rank")
 
 
 def _check_numbers(values: object, name: str, may_be_null: bool = False) -> None:
@@ -276,7 +276,7 @@ def running_hosts(directory: Path) -> list[SeenHost]:
 
 
 def _named(hosts: list[SeenHost]) -> list[SeenHost]:
-    """Returns the hosts, with the begin of their boot id in those names that are not unique."""
+    """Returns the hosts; names that are not unique get the begin of the host's boot id."""
     count = Counter(host.name for host in hosts)
     return [
         replace(host, name=f"{host.name} ({host.summary.machine[0][:8]})")
@@ -303,8 +303,8 @@ class SeenHost:
     name: str
     #: Name and ranks, for messages.
     described: str
-    #: Age of the figures in seconds, and the time of their writing in seconds since the epoch; the
-    #: latter of the file's last change if there are no figures.
+    #: Age of the figures in seconds, and when they were written, in seconds since the epoch.
+    #: Without figures, the age and time of the file's last change.
     age_s: float
     since_s: float
     #: True if a newer summary should have come, or no summary can be read.

@@ -1,4 +1,4 @@
-"""Records of several ranks as if one rank had made them, those of the first rank first."""
+"""Records of several ranks as if one rank had made them, ordered by rank."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from commprof.trace.schema import TIME_IN_VALUE, Kind
 
 Ints = npt.NDArray[np.int64]
 
-#: Fields that hold the number of an operation, and fields that hold that of a backward pass. In an
-#: issue the pass is one larger, and 0 stands for none. No other kind of record that holds such a
-#: number may be read from joined records.
+#: Fields that hold the number of an operation, and fields that hold that of a backward pass. An
+#: issue holds the number of its pass plus 1, or 0 for no pass. No other kind of record that holds
+#: such a number may be read from joined records.
 _OPERATIONS = ((Kind.ISSUE, "op_id"), (Kind.END, "op_id"), (Kind.WAIT, "op_id"))
 _PASSES = ((Kind.ISSUE, "value"), (Kind.FINALIZE_BEGIN, "op_id"), (Kind.FINALIZE_END, "op_id"))
 #: Added to the numbers of all ranks if the numbers are too large to be made different.

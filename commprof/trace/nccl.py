@@ -19,14 +19,14 @@ Bools = npt.NDArray[np.bool_]
 class NcclOps:
     """One row per operation that NCCL launched, in order of begin."""
 
-    #: The collective in ``columns.collectives`` that it is, or is a part of; an id that no
-    #: collective has if the call did not come through c10d.
+    #: Id in ``columns.collectives`` of the collective that the operation carries out, in whole or
+    #: in part; an id that is not in that table if the call did not come through c10d.
     op_id: Ints
     op: Ints
     #: Number of the communicator, a key of ``Trace.communicators``.
     communicator: Ints
-    #: Number in the communicator, of calls and of replays apart; of a message between its two
-    #: ranks, or ``schema.NO_SEQ``.
+    #: Number of the operation in its communicator; calls and replays are numbered separately, and
+    #: messages per pair of ranks. ``schema.NO_SEQ`` if not known.
     seq: Ints
     #: Number of the CUDA graph's replay from 1; 0: a call; ``schema.NO_REPLAY``.
     replay: Ints
@@ -39,11 +39,11 @@ class NcclOps:
     #: As in NCCL's call.
     size_bytes: Ints
     begin_ns: Ints
-    #: The same as ``begin_ns``, which then is the issue, if the times are not known.
+    #: If the times are not known, ``begin_ns`` is the time of issue and ``end_ns`` the same.
     end_ns: Ints
     #: True if the times are the GPU's, not those at which NCCL saw begin and end.
     on_gpu: Bools
-    #: Between the first and the last channel's begin, and end.
+    #: Time from the first channel's begin to the last one's begin; then the same for their ends.
     begin_spread_ns: Ints
     end_spread_ns: Ints
 
@@ -82,7 +82,7 @@ def nccl_ops(trace: Trace) -> NcclOps:
 
 @dataclass(frozen=True)
 class Transfers:
-    """One row per channel of an operation between two ranks, by NCCL's proxy."""
+    """One row per channel of an operation whose data NCCL's proxy moved between two ranks."""
 
     #: As in ``NcclOps``; 0 if the operation is another process's.
     op_id: Ints
@@ -96,7 +96,8 @@ class Transfers:
     #: Of sends: time in which the peer had no buffer to offer. Of receives: time in which data were
     #: flushed to the GPU's memory.
     peer_or_flush_ns: Ints
-    #: Of sends: time in which the network was sending. Of receives: in which data had not arrived.
+    #: Of sends: time in which the network was sending. Of receives: time in which data had not
+    #: arrived.
     transfer_ns: Ints
 
     def __len__(self) -> int:

@@ -388,7 +388,7 @@ def without_twins(records: Records) -> Records:
 
 
 def joined_once(records: PackedRecords, added: Sequence[Records]) -> PackedRecords:
-    """Joins the records of a file and others, and keeps one of each that are equal.
+    """Joins the records of a file and others; equal records are kept once.
 
     Chunks are unpacked only beside added records, or if two of their records have the same time: a
     long trace is never whole in memory.
@@ -413,7 +413,7 @@ def joined_once(records: PackedRecords, added: Sequence[Records]) -> PackedRecor
 
 
 def _once(chunks: Sequence[_Chunk], others: Records) -> Sequence[_Chunk]:
-    """Returns the records of chunks and others, packed, each of equal ones once."""
+    """Packs the records of chunks and others; equal records are kept once."""
     if len(chunks) <= 1 and not len(others) and not any(chunk.has_equal_times for chunk in chunks):
         return chunks
     whole = in_order([PackedRecords(tuple(chunks)).copy(), others])
@@ -440,7 +440,7 @@ def packing() -> Callable[[npt.NDArray[np.uint8]], Parts]:
     """Returns the function that packs; imports it here because ranks that train never pack."""
     try:
         from commprof._reading import pack_records
-    except ImportError:  # the module was not built, or is an older one: the same in Python
+    except ImportError:  # the module was not built, or is too old
         return pack_in_python
     return pack_records
 

@@ -47,7 +47,7 @@ class RankTimes:
     """Maps times of all ranks to one order: all times of a rank come before those of the next."""
 
     def __init__(self, begin_ns: Ints, until_ns: Ints) -> None:
-        """``begin_ns``, ``until_ns``: first and last time of each rank whose order is kept.
+        """``begin_ns``, ``until_ns``: for each rank, the first and last time whose order is kept.
 
         Times of a rank before ``begin_ns`` count as equal, and so do times after ``until_ns``.
         """
@@ -71,7 +71,7 @@ class RankTimes:
         return np.clip(time_ns - self._begin_ns[rank], -1, self._length_ns[rank] + 1) + 1
 
     def key(self, rank: Ints, time_ns: Ints) -> Ints:
-        """Returns a number for each time; their order is that of the ranks and of their times."""
+        """Returns a number for each time; the numbers are ordered by rank, then by time."""
         return self._base[rank] + self.since(rank, time_ns)
 
 

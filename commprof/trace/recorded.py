@@ -39,9 +39,9 @@ class Recorded:
     group: Mask
     #: True where the root was recorded.
     root: Mask
-    #: Phase in which the host launched each, if kernels of a device were recorded; ``Phase.OTHER``
-    #: if that is in no known phase. None for recordings of the host, whose phases contain the
-    #: calls.
+    #: Phase in which the host launched each collective, if kernels of a device were recorded;
+    #: ``Phase.OTHER`` if it was launched in no known phase. None for recordings of the host, whose
+    #: phases contain the calls.
     phase: npt.NDArray[np.int64] | None = None
     #: True if the script's profiler or an optimizer's updates mark the steps. False if repeating
     #: calls, or the whole recording, count as steps: those may be parts of steps, or hold several.

@@ -116,7 +116,7 @@ def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any)
         word = {"trace": str(trace_path), "session": session, **known}
         with owner_path(ring_prefix).open(
             "x"
-        ) as file:  # "x": any user may write to /dev/shm, so a link must not be followed
+        ) as file:  # "x" follows no link, which any user could put into /dev/shm
             json.dump(word, file)
 
 

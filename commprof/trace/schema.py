@@ -73,15 +73,15 @@ began), ``kind`` and ``thread``; the other fields are 0:
                      was throttled since this was last read; ``bytes_out``, if it had major faults,
                      ns for which tasks of the host were stalled for memory
 
-    nccl_op          NCCL carried out ``op_id`` in a kernel of its own, or a part of it: ``op`` in
-                     NCCL's words, ``value`` end, the same as the begin if the times are not known;
-                     ``group`` number of the communicator, ``seq`` number in it, of calls and of
-                     replays apart; ``aux`` number of the CUDA graph's replay from 1, 0 for a call,
-                     NO_REPLAY if not known; ``thread`` root or peer rank; ``dtype`` channels;
-                     ``reduce_op`` 16 * algorithm + protocol (NCCL_*); ``bytes_in`` size as in
-                     NCCL's call; ``bytes_out`` between the first and the last channel's begin in
-                     the upper 32 bits, end in the lower ones; ``flags`` device_time if the times
-                     are the GPU's and not those at which NCCL saw them
+    nccl_op          NCCL carried out ``op_id``, or a part of it, in a kernel: ``op`` in NCCL's
+                     words; ``value`` end, equal to the begin if the times are not known;
+                     ``group`` number of the communicator; ``seq`` number in the communicator,
+                     counted separately for calls and replays; ``aux`` number of the CUDA graph's
+                     replay from 1, 0 for a call, NO_REPLAY if not known; ``thread`` root or peer
+                     rank; ``dtype`` channels; ``reduce_op`` 16 * algorithm + protocol (NCCL_*);
+                     ``bytes_in`` size as in NCCL's call; ``bytes_out`` ns from the first to the
+                     last channel's begin (upper 32 bits) and end (lower 32 bits); ``flags``
+                     device_time if the times are the GPU's and not those at which NCCL saw them
     nccl_send        one channel of an operation was sent to a rank by NCCL's proxy: ``op_id``, 0 if
                      it belongs to another process; ``group`` communicator, ``aux`` the rank,
                      ``dtype`` channel, ``value`` end; ``bytes_in`` ns in which it waited for the

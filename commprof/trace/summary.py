@@ -147,17 +147,18 @@ class Summary:
     exposed: Histogram
     #: By ``schema.Phase``: time per step without the exposed time in the phase.
     phases: tuple[Histogram, ...]
-    #: Number of operations for which the rank that came last became known, of operations for which
-    #: it did not, and of steps whose waiting could therefore not be split.
+    #: Number of operations whose last rank became known, of operations whose last rank did not, and
+    #: of steps whose waiting could therefore not be split.
     arrivals_known: int
     arrivals_unknown: int
     unsplit_steps: int
-    #: Bound on the clock error of the last arrival, for each collective between hosts of which that
+    #: Bound on the clock error of the last arrival, for each collective between hosts whose last
     #: arrival is known.
     arrival_clock_error: Histogram
     hosts: SummarisedLinks
-    #: Exposed time before and after the arrival that ended the waiting, of each step but the first,
-    #: those in ``unsplit_steps``, and those of the last seconds, whose arrivals may still come.
+    #: Exposed time before and after the arrival that ended the waiting, of each step except the
+    #: first, the steps in ``unsplit_steps``, and the steps of the last seconds, whose arrivals may
+    #: still come.
     exposed_wait: Histogram
     exposed_transfer: Histogram
     last: tuple[LastRank, ...]
@@ -169,8 +170,8 @@ class Summary:
     #: Part of ``arrivals_unknown`` from groups that had no place in the shared memory; 0 in
     #: summaries of older versions.
     arrivals_without_place: int = 0
-    #: Part of ``arrivals_unknown`` that depends on the arrivals of single ranks in groups of more
-    #: than 256 ranks, of which other hosts do not send them; 0 in summaries of older versions.
+    #: Part of ``arrivals_unknown`` that depends on arrivals of single ranks in groups of more than
+    #: 256 ranks, which hosts do not send each other; 0 in summaries of older versions.
     arrivals_unlisted: int = 0
     #: Part of ``arrivals_known`` for which ranks of other hosts were not seen, so that one of those
     #: may have come last; 0 in summaries of older versions.

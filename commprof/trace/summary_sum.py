@@ -1,4 +1,4 @@
-"""Adds up the summaries of several ranks, and writes one in few bytes.
+"""Adds up the summaries of several ranks, and writes a summary in few bytes.
 
 The sum is a summary like those of :mod:`commprof.trace.summary`: of steps, operations and waiting
 it holds the totals of all ranks, so ``steps.count`` is the number of steps of all ranks together.
@@ -42,10 +42,10 @@ _ARRIVALS: Final = ("known", "unknown", "without_place", "unlisted", "partial")
 
 
 def summed(summaries: Sequence[Summary], operations: Iterable[OperationSummary]) -> Summary:
-    """Returns the sum of ranks' summaries, the lowest rank's first.
+    """Returns the sum of ranks' summaries.
 
     Args:
-        summaries: at least one.
+        summaries: at least one, in order of rank.
         operations: the operations of all of them, whose ``group`` and ``op`` mean the same on all
             ranks.
     """
@@ -102,7 +102,7 @@ def _links(summaries: Sequence[Summary]) -> SummarisedLinks:
 
 
 def _last(summaries: Sequence[Summary]) -> tuple[tuple[LastRank, ...], LastRank]:
-    """Returns the costliest ranks that came last, and the sum of the others (as rank 0)."""
+    """Returns the costliest ranks that came last, and the sum of the others under rank 0."""
     count: dict[int, int] = {}
     wait_ns: dict[int, int] = {}
     for summary in summaries:
@@ -119,10 +119,11 @@ def _last(summaries: Sequence[Summary]) -> tuple[tuple[LastRank, ...], LastRank]
 def summed_waits(parts: Sequence[WaitedFor]) -> WaitedFor:
     """Adds up waiting by block and rank, in few cells.
 
-    If there are too many, only the ranks that were waited for longest keep their blocks, as a late
-    rank is told from chance by its blocks; each other rank has one cell, in the block in which it
-    was waited for longest. Then neighbouring blocks are joined until few cells are left. If more
-    than ``_MOST_RANKS`` ranks were waited for, those of the shortest waits are left out.
+    If there are too many, only the ranks that were waited for longest keep their blocks, because
+    the test of a late rank against chance needs blocks; each other rank has one cell, in the block
+    in which it was waited for longest. Then neighbouring blocks are joined until few cells are
+    left. If more than ``_MOST_RANKS`` ranks were waited for, those of the shortest waits are left
+    out.
     """
     block_ns = max(part.block_ns for part in parts)
     blocks = [part.cells[:, 0] * part.block_ns // block_ns for part in parts]

@@ -104,7 +104,7 @@ def _fitting(
     names: Sequence[str],
     groups: Mapping[tuple[str, int], int],
 ) -> bytes:
-    """Adds the sum, with fewer operations and then wider buckets until the file is small enough."""
+    """Adds the sum; merges operations, and then buckets, until the file is small enough."""
     most, width = MOST_OPERATIONS, 1
     while True:
         fewer = shortened(whole, most)

@@ -53,8 +53,8 @@ class RecentSteps:
         #: For each step, times in ns: ``[rank, part]``, own work ``[rank, origin]``, waiting caused
         #: ``[rank, cause]``, and the step's duration.
         self._recent: deque[tuple[Floats, Floats, Floats, float]] = deque(maxlen=RECENT_STEPS)
-        #: For each of these steps, the waiting of pairs of ranks, most of which do not wait:
-        #: ``waiting rank * world_size + rank`` of each pair that does, and its time in ns.
+        #: For each of these steps, the pairs of ranks of which one waited for the other, as
+        #: ``waiting rank * world_size + rank``, and the waiting time of each pair in ns.
         self._pairs: deque[tuple[Ints, Floats]] = deque(maxlen=RECENT_STEPS)
         self._clock_error_ns = 0.0
         self._late: LateRank | None = None
@@ -239,7 +239,7 @@ class RecentOperations:
             del self._transfers[op]
 
     def _expected_ns(self, op: str, size_bytes: int, ranks: int, same_host: bool) -> float:
-        """Time predicted by the profile; NaN without one, and for what it was not fitted to."""
+        """Time that the machine profile, if any, predicts; NaN for calls that it does not cover."""
         if self._expected_s is None:
             return math.nan
         return self._expected_s(op, size_bytes, ranks, same_host) * NS_PER_S

@@ -27,7 +27,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind, Phase, Records
 
-#: Two flush intervals: records this much older than a rank's newest one have all arrived.
+#: Two flush intervals: all records this much older than a rank's newest record have arrived.
 SETTLED_NS = 400_000_000
 #: A rank without new records for so long has flushed all that it had.
 _IDLE_S = 1.0
@@ -51,7 +51,7 @@ class NewSteps:
     world: MeasuredWorld
     #: Numbers of the steps, in the traces of ``world``.
     numbers: Ints
-    #: Number of steps before those traces: to be added to ``numbers`` for those of the job.
+    #: Number of the job's steps before these traces; ``numbers`` plus this are the job's numbers.
     before: int
 
 
@@ -88,7 +88,8 @@ class StepFollower:
         """Returns the steps that all ranks of ``tails`` newly completed; None if there are none."""
         pending = {rank: self._pending.setdefault(rank, _Pending()) for rank in sorted(tails)}
         new = self._completed(pending, tails)
-        # After complete steps were taken out: one reading may bring more records than may be kept.
+        # Only now, because one reading may bring more records than may be kept, most of complete
+        # steps.
         for waiting in pending.values():
             self.left_out += waiting.shrink()
         return new
@@ -178,11 +179,11 @@ class _Pending:
 
     @property
     def has_steps(self) -> bool:
-        """False as long as nothing came at which a step can end."""
+        """True once a step end or a backward pass has been recorded, at which a step can end."""
         return self.ends_steps or self._went_backward
 
     def has_ended(self, step: int) -> bool:
-        """True if the script marks steps, and ``step`` is the last whose end came."""
+        """True if the script marks steps, and no end of a step after ``step`` was recorded."""
         return self.ends_steps and self.last_end <= step
 
     def add(self, records: Records) -> None:
@@ -272,7 +273,7 @@ class _Pending:
 def _replace_lost_marks(pending: Mapping[int, _Pending], tails: Mapping[int, TraceTail]) -> None:
     """If the first step mark of an unmarked loop is lost, puts one at a later backward pass.
 
-    All ranks begin after the first pass that all have kept, so that their steps match.
+    Each rank begins after the first pass whose records all ranks still have, so that steps match.
     """
     if not any(waiting.lacks_mark for waiting in pending.values()):
         return

@@ -39,7 +39,7 @@ class Summaries:
     """The summaries that one rank wrote in always-on mode."""
 
     def __init__(self) -> None:
-        #: Summaries, newest last; the first is the newest that is a minute old, if there is one.
+        #: Summaries, newest last; the first is the newest that is at least a minute old, if any is.
         self._kept: deque[Summary] = deque()
         #: Summary that the recent steps begin after; None to count all steps of the newest.
         self._steps_after: Summary | None = None
@@ -49,7 +49,7 @@ class Summaries:
         if self._kept and summary.sequence <= self._kept[-1].sequence:
             return
         if self._kept and _began_anew(summary, self._kept[-1]):
-            self._kept.clear()  # earlier steps were guesses: the loop does mark its steps
+            self._kept.clear()  # now the script marks steps: those counted before were guesses
             self._steps_after = None
         summary = _with_unsplit(summary, self.newest)
         if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
@@ -70,7 +70,7 @@ class Summaries:
 
     @property
     def recent(self) -> StepTimes | None:
-        """Mean times of the steps of the last minute, or of the last ones; None without steps."""
+        """Mean times of the last minute's steps, or else of the last steps; None without steps."""
         newest, before = self.newest, self._steps_after
         if newest is None:
             return None

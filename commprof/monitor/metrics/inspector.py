@@ -1,7 +1,8 @@
 """Live metrics of a job whose processes write logs of NCCL Inspector.
 
-Labels are host and process id, as the logs have them, and the rank in the communicator of all
-processes if there is one, else "". As with other jobs, a monitor shows the processes of its host.
+Labels are host and process id as the logs have them, and the rank in the communicator that has all
+processes; the rank is "" if there is no such communicator. As with other jobs, a monitor shows the
+processes of its host.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class JsonLines:
     def write(self, state: JobState) -> None:
         """Appends a line if all ranks completed a step since the last line."""
         step = step_of(state)
-        if step in (-1, self._step):  # -1: also after a restart
+        if step in (-1, self._step):  # -1: a rank has no step yet, as after a restart
             return
         figures = {key: value for key, value in flat(state).items() if math.isfinite(value)}
         line = (
@@ -125,7 +125,7 @@ class TensorBoard:
     def write(self, state: JobState) -> None:
         """Adds the scalars if all ranks completed a step since the last call."""
         step = step_of(state)
-        if step in (-1, self._step):  # -1: also after a restart
+        if step in (-1, self._step):  # -1: a rank has no step yet, as after a restart
             return
         if self._file is None:
             self._file = EventFile(self._directory, state.time_s)
@@ -150,7 +150,7 @@ def step_of(state: JobState) -> int:
 def show_in(
     output: Output, samples: Callable[[], Iterable[Sample]], complain: Callable[[str], None]
 ) -> None:
-    """Shows samples in an output that needs no steps; others are left out."""
+    """Shows samples in ``output``; does nothing if it is an output that needs steps."""
     if not isinstance(output, Scraped | TextFile):
         return
     try:
@@ -193,5 +193,5 @@ def _families(samples: Iterable[Sample]) -> Iterator[Metric]:
 
 
 def _encodable(text: str) -> str:
-    """Returns the text without surrogates, for which the client library raises an error."""
+    """Returns the text without surrogates: the client library raises an error for them."""
     return text.encode("utf-8", "replace").decode()

@@ -95,7 +95,7 @@ def operations(name: str) -> Of:
 def bandwidth(name: str) -> Of:
     """Returns a function that yields the field ``name`` of each operation's bandwidth in the job.
 
-    The function yields nothing on other hosts than that of rank 0.
+    The function yields values only on rank 0's host.
     """
 
     def values(state: JobState) -> Values:

@@ -85,7 +85,8 @@ def _kernel_place(pid: int) -> str:
 
 #: Bytes read of a trace that existed before the watchdog.
 _RECENT_BYTES = 4 << 20
-#: Looks after which rings that the trace names are given up if they are still missing.
+#: Number of looks after which ring files that the trace names, but that are still missing, are no
+#: longer awaited.
 _RING_LOOKS = 6
 _NONE: Records = np.empty(0, schema.RECORD_DTYPE)
 
@@ -108,7 +109,7 @@ class RankFeed:
         self._watch: ProcessWatch | None = None
         #: Records of the trace, kept until it is clear whether there are rings.
         self._early: list[Records] = []
-        #: Threads of which the ring files had records.
+        #: Threads whose records were in the ring files.
         self._in_rings: set[int] = set()
 
     @property

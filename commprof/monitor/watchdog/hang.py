@@ -68,8 +68,8 @@ class Hang:
     #: The operation that ranks wait in, as issued by a waiting rank (one of this host, if any);
     #: None if no operation is pending.
     operation: PendingOperation | None
-    #: Seconds since that rank issued the operation; None without one, or if only ranks of other
-    #: hosts wait, whose times cannot be compared with this host's.
+    #: Seconds since that rank issued the operation; None if no operation is pending, or if only
+    #: ranks of other hosts wait, whose times cannot be compared with this host's.
     pending_s: float | None
     #: Ranks at which that operation is pending; includes accused ranks only if they wait in a
     #: circle.
@@ -96,7 +96,7 @@ class Hang:
             parts = self.mismatch.issued
         elif self.circle is not None:
             parts = self.circle.waiting
-        if parts:  # a rank of each
+        if parts:  # one rank of each group of ranks that differ, or of each link of the circle
             compared = ([rank for rank in ranks if rank in here][:1] for _, ranks in parts)
             return [rank for ranks in compared for rank in ranks]
         accused = [accusation.rank for accusation in self.accused if accusation.rank in here][
@@ -219,7 +219,8 @@ def find_hang(
 def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[PendingOperation]:
     """Returns a rank's operations that are certainly pending.
 
-    Operations whose completion is not recorded are known to pend only while a rank is absent.
+    If an operation's completion will not be recorded, it is known to be pending only while a rank
+    that it needs is absent.
     """
     loud = [one for one in state.pending.values() if not one.silent]
     return loud + [operation for operation, _ in edges[state.rank]]
@@ -293,7 +294,7 @@ def _described(
             for one in state.pending.values()
             if one.peer < 0 and (one.group, one.seq) == (mismatch.group, mismatch.seq)
         ]
-    if not asked:  # all ranks have arrived, or a rank that is held up had arrived
+    if not asked:  # no rank is known to wait for an accused rank
         asked = [
             (state.waiting_for, state)
             for state in states
@@ -305,7 +306,7 @@ def _described(
     pending_s: float | None = None
     if operation is not None:
         if mismatch is not None:
-            guilty = set()  # they wait, too
+            guilty = set()  # the accused ranks wait as well
         if witness.rank in here:
             pending_s = (now_ns - operation.issue_ns) / _NS_PER_S
         waiting = tuple(

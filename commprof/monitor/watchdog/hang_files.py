@@ -69,7 +69,7 @@ class HangFile:
         self.write()
 
     def set_sentence(self, sentence: str) -> None:
-        """Replaces the diagnosis by one that says more."""
+        """Replaces the diagnosis by a more detailed one."""
         self.value["sentence"] = sentence
         self.write()
 

@@ -13,8 +13,8 @@ from commprof.text import counted, name_list, named_ranks, printable
 
 #: Largest number of ranks that have lines of their own.
 _MOST_RANKS = 16
-#: Largest number of groups of ranks in the same state that are listed; likewise of hosts with
-#: accused ranks.
+#: Largest number of groups of ranks in the same state, and of hosts with accused ranks, that are
+#: listed.
 _MOST_ROWS = 10
 #: Largest number of ranges of ranks, of hosts, or of process groups in a line.
 _MOST_RANGES = 8

@@ -35,7 +35,7 @@ def watched(directory: Path, threshold: str | None, samples: bool = False) -> It
         yield
         return
     before = {name: os.environ.get(name) for name in (variables.WATCHDOG, variables.PTRACER)}
-    os.environ.pop(variables.WATCHDOG, None)  # no rank shall start another
+    os.environ.pop(variables.WATCHDOG, None)  # no rank shall start another watchdog
     os.environ[variables.PTRACER] = str(os.getpid())
     options = ["--parent", str(os.getpid()), *(["--samples"] if samples else [])]
     process = _start([*_command(directory, threshold or OFF), *options], detached=False)
@@ -90,7 +90,7 @@ _PR_SET_PTRACER = 0x59616D61
 
 
 def allow_tracer(pid: int | None) -> None:
-    """Allows the launcher's descendants, and no other process, to read this rank's stacks.
+    """Allows the launcher's descendants, but no other processes, to read this rank's stacks.
 
     pid: process id of the launcher; None if it is not known, and nothing is done.
 

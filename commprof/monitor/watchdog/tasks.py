@@ -156,9 +156,9 @@ class HangTask:
         self._open = None
 
     def _read_stacks(self, file: HangFile, hang: Hang, feeds: Sequence[RankFeed]) -> None:
-        """Reads Python stacks of ranks that differ, or are waited for, and of others; reports.
+        """Reads the Python stacks of the ranks that explain the hang, and reports the hang.
 
-        Native stacks follow later.
+        Also lists the ranks whose native stacks are to be read in later looks.
         """
         here = {
             feed.state.rank: feed.process

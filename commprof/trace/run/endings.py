@@ -74,7 +74,7 @@ NOT_RECORDED_FILE = "not_recorded.txt"
 
 
 def why_not_recorded(directory: Path) -> str:
-    """Returns the reason that a process which recorded nothing left in a directory; else empty."""
+    """Returns the text of the directory's ``NOT_RECORDED_FILE``; empty if there is no such file."""
     try:
         return (directory / NOT_RECORDED_FILE).read_text(errors="replace").strip()
     except OSError:

@@ -58,7 +58,7 @@ def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
         text = _content(proc / str(pid) / "stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    fields = text.rpartition(")")[2].split()  # the name before may hold any character
+    fields = text.rpartition(")")[2].split()  # the name in front may hold ")" too
     if len(fields) <= _RESIDENT:
         return None
     return Stat(
@@ -70,7 +70,7 @@ def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
 
 
 def identity(pid: int) -> str:
-    """Returns a process's start in clock ticks: it differs between processes that reuse an id.
+    """Returns a process's start in clock ticks, which tells it from others with the same id.
 
     The result is empty if the process has ended or is hidden.
     """

@@ -59,13 +59,13 @@ class Life:
 class Replicas:
     """All lives of a job's replicas, and the world that consists of one life of each.
 
-    This one is the replica's last life in which it communicated with another replica.
+    The world has each replica's last life that communicated with another replica, or else the last.
     """
 
     #: By replica, then in order of time.
     lives: tuple[Life, ...]
-    #: Traces of these lives by rank in the world. Rank, world size, groups and the numbers of steps
-    #: are those of the world.
+    #: Traces of the lives in the world, by rank in the world. Rank, world size, groups and the
+    #: numbers of steps are those of the world.
     traces: dict[int, Trace]
 
 
@@ -95,7 +95,7 @@ def _read_once(
     """Reads and joins replicas, and caches them; ``_stamps``, times and sizes, are only a key."""
     starts: dict[_Start, dict[int, Trace]] = {}
     for path, attempt in found:
-        with suppress(TraceError, OSError):  # the report of that job alone says why
+        with suppress(TraceError, OSError):  # a report on that job alone gives the reason
             trace = read_trace(path)
             starts.setdefault((path.parent, attempt), {})[trace.rank] = trace
     lives = _together(starts)
@@ -123,7 +123,7 @@ _Start: TypeAlias = "tuple[Path, int]"
 
 
 def _together(starts: dict[_Start, dict[int, Trace]]) -> list[Life]:
-    """Returns the starts in the first directory, and all that trained with them or with those."""
+    """Returns the first directory's starts, and all that trained with them, even indirectly."""
     tokens = {
         start: {g.token for trace in traces.values() for g in trace.groups.values() if g.token}
         for start, traces in starts.items()
@@ -173,7 +173,7 @@ def _is_same(life: Life, other: Life) -> bool:
 
 
 def _place(life: Life) -> tuple[int, int]:
-    """Returns size and own rank of a life's largest group; of several, of the last one made."""
+    """Returns size and own rank of a life's largest group; among equals, the newest."""
     groups = [g for trace in life.traces.values() for g in trace.groups.values() if g.token]
     largest = max(groups, key=lambda group: (group.size, group.id), default=None)
     return (0, 0) if largest is None else (largest.size, largest.rank)
@@ -197,7 +197,7 @@ def _world_size(life: Life) -> int:
 
 
 def _named(group: Group, replica: int) -> Group:
-    """Distinguishes a group within one replica from those of other replicas, by its name."""
+    """Adds the replica's number to the name of a group within one replica."""
     return group if group.token else replace(group, name=f"{group.name} of replica {replica}")
 
 
@@ -222,7 +222,7 @@ def _with_common_steps(traces: Sequence[Trace]) -> list[Trace]:
 
 
 def _pairs(found: Sequence[dict[tuple[str, int], int]]) -> list[tuple[int, int]]:
-    """Returns pairs of a numbered rank and one that shares calls with it, until none is left."""
+    """Returns pairs (reached rank, new rank) with common calls, beginning at rank 0."""
     reached, pairs = [0], []
     for known in reached:  # the loop appends to it
         for new in range(len(found)):

@@ -263,7 +263,7 @@ def run_of(directory: Path, world_size: int) -> Path:
 def traced_in(run: Path, world_size: int) -> Path:
     """Returns the directory that holds the traces of one world size of a run."""
     directory = world_directory(run, world_size)
-    return directory if directory.is_dir() else run  # a directory of traces alone
+    return directory if directory.is_dir() else run  # ``run`` holds only traces
 
 
 def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
