@@ -26,7 +26,7 @@ def measure(ranks: Ranks) -> tuple[list[str], str]:
             pattern = (torch.arange(count) % _PERIOD).to(dtype)
             values = pattern * _weight(ranks.rank)
             dist.all_reduce(values)
-            # Whole numbers, which fp32 does not round below 2^24: up to 49,932 ranks.
+            # Whole numbers: fp32 does not round them below 2^24, which suffices for 49,932 ranks.
             expected = pattern * sum(map(_weight, range(ranks.world_size)))
             different = int((values != expected).sum())
             if different:

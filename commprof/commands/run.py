@@ -90,7 +90,8 @@ class RunCommand:
             print(dry_run_text(args, *planned), end="")
             return 0
         check_ranks(max(world_sizes) // rendezvous.nodes)
-        # Creates the file, possibly in the run directory, which machine 0 expects to be new.
+        # Other machines create no file: it may lie in the run directory, which must be new on
+        # machine 0.
         json_file = writable_file(args.json if rendezvous.is_first else None)
         args.settings.leave_for_ranks()
         remove_orphans()

@@ -137,7 +137,7 @@ class _Watched:
 
 
 def is_silent(state: JobState) -> bool:
-    """True if nobody will tell the end of the ranks that are not known to have ended.
+    """True if nobody will tell when the remaining ranks have ended.
 
     They ran on hosts whose monitors were killed, and are too many to be followed.
     """

@@ -277,7 +277,8 @@ def pytorch_job(job: ClusterJob) -> str:
             "metadata": {"name": job.name},
             "spec": {
                 "nprocPerNode": str(job.ranks_per_node),
-                # The operator's default, which keeps pods for their logs; the model requires it.
+                # The operator's default, which keeps pods for their logs; Kubeflow's API requires a
+                # value.
                 "runPolicy": {"cleanPodPolicy": "None"},
                 "pytorchReplicaSpecs": replicas,
             },

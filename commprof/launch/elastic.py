@@ -160,12 +160,12 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
         raise _rank_failed(error, log_dir, attempt) from None
     except SignalException as error:
         interrupted_by = error.sigval
-    # from torch's timing of a function, if a signal interrupts it
+    # torch's timer of functions raises this if a signal interrupts it
     except UnboundLocalError as error:
         if not isinstance(error.__context__, SignalException):
             raise
         interrupted_by = error.__context__.sigval
-    except (RendezvousError, dist.DistError) as error:  # raised on one machine; raised on several
+    except (RendezvousError, dist.DistError) as error:  # on one machine; on several
         raise CommprofError(
             f"the rendezvous of the ranks failed: {error}; check --rdzv-endpoint, if given"
         ) from error
@@ -179,7 +179,7 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
 def _no_rank_left() -> Iterator[None]:
     """If the block raises, ends the ranks that were started in the block.
 
-    Ends every process of the fork server, too, whoever started it.
+    Also ends the fork server with all of its processes, whoever started them.
     """
     others = multiprocessing.active_children()
     try:

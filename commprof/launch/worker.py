@@ -70,7 +70,8 @@ def guarded(work: Callable[[], None]) -> None:
         interrupts.ignore()
     except KeyboardInterrupt:
         interrupts.ignore()  # a second interrupt would end in a traceback
-        # torch's process wrapper turns an interrupt into success, and its launcher keeps waiting.
+        # torch's process wrapper would report the interrupt as success, and its launcher go on
+        # waiting.
         raise SystemExit(_INTERRUPTED_EXIT_CODE) from None
     except CommprofError as error:
         print(f"commprof: {error}", file=sys.stderr)

@@ -155,8 +155,8 @@ def _offset(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> _Offsets:
 def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
     """Returns how fast each rank's clock ran, as a multiple of the first rank's.
 
-    1 for a rank whose clock gains no more than a clock that was not stepped. A rate is computed
-    from the medians of the first and of the last quarter of the shared collectives' ends, because a
+    1 for a rank whose clock gains no more than an unstepped clock can gain. A rate is computed from
+    the medians of the first and of the last quarter of the shared collectives' ends, because a
     single end may be late where a thread had no core.
     """
     rates = np.ones(end_ns.shape[1])

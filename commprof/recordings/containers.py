@@ -23,7 +23,7 @@ from commprof.invocation import quoted
 _MOST_TIMES = 300
 _ALWAYS_BYTES = 64 << 20
 _MOST_FILES = 100_000
-#: Largest number of files that cannot be read and are named each.
+#: Largest number of unreadable files that are named one by one.
 _MOST_PROBLEMS = 3
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 #: Argument for zlib that means a gzip header and the largest window.

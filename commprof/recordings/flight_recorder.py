@@ -44,7 +44,7 @@ _OF_LIBRARY = re.compile(
 )
 #: Largest number of frames of a stack that are searched.
 _MOST_FRAMES = 200
-#: Functions of torch.distributed that gloo runs as an all-reduce, which is what it records.
+#: Functions of torch.distributed that gloo runs, and records, as an all-reduce.
 _RUN_AS_ALL_REDUCE = {
     "reduce_scatter": "reduce_scatter",
     "reduce_scatter_tensor": "reduce_scatter_tensor",
@@ -113,8 +113,8 @@ class Dump:
     last_completed: Mapping[str, int]
     #: True if ``pg_status`` has a pending operation in a group that cannot be identified.
     unknown_pending: bool = False
-    #: True if the recorder of a communication library such as NCCL wrote the dump, which learns of
-    #: completions; False if it may come from the hook of another backend.
+    #: True if the recorder of a communication library such as NCCL wrote the dump; such a recorder
+    #: learns of completions. False if the dump may come from the hook of another backend.
     of_library: bool = True
     #: Time of the first entry, if the rank's buffer has dropped earlier ones; else 0.
     since_ns: int = 0
@@ -399,7 +399,7 @@ def _ranks(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1 << 8)
 def _numbers_in(text: str) -> tuple[int, ...]:
-    """Returns the numbers in a text, the same object for all ranks of a group."""
+    """Returns the numbers in a text; cached, because all ranks of a group have the same text."""
     return tuple(map(int, re.findall(r"\d{1,7}", text)))
 
 

@@ -91,7 +91,7 @@ def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
     else:
         dumps = list(_dumps_in(path))
     places = {(dump.rank, dump.file.parent) for dump in dumps}
-    if len(places) > len({rank for rank, _ in places}):  # else each folder has other ranks
+    if len(places) > len({rank for rank, _ in places}):  # a rank is in several
         folders = sorted({dump.file.parent for dump in dumps})
         named = ", ".join(quoted(folder) for folder in folders[:10])
         raise TraceError(f"{quoted(path)} holds dumps in several folders; give only one: {named}")

@@ -33,8 +33,8 @@ _MAY_CONTINUE = ("Unterminated string", "Invalid \\")
 _MAY_BE_CUT_CHARS = 64
 
 
-#: Function that takes events from a place of the text on and returns the place where it stopped, in
-#: front of what it leaves to Python; None if it takes no further events.
+#: Function that takes events from a position in the text on. Returns the position of the first
+#: event that it leaves to Python; None if it takes no further events.
 Scan = Callable[[str, int], int | None]
 
 
@@ -172,9 +172,9 @@ class EventReader:
         return list(found)
 
     def _value_or_pass_over(self, following: re.Pattern[str]) -> list[Any]:
-        """Returns the value at the current position in a list.
+        """Returns a list with the value at the current position.
 
-        Passes over a value that is not JSON if what follows it is found; returns an empty list.
+        If the value is not JSON, goes to what follows the value, and returns an empty list.
 
         Raises:
             DamagedError: the value is not JSON, and nothing that follows is found.

@@ -23,7 +23,8 @@ _MOST_RANKS = 1 << 16
 _OF_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 #: Share of the rows that must agree with a number of ranks: other rows may be damaged.
 _MOST_ROWS = 0.9
-#: Rows are left out if their digits give the ratio ten times less exactly than the best rows' do.
+#: Rows are left out if their digits give the ratio ten times less exactly than those of the best
+#: rows.
 _DECADE = 10
 #: Rounding of the arithmetic itself.
 _ROUNDING = 1e-9

@@ -278,7 +278,7 @@ def _by_rank(
 
 
 def _with_times(by_rank: dict[int, RankRecording]) -> tuple[dict[int, RankRecording], list[str]]:
-    """Leaves out ranks that lack times of collectives, if others have all; with a caveat."""
+    """Leaves out ranks that lack times of collectives if others have all; also returns a caveat."""
     calling = {rank for rank, recording in by_rank.items() if recording.calls}
     timed = {rank for rank in calling if by_rank[rank].calls.all_timed()}
     without = sorted(calling - timed)
@@ -399,7 +399,7 @@ def _numbers_by_step(
 
 
 def _have_same_steps(by_rank: dict[int, RankRecording]) -> bool:
-    """True if equal numbers are the same step: steps are marked, or ranks have as many updates."""
+    """True if a number means one step on all ranks: steps are marked, or updates equally many."""
     steps = [recording.steps for recording in by_rank.values()]
     counts = {len(of_rank.number) for of_rank in steps}
     return all(not of_rank.said for of_rank in steps) or (
@@ -510,8 +510,8 @@ def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
         )
     if of_none:
         caveats.append(
-            f"the process group of {counted(of_none, 'call')} is not recorded, and not one of the "
-            "job's groups alone fits: waiting and transfer are not known"
+            f"the process group of {counted(of_none, 'call')} is not recorded, and several of the "
+            "job's groups, or none, fit: waiting and transfer are not known"
         )
     if any(op.startswith("all_to_all") for op in ops):
         caveats.append(

@@ -1,6 +1,6 @@
 """The calls of a rank in columns.
 
-A call's kind is all that is recorded of the call but its times and its number. The ranks of a job
+A call's kind is everything recorded of the call except its times and its number. The ranks of a job
 have the same few kinds: what follows from a kind is computed once for all of them.
 """
 

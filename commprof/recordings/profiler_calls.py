@@ -72,8 +72,9 @@ class Call:
     #: Numbers of c10d's ranges around the launch, or of the operator with its External id; the
     #: range that names the operation comes first. Empty if there is none, and in calls on the host.
     launched_in: tuple[int, ...] = ()
-    #: Begin and end of each kernel, if the collective has several. On the host, begin and end with
-    #: what the backend's thread ran before it ended the range, if that is later than ``end_ns``.
+    #: Begin and end of each kernel, if the collective has several. On the host, the call's begin,
+    #: and the end of what the backend's thread ran within the range, if that is later than
+    #: ``end_ns``.
     kernels: tuple[tuple[int, int], ...] = ()
     #: False if it is not known which process group the call belongs to.
     group_known: bool = True

@@ -99,7 +99,7 @@ class ProfilerEvents:
     launching_thread: array[int] = field(default_factory=lambda: array("q"))
     launched: array[int] = field(default_factory=lambda: array("q"))
     graph_launches: int = 0
-    #: Number of kernels that communicate between ranks without recorded details; the first's name.
+    #: Number of kernels that communicate between ranks without recorded details; name of the first.
     unreadable: int = 0
     unreadable_name: str = ""
     #: Number of events without usable times.

@@ -61,7 +61,7 @@ class HostCalls:
     blocking: frozenset[str]
     #: Number of operators whose collective has no range, so that its end is not known.
     unseen: int
-    #: Number of ranges whose names may be the script's own, and that of the first.
+    #: Number of ranges whose names may be the script's own; name of the first.
     doubtful: int
     doubtful_name: str
 
@@ -342,9 +342,9 @@ def _operators_by_kind(
 ) -> dict[_Kind, list[int]]:
     """Returns the numbers of the operators by the kind of their ranges, in order.
 
-    Operators without ranges of the same kind belong to ranges of another kind, if these are more
-    than their own operators: see :func:`_other_kinds`. An operator with several ranges is listed
-    once for each.
+    Operators for whose kind there are no ranges are listed under another kind that has enough
+    ranges to spare, see :func:`_other_kinds`. An operator with several ranges is listed once for
+    each.
     """
     by_kind: defaultdict[_Kind, list[int]] = defaultdict(list)
     for number in free:
@@ -373,9 +373,9 @@ def _other_kinds(
 ) -> Sequence[_Kind]:
     """Returns the kinds of ranges that operators without ranges of their own kind may have.
 
-    The ranges have the same form, and the input was not recorded on one side, or the backend
-    describes inputs in another way. Or no range has the form, and they have the same input: the
-    backend then runs the operation as another one.
+    These are kinds of the same form, if the input was not recorded on one side or the backend
+    describes inputs in another way. If no range has this form, they are the kinds with the same
+    input: the backend then runs the operation as another one.
 
     Args:
         kind: the kind of the operators.
@@ -396,11 +396,12 @@ def _in_order(
 ) -> list[tuple[int, int, bool]]:
     """Pairs ranges with operators of their kind in the order of both, none before its operator.
 
-    Each range gets the first operator left. If the numbers differ, one more pairing from the last
-    range back tells which pairs are certain.
+    Each range gets the first operator left. A second pairing, from the last range back, tells which
+    pairs are certain.
 
     Returns:
-        For each range that has an operator: range, operator, and True if no other can be its own.
+        For each range that has an operator: range, operator, and True if no other operator can be
+        the range's.
     """
     begins = [issued[number].event.begin_ns for number in numbers]
     first: dict[int, int] = {}

@@ -24,7 +24,7 @@ INTEGERS: Final = (SEQ, *_EXTERNAL_IDS)
 #: In such a column: the event has no such argument, or one that is no whole number.
 ABSENT: Final = -1
 NO_INTEGER: Final = -2
-#: The C++ scanner cannot tell: the digits of a text may be others than those of ASCII.
+#: The C++ scanner cannot tell, because a text may hold other digits than those of ASCII.
 UNDECIDED: Final = -3
 _MOST_INTEGER: Final = 1 << 62
 _WITHOUT_REFERENCES: Final = 2

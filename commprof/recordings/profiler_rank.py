@@ -381,8 +381,8 @@ def _backend(recording: RankRecording) -> str:
 def _groups(recording: RankRecording, rank: int) -> tuple[dict[int, Group], Ints]:
     """Returns the process groups by number, and each call's group number.
 
-    Calls whose group is not known are those of a group without a name, of size 0 if that is not
-    known either.
+    Calls whose group is not known count as calls of a group without a name; the group's size is 0
+    if it is not known.
     """
     backend, only = _backend(recording), _only_group(recording.events.about)
     number: dict[tuple[str, tuple[int, ...], int], int] = {}

@@ -93,7 +93,7 @@ class FoundSteps:
 
     @property
     def repeats(self) -> bool:
-        """True if steps are repeating calls or the whole recording: maybe not one step each."""
+        """True if steps are repeating calls or the whole recording: perhaps no training steps."""
         return bool(self.said) and not self.by_updates
 
 
@@ -140,9 +140,9 @@ def _updates(events: ProfilerEvents) -> list[int]:
 
     Only the outermost of nested updates counts, and no update inside a backward pass (an optimizer
     per parameter). Optimizers are told apart by the name of their class, and those of one class by
-    their order among its updates since backward last ran. As many updates as a class usually has
-    between backward passes are one round: a CUDA graph hides later backward passes. The optimizer
-    with most updates counts; if several have as many, the one that updates first.
+    the order of their updates since the last backward pass. A CUDA graph hides backward passes, so
+    the order also starts again after as many updates of the class as are usual between two of them.
+    The optimizer with most updates counts; if several have as many, the one that updates first.
     """
     ranges = events.ranges.named(_is_update)
     ranges.sort(key=lambda e: (e.begin_ns, -e.end_ns))

@@ -103,7 +103,7 @@ def _distinct(of_rank: Sequence[RankRecording]) -> list[RankRecording]:
     for recording in sorted(of_rank, key=lambda one: (one.steps.begin_ns[0], one.steps.end_ns[-1])):
         begin, end = recording.steps.begin_ns[0], recording.steps.end_ns[-1]
         if distinct and begin <= distinct[-1].steps.begin_ns[0]:
-            distinct.pop()  # of two that begin together, the later one in order is not shorter
+            distinct.pop()  # both begin together, and this one is not shorter
         if not distinct or end > distinct[-1].steps.end_ns[-1]:
             distinct.append(recording)
     return distinct

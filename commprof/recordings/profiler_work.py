@@ -128,9 +128,9 @@ def working_or_python(
     The range of a collective may end a little after the thread that waited for it went on: by at
     most 0.1 ms, and by no longer than the thread waited.
 
-    A thread that copies a bucket back for DDP has waited for this bucket. If none completes before,
-    one is not complete yet, and a copy follows, the thread waited: gloo's thread records the
-    completion late, because it had no core.
+    A thread that copies a bucket back for DDP has waited for this bucket. So the thread also waited
+    where a copy follows although no collective has completed, if one is not complete yet: gloo's
+    thread had no core, and records the completion late.
     """
     work = stretches(
         np.frombuffer(host.work.begin_ns, np.int64), np.frombuffer(host.work.end_ns, np.int64)

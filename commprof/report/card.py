@@ -134,7 +134,7 @@ def _whom(card: Card) -> list[tuple[str, str]]:
     elif lateness.nobody_late:
         said = "no single rank stands out"
     elif card.following.cause:
-        return []  # the cause says why ranks wait; that no late rank is known adds nothing
+        return []  # the cause says why ranks wait
     else:
         why = lateness.nobody_late_lacks
         said = "not known" if why == communication.exposed_lacks else f"not known: {why}"
@@ -230,7 +230,7 @@ def _shortened(text: str, most_lines: int) -> list[str]:
 def _mended(card: Card) -> list[str]:
     """Returns the cause to mend and the lines that mend it."""
     following = card.following
-    told = card.incident.endswith(following.advice)  # a wrong result is the first sentence
+    told = card.incident.endswith(following.advice)  # a wrong result's incident ends with it
     lines = [] if told else _shortened(f"Cause: {following.advice}", _CAUSE_LINES)
     code = [f"  {line}" for line in following.fix.splitlines() if line]
     if len(code) > _FIX_LINES or any(len(line) > WIDTH for line in code):

@@ -45,7 +45,7 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
 
 
 def _costliest(ranks: Sequence[RankState]) -> list[RankState]:
-    """Returns the ranks to show, by number: all, or of many the failed and costliest ones."""
+    """Returns the ranks to show, by number; of many ranks, only the failed and the costliest."""
     if len(ranks) <= _MOST_ROWS:
         return list(ranks)
     cost = sorted(ranks, key=lambda rank: (not rank.failed, -_known(rank.waited_for_s)))

@@ -70,8 +70,8 @@ def whole(items: Iterable[str]) -> list[str]:
 def cut(line: str) -> str:
     """Makes text of any origin printable and cuts it to one line; dots mark the cut.
 
-    Long paths lose their first folders before the line loses its end, which is cut between words
-    unless that leaves less than half of it.
+    First, long paths lose their leading folders. If that is not enough, the line is cut between
+    words, or within a word if less than half a line would be left.
     """
     line = printable(line)
     if len(line) <= WIDTH:
@@ -84,7 +84,7 @@ def cut(line: str) -> str:
 
 
 def _last_folders(path: str) -> str:
-    """Returns the end of a long path, from a slash on; the text itself if it has no slash there."""
+    """Returns the end of a long path, from a slash on; the text itself if it has no slash."""
     kept = path[-(WIDTH // 2 - 3) :]
     whole_names = kept[kept.find("/") :] if "/" in kept else "/" + path.rpartition("/")[2]
     return f"...{whole_names}" if "/" in path else path

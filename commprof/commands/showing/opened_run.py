@@ -37,7 +37,8 @@ class OpenedRun:
         """
         self.directory = directory
         self._all_calls = all_calls
-        #: World in whose steps candidates of a trial took turns, which the trial's report needs.
+        #: The world size in whose steps candidates of a trial took turns; the trial's report needs
+        #: it.
         self._in_turns: WorldRun | None = None
 
     @cached_property

@@ -227,7 +227,7 @@ def as_parquet(report: FullReport, table: str, added: AddedReport | None = None)
 
 
 def parquet_of(make_rows: Callable[[], Sequence[Row]]) -> bytes:
-    """Renders rows as :func:`as_parquet` does; makes them once pyarrow was found."""
+    """Renders rows as :func:`as_parquet` does; calls ``make_rows`` only if pyarrow is installed."""
     pyarrow, parquet = pyarrow_modules()
     known_rows = [
         {name: _parquet_cell(value) for name, value in row.items()} for row in make_rows()

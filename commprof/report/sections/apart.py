@@ -1,4 +1,4 @@
-"""Ranks that train apart, of world sizes that no verdict is about."""
+"""Section on ranks that train apart, at world sizes without figures, which no verdict covers."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def collectives_grid(world: Shown, most_rows: int) -> Grid:
         headers[_HEADERS.index(_CALLS)] = "calls\n/rank"
     for column in (_FAILED, _GROUP):  # from right to left, so that indices stay valid
         values = {row[column] for row in rows}
-        if values == {"0"} if column == _FAILED else len(values) == 1:  # as in most jobs
+        if values == {"0"} if column == _FAILED else len(values) == 1:  # the column tells nothing
             rows = [(*row[:column], *row[column + 1 :]) for row in rows]
             del headers[column]
     left = [column for column, header in enumerate(headers) if header in _LEFT]

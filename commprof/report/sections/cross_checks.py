@@ -39,7 +39,7 @@ def as_lines(
 ) -> Iterator[Section]:
     """Yields a section with a line per check, if there is any.
 
-    It has all checks of the last world size, and the checks of the others that disagree.
+    It has all checks of the last world size; of other world sizes, only the checks that disagree.
 
     Args:
         place: the section's id.

@@ -14,7 +14,7 @@ def setup_text(context: Mapping[str, Any]) -> str:
         return f"{_backend(context)}, recorded by {context['recorded_by']}"
     machine = context["machine"]
     cores = f"{usable_cores(machine)} usable cores ({machine['cpu_model']})"
-    if context["capture"] == "nccl":  # knows of no torch and no threads
+    if context["capture"] == "nccl":  # records neither torch nor threads
         return f"{_backend(context)}, recorded by commprof's plugin of NCCL, {cores}"
     return (
         f"{_training(context)}{_backend(context)}, torch {context['torch']}, "
@@ -25,7 +25,7 @@ def setup_text(context: Mapping[str, Any]) -> str:
 
 
 def _backend(context: Mapping[str, Any]) -> str:
-    """Names the backend; a recording without a process group, or without its name, has none."""
+    """Names the backend; a recording may have no process group, or not name its backend."""
     return f"backend {context['backend'] or 'not known'}"
 
 

@@ -46,8 +46,8 @@ class _BatchNorm(nn.BatchNorm2d):
     """Batch norm with weights and statistics in fp32, as under torch.autocast.
 
     FSDP gathers the weights in 16 bits and leaves the running statistics in fp32. Torch's batch
-    norm refuses this mixture; with all of them in 16 bits, it would round each batch's mean and
-    deviation too.
+    norm refuses this mixture. With weights and statistics in 16 bits, it would also round each
+    batch's mean and deviation.
     """
 
     def forward(self, features: Tensor) -> Tensor:

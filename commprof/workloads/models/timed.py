@@ -230,8 +230,8 @@ class _TimedFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         layer: _Layer = ctx.layer
         if layer.begins_backward:
-            # Queued before DDP's finalisation, so that the stamp is made before that but after the
-            # last layer.
+            # Callbacks run after the last layer, in the order in which they were queued: this one
+            # comes before DDP's finalisation.
             Variable._execution_engine.queue_callback(layer.pacer.stamp)
         gradient = layer.fresh_gradient()
         layer.pacer.wait(layer.backward_ns)
