@@ -36,6 +36,7 @@ FOUNDATION = {
         "interrupts",
         "address",
         "files",
+        "field_groups",
         "invocation",
         "launched",
         "main_interpreter",

@@ -28,6 +28,7 @@ from commprof.analysis.replicas import times_started
 from commprof.analysis.scaling import RunResult
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
+from commprof.field_groups import FieldGroup
 from commprof.text import counted, listed
 from commprof.units import ns_to_ms
 
@@ -86,7 +87,7 @@ class CardSize:
 
 
 @dataclass(frozen=True)
-class CardCommunication:
+class CardCommunication(FieldGroup):
     """How much of the mean step is communication, and how it is divided."""
 
     #: NaN if not known; so are ``exposed_share``, ``best_step_ms``, and the
@@ -106,7 +107,7 @@ class CardCommunication:
 
 
 @dataclass(frozen=True)
-class CardLateness:
+class CardLateness(FieldGroup):
     """Whether a rank makes the others wait."""
 
     #: None if no rank is named.
@@ -118,7 +119,7 @@ class CardLateness:
 
 
 @dataclass(frozen=True)
-class CardNextStep:
+class CardNextStep(FieldGroup):
     """What to do next."""
 
     #: Next action, in words; may be empty.

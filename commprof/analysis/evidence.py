@@ -24,6 +24,7 @@ from commprof.analysis.align.device_timeline import timed_collectives
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.analysis.step.waiting import NOT_SPLIT, is_split
+from commprof.field_groups import FieldGroup
 from commprof.text import named_ranks
 from commprof.trace import columns
 from commprof.trace.lookup import among, row_containing
@@ -75,10 +76,9 @@ def _ran_on_device(trace: Trace) -> bool:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """What is known of the recordings of one world size, and the rules on its figures."""
+class RecordedKinds(FieldGroup):
+    """What kinds of things were recorded at all."""
 
-    world_size: int
     #: False if the times of a transfer were not recorded, but only the calls on the host.
     times: bool
     #: True if kernels or copies of a device were recorded on all ranks.
@@ -88,40 +88,77 @@ class Evidence:
     #: False if the recording of some rank's device holds communication kernels only, but those of
     #: other ranks' devices also hold compute kernels.
     work: bool
-    #: False if no step is marked: what repeats then counts as steps, and any number of these may
-    #: be one step of the job, so that they are not independent.
-    steps_marked: bool
     #: False if capture in pure Python saw no collective.
     collectives: bool
+    #: True if forward passes were recorded.
+    forward: bool
+
+
+@dataclass(frozen=True)
+class DeviceTiming(FieldGroup):
+    """Whether device events timed the collectives that ran on a device."""
+
     #: False if a rank's collectives ran on a device, and no device event timed any of them.
-    device_times: bool
+    on_all_ranks: bool
+    #: True if collectives ran on a device, no device event timed any of them, and the host waited
+    #: for less than ``WORTH_A_LOOK`` of the step.
+    unseen: bool
+    #: Why capture recorded no device times; "" if it did, or if the reason is not known.
+    why_none: str
+
+
+@dataclass(frozen=True)
+class KnownSplit(FieldGroup):
+    """How far the exposed time is split into waiting and transfer."""
+
+    #: Mean exposed time per step, and the part of it that is not split.
+    exposed_ms: float
+    unsplit_ms: float
+    #: False if the exposed time of no step is split.
+    waiting_known: bool
+
+
+@dataclass(frozen=True)
+class LostRecords(FieldGroup):
+    """Records and calls that are missing from recordings."""
+
+    #: Largest fraction of a rank's records that were lost because a buffer was full.
+    records_share: float = 0.0
+    #: The rank whose recording lacks most of the calls that other ranks recorded in the same
+    #: groups, and the fraction of them that it lacks; 0 for commprof's own traces.
+    poorest_rank: int = -1
+    calls_share: float = 0.0
+
+
+@dataclass(frozen=True)
+class MostWaitedFor(FieldGroup):
+    """The rank that caused most waiting, whether or not a test calls it late."""
+
+    #: -1 if unknown.
+    rank: int = -1
+    #: Fraction of all waiting; NaN if unknown.
+    share: float = math.nan
+    #: Clause on steps that are too few to name a late rank, and how many would do; else empty.
+    few_steps: str = ""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of the recordings of one world size, and the rules on its figures."""
+
+    world_size: int
     #: Numbers of the ranks that left no usable trace.
     missing_ranks: tuple[int, ...]
     #: True if the ranks' times can be compared.
     clocks_shared: bool
-    #: True if collectives ran on a device, no device event timed any of them, and the host waited
-    #: for less than ``WORTH_A_LOOK`` of the step.
-    untimed: bool
-    #: Why capture recorded no device times; "" if it did, or if the reason is not known.
-    no_device_times: str
-    #: Mean exposed time per step, and the part of it that is not split.
-    exposed_ms: float
-    unsplit_ms: float
-    #: False if the exposed time of no step is split into waiting and transfer.
-    waiting_known: bool
-    #: Largest fraction of a rank's records that were lost because a buffer was full.
-    lost_share: float = 0.0
-    #: The rank whose recording lacks most of the calls that other ranks recorded in the same
-    #: groups, and the fraction of them that it lacks; 0 for commprof's own traces.
-    poorest_rank: int = -1
-    lacking_share: float = 0.0
-    #: True if forward passes were recorded.
-    forward: bool = True
-    #: The rank that caused most waiting, and its fraction of all waiting; -1 and NaN if unknown.
-    most_waited_for: int = -1
-    most_waited_share: float = math.nan
-    #: Clause on steps that are too few to name a late rank, and how many would do; else empty.
-    few_steps: str = ""
+    #: False if no step is marked: what repeats then counts as steps, and any number of these may
+    #: be one step of the job, so that they are not independent.
+    steps_marked: bool
+    recorded: RecordedKinds
+    device_timing: DeviceTiming
+    split: KnownSplit
+    lost: LostRecords
+    most_waited_for: MostWaitedFor = MostWaitedFor()
 
     def lacking(self, figure: Figure) -> str:
         """Returns what a figure lacks, as a clause without a full stop; empty if supported."""
@@ -142,38 +179,39 @@ class Evidence:
     @property
     def stands_out(self) -> str:
         """Clause on the rank that caused most waiting, if no test names it; empty if none did."""
-        if not self.most_waited_share >= _STANDS_OUT:
+        most = self.most_waited_for
+        if not most.share >= _STANDS_OUT:
             return ""
-        caused = f"rank {self.most_waited_for} caused {self.most_waited_share:.0%} of the waiting"
+        caused = f"rank {most.rank} caused {most.share:.0%} of the waiting"
         if not self.steps_marked:
             return f"{caused}, and {_no_steps(self)}, so that this may be chance"
-        if self.few_steps:
-            return f"{caused}, but {self.few_steps}"
+        if most.few_steps:
+            return f"{caused}, but {most.few_steps}"
         return f"{caused}, which the recorded steps do not show to be more than chance"
 
     @property
     def remedy(self) -> tuple[str, str]:
         """Advice on how to record what exposed time lacks, and a command; empty if none helps."""
-        if not self.times and self.device:
+        if not self.recorded.times and self.recorded.device:
             return (
                 "First find out why no kernel of communication was recorded: the profiler may have "
                 "lost the kernels, or copies may have moved the data instead.",
                 "",
             )
-        if not self.times:
+        if not self.recorded.times:
             return (
                 "First record again with the activity of the device too, for example "
                 "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]): "
                 "only kernels tell how long transfers take.",
                 "",
             )
-        if not self.work:
+        if not self.recorded.work:
             return (
                 "First record again with all kernels of the device: without compute kernels, "
                 "nobody knows which of them hid communication.",
                 "",
             )
-        if not self.training_thread:
+        if not self.recorded.training_thread:
             return (
                 "First record again with the operators of the training thread: start "
                 "torch.profiler in the thread that trains, with ProfilerActivity.CPU.",
@@ -196,10 +234,10 @@ class Evidence:
                 "communication of this job is not seen. This command says what is missing:",
                 invocation.command("check"),
             )
-        if self.no_device_times:
+        if self.device_timing.why_none:
             return (
                 "First make device events available, and repeat the run: without them nobody knows "
-                f"how long the GPUs waited for collectives. Reason: {self.no_device_times}.",
+                f"how long the GPUs waited for collectives. Reason: {self.device_timing.why_none}.",
                 "",
             )
         return (
@@ -218,7 +256,6 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
         / max(1, sum(len(part.step) for part in seen.measured))
         for name in ("exposed_ns", "unsplit_ns", "wall_ns")
     )
-    poorest_rank, lacking_share = _lacking_calls(seen)
     missing = sorted(set(range(world_size)).difference(seen.ranks))
     facts = [trace.recorded for trace in traces if trace.recorded is not None]
     by_python = all(trace.metadata.get("capture") == "python" for trace in traces)
@@ -226,33 +263,37 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
     timed = list(map(timed_collectives, on_device))
     return Evidence(
         world_size=world_size,
-        times=all(each.times.all() for each in facts),
-        device=bool(facts) and all(each.device for each in facts),
-        training_thread=all(each.device or each.training_thread for each in facts)
-        and not any(trace.is_of_nccl for trace in traces),
-        # A benchmark of communication has no other kernels on any rank.
-        work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
-        steps_marked=all(each.steps_marked for each in facts),
-        collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
-        device_times=all(timed),
         missing_ranks=tuple(missing),
         clocks_shared=seen.clocks_shared,
-        untimed=bool(timed) and not any(timed) and exposed_ms < WORTH_A_LOOK * step_ms,
-        no_device_times=_why_no_device_times(traces),
-        exposed_ms=exposed_ms,
-        unsplit_ms=unsplit_ms,
-        waiting_known=not all(
-            np.isnan(part.wait_ns[part.exposed_ns > 0]).all() for part in seen.measured
+        steps_marked=all(each.steps_marked for each in facts),
+        recorded=RecordedKinds(
+            times=all(each.times.all() for each in facts),
+            device=bool(facts) and all(each.device for each in facts),
+            training_thread=all(each.device or each.training_thread for each in facts)
+            and not any(trace.is_of_nccl for trace in traces),
+            # A benchmark of communication has no other kernels on any rank.
+            work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
+            collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
+            forward=any(float(part.forward_ns.sum()) > 0 for part in seen.measured),
         ),
-        lost_share=max(map(_lost_share, seen.all_steps.recorded)),
-        poorest_rank=poorest_rank,
-        lacking_share=lacking_share,
-        forward=any(float(part.forward_ns.sum()) > 0 for part in seen.measured),
+        device_timing=DeviceTiming(
+            on_all_ranks=all(timed),
+            unseen=bool(timed) and not any(timed) and exposed_ms < WORTH_A_LOOK * step_ms,
+            why_none=_why_no_device_times(traces),
+        ),
+        split=KnownSplit(
+            exposed_ms=exposed_ms,
+            unsplit_ms=unsplit_ms,
+            waiting_known=not all(
+                np.isnan(part.wait_ns[part.exposed_ns > 0]).all() for part in seen.measured
+            ),
+        ),
+        lost=LostRecords(max(map(_lost_share, seen.all_steps.recorded)), *_lacking_calls(seen)),
     )
 
 
 def _lacking_calls(seen: MeasuredWorld) -> tuple[int, float]:
-    """Returns ``Evidence.poorest_rank`` and ``lacking_share``, over the measured steps.
+    """Returns ``LostRecords.poorest_rank`` and ``calls_share``, over the measured steps.
 
     In a job with smaller groups, only the collectives of all ranks are compared, and only of ranks
     whose groups were recorded: the ranks of the other groups may differ.
@@ -298,9 +339,9 @@ def _why_no_device_times(traces: Sequence[Trace]) -> str:
 
 
 def _no_kernels(of: Evidence) -> str:
-    if of.times:
+    if of.recorded.times:
         return ""
-    if of.device:
+    if of.recorded.device:
         return "c10d called collectives, but no kernel of communication was recorded for them"
     return (
         "no kernel of a device was recorded, and calls on the host do not show when their "
@@ -309,15 +350,19 @@ def _no_kernels(of: Evidence) -> str:
 
 
 def _no_device(of: Evidence) -> str:
-    return "" if of.device else _no_kernels(of)
+    return "" if of.recorded.device else _no_kernels(of)
 
 
 def _no_operators(of: Evidence) -> str:
-    return "" if of.training_thread else "no operator of the training thread was recorded"
+    return "" if of.recorded.training_thread else "no operator of the training thread was recorded"
 
 
 def _no_work(of: Evidence) -> str:
-    return "" if of.work else "a device's kernels of communication were recorded, but no others"
+    return (
+        ""
+        if of.recorded.work
+        else "a device's kernels of communication were recorded, but no others"
+    )
 
 
 def _no_steps(of: Evidence) -> str:
@@ -325,21 +370,23 @@ def _no_steps(of: Evidence) -> str:
 
 
 def _no_collectives(of: Evidence) -> str:
-    return "" if of.collectives else "the capture saw no communication"
+    return "" if of.recorded.collectives else "the capture saw no communication"
 
 
 def _no_device_times(of: Evidence) -> str:
-    return "the capture saw no communication" if of.untimed and of.world_size > 1 else ""
+    return (
+        "the capture saw no communication" if of.device_timing.unseen and of.world_size > 1 else ""
+    )
 
 
 def _a_rank_untimed(of: Evidence) -> str:
-    return "" if of.device_times else "no device event timed a rank's collectives"
+    return "" if of.device_timing.on_all_ranks else "no device event timed a rank's collectives"
 
 
 def _lost_records(of: Evidence) -> str:
-    if of.lost_share <= _FEW:
+    if of.lost.records_share <= _FEW:
         return ""
-    return were_dropped(f"{of.lost_share:.0%} of a rank's records")
+    return were_dropped(f"{of.lost.records_share:.0%} of a rank's records")
 
 
 def were_dropped(records: str) -> str:
@@ -348,16 +395,17 @@ def were_dropped(records: str) -> str:
 
 
 def _lacking_calls_of(of: Evidence) -> str:
-    if of.lacking_share <= _SOME:
+    lost = of.lost
+    if lost.calls_share <= _SOME:
         return ""
     return (
-        f"the recording of rank {of.poorest_rank} lacks {of.lacking_share:.0%} of the collectives "
-        "that other ranks recorded"
+        f"the recording of rank {lost.poorest_rank} lacks {lost.calls_share:.0%} of the "
+        "collectives that other ranks recorded"
     )
 
 
 def _no_forward(of: Evidence) -> str:
-    return "" if of.forward else "no forward pass was seen"
+    return "" if of.recorded.forward else "no forward pass was seen"
 
 
 def _no_clock(of: Evidence) -> str:
@@ -376,19 +424,19 @@ def no_trace_from(missing_ranks: Sequence[int]) -> str:
 def _no_waiting(of: Evidence) -> str:
     if of.world_size < 2:
         return "there is only one rank"
-    if not of.exposed_ms > 0:
+    if not of.split.exposed_ms > 0:
         return "no rank waited"
-    return "" if of.waiting_known else "no collective was seen on all ranks of its group"
+    return "" if of.split.waiting_known else "no collective was seen on all ranks of its group"
 
 
 def _not_split(of: Evidence) -> str:
-    if is_split(of.exposed_ms, of.unsplit_ms):
+    if is_split(of.split.exposed_ms, of.split.unsplit_ms):
         return ""
     return f"much {NOT_SPLIT}"
 
 
 def _mostly_unsplit(of: Evidence) -> str:
-    if of.unsplit_ms <= _HALF * of.exposed_ms:
+    if of.split.unsplit_ms <= _HALF * of.split.exposed_ms:
         return ""
     return f"most {NOT_SPLIT}"
 

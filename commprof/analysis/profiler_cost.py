@@ -10,12 +10,13 @@ import numpy as np
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.measured import MeasuredSteps
 from commprof.analysis.step.overhead import Overhead, overhead
+from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun
 
 
 @dataclass(frozen=True)
-class ProfilerCost:
+class ProfilerCost(FieldGroup):
     """Cost of commprof's own recording at one world size."""
 
     overhead: Overhead | None

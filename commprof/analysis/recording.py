@@ -10,6 +10,7 @@ import numpy as np
 from commprof.analysis.align.device_timeline import clock_error_ns, timed_collectives
 from commprof.analysis.collectives.calls import assumes_threads
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld
+from commprof.field_groups import FieldGroup
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
@@ -17,7 +18,7 @@ from commprof.units import ns_to_us
 
 
 @dataclass(frozen=True)
-class WorldRecording:
+class WorldRecording(FieldGroup):
     """State of the recordings of one world size."""
 
     missing_ranks: tuple[int, ...]

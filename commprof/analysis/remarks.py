@@ -364,7 +364,7 @@ def _percent(ratio: float) -> str:
 
 def _about_devices(world: WorldResult, name: str) -> str:
     text = f"At {name}, {world.recording.device_collectives} collectives ran on a GPU. "
-    if world.recording.foreign and not world.evidence.times:
+    if world.recording.foreign and not world.evidence.recorded.times:
         return (
             f"At {name}, {world.recording.device_collectives} collectives were called, and no "
             "kernel of theirs was recorded: when they ran is not known."
@@ -390,7 +390,7 @@ def _about_devices(world: WorldResult, name: str) -> str:
             if world.recording.device_timed
             else "the GPU collectives"
         )
-        reason = world.evidence.no_device_times
+        reason = world.evidence.device_timing.why_none
         why = f" ({reason})" if reason else ""
         text += (
             f"commprof did not measure when {whose} completed, nor how long GPU streams waited for "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from commprof.analysis.checks.figure_checks import CrossCheck
 from commprof.analysis.collectives.apart import TrainedApart
+from commprof.field_groups import FieldGroup
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class OperationRow:
 
 
 @dataclass(frozen=True)
-class SummaryTiming:
+class SummaryTiming(FieldGroup):
     """Steps of one world size as its summaries count them, and their parts."""
 
     #: Smallest number of steps, over the ranks.
@@ -119,7 +120,7 @@ class SummaryTiming:
 
 
 @dataclass(frozen=True)
-class SummaryArrivals:
+class SummaryArrivals(FieldGroup):
     """How far the ranks know when other ranks issued each collective."""
 
     #: Number of collectives whose last arrival is not known.

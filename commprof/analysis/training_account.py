@@ -12,12 +12,13 @@ import numpy as np
 
 from commprof.analysis.checks.losses import differing_weights, global_losses
 from commprof.analysis.rank_summary import RankSummary, samples_trained
+from commprof.field_groups import FieldGroup
 from commprof.trace.columns import Ints
 from commprof.trace.run.run_directory import WorldRun
 
 
 @dataclass(frozen=True)
-class TrainingAccount:
+class TrainingAccount(FieldGroup):
     """Samples, losses and weights of one world size."""
 
     #: Samples of all ranks divided by the time of the slowest of ``WorldResult.ranks``, in measured

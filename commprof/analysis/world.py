@@ -85,7 +85,6 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     ranks = _rank_summaries(run, seen)
     timing, recording = step_timing(whole), world_recording(run, seen)
     late = lateness(run, whole, timing.step_median_ms, recording.between_ranks_us)
-    most, share = late.most_waited_for()
     evidence = evidence_of(seen)
     result = WorldResult(
         world_size=run.world_size,
@@ -95,12 +94,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         timing=timing,
         training=training_account(run, ranks, whole.measured[0].step),
         recording=recording,
-        evidence=replace(
-            evidence,
-            most_waited_for=most,
-            most_waited_share=share,
-            few_steps=late.few_steps,
-        ),
+        evidence=replace(evidence, most_waited_for=late.most_waited_for()),
         profiler_cost=profiler_cost(run, whole),
         communication=communication(run, seen),
         lateness=late,

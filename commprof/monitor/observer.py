@@ -494,9 +494,9 @@ class FollowedTraces:
             rows = compression_rows([trace], new.numbers, self.world_size)
             plain, sent = self.compressed.get(rank, (0.0, 0.0))
             for row in rows:
-                if not math.isnan(row.ratio):
-                    sent += row.wire_bytes * row.calls
-                    plain += row.ratio * row.wire_bytes * row.calls
+                if not math.isnan(row.sent.ratio):
+                    sent += row.sent.wire_bytes * row.calls
+                    plain += row.sent.plain_bytes * row.calls
             self.compressed[rank] = plain, sent
 
 

@@ -1,15 +1,20 @@
-"""Rows of a table by operation, by time, and by equal values."""
+"""Rows of a table by operation, by time, and by equal values; columns of several tables."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from commprof.field_groups import FieldGroup
+
 Ints = npt.NDArray[np.int64]
+#: A dataclass whose fields, and those of its groups, are columns of one length.
+Table = TypeVar("Table")
 
 #: Largest number of possible keys of rows, so that a key fits into a signed integer of 64 bits.
 _MOST_KEYS = 2**62
@@ -92,6 +97,25 @@ def joined_column(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     if is_one and len({part[0].item() for part in filled}) == 1:
         return repeated(filled[0][0], sum(map(len, filled)))
     return np.concatenate(some)
+
+
+def map_columns(make: Callable[..., Any], *tables: Table) -> Table:
+    """Makes a table of what ``make`` returns for each column, given that column of all ``tables``.
+
+    Columns of a table's groups are columns of the table.
+    """
+    names = [field.name for field in fields(tables[0])]  # type: ignore[arg-type]
+    columns = ([getattr(table, name) for table in tables] for name in names)
+    made = (
+        map_columns(make, *parts) if isinstance(parts[0], FieldGroup) else make(*parts)
+        for parts in columns
+    )
+    return type(tables[0])(*made)
+
+
+def rows_of(table: Table, rows: Any) -> Table:
+    """Returns some rows of a table, by a slice, which copies nothing, a mask, or row numbers."""
+    return map_columns(lambda column: column[rows], table)
 
 
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from commprof.field_groups import FieldGroup
 from commprof.trace import schema
 from commprof.trace.columns import Ints, ints, of_kind, once_per_trace
 from commprof.trace.reader import Trace
@@ -16,7 +17,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class NcclOps:
+class NcclOps(FieldGroup):
     """One row per operation that NCCL launched, in order of begin."""
 
     #: Id in ``columns.collectives`` of the collective that the operation carries out, in whole or

@@ -58,9 +58,9 @@ def largest_error(truth: list[RankTruth], found: NcclWorld) -> float:
     (row,) = found.rows
     per_rank = row.operations // len(truth)
     errors = [
-        _error(row.transfer_ms, sum(t.transfer_ns for t in truth) / row.operations),
-        _error(row.wait_by_kernels_ms, sum(t.waits_ns for t in truth) / row.operations),
-        _error(row.wait_by_clocks_ms, sum(t.waits_ns for t in truth) / row.operations),
+        _error(row.times.transfer_ms, sum(t.transfer_ns for t in truth) / row.operations),
+        _error(row.times.wait_by_kernels_ms, sum(t.waits_ns for t in truth) / row.operations),
+        _error(row.times.wait_by_clocks_ms, sum(t.waits_ns for t in truth) / row.operations),
     ]
     assert len(found.links) == len(truth)
     for link in found.links:

@@ -15,6 +15,7 @@ from commprof.analysis.collectives.kinds import CollectiveRow, collective_rows
 from commprof.analysis.collectives.sharding import Sharding, sharding
 from commprof.analysis.evidence import Evidence, Figure
 from commprof.analysis.step.measured import MeasuredWorld, observed_ranks
+from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.exchanged import exchanged_by_each
 from commprof.trace.reader import Trace
@@ -23,7 +24,7 @@ from commprof.trace.schema import Kind
 
 
 @dataclass(frozen=True)
-class Communication:
+class Communication(FieldGroup):
     """Collectives, traffic and exchange of parameters at one world size."""
 
     #: Kinds of collectives, the most exposed time first.

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.collectives.traffic import ring_bytes
+from commprof.field_groups import FieldGroup
 from commprof.text import counted, in_ms, plain_digits
 from commprof.trace import columns
 from commprof.trace.columns import Ints, compressions
@@ -25,16 +26,9 @@ _FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
-class CompressionRow:
-    """One bucket of one compressor over all ranks and measured steps; times are medians."""
+class BucketTimes(FieldGroup):
+    """Medians of the times of one bucket."""
 
-    scheme: str
-    #: Index of the bucket in its step.
-    bucket: int
-    #: Size of its fp32 gradients.
-    gradient_bytes: int
-    #: Calls by all ranks in the measured steps.
-    calls: int
     #: Time for which the bucket's gradients were ready, but the compressor's thread was busy with
     #: an earlier bucket.
     queue_ms: float
@@ -46,21 +40,58 @@ class CompressionRow:
     decode_ms: float
     #: From the bucket's gradients being ready to their mean being ready.
     done_ms: float
-    #: Mean bytes per call: of a rank's encoded gradients, and of what it sends to other ranks.
+
+    @property
+    def work_ms(self) -> float:
+        """Time in which the compressor's thread computed."""
+        return self.encode_ms + self.reduce_ms + self.decode_ms
+
+
+@dataclass(frozen=True)
+class BucketBytes(FieldGroup):
+    """Mean bytes per call of one bucket."""
+
+    #: Of a rank's encoded gradients, and of what it sends to other ranks.
     payload_bytes: float
     wire_bytes: float
     #: Bytes that a ring all-reduce in fp32 among the model's ranks sends, divided by
     #: ``wire_bytes``; NaN if the model is on one rank.
     ratio: float
-    #: Means over the calls whose error was measured; NaN if there are none: L2 norm of the error
-    #: divided by that of the encoder's input, cosine between this input and what was sent, and norm
-    #: of the residual divided by that of the gradient.
+
+    @property
+    def plain_bytes(self) -> float:
+        """Bytes that a ring all-reduce in fp32 sends; NaN if ``ratio`` is."""
+        return self.ratio * self.wire_bytes
+
+
+@dataclass(frozen=True)
+class BucketErrors(FieldGroup):
+    """Means over the calls of one bucket whose error was measured; NaN if there are none."""
+
+    #: L2 norm of the error divided by that of the encoder's input, cosine between this input and
+    #: what was sent, and norm of the residual divided by that of the gradient.
     relative_error: float
     cosine: float
     residual_ratio: float
-    #: In the same calls: fraction of the values that became 0, and fraction that was clipped.
+    #: Fraction of the values that became 0, and fraction that was clipped.
     zeroed: float
     saturated: float
+
+
+@dataclass(frozen=True)
+class CompressionRow:
+    """One bucket of one compressor over all ranks and measured steps."""
+
+    scheme: str
+    #: Index of the bucket in its step.
+    bucket: int
+    #: Size of its fp32 gradients.
+    gradient_bytes: int
+    #: Calls by all ranks in the measured steps.
+    calls: int
+    times: BucketTimes
+    sent: BucketBytes
+    errors: BucketErrors
     #: Calls in which some rank's gradients were not finite.
     non_finite: int
 
@@ -144,16 +175,10 @@ def _about_scheme(
     scheme: str, rows: Sequence[CompressionRow], where: str, rank_steps: int
 ) -> list[str]:
     per_step = [row.calls / rank_steps for row in rows]
-    sent = sum(row.wire_bytes * n for row, n in zip(rows, per_step, strict=True))
-    plain = sum(
-        row.ratio * row.wire_bytes * n
-        for row, n in zip(rows, per_step, strict=True)
-        if row.wire_bytes
-    )
-    work = sum(
-        (row.encode_ms + row.reduce_ms + row.decode_ms) * n
-        for row, n in zip(rows, per_step, strict=True)
-    )
+    counted_rows = list(zip(rows, per_step, strict=True))
+    sent = sum(row.sent.wire_bytes * n for row, n in counted_rows)
+    plain = sum(row.sent.plain_bytes * n for row, n in counted_rows if row.sent.wire_bytes)
+    work = sum(row.times.work_ms * n for row, n in counted_rows)
     found = []
     if sent:
         found.append(
@@ -206,29 +231,20 @@ def _calls(trace: Trace, measured_steps: Ints, world_size: int) -> _Calls:
 def _row(calls: _Calls, chosen: npt.NDArray[np.bool_]) -> CompressionRow:
     first = int(np.flatnonzero(chosen)[0])
     times = np.median(calls.times_ns[:, chosen], axis=1).tolist()
-    queue, encode, exchange, reduce, decode, done = (ns_to_ms(value) for value in times)
     assert len(times) == len(STAGES) + 2
     wire, ring = float(calls.wire[chosen].mean()), float(calls.ring[chosen].mean())
-    quality = [_mean_of_known(values[chosen]) for values in calls.quality]
     return CompressionRow(
         scheme=str(calls.scheme[first]),
         bucket=int(calls.bucket[first]),
         gradient_bytes=int(calls.size[first]),
         calls=int(chosen.sum()),
-        queue_ms=queue,
-        encode_ms=encode,
-        exchange_ms=exchange,
-        reduce_ms=reduce,
-        decode_ms=decode,
-        done_ms=done,
-        payload_bytes=float(calls.payload[chosen].mean()),
-        wire_bytes=wire,
-        ratio=ring / wire if wire > 0 and ring > 0 else math.nan,
-        relative_error=quality[0],
-        cosine=quality[1],
-        residual_ratio=quality[2],
-        zeroed=quality[3],
-        saturated=quality[4],
+        times=BucketTimes(*map(ns_to_ms, times)),
+        sent=BucketBytes(
+            payload_bytes=float(calls.payload[chosen].mean()),
+            wire_bytes=wire,
+            ratio=ring / wire if wire > 0 and ring > 0 else math.nan,
+        ),
+        errors=BucketErrors(*(_mean_of_known(values[chosen]) for values in calls.quality)),
         non_finite=int(calls.non_finite[chosen].sum()),
     )
 

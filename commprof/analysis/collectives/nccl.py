@@ -12,19 +12,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.collectives.calls import phases_of
+from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.columns import Ints
-from commprof.trace.lookup import row_containing, row_of
+from commprof.trace.lookup import map_columns, row_containing, row_of, rows_of
 from commprof.trace.nccl import NcclOps, Transfers, nccl_ops, receives, sends
 from commprof.trace.reader import Trace
-from commprof.trace.schema import NCCL_ALGORITHMS, NCCL_PROTOCOLS, PHASES, Kind, op_name
+from commprof.trace.schema import (
+    NCCL_ALGORITHMS,
+    NCCL_PROTOCOLS,
+    NO_REPLAY,
+    PHASES,
+    Kind,
+    op_name,
+)
 from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
@@ -49,8 +56,8 @@ class Split:
 
 
 @dataclass(frozen=True)
-class NcclRow:
-    """Operations of one communicator that NCCL carried out in the same way."""
+class NcclKind(FieldGroup):
+    """How NCCL carried out operations of one communicator."""
 
     communicator: str
     #: Ranks of the communicator; 0 if not known.
@@ -63,6 +70,28 @@ class NcclRow:
     channels: tuple[int, int]
     #: Smallest and largest size in NCCL's calls.
     size_bytes: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class NcclTimes(FieldGroup):
+    """Times of operations of one kind; NaN if not known."""
+
+    #: Medians.
+    duration_ms: float
+    begin_spread_ms: float
+    end_spread_ms: float
+    #: Mean wait computed from the shortest kernel, and from the clocks.
+    wait_by_kernels_ms: float
+    wait_by_clocks_ms: float
+    #: Mean of the shortest kernels.
+    transfer_ms: float
+
+
+@dataclass(frozen=True)
+class NcclRow:
+    """Operations of one communicator that NCCL carried out in the same way."""
+
+    kind: NcclKind
     #: Operations of all ranks, and how many of them were replays of CUDA graphs.
     operations: int
     replayed: int
@@ -73,15 +102,7 @@ class NcclRow:
     buckets: tuple[int, ...]
     #: Number of steps in which the operations began; 0 without steps.
     steps: int
-    #: Medians; NaN if no time is known.
-    duration_ms: float
-    begin_spread_ms: float
-    end_spread_ms: float
-    #: Mean wait computed from the shortest kernel, and from the clocks; NaN if not known.
-    wait_by_kernels_ms: float
-    wait_by_clocks_ms: float
-    #: Mean of the shortest kernels; NaN if not known.
-    transfer_ms: float
+    times: NcclTimes
     #: None if NCCL's proxy was not recorded, or sent nothing.
     split: Split | None
 
@@ -136,26 +157,18 @@ class NcclWorld:
     waits: WaitsCompared | None
 
 
-class _Ops(NamedTuple):
+@dataclass(frozen=True)
+class _Ops:
     """Operations of all ranks, as columns."""
 
     rank: Ints
+    #: Label of the communicator, and its ranks.
     communicator: npt.NDArray[np.object_]
     size: Ints
     phase: Ints
     bucket: Ints
     step: Ints
-    op_id: Ints
-    op: Ints
-    seq: Ints
-    replay: Ints
-    channels: Ints
-    tuning: Ints
-    size_bytes: Ints
-    begin_ns: Ints
-    end_ns: Ints
-    begin_spread_ns: Ints
-    end_spread_ns: Ints
+    recorded: NcclOps
 
 
 def nccl_world(
@@ -175,7 +188,7 @@ def nccl_world(
     wait_ns, transfer_ns, late_ns, waits = _waits(ops, clocks_shared)
     splits = _splits_of(recorded)
     links, for_others = _links(recorded)
-    replays = ops.replay[ops.replay < 2**32 - 1]
+    replays = ops.recorded.replay[ops.recorded.replay != NO_REPLAY]
     return NcclWorld(
         world_size=world_size,
         rows=tuple(_rows(ops, wait_ns, transfer_ns, late_ns, splits)),
@@ -188,7 +201,7 @@ def nccl_world(
 
 def _all(recorded: Sequence[Trace], traces: Sequence[Trace]) -> _Ops:
     parts = [_of_rank(*pair) for pair in zip(recorded, traces, strict=True)]
-    return _Ops(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    return map_columns(lambda *columns: np.concatenate(columns), *parts)
 
 
 def _of_rank(recorded: Trace, trace: Trace) -> _Ops:
@@ -208,17 +221,7 @@ def _of_rank(recorded: Trace, trace: Trace) -> _Ops:
         phase=phase,
         bucket=bucket,
         step=row_containing(steps.begin_ns, steps.end_ns, ops.begin_ns),
-        op_id=ops.op_id,
-        op=ops.op,
-        seq=ops.seq,
-        replay=ops.replay,
-        channels=ops.channels,
-        tuning=16 * ops.algorithm + ops.protocol,
-        size_bytes=ops.size_bytes,
-        begin_ns=ops.begin_ns,
-        end_ns=ops.end_ns,
-        begin_spread_ns=ops.begin_spread_ns,
-        end_spread_ns=ops.end_spread_ns,
+        recorded=ops,
     )
 
 
@@ -234,21 +237,23 @@ def _groups(*keys: npt.NDArray[np.generic]) -> list[Ints]:
     return [parts[i] for i in np.argsort(first)]
 
 
-def _waits(ops: _Ops, clocks_shared: bool) -> tuple[Floats, Floats, Floats, WaitsCompared | None]:
+def _waits(
+    of_ranks: _Ops, clocks_shared: bool
+) -> tuple[Floats, Floats, Floats, WaitsCompared | None]:
     """Returns each operation's wait by kernels, the shortest kernel, and its wait by clocks.
 
     They are NaN if not known.
     """
-    wait, transfer, late = (np.full(len(ops.rank), math.nan) for _ in range(3))
+    ops = of_ranks.recorded
+    wait, transfer, late = (np.full(len(ops), math.nan) for _ in range(3))
     together = np.isin(ops.op, [i for i in range(64) if op_name(i) in _END_TOGETHER])
-    timed = ops.end_ns > ops.begin_ns
-    duration = (ops.end_ns - ops.begin_ns).astype(np.float64)
-    eligible = np.flatnonzero(together & (ops.size > 1))
-    keys = (ops.communicator, ops.replay > 0, ops.seq)
+    timed, duration = ops.timed, (ops.end_ns - ops.begin_ns).astype(np.float64)
+    eligible = np.flatnonzero(together & (of_ranks.size > 1))
+    keys = (of_ranks.communicator, ops.replay > 0, ops.seq)
     differences, same, both = [], 0, 0
     for part in _groups(*(key[eligible] for key in keys)):
         rows = eligible[part]
-        whole = len(np.unique(ops.rank[rows])) == len(rows) == ops.size[rows[0]]
+        whole = len(np.unique(of_ranks.rank[rows])) == len(rows) == of_ranks.size[rows[0]]
         if not whole or not timed[rows].all() or len(np.unique(ops.op[rows])) > 1:
             continue
         shortest = duration[rows].min()
@@ -268,45 +273,57 @@ def _waits(ops: _Ops, clocks_shared: bool) -> tuple[Floats, Floats, Floats, Wait
 
 
 def _rows(
-    ops: _Ops, wait: Floats, transfer: Floats, late: Floats, splits: dict[tuple[int, int], Floats]
+    of_ranks: _Ops,
+    wait: Floats,
+    transfer: Floats,
+    late: Floats,
+    splits: dict[tuple[int, int], Floats],
 ) -> Iterator[NcclRow]:
+    ops = of_ranks.recorded
     magnitude = np.ceil(np.log2(np.maximum(ops.size_bytes, 1))).astype(np.int64)
     rows = []
-    for part in _groups(ops.communicator, ops.op, ops.tuning, magnitude):
-        timed = part[ops.end_ns[part] > ops.begin_ns[part]]
+    for part in _groups(of_ranks.communicator, ops.op, ops.algorithm, ops.protocol, magnitude):
         first = part[0]
-        joined = Counter(ops.phase[part][ops.phase[part] >= 0].tolist())
-        tuning = int(ops.tuning[first])
-        keys = set(zip(ops.rank[part].tolist(), ops.op_id[part].tolist(), strict=True))
+        joined = Counter(of_ranks.phase[part][of_ranks.phase[part] >= 0].tolist())
+        keys = set(zip(of_ranks.rank[part].tolist(), ops.op_id[part].tolist(), strict=True))
         rows.append(
             NcclRow(
-                communicator=str(ops.communicator[first]),
-                size=int(ops.size[first]),
-                op=op_name(int(ops.op[first])),
-                algorithm=_word(NCCL_ALGORITHMS, tuning >> 4),
-                protocol=_word(NCCL_PROTOCOLS, tuning & 15),
-                channels=(int(ops.channels[part].min()), int(ops.channels[part].max())),
-                size_bytes=(int(ops.size_bytes[part].min()), int(ops.size_bytes[part].max())),
+                kind=NcclKind(
+                    communicator=str(of_ranks.communicator[first]),
+                    size=int(of_ranks.size[first]),
+                    op=op_name(int(ops.op[first])),
+                    algorithm=_word(NCCL_ALGORITHMS, int(ops.algorithm[first])),
+                    protocol=_word(NCCL_PROTOCOLS, int(ops.protocol[first])),
+                    channels=(int(ops.channels[part].min()), int(ops.channels[part].max())),
+                    size_bytes=(int(ops.size_bytes[part].min()), int(ops.size_bytes[part].max())),
+                ),
                 operations=len(part),
                 replayed=int((ops.replay[part] > 0).sum()),
                 phases=tuple((PHASES[code], count) for code, count in joined.most_common()),
-                buckets=tuple(_known(ops.bucket[part]).tolist()),
-                steps=len(_known(ops.step[part])),
-                duration_ms=_median_ms(ops.end_ns[timed] - ops.begin_ns[timed]),
-                begin_spread_ms=_median_ms(ops.begin_spread_ns[timed]),
-                end_spread_ms=_median_ms(ops.end_spread_ns[timed]),
-                wait_by_kernels_ms=_mean_ms(wait[part]),
-                wait_by_clocks_ms=_mean_ms(late[part]),
-                transfer_ms=_mean_ms(transfer[part]),
+                buckets=tuple(_known(of_ranks.bucket[part]).tolist()),
+                steps=len(_known(of_ranks.step[part])),
+                times=_times(rows_of(ops, part), wait[part], transfer[part], late[part]),
                 split=_mean_split([splits[key] for key in keys & splits.keys()]),
             )
         )
     yield from sorted(rows, key=_weight, reverse=True)
 
 
+def _times(ops: NcclOps, wait: Floats, transfer: Floats, late: Floats) -> NcclTimes:
+    timed = rows_of(ops, ops.timed)
+    return NcclTimes(
+        duration_ms=_median_ms(timed.end_ns - timed.begin_ns),
+        begin_spread_ms=_median_ms(timed.begin_spread_ns),
+        end_spread_ms=_median_ms(timed.end_spread_ns),
+        wait_by_kernels_ms=_mean_ms(wait),
+        wait_by_clocks_ms=_mean_ms(late),
+        transfer_ms=_mean_ms(transfer),
+    )
+
+
 def _weight(row: NcclRow) -> tuple[float, int]:
-    time = 0.0 if math.isnan(row.duration_ms) else row.duration_ms * row.operations
-    return time, row.operations
+    duration_ms = row.times.duration_ms
+    return 0.0 if math.isnan(duration_ms) else duration_ms * row.operations, row.operations
 
 
 def _known(numbers: Ints) -> Ints:
@@ -397,7 +414,7 @@ def _compared(found: Sequence[tuple[str, NcclLink, float]]) -> list[NcclLink]:
         others = [each for other, _, each in found if other == hashed and not math.isnan(each)]
         known = len(others) >= _LINKS_TO_COMPARE and not math.isnan(per_byte)
         slower = per_byte / float(np.median(others)) if known else math.nan
-        result.append(NcclLink(**{**vars(link), "slower": slower}))
+        result.append(replace(link, slower=slower))
     return sorted(result, key=lambda link: -math.inf if math.isnan(link.slower) else link.slower)[
         ::-1
     ]

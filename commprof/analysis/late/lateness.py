@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from commprof.analysis.evidence import Evidence, Figure
+from commprof.analysis.evidence import Evidence, Figure, MostWaitedFor
 from commprof.analysis.late.costs import LongerPhase, WaitCost, longer_phase, wait_costs
 from commprof.analysis.late.few_steps import enough_steps, late_rank_of_few_steps
 from commprof.analysis.late.functions import GrownFunctions, grown_functions
@@ -22,6 +22,7 @@ from commprof.analysis.step.breakdown import Breakdown, caused_in_all
 from commprof.analysis.step.exposure import NO_CORE
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
 from commprof.analysis.step.stalls import stalled
+from commprof.field_groups import FieldGroup
 from commprof.text import counted
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ms_to_ns, us_to_ns
@@ -32,7 +33,7 @@ _SIGNIFICANCE_OF_OWN_RUNS = 0.001
 
 
 @dataclass(frozen=True)
-class Lateness:
+class Lateness(FieldGroup):
     """Waiting of one world size by cause, the late rank, and where it lost the time."""
 
     late_rank: LateRank | None = None
@@ -49,13 +50,13 @@ class Lateness:
     #: empty if there are enough.
     few_steps: str = ""
 
-    def most_waited_for(self) -> tuple[int, float]:
-        """Returns the rank that caused most waiting, and its share; -1 and NaN if none is known."""
+    def most_waited_for(self) -> MostWaitedFor:
+        """Returns the rank that caused most waiting."""
         shares: dict[int, float] = {}
         for cost in self.wait_costs:
             shares[cost.rank] = shares.get(cost.rank, 0.0) + cost.share
         most = max(shares, key=lambda rank: shares[rank], default=-1)
-        return most, shares.get(most, math.nan)
+        return MostWaitedFor(most, shares.get(most, math.nan), self.few_steps)
 
     def supported(self, evidence: Evidence) -> Lateness:
         """Returns a copy without the figures that the recordings do not support."""

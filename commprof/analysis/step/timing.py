@@ -14,6 +14,7 @@ from commprof.analysis.step.measured import (
     slowest_ns,
 )
 from commprof.analysis.step.stalls import stalled
+from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.found_steps import DECLARED
@@ -71,7 +72,7 @@ def repeats(trace: Trace, measured_steps: Ints) -> Repeats:
 
 
 @dataclass(frozen=True)
-class StepTiming:
+class StepTiming(FieldGroup):
     """Number and length of the steps of one world size; lengths are of the measured steps."""
 
     #: Number of trained steps; the first ``warmup_steps`` are left out of all figures.

@@ -70,7 +70,7 @@ def fit_hook(
         CommprofError: the runs have 1 rank or compressed no bucket, or the scheme is unknown.
     """
     name = label.partition(":")[0]
-    mine = [row for row in rows if row.payload_bytes > 0]
+    mine = [row for row in rows if row.sent.payload_bytes > 0]
     ranks = schedules[0].world_size
     if name not in EXCHANGES:
         raise CommprofError(
@@ -83,7 +83,7 @@ def fit_hook(
             + recording(label)
         )
     size = np.array([float(row.gradient_bytes) for row in mine])
-    payload = np.array([row.payload_bytes for row in mine])
+    payload = np.array([row.sent.payload_bytes for row in mine])
     encode, reduce, decode = _stages(mine)
     bare = HookCost(
         label=label,
@@ -111,9 +111,9 @@ def _stages(rows: Sequence[CompressionRow]) -> tuple[Line, Line, Line]:
     """Fits the lines of encode, reduce and decode."""
     size = np.array([float(row.gradient_bytes) for row in rows])
     return (
-        _line(size, [row.encode_ms for row in rows]),
-        _line(size, [row.reduce_ms for row in rows]),
-        _line(size, [row.decode_ms for row in rows]),
+        _line(size, [row.times.encode_ms for row in rows]),
+        _line(size, [row.times.reduce_ms for row in rows]),
+        _line(size, [row.times.decode_ms for row in rows]),
     )
 
 
@@ -251,7 +251,7 @@ def _with_spread(
 
 
 def _work_residual(cost: HookCost, rows: Sequence[CompressionRow]) -> float:
-    took_s = [(row.encode_ms + row.reduce_ms + row.decode_ms) / 1e3 for row in rows]
+    took_s = [row.times.work_ms / 1e3 for row in rows]
     fitted_s = [cost.work_s(row.gradient_bytes, cost.ranks) for row in rows]
     relative = np.array(fitted_s) / np.maximum(took_s, 1e-9) - 1
     return float(np.sqrt(np.mean(relative**2)))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ from commprof.analysis.strategies import StrategyRow
 from commprof.analysis.summary_result import SummaryResult
 from commprof.analysis.verdict import Verdict
 from commprof.analysis.world import WorldResult
+from commprof.field_groups import plain_fields
 from commprof.files import plain
 from commprof.satellites import AddedReport
 
@@ -79,12 +79,12 @@ def as_dict(
             "summaries": [_summary(summary) for summary in result.summaries],
             "cost": cost and _cost(cost),
             **(
-                {"verdict": _verdict(verdict), "card": card and _card(card)}
+                {"verdict": _verdict(verdict), "card": card and plain_fields(card)}
                 if added is None
                 else {added.key: added.plain()}
             ),
             "loss_agreement": _loss_agreement(result.loss_agreement),
-            "attempts": [asdict(attempt) for attempt in result.attempts],
+            "attempts": [plain_fields(attempt) for attempt in result.attempts],
             "stepless": [
                 {
                     "num_processes": found.world_size,
@@ -132,27 +132,23 @@ def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
         "headline": verdict.headline,
         "sentences": list(verdict.sentences),
         "bindings": bindings,
-        **asdict(verdict.next_step),
+        **plain_fields(verdict.next_step),
     }
 
 
 def _nccl(nccl: NcclWorld) -> dict[str, Any]:
     rows = [
         {
-            **asdict(row),
+            **plain_fields(row),
             "phases": [{"phase": name, "calls": count} for name, count in row.phases],
         }
         for row in nccl.rows
     ]
-    return {**asdict(nccl), "rows": rows}
+    return {**plain_fields(nccl), "rows": rows}
 
 
 def _sharding(sharding: Sharding) -> dict[str, Any]:
-    return {"groups": sharding.groups, "parts": [asdict(part) for part in sharding.parts]}
-
-
-def _card(card: Card) -> dict[str, Any]:
-    return _flat(asdict(card), "communication", "lateness", "following")
+    return {"groups": sharding.groups, "parts": [plain_fields(part) for part in sharding.parts]}
 
 
 def _shares(parts: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
@@ -161,9 +157,10 @@ def _shares(parts: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
 
 def _strategy(row: StrategyRow) -> dict[str, Any]:
     operations = [
-        {**asdict(operation), "overlapped": operation.overlapped} for operation in row.operations
+        {**plain_fields(operation), "overlapped": operation.overlapped}
+        for operation in row.operations
     ]
-    return {**asdict(row), "operations": operations}
+    return {**plain_fields(row), "operations": operations}
 
 
 def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, Any]:
@@ -186,16 +183,17 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "speedup": scale.speedup,
             "efficiency": scale.efficiency,
             "imbalance": world.imbalance,
-            "parts": asdict(world.parts),
+            "parts": plain_fields(world.parts),
             "collectives": [_collective(row) for row in world.communication.collectives],
-            "compression": [asdict(row) for row in world.communication.compression],
-            "late_rank": world.lateness.late_rank and asdict(world.lateness.late_rank),
-            "wait_costs": [asdict(cost) for cost in world.lateness.wait_costs],
-            "longer_phase": world.lateness.longer_phase and asdict(world.lateness.longer_phase),
-            "longer_lines": [asdict(pair) for pair in world.lateness.longer_lines],
+            "compression": [plain_fields(row) for row in world.communication.compression],
+            "late_rank": world.lateness.late_rank and plain_fields(world.lateness.late_rank),
+            "wait_costs": [plain_fields(cost) for cost in world.lateness.wait_costs],
+            "longer_phase": world.lateness.longer_phase
+            and plain_fields(world.lateness.longer_phase),
+            "longer_lines": [plain_fields(pair) for pair in world.lateness.longer_lines],
             "grown_functions": world.lateness.grown_functions
-            and asdict(world.lateness.grown_functions),
-            "gains": world.gains and asdict(world.gains),
+            and plain_fields(world.lateness.grown_functions),
+            "gains": world.gains and plain_fields(world.gains),
             "sharding": world.communication.sharding and _sharding(world.communication.sharding),
             "stalled_steps": [{"step": step, "ms": ms} for step, ms in world.timing.stalled_steps],
             "overhead": _overhead(world.profiler_cost.overhead),
@@ -210,12 +208,12 @@ def _world(result: RunResult, world: WorldResult, scale: Scaling) -> dict[str, A
             "problems": list(world.recording.problems),
             "step_losses": list(world.training.step_losses),
             "weights_differ": list(world.training.weights_differ),
-            "times_in_flight": [asdict(time) for time in world.communication.times_in_flight],
+            "times_in_flight": [plain_fields(time) for time in world.communication.times_in_flight],
             "host_links": world.communication.host_links
             and _host_links(world.communication.host_links),
             "cross_checks": _checks(world.cross_checks),
-            "apart": world.communication.apart and asdict(world.communication.apart),
-            "causes": [{**asdict(cause), "told": cause.told} for cause in world.named_causes],
+            "apart": world.communication.apart and plain_fields(world.communication.apart),
+            "causes": [{**plain_fields(cause), "told": cause.told} for cause in world.named_causes],
             "not_known": dict(world.evidence.not_known),
             "findings": list(map(_finding, findings(result.context, world))),
         },
@@ -232,12 +230,12 @@ def _finding(fact: RunFinding) -> dict[str, Any]:
 
 
 def _checks(checks: Sequence[CrossCheck]) -> list[dict[str, Any]]:
-    return [{**asdict(check), "difference": check.difference} for check in checks]
+    return [{**plain_fields(check), "difference": check.difference} for check in checks]
 
 
 def _host_links(links: HostLinks) -> dict[str, Any]:
     comparison = {"difference": links.difference, "agrees": links.agrees}
-    return {**asdict(links), **comparison}
+    return {**plain_fields(links), **comparison}
 
 
 def _rank(rank: RankSummary) -> dict[str, Any]:
@@ -249,39 +247,31 @@ def _rank(rank: RankSummary) -> dict[str, Any]:
         "samples": rank.samples,
         "duration_sec": rank.duration_s,
         "samples_per_sec": rank.samples_per_s,
-        "parts": asdict(rank.parts),
+        "parts": plain_fields(rank.parts),
         "before_rss_bytes": rank.before_rss_bytes,
         "peak_rss_bytes": rank.peak_rss_bytes,
         "device_peak_bytes": rank.device_peak_bytes,
-        "device": rank.device and asdict(rank.device),
-        "kernels": rank.kernels and asdict(rank.kernels),
+        "device": rank.device and plain_fields(rank.device),
+        "kernels": rank.kernels and plain_fields(rank.kernels),
     }
 
 
 def _summary(summary: SummaryResult) -> dict[str, Any]:
-    value = _flat(asdict(summary), "timing", "arrivals")
+    value = plain_fields(summary)
     value["cross_checks"] = _checks(summary.cross_checks)
     return {"num_processes": value.pop("world_size"), **value}
 
 
-def _flat(value: Mapping[str, Any], *groups: str) -> dict[str, Any]:
-    """Returns the value with each of the groups replaced by the group's own fields."""
-    flat: dict[str, Any] = {}
-    for name, field in value.items():
-        flat |= field if name in groups else {name: field}
-    return flat
-
-
 def _cost(cost: Cost) -> dict[str, Any]:
-    rows = [asdict(row) for row in cost.rows]
+    rows = [plain_fields(row) for row in cost.rows]
     return {
-        **asdict(cost),
+        **plain_fields(cost),
         "rows": [{"num_processes": row.pop("world_size"), **row} for row in rows],
     }
 
 
 def _collective(row: CollectiveRow) -> dict[str, Any]:
-    document = asdict(row)
+    document = plain_fields(row)
     for name in ("group", "group_size", "group_ranks"):
         document[name] = document[name] or None
     if not document.pop("sizes_known"):
@@ -298,8 +288,9 @@ def _overhead(overhead: Overhead | None) -> dict[str, Any] | None:
         return None
     cpu = overhead.cpu
     return {
-        **asdict(overhead.wall),
-        "cpu": cpu and {"on_over_off": asdict(cpu.on_over_off), "control": asdict(cpu.control)},
+        **plain_fields(overhead.wall),
+        "cpu": cpu
+        and {"on_over_off": plain_fields(cpu.on_over_off), "control": plain_fields(cpu.control)},
         "measurable": overhead.best.measurable,
         "told_apart": overhead.best.told_apart,
     }
@@ -308,15 +299,15 @@ def _overhead(overhead: Overhead | None) -> dict[str, Any] | None:
 def _incidents(incidents: Incidents) -> dict[str, Any]:
     return {
         "num_processes": incidents.world_size,
-        "hangs": [asdict(hang) for hang in incidents.hangs],
+        "hangs": [plain_fields(hang) for hang in incidents.hangs],
         "mismatches": [_mismatch(one) for one in incidents.mismatches],
         "mismatch_count": incidents.mismatch_count,
         "anomalies": [
-            {"time": time, **asdict(one), "unit": one.unit, "sentence": one.sentence}
+            {"time": time, **plain_fields(one), "unit": one.unit, "sentence": one.sentence}
             for time, one in incidents.anomalies
         ],
-        "events": [asdict(event) for event in incidents.events],
-        "last_wait": incidents.last_wait and asdict(incidents.last_wait),
+        "events": [plain_fields(event) for event in incidents.events],
+        "last_wait": incidents.last_wait and plain_fields(incidents.last_wait),
     }
 
 
@@ -324,7 +315,9 @@ def _mismatch(mismatch: Mismatch) -> dict[str, Any]:
     return {
         "group": mismatch.group,
         "seq": mismatch.seq,
-        "issued": [{**asdict(issued), "ranks": list(ranks)} for issued, ranks in mismatch.issued],
+        "issued": [
+            {**plain_fields(issued), "ranks": list(ranks)} for issued, ranks in mismatch.issued
+        ],
         "odd_ranks": list(mismatch.odd_ranks),
         "sentence": mismatch.sentence,
     }
@@ -333,4 +326,4 @@ def _mismatch(mismatch: Mismatch) -> dict[str, Any]:
 def _loss_agreement(agreement: LossAgreement | None) -> dict[str, Any] | None:
     if agreement is None:
         return None
-    return {**asdict(agreement), "agrees": agreement.agrees}
+    return {**plain_fields(agreement), "agrees": agreement.agrees}

@@ -48,23 +48,24 @@ def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
 def compression_grid(world: WorldResult, most_rows: int) -> Grid:
     """Makes a table with a row per scheme and bucket, with errors if they were measured."""
     shown = world.communication.compression[:most_rows]
-    measured = any(not math.isnan(row.relative_error) for row in shown)
+    measured = any(not math.isnan(row.errors.relative_error) for row in shown)
     width = len(_HEADERS) if measured else len(_HEADERS) - _QUALITY
     return Grid([_cells(row)[:width] for row in shown], _HEADERS[:width], [0])
 
 
 def _cells(row: CompressionRow) -> tuple[str, ...]:
-    times = (row.queue_ms, row.encode_ms, row.exchange_ms, row.reduce_ms, row.decode_ms)
+    times, sent, errors = row.times, row.sent, row.errors
+    stages = (times.queue_ms, times.encode_ms, times.exchange_ms, times.reduce_ms, times.decode_ms)
     return (
         printable(row.scheme),
         str(row.bucket),
         plain_digits(row.gradient_bytes / 1e6),
-        *map(three_digits, times),
-        three_digits(row.done_ms),
-        three_digits(row.wire_bytes / 1e6),
-        "-" if math.isnan(row.ratio) else f"{row.ratio:.1f}x",
-        three_digits(row.relative_error),
-        "-" if math.isnan(row.cosine) else f"{row.cosine:.4f}",
-        three_digits(row.residual_ratio),
-        "-" if math.isnan(row.zeroed) else f"{row.zeroed:.1%}",
+        *map(three_digits, stages),
+        three_digits(times.done_ms),
+        three_digits(sent.wire_bytes / 1e6),
+        "-" if math.isnan(sent.ratio) else f"{sent.ratio:.1f}x",
+        three_digits(errors.relative_error),
+        "-" if math.isnan(errors.cosine) else f"{errors.cosine:.4f}",
+        three_digits(errors.residual_ratio),
+        "-" if math.isnan(errors.zeroed) else f"{errors.zeroed:.1%}",
     )

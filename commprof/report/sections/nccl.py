@@ -125,24 +125,25 @@ def _slow(link: NcclLink) -> str:
 
 
 def _cells(row: NcclRow, split: bool) -> tuple[str, ...]:
-    size = f" ({row.size})" if row.size else ""
+    kind, times = row.kind, row.times
+    size = f" ({kind.size})" if kind.size else ""
     replays = f" ({row.replayed})" if row.replayed else ""
     return (
-        row.op,
-        printable(f"{row.communicator[:20]}{size}"),
-        _range(*(plain_digits(size / 1e6) for size in row.size_bytes)),
-        printable(row.algorithm) or "-",
-        printable(row.protocol) or "-",
-        _range(*map(str, row.channels)),
+        kind.op,
+        printable(f"{kind.communicator[:20]}{size}"),
+        _range(*(plain_digits(size / 1e6) for size in kind.size_bytes)),
+        printable(kind.algorithm) or "-",
+        printable(kind.protocol) or "-",
+        _range(*map(str, kind.channels)),
         f"{row.operations}{replays}",
         str(row.steps) if row.steps else "-",
         _from(row),
-        three_digits(row.duration_ms),
-        three_digits(row.begin_spread_ms),
-        three_digits(row.end_spread_ms),
-        three_digits(row.wait_by_kernels_ms),
-        three_digits(row.wait_by_clocks_ms),
-        three_digits(row.transfer_ms),
+        three_digits(times.duration_ms),
+        three_digits(times.begin_spread_ms),
+        three_digits(times.end_spread_ms),
+        three_digits(times.wait_by_kernels_ms),
+        three_digits(times.wait_by_clocks_ms),
+        three_digits(times.transfer_ms),
         *(_parts(row.split) if split else ()),
     )
 

@@ -38,6 +38,6 @@ def test_operations_belong_to_the_call_of_c10d_that_they_are_made_in(tmp_path: P
     found = nccl_world(1, [trace], [trace], True)
     assert found is not None
     (row,) = found.rows
-    assert (row.operations, row.phases, row.communicator) == (3, (("backward", 2),), "dp0")
+    assert (row.operations, row.phases, row.kind.communicator) == (3, (("backward", 2),), "dp0")
     # The calls' own records are as without the plugin.
     assert {group.backend for group in trace.groups.values()} == {"gloo"}

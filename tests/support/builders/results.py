@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
 from commprof.analysis import detail as step_detail
-from commprof.analysis.collectives.communication import Communication
 from commprof.analysis.collectives.compression import CompressionRow
 from commprof.analysis.collectives.kinds import CollectiveRow, Spread
 from commprof.analysis.collectives.mismatches import Issued, Mismatch
@@ -18,26 +17,20 @@ from commprof.analysis.evidence import Evidence
 from commprof.analysis.late.anomalies import COMPUTE, Anomaly
 from commprof.analysis.late.incidents import HangReport, Incidents, StackFile, WatchEvent
 from commprof.analysis.late.last_wait import LastWait
-from commprof.analysis.late.lateness import Lateness
-from commprof.analysis.profiler_cost import ProfilerCost
 from commprof.analysis.rank_summary import RankSummary, StepParts
-from commprof.analysis.recording import WorldRecording
 from commprof.analysis.scaling import RunResult, scale
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.overhead import Overhead, OwnCost
-from commprof.analysis.step.timing import StepTiming
 from commprof.analysis.summary_result import (
     LastRow,
     OperationRow,
     Quantiles,
-    SummaryArrivals,
     SummaryLateRank,
     SummaryResult,
-    SummaryTiming,
 )
 from commprof.analysis.timeline.drawn_timeline import Timeline
-from commprof.analysis.training_account import TrainingAccount
 from commprof.analysis.world import WorldResult
+from commprof.field_groups import FieldGroup
 from commprof.stats.intervals import Interval
 
 PARTS = StepParts(
@@ -108,7 +101,7 @@ def collective(**values: Any) -> CollectiveRow:
         "algbw_gb_per_s": 0.5,
         "busbw_gb_per_s": 0.5,
     }
-    return CollectiveRow(**{**defaults, **values})
+    return built(CollectiveRow, {**defaults, **values})
 
 
 def compression(**values: Any) -> CompressionRow:
@@ -134,7 +127,7 @@ def compression(**values: Any) -> CompressionRow:
         "saturated": math.nan,
         "non_finite": 0,
     }
-    return CompressionRow(**{**defaults, **values})
+    return built(CompressionRow, {**defaults, **values})
 
 
 def world(world_size: int = 1, **values: Any) -> WorldResult:
@@ -185,57 +178,60 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
         "cross_checks": (),
     }
     made = {**defaults, **values}
-    return grouped({"evidence": evidence_about(made, **evidence), **made})
+    return built(WorldResult, {"evidence": evidence_about(made, **evidence), **made})
 
 
-#: Groups of ``WorldResult``'s fields, by the name of the group.
-_GROUPS: dict[str, Any] = {
-    "timing": StepTiming,
-    "training": TrainingAccount,
-    "recording": WorldRecording,
-    "profiler_cost": ProfilerCost,
-    "communication": Communication,
-    "lateness": Lateness,
-}
+def built(made: type[Any], values: dict[str, Any]) -> Any:
+    """Makes a result of which fields, of its own and of its groups, are given by their own names.
 
-
-_SUMMARY_GROUPS: dict[str, Any] = {"timing": SummaryTiming, "arrivals": SummaryArrivals}
-
-
-def grouped(values: dict[str, Any]) -> WorldResult:
-    """Returns a result of which the fields of its groups are given by their own names."""
-    return _of_groups(WorldResult, _GROUPS, values)
-
-
-def _of_groups(made: type[Any], groups: dict[str, Any], values: dict[str, Any]) -> Any:
-    """Makes a result of which the fields of its ``groups`` are given by their own names."""
+    A group of which no value is given keeps its default, if it has one.
+    """
     left = dict(values)
-    for name, group in groups.items():
-        own = [field.name for field in dataclasses.fields(group) if field.name in left]
-        left[name] = group(**{field: left.pop(field) for field in own})
+    defaults = {f.name for f in dataclasses.fields(made) if f.default is not dataclasses.MISSING}
+    for name, group in _groups(made).items():
+        own = {field: left.pop(field) for field in _names(group) if field in left}
+        if own or name not in defaults | left.keys():
+            left[name] = built(group, own)
     return made(**left)
 
 
-def changed_world(base: WorldResult, **values: Any) -> WorldResult:
-    """Returns a copy with other values of fields, whether of the result or of one of its groups."""
+def with_fields(base: Any, **values: Any) -> Any:
+    """Returns a copy of a result with other values of fields, of its own and of its groups."""
     left = dict(values)
     groups = {
-        name: dataclasses.replace(
-            getattr(base, name),
-            **{f.name: left.pop(f.name) for f in dataclasses.fields(group) if f.name in left},
-        )
-        for name, group in _GROUPS.items()
+        name: with_fields(getattr(base, name), **own)
+        for name, group in _groups(type(base)).items()
+        if (own := {field: left.pop(field) for field in _names(group) if field in left})
     }
     return dataclasses.replace(base, **groups, **left)
+
+
+def _groups(made: type[Any]) -> dict[str, type[Any]]:
+    """Returns the classes of a result's groups of fields, by the name of the group."""
+    hints = get_type_hints(made)
+    return {
+        name: hint
+        for name in _own_names(made)
+        if isinstance(hint := hints[name], type) and issubclass(hint, FieldGroup)
+    }
+
+
+def _own_names(made: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(made)]
+
+
+def _names(made: type[Any]) -> list[str]:
+    """Returns the names of a result's fields, and of those of its groups."""
+    groups = _groups(made).values()
+    return [*_own_names(made), *(name for group in groups for name in _names(group))]
 
 
 #: Values of ``world`` that go to its evidence.
 _OF_EVIDENCE = (
     "times",
     "training_thread",
-    "no_device_times",
+    "why_none",
     "most_waited_for",
-    "most_waited_share",
     "steps_marked",
 )
 
@@ -244,28 +240,29 @@ def evidence_about(made: dict[str, Any], **values: Any) -> Evidence:
     """Returns the evidence of a world size with these fields."""
     shown = made["parts"]
     untimed = made["device_collectives"] > 0 and not made.get("device_timed")
-    return Evidence(
-        **{
+    return built(
+        Evidence,
+        {
             "world_size": made["world_size"],
+            "missing_ranks": made["missing_ranks"],
+            "clocks_shared": made["clocks_shared"],
+            "steps_marked": True,
             "times": True,
             "device": False,
             "training_thread": True,
             "work": True,
-            "steps_marked": True,
             "collectives": not math.isnan(shown.exposed_ms),
-            "device_times": True,
-            "missing_ranks": made["missing_ranks"],
-            "clocks_shared": made["clocks_shared"],
-            "untimed": untimed
+            "forward": shown.forward_ms != 0,
+            "on_all_ranks": True,
+            "unseen": untimed
             and not made.get("foreign")
             and shown.exposed_ms < WORTH_A_LOOK * shown.step_ms,
-            "no_device_times": "",
+            "why_none": "",
             "exposed_ms": shown.exposed_ms,
             "unsplit_ms": shown.unsplit_ms,
             "waiting_known": not math.isnan(shown.wait_ms),
-            "forward": shown.forward_ms != 0,
             **values,
-        }
+        },
     )
 
 
@@ -326,7 +323,7 @@ def summary(world_size: int = 1, **values: Any) -> SummaryResult:
         "problems": (),
         "cross_checks": (),
     }
-    return _of_groups(SummaryResult, _SUMMARY_GROUPS, {**defaults, **values})
+    return built(SummaryResult, {**defaults, **values})
 
 
 def hang_report(**values: Any) -> HangReport:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from commprof.analysis.card import Card, card
-from commprof.analysis.evidence import Figure
+from commprof.analysis.evidence import Figure, MostWaitedFor
 from commprof.analysis.late.incidents import find_incidents
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.scaling import RunResult
@@ -117,7 +117,7 @@ def test_calls_whose_transfer_was_not_recorded_are_neither_fast_nor_slow(tmp_pat
 
 def test_a_rank_that_caused_most_of_the_waiting_is_never_denied() -> None:
     """Two ranks, six steps: 93 % of the waiting is for rank 0, too few steps to test it."""
-    shares = {"most_waited_for": 0, "most_waited_share": 0.93}
+    shares = {"most_waited_for": MostWaitedFor(0, 0.93)}
     few = world(2, steps=7, warmup_steps=1, parts=parts(wait_ms=25.0, transfer_ms=5.0), **shares)
     result, details = run_result(few), [detail(2, backward=40, wait=25, transfer=5)]
     found = verdict(result, details)
@@ -133,7 +133,7 @@ def test_a_rank_that_caused_most_of_the_waiting_is_never_denied() -> None:
 
 
 def test_waiting_spread_over_the_ranks_is_for_no_single_rank() -> None:
-    spread = world(2, most_waited_for=0, most_waited_share=0.55)
+    spread = world(2, most_waited_for=MostWaitedFor(0, 0.55))
     found = verdict(run_result(spread), [detail(2, backward=40, wait=25, transfer=5)])
     assert found is not None
     assert "and not for a single rank" in found.next_step.advice
@@ -189,7 +189,7 @@ def test_a_change_within_repeating_calls_is_no_incident(
 
 
 def test_of_unmarked_steps_more_are_no_help() -> None:
-    waited = {"most_waited_for": 0, "most_waited_share": 0.93, "steps_marked": False}
+    waited = {"most_waited_for": MostWaitedFor(0, 0.93), "steps_marked": False}
     unmarked = world(2, parts=parts(wait_ms=25.0, transfer_ms=5.0), **waited)
     found = verdict(run_result(unmarked), [detail(2, backward=40, wait=25, transfer=5)])
     assert found is not None

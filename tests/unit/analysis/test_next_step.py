@@ -22,7 +22,7 @@ from commprof.analysis.world import WorldResult
 from commprof.commands import make_parser
 from commprof.trace.schema import Phase
 from tests.support.analysed import analyse_world
-from tests.support.builders.results import changed_world, collective, context, detail, parts, world
+from tests.support.builders.results import collective, context, detail, parts, with_fields, world
 from tests.support.builders.traces import MS, Rank, world_run
 
 RUN = {"workload": "timed", "strategy": "ddp", "nodes": 1}
@@ -321,7 +321,7 @@ def test_no_trial_is_advised_where_none_can_take_place(
     found = analyse_world(world_run(ranks))
     assert found is not None
     assert found.communication.no_ddp == exchanges
-    advice = advised(run(), changed_world(world(2, collectives=(LARGE,)), no_ddp=exchanges))
+    advice = advised(run(), with_fields(world(2, collectives=(LARGE,)), no_ddp=exchanges))
     assert ("--trial" in advice.command) is (exchanges == "")
     if exchanges:
         assert advice.advice.endswith(
@@ -348,7 +348,7 @@ def test_a_rank_that_costs_the_others_a_tenth_of_the_step_is_advised_first(
 def test_for_a_rank_with_host_pauses_looking_at_its_host_is_advised() -> None:
     late = LateRank(1, 12e6, 0.9, 0.001, 9, 10, 0.1, "host pause", 0.8)
     for hosts, there in ((1, ""), (2, " on host-1")):
-        found = advised(run(), changed_world(on_hosts(2, hosts), late_rank=late))
+        found = advised(run(), with_fields(on_hosts(2, hosts), late_rank=late))
         assert found.advice.startswith(
             f"First find out what stops the process of rank 1{there} (a debugger"
         )

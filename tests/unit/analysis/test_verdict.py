@@ -51,7 +51,7 @@ def test_the_largest_part_of_the_step_is_the_binding_one(
         ("native", {}, ""),
         ("native", {"device_collectives": 4, "device_timed": 4}, ""),
         ("python", {}, "C++ module"),
-        ("native", {"device_collectives": 4, "no_device_times": "no driver"}, "Reason: no driver."),
+        ("native", {"device_collectives": 4, "why_none": "no driver"}, "Reason: no driver."),
         ("native", {"device_collectives": 4}, "captured into a graph"),
     ],
 )

@@ -21,7 +21,7 @@ from commprof.analysis.step.timing import Repeats, repeats
 from commprof.errors import CommprofError
 from commprof.trace.schema import Phase
 from tests.support.analysed import analyse_run, analyse_world
-from tests.support.builders.results import changed_world, context
+from tests.support.builders.results import context, with_fields
 from tests.support.builders.traces import MS, Rank, world_run
 
 BUCKETS = 3
@@ -263,7 +263,7 @@ def test_compared_clocks_give_the_figures_of_one_clock_and_the_clock_error() -> 
     )
     assert [rank.machine for rank in compared.ranks] == ["boot 0", "boot 1"]
     same = tuple(dataclasses.replace(rank, machine="boot") for rank in compared.ranks)
-    compared = changed_world(compared, clock_error_us=0.0, host_links=None, ranks=same)
+    compared = with_fields(compared, clock_error_us=0.0, host_links=None, ranks=same)
     assert dataclasses.astuple(compared) == dataclasses.astuple(one_clock)  # nan included
 
 

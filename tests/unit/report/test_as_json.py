@@ -23,7 +23,15 @@ from commprof.analysis.collectives.devices import DeviceTelemetry, KernelTimes
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.in_flight import TimeInFlight
 from commprof.analysis.collectives.kinds import SteplessCollectives
-from commprof.analysis.collectives.nccl import NcclLink, NcclRow, NcclWorld, Split, WaitsCompared
+from commprof.analysis.collectives.nccl import (
+    NcclKind,
+    NcclLink,
+    NcclRow,
+    NcclTimes,
+    NcclWorld,
+    Split,
+    WaitsCompared,
+)
 from commprof.analysis.collectives.sharding import FORWARD, ShardedPart, Sharding
 from commprof.analysis.cost import Price, cost
 from commprof.analysis.exchange import SmallCalls
@@ -45,7 +53,6 @@ from commprof.report.export.rows import CANDIDATES, TABLES, as_csv, as_parquet, 
 from commprof.report.full_report import FullReport
 from commprof.stats.intervals import Interval
 from tests.support.builders.results import (
-    changed_world,
     collective,
     compression,
     context,
@@ -54,6 +61,7 @@ from tests.support.builders.results import (
     parts,
     run_result,
     summary,
+    with_fields,
     world,
 )
 from tests.support.builders.run_directories import ranks_of, write_run
@@ -265,7 +273,7 @@ def with_devices(result: WorldResult) -> WorldResult:
         for r in result.ranks
     )
     parts = dataclasses.replace(result.parts, **of_other)
-    return changed_world(result, ranks=ranks, parts=parts, device_clock_error_us=2.0)
+    return with_fields(result, ranks=ranks, parts=parts, device_clock_error_us=2.0)
 
 
 def changed() -> Incidents:
@@ -281,8 +289,10 @@ def inside_nccl() -> NcclWorld:
     """Returns what the plugin of NCCL recorded, with a value in every field."""
     split = Split(3.0, 1.0, 0.5)
     row = NcclRow(
-        *("dp0", 8, "all_reduce", "RING", "SIMPLE", (4, 8), (1024, 2048), 80, 40),
-        *((("backward", 40),), (0, 1), 10, 5.0, 0.1, 0.2, 1.0, 1.1, 4.0, split),
+        NcclKind("dp0", 8, "all_reduce", "RING", "SIMPLE", (4, 8), (1024, 2048)),
+        *(80, 40, (("backward", 40),), (0, 1), 10),
+        NcclTimes(5.0, 0.1, 0.2, 1.0, 1.1, 4.0),
+        split,
     )
     link = NcclLink("dp0", "0", "1", 80, 163_840, split, 12.0, 4.0)
     return NcclWorld(8, (row,), (link,), 3, 10, WaitsCompared(10, 0.1, 9))

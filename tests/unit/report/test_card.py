@@ -26,13 +26,13 @@ from commprof.commands.showing.opened_run import OpenedRun
 from commprof.commands.showing.rendered_report import shown as shown_report
 from commprof.report.card import render
 from tests.support.builders.results import (
-    changed_world,
     collective,
     context,
     detail,
     incidents,
     parts,
     run_result,
+    with_fields,
     world,
 )
 from tests.support.builders.run_directories import ranks_of, write_run, write_strategies
@@ -51,9 +51,7 @@ def card_of(
     times = {f"{name}_ms": value for name, value in {"wait": 0.0, "transfer": 0.0, **ms}.items()}
     own = parts(exposed_ms=exposed, no_core_ms=0.0, **times)
     worlds = [world(n, parts=own) for n in sizes]
-    worlds[-1] = changed_world(
-        worlds[-1], late_rank=late, collectives=collectives, host_links=links
-    )
+    worlds[-1] = with_fields(worlds[-1], late_rank=late, collectives=collectives, host_links=links)
     details = [detail(n, **{k: v for k, v in ms.items() if n > 1 or k != "wait"}) for n in sizes]
     run_context = {"workload": "timed", "nodes": 1, **(about or {})}
     found_context = context(**run_context)

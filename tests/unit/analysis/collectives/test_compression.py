@@ -44,14 +44,25 @@ def compressed_ranks() -> list[Rank]:
 def test_compression_rows_have_times_bytes_and_quality() -> None:
     (found,) = compression_rows([r.trace() for r in compressed_ranks()], np.arange(2), 2)
     assert (found.scheme, found.bucket, found.gradient_bytes, found.calls) == ("int8", 3, 8 * MB, 4)
-    assert found.queue_ms == pytest.approx(2.0)  # of 1 and 3
-    stages = (found.encode_ms, found.exchange_ms, found.reduce_ms, found.decode_ms)
+    assert found.times.queue_ms == pytest.approx(2.0)  # of 1 and 3
+    stages = (
+        found.times.encode_ms,
+        found.times.exchange_ms,
+        found.times.reduce_ms,
+        found.times.decode_ms,
+    )
     assert stages == pytest.approx((2.0, 7.0, 4.0, 5.0))
-    assert found.done_ms == pytest.approx(20.0)  # of 19 and 21
-    assert (found.payload_bytes, found.wire_bytes) == (MB, 2 * MB)
-    assert found.ratio == pytest.approx(4.0)  # a ring of two sends 8 MB
-    assert (found.relative_error, found.cosine, found.residual_ratio) == (0.25, 0.5, 2.0)
-    assert (found.zeroed, found.saturated) == pytest.approx((0.1, 0.01))  # of 2 million values
+    assert found.times.done_ms == pytest.approx(20.0)  # of 19 and 21
+    assert (found.sent.payload_bytes, found.sent.wire_bytes) == (MB, 2 * MB)
+    assert found.sent.ratio == pytest.approx(4.0)  # a ring of two sends 8 MB
+    assert (found.errors.relative_error, found.errors.cosine, found.errors.residual_ratio) == (
+        0.25,
+        0.5,
+        2.0,
+    )
+    assert (found.errors.zeroed, found.errors.saturated) == pytest.approx(
+        (0.1, 0.01)
+    )  # of 2 million values
     assert found.non_finite == 2
 
 
@@ -59,7 +70,7 @@ def test_compression_rows_count_only_measured_steps() -> None:
     traces = [r.trace() for r in compressed_ranks()]
     (found,) = compression_rows(traces, np.array([0]), 2)
     assert found.calls == 2
-    assert math.isnan(found.relative_error)
+    assert math.isnan(found.errors.relative_error)
     assert compression_rows(traces, np.array([], dtype=np.int64), 2) == ()
 
 
@@ -83,7 +94,7 @@ def test_compression_ratio_of_one_rank_is_nan() -> None:
     rank.step(0, 100 * MS)
     rank.compressed(0, MB, tuple(t * MS for t in (1, 2, 3, 4, 5, 6)))
     (found,) = compression_rows([rank.trace()], np.arange(1), 1)
-    assert math.isnan(found.ratio)
+    assert math.isnan(found.sent.ratio)
 
 
 def test_the_compression_ratio_is_relative_to_a_ring_of_the_model_s_group() -> None:
@@ -92,12 +103,12 @@ def test_the_compression_ratio_is_relative_to_a_ring_of_the_model_s_group() -> N
     rank.step(0, 100 * MS)
     rank.compressed(0, MB, tuple(t * MS for t in (1, 2, 3, 4, 5, 6)), wire=MB // 4)
     (found,) = compression_rows([rank.trace()], np.arange(1), 4)
-    assert found.ratio == pytest.approx(4.0)
+    assert found.sent.ratio == pytest.approx(4.0)
     (told,) = compression_remarks({}, [found], 4, 1, 1)
     assert "sent 0.25 MB per step and rank instead of the 1 MB of an fp32 ring" in told
     rank.groups = {1: ("alone", 1)}
     (found,) = compression_rows([rank.trace()], np.arange(1), 4)
-    assert math.isnan(found.ratio)
+    assert math.isnan(found.sent.ratio)
 
 
 def test_control_characters_in_a_scheme_s_name_are_replaced() -> None:

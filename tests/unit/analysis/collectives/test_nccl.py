@@ -77,7 +77,7 @@ def analysed(*ranks: NcclRank, clocks_shared: bool = True) -> NcclWorld:
 
 
 def row_of(found: NcclWorld, op: str = "all_reduce") -> NcclRow:
-    (row,) = [row for row in found.rows if row.op == op]
+    (row,) = [row for row in found.rows if row.kind.op == op]
     return row
 
 
@@ -101,18 +101,21 @@ def two_ranks() -> list[NcclRank]:
 def test_operations_have_phase_and_bucket_of_their_call() -> None:
     found = analysed(*two_ranks())
     row = row_of(found)
-    assert (row.communicator, row.size, row.algorithm, row.protocol) == ("dp0", 2, "RING", "SIMPLE")
-    assert (row.operations, row.replayed, row.channels) == (6, 0, (4, 4))
+    kind, times = row.kind, row.times
+    assert (kind.communicator, kind.size, kind.algorithm, kind.protocol) == (
+        *("dp0", 2, "RING", "SIMPLE"),
+    )
+    assert (row.operations, row.replayed, kind.channels) == (6, 0, (4, 4))
     assert (row.phases, row.buckets) == ((("backward", 6),), (3,))
-    assert (row.duration_ms, row.begin_spread_ms, row.end_spread_ms) == (4.0, 0.0005, 0.001)
+    assert (times.duration_ms, times.begin_spread_ms, times.end_spread_ms) == (4.0, 0.0005, 0.001)
     assert row.steps == 3
 
 
 def test_the_shortest_kernel_came_last() -> None:
     found = analysed(*two_ranks())
     row = row_of(found)
-    assert row.wait_by_kernels_ms == row.wait_by_clocks_ms == pytest.approx(1 / 6)
-    assert row.transfer_ms == pytest.approx((4 + 3 + 4) / 3)
+    assert row.times.wait_by_kernels_ms == row.times.wait_by_clocks_ms == pytest.approx(1 / 6)
+    assert row.times.transfer_ms == pytest.approx((4 + 3 + 4) / 3)
     assert found.waits is not None
     assert (found.waits.collectives, found.waits.same_last) == (3, 3)
     assert found.waits.difference_ms == 0
@@ -121,8 +124,8 @@ def test_the_shortest_kernel_came_last() -> None:
 def test_without_a_common_clock_only_kernels_tell_waits() -> None:
     found = analysed(*two_ranks(), clocks_shared=False)
     assert found.waits is None
-    assert math.isnan(row_of(found).wait_by_clocks_ms)
-    assert row_of(found).wait_by_kernels_ms == pytest.approx(1 / 6)
+    assert math.isnan(row_of(found).times.wait_by_clocks_ms)
+    assert row_of(found).times.wait_by_kernels_ms == pytest.approx(1 / 6)
 
 
 def test_replays_keep_the_phase_of_their_capture() -> None:
@@ -157,10 +160,10 @@ def test_waits_are_not_known_if_something_is_missing(what: str) -> None:
         ranks.append(rank)
     found = analysed(*ranks)
     row = row_of(found)
-    assert math.isnan(row.wait_by_kernels_ms)
-    assert math.isnan(row.wait_by_clocks_ms)
-    assert math.isnan(row.transfer_ms)
-    assert row.duration_ms == 1.0
+    assert math.isnan(row.times.wait_by_kernels_ms)
+    assert math.isnan(row.times.wait_by_clocks_ms)
+    assert math.isnan(row.times.transfer_ms)
+    assert row.times.duration_ms == 1.0
     assert found.waits is None
 
 
@@ -170,8 +173,8 @@ def test_kernels_that_do_not_end_together_have_no_waits(op: str) -> None:
     for rank in ranks:
         rank.nccl_op(FOREIGN, MS + rank.rank * MS, 4 * MS, 0, op=op)
     row = row_of(analysed(*ranks), op)
-    assert math.isnan(row.wait_by_kernels_ms)
-    assert row.duration_ms == 2.5
+    assert math.isnan(row.times.wait_by_kernels_ms)
+    assert row.times.duration_ms == 2.5
 
 
 def test_other_algorithms_and_sizes_are_other_rows() -> None:
@@ -180,7 +183,10 @@ def test_other_algorithms_and_sizes_are_other_rows() -> None:
         rank.nccl_op(FOREIGN + seq, seq * MS, seq * MS + 1000, seq, tuning=tuning)
     rank.nccl_op(FOREIGN + 9, 9 * MS, 9 * MS + 1000, 4, size=4 << 20)
     found = analysed(rank)
-    kinds = {(row.algorithm, row.protocol, row.size_bytes[0]): row.operations for row in found.rows}
+    kinds = {
+        (row.kind.algorithm, row.kind.protocol, row.kind.size_bytes[0]): row.operations
+        for row in found.rows
+    }
     assert kinds == {
         ("RING", "SIMPLE", 4096): 2,
         ("TREE", "LL", 4096): 1,

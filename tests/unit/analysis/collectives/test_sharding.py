@@ -20,7 +20,7 @@ from commprof.analysis.step.measured import measured_world
 from commprof.analysis.verdict import verdict
 from commprof.analysis.world import world_result
 from commprof.trace.schema import Phase
-from tests.support.builders.results import changed_world, run_result
+from tests.support.builders.results import run_result, with_fields
 from tests.support.builders.sharded_job import fsdp_ranks
 from tests.support.builders.traces import MS, Rank, world_run
 
@@ -221,7 +221,7 @@ def test_the_next_step_suggests_the_option_for_the_most_exposed_part(
     assert world.communication.sharding is not None
     first = next(each for each in world.communication.sharding.parts if each.part == part)
     changed = dataclasses.replace(world.communication.sharding, parts=(first,), directory="RUN")
-    world = changed_world(world, sharding=changed)
+    world = with_fields(world, sharding=changed)
     detail = world_detail(run, seen)
     result = run_result(world)
     judged = verdict(result, [detail])
