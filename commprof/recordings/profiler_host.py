@@ -426,7 +426,7 @@ def _blocking(
 ) -> frozenset[str]:
     """Returns the names of operators each of which encloses a range from its begin to its end.
 
-    An operator that only issues may enclose one by chance, if its thread lost the core meanwhile.
+    An operator that only issues may enclose a range by chance, if its thread lacked a core.
     """
     encloses = {
         outer
@@ -443,9 +443,9 @@ def _handed_over(
 ) -> set[str]:
     """Returns the backends each of whose ranges lies within the operator that issued it.
 
-    Such a range shows how long the thread took to hand the collective to a device, as do those of
-    ``OF_DEVICES``. The range of a backend that transfers on the host is on another thread, or
-    outlasts the operator.
+    Such a range shows how long the thread took to hand the collective to a device, as do the ranges
+    of the backends in ``OF_DEVICES``. The range of a backend that transfers on the host is on
+    another thread, or outlasts the operator.
     """
     names, within = Counter[str](), Counter[str]()
     for transfer, outer in zip(ran, around, strict=True):

@@ -13,7 +13,7 @@ from commprof.units import ns_to_ms
 
 #: Fewest barriers per step, as a mean: fewer belong to an evaluation or a checkpoint now and then.
 _PER_STEP = 0.5
-#: Low end of what is won: a barrier in each step is no chance, only what it costs is uncertain.
+#: Least low end of the gain: a small one is enough, as a barrier in each step is no chance.
 _LOW = 0.01
 _OPS = names_of("barrier")
 

@@ -30,9 +30,9 @@ class Bursts:
 
     @cached_property
     def remains(self) -> Mask:
-        """True for the calls that remain if the calls of each burst that are alike are joined.
+        """True for the calls that remain if each burst joins calls of one type and reduction.
 
-        The first of each type and reduction remains.
+        The first of them remains.
         """
         remains = np.zeros(len(self.row), dtype=bool)
         if len(self.row):
@@ -67,7 +67,7 @@ class Bursts:
 
     @property
     def _kinds(self) -> Ints:
-        """Burst, type and reduction of each call: those alike can be joined."""
+        """Burst, type and reduction of each call: calls with the same three can be joined."""
         table = self.calls.table
         parts = (self.burst, table.dtype[self.row], table.reduce_op[self.row])
         return np.stack(parts, axis=1).astype(np.int64)

@@ -16,7 +16,7 @@ from commprof.analysis.causes.facts import Facts
 from commprof.analysis.evidence import Figure
 from commprof.analysis.named_cause import Saving
 
-#: A cause is named if it holds at least this fraction of the mean step.
+#: A cause is named if it takes at least this fraction of the mean step.
 WORTH_NAMING = 0.03
 #: ``worth`` of causes that act in few steps but certainly not by chance. Resampled steps may
 #: contain none of these steps, so the low end of the interval says nothing.
@@ -29,14 +29,14 @@ class Sighting:
 
     #: Sentences with the figures of this job.
     sentence: str
-    #: Fraction of the mean step that the cause holds; NaN if not known. The fix wins at most this
-    #: where ``saving`` is None.
+    #: Fraction of the mean step that the cause takes; NaN if not known. If ``saving`` is None, the
+    #: fix wins at most this.
     share: float = math.nan
     #: None if not known.
     saving: Saving | None = None
     #: Line of code that issues the calls, as "FILE:LINE FUNCTION"; empty if not recorded.
     line: str = ""
-    #: Change of the script, if it depends on the job; empty for that of the cause.
+    #: Change of the script, if it depends on the job; empty to use the cause's own.
     fix: str = ""
     #: All lines of code that issue the calls, if these are several.
     lines: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ def _broadcasts(calls: RankCalls) -> Mask:
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
     """The broadcasts, with DDP's copies of the buffers into one tensor before and back after them.
 
-    A pass whose copies were not noted has the median length of those that were.
+    A pass whose copies were not recorded gets the median length of the recorded ones.
     """
     calls = facts.ranks[position]
     rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))

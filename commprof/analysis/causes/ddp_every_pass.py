@@ -15,7 +15,7 @@ from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS, Phase
 
 _SCATTER = OPS.index("reduce_scatter_tensor")
-#: The passes before an update must be alike before this fraction of the updates.
+#: Fraction of the updates before which the numbers of passes must be the same.
 _USUAL = 0.9
 
 
@@ -62,7 +62,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if passes.last_share < _USUAL or not all(map(_same_buckets, facts.ranks)):
         return None
     if not facts.ddp_models or passes.exchanged <= facts.ddp_models:
-        return None  # a pass per model
+        return None  # each model exchanges once
     views = facts.logged("gradient_as_bucket_view")
     copies = bool(views) and not any(views) and not facts.on_device
     parts = [_needless(calls, copies) for calls in facts.ranks]

@@ -16,7 +16,7 @@ from commprof.analysis.evidence import Figure
 from commprof.analysis.named_cause import Saving
 from commprof.text import in_bytes
 
-#: Fraction of the exchanged gradients that belong to parameters without one.
+#: Fraction of the exchanged bytes that belong to parameters without a gradient.
 _UNUSED = 0.3
 
 
@@ -44,8 +44,8 @@ def _rule(facts: Facts) -> Sighting | None:
 def _saving(facts: Facts, used_bytes: int) -> Saving | None:
     """Returns the saving if each bucket carried only gradients of used parameters.
 
-    Which buckets hold them is not known, so each keeps at most ``used_bytes``. DDP would have no
-    unused parameters to search for, so the time of that search is removed too.
+    Which buckets hold these gradients is not known, so each bucket keeps at most ``used_bytes``.
+    DDP would have no unused parameters to search for, so the time of that search is removed too.
     """
     changed = []
     for calls, transfer_ns in zip(facts.ranks, facts.transfer_ns, strict=False):

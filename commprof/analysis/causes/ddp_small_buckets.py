@@ -24,7 +24,7 @@ _FIRST_BYTES = 2**20
 _LEAST, _MEAN_BYTES = 8, 2**18
 #: The training thread waits for the buckets for at least this fraction of the step.
 _EXPOSED = 0.05
-#: Low end of what is won: the cap is the script's own, only what it costs is uncertain.
+#: Least low end of the gain: a small one is enough, as the script itself sets the cap.
 _LOW = 0.01
 
 
@@ -105,7 +105,7 @@ def _joined(calls: RankCalls, mask: Mask) -> tuple[Ints, Ints]:
 
 
 def _by_default(mean: float, number: float) -> int:
-    """Number of buckets with the default cap, the first of which is of 1 MiB."""
+    """Number of buckets with the default caps: 1 MiB for the first, 25 MiB for the others."""
     return 1 + int(np.ceil(max(0.0, mean * number - _FIRST_BYTES) / _DEFAULT_BYTES))
 
 

@@ -11,7 +11,7 @@ from commprof.text import counted
 
 #: The last pass before an update exchanges nothing in at least this fraction of the updates.
 _MOSTLY = 0.9
-#: Updates that must have been seen.
+#: Fewest recorded updates.
 _UPDATES = 5
 
 

@@ -63,8 +63,8 @@ class RankCalls:
     wait_end_ns: Ints
     #: Time for which the call blocked the training thread.
     exposed_ns: Floats
-    #: The part of it inside the call that issues the collective: torch compares calls between the
-    #: ranks there if it is told to, and backends connect.
+    #: The part of ``exposed_ns`` inside the call that issues the collective: there torch compares
+    #: the ranks' calls if it is told to, and backends connect.
     in_call_ns: Floats
     #: True if the call works on a device's tensors.
     on_device: Mask
@@ -110,8 +110,8 @@ class RankCalls:
     def line(self, mask: Mask) -> str:
         """Line of code that issued most of these calls, or calls of their kind; else empty.
 
-        Stacks may be recorded in some steps only, so that any call of the same operation, group
-        and size tells the line.
+        Stacks may be recorded in some steps only. So the line may be that of any call of the same
+        operation, group and size.
         """
         stacks = self.trace.stacks
         if not stacks or not mask.any():
@@ -128,7 +128,7 @@ class RankCalls:
         return ""
 
     def lines(self, mask: Mask) -> list[str]:
-        """All lines of code that issued these calls, or only :meth:`line` without their stacks."""
+        """All lines of code that issued these calls; without their stacks, :meth:`line` alone."""
         if not self.trace.stacks:
             return []
         numbers = np.unique(columns.stacks(self.trace, self.table.op_id)[mask]).tolist()
@@ -176,9 +176,9 @@ class Facts:
     def on_all_ranks(
         self, look: Callable[[RankCalls], Seen], suffices: Callable[[Seen], bool]
     ) -> list[Seen]:
-        """Returns what ``look`` sees on each rank; empty if it does not suffice on one of them.
+        """Returns what ``look`` sees on each rank; empty if that does not suffice on some rank.
 
-        After the first such rank no other one is looked at: most rules end at the first rank.
+        The search ends at the first such rank: the first rank rules out most rules.
         """
         seen = []
         for calls in self.ranks:
@@ -230,7 +230,7 @@ class Facts:
 
     @property
     def on_device(self) -> bool:
-        """True if collectives ran on a device: its work is then not that of the thread."""
+        """True if collectives ran on a device, whose work is not that of the training thread."""
         of_ranks = zip(self.seen.traces, self.seen.tables, strict=True)
         return any(bool(_on_device(*of_rank).any()) for of_rank in of_ranks)
 

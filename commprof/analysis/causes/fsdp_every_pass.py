@@ -24,7 +24,7 @@ _FIX_OF_FSDP1 = (
     "    with contextlib.nullcontext() if last else YOUR_MODEL.no_sync():\n"
     "        YOUR_LOSS(YOUR_MODEL(batch)).backward()"
 )
-#: The passes before an update must be alike before this fraction of the updates.
+#: Fraction of the updates before which the numbers of passes must be the same.
 _USUAL = 0.9
 
 

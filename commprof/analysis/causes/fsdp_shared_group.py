@@ -24,7 +24,7 @@ _GATHER, _SCATTER = map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_te
 def _rule(facts: Facts) -> Sighting | None:
     if facts.world.communication.sharding is None or not _same_group(facts):
         return None
-    if is_flat(facts):  # it has no such setting
+    if is_flat(facts):  # FSDP1 has no such setting
         return None
     saved = _apart(facts)
     if saved is None or saved.low < _WORTH:

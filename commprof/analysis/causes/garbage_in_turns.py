@@ -31,7 +31,7 @@ def _rule(facts: Facts) -> Sighting | None:
     saving = saving_without(facts, removed)
     if saving is not None and saving.saved.value < WORTH_NAMING:
         return None
-    # All ranks wait for each: at most the sum over the ranks is lost.
+    # All ranks wait for each collection: at most the sum over the ranks is lost.
     lost = sum(collected_ns) / facts.steps / facts.step_ns
     mean_ms = ns_to_ms(sum(collected_ns) / number)
     return Sighting(

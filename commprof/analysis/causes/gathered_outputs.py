@@ -40,7 +40,7 @@ def _gathers(calls: RankCalls) -> Mask:
     last = np.searchsorted(begun, calls.table.issue_ns, side="right") - 1
     after_backward = (last >= 0) & (key[np.clip(last, 0, None)] == Phase.BACKWARD)
     mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls) & after_backward
-    mask &= calls.phase != Phase.OPTIMIZER  # those are of what it has updated
+    mask &= calls.phase != Phase.OPTIMIZER  # optimizers gather what they updated
     return mask & (calls.size_bytes >= _LEAST_BYTES)
 
 

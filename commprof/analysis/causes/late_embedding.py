@@ -16,7 +16,7 @@ from commprof.units import ns_to_ms
 _HALF = 0.5
 #: A smaller parameter is no embedding whose exchange is worth a sparse gradient.
 _LEAST_BYTES = 2**20
-#: The training thread waits for its bucket for at least this fraction of the step.
+#: The training thread waits for that parameter's bucket for at least this fraction of the step.
 _EXPOSED = 0.1
 
 

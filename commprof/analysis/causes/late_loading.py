@@ -38,7 +38,7 @@ def _saving(facts: Facts, rank: int) -> Saving | None:
 
 
 def _edit(facts: Facts) -> str:
-    """Workers for a loader that has none; those of another one may be more."""
+    """Adds workers to a loader without any; a loader with workers may have more of them already."""
     site = facts.script.only("DataLoader")
     given = [] if site is None else [k.value for k in site.call.keywords if k.arg == "num_workers"]
     if site is None or any(not isinstance(v, ast.Constant) or v.value for v in given):

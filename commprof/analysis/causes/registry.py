@@ -123,7 +123,7 @@ def named_causes(
 
 
 def _fix(cause: CatalogueCause, facts: Facts, sighting: Sighting) -> str:
-    """The fix in the job's own lines, else as its figures make it; empty for that of the cause."""
+    """The fix in the script's own lines, else the sighting's; empty to use the cause's own fix."""
     edited = cause.edit(facts, sighting) if cause.edit is not None else ""
     return edited or sighting.fix
 

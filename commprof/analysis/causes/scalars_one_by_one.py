@@ -67,7 +67,7 @@ def sighting(facts: Facts, rows: list[Bursts], least: float, what: str) -> Sight
 
 
 def edit_joined(facts: Facts, sighting: Sighting) -> str:
-    """One call in place of those of the loop at the sighting's line."""
+    """Returns one call that replaces the calls of the loop at the sighting's line."""
     script, line, op = facts.script, sighting.line, sighting.op
     if op in ("all_gather", "all_gather_into_tensor"):
         return joined_gathers(script, line)

@@ -10,7 +10,7 @@ from commprof.analysis.causes.facts import Facts
 from commprof.analysis.evidence import Figure
 from commprof.text import listed
 
-#: The idle interface is rated this many times faster.
+#: The idle interface is rated at least this many times faster.
 _FASTER = 2.0
 #: Exposed time, as a fraction of the step.
 _EXPOSED = 0.1

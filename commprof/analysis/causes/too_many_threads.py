@@ -31,7 +31,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _fix(facts: Facts, call: str) -> str:
-    """The call, in place of the script's own if it sets the number itself."""
+    """The call; it replaces the script's own call, if the script has one."""
     site = facts.script.only("set_num_threads")
     if site is None or not site.is_whole:
         return call

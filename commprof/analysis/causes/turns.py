@@ -18,8 +18,8 @@ from commprof.stats.intervals import robust_deviation
 from commprof.trace.schema import PHASES
 from commprof.units import ms_to_ns
 
-#: Own work is an outlier this many robust deviations, this fraction of the median step and this
-#: time above the rank's median. In steps of few ms, the host alone makes outliers.
+#: Own work is an outlier if it exceeds the rank's median by this many robust deviations, by this
+#: fraction of the median step, and by this time. In steps of few ms, the host alone makes outliers.
 _DEVIATIONS, _OF_STEP, LEAST_MS = 6.0, 0.2, 5.0
 #: Fewest measured steps.
 _STEPS = 8
@@ -59,7 +59,7 @@ def saving_without(
         facts: the world size.
         steps: what :func:`long_steps` returns.
         places: positions of the ranks.
-        is_divided: all ranks do an equal part of the work that these ranks do not do any more.
+        is_divided: True if all ranks share the removed work equally, instead of nobody doing it.
     """
     recorded = facts.replays
     base = None if recorded is None else recorded.step_ns()
@@ -78,7 +78,7 @@ def saving_without(
                 own_ns[position][is_long] = usual
         changed = recorded.step_ns(own_ns)
         if changed is not None:
-            # All ranks work at once, where this one worked: nobody waits for it.
+            # All ranks do their share of the work at the same time, so nobody waits for it.
             changed = changed + is_divided * divided_ns / facts.world.world_size
             return Saving(recorded.saved(base, changed), "replayed")
     wall = np.mean([part.wall_ns for part in facts.seen.measured], axis=0)

@@ -122,7 +122,7 @@ def _threads(trace: Trace, group: Group) -> int:
 
 
 def _on_timed_device(trace: Trace, table: Collectives) -> npt.NDArray[np.bool_]:
-    """True for the device collectives of every group of which a device event timed one or more."""
+    """True for the device collectives of groups in which a device event timed one or more."""
     records = trace.records
     ends = columns.of_kind(records, Kind.END)
     on_device = ends["flags"] & FLAG_DEVICE_TIME != 0

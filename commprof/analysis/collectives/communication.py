@@ -76,7 +76,8 @@ def _apart(run: WorldRun, seen: MeasuredWorld) -> TrainedApart | None:
     if seen.whole is not None or any(trace.dropped for trace in seen.recorded):
         return None
     by_python = any(trace.metadata.get("capture") == "python" for trace in seen.recorded)
-    # ``seen.traces`` have cached tables, but those of a device timeline differ from the recorded.
+    # ``seen.traces`` have cached tables, but on a device timeline they differ from the recorded
+    # ones.
     on_device = any(map(has_device_times, seen.recorded))
     found = exchanged_by_each(seen.recorded if on_device else seen.traces)
     return trained_apart(found, run.world_size, sees_all=not by_python)

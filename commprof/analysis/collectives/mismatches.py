@@ -52,8 +52,7 @@ _REMEMBERED = 512
 _COMPARED = 64
 #: What followed a sequence of calls is usual if the sequence was issued this many times before.
 _TIMES = 2
-#: Largest number of collectives of a group, of all ranks together, of which the issuing lines are
-#: read.
+#: Largest number of collectives of a group, of all ranks together, whose issuing lines are read.
 _MOST_LINES = 1 << 16
 #: Largest number of mismatches kept; further ones are only counted.
 _MOST_KEPT = 8

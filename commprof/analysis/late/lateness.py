@@ -27,8 +27,9 @@ from commprof.text import counted
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ms_to_ns, us_to_ns
 
-#: Largest probability with which a rank of an own run of few steps is named. With that of
-#: recordings, 2 of 600 clean schedules named a rank; with this one none.
+#: Largest probability at which a rank is named in a run of few steps that commprof itself recorded.
+#: With the limit for other tools' recordings, a rank was named in 2 of 600 schedules without a late
+#: rank; with this limit in none.
 _SIGNIFICANCE_OF_OWN_RUNS = 0.001
 
 
@@ -111,7 +112,7 @@ def lateness(
         if late is not None and not seen.recorded[0].is_foreign:
             is_beyond_chance = late.p_value <= _SIGNIFICANCE_OF_OWN_RUNS
             late = with_cause(late, caused) if is_beyond_chance else None
-        if late is not None:  # that waiting is a part of all waiting
+        if late is not None:  # its share is of a part of all waiting
             late = replace(late, share=late.share * float(of_ranks(caused).sum() / caused.sum()))
     else:
         origin_ns = np.stack([part.by_origin_ns[:, taken] for part in seen.measured])

@@ -69,7 +69,7 @@ def gathered_seldom(script: Script, line: str, names: tuple[str, ...], every: in
 
 
 def _is_read_later(site: Site, loop: ast.For) -> bool:
-    """True if the loop reads what a gather writes into after the call."""
+    """True if, after the call of a gather, the loop reads the gather's outputs."""
     # gather_object and gather name their input first.
     position = 1 if site.source.called(site.call).startswith("gather") else 0
     outputs = {
@@ -158,11 +158,12 @@ def joined_gathers(script: Script, line: str) -> str:
 
 
 def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr, made: str = "") -> str:
-    """Writes a list of what the rounds of a loop give to a call; empty if only the loop makes it.
+    """Returns code for a list of a call's argument in each round of a loop; empty if impossible.
 
-    Also empty if the loop uses it before the call, which may change it, or skip the call.
+    It is impossible if the loop itself makes the argument, or uses it before the call: that may
+    change the argument, or skip the call.
 
-    ``made``: name of the call's outputs, which the loop may make before the call all the same.
+    ``made``: name of the call's outputs, which the loop may make before the call.
     """
     targets = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
     if names_in(argument) & stored_in(*loop.body) or not names_in(argument) & targets:
@@ -212,9 +213,9 @@ def issued_at_once(script: Script, line: str, names: tuple[str, ...]) -> str:
 
 
 def moved_to_device(script: Script, line: str) -> str:
-    """Moves the tensor that a call is given to the GPU before.
+    """Moves the tensor that a call gets to the GPU before the call.
 
-    Only a tensor that its function makes by a call: elsewhere another name may refer to it.
+    Empty unless the same function made the tensor by a call: else other names may refer to it.
     """
     site = script.at(line)
     if site is None or not site.call.args or not isinstance(site.call.args[0], ast.Name):

@@ -59,7 +59,7 @@ def wrapped_model(script: Script) -> str:
         site.source.called(call) == "backward" for call in calls_in(function)
     )
     if isinstance(node, ast.Name) and not trains:
-        return ""  # a name of this function alone
+        return ""  # the model may have another name elsewhere
     if not site.source.is_alone(site.statement):
         return ""
     code = f"{model} = torch.nn.parallel.DistributedDataParallel({model})"
@@ -67,7 +67,7 @@ def wrapped_model(script: Script) -> str:
 
 
 def _not_the_inner(script: Script, wrapper: str) -> str:
-    """Puts the wrapper where the script calls its ``module`` or gives that a name."""
+    """Replaces ``wrapper.module`` by the wrapper where the script calls it or gives it a name."""
     inner = f"{wrapper}.module"
     for source in script.sources:
         for node in ast.walk(source.tree):

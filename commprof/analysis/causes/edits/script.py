@@ -20,7 +20,7 @@ _OF_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3")
 _COMMPROF = Path(__file__).parents[3]
 #: Columns of a line of a fix.
 _WIDTH = 78
-#: Positional arguments of a call; more of them may be those that a fix sets.
+#: Most positional arguments of a call; further ones may be settings that a fix sets.
 _POSITIONAL = 2
 #: A larger file is no training script.
 _MOST_BYTES = 2**20
@@ -65,7 +65,7 @@ class Source:
         }
 
     def unused(self, *names: str) -> tuple[str, ...]:
-        """The names, each with underscores behind it as long as the file uses it."""
+        """The names, each with underscores appended until the file does not use it."""
         used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         free = []
         for name in names:
@@ -99,7 +99,7 @@ class Source:
         return node
 
     def segment(self, node: ast.AST) -> str:
-        """The text of a node; that of ast goes through the whole file each time."""
+        """The text of a node; ``ast.get_source_segment`` reads the whole file each time."""
         if not isinstance(node, ast.expr | ast.stmt) or node.end_lineno is None:
             return ""
         lines = [line.encode() for line in self.lines[node.lineno - 1 : node.end_lineno]]
@@ -121,7 +121,7 @@ class Source:
         return not before.strip() and (not after or after.startswith(b"#"))
 
     def span(self, statement: ast.stmt) -> tuple[int, int]:
-        """First and last line of a statement; of one with a body, those of its head."""
+        """First and last line of a statement, or of its head if it has a body."""
         body = getattr(statement, "body", None)
         last = body[0].lineno - 1 if body else (statement.end_lineno or statement.lineno)
         return statement.lineno, last
@@ -252,7 +252,7 @@ class Script:
         ]
 
     def only(self, *names: str) -> Site | None:
-        """The only call of these names that a stack has, else in the first file, or at all."""
+        """The only call of these names; of several, the one in a stack, else in the first file."""
         sites = self.places(*names)
         if len(sites) > 1:
             ran = [site for site in sites if self._ran(site)]
@@ -266,9 +266,9 @@ class Script:
         return any((path, number) in self.ran for number in lines)
 
     def at(self, line: str, names: Sequence[str] = ()) -> Site | None:
-        """The call of one of these names, of any if there are none, on the line "FILE:LINE NAME".
+        """The call on the line "FILE:LINE NAME" of one of these names; without names, of any name.
 
-        None if no such call, or more than one of these names, is there.
+        None if there is no such call, or several.
         """
         path, _, number = line.partition(" ")[0].rpartition(":")
         source = next((source for source in self.sources if str(source.path) == path), None)
@@ -289,14 +289,14 @@ class Script:
 
 
 def script_of(trace: Trace) -> Script:
-    """Reads the files of a recording's script: that of its command, and those of its stacks."""
+    """Reads the files of the script that a recording names, in its command and in its stacks."""
     ran = set()
     for frame in {frame for frames in trace.stacks.values() for frame in frames}:
         file, _, number = frame.partition(" ")[0].rpartition(":")
         if number.isdecimal():
             ran.add((file, int(number)))
     files = sorted({file for file, _ in ran})
-    # The folder of a job is not recorded; a relative name is that of a file in its stacks.
+    # The job's folder is not recorded: a relative name is taken from the files in the stacks.
     scripts = [Path(str(part)) for part in (trace.metadata.get("command") or ())[:1]]
     first = [
         file
@@ -316,9 +316,9 @@ def script_of(trace: Trace) -> Script:
 
 
 def _source(path: Path, begin_ns: int) -> Source | None:
-    """Reads a file; None for those of others, changed ones, and those that cannot be read.
+    """Reads a file of the script; None for a file of a library, a changed or an unreadable one.
 
-    ``begin_ns``: begin of the recording in ns since the epoch; later changes count.
+    ``begin_ns``: begin of the recording in ns since the epoch; a file changed later is left out.
     """
     text = str(path)
     if path.suffix != ".py" or any(part in text for part in _OF_OTHERS):

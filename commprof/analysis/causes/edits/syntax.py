@@ -90,7 +90,8 @@ def updates(source: Source) -> list[ast.Call]:
 def step_loop(site: Site) -> ast.For | None:
     """Returns the innermost loop around a call that updates: a round is a step, not an epoch.
 
-    None if that is no ``for`` loop, or if no loop around updates and there are several.
+    If no loop around the call updates, returns the only loop around it. None if this loop is no
+    ``for`` loop, or if several loops are around the call.
     """
     source = site.source
     optimizer_steps = updates(source)

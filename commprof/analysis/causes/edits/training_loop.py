@@ -46,7 +46,8 @@ def last_pass_only(script: Script, model: str, setter: bool = False) -> str:
     if any(
         source.segment(late.func) == source.segment(call.func) for late in after for call in inside
     ):
-        # The update after the loop is of the passes that remain, none of which would exchange.
+        # The update after the loop uses the last passes; after the change, none of them would
+        # exchange.
         return ""
     guard = next((node for node in loop.body if isinstance(node, ast.If)), None)
     holds = guard is not None and all(
