@@ -95,7 +95,7 @@ def _cores(context: Mapping[str, Any], world: WorldResult) -> Iterator[RunFindin
         brief = "More threads than cores; whether ranks waited for cores was not measured."
     elif not world.parts.exposed_ms >= WORTH_A_LOOK * world.parts.step_ms:  # also if not known
         brief = "More threads than cores: ranks may have waited for cores while they computed."
-    elif "gloo" in context["backend"]:  # what gloo's threads wait for cores is not measured
+    elif "gloo" in context["backend"]:  # their waits for cores are not measured
         brief = "More threads than cores: gloo's threads may have waited for cores."
     caveat = (
         "Whether they waited for cores was not measured."

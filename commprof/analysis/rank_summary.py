@@ -159,7 +159,7 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
 
     def mean_ms(name: str) -> list[float]:
         means = (stacked(name).mean(axis=1) / NS_PER_MS).tolist()
-        return [math.nan if math.isnan(mean) else mean for mean in means]  # one NaN object
+        return [math.nan if math.isnan(mean) else mean for mean in means]  # all NaNs are one object
 
     exposed = stacked("exposed_ns")
     no_core = stacked("no_core_ns")

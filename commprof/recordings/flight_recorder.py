@@ -163,7 +163,8 @@ def _read(path: Path) -> tuple[list[Dump], list[str]]:
             "newer torch names them; the dump of one rank alone can be read"
         )
     if not any(entry.state == "completed" for dump in dumps for entry in dump.entries):
-        # dumps of active entries: none was dropped
+        # Only active entries were dumped: the others are missing for this reason, not because a
+        # full buffer dropped them.
         dumps = [replace(dump, since_ns=0) for dump in dumps]
     dumps = _from_zero(_with_retired(dumps))
     if not any(dump.entries for dump in dumps):
@@ -316,7 +317,8 @@ def _dump(rank: int, value: Any, entries_of: _Entries) -> Dump:
     ids = {about.pg_id: about.before[0] for about in descriptions}
     of_library = _is_of_library(value, version)
     if any(entry.backend == "gloo" for entry in entries) or (entries and not of_library):
-        # The numbers are of no use: gloo also counts operations without entries, a hook messages.
+        # The status is of no use: gloo also counts operations without entries, a hook also
+        # messages.
         status = {}
     elif not of_library:
         status = {key: one for key, one in status.items() if _has_completed(one)}

@@ -196,7 +196,8 @@ class EventReader:
         """Returns the value at the current position, reading further text as needed."""
         while True:
             if 0 < len(self._text) - self._at < _SHORT_CHARS < self._at:
-                # Python counts the lines up to an error, and an event is cut off in each piece.
+                # On an error, which each piece's cut-off event causes, Python counts all lines
+                # before it.
                 self._text, self._at = self._text[self._at :], 0
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)

@@ -136,7 +136,7 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
     read.clear()
     recordings.clear()
     traces = {}
-    for rank in sorted(by_rank):  # with its trace, a rank's events are no longer needed
+    for rank in sorted(by_rank):  # once its trace is made, its events are needed no more
         recording = by_rank.pop(rank)
         traces[rank] = trace_of(recording, rank, world_size, seqs.pop(rank), dtypes)
     if len(traces) > 1:

@@ -74,7 +74,8 @@ def with_group(
         call = replace(call, group_size=0)
     everyone = ListedGroup("", "", tuple(range(world_size)), world_size, frozenset())
     if listed is None:
-        # Two ranks have no smaller group; a group as large as the job has all its ranks.
+        # In a job of two ranks, or if the call's group is as large as the job, the group has all
+        # ranks.
         listed = [everyone] if world_size <= 2 or call.group_size == world_size else []
     fitting = [
         group

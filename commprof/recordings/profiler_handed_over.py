@@ -30,7 +30,8 @@ def handed_over(events: ProfilerEvents, world_size: int) -> list[Call]:
     calls = []
     for nest in _nests(events):
         telling = [event for event in nest if operation(_told(event)) != "other"]
-        # c10d records its metadata once for each collective; its operator may issue several.
+        # c10d records metadata once for each collective, but one operator may issue several of
+        # them.
         each = [event for event in telling if "Collective name" in event.arguments]
         each = (
             each or [event for event in telling if is_collective_range(event.name)] or telling[:1]

@@ -176,7 +176,7 @@ def _updates(events: ProfilerEvents) -> list[int]:
 def _steps(number: list[int], begin: list[int], end: list[int], said: str) -> FoundSteps:
     begin_ns = np.maximum.accumulate(np.array(begin, dtype=np.int64))
     end_ns = np.array(end, dtype=np.int64)
-    # Ends are rounded: move an end after the next begin back to it.
+    # Ends are rounded: an end that lies after the next begin is moved back to that begin.
     end_ns[:-1] = np.minimum(end_ns[:-1], begin_ns[1:])
     kept = end_ns > begin_ns
     return FoundSteps(_rising(np.array(number, np.int64)[kept]), begin_ns[kept], end_ns[kept], said)

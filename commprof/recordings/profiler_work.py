@@ -139,7 +139,8 @@ def working_or_python(
     idle = Stretches(busy.end_ns[:-1], busy.begin_ns[1:])
     pieces = within(idle, between(host.ran_ns))
     since, until = pieces.begin_ns, pieces.end_ns
-    # To the end of what the backend's thread ran within the range: others wait for this too.
+    # Until the end of all that the backend's thread ran within the range: others wait for all of
+    # it.
     times = [(call.begin_ns, until_ns) for call in calls for _, until_ns in call.times_ns[-1:]]
     begins, ends = np.array(sorted(times, key=_end), dtype=np.int64).reshape(-1, 2).T
     following = np.searchsorted(ends, until, side="right")

@@ -19,7 +19,8 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "Ranks compute gradients and update parameters, and no collective, message or backward "
-        "pass exchanges gradients between them, or those of some parameters are not exchanged."
+        "pass exchanges gradients between them, or the gradients of some parameters are not "
+        "exchanged."
     ),
     why=(
         "If the model is not wrapped, if the script calls the inner model in place of the wrapper, "

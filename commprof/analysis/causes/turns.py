@@ -102,7 +102,8 @@ def long_steps(facts: Facts) -> LongSteps | None:
     typical = float(np.median([part.wall_ns for part in measured]))
     least = max(_OF_STEP * typical, ms_to_ns(LEAST_MS))
     is_long = beyond > np.maximum(limit, least)[:, np.newaxis]
-    # [step, origin], over all ranks that waited: a table of each would hold all pairs of ranks.
+    # [step, origin], over all ranks that waited: a table for each waiting rank would hold all pairs
+    # of ranks.
     waited = of_ranks(caused_in_all(measured, np.ones(facts.steps, dtype=np.bool_)))
     cost = np.zeros(is_long.shape)
     for position, rank in enumerate(ranks):

@@ -144,7 +144,8 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
     windows = list(zip(steps.begin_ns[rows].tolist(), steps.end_ns[rows].tolist(), strict=True))
     of_part = _of_part(trace, table, windows[0][0])
     found = [_passes(table, of_part, begins, window) for window in windows]
-    # Where evaluation precedes a step's first pass, their all-gathers cannot be told apart.
+    # Evaluation before a step's first pass gathers too, and its calls cannot be told from the
+    # pass's.
     firsts = Counter(tuple(table.bytes_out[passes[0][FORWARD]].tolist()) for passes in found)
     whole = max(firsts, key=lambda sizes: (len(sizes) > 0, firsts[sizes]))
     for passes in found:

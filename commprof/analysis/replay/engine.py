@@ -259,7 +259,7 @@ def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
     rows = np.flatnonzero(~among(op, *POINT_TO_POINT))
     group = seen.matching.group
     if not len(rows) or (group[rows] == group[rows[0]]).all():
-        same = rank[rows[1:]] == rank[rows[:-1]]  # all in one queue a rank, in order already
+        same = rank[rows[1:]] == rank[rows[:-1]]  # one queue a rank: in order already
     else:
         rows = rows[np.lexsort((rows, group[rows], rank[rows]))]
         later, earlier = rows[1:], rows[:-1]

@@ -186,7 +186,7 @@ def _spec(where: str, node: Node) -> str:
     If ``node`` is a list, its items are joined by commas.
     """
     if node.id == "sequence":
-        # No list within a list: one that contains itself, by a YAML alias, would have no end.
+        # No list within a list: by a YAML alias, a list may contain itself, and would have no end.
         items = [item if item.id == "mapping" else _text(where, item) for item in node.value]
         return ",".join(item if isinstance(item, str) else _spec(where, item) for item in items)
     words = []

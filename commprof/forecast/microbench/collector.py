@@ -135,7 +135,7 @@ class SweepRun:
         return float(largest)
 
 
-_WRITE_EVERY_S = 2.0  # a long sweep's file takes a tenth of a second
+_WRITE_EVERY_S = 2.0  # writing a long sweep's file takes 0.1 s
 
 
 @dataclass

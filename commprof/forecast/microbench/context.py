@@ -125,5 +125,5 @@ def _backend_version(backend: str) -> str:
 def _text(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:  # speed of an interface that has none
+    except OSError:  # the interface has no speed
         return ""
