@@ -72,7 +72,8 @@ class CardLink:
     step_bytes: float
     #: Rate of one host's outgoing link while a collective was in flight.
     in_flight_gbit_per_s: float
-    #: Interfaces that every host has, that carried nearly nothing and are rated at least as fast.
+    #: Interfaces that every host has, that carried nearly nothing, and are rated at least as fast
+    #: as the one in use.
     idle: tuple[str, ...]
 
 

@@ -70,7 +70,7 @@ class WorldDetail:
     with_cores_ms: Floats
     #: ``[rank, culprit]``: mean waiting per step of each of ``ranks`` for each global rank.
     waited_for_ms: Floats
-    #: Makes :attr:`timeline`, which takes long and is not part of each report.
+    #: Makes :attr:`timeline`, which takes long, and which not every report needs.
     drawn: Later
     #: True if times of different ranks can be compared.
     clocks_shared: bool

@@ -20,7 +20,7 @@ from commprof.text import counted, in_seconds, listed, named_ranks, plural
 
 #: Fewer measured steps than this say little about spread.
 FEW_STEPS = 10
-#: Fraction of the exposed time that may be unsplit without a word.
+#: Largest unsplit fraction of the exposed time that is not mentioned.
 _WORTH_A_WORD = 0.005
 
 

@@ -220,8 +220,8 @@ def _entry_before(entry: Entry) -> Entry:
 def _before(seq: int, dump: Dump) -> int:
     """Returns a number of a group's status, counted from 0; -1 if the status has none.
 
-    The status of a hook counts from 0 already. A hook's dump lists the groups' ranks; gloo's does
-    not.
+    The status of a hook counts from 0 already. A dump without a library's recorder is a hook's if
+    it lists the groups' ranks, else gloo's.
     """
     return max(-1, seq - (1 if dump.of_library or not dump.members else 0))
 

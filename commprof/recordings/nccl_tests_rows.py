@@ -16,7 +16,7 @@ _DAMAGED = 0.1
 _ROUNDING = 1e-3
 #: A program of nccl-tests that measures no collective of NCCL's.
 _NO_COLLECTIVE = "hypercube"
-#: c10d's operation by the name in the program's name; a longer name stands before its parts.
+#: c10d's operation by its name within the program's name. A name that contains others comes first.
 _OPS = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",

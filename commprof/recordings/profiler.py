@@ -159,7 +159,7 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
 
 
 def _world_size(recordings: Sequence[RankRecording]) -> int:
-    """Returns the number of ranks that the files or their groups tell."""
+    """Returns the number of ranks, as the files or their groups state it."""
     # Sizes of groups that follow from tensors on the host count only if nothing else shows the
     # job's size.
     telling = [

@@ -30,7 +30,7 @@ _OF_KIND: Final = tuple(field.name for field in fields(Call) if field.name not i
 
 
 class CallKinds:
-    """Numbers kinds, of all ranks of a job."""
+    """Gives a number to each kind of call of all ranks of a job."""
 
     def __init__(self) -> None:
         """Knows no kind yet."""

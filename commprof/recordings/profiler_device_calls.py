@@ -198,7 +198,7 @@ def _kinds(
 
 
 def _kind(texts: EventTexts, key: Sequence[int], world_size: int) -> Call:
-    """Makes a call from numbers of texts: of the kernel, the best range and those around it."""
+    """Makes a call from the numbers of its texts: of the kernel, its best range, other ranges."""
     kernel, kernel_name = texts.arguments[key[1]], texts.names[key[0]]
     best, *inside = (pair for pair in zip(key[3::2], key[4::2], strict=True))
     told: dict[str, Any] = {}

@@ -103,7 +103,7 @@ def with_group(
 
 
 def _with_sizes(call: Call) -> Call:
-    """Returns the call with input or output bytes that were not recorded, or without sizes."""
+    """Fills in bytes that were not recorded; drops the sizes if these bytes cannot be known."""
     op, ranks = call.op, call.group_size
     output_lacks = call.bytes_out < 0
     input_lacks = call.bytes_in == 0 < call.bytes_out

@@ -315,7 +315,7 @@ def _joined(
 ) -> tuple[list[int], set[int]]:
     """Returns the operator that each range belongs to, or -1, and the ranges in doubt.
 
-    Ranges in doubt belong to an operator of that kind, but perhaps to another one.
+    A range in doubt belongs to an operator of this kind, but maybe to another one than returned.
     """
     owner, in_doubt = [-1] * len(ran), set[int]()
     transfers: defaultdict[_Kind, list[int]] = defaultdict(list)

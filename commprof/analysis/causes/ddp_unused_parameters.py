@@ -15,8 +15,8 @@ from commprof.text import in_ms
 from commprof.trace.columns import Ints
 from commprof.units import ns_to_ms
 
-#: The search and the all-reduce of the used parameters are worth a word from this fraction of the
-#: step on.
+#: The search and the all-reduce of the used parameters are mentioned if they take at least this
+#: fraction of the step.
 WORTH = 0.01
 #: Bytes of one parameter's mark in that all-reduce.
 _MARK_BYTES = 4
@@ -57,7 +57,7 @@ class SearchCost:
 
     share: float
     removed: list[Removed]
-    #: A sentence.
+    #: What is known of the cost, as a sentence.
     cost: str
 
 

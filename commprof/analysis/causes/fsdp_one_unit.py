@@ -62,7 +62,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _edit(facts: Facts) -> str:
-    """The blocks sharded before the model, with the settings that the script gives it."""
+    """Shards the blocks before the model, with the settings that the script gives the model."""
     if is_flat(facts):
         return edit_of_fsdp1(facts)
     sites = [site for site in facts.script.places("fully_shard") if site.loop is None]

@@ -16,7 +16,7 @@ from commprof.stats.intervals import Interval
 from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS
 
-#: The low end of the gain, because a second group costs memory and shares the network.
+#: Least low end of the gain, as a second group costs memory and shares the network.
 _WORTH = 0.05
 _GATHER, _SCATTER = map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor"))
 

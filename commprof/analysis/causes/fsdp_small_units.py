@@ -44,7 +44,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _edit(facts: Facts) -> str:
-    """Several modules of the script's own loop as one unit, in the order in which they run."""
+    """Shards several modules of the script's own loop as one unit, in the order of their use."""
     if is_flat(facts):
         return edit_of_fsdp1(facts)
     sites = [site for site in facts.script.places("fully_shard") if site.loop is not None]

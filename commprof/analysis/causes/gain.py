@@ -20,7 +20,7 @@ from commprof.trace.stretches import gaps, stretches
 class Removed:
     """What a fix removes from one rank's recording."""
 
-    #: Calls that are not made, over the rank's table.
+    #: Mask over the rank's table: the calls that are not made.
     calls: Mask
     #: Begins and ends, in ns, of intervals that do not overlap; the thread's own work in them is
     #: removed too.

@@ -14,7 +14,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 
-#: Cost of a call without data to helper threads, as the number of bytes that cost as much.
+#: Cost to helper threads of a call without data, as the number of bytes that cost as much.
 _CALL_BYTES = 2**16
 
 

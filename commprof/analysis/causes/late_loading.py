@@ -30,7 +30,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _saving(facts: Facts, rank: int) -> Saving | None:
-    """The replay with this rank as fast as the others; None if there is none."""
+    """Replays the steps with this rank as fast as the others; None if that is not possible."""
     gains = facts.world.gains
     rows = [row for row in gains.gains if row.rank == rank] if gains is not None else []
     rows = [row for row in rows if row.phase == "data"] or [r for r in rows if r.change == "rank"]

@@ -22,7 +22,7 @@ _LEAST, _MEAN_BYTES = 8, 2**20
 
 
 def _sent(calls: RankCalls) -> Mask:
-    """Broadcasts of updated parameters, by the stacks of those that have one."""
+    """Broadcasts of updated parameters, recognised by the stacks that were recorded."""
     mask = calls.chosen(["broadcast"]) & calls.of_script
     numbers = [n for n, frames in calls.trace.stacks.items() if any(_FILE in f for f in frames)]
     if not numbers or not mask.any():

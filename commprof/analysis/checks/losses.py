@@ -99,8 +99,8 @@ def _mann_kendall(values: Sequence[float]) -> tuple[float, float]:
     return score / (n * (n - 1) / 2), two_sided(deviate)
 
 
-#: Largest relative difference between losses of one step that summing in another order
-#: explains, by precision.
+#: By precision: how much the losses of a step may differ, relatively, if sums are only computed in
+#: another order.
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 
 

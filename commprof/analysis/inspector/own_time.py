@@ -34,7 +34,7 @@ _SIGNIFICANCE: Final = 0.001
 _CLEARLY: Final = 2.0
 #: Fewest processes whose spread is measured.
 _FEWEST: Final = 3
-#: Of the interval in which a limit is searched.
+#: Number of times that the interval in which a limit is searched is halved.
 _HALVINGS: Final = 60
 
 

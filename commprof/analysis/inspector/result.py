@@ -148,8 +148,8 @@ class InspectorResult:
     graph_captured: int
     #: True if calls or ranks are missing, so that waiting is at least what is shown.
     is_lower_bound: bool
-    #: A process that works so much longer than the others over the run, or is late by so much, is
-    #: told from them; one that is late by less may be missed. NaN if it is not known.
+    #: Least time over the run by which a process must be late, or work longer than the others, to
+    #: be told from them; a process that is late by less may be missed. NaN if it is not known.
     least_late_s: float
     #: What is not known, and what could not be read, as sentences without a full stop.
     caveats: tuple[str, ...]

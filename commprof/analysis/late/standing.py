@@ -12,7 +12,7 @@ from commprof.trace.documents import Group
 from commprof.trace.operations import codes_of
 from commprof.trace.schema import OPS, POINT_TO_POINT
 
-#: Operations whose completion gloo does not report: it is known only if a wait for it blocked.
+#: Operations whose completion gloo does not report; it is known only if a wait for one blocked.
 SILENT = {
     *POINT_TO_POINT,
     *codes_of("reduce_scatter"),

@@ -27,9 +27,10 @@ _OF_STEPS = 0.75
 #: ... by this fraction of the step. All of its work must do so in half of the steps, so that no
 #: other phase makes up for it.
 _OF_STEP = 0.02
-#: If several ranks are slow, the slowest is named if its excess is so many times the next largest.
+#: If several ranks are slow, the slowest is named if its excess is this many times the next
+#: largest.
 _CLEARLY = 2.0
-#: Probability at which chance does not explain that a rank is named.
+#: Significance level: a rank is named if chance would name one with at most this probability.
 SIGNIFICANCE = 0.01
 #: A cause is named if it explains at least this fraction of the waiting that a rank caused.
 _MOST = 0.5
@@ -45,8 +46,8 @@ class SlowRank:
     phase: str
     #: Least time by which the phase exceeds the others' median in three of four steps.
     excess_ns: float
-    #: Sign test: probability of as many steps beyond the others' median by chance, for any rank and
-    #: phase; correlated steps count as fewer.
+    #: p-value of a sign test: the probability that chance puts some phase of some rank beyond the
+    #: others' median in so many steps. Correlated steps count as fewer.
     p_value: float
 
 

@@ -88,7 +88,7 @@ def _options(kind: Any, is_async: bool, **values: Any) -> Any:
 
 
 def _with_copy(buffers: Buffers, copies: bool, start: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns `start`, preceded by a copy of input to output if `copies` and not in place."""
+    """Returns `start`; with `copies` and out of place, it first copies input to output."""
     source, target = buffers.source, buffers.target
     if source is target or not copies:
         return start

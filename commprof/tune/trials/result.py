@@ -45,7 +45,7 @@ class CandidateResult:
     techniques: int
     #: True if training with the candidate gives the same bits as training without it.
     exact: bool
-    #: True if gradients change by more than the order of summation, even if not measured.
+    #: True if gradients change by more than the order of summation, even if this was not measured.
     compresses: bool
     #: Typical step on the slowest rank: Hodges-Lehmann estimate of the logarithm over rounds, see
     #: ``stats.intervals.center``.
