@@ -157,7 +157,7 @@ def _arrivals(state: JobState) -> list[str]:
         return []
     parts = [f"not known for {unknown} of {total} collectives"] if unknown else []
     if partial:
-        parts += [f"for {partial} of {total} known only among the hosts that were heard"]
+        parts += [f"for {partial} of {total} known only among the hosts that were heard from"]
     return [f"Rank that came last: {'; '.join(parts)}."]
 
 

@@ -208,6 +208,6 @@ def test_collectives_whose_last_rank_is_not_surely_known_are_counted() -> None:
     )
     said = (
         "Rank that came last: not known for 6 of 200 collectives; for 4 of 200 known only among "
-        "the hosts that were heard."
+        "the hosts that were heard from."
     )
     assert said in frame(job_state(ranks=ranks), "run", 200)
