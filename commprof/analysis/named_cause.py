@@ -51,7 +51,7 @@ class NamedCause:
 
     @property
     def weight(self) -> float:
-        """Sort key of causes: fraction of the step that the fix saves, else the cause takes."""
+        """Sort key of causes: fraction of the step that the fix saves, or else the cause takes."""
         if self.saving is not None:
             return self.saving.saved.value
         return 0.0 if math.isnan(self.share) else self.share

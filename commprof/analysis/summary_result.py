@@ -172,5 +172,5 @@ class SummaryResult:
     #: Sentences on traces that could not be read, or not to their end.
     problems: tuple[str, ...]
     cross_checks: tuple[CrossCheck, ...]
-    #: As ``WorldResult.apart``.
+    #: As ``Communication.apart``.
     apart: TrainedApart | None = None

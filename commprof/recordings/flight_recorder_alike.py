@@ -1,4 +1,4 @@
-"""Numbers the entries of dumps by what they have in common, so that each kind is read once.
+"""Gives alike entries of dumps the same number, so that each kind of entry is read once.
 
 The ranks of a job issue the same operations, from the same lines: entries differ in numbers and
 times.
@@ -23,7 +23,7 @@ _WITHOUT_REFERENCES: Final = 2
 
 
 class AlikeEntries(Protocol):
-    """Numbers entries; those with the same number are alike, in whichever dump."""
+    """Gives numbers to entries; entries of all dumps with the same number are alike."""
 
     def read(self, dictionaries: list[Any]) -> tuple[Ints, Ints]:
         """Returns the entries' numbers, which count up from 0, and a row of ``INTEGERS`` for each.

@@ -185,7 +185,7 @@ def about_roots(rows: Sequence[NcclTestsRow]) -> list[str]:
 
 
 def in_rounds(rows: Iterable[NcclTestsRow], first: int = 0) -> list[NcclTestsRow]:
-    """Numbers the passes over all sizes of one table, from ``first``.
+    """Gives the passes over all sizes of one table their numbers, from ``first`` on.
 
     A pass begins where the size falls. Rows of one size follow each other within a pass if sizes
     were rounded to the same; if the table has one size only, each row is a pass.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Pauses the collection of cycles: the objects that readers make have none, and stay."""
+    """Pauses the collection of cycles: objects that readers make have no cycles, and are kept."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

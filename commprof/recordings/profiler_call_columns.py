@@ -39,7 +39,7 @@ class CallKinds:
         self._columns: dict[Any, npt.NDArray[Any]] = {}
 
     def number(self, call: Call) -> int:
-        """Returns the number of a call's kind."""
+        """Returns the number that stands for a call's kind."""
         key = tuple([getattr(call, name) for name in _OF_KIND])
         number = self._numbers.setdefault(key, len(self.kinds))
         if number == len(self.kinds):

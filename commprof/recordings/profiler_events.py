@@ -153,7 +153,7 @@ class ProfilerEvents:
             named_events.append(events)
 
     def add_unreadable(self, name: str, count: int) -> None:
-        """Counts kernels that communicate without recorded details, the first of this name."""
+        """Counts kernels that communicate without recorded details; ``name``: name of the first."""
         self.unreadable += count
         self.unreadable_name = self.unreadable_name or printable(name[:60])
 

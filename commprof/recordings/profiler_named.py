@@ -58,14 +58,14 @@ class EventTexts:
         self._masks: dict[Callable[[str], bool], Mask] = {}
 
     def name(self, name: str) -> int:
-        """Returns the number of a name."""
+        """Returns the number that stands for a name."""
         number = self._number_of_name.setdefault(name, len(self.names))
         if number == len(self.names):
             self.names.append(name)
         return number
 
     def of_arguments(self, arguments: dict[str, Any]) -> int:
-        """Returns the number of arguments, without ``INTEGERS``."""
+        """Returns the number that stands for these arguments, ``INTEGERS`` left out."""
         key = marshal.dumps(list(arguments.items()), _WITHOUT_REFERENCES)
         number = self._number_of_arguments.setdefault(key, len(self.arguments))
         if number == len(self.arguments):

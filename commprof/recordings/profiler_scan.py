@@ -193,7 +193,7 @@ class TraceScanner:
         events.keep(LIST_OF[kind], table)
 
     def _learn_arguments(self) -> None:
-        """Numbers new combinations of arguments."""
+        """Gives numbers to new combinations of arguments."""
         new = self._scanner.combinations(len(self._arguments_in_texts))
         if not new:
             return

@@ -160,7 +160,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Facts:
-    """One world size, seen by the rules."""
+    """One world size, as the rules see it."""
 
     context: Mapping[str, Any]
     world: WorldResult

@@ -60,7 +60,7 @@ class BucketBytes(FieldGroup):
 
     @property
     def plain_bytes(self) -> float:
-        """Bytes that a ring all-reduce in fp32 sends; NaN if ``ratio`` is."""
+        """Bytes that a ring all-reduce in fp32 sends; NaN if ``ratio`` is NaN."""
         return self.ratio * self.wire_bytes
 
 

@@ -175,7 +175,7 @@ class WordsWithoutGroups(Words):
     """Names operations without their groups, so that many ranks share one sentence."""
 
     def operation(self, operation: PendingOperation) -> str:
-        """Describes an operation of a group that is one of many."""
+        """Describes an operation of one of many groups."""
         if operation.seq < 0:
             return "a recv from any rank"
         if operation.peer < 0:

@@ -113,7 +113,7 @@ def _available_bytes(meminfo: Path) -> int | None:
 
 
 SYNCS = ("barrier", "none")
-"""Choices of `Plan.sync`."""
+"""Choices of `BenchPlan.sync`."""
 
 MOST_ROUNDS = 10
 """Largest number of passes (rounds) over the sizes. 10 are enough to compare two sweeps: an exact
@@ -240,7 +240,7 @@ class Sweep:
     world_size: int
     """Number of ranks."""
     counts: tuple[int, ...]
-    """Numbers of elements, as `Operation.count` returns them, smallest first."""
+    """Numbers of elements, as `BenchOperation.count` returns them, smallest first."""
 
     @property
     def cells(self) -> int:

@@ -80,7 +80,7 @@ class Replicated(NamedTuple):
 
 
 def new_random() -> np.random.Generator:
-    """Returns the random generator of a scenario, the same for all, so that they compare."""
+    """Returns a random generator, the same for all scenarios, so that they can be compared."""
     return np.random.default_rng(_SEED)
 
 

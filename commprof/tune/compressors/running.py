@@ -83,7 +83,8 @@ class Running:
         self.rank, self.world_size = model_group.rank(), model_group.size()
         parameters = [parameter for _, parameter in named]
         self.is_native = groups.native
-        #: False if fp32 sums through shared memory replace the scheme, see ``Exchange.compresses``.
+        #: False if fp32 sums through shared memory replace the scheme, see
+        #: ``ExchangeWay.compresses``.
         self.compresses = True
         #: Number of ranks that each keep a residual of a parameter: the gradients' mean is a mean
         #: over these ranks. With ``hierarchical=1``, one rank of each host keeps one.

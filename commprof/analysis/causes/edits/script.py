@@ -108,7 +108,7 @@ class Source:
         return b"\n".join(lines).decode()
 
     def body(self, statement: ast.stmt) -> list[ast.stmt]:
-        """The statements among which one stands: a body, or those after ``else`` or ``finally``."""
+        """The list that holds a statement: a body, or what follows ``else`` or ``finally``."""
         fields = ast.iter_fields(self.parents[statement])
         return next(value for _, value in fields if isinstance(value, list) and statement in value)
 
@@ -167,7 +167,7 @@ class Source:
         return f"{self.segment(call.func)}({', '.join(texts)})"
 
     def with_settings(self, call: ast.Call, settings: Mapping[str, object]) -> str:
-        """In place of a call's statement, the same with other keyword arguments; "" if impossible.
+        """Replaces a call's statement by the same with other keyword arguments; "" if impossible.
 
         Args:
             call: the call.
