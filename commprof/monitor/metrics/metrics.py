@@ -258,7 +258,7 @@ METRICS: Final = (
     ),
     _total(
         "network_bytes",
-        "Bytes received or sent by a network interface since boot.",
+        "Bytes received or sent by an interface since boot; exchange within the host is in lo.",
         values.network,
     ),
     _total(

@@ -1,0 +1,66 @@
+#!/bin/bash
+# Guess: groups that a job makes after init_process_group(timeout=...) have its time-out: new_group
+# and init_device_mesh say nothing else, and a mesh is how FSDP2 and tensor parallelism get groups.
+# Truth: they have the backend's default, over gloo 30 minutes. With two seconds given to
+# init_process_group, a rank that comes four seconds late is waited for without an error in every
+# group but the default one. A mesh dimension of all ranks is the default group and has the two
+# seconds; each smaller dimension has 30 minutes.
+# Seen with torch 2.13.0, gloo, 4 ranks.
+set -euo pipefail
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python=${FINDINGS_PYTHON:-}
+if [ -z "$python" ]; then
+  python3 -m venv "$work/venv"
+  python=$work/venv/bin/python
+  "$python" -m pip install -q --no-compile torch==2.13.0 numpy==2.4.6
+fi
+cat > "$work/job.py" <<'EOF'
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+
+def expect(what, seen, wanted):
+    """Ends the run with a sentence where rank 0 sees something else than what this file states."""
+    if dist.get_rank() == 0:
+        print(f"torch {torch.__version__}: {what}: {seen}", flush=True)
+        if seen != wanted:
+            raise SystemExit(f"changed: {what} was {wanted} and is {seen}")
+
+
+def timeout_s(group):
+    return group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+
+
+def of_late_rank(group):
+    """Says how an all-reduce ends for which the last rank comes four seconds late."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        time.sleep(4)
+    try:
+        dist.all_reduce(torch.ones(1), group=group)
+    except RuntimeError as error:
+        return "Timed out" if "Timed out" in str(error) else "an error"
+    return "works"
+
+
+dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+again = dist.new_group(range(dist.get_world_size()))
+whole = init_device_mesh("cpu", (4,)).get_group()
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+expect("seconds of the default group", timeout_s(dist.group.WORLD), 2.0)
+expect("seconds of a mesh over all ranks", timeout_s(whole), 2.0)
+expect("seconds of new_group of the same ranks", timeout_s(again), 1800.0)
+expect("seconds of a mesh's rows", timeout_s(mesh["data"].get_group()), 1800.0)
+expect("seconds of its columns", timeout_s(mesh["tensor"].get_group()), 1800.0)
+expect("a rank 4 s late in new_group's group", of_late_rank(again), "works")
+expect("a rank 4 s late in the default group", of_late_rank(dist.group.WORLD), "Timed out")
+os._exit(0)  # the default group cannot be used any more, nor ended
+EOF
+cd "$work"
+export OMP_NUM_THREADS=1
+"$python" -m torch.distributed.run --standalone --nproc-per-node 4 job.py
