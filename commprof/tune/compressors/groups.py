@@ -22,6 +22,15 @@ from commprof.tune.compressors.compressor import Compressor
 _PATIENCE_S = 10.0
 
 
+def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
+    """Returns a group's time-out for tensors of a device; None if its backend does not tell.
+
+    ``new_group`` gives a group the backend's default, whatever the job has set for its own groups.
+    """
+    backend = group._get_backend(device)
+    return backend.options._timeout if hasattr(backend, "options") else None
+
+
 class Connections:
     """Connections between the ranks of one process group."""
 
@@ -178,13 +187,11 @@ class Groups:
         return self._groups[backend]
 
     def _new_group(self, ranks: list[int], backend: str) -> dist.ProcessGroup:
-        cpu = self._model_group._get_backend(torch.device("cpu"))
-        timeout = cpu.options._timeout if hasattr(cpu, "options") else None
         # Ranks outside of this model's group do not call this and must not be waited for.
         local = len(ranks) < dist.get_world_size()
         return dist.new_group(
             ranks,
-            timeout=timeout,
+            timeout=timeout_of(self._model_group, torch.device("cpu")),
             backend=backend,
             use_local_synchronization=local,
             group_desc="commprof_compressor",

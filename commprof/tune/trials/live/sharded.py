@@ -20,6 +20,7 @@ from torch import nn
 from commprof.capture.job.metadata import rank_and_world_size
 from commprof.capture.patches.replaced import Patches
 from commprof.capture.profiler import Profiler
+from commprof.tune.compressors.groups import timeout_of
 from commprof.tune.trials.candidates import HEADROOM, ROLES, Candidate, parse_candidate
 from commprof.tune.trials.live.state import alive
 from commprof.tune.trials.sharding import (
@@ -186,7 +187,10 @@ class ShardedModel:
         ranks = tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
         if ranks not in self._scatter_groups:
             self._scatter_groups[ranks] = dist.new_group(
-                list(ranks), use_local_synchronization=True, group_desc="fsdp_reduce_scatter"
+                list(ranks),
+                timeout=timeout_of(group.mesh_info.shard_process_group, group.device),
+                use_local_synchronization=True,
+                group_desc="fsdp_reduce_scatter",
             )
         return self._scatter_groups[ranks]
 

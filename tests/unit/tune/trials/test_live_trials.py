@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ from commprof.tune.trials.live.controller import Trial
 from commprof.tune.trials.live.switches import Bucketings, ReplicatedModel, obstacle
 from commprof.tune.trials.plan import SETTLE_STEPS, parse_trial
 
+#: Of the job's default group; a group that is made later has another one unless it is given.
+TIME_OUT = timedelta(minutes=7)
+
 
 @pytest.fixture(autouse=True)
 def one_rank() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=TIME_OUT)
     yield
     if dist.is_initialized():
         dist.destroy_process_group()

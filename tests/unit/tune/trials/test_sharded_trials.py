@@ -26,7 +26,7 @@ from commprof.tune.trials.live.sharded import (
     set_every_model,
 )
 from commprof.tune.trials.plan import SETTLE_STEPS, parse_trial
-from tests.unit.tune.trials.test_live_trials import Steps, model, one_rank, train
+from tests.unit.tune.trials.test_live_trials import TIME_OUT, Steps, model, one_rank, train
 
 __all__ = ["one_rank"]
 
@@ -153,6 +153,7 @@ def test_reductions_get_a_group_of_their_own_which_is_made_once() -> None:
     assert made[0] is not None
     assert made[0] is not root._get_fsdp_state()._fsdp_param_groups[0].mesh_info.shard_process_group
     assert all(group is made[0] for group in made)
+    assert made[0]._get_backend(torch.device("cpu")).options._timeout == TIME_OUT
     assert setting.impossible(own) == ""
 
 
