@@ -83,8 +83,8 @@ def page(answers: Mapping[str, Mapping[str, str]]) -> str:
     of_newest = sum(answers[newest].get(one.name, "-") != "-" for one in asked)
     counts = (
         f"Of {len(asked)} statements, {len(wrong)} do not hold in at least one of "
-        f"{', '.join(map(_short, versions))}; of the {of_newest} that were tried with "
-        f"{_short(newest)}, {now} do not hold there. - is not tried. The last column says what "
+        f"{', '.join(versions)}; of the {of_newest} that were tried with "
+        f"{newest}, {now} do not hold there. - is not tried. The last column says what "
         f"they changed here ({led}), or which file rests on them. Before torch 2.13 Flight "
         "Recorder has no entries over gloo.\n"
     )
@@ -99,12 +99,8 @@ def page(answers: Mapping[str, Mapping[str, str]]) -> str:
     return "".join(parts)
 
 
-def _short(version: str) -> str:
-    return version.partition("+")[0]
-
-
 def _order(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in _short(version).split("."))
+    return tuple(int(part) for part in version.split("."))
 
 
 def _is_wrong(
@@ -119,7 +115,7 @@ def _wrong_table(
 ) -> list[str]:
     if not rows:
         return []
-    names = " | ".join(map(_short, versions))
+    names = " | ".join(versions)
     lines = [
         f"\n| one would guess | {names} | what follows |\n",
         f"|{'---|' * (len(versions) + 2)}\n",
