@@ -21,7 +21,8 @@ from commprof.trace.schema import ELEMENT_BYTES, NO_SEQ
 
 Ints = npt.NDArray[np.int64]
 
-_MOST_BYTES: Final = 2**62
+#: Largest size; larger numbers in a recording are not sizes.
+MOST_BYTES: Final = 2**62
 #: Bytes of an element by type name: the names in c10d's metadata, and the C++ names in the
 #: profiler's input types, without "c10::".
 _ELEMENT_BYTES: Final = {
@@ -114,7 +115,9 @@ def element_bytes(type_name: str) -> int:
 def described(name: str, args: dict[str, Any], world_size: int) -> Call:
     """Makes a call from a name and arguments; its times are still unset."""
     op = operation(name)
-    size = element_bytes(str(args.get("dtype", "")))
+    # A type that is not known, or no number of elements, is an unknown size.
+    dtype = str(args.get("dtype", "")) if "In msg nelems" in args else ""
+    size = element_bytes(dtype)
     ranks = _numbers(args.get("Process Group Ranks"))
     in_group = _whole(args.get("Group size"))
     if not 0 < in_group <= MOST_RANKS:
@@ -130,10 +133,10 @@ def described(name: str, args: dict[str, Any], world_size: int) -> Call:
         group_ranks=ranks if len(ranks) == in_group else (),
         seq=_seq(args.get("Seq")),
         peer=_peer(op, args, ranks),
-        dtype=str(args.get("dtype", "")),
+        dtype=dtype if size else "",
         elements=_whole(args.get("In msg nelems")),
-        bytes_in=min(given_in, _MOST_BYTES),
-        bytes_out=min(given_out, _MOST_BYTES),
+        bytes_in=min(given_in, MOST_BYTES),
+        bytes_out=min(given_out, MOST_BYTES),
         launch_ns=0,
         launch_thread=-1,
         begin_ns=0,
@@ -171,7 +174,7 @@ def of_job(call: Call, world_size: int) -> Call:
     out = (
         call.bytes_out if call.bytes_out >= 0 else output_bytes(call.op, call.bytes_in, world_size)
     )
-    return replace(call, group_size=world_size, bytes_out=min(out, _MOST_BYTES))
+    return replace(call, group_size=world_size, bytes_out=min(out, MOST_BYTES))
 
 
 def output_bytes(op: str, bytes_in: int, ranks: int) -> int:
@@ -198,7 +201,7 @@ def sizes_of(arguments: dict[str, Any]) -> dict[str, Any]:
 def _whole(value: Any) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 19:
         value = int(value)
-    return value if type(value) is int and 0 <= value < _MOST_BYTES else 0
+    return value if type(value) is int and 0 <= value < MOST_BYTES else 0
 
 
 def _seq(value: Any) -> int:

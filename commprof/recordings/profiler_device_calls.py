@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from commprof.recordings.profiler_call_columns import CallColumns, CallKinds, Launching, kinds_of
 from commprof.recordings.profiler_calls import Call, described, launches, sizes_of
+from commprof.recordings.profiler_coalesced import members_of_groups, merged
 from commprof.recordings.profiler_events import ProfilerEvents
 from commprof.recordings.profiler_kinds import COLLECTIVE
 from commprof.recordings.profiler_named import (
@@ -47,8 +48,10 @@ def device_calls(events: ProfilerEvents, device: int, world_size: int) -> CallCo
     around = _around(ranges, both, thread, launched_ns, texts)
     kinds = kinds_of(events)
     kind = _kinds(texts, kinds, both, ranges, around, world_size)
+    seq = _numbers(both, ranges, around)
+    _describe_groups(events, kinds, kind, seq, both, ranges, around, world_size)
     columns = {
-        "seq": _numbers(both, ranges, around),
+        "seq": seq,
         "launch_ns": np.where(launched_ns >= 0, launched_ns, both.begin_ns),
         "launch_thread": thread,
         "begin_ns": both.begin_ns,
@@ -213,6 +216,38 @@ def _kind(texts: EventTexts, key: Sequence[int], world_size: int) -> Call:
     whole = {**sizes_of(told), **told, **kernel}
     call = described(telling or kernel_name, whole, world_size)
     return replace(call, guessed=telling is None)
+
+
+def _describe_groups(
+    events: ProfilerEvents,
+    kinds: CallKinds,
+    kind: Ints,
+    seq: Ints,
+    kernels: EventTable,
+    ranges: EventTable,
+    around: _Around,
+    world_size: int,
+) -> None:
+    """Sets ``kind`` and ``seq`` of the kernels that serve several calls."""
+    if not len(around.inside):
+        return
+    innermost, texts = around.inside[0], events.ranges.texts
+    members = members_of_groups(events, ranges, innermost)
+    for row in np.flatnonzero(np.isin(innermost, [*members])).tolist():
+        name = texts.arguments[int(kernels.arguments[row])].get(COLLECTIVE)
+        if isinstance(name, str) and _is_operation(name):
+            continue
+        rows = members[int(innermost[row])]
+        calls = [_call_of(texts, ranges, at, world_size) for at in rows]
+        kind[row] = kinds.number(merged(calls, kinds.kinds[kind[row]]))
+        first = int(ranges.seq[rows[0]])
+        seq[row] = first if 0 <= first < NO_SEQ else -1
+
+
+def _call_of(texts: EventTexts, ranges: EventTable, row: int, world_size: int) -> Call:
+    """Returns the call that an operator of c10d describes."""
+    told = texts.arguments[int(ranges.arguments[row])]
+    return described(told[COLLECTIVE], {**sizes_of(told), **told}, world_size)
 
 
 def _numbers(kernels: EventTable, ranges: EventTable, around: _Around) -> Ints:

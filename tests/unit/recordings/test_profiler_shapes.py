@@ -353,6 +353,9 @@ def on_host(name: str, begin_us: float, end_us: float, tid: int = 1, **args: obj
         ),
         (GENERIC, {"Collective name": "coalesced"}, [annotation("nccl:coalesced", 8, 20)], UNKNOWN),
         (GENERIC, {"graph node id": 3}, [], UNKNOWN),
+        # An element type without a known size, and no number of elements.
+        (GENERIC, {**SAID, "dtype": "Quarter"}, [], ("reduce_scatter_tensor", None)),
+        (GENERIC, {"Collective name": "allreduce", "dtype": "Float"}, [], ("all_reduce", None)),
         # A kernel of no operator: its external id is the number of its launch.
         (GENERIC, {"External id": 7}, [on_host("nccl:all_reduce", 1, 2, **EXTERNAL)], UNKNOWN),
         ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", {}, [], ("all_reduce", None)),
