@@ -63,10 +63,10 @@ def members_of_groups(
             first = int(np.searchsorted(ranges.begin_ns[calls], since_ns))
             while last > first and not has_kernel[last - 1]:
                 first_row = int(calls[last - 1])
-                found = members.setdefault(row, [])
-                if found and not _precedes(ranges, texts, first_row, found):
+                group = members.setdefault(row, [])
+                if group and not _precedes(ranges, texts, first_row, group):
                     break
-                found.insert(0, first_row)
+                group.insert(0, first_row)
                 last -= 1
     return members
 
@@ -102,7 +102,7 @@ def _precedes(ranges: EventTable, texts: EventTexts, row: int, members: Sequence
     It is of the same process group, and has their number, or the number before a second call's.
     """
     later = members[0]
-    groups = [texts.arguments[int(ranges.arguments[at])].get(_GROUP) for at in (row, later)]
+    groups = [texts.arguments[int(ranges.arguments[call])].get(_GROUP) for call in (row, later)]
     if groups[0] != groups[1]:
         return False
     seq, next_seq = int(ranges.seq[row]), int(ranges.seq[later])

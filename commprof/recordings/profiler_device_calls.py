@@ -118,7 +118,7 @@ def _around(
         mine = thread == one
         range_row = np.searchsorted(begin_ns[first:end], launched_ns[mine], side="right") - 1
         row[mine] = np.where(range_row >= 0, range_row + first, -1)
-        parents = _parents(begin_ns[first:end].tolist(), end_ns[first:end].tolist())
+        parents = _parents(begin_ns[first:end], end_ns[first:end])
         parent[first:end] = np.where(parents >= 0, parents + first, -1)
     depths = []
     for _ in range(_DEEPEST):
@@ -156,15 +156,18 @@ def _numbered_as(kernels: EventTable, ranges: EventTable, tells: npt.NDArray[np.
     return np.where(is_its, range_row, -1)
 
 
-def _parents(begin_ns: Sequence[int], end_ns: Sequence[int]) -> Ints:
+def _parents(begin_ns: Ints, end_ns: Ints) -> Ints:
     """Returns, for each range, the row of the last earlier range still open; -1 if none is."""
-    parents, around = [], list[int]()
-    for row, begin in enumerate(begin_ns):
-        while around and end_ns[around[-1]] < begin:
-            around.pop()
-        parents.append(around[-1] if around else -1)
-        around.append(row)
-    return np.array(parents, np.int64)
+    parents = np.arange(-1, len(begin_ns) - 1)
+    is_after_all = np.maximum.accumulate(end_ns)[:-1] < begin_ns[1:]
+    parents[1:][is_after_all] = -1
+    # The others lie within the range before them, or within one that contains it.
+    for row in 1 + np.flatnonzero((end_ns[:-1] < begin_ns[1:]) & ~is_after_all):
+        parent, begin = parents[row - 1], begin_ns[row]
+        while end_ns[parent] < begin:
+            parent = parents[parent]
+        parents[row] = parent
+    return parents
 
 
 def _kinds(
@@ -238,7 +241,7 @@ def _describe_groups(
         if isinstance(name, str) and _is_operation(name):
             continue
         rows = members[int(innermost[row])]
-        calls = [_call_of(texts, ranges, at, world_size) for at in rows]
+        calls = [_call_of(texts, ranges, member, world_size) for member in rows]
         kind[row] = kinds.number(merged(calls, kinds.kinds[kind[row]]))
         first = int(ranges.seq[rows[0]])
         seq[row] = first if 0 <= first < NO_SEQ else -1

@@ -14,7 +14,8 @@ So ``compute + communication + copies + idle`` is all time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -58,15 +59,41 @@ class DeviceActivity:
         some = () if self.communication is None else (self.communication,)
         return union(self.compute, *some)
 
+    @property
+    def kinds(self) -> tuple[Stretches, ...]:
+        """All fields that the recording has."""
+        others = self.compute, self.copies_within, self.other_copies
+        return others if self.communication is None else (self.communication, *others)
+
     def moved(self, to_common: Callable[[Ints], Ints]) -> DeviceActivity:
         """Returns the activity on another clock."""
+        ends_ns = [ends for ran in self.kinds for ends in (ran.begin_ns, ran.end_ns)]
+        moved_ns = to_common(np.concatenate(ends_ns))
+        cuts = itertools.pairwise(itertools.accumulate(map(len, ends_ns), initial=0))
+        moved = (moved_ns[first:last] for first, last in cuts)
+        kinds = [Stretches(begin_ns, end_ns) for begin_ns, end_ns in zip(moved, moved, strict=True)]
+        return DeviceActivity(None if self.communication is None else kinds[0], *kinds[-3:])
 
-        def of(some: Stretches) -> Stretches:
-            return Stretches(to_common(some.begin_ns), to_common(some.end_ns))
+    @classmethod
+    def joined(cls, of_ranks: Sequence[DeviceActivity], shift_ns: Ints) -> DeviceActivity:
+        """Joins the activity of ranks whose times, each shifted, follow one another.
 
-        communication = None if self.communication is None else of(self.communication)
-        return DeviceActivity(
-            communication, of(self.compute), of(self.copies_within), of(self.other_copies)
+        All ranks or none have ``communication``.
+        """
+
+        def in_a_row(of_kind: Sequence[Stretches]) -> Stretches:
+            moved_ns = np.repeat(shift_ns, list(map(len, of_kind)))
+            return Stretches(
+                np.concatenate([ran.begin_ns for ran in of_kind]) + moved_ns,
+                np.concatenate([ran.end_ns for ran in of_kind]) + moved_ns,
+            )
+
+        communication = [a.communication for a in of_ranks if a.communication is not None]
+        return cls(
+            in_a_row(communication) if communication else None,
+            in_a_row([activity.compute for activity in of_ranks]),
+            in_a_row([activity.copies_within for activity in of_ranks]),
+            in_a_row([activity.other_copies for activity in of_ranks]),
         )
 
 

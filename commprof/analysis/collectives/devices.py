@@ -30,11 +30,10 @@ import numpy.typing as npt
 from commprof.analysis.align.interfaces import own_metadata
 from commprof.analysis.align.matching import Matching
 from commprof.analysis.collectives.calls import Calls, calls_of
+from commprof.analysis.step.device_times import device_times
 from commprof.trace import columns
-from commprof.trace.columns import Collectives, Ints, Steps
-from commprof.trace.device_activity import DeviceActivity
+from commprof.trace.columns import Collectives, Ints
 from commprof.trace.reader import Trace
-from commprof.trace.stretches import Stretches, rows_within
 from commprof.units import ns_to_ms
 
 
@@ -71,51 +70,43 @@ def kernel_times(
     if all(trace.device_activity is None for trace in traces) or len(measured_steps) == 0:
         return [None] * len(traces)
     calls = calls_of(matching, traces, tables, measured_steps, clocks_shared)
+    ranks = [trace.rank for trace in traces]
+    first, end = (np.searchsorted(calls.rank, ranks, side).tolist() for side in ("left", "right"))
     return [
         None
         if trace.device_activity is None
-        else _of_rank(
-            trace, trace.device_activity, calls.rows(calls.rank == trace.rank), measured_steps
-        )
-        for trace in traces
+        else _of_rank(trace, calls, slice(*of_rank), measured_steps)
+        for trace, *of_rank in zip(traces, first, end, strict=True)
     ]
 
 
-def _of_rank(trace: Trace, activity: DeviceActivity, calls: Calls, measured: Ints) -> KernelTimes:
-    steps = columns.steps(trace)
+def _of_rank(trace: Trace, calls: Calls, of_rank: slice, measured: Ints) -> KernelTimes:
+    """Returns the kernel times of a rank whose calls are these rows of ``calls``."""
+    steps, ran = columns.steps(trace), device_times(trace)
     chosen = np.isin(steps.index, measured)
     count = int(chosen.sum())
 
-    def mean_ms(some: Stretches | None) -> float:
-        if some is None:
-            return math.nan
-        return ns_to_ms(_within_ns(some, steps, chosen)) / count
+    def mean_ms(part_ns: npt.NDArray[np.float64]) -> float:
+        return ns_to_ms(float(part_ns[chosen].sum())) / count
 
-    copies_ms = mean_ms(activity.copies)
-    run_ms = mean_ms(activity.exposed) + mean_ms(activity.compute) + copies_ms
+    copies_ms, communication_ms = mean_ms(ran.copies_ns), mean_ms(ran.communication_ns)
+    run_ms = mean_ms(ran.exposed_ns) + mean_ms(ran.compute_ns) + copies_ms
     wall_ms = ns_to_ms(float((steps.end_ns - steps.begin_ns)[chosen].sum())) / count
-    known = ~np.isnan(calls.wait_ns)
-    wait_ns, transfer_ns = (
-        float(part[known].sum()) if known.any() else float("nan")
-        for part in (calls.wait_ns, calls.transfer_ns)
-    )
+    wait_ns, transfer_ns = calls.wait_ns[of_rank], calls.transfer_ns[of_rank]
+    known = ~np.isnan(wait_ns)
+    any_known = bool(known.any())
+    is_recorded = not math.isnan(communication_ms)
+    unsplit_ns = np.nansum(calls.duration_ns[of_rank][~known])
     return KernelTimes(
-        communication_ms=mean_ms(activity.communication),
-        compute_ms=mean_ms(activity.compute),
-        busy_ms=mean_ms(None if activity.communication is None else activity.kernels),
-        idle_ms=math.nan if activity.communication is None else max(0.0, wall_ms - run_ms),
-        wait_ms=ns_to_ms(wait_ns) / count,
-        transfer_ms=ns_to_ms(transfer_ns) / count,
-        unsplit_ms=math.nan
-        if activity.communication is None
-        else ns_to_ms(float(np.nansum(calls.duration_ns[~known]))) / count,
+        communication_ms=communication_ms,
+        compute_ms=mean_ms(ran.compute_ns),
+        busy_ms=mean_ms(ran.kernels_ns),
+        idle_ms=max(0.0, wall_ms - run_ms) if is_recorded else math.nan,
+        wait_ms=ns_to_ms(float(wait_ns[known].sum())) / count if any_known else math.nan,
+        transfer_ms=ns_to_ms(float(transfer_ns[known].sum())) / count if any_known else math.nan,
+        unsplit_ms=ns_to_ms(float(unsplit_ns)) / count if is_recorded else math.nan,
         copies_ms=copies_ms,
     )
-
-
-def _within_ns(some: Stretches, steps: Steps, chosen: npt.NDArray[np.bool_]) -> float:
-    inside = rows_within(some, Stretches(steps.begin_ns[chosen], steps.end_ns[chosen]))[1]
-    return float(inside.length_ns.sum())
 
 
 @dataclass(frozen=True)

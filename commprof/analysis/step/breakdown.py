@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import Arrivals
+from commprof.analysis.step.device_times import device_times
 from commprof.analysis.step.exposure import (
     CAUSES,
     NO_CORE,
@@ -342,7 +343,7 @@ def of_split(
             ],
             axis=2,
         ),
-        hidden_ns=np.maximum(0.0, _running_ns(trace, steps, in_flight) - exposed_ns),
+        hidden_ns=np.maximum(0.0, _running_ns(trace, in_flight) - exposed_ns),
         in_flight_ns=in_flight,
         caused=_by_origin(steps, exposed_step, origins, world_size),
     )
@@ -353,26 +354,21 @@ def _of_other(trace: Trace, steps: Steps, other_ns: Floats, phases_ns: Floats) -
 
     Phases are times in which kernels ran, so the rest of the kernels ran in no known phase.
     """
-    activity = trace.device_activity
-    if activity is None:
+    if trace.device_activity is None:
         names = ("unphased_compute_ns", "copies_ns", "idle_ns")
         return dict.fromkeys(names, np.full(len(steps), np.nan))
-    compute, copies = (
-        covered(some.begin_ns, some.end_ns, None, steps.begin_ns, steps.end_ns)
-        for some in (activity.compute, activity.copies)
-    )
-    unphased = np.clip(compute - phases_ns, 0.0, np.maximum(0.0, other_ns))
-    idle = np.maximum(0.0, other_ns - unphased - copies)
-    return {"unphased_compute_ns": unphased, "copies_ns": copies, "idle_ns": idle}
+    ran = device_times(trace)
+    unphased = np.clip(ran.compute_ns - phases_ns, 0.0, np.maximum(0.0, other_ns))
+    idle = np.maximum(0.0, other_ns - unphased - ran.copies_ns)
+    return {"unphased_compute_ns": unphased, "copies_ns": ran.copies_ns, "idle_ns": idle}
 
 
-def _running_ns(trace: Trace, steps: Steps, in_flight: Floats) -> Floats:
+def _running_ns(trace: Trace, in_flight: Floats) -> Floats:
     """Returns the time of each step in which communication ran, or was in flight on the host."""
     activity = trace.device_activity
     if activity is None or activity.communication is None:
         return in_flight
-    some = activity.communication
-    return covered(some.begin_ns, some.end_ns, None, steps.begin_ns, steps.end_ns)
+    return device_times(trace).communication_ns
 
 
 def mean_of_known(part: Floats, exposed: Floats) -> float:

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import Arrivals, BucketArrivals
+from commprof.analysis.step.device_times import device_times
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import (
@@ -32,6 +33,7 @@ from commprof.trace.columns import (
     discard,
     keep,
 )
+from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.joined_records import LARGEST, JoinedRecords
 from commprof.trace.lookup import joined_column
 from commprof.trace.packed import packed
@@ -160,19 +162,29 @@ class RankBlock:
         cuts = np.searchsorted(rank, np.arange(len(self) + 1)).tolist()
         return [rows_of(whole, slice(*of_rank)) for of_rank in itertools.pairwise(cuts)]
 
-    def hand_exposures_to(self, traces: Sequence[Trace]) -> None:
-        """Gives each rank its own ``exposures_of``; the block does not hold them any more."""
+    def hand_tables_to(self, traces: Sequence[Trace]) -> None:
+        """Gives each rank its own ``exposures_of`` and ``device_times``.
+
+        The block does not hold them any more.
+        """
         if len(self) == 1:
             return
         for trace, exposed in zip(traces, self.exposures_of_ranks(), strict=True):
             keep(trace, exposures_of, exposed)
         discard(self.trace, exposures_of)
+        if self.trace.device_activity is not None:
+            ran = device_times(self.trace)
+            cuts = itertools.pairwise(self.steps.tolist())
+            for trace, rows in zip(traces, itertools.starmap(slice, cuts), strict=True):
+                keep(trace, device_times, rows_of(ran, rows))
+            discard(self.trace, device_times)
 
 
 def joined(traces: Sequence[Trace]) -> list[RankBlock]:
     """Joins neighbouring ranks to blocks."""
     blocks: list[RankBlock] = []
     spans = _spans_ns(traces)
+    shapes = [span and _shape(trace) for trace, span in zip(traces, spans, strict=True)]
     place = 0
     while place < len(traces):
         end, length_ns, calls = place, 0, 0
@@ -180,7 +192,7 @@ def joined(traces: Sequence[Trace]) -> list[RankBlock]:
             begin_ns, until_ns = spans[end] or (0, 0)
             length_ns += until_ns - begin_ns
             calls += len(columns.of_kind(traces[end].records, Kind.ISSUE))
-            alike = _finalises(traces[end]) == _finalises(traces[place])
+            alike = shapes[end] == shapes[place]
             if end > place and (length_ns > _LONGEST_NS or calls > _MOST_CALLS or not alike):
                 break
             end += 1
@@ -203,10 +215,19 @@ def alone(place: int, trace: Trace) -> RankBlock:
     return RankBlock(place, trace, none, none, none, none, none, calls, steps, [table])
 
 
-def _finalises(trace: Trace) -> bool:
-    """True if the training thread finalised a backward pass; else some figures are unknown."""
-    thread = columns.of_kind(trace.records, Kind.FINALIZE_END)["thread"]
-    return bool((thread == columns.steps(trace).thread[0]).any())
+def _shape(trace: Trace) -> tuple[bool, ...]:
+    """Returns what all ranks of a block have or lack; without it, some figures are unknown.
+
+    That is finalised backward passes of the training thread, device activity, and kernels of
+    communication in it.
+    """
+    ended = columns.of_kind(trace.records, Kind.FINALIZE_END)["thread"]
+    activity = trace.device_activity
+    return (
+        bool((ended == columns.steps(trace).thread[0]).any()),
+        activity is not None,
+        activity is not None and activity.communication is not None,
+    )
 
 
 def _spans_ns(traces: Sequence[Trace]) -> list[tuple[int, int] | None]:
@@ -226,9 +247,14 @@ def _spans_ns(traces: Sequence[Trace]) -> list[tuple[int, int] | None]:
         if kind in TIME_IN_VALUE:
             end_ns = records.recorded(kind, "value").astype(np.int64)
             last_ns[some] = np.maximum(last_ns[some], np.maximum.reduceat(end_ns, begins))
+    for index, trace in enumerate(traces):
+        for ran in trace.device_activity.kinds if trace.device_activity is not None else ():
+            if len(ran):
+                first_ns[index] = min(first_ns[index], ran.begin_ns[0])
+                last_ns[index] = max(last_ns[index], ran.end_ns[-1])
     return [
         (first - _APART_NS, last + _APART_NS)
-        if 0 < first <= last < 2**61 and trace.device_activity is None and len(columns.steps(trace))
+        if 0 < first <= last < 2**61 and len(columns.steps(trace))
         else None
         for trace, first, last in zip(traces, first_ns.tolist(), last_ns.tolist(), strict=True)
     ]
@@ -260,7 +286,15 @@ def _block(
     if 0 < np.count_nonzero(finalised) < len(traces):
         return None
     ranks = _Ranks(traces, threads, shift_ns, records.operation_shift, records.pass_shift)
-    trace = replace(traces[0], records=columns.NO_RECORDS, summary=None, passes=None, recorded=None)
+    activities = [trace.device_activity for trace in traces if trace.device_activity is not None]
+    trace = replace(
+        traces[0],
+        records=columns.NO_RECORDS,
+        summary=None,
+        passes=None,
+        recorded=None,
+        device_activity=DeviceActivity.joined(activities, shift_ns) if activities else None,
+    )
     index, begin_ns, end_ns, _ = (
         _all(steps, name) for name in ("index", "begin_ns", "end_ns", "thread")
     )

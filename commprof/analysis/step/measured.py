@@ -364,7 +364,7 @@ def _calls(
         calls = block.join_calls(tables[block.places])
         whole = of_split(block.trace, calls, waiting, world_size, began_at)
         parts += whole.split(block.steps)
-        block.hand_exposures_to(traces[block.places])
+        block.hand_tables_to(traces[block.places])
     clocks_shared = clocks is not None
     return _Calls(ranks, recorded, traces, tables, matching, parts, clocks_shared, clock_error)
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.scale.equal import differences, flat
 from commprof.analysis.detail import world_detail
-from commprof.analysis.step import joined, meetings
+from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.step import joined, measured, meetings
 from commprof.analysis.step.joined import RankBlock
 from commprof.analysis.step.measured import measured_world
 from commprof.analysis.world import world_result
+from commprof.report.export import as_json
 from commprof.trace import columns, packed
 from commprof.trace.columns import Ints
 from commprof.trace.schema import Kind
 from tests.support.builders.exact.drawn import any_job
 from tests.support.builders.exact.recorded import recorded
 from tests.support.builders.exact.simulation import simulate
+from tests.support.builders.profiler_traces import document, kernel, rank_events, write
 from tests.support.builders.random_run import RandomRun
 from tests.support.builders.traces import Rank, world_run
 
@@ -59,6 +63,40 @@ def test_figures_are_those_of_each_rank_alone(seed: int, monkeypatch: pytest.Mon
     alone = _figures(ranks)
     assert len(sizes) == count
     assert not list(differences({"run": alone}, {"run": together}))
+
+
+def _of_device(rank: int) -> str:
+    """The trace of a rank whose device also ran before its first and after its last step."""
+    events = rank_events(rank % 2, ahead_us=3000.0 * rank)
+    begin_us = float(events[0]["ts"])
+    copy = {**kernel("Memcpy DtoH", begin_us + 920, begin_us + 960), "cat": "gpu_memcpy"}
+    within = {**kernel("Memcpy DtoD", begin_us + 560, begin_us + 580), "cat": "gpu_memcpy"}
+    early, late = begin_us - 40_000.0, begin_us + 60_000.0
+    outside = [kernel("warm", early, early + 20_000), kernel("last", late, late + 20_000)]
+    return document([*events, copy, within, *outside], rank, 6)
+
+
+def test_figures_of_devices_are_those_of_each_rank_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "job", [_of_device(rank) for rank in range(6)])
+
+    def render() -> str:
+        return as_json.render(analyse_in_detail(path)[0])
+
+    blocks: list[list[RankBlock]] = []
+    join = measured.joined
+    monkeypatch.setattr(measured, "joined", lambda traces: [*_noted(join(traces), blocks)])
+    together = render()
+    monkeypatch.setattr(joined, "_MOST_CALLS", -1)
+    assert render() == together
+    assert [len(block) for block in blocks[0]] == [6]
+    assert [len(block) for block in blocks[1]] == [1] * 6
+
+
+def _noted(blocks: list[RankBlock], into: list[list[RankBlock]]) -> list[RankBlock]:
+    into.append(blocks)
+    return blocks
 
 
 @pytest.mark.parametrize("seed", range(8))
