@@ -92,6 +92,6 @@ def words(name: str) -> str:
 def best_reading(readings: Iterable[list[AuditCheck]]) -> list[AuditCheck]:
     """Chooses the interpretation of an ambiguous header that is consistent with most rows.
 
-    On a tie, the first of them is chosen.
+    On a tie, the first is chosen.
     """
     return max(readings, key=lambda checks: sum(check.agrees for check in checks))

@@ -55,7 +55,7 @@ class Rendezvous:
                 _check_free(host, port, self.nodes)
 
     def turn(self, number: int) -> Rendezvous:
-        """Returns the rendezvous for the launch ``number``, from 0, of a command's launches.
+        """Returns the rendezvous of launch ``number`` of a command, counted from 0.
 
         With several machines, each launch uses another port.
         """

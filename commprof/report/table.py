@@ -41,8 +41,8 @@ def render_added(
 ) -> str:
     """Renders a trial's report, and what went wrong during the run.
 
-    Means over the steps of all candidates would describe none of them. ``width`` and ``tables`` are
-    as for :func:`render`.
+    Takes the place of the usual report, whose means over all steps would describe no candidate.
+    ``width`` and ``tables`` are as for :func:`render`.
     """
     text = added.text(result.context["description"], width, caveats(result), tables)
     blocks = [text.rstrip("\n")]

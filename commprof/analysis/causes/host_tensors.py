@@ -47,9 +47,9 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "Collectives of a device are recorded, and a typical step has others outside of forward "
-        "and backward on tensors of the host, in which the training thread stands for at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        "Collectives of a device are recorded, and a typical step has further collectives on "
+        "tensors of the host, outside of forward and backward. These stop the training thread for "
+        f"at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A group of `cpu:gloo,cuda:nccl`, or a gloo group beside the NCCL group, sends tensors of "

@@ -136,12 +136,13 @@ CAUSE = CatalogueCause(
     why=(
         "Each call pays the latency of the network and wakes the threads of all ranks, whatever "
         "its size, and nothing overlaps it. A loop over `model.parameters()` that reduces each "
-        "gradient is the usual case: DistributedDataParallel joins them into buckets and sends "
-        "these while backward still computes. Other tensors can be copied into one buffer."
+        "gradient is the usual case: DistributedDataParallel joins gradients into buckets and "
+        "sends the buckets while backward still computes. Other tensors can be copied into one "
+        "buffer."
     ),
     gain_note=(
-        "The steps are replayed with one call in place of those that follow one another, whose "
-        "time is computed from the times and bytes of this run's calls; the copies are not "
+        "The steps are replayed with one call in place of each series of calls. The time of this "
+        "call is computed from the times and bytes of this run's calls; the copies are not "
         "counted. Not predicted if all calls have nearly one size, because the run then does not "
         "tell the latency from the transfer."
     ),

@@ -47,8 +47,9 @@ CAUSE = CatalogueCause(
     why=(
         "Averaged gradients keep models equal only if they were equal. DDP sends rank 0's weights "
         "once, when it is made; a script that averages gradients itself, changes weights after "
-        "that, or steps an optimizer on some ranks only must see to it on its own. The loss still "
-        "falls on every rank, so nothing shows that the saved model is that of one rank alone."
+        "that, or steps an optimizer on some ranks only must keep them equal itself. The loss "
+        "still falls on every rank, so nothing shows that the saved model is that of one rank "
+        "alone."
     ),
     fix=_FIX,
     edit=lambda facts, _: _edit(facts),

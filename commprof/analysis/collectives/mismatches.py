@@ -48,7 +48,7 @@ _BARRIERS = codes_of("barrier")
 _MOST_OPEN = 4096
 #: Largest number of collectives of a group that are remembered.
 _REMEMBERED = 512
-#: Largest number of remembered collectives that are compared with the latest ones.
+#: Length of the longest sequence of latest collectives that is looked up among the earlier ones.
 _COMPARED = 64
 #: What followed a sequence of calls is usual if the sequence was issued this many times before.
 _TIMES = 2

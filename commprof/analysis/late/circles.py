@@ -101,7 +101,7 @@ def circle_of(
 
 
 def _differs_from_its_steps(state: Standing, operation: PendingOperation) -> bool:
-    """True if a rank did not issue what it usually does, from ``operation`` on."""
+    """True if a rank, from ``operation`` on, issued other operations than it usually issues."""
     since = sum(one.issue_ns >= operation.issue_ns for one in state.pending.values())
     calls = [*state.recent]
     for place in range(max(0, len(calls) - since), len(calls))[:_MOST_COMPARED]:

@@ -38,7 +38,7 @@ _MOST: Final = 5
 #: Number of standard errors by which a function's time must exceed that on the other ranks.
 _ERRORS: Final = 3.0
 _MOST_BYTES: Final = 256 << 20
-#: Frame of a thread: the outermost one, or the next after that of a process.
+#: Frame that names a thread: the outermost, or the second if the outermost names the process.
 _THREAD: Final = re.compile(r"thread \(([^()]*)\)(?:: (.*))?")
 _COUNT: Final = re.compile(r"[0-9]{1,15}")
 _WAITING: Final = re.compile(r"(^|/)(torch/distributed|commprof/capture)/")

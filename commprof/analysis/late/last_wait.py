@@ -40,7 +40,7 @@ _NS_PER_S = 1e9
 #: A wait is a hang if it is at least this long, and this many times as long as a typical step.
 _LEAST_S, _OF_STEP = 5.0, 10.0
 _ALIVE = (State.RUNS, State.STOPPED)
-#: Latest collectives of a rank that are looked at.
+#: Number of a rank's latest collectives that are looked at.
 _LATEST = 256
 #: Number of a rank's last records that are searched for these collectives.
 _TAIL = 1 << 18

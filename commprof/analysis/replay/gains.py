@@ -354,7 +354,7 @@ class Replays:
         return np.concatenate(found, axis=1)
 
     def _mean_pieces_ns(self) -> dict[int, Floats]:
-        """Returns, per rank's place, the lengths' mean over ranks; empty if pieces differ."""
+        """Returns all ranks' mean lengths, by each rank's place; empty if pieces differ."""
         alike = self._of_alike(0)
         if alike is None or len(alike) < len(self.ranks):
             return {}

@@ -1,4 +1,4 @@
-"""A recorded run in a notebook or a script; reading one needs no torch."""
+"""A recorded run, for a notebook or a script; needs no torch."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class OpenedRun:
 
     @cached_property
     def added(self) -> AddedReport | None:
-        """Report of the run's trial, which takes the place of means over all steps; else None.
+        """Report of the run's trial, in place of means over all steps; None if there is no trial.
 
         Raises:
             UsageError: the run holds a trial, and the package that reads trials is not installed.

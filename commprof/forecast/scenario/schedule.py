@@ -147,8 +147,8 @@ class Schedule(RecordedSteps):
     end_s: Floats
     #: Time of DDP's copy back out of a bucket.
     copy_s_per_byte: float
-    #: [steps, ranks]: time that the training thread waits for collectives other than the
-    #: gradients'; and these collectives.
+    #: [steps, ranks]: time that the training thread waits for ``other_calls``, the collectives that
+    #: exchange no gradients.
     other_wait_s: Floats
     other_calls: tuple[OtherCall, ...]
     #: Number of all-reduces that run at a time.

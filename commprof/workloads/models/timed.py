@@ -383,7 +383,7 @@ def _stopper_of(options: TimedOptions, shard: Shard) -> Stopper | None:
     return Stopper() if chosen and options.late_ms > 0 else None
 
 
-_WAKE_EARLY_NS = 200_000  # a long sleep overshoots by less than this; the rest is short sleeps
+_WAKE_EARLY_NS = 200_000  # a long sleep overshoots by less; short sleeps fill the rest
 _SHORT_SLEEP_S = 20e-6
 
 
