@@ -1,10 +1,10 @@
 #!/bin/bash
 # Guess: groups that a job makes after init_process_group(timeout=...) have its time-out: new_group
 # and init_device_mesh say nothing else, and a mesh is how FSDP2 and tensor parallelism get groups.
-# Truth: they have the backend's default, over gloo 30 minutes. With two seconds given to
-# init_process_group, a rank that comes four seconds late is waited for without an error in every
-# group but the default one. A mesh dimension of all ranks is the default group and has the two
-# seconds; each smaller dimension has 30 minutes.
+# Truth: they have the backend's default, over gloo 30 minutes. With ten seconds given to
+# init_process_group, a rank that comes 15 s late is waited for without an error in every group but
+# the default one. A mesh dimension of all ranks is the default group and has the ten seconds; each
+# smaller dimension has 30 minutes.
 # Seen with torch 2.13.0, gloo, 4 ranks.
 set -euo pipefail
 work=$(mktemp -d)
@@ -17,6 +17,7 @@ if [ -z "$python" ]; then
 fi
 cat > "$work/job.py" <<'EOF'
 import os
+import pathlib
 import time
 from datetime import timedelta
 
@@ -38,9 +39,9 @@ def timeout_s(group):
 
 
 def of_late_rank(group):
-    """Says how an all-reduce ends for which the last rank comes four seconds late."""
+    """Says how an all-reduce ends for which the last rank comes 15 s late."""
     if dist.get_rank() == dist.get_world_size() - 1:
-        time.sleep(4)
+        time.sleep(15)
     try:
         dist.all_reduce(torch.ones(1), group=group)
     except RuntimeError as error:
@@ -48,17 +49,21 @@ def of_late_rank(group):
     return "works"
 
 
-dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+# The time-out holds for the meeting of the ranks too, which have not all imported torch yet.
+pathlib.Path(f"imported_{os.environ['RANK']}").touch()
+while len(list(pathlib.Path().glob("imported_*"))) < 4:
+    time.sleep(0.01)
+dist.init_process_group("gloo", timeout=timedelta(seconds=10))
 again = dist.new_group(range(dist.get_world_size()))
 whole = init_device_mesh("cpu", (4,)).get_group()
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-expect("seconds of the default group", timeout_s(dist.group.WORLD), 2.0)
-expect("seconds of a mesh over all ranks", timeout_s(whole), 2.0)
+expect("seconds of the default group", timeout_s(dist.group.WORLD), 10.0)
+expect("seconds of a mesh over all ranks", timeout_s(whole), 10.0)
 expect("seconds of new_group of the same ranks", timeout_s(again), 1800.0)
 expect("seconds of a mesh's rows", timeout_s(mesh["data"].get_group()), 1800.0)
 expect("seconds of its columns", timeout_s(mesh["tensor"].get_group()), 1800.0)
-expect("a rank 4 s late in new_group's group", of_late_rank(again), "works")
-expect("a rank 4 s late in the default group", of_late_rank(dist.group.WORLD), "Timed out")
+expect("a rank 15 s late in new_group's group", of_late_rank(again), "works")
+expect("a rank 15 s late in the default group", of_late_rank(dist.group.WORLD), "Timed out")
 os._exit(0)  # the default group cannot be used any more, nor ended
 EOF
 cd "$work"

@@ -33,6 +33,7 @@ _RECENT_NS: Final = 60_000_000_000
 #: Least time between the summaries kept; ranks write one every second.
 _APART_NS: Final = 5_000_000_000
 _NOTHING: Final = merged_histogram([])
+_NO_CELLS: Final = np.empty((0, 3), dtype=np.int64)
 
 
 class Summaries:
@@ -54,6 +55,8 @@ class Summaries:
         summary = _with_unsplit(summary, self.newest)
         if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
             self._kept.pop()
+        elif self._kept:
+            self._kept[-1] = _past(self._kept[-1])
         self._kept.append(summary)
         while len(self._kept) > 2 and self._kept[1].end_ns <= summary.end_ns - _RECENT_NS:
             self._kept.popleft()
@@ -140,6 +143,33 @@ def difference(newer: Histogram, older: Histogram) -> Histogram:
         buckets=buckets,
         counts=counts[buckets],
     )
+
+
+def _past(summary: Summary) -> Summary:
+    """Returns what recent figures need of a summary before the newest: sums, and durations.
+
+    The newest minute has a dozen summaries per rank, whose histograms would fill the memory.
+    """
+    operations = [
+        replace(operation, wait=_NOTHING, until_last=_NOTHING, transfer=_NOTHING)
+        for operation in summary.operations
+    ]
+    return replace(
+        summary,
+        steps=_summed_only(summary.steps),
+        exposed=_summed_only(summary.exposed),
+        phases=tuple(map(_summed_only, summary.phases)),
+        arrival_clock_error=_NOTHING,
+        exposed_wait=_summed_only(summary.exposed_wait),
+        exposed_transfer=_summed_only(summary.exposed_transfer),
+        last=(),
+        waited_for=replace(summary.waited_for, cells=_NO_CELLS),
+        operations=tuple(operations),
+    )
+
+
+def _summed_only(histogram: Histogram) -> Histogram:
+    return replace(histogram, buckets=_NOTHING.buckets, counts=_NOTHING.counts)
 
 
 def _began_anew(summary: Summary, before: Summary) -> bool:

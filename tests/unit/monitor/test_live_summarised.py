@@ -127,6 +127,23 @@ def test_few_of_many_frequent_summaries_are_kept() -> None:
         assert steps == max(1, at_s - 1) if at_s <= 60 else 60 <= steps < 66
 
 
+def test_of_older_summaries_only_sums_and_durations_are_kept() -> None:
+    summaries = Summaries()
+    for at_s in range(1, 301):
+        waits = {"block_ns": 1, "cells": [at_s, 1, 7]}
+        summaries.add(read({**counted(at_s, at_s, at_s, 0), "waited_for": waits}))
+    *older, newest = summaries._kept
+    assert newest.exposed.buckets.size
+    assert newest.waited_for.cells.size
+    for past in older:
+        histograms = [past.steps, past.exposed, past.exposed_wait, *past.phases]
+        for call in past.operations:
+            histograms += [call.wait, call.until_last, call.transfer]
+            assert call.duration.buckets.size
+        assert not any(histogram.buckets.size for histogram in histograms)
+        assert not past.waited_for.cells.size
+
+
 def test_recent_figures_of_steps_that_last_minutes_are_those_of_the_last_one() -> None:
     summaries = Summaries()
     for at_s in range(0, 1000, 5):  # a step ends every 200 s, from the third on slow ones
