@@ -16,7 +16,7 @@ from commprof.analysis.evidence import no_trace_from, were_dropped
 from commprof.analysis.step.breakdown import WORTH_A_LOOK
 from commprof.analysis.step.waiting import NOT_SPLIT, is_split
 from commprof.analysis.world import WorldResult
-from commprof.text import counted, in_seconds, listed, named_ranks, plural
+from commprof.text import counted, in_ms, in_seconds, listed, named_ranks, plural
 
 #: Fewer measured steps than this say little about spread.
 FEW_STEPS = 10
@@ -132,15 +132,28 @@ def _sampled(world: WorldResult) -> Iterator[RunFinding]:
     if not stretches:
         return
     said = listed([f"{first} to {last}" for first, last in stretches])
+    recording, measured = world.recording, world.timing.measured_steps
+    rest = "Steps, their parts, waiting, the late rank and incidents are of all steps."
+    if recording.left_out_steps:
+        rest = (
+            "Steps, their parts, waiting, the late rank and changes of speed are of "
+            f"{measured:,} of {measured + recording.left_out_steps:,} measured steps, in stretches "
+            f"that are spread evenly over the run: a step takes {in_ms(world.timing.step_mean_ms)} "
+            f"in these in the mean, and {in_ms(recording.mean_of_all_ms)} in all. Mismatched calls "
+            "were looked for in all steps."
+        )
     yield RunFinding(
         "sampled_steps",
         world.world_size,
-        {"stretches": [list(stretch) for stretch in stretches]},
+        {
+            "stretches": [list(stretch) for stretch in stretches],
+            "left_out_steps": recording.left_out_steps,
+            "mean_of_all_ms": recording.mean_of_all_ms,
+        },
         "",
         f"The run at {_ranks(world)} is long: tables of collectives, gains and causes are of a "
-        f"sample, steps {said} of {counted(world.timing.measured_steps, 'measured step')} "
-        "(--all-calls takes all). Steps, their parts, waiting, the late rank and incidents are of "
-        "all steps.",
+        f"sample, steps {said} of {counted(measured + recording.left_out_steps, 'measured step')} "
+        f"(--all-calls takes all). {rest}",
     )
 
 

@@ -12,6 +12,7 @@ from commprof.analysis.step.measured import MeasuredSteps
 from commprof.analysis.step.overhead import Overhead, overhead
 from commprof.field_groups import FieldGroup
 from commprof.trace import columns
+from commprof.trace.packed import records_before
 from commprof.trace.run.run_directory import WorldRun
 
 
@@ -62,9 +63,11 @@ def _overhead_samples(run: WorldRun) -> tuple[tuple[str, float, float], ...]:
 
 
 def _records_per_step(run: WorldRun, rank: int, part: Breakdown) -> float:
-    steps = columns.steps(run.traces[rank])
-    times = run.traces[rank].records["timestamp_ns"]
+    trace = run.traces[rank]
+    steps = columns.steps(trace)
     chosen = np.isin(steps.index, part.step)
-    begin = np.searchsorted(times, steps.begin_ns[chosen].astype(np.uint64))
-    end = np.searchsorted(times, steps.end_ns[chosen].astype(np.uint64))
+    begin, end = (
+        records_before(trace.records, time_ns[chosen].astype(np.uint64))
+        for time_ns in (steps.begin_ns, steps.end_ns)
+    )
     return float(np.median(end - begin)) if len(begin) else 0.0

@@ -14,7 +14,7 @@ from commprof.field_groups import FieldGroup
 from commprof.trace import columns, schema
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
-from commprof.units import ns_to_us
+from commprof.units import ns_to_ms, ns_to_us
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class WorldRecording(FieldGroup):
     #: In a long run, figures of single calls come from a sample of the steps: first and last step
     #: number of each stretch of the sample. Empty if these figures come from all steps.
     sampled_steps: tuple[tuple[int, int], ...] = ()
+    #: In a run with so many steps that all figures come from some of them: measured steps that are
+    #: left out, and the mean length of all; 0 and NaN if none is left out.
+    left_out_steps: int = 0
+    mean_of_all_ms: float = math.nan
     #: In a long run: operations with calls that ended with an error, and the number of such calls.
     failed_calls: tuple[tuple[str, int], ...] = ()
 
@@ -66,6 +70,8 @@ def world_recording(run: WorldRun, seen: MeasuredWorld) -> WorldRecording:
         gloo_threads_assumed=any(assumes_threads(trace) for trace in whole.traces),
         foreign=seen.recorded[0].is_foreign,
         sampled_steps=() if whole is seen else _stretches(seen, whole),
+        left_out_steps=0 if whole.left_out is None else whole.left_out.steps,
+        mean_of_all_ms=math.nan if whole.left_out is None else ns_to_ms(whole.left_out.mean_ns),
         failed_calls=() if whole is seen else _failed_calls(whole.recorded),
     )
 

@@ -84,9 +84,12 @@ def one_value(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def kept_once(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Returns :func:`one_value` of a column if all of its values are equal, else the column."""
-    if len(column) == 0 or column.strides == (0,) or column[0] != column[-1]:
+    if len(column) == 0 or column.strides == (0,):
         return column
-    return one_value(column) if (column == column[0]).all() else column
+    if column[0] != column[0] and np.isnan(column).all():
+        return one_value(column)
+    is_one = column[0] == column[-1] and (column == column[0]).all()
+    return one_value(column) if is_one else column
 
 
 def joined_column(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:

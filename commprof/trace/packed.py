@@ -7,15 +7,17 @@ its times are converted to another clock then.
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.trace.lookup import among, joined_column, repeated
+from commprof.trace.packed_data import Bytes, InFile, PackedData
 from commprof.trace.schema import RECORD_DTYPE, TIME_IN_VALUE, Kind, Records
 
 Ints = npt.NDArray[np.int64]
@@ -39,12 +41,15 @@ _CHUNK_RECORDS = 1 << 14
 #: In place of a width: the data are differences of 4 bytes, see csrc/reading/packed_records.h.
 _DIFFERENCES = 5
 _DTYPES = {name: RECORD_DTYPE[name] for name in RECORD_DTYPE.names or ()}
+#: Bytes of each value by width.
+_BYTES = {0: 0, 1: 1, 2: 2, 4: 4, _DIFFERENCES: 4, 8: 8}
+_REACH = ("first_ns", "last_ns")
 _NARROW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-#: How a field of a chunk's records is stored: base, which is subtracted from all values; bytes of
-#: each difference; and offset of the first difference in the data.
-_Stored = tuple[int, int, int]
+#: How each field of a chunk's records of one kind is stored, as ``[field, 3]``: base, which is
+#: subtracted from all values; bytes of each difference; and offset of the first in the data.
+_Stored = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,13 @@ class _Chunk:
     """Some thousand records that follow each other, packed together."""
 
     #: Kind of each record, in the order of the records.
-    kinds: npt.NDArray[np.uint8]
+    kinds: Bytes | InFile
     #: By kind: the number of its records, and how each field is stored.
-    stored: dict[int, tuple[int, list[_Stored]]]
-    data: npt.NDArray[np.uint8]
+    stored: dict[int, tuple[int, _Stored]]
+    data: Bytes | InFile
+    #: Times of the first and of the last record, as they were recorded.
+    first_ns: int
+    last_ns: int
 
     def column(self, kind: int, field: str) -> Column:
         """Returns a field of the records of a kind that occurs, as it was recorded."""
@@ -63,7 +71,7 @@ class _Chunk:
         dtype = _DTYPES[field]
         if field == "kind":
             return repeated(dtype.type(kind), count)
-        base, width, offset = fields[_PLACE[field]]
+        base, width, offset = fields[_PLACE[field]].tolist()
         if width == 0:
             return repeated(dtype.type(base), count)
         if width == _DIFFERENCES:
@@ -77,38 +85,39 @@ class _Chunk:
             column += dtype.type(base)
         return column
 
-    @cached_property
-    def reach_ns(self) -> tuple[int, int]:
-        """Times of the first and of the last record, as they were recorded."""
-        times = [self.column(kind, "timestamp_ns") for kind in self.stored]
-        return min(int(each[0]) for each in times), max(int(each[-1]) for each in times)
-
     @property
     def has_equal_times(self) -> bool:
         """True if two of the records have the same time."""
-        times = np.empty(len(self.kinds), dtype=_DTYPES["timestamp_ns"])
+        times, kinds = np.empty(len(self.kinds), dtype=_DTYPES["timestamp_ns"]), self.kinds[:]
         for kind in self.stored:
-            times[self.kinds == kind] = self.column(kind, "timestamp_ns")
+            times[kinds == kind] = self.column(kind, "timestamp_ns")
         return bool((times[1:] == times[:-1]).any())
 
     def between(self, begin_ns: int, end_ns: int) -> _Chunk:
         """Returns the records from one recorded time on until before another, without a copy."""
         ends_ns = np.array((begin_ns, end_ns), dtype=np.uint64)
         first = last = 0
-        stored: dict[int, tuple[int, list[_Stored]]] = {}
-        for kind, (_, fields) in self.stored.items():
-            a, b = np.searchsorted(self.column(kind, "timestamp_ns"), ends_ns).tolist()
+        stored: dict[int, tuple[int, _Stored]] = {}
+        times: list[int] = []
+        for kind in self.stored:
+            time_ns = self.column(kind, "timestamp_ns")
+            a, b = np.searchsorted(time_ns, ends_ns).tolist()
             first, last = first + a, last + b
             if a < b:
-                stored[kind] = b - a, [self._from(a, kind, place) for place in range(len(fields))]
-        return _Chunk(self.kinds[first:last], stored, self.data)
+                stored[kind] = b - a, self._from(a, kind)
+                times += [int(time_ns[a]), int(time_ns[b - 1])]
+        reach = (min(times), max(times)) if times else (0, 0)
+        return _Chunk(self.kinds[first:last], stored, self.data, *reach)
 
-    def _from(self, row: int, kind: int, place: int) -> _Stored:
-        """Returns how a field of a kind is stored without the kind's first ``row`` records."""
-        base, width, offset = self.stored[kind][1][place]
-        if width == _DIFFERENCES:
-            return int(self.column(kind, _FIELDS[place])[row]), width, offset + 4 * row
-        return base, width, offset + width * row
+    def _from(self, row: int, kind: int) -> _Stored:
+        """Returns how a kind is stored without its first ``row`` records."""
+        stored = self.stored[kind][1].copy()
+        width = stored[:, 1]
+        in_differences = width == _DIFFERENCES
+        stored[:, 2] += np.where(in_differences, 4, width) * np.uint64(row)
+        for place in np.flatnonzero(in_differences).tolist():
+            stored[place, 0] = self.column(kind, _FIELDS[place])[row]
+        return stored
 
 
 @dataclass(frozen=True)
@@ -127,12 +136,12 @@ class PackedRecords:
         """Number of records."""
         return sum(len(chunk.kinds) for chunk in self._chunks)
 
-    @cached_property
+    @property
     def kinds(self) -> npt.NDArray[np.uint8]:
         """Kind of each record, in the order of the records."""
         if len(self._chunks) == 1:
-            return self._chunks[0].kinds
-        kinds = np.concatenate([np.empty(0, np.uint8), *(chunk.kinds for chunk in self._chunks)])
+            return self._chunks[0].kinds[:]
+        kinds = np.concatenate([np.empty(0, np.uint8), *(chunk.kinds[:] for chunk in self._chunks)])
         kinds.flags.writeable = False
         return kinds
 
@@ -161,14 +170,13 @@ class PackedRecords:
         Args:
             stretches_ns: begin and end of each, ascending; a stretch does not contain its end.
         """
+        first_ns, last_ns = ([getattr(c, name) for c in self._chunks] for name in _REACH)
         chosen: list[_Chunk] = []
-        for chunk in self._chunks:
-            first_ns, last_ns = chunk.reach_ns
-            for begin_ns, end_ns in stretches_ns:
-                if begin_ns <= first_ns and last_ns < end_ns:
-                    chosen.append(chunk)
-                elif begin_ns <= last_ns and first_ns < end_ns:
-                    chosen.append(chunk.between(begin_ns, end_ns))
+        for begin_ns, end_ns in stretches_ns:
+            rows = slice(bisect_left(last_ns, begin_ns), bisect_left(first_ns, end_ns))
+            for chunk in self._chunks[rows]:
+                is_inside = begin_ns <= chunk.first_ns and chunk.last_ns < end_ns
+                chosen.append(chunk if is_inside else chunk.between(begin_ns, end_ns))
         return replace(self, _chunks=tuple(chunk for chunk in chosen if len(chunk.kinds)))
 
     def latest(self, records: int) -> PackedRecords:
@@ -179,10 +187,21 @@ class PackedRecords:
             held += len(self._chunks[first].kinds)
         return replace(self, _chunks=self._chunks[first:])
 
+    def before(self, times_ns: npt.NDArray[np.uint64]) -> Ints:
+        """Returns the number of records before each recorded time."""
+        first = np.cumsum([0, *(len(chunk.kinds) for chunk in self._chunks)])
+        chunk_of = np.searchsorted([chunk.last_ns for chunk in self._chunks], times_ns)
+        count = first[chunk_of]
+        for number in np.unique(chunk_of[chunk_of < len(self._chunks)]).tolist():
+            rows, chunk = np.flatnonzero(chunk_of == number), self._chunks[number]
+            for kind in chunk.stored:
+                column = chunk.column(kind, "timestamp_ns")
+                count[rows] += np.searchsorted(column, times_ns[rows])
+        return count
+
     def count(self, kind: int) -> int:
         """Returns the number of records of a kind."""
-        none: tuple[int, list[_Stored]] = 0, []
-        return sum(chunk.stored.get(kind, none)[0] for chunk in self._chunks)
+        return sum(chunk.stored[kind][0] for chunk in self._chunks if kind in chunk.stored)
 
     def column(self, kind: int, field: str) -> Column:
         """Returns a field of the records of one kind; one value in all rows takes no memory."""
@@ -222,7 +241,7 @@ class PackedRecords:
     @property
     def flags(self) -> Any:
         """Flags as numpy arrays have them; ``writeable`` is False."""
-        return self.kinds.flags
+        return repeated(np.uint8(0), 0).flags
 
     @property
     def _present(self) -> set[int]:
@@ -253,15 +272,20 @@ def columns_of(records: Sequence[PackedRecords], kind: int, field: str) -> Colum
     if unpack is None or field == "kind":
         own_clock = [replace(of_trace, to_common=None) for of_trace in records]
         return np.concatenate([of_trace.column(kind, field) for of_trace in own_clock])
-    place, data, stored = _PLACE[field], [], []
-    for of_trace in records:
-        for chunk in of_trace._chunks:
-            if kind in chunk.stored:
-                count, fields = chunk.stored[kind]
-                data.append(chunk.data)
-                stored.append((count, *fields[place]))
-    rows = np.array(stored, dtype=np.uint64).reshape(-1, 4)
-    return unpack(data, rows).astype(_DTYPES[field], copy=False)
+    place, data = _PLACE[field], list[Bytes]()
+    stored = np.zeros((sum(map(len, (r._chunks for r in records))), 4), dtype=np.uint64)
+    for chunk in itertools.chain.from_iterable(of_trace._chunks for of_trace in records):
+        if kind not in chunk.stored:
+            continue
+        count, fields = chunk.stored[kind]
+        row, all_bytes = stored[len(data)], chunk.data
+        row[0], row[1:] = count, fields[place]
+        if isinstance(all_bytes, InFile):
+            _, width, begin = fields[place].tolist()
+            all_bytes = all_bytes[begin : begin + count * _BYTES[width]]
+            row[3] = 0
+        data.append(all_bytes)
+    return unpack(data, stored[: len(data)]).astype(_DTYPES[field], copy=False)
 
 
 class KindRecords:
@@ -317,6 +341,13 @@ def records_of(records: Records, kind: int) -> Records:
     return records.compress(records["kind"] == kind)
 
 
+def records_before(records: Records, times_ns: npt.NDArray[np.uint64]) -> Ints:
+    """Returns the number of records before each recorded time."""
+    if isinstance(records, PackedRecords):
+        return records.before(times_ns)
+    return np.searchsorted(records["timestamp_ns"], times_ns)
+
+
 def packed(records: Records | PackedRecords) -> PackedRecords:
     """Packs an array of records; returns records that are packed already as they are."""
     if isinstance(records, PackedRecords):
@@ -332,7 +363,9 @@ class Packer:
     are packed already, all are sorted at the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, data: PackedData | None = None) -> None:
+        """``data``: takes the packed records of a run's traces; None to hold these in memory."""
+        self.data = data
         self._waiting: list[Records] = []
         self._chunks: list[_Chunk] = []
         self._newest_ns = 0
@@ -358,7 +391,7 @@ class Packer:
         time_ns = records["timestamp_ns"]
         self._in_order &= not len(time_ns) or int(time_ns[0]) >= self._newest_ns
         self._newest_ns = max(self._newest_ns, int(time_ns[-1])) if len(time_ns) else 0
-        self._chunks.append(_chunk(records))
+        self._chunks.append(_chunk(records, self.data))
 
 
 def in_order(batches: Sequence[Records]) -> Records:
@@ -403,12 +436,11 @@ def joined_once(records: PackedRecords, added: Sequence[Records]) -> PackedRecor
     together: list[_Chunk] = []  # chunks that may hold equal records
     until_ns = 0
     for chunk in records._chunks:
-        begin_ns, end_ns = chunk.reach_ns
-        if together and until_ns < min(begin_ns, first_ns):
+        if together and until_ns < min(chunk.first_ns, first_ns):
             chunks += _once(together, others[:0])
             together = []
         together.append(chunk)
-        until_ns = end_ns
+        until_ns = chunk.last_ns
     return replace(records, _chunks=(*chunks, *_once(together, others)))
 
 
@@ -420,11 +452,16 @@ def _once(chunks: Sequence[_Chunk], others: Records) -> Sequence[_Chunk]:
     return packed(without_twins(whole))._chunks
 
 
-def _chunk(records: Records) -> _Chunk:
-    kinds, present, counts, fields, data = packing()(np.ascontiguousarray(records).view(np.uint8))
+def _chunk(records: Records, held: PackedData | None = None) -> _Chunk:
+    """Packs records, which are in the order of time."""
+    raw = np.ascontiguousarray(records).view(np.uint8)
+    kinds, present, counts, fields, data = packing()(raw)
     kinds.flags.writeable = False
-    of_kinds = zip(present.tolist(), counts.tolist(), fields.tolist(), strict=True)
-    return _Chunk(kinds, {kind: (count, stored) for kind, count, stored in of_kinds}, data)
+    stored = dict(zip(present.tolist(), zip(counts.tolist(), fields, strict=True), strict=True))
+    reach = records["timestamp_ns"][[0, -1]].tolist() if len(records) else (0, 0)
+    if held is None:
+        return _Chunk(kinds, stored, data, *reach)
+    return _Chunk(held.hold(kinds), stored, held.hold(data), *reach)
 
 
 def _unpacking() -> Callable[[list[Any], npt.NDArray[np.uint64]], npt.NDArray[np.uint64]] | None:

@@ -23,7 +23,14 @@ from commprof.trace import documents, schema
 from commprof.trace.blocks import Block, BlockStream, pack_block, read_blocks
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import Communicator, Group
-from commprof.trace.packed import PackedRecords, Packer, in_order, joined_once, without_twins
+from commprof.trace.packed import (
+    PackedRecords,
+    Packer,
+    in_order,
+    joined_once,
+    without_twins,
+)
+from commprof.trace.packed_data import PackedData
 from commprof.trace.recorded import Recorded
 from commprof.trace.ring import RingContent, has_rings, read_rings, remove_rings
 from commprof.trace.run.processes import State, state_of
@@ -143,13 +150,13 @@ class _File:
     rings: RingContent | None = None
 
 
-def read_trace(path: Path, pack: bool = False) -> Trace:
+def read_trace(path: Path, pack: PackedData | None = None) -> Trace:
     """Reads the trace at ``path``.
 
     Args:
         path: path of the file.
-        pack: True to hold the records packed, see :mod:`commprof.trace.packed`; they are packed as
-            they are read.
+        pack: takes the records packed, see :mod:`commprof.trace.packed`, as they are read; None to
+            hold them as an array.
 
     A trace without its closing block is incomplete: the process was killed, or still runs.
     Its newest records are then read from the ring files, if those still exist.
@@ -158,7 +165,7 @@ def read_trace(path: Path, pack: bool = False) -> Trace:
         TraceError: the file is not a trace, or its metadata cannot be used.
         OSError: the file cannot be opened.
     """
-    file = _read_with_rings(path, Packer() if pack else None)
+    file = _read_with_rings(path, None if pack is None else Packer(pack))
     content = file.content
     if file.rings is not None:
         content.batches.extend(file.rings.batches)
@@ -195,7 +202,7 @@ def _read_with_rings(path: Path, packer: Packer | None = None) -> _File:
     if file.content.is_open:
         rings = read_rings(file.metadata["ring_prefix"], file.session)
         file.content = TraceContent()  # frees the memory of the first reading
-        file = _read_file(path, packer and Packer())
+        file = _read_file(path, packer and Packer(packer.data))
         if file.content.is_open:
             summary = file.content.summary
             if summary is not None and summary.mode != "full":

@@ -158,6 +158,16 @@ def trial_of(trace: Trace) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """Steps of a run with too many steps to keep the parts of each, see ``StepWindows.kept``."""
+
+    #: Number of measured steps whose parts are not kept.
+    steps: int
+    #: Mean wall time of the slowest rank, over all measured steps.
+    mean_ns: float
+
+
+@dataclass(frozen=True)
 class MeasuredSteps:
     """Parts of the steps of one world size, with what was recorded beside the calls."""
 
@@ -177,6 +187,8 @@ class MeasuredSteps:
     clocks_shared: bool
     #: Bound on the error of a rank's clock against rank 0's; 0 on a shared clock, NaN if unknown.
     clock_error_us: float
+    #: None if the steps were not too many to keep the parts of each.
+    left_out: LeftOut | None
 
     @cached_property
     def measured(self) -> list[Breakdown]:
@@ -262,38 +274,58 @@ def _long_world(
 ) -> MeasuredWorld:
     """Measures all steps of a long run in windows, then the calls of a sample of them."""
     clocks = rank_clocks(recorded)
+    stretches = cut.kept(len(ranks))
+    kept_steps = np.concatenate(stretches)
+    keeps_all = len(kept_steps) == len(cut.steps)
     windows: list[list[Breakdown]] = []
     signatures: list[npt.NDArray[np.uint64]] = []
     for steps in cut.windows():
         calls = _calls(world_size, [stretch(trace, [steps]) for trace in recorded], ranks, clocks)
-        parts = [part.rows(steps_in(part.step, [steps])) for part in calls.parts]
+        chosen = np.intersect1d(steps, kept_steps, assume_unique=True)
+        parts = [part.rows(np.isin(part.step, chosen)) for part in calls.parts]
         common = _common_steps(parts, sys.maxsize, set())
         windows.append([Breakdown.joined([part]) for part in common])
         signatures.append(calls.signatures(common[0].step))
         if watch is not None:
             watch(calls.world(common, 0, 0))
         del calls, parts
-    merged = merged_steps(recorded)
+    of_kept = recorded if keeps_all else [stretch(trace, stretches) for trace in recorded]
+    merged = merged_steps(of_kept)
     trained = min(_trained_steps(trace) for trace in recorded)
     of_ranks = [
         Breakdown.joined([window.pop(0) for window in windows]) for _ in range(len(recorded))
     ]
     parts = _common_steps(of_ranks, trained, merged)
     sequence = np.concatenate(signatures)[np.isin(of_ranks[0].step, parts[0].step)]
+    warmup = count_warmup(slowest_ns(parts), sequence)
     whole = MeasuredSteps(
         ranks=ranks,
         recorded=recorded,
-        traces=on_common_clock(recorded, clocks) if clocks else recorded,
+        traces=on_common_clock(of_kept, clocks) if clocks else of_kept,
         parts=parts,
-        warmup=count_warmup(slowest_ns(parts), sequence),
+        warmup=warmup,
         merged=len(merged),
         clocks_shared=clocks is not None,
-        clock_error_us=clock_error_us(clocks, recorded),
+        clock_error_us=clock_error_us(clocks, of_kept),
+        left_out=None
+        if keeps_all
+        else _left_out(recorded, cut.steps[cut.steps < trained], kept_steps, warmup),
     )
-    chosen = cut.sample(whole.measured[0].step)
-    calls = _calls(world_size, [stretch(trace, chosen) for trace in recorded], ranks, clocks)
-    parts = [part.rows(steps_in(part.step, chosen)) for part in calls.parts]
+    sample = cut.sample(whole.measured[0].step)
+    calls = _calls(world_size, [stretch(trace, sample) for trace in recorded], ranks, clocks)
+    parts = [part.rows(steps_in(part.step, sample)) for part in calls.parts]
     return replace(calls.world(_common_steps(parts, trained, merged), 0, 0), whole=whole)
+
+
+def _left_out(recorded: list[Trace], steps: Ints, kept_steps: Ints, warmup: int) -> LeftOut:
+    """Returns what is known of all steps, of which only some are kept."""
+    slowest: Floats = np.zeros(len(steps))
+    for trace in recorded:
+        of_rank = columns.steps(trace)
+        rows = np.searchsorted(of_rank.index, steps)
+        np.maximum(slowest, (of_rank.end_ns - of_rank.begin_ns)[rows], out=slowest)
+    left_out = int((~np.isin(steps, kept_steps, assume_unique=True)).sum())
+    return LeftOut(left_out, float(slowest[warmup:].mean()))
 
 
 @dataclass(frozen=True)
@@ -325,6 +357,7 @@ class _Calls:
             merged=merged,
             clocks_shared=self.clocks_shared,
             clock_error_us=self.clock_error_us,
+            left_out=None,
             tables=self.tables,
             matching=self.matching,
         )

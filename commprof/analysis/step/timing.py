@@ -82,6 +82,8 @@ class StepTiming(FieldGroup):
     step_median_ms: float
     step_p95_ms: float
     step_quartiles_ms: tuple[float, float]
+    #: Mean over steps of the slowest rank's wall time.
+    step_mean_ms: float = math.nan
     #: Event that ends a step: "declared" by the script, an optimizer's "update", or "backward".
     steps_end: str = DECLARED
     #: Number of steps left out because they hold several iterations in one.
@@ -118,6 +120,7 @@ def step_timing(seen: MeasuredSteps) -> StepTiming:
         step_median_ms=ns_to_ms(median_ns),
         step_p95_ms=ns_to_ms(p95_ns),
         step_quartiles_ms=(ns_to_ms(low_ns), ns_to_ms(high_ns)),
+        step_mean_ms=ns_to_ms(float(slowest.mean())) if len(slowest) else math.nan,
         steps_end=seen.steps.source,
         merged_steps=seen.merged,
         stalled_steps=tuple((number, ns_to_ms(ns)) for number, ns in stalls),

@@ -4,7 +4,8 @@ A run with more than ``LONG_CALLS`` calls is analysed in windows of whole steps,
 ranks; each window's records reach further at both ends, as a step may wait for what began in the
 steps before, and its calls may end in the step after. Parts of steps, waits and their causes come
 from all windows. What needs all calls at once, such as medians over the calls of a kind, comes
-from a sample of steps: stretches that are spread evenly over the measured steps.
+from a sample of steps: stretches that are spread evenly over the measured steps. If the steps are
+too many to keep a row for each, rows are kept of a larger sample, of 64 such stretches.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ from commprof.trace.schema import Kind, Records
 
 #: Number of calls of all ranks above which a run is long; calls in a window, and in the sample.
 LONG_CALLS = 1_000_000
-WINDOW_CALLS = 500_000
+WINDOW_CALLS = 250_000
 SAMPLE_CALLS = 250_000
+#: Rows of steps and ranks whose parts are kept, fewest steps that are kept, and their stretches.
+KEPT_ROWS = 1 << 19
+KEPT_STEPS = 5000
+_KEPT_STRETCHES = 64
 #: Stretches of the sample, and fewest steps of each.
 _STRETCHES, _FEWEST_STEPS = 5, 8
 #: A window also holds the records of this many steps before it: waiting that passed from rank to
@@ -51,6 +56,14 @@ class StepWindows:
         size = max(1, int(WINDOW_CALLS / self.calls))
         return [self.steps[at : at + size] for at in range(0, len(self.steps), size)]
 
+    def kept(self, ranks: int) -> list[Ints]:
+        """Returns the step numbers of each stretch whose parts are kept: all, unless too many."""
+        most = max(KEPT_STEPS, KEPT_ROWS // ranks)
+        if len(self.steps) <= most:
+            return [self.steps]
+        shares = np.array_split(self.steps, _KEPT_STRETCHES)  # the first begins with the warm-up
+        return [share[: max(1, most // _KEPT_STRETCHES)] for share in shares]
+
     def sample(self, measured: Ints) -> list[Ints]:
         """Returns the step numbers of each stretch of a sample of the ``measured`` steps."""
         steps = max(1, min(int(SAMPLE_CALLS / self.calls), len(measured)))
@@ -58,7 +71,15 @@ class StepWindows:
         size = steps // count
         shares = np.array_split(measured, count)  # a stretch is in the middle of each share
         begins = [(len(share) - size) // 2 for share in shares]
-        return [share[at : at + size] for share, at in zip(shares, begins, strict=True)]
+        return [
+            self._longest_row(share[at : at + size])
+            for share, at in zip(shares, begins, strict=True)
+        ]
+
+    def _longest_row(self, steps: Ints) -> Ints:
+        """Returns the most of some steps between which no step was left out."""
+        gaps = np.flatnonzero(np.diff(np.searchsorted(self.steps, steps)) != 1) + 1
+        return max(np.split(steps, gaps), key=len)
 
 
 def windows_of(traces: Sequence[Trace]) -> StepWindows | None:

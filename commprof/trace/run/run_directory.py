@@ -16,6 +16,7 @@ from commprof.files import Shape, checked, read_json
 from commprof.invocation import quoted
 from commprof.text import clauses
 from commprof.trace.documents import MOST_RANKS
+from commprof.trace.packed_data import PackedData
 from commprof.trace.reader import Trace, first_metadata, read_trace
 from commprof.trace.run.endings import (
     Endings,
@@ -169,12 +170,13 @@ def read_world(run: Path, world_size: int) -> WorldRun:
     results: dict[int, dict[str, Any]] = {}
     traces: dict[int, Trace] = {}
     failed: list[tuple[int, str, str]] = []
+    packed = PackedData()
     for rank in range(world_size):
         result_path = directory / f"rank_{rank}.json"
         trace_path = attempts.get(number, {}).get(rank)
         try:
             if trace_path is not None:
-                traces[rank] = read_trace(trace_path, pack=True)
+                traces[rank] = read_trace(trace_path, packed)
         except (OSError, ValueError, TraceError) as error:
             failed.append(about_file(rank, str(error), trace_path or directory))
         try:

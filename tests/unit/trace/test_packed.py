@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import cast
 
 import numpy as np
 import pytest
 
 from commprof.trace import columns, packed
+from commprof.trace.packed_data import InFile, PackedData
 from commprof.trace.schema import RECORD_DTYPE, TIME_IN_VALUE, Kind, Records
 
 _KINDS = (Kind.STEP, Kind.PHASE, Kind.ISSUE, Kind.END, Kind.CLOCK)
@@ -124,6 +127,49 @@ def test_records_are_packed_as_they_are_read(monkeypatch: pytest.MonkeyPatch) ->
             packer.add(batch)
         expected = shuffled[np.argsort(shuffled["timestamp_ns"], kind="stable")]
         assert packer.finish().copy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("most_in_memory", [0, 4000, 10**9])
+def test_records_of_a_long_run_lie_in_a_file(
+    most_in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "_CHUNK_RECORDS", 50)
+    records = _random(6)
+    records["timestamp_ns"] = 2**40 + 7 * np.arange(len(records))
+    packer = packed.Packer(PackedData(most_in_memory))
+    for batch in np.array_split(records, 37):
+        packer.add(batch)
+    found = packer.finish()
+    in_file = [isinstance(chunk.data, InFile) for chunk in found._chunks]
+    assert (any(in_file), all(in_file)) == (most_in_memory < 10**9, most_in_memory == 0)
+    assert found.copy().tobytes() == records.tobytes()
+    assert (found.kinds == records["kind"]).all()
+    times = records["timestamp_ns"][[3, 49, 50, 333]]
+    assert found.between([times[1:3], (times[3], 2**63)]).copy().tobytes() == (
+        records[[49, *range(333, 500)]].tobytes()
+    )
+    asked = np.array([0, *times.tolist(), *(times + 1).tolist(), 2**63], dtype=np.uint64)
+    expected = np.searchsorted(records["timestamp_ns"], asked)
+    assert packed.records_before(cast("Records", found), asked).tolist() == expected.tolist()
+    assert packed.records_before(records, asked).tolist() == expected.tolist()
+    some = found.between([(int(times[0]), int(times[3]))])
+    for field in RECORD_DTYPE.names or ():
+        chosen = records[3:333][records["kind"][3:333] == Kind.END][field]
+        joined = packed.columns_of([some, found], Kind.END, field)
+        whole = records[records["kind"] == Kind.END][field]
+        assert joined.tolist() == [*chosen.tolist(), *whole.tolist()]
+
+
+def test_records_that_no_file_takes_stay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    records = _random(7)
+    records["timestamp_ns"] = np.arange(len(records))
+    packer = packed.Packer(PackedData(0))
+    packer.add(records)
+    assert packer.finish().copy().tobytes() == records.tobytes()
 
 
 @pytest.mark.parametrize("first_ns", [0, 40, 100, 400])

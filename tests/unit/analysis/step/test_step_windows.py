@@ -18,6 +18,7 @@ from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.step import windows
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.measured import MeasuredWorld, measured_world
+from commprof.analysis.step.timing import step_timing
 from commprof.analysis.world import world_result
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
@@ -124,6 +125,45 @@ def test_a_long_run_names_its_sample(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(detail.steps) == 39
     result, _ = analyse_in_detail(tmp_path / "run", all_calls=True)
     assert not [text for text in result.remarks if "is long" in text]
+
+
+def test_a_run_of_very_many_steps_keeps_the_parts_of_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", ranks=4, steps=1200, calls=3)
+    run = read_world(tmp_path / "run", 4)
+    whole, calls = _at_once(run, monkeypatch)
+    monkeypatch.setattr(windows, "KEPT_ROWS", 1)
+    monkeypatch.setattr(windows, "KEPT_STEPS", 640)
+    seen, watched = _measured(run, monkeypatch, 1, 4 * 3 * 100)
+    cut = seen.all_steps
+    rows = np.isin(whole.parts[0].step, cut.parts[0].step)
+    assert (len(cut.parts[0].step), cut.warmup) == (640, whole.warmup)
+    for ours, expected in zip(cut.parts, whole.parts, strict=True):
+        assert _differences(ours, expected.rows(rows)) == []
+    assert watched.mismatch_count == calls.mismatch_count
+    # What is left out is counted; the figures of all steps lie within the sample's intervals.
+    recording, timing = world_recording(run, seen), step_timing(cut)
+    assert recording.left_out_steps == 1200 - 640
+    of_all = step_timing(whole.all_steps)
+    assert recording.mean_of_all_ms == pytest.approx(of_all.step_mean_ms)
+    assert timing.measured_steps + recording.left_out_steps == of_all.measured_steps
+    begins = np.flatnonzero(np.diff(cut.measured[0].step, prepend=-1) != 1)
+    for name in ("wall_ns", "exposed_ns", "wait_ns", "transfer_ns", "forward_ns"):
+        ours, expected = (
+            np.mean([getattr(part, name) for part in world.measured], axis=0)
+            for world in (cut, whole)
+        )
+        means = [stretch.mean() for stretch in np.split(ours, begins[1:])]
+        assert len(means) == 64
+        reach = 4 * np.std(means, ddof=1) / np.sqrt(len(means))
+        assert abs(np.mean(means) - expected.mean()) <= reach
+    (said,) = [text for text in _caveats(tmp_path / "run", run, seen) if "is long" in text]
+    assert "of 639 of 1,199 measured steps" in said
+
+
+def _caveats(directory: Path, run: WorldRun, seen: MeasuredWorld) -> list[str]:
+    return [fact.caveat for fact in findings(read_context(directory), world_result(run, seen))]
 
 
 def test_failed_calls_of_a_long_run_are_those_of_all_its_steps(
