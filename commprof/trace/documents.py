@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -236,6 +237,12 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
     Raises:
         ValueError: a key is missing or unusable; the message names it.
     """
+    if len(payload) > _MOST_KEPT_BYTES:
+        return _metadata(bytes(payload))
+    return {**_metadata_once(bytes(payload))}
+
+
+def _metadata(payload: bytes) -> dict[str, Any]:
     value = _read(payload, METADATA)
     if value["world_size"] > MOST_RANKS:
         raise ValueError(f"world_size {value['world_size']} is above {MOST_RANKS}")
@@ -247,6 +254,11 @@ def read_metadata(payload: memoryview) -> dict[str, Any]:
         except ValueError:
             del value[key]
     return value
+
+
+#: A report reads the first block of each rank twice; up to this size its content is kept.
+_MOST_KEPT_BYTES = 16 << 10
+_metadata_once = functools.lru_cache(maxsize=4096)(_metadata)
 
 
 def read_more_metadata(payload: memoryview) -> dict[str, Any]:
@@ -279,7 +291,7 @@ def read_dropped(payload: memoryview, shape: dict[str, Shape]) -> int:
     return int(_read(payload, shape)["dropped"])
 
 
-def _read(payload: memoryview, shape: Shape) -> Any:
+def _read(payload: memoryview | bytes, shape: Shape) -> Any:
     try:
         return checked(json.loads(bytes(payload)), shape)
     except RecursionError:

@@ -11,6 +11,7 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -201,7 +202,15 @@ class PackedRecords:
 
     def count(self, kind: int) -> int:
         """Returns the number of records of a kind."""
-        return sum(chunk.stored[kind][0] for chunk in self._chunks if kind in chunk.stored)
+        return self._counts.get(kind, 0)
+
+    @cached_property
+    def _counts(self) -> dict[int, int]:
+        counts: dict[int, int] = {}
+        for chunk in self._chunks:
+            for kind, (count, _) in chunk.stored.items():
+                counts[kind] = counts.get(kind, 0) + count
+        return counts
 
     def column(self, kind: int, field: str) -> Column:
         """Returns a field of the records of one kind; one value in all rows takes no memory."""

@@ -38,8 +38,10 @@ def _sent(calls: RankCalls) -> Mask:
 
 
 def _rule(facts: Facts) -> Sighting | None:
+    number = facts.first.per_step(_sent(facts.first))
+    if number < _LEAST:  # before the calls of all ranks are looked at, which takes long
+        return None
     masks = [_sent(calls) for calls in facts.ranks]
-    number = facts.first.per_step(masks[0])
     if min(c.per_step(mask) for c, mask in zip(facts.ranks, masks, strict=True)) < _LEAST:
         return None
     first, mask = facts.first, masks[0]

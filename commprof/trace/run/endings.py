@@ -39,11 +39,18 @@ def rank_and_attempt(path: Path) -> tuple[int, int] | None:
 def attempt_paths(directory: Path) -> dict[int, dict[int, Path]]:
     """Lists a directory's traces by attempt and by rank, both in order."""
     paths: dict[int, dict[int, Path]] = {}
-    for path in directory.glob("rank_*.trace"):
-        named = rank_and_attempt(path)
+    for name in _names_in(directory):
+        named = _NAME.fullmatch(name)
         if named is not None:
-            paths.setdefault(named[1], {})[named[0]] = path
+            paths.setdefault(int(named[2] or 0), {})[int(named[1])] = directory / name
     return {attempt: dict(sorted(paths[attempt].items())) for attempt in sorted(paths)}
+
+
+def _names_in(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:
+        return []
 
 
 def last_attempt(directory: Path) -> dict[int, Path]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from commprof.errors import TraceError
-from commprof.trace.documents import METADATA, MORE_METADATA
+from commprof.trace.documents import METADATA, MORE_METADATA, read_metadata
 from commprof.trace.reader import Trace, read_trace
 from tests.support.builders import trace_bytes as made
 
@@ -229,6 +229,13 @@ def required(shape: dict[str, Any], where: tuple[str, ...] = ()) -> list[tuple[s
         if isinstance(inner, dict):
             found += required(inner, (*where, key))
     return found
+
+
+def test_metadata_of_equal_traces_can_be_changed_apart() -> None:
+    payload = memoryview(json.dumps(made.metadata()).encode())
+    first, second = read_metadata(payload), read_metadata(payload)
+    first["rank"] = "changed"
+    assert second == read_metadata(payload) != first
 
 
 def test_a_later_metadata_block_sets_the_hooks(tmp_path: Path) -> None:
