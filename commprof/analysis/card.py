@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from commprof import invocation
 from commprof.analysis.collectives.host_links import HostLinks
@@ -140,6 +141,8 @@ class Card:
     """A run's figures for one screen."""
 
     description: str
+    #: Backend and version of torch, those that are recorded; may be empty.
+    setup: str
     #: World size that the verdict judges.
     world_size: int
     #: Number of steps that the times are means of; stalled steps are left out.
@@ -197,6 +200,7 @@ def card(
     split = step.split_ms if not lacking else {}
     return Card(
         description=str(result.context["description"]),
+        setup=_setup(result.context),
         world_size=world.world_size,
         steps=len(step.by_step_ms),
         step_ms=step.step_ms,
@@ -232,6 +236,12 @@ def card(
             fix=following.fix,
         ),
     )
+
+
+def _setup(context: Mapping[str, Any]) -> str:
+    torch = str(context["torch"])
+    version = f"torch {torch}" if torch not in ("", "unknown") else ""
+    return ", ".join(filter(None, (str(context["backend"]), version)))
 
 
 def _comes_first(of_size: Incidents, is_cause: bool) -> bool:

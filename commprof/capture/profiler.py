@@ -20,7 +20,6 @@ from commprof import _native, invocation
 from commprof.capture import nccl
 from commprof.capture.auto_phases import FSDP, AutoPhases
 from commprof.capture.cross_check_sources import CrossCheckSources
-from commprof.capture.ddp_work import DdpWork
 from commprof.capture.device_telemetry import TelemetrySampler
 from commprof.capture.ending import error_line, unhandled
 from commprof.capture.garbage import GarbageCollections
@@ -46,6 +45,7 @@ from commprof.capture.patches.waits import (
 from commprof.capture.recorder import Marker, recorder
 from commprof.capture.settings import RankSettings, check_kernels, control_path, mode_code
 from commprof.capture.step_finder import StepFinder
+from commprof.capture.torch_work import TorchWork
 from commprof.capture.trained_parameters import TrainedParameters
 from commprof.errors import CommprofError
 from commprof.trace.ring import owner_path
@@ -125,7 +125,7 @@ class Profiler:
         self._threads = torch.get_num_threads()
         self._gradient_norms = GradientNorms(settings.gradient_norms_every)
         self._garbage = GarbageCollections(self._recorder)
-        self._ddp_work = DdpWork(self._recorder)
+        self._torch_work = TorchWork(self._recorder)
         self._telemetry = TelemetrySampler()
         #: Objects that are polled after each step until they have found their connection or device.
         self._connecting: list[StoreLink | TelemetrySampler] = []
@@ -212,7 +212,7 @@ class Profiler:
         self._gradient_norms.install(path.with_suffix(".gradients"))
         self._trained.install(path)
         self._garbage.install()
-        self._ddp_work.install()
+        self._torch_work.install()
         self._had_group = dist.is_available() and dist.is_initialized()
         self._step = 0
         self._clock = clock
@@ -275,7 +275,7 @@ class Profiler:
         self._gradient_norms.remove()
         self._trained.remove()
         self._garbage.remove()
-        self._ddp_work.remove()
+        self._torch_work.remove()
         self._note_gloo_threads()
         self._note_threads()
         self._note_ending(error)

@@ -44,7 +44,8 @@ def render(card: Card, colour: bool = False) -> str:
         card: figures of the card.
         colour: True for a terminal that shows colours.
     """
-    top = [cut(card.description), *_shortened(card.incident, _INCIDENT_LINES), *prose(card.verdict)]
+    top = [cut(card.description, f"[{card.setup}]" if card.setup else "")]
+    top += [*_shortened(card.incident, _INCIDENT_LINES), *prose(card.verdict)]
     middle = [_bar(card.parts, colour), *_legend(card.parts)] if card.parts else []
     for name, text in facts(card):
         middle += prose(f"{name + ':':<22} {text}")

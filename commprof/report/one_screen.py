@@ -67,20 +67,21 @@ def whole(items: Iterable[str]) -> list[str]:
     return lines
 
 
-def cut(line: str) -> str:
+def cut(line: str, tail: str = "") -> str:
     """Makes text of any origin printable and cuts it to one line; dots mark the cut.
 
     First, long paths lose their leading folders. If that is not enough, the line is cut between
-    words, or within a word if less than half a line would be left.
+    words, or within a word if less than half a line would be left. ``tail`` follows uncut.
     """
-    line = printable(line)
-    if len(line) <= WIDTH:
-        return line
+    line, tail = printable(line), f" {printable(tail)}" if tail else ""
+    width = WIDTH - len(tail)
+    if len(line) <= width:
+        return line + tail
     line = re.sub(rf"[^ ]{{{WIDTH // 2 + 1},}}", lambda word: _last_folders(word[0]), line)
-    if len(line) <= WIDTH:
-        return line
-    words = textwrap.wrap(line, WIDTH - 4, break_on_hyphens=False, break_long_words=False)[0]
-    return (words if WIDTH // 2 <= len(words) <= WIDTH - 4 else line[: WIDTH - 4]) + " ..."
+    if len(line) <= width:
+        return line + tail
+    words = textwrap.wrap(line, width - 4, break_on_hyphens=False, break_long_words=False)[0]
+    return (words if width // 2 <= len(words) <= width - 4 else line[: width - 4]) + f" ...{tail}"
 
 
 def _last_folders(path: str) -> str:

@@ -61,6 +61,9 @@ METADATA: Final[dict[str, Shape]] = {
     # Level of torch's checks of collectives when capture began, TORCH_DISTRIBUTED_DEBUG. Traces of
     # older versions do not have it.
     "debug_level": str | None,
+    # Absolute path of the file that the process runs; empty if there is none or it is not found.
+    # Traces of older versions do not have it.
+    "script_path": str | None,
 }
 #: More ranks than any job has: bounds the memory that a number in a file can make readers use.
 MOST_RANKS: Final = 1 << 20
@@ -121,6 +124,11 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "ddp_buffer_syncs": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which DDP searched the autograd graph for unused parameters.
     "ddp_searches": {"begin_ns": list[int], "end_ns": list[int]},
+    # Times at which torch pickled Python objects for a collective, 4,096 at most; objects that
+    # follow one another count as one.
+    "object_pickles": {"begin_ns": list[int], "end_ns": list[int]},
+    # Times at which torch unpickled objects after a collective, likewise.
+    "object_unpickles": {"begin_ns": list[int], "end_ns": list[int]},
     # Bytes of the parameters that the optimizers updated in their first updates: of all, of those
     # that DDP models reduce, and of those that DDP models were told to ignore; sharded is True if
     # some are shards; other_libraries, those loaded that communicate outside of torch.distributed.

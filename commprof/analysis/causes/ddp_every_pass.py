@@ -94,8 +94,9 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "In nine of ten updates, the same number of backward passes (at least two, and more than "
-        "there are DDP models) ends with an exchange of DDP's buckets; the last pass before the "
-        "update is one of them, all of them exchange the same bytes, and the training thread "
+        "there are DDP models), or fewer at the end of an epoch, ends with an exchange of DDP's "
+        "buckets; the last pass before the update is one of them, nine of ten exchange the same "
+        "bytes, and the training thread "
         f"waits in the needless ones for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
@@ -114,4 +115,5 @@ CAUSE = CatalogueCause(
     ),
     edit=lambda facts, _: last_pass_only(facts.script, facts.script.model(*DDP)),
     source="https://github.com/pytorch/pytorch/issues/43201",
+    is_certain=True,
 )

@@ -153,7 +153,7 @@ class Passes:
     exchanged: int
     #: Fraction of the updates before which the last pass exchanged gradients.
     last_share: float
-    #: Fraction of the updates that have these numbers of passes.
+    #: Fraction of the updates that have these numbers of passes, or fewer: an epoch may end early.
     usual_share: float
     updates: int
 
@@ -414,10 +414,12 @@ def _passes(calls: RankCalls, exchanging_ns: Ints) -> Passes | None:
     used = number > 0
     last = np.flatnonzero(np.append(np.diff(before) != 0, True) & whole)
     median, median_sent = int(np.median(number[used])), int(np.median(sent[used]))
+    is_usual = (number == median) & (sent == median_sent)
+    is_short = (number < median) & (sent <= median_sent)
     return Passes(
         backward=median,
         exchanged=median_sent,
         last_share=float(exchanged[last].mean()),
-        usual_share=float(((number == median) & (sent == median_sent))[used].mean()),
+        usual_share=float((is_usual | is_short)[used].mean()) if is_usual.any() else 0.0,
         updates=int(used.sum()),
     )

@@ -83,8 +83,9 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "In nine of ten updates, the same number of backward passes, at least two, the last "
-        "among them, issues reduce-scatters, and the training thread waits in the needless ones "
+        "In nine of ten updates, the same number of backward passes (at least two), or fewer at "
+        "the end of an epoch, the last among them, issues reduce-scatters, and the training thread "
+        "waits in the needless ones "
         f"for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
@@ -109,4 +110,5 @@ CAUSE = CatalogueCause(
     ),
     fix_of_fsdp1=_FIX_OF_FSDP1,
     source="https://github.com/NVIDIA/cosmos-framework/issues/161",
+    is_certain=True,
 )

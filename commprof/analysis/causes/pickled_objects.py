@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import numpy as np
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
@@ -69,37 +72,84 @@ def of_objects(calls: RankCalls) -> Mask:
     return mask
 
 
+@dataclass(frozen=True)
+class _Exchanges:
+    """The exchanges of objects of one rank in measured steps."""
+
+    #: What one call of a tensor, in place of the sizes, would spare.
+    removed: Removed
+    #: Time from the first pickling of each exchange to the end of its unpickling, in ns, in all.
+    total_ns: float
+    #: True if pickling was recorded; else ``removed`` and ``total_ns`` lack it.
+    is_whole: bool
+
+
+def _exchanges(facts: Facts, position: int) -> _Exchanges:
+    calls = facts.ranks[position]
+    rows = _contents(calls)
+    rows = rows[(calls.step[rows] >= 0) & (calls.wait_end_ns[rows] > 0)]
+    second = np.zeros(len(calls.table), dtype=bool)
+    second[rows] = True
+    issue_ns, end_ns = calls.table.issue_ns[rows - 1], calls.wait_end_ns[rows]
+    size_end_ns = np.maximum(calls.wait_end_ns[rows - 1], issue_ns)
+    pickling = _pickling_ns(facts, position, rows)
+    before_ns, after_ns = pickling or (np.zeros_like(rows), np.zeros_like(rows))
+    edges = np.stack([issue_ns - before_ns, issue_ns, size_end_ns, end_ns + after_ns], axis=1)
+    # A median in place of what was not noted may reach into the next exchange.
+    edges = np.maximum.accumulate(edges.reshape(-1))
+    removed = Removed(second, edges[::2], edges[1::2])
+    total_ns = (removed.end_ns - removed.begin_ns).sum() + (size_end_ns - issue_ns).sum()
+    return _Exchanges(removed, float(total_ns), pickling is not None)
+
+
+def _pickling_ns(facts: Facts, position: int, rows: Ints) -> tuple[Ints, Ints] | None:
+    """Times of pickling before each of these exchanges, and of unpickling after it, in ns.
+
+    Exchanges after the last that was noted have the median; None if none was noted.
+
+    ``rows``: the call of bytes of each exchange, which follows that of its size.
+    """
+    issue_ns = facts.ranks[position].table.issue_ns
+    before = facts.noted_ns(position, "object_pickles")
+    after = facts.noted_ns(position, "object_unpickles")
+    last_ns = max([0, *before[1][-1:].tolist(), *after[1][-1:].tolist()])
+    is_known = issue_ns[rows - 1] <= last_ns
+    if not is_known.any():
+        return None
+    begin_ns = np.where(rows > 1, issue_ns[rows - 2], 0)
+    next_ns = np.append(issue_ns, np.iinfo(np.int64).max)[rows + 1]
+
+    def within(noted: tuple[Ints, Ints], low: Ints, high: Ints) -> Ints:
+        total = np.concatenate(([0], np.cumsum(noted[1] - noted[0])))
+        ns = np.diff(total[np.searchsorted(noted[0], np.stack([low, high]))], axis=0)[0]
+        return np.where(is_known, ns, int(np.median(ns[is_known]))).astype(np.int64)
+
+    return within(before, begin_ns, issue_ns[rows - 1]), within(after, issue_ns[rows], next_ns)
+
+
 def _rule(facts: Facts) -> Sighting | None:
-    of_ranks = facts.on_all_ranks(
+    masks = facts.on_all_ranks(
         lambda calls: (calls, of_objects(calls) & (calls.step >= 0)),
         lambda objects: objects[0].per_step(objects[1]) >= 2,
     )
-    if not of_ranks:
+    if not masks:
         return None
-    removed, blocked = [], []
-    for calls, mask in of_ranks:
-        rows = _contents(calls)
-        rows = rows[(calls.step[rows] >= 0) & (calls.wait_end_ns[rows] > 0)]
-        # One call of a tensor remains, in place of the sizes.
-        second = np.zeros(len(mask), dtype=bool)
-        second[rows] = True
-        begin = np.maximum(calls.wait_end_ns[rows - 1], calls.table.issue_ns[rows - 1])
-        removed.append(Removed(second, begin, calls.wait_end_ns[rows]))
-        blocked.append(float((calls.wait_end_ns[rows] - calls.table.issue_ns[rows - 1]).sum()))
-    share = facts.share(blocked)
+    exchanges = [_exchanges(facts, position) for position in range(len(masks))]
+    share = facts.share([of_rank.total_ns for of_rank in exchanges])
     if not share >= WORTH_NAMING:
         return None
+    is_whole = all(of_rank.is_whole for of_rank in exchanges)
     first, rows = facts.first, _contents(facts.first)
     rows = rows[first.step[rows] >= 0]
     name = _FUNCTIONS[OPS[int(first.table.op[rows[-1]])]]
-    line = first.line(of_ranks[0][1])
-    ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    line = first.line(masks[0][1])
+    ms = ns_to_ms(sum(of_rank.total_ns for of_rank in exchanges) / len(exchanges) / facts.steps)
     return Sighting(
         f"Python objects are pickled and exchanged in every step ({name}){at_line(line)}: "
         f"{in_bytes(float(first.size_bytes[rows].mean()))} on average in two collectives each, "
-        f"{in_ms(ms)} per step, pickling not included.",
-        share,
-        saving_without(facts, removed),
+        f"{in_ms(ms)} per step, pickling {'' if is_whole else 'not '}included.",
+        share if is_whole else math.nan,
+        saving_without(facts, [of_rank.removed for of_rank in exchanges]) if is_whole else None,
         line,
         _fix(name, float(first.size_bytes[rows].mean())),
     )
@@ -131,13 +181,18 @@ CAUSE = CatalogueCause(
         "In a typical step, a collective of 64-bit integers is followed at once, in the same "
         "group, by one of bytes, as `all_gather_object`, `gather_object` and "
         "`broadcast_object_list` issue them; from the issue of the first to the end of the second "
-        f"takes at least {WORTH_NAMING:.0%} of the step."
+        f"takes at least {WORTH_NAMING:.0%} of the step, pickling included if it was recorded."
     ),
     why=(
         "The object functions of torch.distributed pickle the object, exchange the size of the "
         "pickle, then its bytes, and unpickle all of them on each rank. With NCCL the bytes are "
         "copied to the GPU and back. Numbers fit into a tensor, which takes one collective; "
         "everything else can be gathered when it is logged."
+    ),
+    gain_note=(
+        "The steps are replayed with one call of a tensor in place of both calls of each object, "
+        "without pickling it and without unpickling what all ranks sent. Not predicted if "
+        "pickling was not recorded, as by other tools."
     ),
     fix=(
         "import torch.distributed as dist\n\n"

@@ -129,12 +129,17 @@ def _fix(cause: CatalogueCause, facts: Facts, sighting: Sighting) -> str:
 
 
 def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
-    """False if the low end of the saving's interval is below the cause's ``worth``.
+    """False if the saving, as far as it is known, may be less than the cause's ``worth``.
 
-    Chance may then explain the saving: healthy jobs come close to the thresholds.
+    Chance may then explain it: healthy jobs come close to the thresholds. Where it cannot, enough
+    need only be possible.
     """
-    saving = sighting.saving
-    return saving is None or saving.saved.low >= cause.worth
+    if sighting.saving is None:
+        return True
+    saved = sighting.saving.saved
+    if cause.is_certain:
+        return saved.value > 0 and saved.high >= cause.worth
+    return saved.low >= cause.worth
 
 
 #: What all rules need.

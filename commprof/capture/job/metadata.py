@@ -39,6 +39,16 @@ def _backend() -> str:
     return by_device.get(wanted) or by_device.get("cpu", name)
 
 
+def script_path() -> str:
+    """Absolute path of the file that this process runs; empty if there is none, or not found."""
+    file = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+    # runpy leaves a relative path as it is, and the script may have changed its working folder; the
+    # first folder on the path of imports is then that of the script.
+    folder = sys.path[0] if sys.path else ""
+    paths = (os.path.abspath(file), os.path.join(folder, os.path.basename(file)))
+    return next((path for path in paths if file and os.path.isfile(path)), "")
+
+
 def _debug_level() -> str:
     """Level of torch's checks of collectives, TORCH_DISTRIBUTED_DEBUG; empty without c10d."""
     return str(dist.get_debug_level().name) if dist.is_available() else ""
@@ -146,6 +156,7 @@ def trace_metadata(ring_prefix: str, extra: dict[str, Any]) -> dict[str, Any]:
         "pid": os.getpid(),
         "main_thread": _native_thread_id(),
         "command": sys.argv,
+        "script_path": script_path(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "commprof": __version__,

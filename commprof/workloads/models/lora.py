@@ -254,6 +254,10 @@ class _LoraTrainee(DataTrainee):
         self.blocks: Sequence[nn.Module] = list(model.base_model.model.model.layers)
         self._learning_rate = options.learning_rate
 
+    def ddp_options(self) -> dict[str, Any]:
+        """Sends no buffers: those of the model are constants, the frequencies of its positions."""
+        return {"broadcast_buffers": False}
+
     def logits(self, model: nn.Module, inputs: Tensor) -> Tensor:
         result: Tensor = model(input_ids=inputs, use_cache=False).logits
         return result

@@ -48,8 +48,6 @@ class TransformerOptions:
 class _Model(nn.Module):
     """Token and learned position embeddings, post-norm encoder layers, an untied output head."""
 
-    mask: Tensor
-
     def __init__(self, options: TransformerOptions) -> None:
         super().__init__()
         width = options.d_model
@@ -60,8 +58,8 @@ class _Model(nn.Module):
         )
         self.encoder = nn.TransformerEncoder(layer, options.layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, options.vocab)
-        mask = nn.Transformer.generate_square_subsequent_mask(options.sequence)
-        self.register_buffer("mask", mask, persistent=False)
+        # No buffer: DDP would send this constant before each forward pass.
+        self.mask = nn.Transformer.generate_square_subsequent_mask(options.sequence)
 
     def forward(self, tokens: Tensor) -> Tensor:
         embedded = self.tokens(tokens) + self.positions.weight

@@ -70,7 +70,7 @@ NOT_RUN_KINDS = {
 NEEDS = {"--workload lora": "peft", "lora:size=7b": "peft", "data=digits": "sklearn"}
 #: Blocks that show output or a picture, by page and first line.
 OUTPUT = {
-    ("README.md", "Recording: dlrm_8xV100.tar.gz"): "tests/unit/entry_points/test_readme.py",
+    ("README.md", "Recording: dlrm_8xV100.tar.gz [nccl]"): "tests/unit/entry_points/test_readme.py",
     ("docs/architecture.md", "training process"): "a picture",
     ("docs/architecture.md", "file header"): "a picture",
     ("docs/nccl.md", "export NCCL_PROFILER_PLUGIN="): (

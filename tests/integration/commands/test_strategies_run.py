@@ -84,8 +84,8 @@ def check_theory(world: WorldResult, *operations: str) -> None:
         assert bytes_of(world)[op] == round(checks[f"theory_{op}"].other * 1e6) * steps
 
 
-def test_ddp_exchanges_gradients_and_buffers(ddp: WorldResult) -> None:
-    check_theory(ddp, "all_reduce", "broadcast")
+def test_ddp_exchanges_gradients(ddp: WorldResult) -> None:
+    check_theory(ddp, "all_reduce")
     assert ddp.training.weights_differ == ()
     assert all(300e6 > rank.peak_rss_bytes - rank.before_rss_bytes > 0 for rank in ddp.ranks)
 
@@ -205,6 +205,10 @@ def test_every_workload_trains_with_all_options_together(
     assert world.training.weights_differ == ()
     if strategy == "fsdp":
         check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
+    elif workload == "resnet50":  # the other models have no buffers that change
+        check_theory(world, "all_reduce", "broadcast")
+    else:
+        check_theory(world, "all_reduce")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -233,7 +237,7 @@ def test_four_passes_per_update_take_a_quarter_of_the_synchronisations(
     )
 
     assert parts.training.step_losses == pytest.approx(ddp.training.step_losses, rel=1e-5)
-    check_theory(parts, "all_reduce", "broadcast")
+    check_theory(parts, "all_reduce")
     per_pass = bytes_of(once)["all_reduce"] / once.timing.measured_steps
     assert bytes_of(fourth)["all_reduce"] / fourth.timing.measured_steps / 4 == per_pass / 4
     assert sum(once.training.step_samples) == sum(fourth.training.step_samples) == 12 * 4

@@ -74,6 +74,22 @@ class Kind:
     never: tuple[str, ...]
 
 
+@pytest.mark.parametrize(
+    ("about", "first_line"),
+    [
+        ({}, "timed: a workload. [gloo, torch 2.13.0+cpu]"),
+        ({"torch": "unknown", "backend": "nccl"}, "timed: a workload. [nccl]"),
+        ({"torch": "", "backend": ""}, "timed: a workload."),
+        (
+            {"description": "Recorded by commprof: " + "train.py --some-option 1 " * 9},
+            "Recorded by commprof: train.py --some-option 1 ... [gloo, torch 2.13.0+cpu]",
+        ),
+    ],
+)
+def test_the_first_line_names_backend_and_torch(about: dict[str, Any], first_line: str) -> None:
+    assert render(card_of(about, forward=60, backward=40)).splitlines()[0] == first_line
+
+
 LATE = LateRank(2, 30e6, 0.95, 0.0005, 10, 10, 0.9, "backward", 0.9)
 SLOW = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007)
 LARGE = collective(size_bytes=(4, 25_000_000))
@@ -372,7 +388,7 @@ def test_a_mistake_that_makes_the_result_wrong_is_the_first_sentence() -> None:
         assert made is not None
         text = " ".join(render(made).split())
         assert text.count(named.sentence) == 1
-        first = f"a workload. Training gives a wrong result. {named.sentence}"
+        first = f"torch 2.13.0+cpu] Training gives a wrong result. {named.sentence}"
         assert (first in text) == is_first
         assert "Fix: last = i == 3" in text
 

@@ -201,6 +201,8 @@ def issued_at_once(script: Script, line: str, names: tuple[str, ...]) -> str:
     call = f"{source.segment(site.call.func)}({', '.join([*texts, 'async_op=True'])})"
     first, last = loop.lineno, loop.end_lineno or loop.lineno
     head = source.code(first, source.span(site.statement)[0] - 1)
+    if not head:
+        return ""
     works, work = source.unused("works", "work")
     code = [
         f"{works} = []",

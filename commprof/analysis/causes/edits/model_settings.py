@@ -71,14 +71,13 @@ def _not_the_inner(script: Script, wrapper: str) -> str:
     inner = f"{wrapper}.module"
     for source in script.sources:
         for node in ast.walk(source.tree):
-            if isinstance(node, ast.Assign) and inner in map(source.segment, _results(node.value)):
-                first, last = source.span(node)
-                code = source.code(first, last).replace(inner, wrapper)
-                return source.edit("in place of", first, last, code)
-            if isinstance(node, ast.Call) and source.segment(node.func) == inner:
+            named = isinstance(node, ast.Assign) and inner in map(
+                source.segment, _results(node.value)
+            )
+            if named or (isinstance(node, ast.Call) and source.segment(node.func) == inner):
                 first, last = source.span(source.statement(node))
                 code = source.code(first, last).replace(inner, wrapper)
-                return source.edit("in place of", first, last, code)
+                return source.edit("in place of", first, last, code) if code else ""
     return ""
 
 
@@ -88,6 +87,7 @@ def _results(value: ast.expr) -> list[ast.expr]:
 
 
 def followed(site: Site, code: str) -> str:
-    """Adds lines after the statement of a call."""
+    """Adds lines after the statement of a call; returns "" if it cannot be written anew."""
     first, last = site.source.span(site.statement)
-    return site.source.edit("in place of", first, last, f"{site.source.code(first, last)}\n{code}")
+    call = site.source.code(first, last)
+    return site.source.edit("in place of", first, last, f"{call}\n{code}") if call else ""

@@ -7,7 +7,9 @@ out: its lines are no longer those that ran.
 from __future__ import annotations
 
 import ast
+import io
 import textwrap
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,9 +128,33 @@ class Source:
         last = body[0].lineno - 1 if body else (statement.end_lineno or statement.lineno)
         return statement.lineno, last
 
+    @cached_property
+    def lines_of_text(self) -> frozenset[int]:
+        """Lines that begin within a string: their indentation is a part of its text."""
+        begins: list[int] = []
+        inside: set[int] = set()
+        for token in tokenize.generate_tokens(io.StringIO(self.text).readline):
+            kind = tokenize.tok_name[token.type]
+            if kind.endswith("STRING_START"):
+                begins.append(token.start[0])
+            elif kind.endswith("STRING_END"):
+                inside.update(range(begins.pop() + 1, token.end[0] + 1))
+            elif kind == "STRING":
+                inside.update(range(token.start[0] + 1, token.end[0] + 1))
+        return frozenset(inside)
+
+    def can_be_indented(self, first: int, last: int) -> bool:
+        """True if other indentation of these lines would change no text of the script."""
+        return self.lines_of_text.isdisjoint(range(first, last + 1))
+
     def code(self, first: int, last: int) -> str:
-        """These lines without their common indentation."""
-        return textwrap.dedent("\n".join(self.lines[first - 1 : last]))
+        """These lines without the indentation of the first; "" if they cannot be indented anew."""
+        if not self.can_be_indented(first, last):
+            return ""
+        lines = self.lines[first - 1 : last]
+        # Comments and the inside of brackets may begin further left than the statement.
+        depth = len(lines[0]) - len(lines[0].lstrip())
+        return "\n".join(line[min(depth, len(line) - len(line.lstrip())) :] for line in lines)
 
     def edit(self, verb: str, first: int, last: int, code: str = "") -> str:
         """One change: a comment that says where, then the lines to write.
@@ -213,6 +239,11 @@ class Site:
         return self.source.statement(self.call)
 
     @property
+    def can_be_written(self) -> bool:
+        """True if the statement's lines can be written at another indentation."""
+        return self.source.can_be_indented(*self.source.span(self.statement))
+
+    @property
     def is_whole(self) -> bool:
         """True if the statement is only this call, on lines of its own."""
         statement = self.statement
@@ -252,13 +283,16 @@ class Script:
         ]
 
     def only(self, *names: str) -> Site | None:
-        """The only call of these names; of several, the one in a stack, else in the first file."""
+        """The only call of these names; of several, the one in a stack, else in the first file.
+
+        None if its lines cannot be indented anew.
+        """
         sites = self.places(*names)
         if len(sites) > 1:
             ran = [site for site in sites if self._ran(site)]
             in_first = [site for site in sites if site.source is self.sources[0]]
             sites = ran or in_first
-        return sites[0] if len(sites) == 1 else None
+        return sites[0] if len(sites) == 1 and sites[0].can_be_written else None
 
     def _ran(self, site: Site) -> bool:
         call, path = site.call, str(site.source.path)
@@ -268,7 +302,7 @@ class Script:
     def at(self, line: str, names: Sequence[str] = ()) -> Site | None:
         """The call on the line "FILE:LINE NAME" of one of these names; without names, of any name.
 
-        None if there is no such call, or several.
+        None if there is no such call, or several, or if its lines cannot be indented anew.
         """
         path, _, number = line.partition(" ")[0].rpartition(":")
         source = next((source for source in self.sources if str(source.path) == path), None)
@@ -280,7 +314,8 @@ class Script:
             if call.lineno <= int(number) <= (call.end_lineno or call.lineno)
             and (not names or source.called(call) in names)
         ]
-        return Site(source, calls[0]) if len(calls) == 1 else None
+        sites = [Site(source, call) for call in calls]
+        return sites[0] if len(sites) == 1 and sites[0].can_be_written else None
 
     def model(self, *wrappers: str) -> str:
         """Name of the variable that holds the model that one of these classes wraps; else ""."""
@@ -289,24 +324,17 @@ class Script:
 
 
 def script_of(trace: Trace) -> Script:
-    """Reads the files of the script that a recording names, in its command and in its stacks."""
+    """Reads the files of a recording's script: the one that was run, and those in its stacks."""
     ran = set()
     for frame in {frame for frames in trace.stacks.values() for frame in frames}:
         file, _, number = frame.partition(" ")[0].rpartition(":")
         if number.isdecimal():
             ran.add((file, int(number)))
     files = sorted({file for file, _ in ran})
-    # The job's folder is not recorded: a relative name is taken from the files in the stacks.
-    scripts = [Path(str(part)) for part in (trace.metadata.get("command") or ())[:1]]
-    first = [
-        file
-        for script in scripts
-        for file in (str(script), *files)
-        if Path(file).is_absolute() and Path(file).name == script.name
-    ]
+    script = str(trace.metadata.get("script_path") or "")
     begin_ns = int((trace.metadata.get("clock") or {}).get("realtime_ns", 0))
     sources: dict[Path, Source] = {}
-    for name in (*first, *files):
+    for name in (script, *files):
         path = Path(name)
         if not path.is_absolute() or path in sources:
             continue

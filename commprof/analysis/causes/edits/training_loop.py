@@ -85,6 +85,8 @@ def _of_inner_loop(source: Source, loop: ast.For, model: str, setter: bool) -> s
         return f"{header}\n{source.edit('in place of', begin, end, wrapped)}"
     end = loop.end_lineno or loop.lineno
     body = textwrap.indent(source.code(loop.body[0].lineno, end), 2 * indent)
+    if not body:
+        return ""
     return source.edit("in place of", first, end, f"{head}\n{indent}{wrapped}\n{body}")
 
 
@@ -129,6 +131,8 @@ def _until_update(
     if any(isinstance(node, ast.With) and _names_sync(node, source) for node in ast.walk(loop)):
         return ""
     body = textwrap.indent(source.code(first, last), INDENT)
+    if not body:
+        return ""
     wrapped = f"with contextlib.nullcontext() if {test} else {model}.no_sync():"
     return source.edit("in place of", first, last, f"{_contextlib(source)}{wrapped}\n{body}")
 
@@ -178,5 +182,5 @@ def around_training(script: Script, head: str, model: str) -> str:
         return ""
     source = site.source
     first, last = loop.lineno, loop.end_lineno or loop.lineno
-    code = f"{head}\n{textwrap.indent(source.code(first, last), INDENT)}"
-    return source.edit("in place of", first, last, code)
+    body = textwrap.indent(source.code(first, last), INDENT)
+    return source.edit("in place of", first, last, f"{head}\n{body}") if body else ""

@@ -33,7 +33,7 @@ def ms_of(script: Script, step: int, number: int, mean: float) -> float:
 
 
 def noted(script: Script, key: str, begin_ms: float) -> None:
-    """Notes work of DDP from a time until now."""
+    """Notes work of torch from a time until now."""
     times = script.rank.metadata.setdefault(key, {"begin_ns": [], "end_ns": []})
     times["begin_ns"].append(int(begin_ms * 1e6))
     times["end_ns"].append(int(script.now_ms * 1e6))
@@ -105,9 +105,15 @@ def objects(script: Script, step: int, fixed: bool) -> None:
     if fixed:
         script.call("all_gather", 12, 1.0)
     else:
+        begin = script.now_ms
+        script.work(ms_of(script, step, 3, 2.0))
+        noted(script, "object_pickles", begin)
         script.call("all_gather", 8, 1.0, "Long")
         script.work(ms_of(script, step, 2, 0.5))
         script.call("all_gather", 4096, 2.5, "Byte")
+        begin = script.now_ms
+        script.work(ms_of(script, step, 4, 1.0))
+        noted(script, "object_unpickles", begin)
 
 
 def barriers(script: Script, step: int, fixed: bool) -> None:

@@ -18,7 +18,11 @@ from commprof.analysis.causes.edits.collective_calls import (
 )
 from commprof.analysis.causes.edits.model_settings import DDP, with_settings, wrapped_model
 from commprof.analysis.causes.edits.script import Code, Script, Source, script_of
-from commprof.analysis.causes.edits.training_loop import in_training, last_pass_only
+from commprof.analysis.causes.edits.training_loop import (
+    around_training,
+    in_training,
+    last_pass_only,
+)
 from commprof.trace import reader
 from tests.support.applied_fix import applied
 from tests.support.builders.traces import Rank
@@ -303,23 +307,57 @@ def test_a_tensor_that_others_hold_is_not_replaced() -> None:
     assert moved_to_device(script(text), at(2)) == ""
 
 
-def test_files_are_read_if_they_are_the_users_and_as_they_ran(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+_MADE = "net = DistributedDataParallel(inner)\n"
+_TEXT = '    net.note = """\n  two\nlines"""\n'
+
+
+@pytest.mark.parametrize("text", [_TEXT, _TEXT.replace('"', "'"), _TEXT.replace(' """', ' f"""')])
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "for step in steps:\n    net(step).backward()\n{}    optimizer.step()\n",
+        "for i, b in data:\n{}    net(b).backward()\n    if i % 2:\n        optimizer.step()\n",
+        "for step in steps:\n{}    net(step).backward()\noptimizer.step()\n",
+    ],
+)
+def test_lines_of_a_string_are_not_indented_anew(loop: str, text: str) -> None:
+    """Their indentation is a part of the string: only the fix of the catalogue is right."""
+
+    def fixes(code: str) -> list[str]:
+        return [
+            around_training(script(code), "with Join([net]):", "net"),
+            last_pass_only(script(code), "net"),
+        ]
+
+    assert any(fixes(_MADE + loop.format("")))
+    assert not any(fixes(_MADE + loop.format(text)))
+    # A string of one line is no obstacle, nor are strings that stand below each other.
+    assert any(fixes(_MADE + loop.format('    net.note = ("""one"""\n      "two")\n')))
+
+
+def test_a_call_with_a_string_of_several_lines_is_left_alone() -> None:
+    text = 'if True:\n    dist.barrier(group(""" a\n    b"""))\n'
+    assert without_calls(script(text), [at(2)], ("barrier",)) == ""
+
+
+def test_what_stands_left_of_a_loop_does_not_move_the_loop() -> None:
+    text = (
+        "def main():\n    net = DistributedDataParallel(inner)\n    for x in steps:\n"
+        "# a remark\n        net(x).backward()\n        optimizer.step()\nmain()\n"
+    )
+    after = changed(text, around_training(script(text), "with Join([net]):", "net"))
+    assert "    with Join([net]):\n        for x in steps:\n" in after
+
+
+def test_files_are_read_if_they_are_the_users_and_as_they_ran(tmp_path: Path) -> None:
     folder = tmp_path / "commprof_jobs"  # begins like the package, and is not of it
     folder.mkdir()
     train, changed_later = folder / "train.py", folder / "model.py"
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "train.py").write_text("secret = 1\n")
     for file in (train, changed_later):
         file.write_text("net = 1\n")
     rank = Rank()
     begin_ns = rank.metadata["clock"]["realtime_ns"] = time.time_ns() + 10**9
     os.utime(changed_later, ns=(begin_ns + 1, begin_ns + 1))
-    rank.metadata["command"] = ["train.py"]
-    rank.stacks = {
-        1: (f"{train}:1 main", f"{changed_later}:1 forward", f"{reader.__file__}:1 read")
-    }
-    monkeypatch.chdir(elsewhere)
+    rank.metadata["script_path"] = str(train)
+    rank.stacks = {1: (f"{changed_later}:1 forward", f"{reader.__file__}:1 read")}
     assert [source.path for source in script_of(rank.trace()).sources] == [train]

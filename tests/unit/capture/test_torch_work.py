@@ -1,7 +1,8 @@
-"""Checks that DDP's own work in forward passes is noted, and restored methods note nothing."""
+"""Checks that work beside collectives is noted, and that restored functions note nothing."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from commprof.capture.ddp_work import DdpWork
 from commprof.capture.patches import replaced
+from commprof.capture.torch_work import TorchWork
 from commprof.files import checked
 from commprof.trace.documents import MORE_METADATA
 from tests.support.builders.metadata_recorder import Recorder
@@ -38,7 +39,7 @@ def noted(passes: int, write_errno: int = 0, **settings: bool) -> dict[str, Any]
     methods = DistributedDataParallel._sync_buffers, DistributedDataParallel._post_forward
     before = tuple(map(replaced.original_of, methods))
     recorder = Recorder(write_errno)
-    work = DdpWork(recorder)  # type: ignore[arg-type]
+    work = TorchWork(recorder)  # type: ignore[arg-type]
     work.install()
     try:
         for _ in range(passes):
@@ -71,3 +72,42 @@ def test_a_search_is_noted_only_where_ddp_searches() -> None:
 def test_without_passes_or_on_a_full_disk_nothing_is_written() -> None:
     assert noted(0) == {}
     assert noted(2, write_errno=28) == {}
+
+
+def test_pickling_of_objects_is_noted_apart_from_the_collectives() -> None:
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    out: list[Any] = [None]
+    work.install()
+    try:
+        begin_ns = time.monotonic_ns()
+        for number in range(3):
+            dist.all_gather_object(out, {"number": number})
+        end_ns = time.monotonic_ns()
+    finally:
+        work.remove()
+    assert out == [{"number": 2}]
+    spans = []
+    for key in ("object_pickles", "object_unpickles"):
+        checked(recorder.metadata[key], MORE_METADATA[key], key)
+        assert len(recorder.metadata[key]["begin_ns"]) == 3
+        spans += zip(
+            recorder.metadata[key]["begin_ns"], recorder.metadata[key]["end_ns"], strict=True
+        )
+    times = [ns for span in sorted(spans) for ns in span]
+    assert times == sorted(times)
+    assert begin_ns <= times[0]
+    assert times[-1] <= end_ns
+    dist.all_gather_object(out, 1)  # is not noted any more
+    assert len(recorder.metadata) == 2
+
+
+def test_objects_that_are_pickled_at_once_are_noted_as_one() -> None:
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    work.install()
+    try:
+        dist.broadcast_object_list([1] * 500, src=0)
+    finally:
+        work.remove()
+    assert 1 <= len(recorder.metadata["object_pickles"]["begin_ns"]) < 100

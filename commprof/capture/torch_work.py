@@ -1,0 +1,97 @@
+"""Work that torch does beside its collectives: for DDP's forward passes, and for Python objects.
+
+DDP copies buffers into one tensor before their broadcast and back after it, and its search for
+unused parameters visits each node of the autograd graph. Objects are pickled before their
+collectives and unpickled after them. The times go into the trace when capture stops.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from commprof.capture.patches.replaced import Patches, original_of
+from commprof.capture.recorder import Recorder
+
+#: Largest number of times at which each kind of work is noted.
+_MOST = 4096
+#: Work of one kind that goes on after this time is noted as one: the objects of all ranks.
+_SAME_NS = 20_000
+
+
+def _always(*_: Any) -> bool:
+    return True
+
+
+def _searches(model: Any, *_: Any) -> bool:
+    """True if DDP searches after the forward pass; the method also runs without a search."""
+    return bool(model.find_unused_parameters and not model.static_graph)
+
+
+#: None if torch was built without it.
+_c10d = getattr(dist, "distributed_c10d", None)
+#: torch's private functions, by the key of the trace's metadata, and when to note them. The search
+#: is the last thing that a forward pass does.
+_FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+    "ddp_buffer_syncs": (DistributedDataParallel, "_sync_buffers", _always),
+    "ddp_searches": (DistributedDataParallel, "_post_forward", _searches),
+    "object_pickles": (_c10d, "_object_to_tensor", _always),
+    "object_unpickles": (_c10d, "_tensor_to_object", _always),
+}
+_traced = torch.compiler.is_dynamo_compiling
+
+
+class TorchWork:
+    """Notes the times of torch's own work from :meth:`install` to :meth:`remove`."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._patches = Patches()
+        self._installed = False
+        self._spans: dict[str, list[tuple[int, int]]] = {}
+
+    def install(self) -> None:
+        """Starts to note; if torch lacks a function, work of that kind is not noted."""
+        self._spans, self._installed = {}, True
+        for key, (owner, name, counts) in _FUNCTIONS.items():
+            if hasattr(owner, name):
+                self._note(key, owner, name, counts)
+
+    def remove(self) -> None:
+        """Stops, and writes the times into the trace."""
+        self._installed = False
+        self._patches.remove()
+        spans, self._spans = self._spans, {}
+        # On a full disk, the last free bytes are left for the trace's closing block.
+        if not any(spans.values()) or self._recorder.stats().write_errno:
+            return
+        for key, times in spans.items():
+            if times:
+                begin, end = zip(*times, strict=True)
+                noted = {"begin_ns": begin, "end_ns": end}
+                self._recorder.add_metadata(json.dumps({key: noted}))
+
+    def _note(self, key: str, owner: Any, name: str, counts: Callable[..., bool]) -> None:
+        original = original_of(getattr(owner, name))
+        spans = self._spans.setdefault(key, [])
+
+        @wraps(original)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if _traced() or not self._installed or len(spans) >= _MOST or not counts(*args):
+                return original(*args, **kwargs)
+            begin_ns = time.monotonic_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if spans and 0 <= begin_ns - spans[-1][1] < _SAME_NS:
+                    begin_ns = spans.pop()[0]
+                spans.append((begin_ns, time.monotonic_ns()))
+
+        self._patches.replace_for_compilers(owner, name, noted)
