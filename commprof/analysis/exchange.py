@@ -87,7 +87,7 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
     Small gradient buckets count only if they are many, because a few small ones are usual. Other
     small calls always count, because neither other bucket sizes nor compression would shorten them.
     """
-    known = [row for row in world.communication.collectives if row.sizes_known]
+    known = [row for row in world.communication.collectives if row.kind.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
     if step.split_ms and step.split_ms["transfer"] < step.split_ms["waiting"]:
         return None
@@ -105,20 +105,22 @@ def _held_by(
     # A row's own ``calls_per_step`` is a mean over the ranks that made its calls.
     steps = len(world.ranks) * world.timing.measured_steps
     number = calls / steps
-    share = sum(row.exposed_ms for row in rows) / exposed
+    share = sum(row.times.exposed_ms for row in rows) / exposed
     if number < least or share < _MOST:
         return None
     mean, most = sum(row.total_bytes for row in rows) / calls, rows[0]
     lines = Counter[str]()
     for row in rows:
-        if row.op == most.op:
+        if row.kind.op == most.kind.op:
             lines.update(dict(row.callers))
     caller, caller_calls = lines.most_common(1)[0] if lines else ("", 0)
     caller_share = caller_calls / max(1, lines.total())
     ops: dict[str, float] = {}
     for row in rows:
-        ops[row.op] = ops.get(row.op, 0.0) + row.calls / steps
-    return SmallCalls(number, mean, min(1.0, share), of_buckets, most.op, caller, caller_share, ops)
+        ops[row.kind.op] = ops.get(row.kind.op, 0.0) + row.calls / steps
+    return SmallCalls(
+        number, mean, min(1.0, share), of_buckets, most.kind.op, caller, caller_share, ops
+    )
 
 
 def _of_backward(row: CollectiveRow) -> bool:
@@ -136,13 +138,13 @@ def compressible_share(world: WorldResult) -> float:
     This is the time in exchanges of ``_LATENCY_BYTES`` or more in backward passes; NaN if no call
     has exposed time.
     """
-    exposed = sum(row.exposed_ms for row in world.communication.collectives)
+    exposed = sum(row.times.exposed_ms for row in world.communication.collectives)
     large = (
-        row.exposed_ms
+        row.times.exposed_ms
         for row in world.communication.collectives
         if _of_backward(row)
-        and row.op.startswith(_GRADIENTS)
-        and row.sizes_known
+        and row.kind.op.startswith(_GRADIENTS)
+        and row.kind.sizes_known
         and row.total_bytes >= _LATENCY_BYTES * row.calls
     )
     return sum(large) / exposed if exposed > 0 else math.nan
@@ -159,9 +161,9 @@ def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> i
     if small is not None:
         return _LARGER_MB if small.of_buckets else None
     buckets = [
-        row.size_bytes[1]
+        row.kind.size_bytes[1]
         for row in world.communication.collectives
-        if family(row.op) == "all_reduce"
+        if family(row.kind.op) == "all_reduce"
     ]
     largest_bytes = max(buckets, default=0)
     caps = (_SMALLER_MB, _SMALLEST_MB) if serial else (_SMALLER_MB,)

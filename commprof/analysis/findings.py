@@ -230,7 +230,7 @@ def _not_split(world: WorldResult) -> Iterator[RunFinding]:
 
 
 def _failed_calls(world: WorldResult) -> Iterator[RunFinding]:
-    failed = [(row.op, row.failed) for row in world.communication.collectives if row.failed]
+    failed = [(row.kind.op, row.failed) for row in world.communication.collectives if row.failed]
     if world.recording.sampled_steps:  # the table of collectives then lacks calls
         failed = list(world.recording.failed_calls)
     if not failed:

@@ -193,7 +193,7 @@ def _change(
 
 def _longest(world: WorldResult) -> str:
     """Returns a sentence on the kind of call with most exposed time; empty if there is none."""
-    exposed = sum(row.exposed_ms for row in world.communication.collectives)
+    exposed = sum(row.times.exposed_ms for row in world.communication.collectives)
     if not exposed > 0:
         return ""
     row = world.communication.collectives[0]
@@ -201,11 +201,11 @@ def _longest(world: WorldResult) -> str:
     outside = " outside of all phases" if phase == "other" else f" in {phase}"
     if world.recording.foreign and phase == "other":  # a recording may lack the phase
         outside = ""
-    op = "kernels of an unknown operation" if row.op == "other" else row.op
-    size = f" of {in_bytes(row.total_bytes / row.calls)}" if row.sizes_known else ""
+    op = "kernels of an unknown operation" if row.kind.op == "other" else row.kind.op
+    size = f" of {in_bytes(row.total_bytes / row.calls)}" if row.kind.sizes_known else ""
     where = f" at {row.callers[0][0]}" if row.callers else ""
     return (
-        f"First look at {op}{size}{outside}{where}: {row.exposed_ms / exposed:.0%} of the "
+        f"First look at {op}{size}{outside}{where}: {row.times.exposed_ms / exposed:.0%} of the "
         "exposed time is in these calls."
     )
 

@@ -95,7 +95,7 @@ def _row(
 def _operations(world: WorldResult) -> tuple[StrategyOperation, ...]:
     by_op: dict[str, list[CollectiveRow]] = {}
     for row in world.communication.collectives:
-        by_op.setdefault(row.op, []).append(row)
+        by_op.setdefault(row.kind.op, []).append(row)
     rank_steps = len(world.ranks) * world.timing.measured_steps
     in_flight = {time.op: time.in_flight_ms for time in world.communication.times_in_flight}
     found = [
@@ -117,5 +117,5 @@ def _operation(
         calls=sum(row.calls for row in rows) / rank_steps,
         size_bytes=sum(row.total_bytes for row in rows) / rank_steps,
         in_flight_ms=in_flight_ms,
-        exposed_ms=sum(row.exposed_ms for row in rows),
+        exposed_ms=sum(row.times.exposed_ms for row in rows),
     )

@@ -71,7 +71,7 @@ class WorldResult:
         issued in another step, or it stood still although every recorded collective was complete.
         """
         rows = self.communication.collectives
-        return self.parts.exposed_ms - sum(row.exposed_ms for row in rows)
+        return self.parts.exposed_ms - sum(row.times.exposed_ms for row in rows)
 
 
 def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:

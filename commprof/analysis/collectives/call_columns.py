@@ -20,7 +20,7 @@ from commprof.analysis.step.exposure import CAUSES
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Ints
-from commprof.trace.lookup import distinct_rows
+from commprof.trace.lookup import distinct_rows, rows_of
 from commprof.trace.operations import family
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import PHASES, REDUCE_OPS, op_name
@@ -80,7 +80,7 @@ def call_columns(seen: MeasuredWorld, evidence: Evidence) -> Iterator[Columns]:
         step = step_at(columns.steps(trace), measured, table.issue_ns)
         inside = step >= 0
         count = int(inside.sum())
-        of_rank = calls.rows(np.arange(at, at + count))
+        of_rank = rows_of(calls, slice(at, at + count))
         at += count
         yield {
             "step": step[inside],
@@ -112,23 +112,20 @@ def _kinds(calls: Calls, groups: Sequence[str], trace: Trace) -> Columns:
 
 def _times(calls: Calls, evidence: Evidence) -> Columns:
     timed, exposed = (evidence.supports(figure) for figure in (Figure.CALLS, Figure.EXPOSED))
-    factor = _bus_factors(calls)
-    common_ns = calls.common_transfer_ns
-    with np.errstate(invalid="ignore", divide="ignore"):
-        algbw = np.where(calls.size_bytes > 0, calls.size_bytes / common_ns, np.nan)
+    times, algbw = calls.times, calls.algbw_gb_per_s
     of_calls: dict[str, Floats] = {
-        "duration_ms": calls.duration_ns / NS_PER_MS,
-        "queue_ms": calls.queue_ns / NS_PER_MS,
-        "wait_ms": calls.wait_ns / NS_PER_MS,
-        "transfer_ms": calls.transfer_ns / NS_PER_MS,
-        "group_transfer_ms": common_ns / NS_PER_MS,
-        "algbw_gb_per_s": algbw,  # bytes per ns
-        "busbw_gb_per_s": algbw * factor,
+        "duration_ms": times.duration_ns / NS_PER_MS,
+        "queue_ms": times.queue_ns / NS_PER_MS,
+        "wait_ms": times.wait_ns / NS_PER_MS,
+        "transfer_ms": times.transfer_ns / NS_PER_MS,
+        "group_transfer_ms": times.common_transfer_ns / NS_PER_MS,
+        "algbw_gb_per_s": algbw,
+        "busbw_gb_per_s": algbw * _bus_factors(calls),
     }
     unknown = np.full(len(calls), np.nan)
     return {
         **{name: values if timed else unknown for name, values in of_calls.items()},
-        "exposed_ms": calls.exposed_ns / NS_PER_MS if timed and exposed else unknown,
+        "exposed_ms": times.exposed_ns / NS_PER_MS if timed and exposed else unknown,
     }
 
 

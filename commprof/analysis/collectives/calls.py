@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ import numpy.typing as npt
 from commprof.analysis.align.matching import RECV, Matching, last_awaited
 from commprof.analysis.collectives.traffic import sizes_bytes
 from commprof.analysis.step.exposure import exposures_of, training_thread
+from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
@@ -167,12 +168,28 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Calls:
-    """Calls of collectives, one row per call of a rank; times in nanoseconds, NaN if unknown.
+class CallTimes(FieldGroup):
+    """Times of calls in nanoseconds; NaN if unknown.
 
     Of a failed call only the exposed time is known: the call ended when its error occurred, not
     when a transfer was complete.
     """
+
+    #: Time from issue to completion.
+    duration_ns: Floats
+    queue_ns: Floats
+    wait_ns: Floats
+    transfer_ns: Floats
+    #: Time for which the call blocked the training thread.
+    exposed_ns: Floats
+    #: Transfer of all ranks: from the last start on any rank to the last completion on any rank;
+    #: the same on all ranks.
+    common_transfer_ns: Floats
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of collectives, one row per call of a rank."""
 
     rank: Ints
     op: Ints
@@ -188,16 +205,7 @@ class Calls:
     phase: Ints
     #: Number of the issuing stack in the rank's own trace; 0 if there is none.
     stack: Ints
-    #: Time from issue to completion.
-    duration_ns: Floats
-    queue_ns: Floats
-    wait_ns: Floats
-    transfer_ns: Floats
-    #: Time for which the call blocked the training thread.
-    exposed_ns: Floats
-    #: Transfer of all ranks: from the last start on any rank to the last completion on any rank;
-    #: the same on all ranks.
-    common_transfer_ns: Floats
+    times: CallTimes
     #: True if the call ended with an error.
     failed: npt.NDArray[np.bool_]
 
@@ -205,9 +213,12 @@ class Calls:
         """Number of calls."""
         return len(self.op)
 
-    def rows(self, chosen: npt.NDArray[np.bool_] | Ints) -> Calls:
-        """Returns only the chosen rows."""
-        return Calls(**{f.name: getattr(self, f.name)[chosen] for f in fields(self)})
+    @property
+    def algbw_gb_per_s(self) -> Floats:
+        """Size / (last completion - last start); NaN for calls without data."""
+        with np.errstate(invalid="ignore", divide="ignore"):
+            bytes_per_ns = self.size_bytes / self.times.common_transfer_ns
+        return np.where(self.size_bytes > 0, bytes_per_ns, np.nan)
 
 
 def calls_of(
@@ -274,12 +285,7 @@ def calls_of(
         size_bytes=cut(sizes),
         phase=phase,
         stack=stack,
-        duration_ns=duration,
-        queue_ns=queue,
-        wait_ns=wait,
-        transfer_ns=transfer,
-        exposed_ns=exposed,
-        common_transfer_ns=common_transfer,
+        times=CallTimes(duration, queue, wait, transfer, exposed, common_transfer),
         failed=failed,
     )
 
@@ -341,7 +347,7 @@ def _in_its_rank(
 ) -> tuple[npt.NDArray[np.bool_], Floats, Ints, Ints]:
     """Returns four columns with a row per collective of one rank.
 
-    The columns are: True if the collective was issued in a measured step; ``Calls.exposed_ns``;
+    The columns are: True if the collective was issued in a measured step; ``CallTimes.exposed_ns``;
     ``Calls.phase``; ``Calls.stack``.
     """
     steps, found = columns.steps(trace), exposures_of(trace)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -48,7 +47,7 @@ class Communication(FieldGroup):
         """Returns a copy without the figures that the recordings do not support."""
         shown = self
         if not evidence.supports(Figure.EXPOSED):
-            rows = tuple(replace(row, exposed_ms=math.nan) for row in shown.collectives)
+            rows = tuple(map(CollectiveRow.unexposed, shown.collectives))
             shown = replace(shown, collectives=rows, sharding=None)
         if not evidence.supports(Figure.CALLS):
             rows = tuple(map(CollectiveRow.untimed, shown.collectives))

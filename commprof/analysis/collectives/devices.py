@@ -29,10 +29,11 @@ import numpy.typing as npt
 
 from commprof.analysis.align.interfaces import own_metadata
 from commprof.analysis.align.matching import Matching
-from commprof.analysis.collectives.calls import Calls, calls_of
+from commprof.analysis.collectives.calls import CallTimes, calls_of
 from commprof.analysis.step.device_times import device_times
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
+from commprof.trace.lookup import rows_of
 from commprof.trace.reader import Trace
 from commprof.units import ns_to_ms
 
@@ -75,13 +76,13 @@ def kernel_times(
     return [
         None
         if trace.device_activity is None
-        else _of_rank(trace, calls, slice(*of_rank), measured_steps)
+        else _of_rank(trace, rows_of(calls.times, slice(*of_rank)), measured_steps)
         for trace, *of_rank in zip(traces, first, end, strict=True)
     ]
 
 
-def _of_rank(trace: Trace, calls: Calls, of_rank: slice, measured: Ints) -> KernelTimes:
-    """Returns the kernel times of a rank whose calls are these rows of ``calls``."""
+def _of_rank(trace: Trace, calls: CallTimes, measured: Ints) -> KernelTimes:
+    """Returns the kernel times of a rank whose calls took these times."""
     steps, ran = columns.steps(trace), device_times(trace)
     chosen = np.isin(steps.index, measured)
     count = int(chosen.sum())
@@ -92,18 +93,19 @@ def _of_rank(trace: Trace, calls: Calls, of_rank: slice, measured: Ints) -> Kern
     copies_ms, communication_ms = mean_ms(ran.copies_ns), mean_ms(ran.communication_ns)
     run_ms = mean_ms(ran.exposed_ns) + mean_ms(ran.compute_ns) + copies_ms
     wall_ms = ns_to_ms(float((steps.end_ns - steps.begin_ns)[chosen].sum())) / count
-    wait_ns, transfer_ns = calls.wait_ns[of_rank], calls.transfer_ns[of_rank]
-    known = ~np.isnan(wait_ns)
+    known = ~np.isnan(calls.wait_ns)
     any_known = bool(known.any())
     is_recorded = not math.isnan(communication_ms)
-    unsplit_ns = np.nansum(calls.duration_ns[of_rank][~known])
+    unsplit_ns = np.nansum(calls.duration_ns[~known])
     return KernelTimes(
         communication_ms=communication_ms,
         compute_ms=mean_ms(ran.compute_ns),
         busy_ms=mean_ms(ran.kernels_ns),
         idle_ms=max(0.0, wall_ms - run_ms) if is_recorded else math.nan,
-        wait_ms=ns_to_ms(float(wait_ns[known].sum())) / count if any_known else math.nan,
-        transfer_ms=ns_to_ms(float(transfer_ns[known].sum())) / count if any_known else math.nan,
+        wait_ms=ns_to_ms(float(calls.wait_ns[known].sum())) / count if any_known else math.nan,
+        transfer_ms=ns_to_ms(float(calls.transfer_ns[known].sum())) / count
+        if any_known
+        else math.nan,
         unsplit_ms=ns_to_ms(float(unsplit_ns)) / count if is_recorded else math.nan,
         copies_ms=copies_ms,
     )

@@ -17,8 +17,7 @@ time until the start on this rank, and its wait is the time from then to the las
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,7 @@ from commprof.analysis.step.breakdown import in_flight_ns
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import distinct_rows, joined_column
+from commprof.trace.lookup import distinct_rows, joined_column, rows_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.units import ns_to_ms
@@ -66,8 +65,6 @@ def times_in_flight(
     )
 
 
-#: A dataclass of columns.
-Table = TypeVar("Table", bound=Any)
 #: Value of ``negotiate_ns`` if the time in flight cannot be split: ``transfer_ns`` is all of it.
 UNSPLIT = -1
 
@@ -143,7 +140,7 @@ def in_flight_intervals(
         InFlightIntervals(*each)
         for each in zip(no_step, kind_of, member, bucket, issued, *parts, strict=True)
     ]
-    return [rows(each, each.transfer_ns >= 0) for each in found], kinds
+    return [rows_of(each, each.transfer_ns >= 0) for each in found], kinds
 
 
 def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple[Ints, ...]:
@@ -173,12 +170,6 @@ def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple
         np.where(known, there - here, 0),
         np.where(known, end - there, in_flight),
     )
-
-
-def rows(table: Table, chosen: npt.NDArray[Any]) -> Table:
-    """Selects rows of all columns, by a mask or by row numbers."""
-    kept: Table = type(table)(**{f.name: getattr(table, f.name)[chosen] for f in fields(table)})
-    return kept
 
 
 def _sizes(trace: Trace, table: Collectives) -> Ints:

@@ -7,17 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from commprof.analysis.align.matching import Matching
 from commprof.analysis.collectives.calls import Calls, Floats, calls_of
 from commprof.analysis.collectives.traffic import bus_factor
+from commprof.field_groups import FieldGroup
 from commprof.text import printable
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.documents import Group, group_label
-from commprof.trace.lookup import distinct_rows
+from commprof.trace.lookup import distinct_rows, rows_of
 from commprof.trace.operations import REDUCING, codes_of, family
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import PHASES, REDUCE_OPS, op_name
@@ -37,9 +39,12 @@ class Spread:
     p95_ms: float
 
 
+UNKNOWN: Final = Spread(math.nan, math.nan)
+
+
 @dataclass(frozen=True)
-class CollectiveRow:
-    """Calls with the same operation, group, type, reduction and size, over all ranks."""
+class CollectiveKind(FieldGroup):
+    """What calls of one kind have in common."""
 
     op: str
     #: c10d's name of the process group, and the user's description of it; empty if not known.
@@ -54,6 +59,40 @@ class CollectiveRow:
     reduce_op: str
     #: Smallest and largest size in bytes, as nccl-tests counts size.
     size_bytes: tuple[int, int]
+    #: False for kernels whose size and type the recording does not give; their sizes are 0.
+    sizes_known: bool = True
+
+    @property
+    def group_label(self) -> str:
+        """Name of the process group in reports."""
+        return group_label(self.group, self.group_description)
+
+
+@dataclass(frozen=True)
+class KindTimes(FieldGroup):
+    """Times and bandwidth of the calls of one kind; NaN if unknown."""
+
+    #: From issue to completion; the sum of queue, wait and transfer.
+    duration: Spread = UNKNOWN
+    #: From issue to start: in gloo's queue, or behind other work on a device.
+    queue: Spread = UNKNOWN
+    #: From the start on this rank to the last start on the ranks that the call waits for.
+    wait: Spread = UNKNOWN
+    #: From that last start to completion on this rank.
+    transfer: Spread = UNKNOWN
+    #: Time for which these calls blocked the training thread; mean per step over all ranks.
+    exposed_ms: float = math.nan
+    #: Median over the calls of size / (last completion - last start); busbw is algbw times the bus
+    #: factor.
+    algbw_gb_per_s: float = math.nan
+    busbw_gb_per_s: float = math.nan
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """Calls with the same operation, group, type, reduction and size, over all ranks."""
+
+    kind: CollectiveKind
     #: Calls of all ranks in the measured steps.
     calls: int
     #: Calls that ended with an error; they count in ``exposed_ms`` and in no other time.
@@ -66,41 +105,15 @@ class CollectiveRow:
     phases: tuple[tuple[str, int], ...]
     #: Number of calls issued by each line of code, largest first; empty without stacks.
     callers: tuple[tuple[str, int], ...]
-    #: From issue to completion; the sum of queue, wait and transfer.
-    duration: Spread
-    #: From issue to start: in gloo's queue, or behind other work on a device.
-    queue: Spread
-    #: From the start on this rank to the last start on the ranks that the call waits for.
-    wait: Spread
-    #: From that last start to completion on this rank.
-    transfer: Spread
-    #: Time for which these calls blocked the training thread; mean per step over all ranks.
-    exposed_ms: float
-    #: Median over the calls of size / (last completion - last start); busbw is algbw times the bus
-    #: factor.
-    algbw_gb_per_s: float
-    busbw_gb_per_s: float
-    #: False for kernels whose size and type the recording does not give; their sizes are 0.
-    sizes_known: bool = True
-
-    @property
-    def group_label(self) -> str:
-        """Name of the process group in reports."""
-        return group_label(self.group, self.group_description)
+    times: KindTimes
 
     def untimed(self) -> CollectiveRow:
         """Returns a copy without times, for recordings that do not tell when calls ended."""
-        unknown = Spread(math.nan, math.nan)
-        return replace(
-            self,
-            duration=unknown,
-            queue=unknown,
-            wait=unknown,
-            transfer=unknown,
-            exposed_ms=math.nan,
-            algbw_gb_per_s=math.nan,
-            busbw_gb_per_s=math.nan,
-        )
+        return replace(self, times=KindTimes())
+
+    def unexposed(self) -> CollectiveRow:
+        """Returns a copy without exposed time, for recordings that do not tell what blocked."""
+        return replace(self, times=replace(self.times, exposed_ms=math.nan))
 
 
 def collective_rows(
@@ -131,7 +144,7 @@ def collective_rows(
         is_known = group is None or group.name != ""
         ranks = np.unique(calls.rank[calls.group == number]).tolist() if is_known else ()
         rank_steps = len(traces) * (1 if measured_steps is None else len(measured_steps))
-        of_kind = calls if len(parts) == 1 else calls.rows(part)  # avoids a copy
+        of_kind = calls if len(parts) == 1 else rows_of(calls, part)  # avoids a copy
         rows.append(_row(of_kind, group, tuple(ranks), by_rank, rank_steps))
     return tuple(sorted(rows, key=_weight, reverse=True))
 
@@ -159,14 +172,14 @@ def stepless_collectives(
         return None
     rows = collective_rows(matching, traces, tables, None, clocks_shared)
     if any(trace.is_of_nccl for trace in traces):  # no thread was seen that may have been held up
-        rows = tuple(replace(row, exposed_ms=math.nan) for row in rows)
+        rows = tuple(map(CollectiveRow.unexposed, rows))
     return SteplessCollectives(world_size, rows)
 
 
 def _weight(row: CollectiveRow) -> tuple[float, float]:
     """Sort key of a row: exposed time, then time in flight if known."""
-    typical = 0.0 if math.isnan(row.duration.median_ms) else row.duration.median_ms
-    return row.exposed_ms, typical * row.calls
+    typical = row.times.duration.median_ms
+    return row.times.exposed_ms, 0.0 if math.isnan(typical) else typical * row.calls
 
 
 def reduces(op: Ints) -> Ints:
@@ -198,22 +211,22 @@ def _row(
 ) -> CollectiveRow:
     """Makes the row of one kind of call; ``rank_steps`` is ranks times measured steps."""
     op, dtypes = op_name(int(calls.op[0])), traces[int(calls.rank[0])].metadata["dtypes"]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        algbw = calls.size_bytes / calls.common_transfer_ns  # bytes per ns are GB/s
-    algbw_gb_per_s = _median(algbw[calls.size_bytes > 0])
     callers = len(np.unique(calls.rank))
     dtype = _named(dtypes, int(calls.dtype[0]))
     recorded_by = traces[int(calls.rank[0])].metadata["capture"]
     unsaid = recorded_by == TORCH_PROFILER and not dtype and family(op) != "barrier"
     return CollectiveRow(
-        op=op,
-        group=group.name if group else "",
-        group_description=group.description if group else "",
-        group_size=int(calls.group_size[0]),
-        group_ranks=group_ranks,
-        dtype=dtype if calls.size_bytes.any() else "",
-        reduce_op=_named(REDUCE_OPS, int(calls.reduce_op[0])) if reduces(calls.op)[0] else "",
-        size_bytes=(int(calls.size_bytes.min()), int(calls.size_bytes.max())),
+        kind=CollectiveKind(
+            op=op,
+            group=group.name if group else "",
+            group_description=group.description if group else "",
+            group_size=int(calls.group_size[0]),
+            group_ranks=group_ranks,
+            dtype=dtype if calls.size_bytes.any() else "",
+            reduce_op=_named(REDUCE_OPS, int(calls.reduce_op[0])) if reduces(calls.op)[0] else "",
+            size_bytes=(int(calls.size_bytes.min()), int(calls.size_bytes.max())),
+            sizes_known=bool(calls.size_bytes.any()) or not unsaid,
+        ),
         calls=len(calls),
         failed=int(calls.failed.sum()),
         calls_per_step=len(calls) / (rank_steps / len(traces) * callers),
@@ -225,14 +238,21 @@ def _row(
                 caller(traces[rank].stacks[stack]) if stack in traces[rank].stacks else None
             ),
         ),
-        duration=_spread(calls.duration_ns),
-        queue=_spread(calls.queue_ns),
-        wait=_spread(calls.wait_ns),
-        transfer=_spread(calls.transfer_ns),
-        exposed_ms=ns_to_ms(float(calls.exposed_ns.sum())) / rank_steps,
+        times=_times(calls, rank_steps),
+    )
+
+
+def _times(calls: Calls, rank_steps: int) -> KindTimes:
+    times, algbw_gb_per_s = calls.times, _median(calls.algbw_gb_per_s)
+    factor = bus_factor(op_name(int(calls.op[0])), int(calls.group_size[0]))
+    return KindTimes(
+        duration=_spread(times.duration_ns),
+        queue=_spread(times.queue_ns),
+        wait=_spread(times.wait_ns),
+        transfer=_spread(times.transfer_ns),
+        exposed_ms=ns_to_ms(float(times.exposed_ns.sum())) / rank_steps,
         algbw_gb_per_s=algbw_gb_per_s,
-        busbw_gb_per_s=algbw_gb_per_s * bus_factor(op, int(calls.group_size[0])),
-        sizes_known=bool(calls.size_bytes.any()) or not unsaid,
+        busbw_gb_per_s=algbw_gb_per_s * factor,
     )
 
 
@@ -268,7 +288,7 @@ def _counted(
 def _spread(values_ns: Floats) -> Spread:
     known = values_ns[~np.isnan(values_ns)]
     if len(known) == 0:
-        return Spread(math.nan, math.nan)
+        return UNKNOWN
     median, p95 = np.percentile(known, [50, 95], overwrite_input=True)
     return Spread(ns_to_ms(float(median)), ns_to_ms(float(p95)))
 

@@ -35,7 +35,7 @@ from commprof.trace.columns import (
 )
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.joined_records import LARGEST, JoinedRecords
-from commprof.trace.lookup import joined_column
+from commprof.trace.lookup import joined_column, rows_of
 from commprof.trace.packed import packed
 from commprof.trace.reader import Trace
 from commprof.trace.schema import TIME_IN_VALUE, Kind, Records
@@ -430,8 +430,3 @@ def _all(some: Sequence[Any], name: str) -> Column:
 def _moved(time_ns: Column, shift_ns: Ints) -> Column:
     """Shifts times; 0, which stands for an unknown time, stays 0."""
     return np.where(time_ns > 0, time_ns + shift_ns, time_ns)
-
-
-def rows_of(table: Any, rows: slice) -> Any:
-    """Returns some rows of a table, without a copy."""
-    return type(table)(*(getattr(table, field.name)[rows] for field in fields(table)))

@@ -11,13 +11,12 @@ from commprof.analysis.collectives.in_flight import (
     CallKind,
     InFlightIntervals,
     in_flight_intervals,
-    rows,
 )
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Ints, Steps
-from commprof.trace.lookup import row_containing
+from commprof.trace.lookup import row_containing, rows_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 
@@ -99,7 +98,7 @@ class Timeline:
 
     def _within(self, first: int, end: int) -> Timeline:
         def cut(part: Columns) -> Columns:
-            within = rows(part, (part.step >= first) & (part.step < end))
+            within = rows_of(part, (part.step >= first) & (part.step < end))
             return replace(within, step=within.step - first)
 
         return replace(
@@ -111,7 +110,7 @@ class Timeline:
         share = max(1, most_spans // max(1, 4 * len(self.ranks)))
 
         def cut(part: Columns) -> Columns:
-            return rows(part, np.arange(len(part.step)) < share)
+            return rows_of(part, np.arange(len(part.step)) < share)
 
         shortened = replace(self, ranks=tuple(_each(rank, cut) for rank in self.ranks))
         return replace(shortened, left_out=self.spans - shortened.spans)
@@ -160,7 +159,7 @@ def _phases(trace: Trace, steps: Steps) -> DrawnStretches:
     spans = columns.phases(trace)
     mine = spans.thread == (steps.thread[0] if len(steps) else -1)
     stretches_of = DrawnStretches(spans.key, spans.key, spans.begin_ns, spans.end_ns)
-    stretches_of = rows(stretches_of, mine)
+    stretches_of = rows_of(stretches_of, mine)
     return _in_steps(stretches_of, stretches_of.begin_ns, steps)
 
 
@@ -176,7 +175,7 @@ def _in_steps(part: Columns, at_ns: Ints, steps: Steps) -> Columns:
     Sets ``step`` of each row to the index of that step.
     """
     row = row_containing(steps.begin_ns, steps.end_ns, at_ns)
-    return replace(rows(part, row >= 0), step=row[row >= 0])
+    return replace(rows_of(part, row >= 0), step=row[row >= 0])
 
 
 def _parts(rank: RankTimeline) -> tuple[DrawnStretches | InFlightIntervals, ...]:

@@ -22,6 +22,7 @@ from commprof.monitor.figures.steps import NewSteps, wall_ns
 from commprof.monitor.state import RECENT_STEPS, Bandwidth, Late, OperationState, StepTimes
 from commprof.satellites import ExpectedTime
 from commprof.trace.columns import Ints
+from commprof.trace.lookup import rows_of
 from commprof.trace.schema import OPS, POINT_TO_POINT
 from commprof.units import NS_PER_S, ns_to_s, us_to_ns
 
@@ -183,9 +184,9 @@ class RecentOperations:
         inside = _groups_on_one_host(world) if self._expected_s is not None else set()
         for op in np.unique(calls.op).tolist():
             name = OPS[op] if op < len(OPS) else OPS[0]
-            of_op = calls.rows(calls.op == op)
+            of_op = rows_of(calls, calls.op == op)
             for rank in np.unique(of_op.rank).tolist():
-                self._count(rank, name, of_op.rows(of_op.rank == rank))
+                self._count(rank, name, rows_of(of_op, of_op.rank == rank))
             self._transfer(name, of_op, inside)
 
     def of_rank(self, rank: int) -> dict[str, OperationState]:
@@ -208,7 +209,7 @@ class RecentOperations:
 
     def _count(self, rank: int, op: str, calls: Calls) -> None:
         operation = self._found.setdefault((rank, op), _Operation())
-        timed = calls.duration_ns[~np.isnan(calls.duration_ns)]
+        timed = calls.times.duration_ns[~np.isnan(calls.times.duration_ns)]
         operation.calls += len(calls)
         operation.bytes += int(calls.size_bytes.sum())
         operation.timed += len(timed)
@@ -220,14 +221,14 @@ class RecentOperations:
 
         ``inside`` has the numbers of the groups within one host.
         """
-        once = calls if OPS.index(op) in POINT_TO_POINT else calls.rows(_by_lowest_rank(calls))
-        timed = once.rows((once.common_transfer_ns > 0) & (once.size_bytes > 0))
+        once = calls if OPS.index(op) in POINT_TO_POINT else rows_of(calls, _by_lowest_rank(calls))
+        timed = rows_of(once, (once.times.common_transfer_ns > 0) & (once.size_bytes > 0))
         transfers = self._transfers.setdefault(op, deque(maxlen=_MOST_RECENT))
         rows = zip(
             timed.group.tolist(),
             timed.size_bytes.tolist(),
             timed.group_size.tolist(),
-            timed.common_transfer_ns.tolist(),
+            timed.times.common_transfer_ns.tolist(),
             strict=True,
         )
         for group, size, ranks, took_ns in rows:

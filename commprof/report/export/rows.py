@@ -129,15 +129,16 @@ def _steps(report: FullReport) -> Iterator[Row]:
 def _collectives(report: FullReport) -> Iterator[Row]:
     """Yields the kinds of collectives; without steps, figures per step are per recording."""
     for world in report.result.worlds:
-        for kind in world.communication.collectives:
-            yield {"world_size": world.world_size, "has_steps": True, **_collective(kind)}
+        for row in world.communication.collectives:
+            yield {"world_size": world.world_size, "has_steps": True, **_collective(row)}
     for found in report.result.stepless:
-        for kind in found.rows:
-            yield {"world_size": found.world_size, "has_steps": False, **_collective(kind)}
+        for row in found.rows:
+            yield {"world_size": found.world_size, "has_steps": False, **_collective(row)}
 
 
-def _collective(kind: CollectiveRow) -> Row:
-    row: Row = {
+def _collective(row: CollectiveRow) -> Row:
+    kind, times = row.kind, row.times
+    columns: Row = {
         "op": kind.op,
         "group": kind.group or None,
         "group_size": kind.group_size or None,
@@ -146,19 +147,19 @@ def _collective(kind: CollectiveRow) -> Row:
         "reduce_op": kind.reduce_op,
         "smallest_bytes": kind.size_bytes[0] if kind.sizes_known else None,
         "largest_bytes": kind.size_bytes[1] if kind.sizes_known else None,
-        "calls": kind.calls,
-        "failed": kind.failed,
-        "calls_per_step": kind.calls_per_step,
-        "total_bytes": kind.total_bytes if kind.sizes_known else None,
-        "phase": kind.phases[0][0] if kind.phases else "",
-        "exposed_ms": kind.exposed_ms,
-        "algbw_gb_per_s": kind.algbw_gb_per_s,
-        "busbw_gb_per_s": kind.busbw_gb_per_s,
+        "calls": row.calls,
+        "failed": row.failed,
+        "calls_per_step": row.calls_per_step,
+        "total_bytes": row.total_bytes if kind.sizes_known else None,
+        "phase": row.phases[0][0] if row.phases else "",
+        "exposed_ms": times.exposed_ms,
+        "algbw_gb_per_s": times.algbw_gb_per_s,
+        "busbw_gb_per_s": times.busbw_gb_per_s,
     }
     for name in ("duration", "queue", "wait", "transfer"):
-        spread: Spread = getattr(kind, name)
-        row |= {f"{name}_median_ms": spread.median_ms, f"{name}_p95_ms": spread.p95_ms}
-    return row
+        spread: Spread = getattr(times, name)
+        columns |= {f"{name}_median_ms": spread.median_ms, f"{name}_p95_ms": spread.p95_ms}
+    return columns
 
 
 def _parts(parts: StepParts) -> Row:

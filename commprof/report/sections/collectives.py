@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator
 
-from commprof.analysis.collectives.kinds import CollectiveRow, SteplessCollectives
+from commprof.analysis.collectives.kinds import CollectiveKind, CollectiveRow, SteplessCollectives
 from commprof.analysis.world import WorldResult
 from commprof.report.full_report import FullReport
 from commprof.report.section import Medium, Section
@@ -58,7 +58,7 @@ def title_of(world: Shown) -> str:
     """Returns the heading of the table of collectives."""
     ranks = "1 rank" if world.world_size == 1 else f"{world.world_size} ranks"
     if isinstance(world, SteplessCollectives):
-        unknown = all(math.isnan(row.exposed_ms) for row in world.rows)
+        unknown = all(math.isnan(row.times.exposed_ms) for row in world.rows)
         order = "time in flight" if unknown else "exposed time per rank"
         return f"Collectives of {ranks} in a job without steps, sorted by {order}"
     return f"Collectives of {ranks}, sorted by exposed time"
@@ -101,7 +101,7 @@ def section(place: str, world: Shown, medium: Medium) -> Section:
 def notes(world: Shown, most_rows: int) -> list[str]:
     """Returns the number of rows left out, and notes on the rows of the table."""
     rows = _rows_of(world)
-    shown = (_group(row, world.world_size) for row in rows[:most_rows])
+    shown = (_group(row.kind, world.world_size) for row in rows[:most_rows])
     listed = [GROUPS_LEGEND] if any("{" in group for group in shown) else []
     return [
         *not_shown(len(rows) - most_rows, "kind", " of call"),
@@ -142,38 +142,39 @@ def collectives_grid(world: Shown, most_rows: int) -> Grid:
 
 
 def _cells(row: CollectiveRow, world_size: int) -> tuple[str, ...]:
-    times = (row.duration, row.queue, row.wait, row.transfer)
-    medians = [three_digits(spread.median_ms) for spread in times]
+    kind, times = row.kind, row.times
+    parts = (times.duration, times.queue, times.wait, times.transfer)
+    medians = [three_digits(spread.median_ms) for spread in parts]
     return (
-        row.op,
-        printable(_group(row, world_size)),
-        printable(" ".join(filter(None, (row.dtype, row.reduce_op)))),
-        _size(row),
+        kind.op,
+        printable(_group(kind, world_size)),
+        printable(" ".join(filter(None, (kind.dtype, kind.reduce_op)))),
+        _size(kind),
         three_digits(row.calls_per_step),
         str(row.failed),
         _phases(row),
         medians[0],
-        three_digits(row.duration.p95_ms),
+        three_digits(times.duration.p95_ms),
         *medians[1:],
-        three_digits(row.exposed_ms),
-        three_digits(row.algbw_gb_per_s),
-        three_digits(row.busbw_gb_per_s),
+        three_digits(times.exposed_ms),
+        three_digits(times.algbw_gb_per_s),
+        three_digits(times.busbw_gb_per_s),
     )
 
 
-def _group(row: CollectiveRow, world_size: int) -> str:
-    name = row.group_label or "-"
-    if not row.group_size:
+def _group(kind: CollectiveKind, world_size: int) -> str:
+    name = kind.group_label or "-"
+    if not kind.group_size:
         return name[:20]
     if name.startswith(_MESH):
         name = f"mesh {name.removeprefix(_MESH)}"
-    listed = rank_list(row.group_ranks)
-    known = len(row.group_ranks) == row.group_size < world_size and len(listed) <= _LONGEST_RANKS
-    return f"{name[:20]} {{{listed}}}" if known else f"{name[:20]} ({row.group_size})"
+    listed = rank_list(kind.group_ranks)
+    known = len(kind.group_ranks) == kind.group_size < world_size and len(listed) <= _LONGEST_RANKS
+    return f"{name[:20]} {{{listed}}}" if known else f"{name[:20]} ({kind.group_size})"
 
 
-def _size(row: CollectiveRow) -> str:
-    low, high = (plain_digits(size / 1e6) if row.sizes_known else "-" for size in row.size_bytes)
+def _size(kind: CollectiveKind) -> str:
+    low, high = (plain_digits(size / 1e6) if kind.sizes_known else "-" for size in kind.size_bytes)
     return low if low == high else f"{low}-{high}"
 
 
@@ -191,7 +192,8 @@ def _callers(row: CollectiveRow, width: int) -> list[str]:
     text, calls = row.callers[0]
     rest = len(row.callers) - 1
     also = f", and {rest} other {'line' if rest == 1 else 'lines'}" if rest else ""
-    line = f"{row.op} of {_size(row)} MB: {calls} of {row.calls} calls from {printable(text)}{also}"
+    what = f"{row.kind.op} of {_size(row.kind)} MB"
+    line = f"{what}: {calls} of {row.calls} calls from {printable(text)}{also}"
     return textwrap.wrap(
         line, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False
     )

@@ -32,10 +32,10 @@ def test_a_receiver_waits_for_its_late_sender(tmp_path: Path) -> None:
     assert receiver.transfer_ms < receiver.wait_ms / 2
     assert receiver.unsplit_ms == 0.0
     assert receiver.wait_ms + receiver.transfer_ms == pytest.approx(receiver.exposed_ms)
-    by_op = {row.op: row for row in world.communication.collectives}
-    assert by_op["recv"].wait.median_ms == pytest.approx(LATE_S * 1e3, rel=0.3)
-    assert by_op["recv"].queue.median_ms == 0.0
-    assert by_op["recv"].size_bytes == (4000, 4000)
+    by_op = {row.kind.op: row for row in world.communication.collectives}
+    assert by_op["recv"].times.wait.median_ms == pytest.approx(LATE_S * 1e3, rel=0.3)
+    assert by_op["recv"].times.queue.median_ms == 0.0
+    assert by_op["recv"].kind.size_bytes == (4000, 4000)
 
 
 def test_exposed_time_after_a_recv_from_any_source_is_kept_but_not_split(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_each_example_runs_as_documented_and_is_reported(name: str, tmp_path: Pa
     assert (world.world_size, world.timing.steps, world.timing.steps_end) == (2, STEPS, "declared")
     assert not world.recording.missing_ranks
     assert problems_of(world) == []
-    assert {row.op for row in world.communication.collectives} >= example.operations
+    assert {row.kind.op for row in world.communication.collectives} >= example.operations
     assert world.training.samples_source == ("dataloader" if example.reads_batches else "")
     parts = world.parts
     assert min(parts.forward_ms, parts.backward_ms, parts.optimizer_ms) > 0

@@ -68,7 +68,7 @@ def bytes_of(world: WorldResult) -> dict[str, int]:
     """Returns bytes by operation, of all ranks and measured steps."""
     found: dict[str, int] = {}
     for row in world.communication.collectives:
-        found[row.op] = found.get(row.op, 0) + row.total_bytes
+        found[row.kind.op] = found.get(row.kind.op, 0) + row.total_bytes
     return found
 
 
@@ -113,7 +113,7 @@ def test_blocks_wrapped_together_are_gathered_together(base: Path) -> None:
     world = trained(directory, workload=three, strategy="fsdp:wrap_blocks=2")
     calls = Counter[str]()
     for row in world.communication.collectives:  # one row per operation and size
-        calls[row.op] += round(row.calls_per_step)
+        calls[row.kind.op] += round(row.calls_per_step)
     # Root and two units: gathered in forward, units again in backward, and reduce-scattered.
     assert calls == {"all_gather_into_tensor": 5, "reduce_scatter_tensor": 3}
     assert world.training.step_losses == pytest.approx(
@@ -130,7 +130,9 @@ def test_fsdp_with_bf16_accumulation_and_checkpointing_trains_like_ddp(
     check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
     assert world.training.step_losses == pytest.approx(ddp.training.step_losses, rel=2e-2)
     (gathered,) = {
-        row.dtype for row in world.communication.collectives if row.op.startswith("all_gather")
+        row.kind.dtype
+        for row in world.communication.collectives
+        if row.kind.op.startswith("all_gather")
     }
     assert gathered == "BFloat16"
 
@@ -171,7 +173,7 @@ def test_fsdp_makes_no_superfluous_gathers_between_accumulated_passes(base: Path
 
     check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
     (gathered,) = (
-        row for row in world.communication.collectives if row.op == "all_gather_into_tensor"
+        row for row in world.communication.collectives if row.kind.op == "all_gather_into_tensor"
     )
     assert gathered.calls_per_step == 2 * 2 * 3
 
@@ -250,7 +252,7 @@ def test_only_lora_adapters_are_synchronised(base: Path) -> None:
     # 4 layers: 16 x (256 + 256) for each of q and o, 16 x (256 + 128) for each of k and v.
     adapters = 4 * 16 * (2 * 512 + 2 * 384)
     steps = world.timing.measured_steps * 2
-    reduced = [row for row in world.communication.collectives if row.op == "all_reduce"]
+    reduced = [row for row in world.communication.collectives if row.kind.op == "all_reduce"]
     assert sum(row.total_bytes for row in reduced) == 4 * adapters * steps
     assert all(check.agrees for check in world.cross_checks if check.name.startswith("theory"))
     sharded = trained(base, workload="lora:sequence=8,samples=32", batch_size=8, strategy="fsdp")

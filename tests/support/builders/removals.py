@@ -495,9 +495,9 @@ def _figures(case: Drawn, whole: WorldResult, rest: WorldResult) -> Iterator[str
             value, most = getattr(now, name), getattr(then, name)
             if value > most + 1e-3 + 1e-3 * most:
                 yield f"rank {rank.rank}: {name} {value} for {most}"
-    rows = {(row.op, row.size_bytes): row for row in whole.communication.collectives}
+    rows = {(row.kind.op, row.kind.size_bytes): row for row in whole.communication.collectives}
     for row in rest.communication.collectives:
-        earlier = rows.get((row.op, row.size_bytes))
+        earlier = rows.get((row.kind.op, row.kind.size_bytes))
         if (
             earlier is None
             or rest.recording.missing_ranks
@@ -506,15 +506,13 @@ def _figures(case: Drawn, whole: WorldResult, rest: WorldResult) -> Iterator[str
         ):
             continue
         for name in ("algbw_gb_per_s", "busbw_gb_per_s"):
-            value, then_value = getattr(row, name), getattr(earlier, name)
+            value, then_value = getattr(row.times, name), getattr(earlier.times, name)
             if not math.isnan(value) and not _close(value, then_value):
-                yield f"{row.op}: {name} {value} for {then_value}"
+                yield f"{row.kind.op}: {name} {value} for {then_value}"
         ended = not any(name.startswith("ends") for name in case.removed)  # a median of the rest
-        if ended and not (
-            math.isnan(row.duration.median_ms)
-            or _close(row.duration.median_ms, earlier.duration.median_ms)
-        ):
-            yield f"{row.op}: duration {row.duration.median_ms} for {earlier.duration.median_ms}"
+        median_ms, then_ms = (each.times.duration.median_ms for each in (row, earlier))
+        if ended and not (math.isnan(median_ms) or _close(median_ms, then_ms)):
+            yield f"{row.kind.op}: duration {median_ms} for {then_ms}"
 
 
 def _shares(case: Drawn, whole: Shown, rest: Shown) -> Iterator[str]:

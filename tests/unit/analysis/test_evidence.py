@@ -72,7 +72,7 @@ def test_without_operators_of_the_training_thread_nothing_bounds_the_step(tmp_pa
     for figure in (Figure.PARTS, Figure.EXPOSED, Figure.SPLIT, Figure.NOBODY_LATE, Figure.GAINS):
         assert measured.evidence.lacking(figure) == why
     assert measured.evidence.supports(Figure.CALLS)
-    assert measured.communication.collectives[0].duration.median_ms == pytest.approx(170)
+    assert measured.communication.collectives[0].times.duration.median_ms == pytest.approx(170)
     assert measured.parts.step_ms == pytest.approx(210)
     assert found.bindings[0].part is None
     assert found.bindings[0].largest == ()
@@ -103,9 +103,15 @@ def test_calls_whose_transfer_was_not_recorded_are_neither_fast_nor_slow(tmp_pat
     assert not measured.evidence.supports(Figure.CALLS)
     assert measured.communication.collectives
     for row in measured.communication.collectives:
-        figures = row.duration.median_ms, row.exposed_ms, row.algbw_gb_per_s, row.busbw_gb_per_s
+        times = row.times
+        figures = (
+            times.duration.median_ms,
+            times.exposed_ms,
+            times.algbw_gb_per_s,
+            times.busbw_gb_per_s,
+        )
         assert all(map(math.isnan, figures))
-        assert row.size_bytes == (4000, 4000)
+        assert row.kind.size_bytes == (4000, 4000)
     assert measured.communication.times_in_flight == ()
     assert math.isnan(measured.parts.exposed_ms)
     assert math.isnan(measured.parts.other_ms)

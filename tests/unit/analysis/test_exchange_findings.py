@@ -12,7 +12,7 @@ from commprof.analysis.align.interfaces import idle_interfaces
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.exchange import Exchange, exchange, small_calls
 from commprof.analysis.mean_step import mean_step
-from tests.support.builders.results import collective, detail, parts, world
+from tests.support.builders.results import collective, detail, parts, with_fields, world
 from tests.support.builders.traces import Rank
 
 LINKS = HostLinks(2, ("eth1",), 6e6, 0.1, 0.08, 2e8, 2e8, "", 0.007)
@@ -70,7 +70,7 @@ def test_a_slow_link_between_hosts_is_named_with_idle_interfaces() -> None:
 
 def test_many_small_calls_are_reported_before_the_slow_link() -> None:
     small = collective(size_bytes=(8, 4096), calls=4000, calls_per_step=200, total_bytes=2**22)
-    found = of(replace(LINKS, idle=("eth0",)), (replace(small, exposed_ms=60),), transfer=60)
+    found = of(replace(LINKS, idle=("eth0",)), (with_fields(small, exposed_ms=60),), transfer=60)
     assert found.sentence == "Communication is cut into 200 small calls per step."
 
 

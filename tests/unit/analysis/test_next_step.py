@@ -6,7 +6,6 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +277,7 @@ def test_small_calls_of_several_operations_are_named_with_all_of_them() -> None:
 
 
 def test_small_calls_that_cost_little_leave_the_trial() -> None:
-    of = world(2, collectives=(replace(LARGE, exposed_ms=25.0), tiny(exposed_ms=5.0)))
+    of = world(2, collectives=(with_fields(LARGE, exposed_ms=25.0), tiny(exposed_ms=5.0)))
     assert "--trial" in advised(run(), of).command
 
 

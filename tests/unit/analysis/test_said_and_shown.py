@@ -240,7 +240,9 @@ def advice_follows_from_the_figures(one: Case) -> None:
         assert small or not (no_core(size) >= 0.1 and of_step >= 0.02), advice
         assert f"--nproc {size.ranks} " in advice.command
         larger = "try larger buckets" in " ".join(card_text.render(one.card).split())
-        splits = any(row.size_bytes[1] > 5 * 2**20 for row in size.world.communication.collectives)
+        splits = any(
+            row.kind.size_bytes[1] > 5 * 2**20 for row in size.world.communication.collectives
+        )
         caps = re.findall(r"bucket-cap=(\d+)", advice.command)
         serial = ["1"] if "First try smaller buckets" in advice.advice else []
         assert caps == (["25"] if larger else ["5"] if splits else serial), advice

@@ -160,7 +160,7 @@ def test_devices_of_all_kinds_have_these_parts(
     (tmp_path / "rank0.json").write_text(json.dumps(whole))
     world = analyse_in_detail(tmp_path / "rank0.json")[0].worlds[0]
     (row,) = world.communication.collectives
-    assert (row.op, row.calls, row.size_bytes) == ("all_reduce", 3, (4000, 4000))
+    assert (row.kind.op, row.calls, row.kind.size_bytes) == ("all_reduce", 3, (4000, 4000))
     assert world.parts.unphased_compute_ms == pytest.approx(0.4)
     assert world.parts.exposed_ms == pytest.approx(0.2)
     assert world.parts.idle_ms == pytest.approx(0.4)

@@ -58,9 +58,9 @@ def test_times_that_the_host_knows_are_known(tmp_path: Path) -> None:
     assert world.lateness.late_rank is not None
     assert world.lateness.late_rank.rank == 1
     (row,) = world.communication.collectives
-    assert (row.op, row.calls) == ("all_reduce", 2 * _STEPS)
-    assert row.size_bytes == (4000, 4000)
-    assert row.algbw_gb_per_s == pytest.approx(4000 / 100e-6 / 1e9)
+    assert (row.kind.op, row.calls) == ("all_reduce", 2 * _STEPS)
+    assert row.kind.size_bytes == (4000, 4000)
+    assert row.times.algbw_gb_per_s == pytest.approx(4000 / 100e-6 / 1e9)
     assert world.recording.device_collectives == 0
     assert result.context["backend"] == "gloo"
 

@@ -185,11 +185,11 @@ def test_bandwidth_is_that_of_the_operation_asked_for(tmp_path: Path) -> None:
     ]
     texts = [trace(steps(4, 1000, of_step), rank) for rank in (0, 1)]
     (row,) = world_of(written(tmp_path / "job", texts)).communication.collectives
-    assert (row.op, row.size_bytes, row.group, row.group_size) == (
+    assert (row.kind.op, row.kind.size_bytes, row.kind.group, row.kind.group_size) == (
         *("reduce_scatter_tensor", (8000, 8000), "0", 2),
     )
-    assert row.algbw_gb_per_s == pytest.approx(0.1)
-    assert row.busbw_gb_per_s == pytest.approx(0.05)
+    assert row.times.algbw_gb_per_s == pytest.approx(0.1)
+    assert row.times.busbw_gb_per_s == pytest.approx(0.05)
 
 
 def test_a_list_collective_is_one_call_with_the_bytes_of_all_its_tensors(tmp_path: Path) -> None:
@@ -268,13 +268,13 @@ def test_a_group_that_the_recording_does_not_tell_is_unknown(tmp_path: Path) -> 
     path = written(tmp_path / "job", texts)
     world = world_of(path)
     assert {
-        row.op: (row.group, row.group_size, row.group_ranks)
+        row.kind.op: (row.kind.group, row.kind.group_size, row.kind.group_ranks)
         for row in world.communication.collectives
     } == {
         "all_reduce": ("", 0, ()),
         "all_gather_into_tensor": ("", 2, ()),
     }
-    assert {row.op: row.size_bytes for row in world.communication.collectives} == {
+    assert {row.kind.op: row.kind.size_bytes for row in world.communication.collectives} == {
         "all_reduce": (4000, 4000),
         "all_gather_into_tensor": (8000, 8000),
     }
@@ -325,7 +325,7 @@ def test_unknown_groups_are_empty_in_tables(tmp_path: Path) -> None:
     path = written(tmp_path / "job", [trace(steps(3, 1000, of_step), 0, 4, MESH)])
     (row,) = world_of(path).communication.collectives
     # The size of a list all-gather follows from its number of ranks.
-    assert (row.group_label, row.group_size, row.sizes_known) == ("", 0, False)
+    assert (row.kind.group_label, row.kind.group_size, row.kind.sizes_known) == ("", 0, False)
 
 
 @pytest.mark.parametrize("prefix", ["gloo", "hccl", "mtia", "cncl", "Some_Backend2", "UCC"])
@@ -345,7 +345,10 @@ def test_ranges_of_any_backend_count_by_c10ds_words(
     groups = [group("0", (0, 1), backends if declared else "cpu:gloo")]
     texts = [trace(steps(12, 50000, of_step), rank, 2, groups, backends) for rank in (0, 1)]
     world = world_of(written(tmp_path / "job", texts))
-    assert {row.op for row in world.communication.collectives} == {"all_to_all_single", "barrier"}
+    assert {row.kind.op for row in world.communication.collectives} == {
+        "all_to_all_single",
+        "barrier",
+    }
     # From the end on, and the barrier from 42.06 on.
     assert world.parts.exposed_ms == pytest.approx(29.2, abs=0.1)
 

@@ -66,7 +66,7 @@ def test_the_backend_is_nccl_if_the_host_called_nccl(tmp_path: Path) -> None:
 
 def test_the_reduce_op_is_empty_because_it_is_not_recorded(tmp_path: Path) -> None:
     (row,) = analyse_in_detail(both(tmp_path / "job"))[0].worlds[0].communication.collectives
-    assert (row.op, row.dtype, row.reduce_op) == ("all_reduce", "Float", "")
+    assert (row.kind.op, row.kind.dtype, row.kind.reduce_op) == ("all_reduce", "Float", "")
 
 
 def test_element_types_have_the_same_numbers_on_all_ranks(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_element_types_have_the_same_numbers_on_all_ranks(tmp_path: Path) -> Non
         ["BFloat16", "Float"],
     ]
     rows = analyse_in_detail(tmp_path / "job")[0].worlds[0].communication.collectives
-    assert {(row.dtype, row.size_bytes) for row in rows} >= {("Float", (4000, 4000))}
+    assert {(row.kind.dtype, row.kind.size_bytes) for row in rows} >= {("Float", (4000, 4000))}
     assert not analyse_in_detail(tmp_path / "job")[0].incidents
 
 
@@ -104,4 +104,7 @@ def test_an_external_id_of_one_window_means_nothing_in_another(tmp_path: Path) -
         ]
         (tmp_path / f"rank0.window{number}.json").write_text(document(events, 0))
     (world,) = analyse_in_detail(tmp_path)[0].worlds
-    assert sorted(row.op for row in world.communication.collectives) == ["all_gather", "all_reduce"]
+    assert sorted(row.kind.op for row in world.communication.collectives) == [
+        "all_gather",
+        "all_reduce",
+    ]

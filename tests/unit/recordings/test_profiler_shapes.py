@@ -108,7 +108,7 @@ def test_traces_with_other_event_names_units_and_order_are_read_alike(
         events = change(rank_events(rank))
         texts[f"rank{rank}.json"] = json.dumps(events) if alone else document(events, rank)
     world = world_of(written(tmp_path / "job", texts))
-    assert (world.world_size, world.timing.steps, world.communication.collectives[0].op) == (
+    assert (world.world_size, world.timing.steps, world.communication.collectives[0].kind.op) == (
         2,
         4,
         "all_reduce",
@@ -267,7 +267,7 @@ def test_recorded_sequence_numbers_are_used_for_groups_of_some_ranks(tmp_path: P
 def test_groups_with_the_same_name_and_different_ranks_are_separate(tmp_path: Path) -> None:
     texts = {f"rank{rank}.json": document(mesh(rank), rank, 4) for rank in range(4)}
     world = world_of(written(tmp_path / "job", texts))
-    assert {row.group for row in world.communication.collectives} == {
+    assert {row.kind.group for row in world.communication.collectives} == {
         *("tp (ranks 0, 1)", "tp (ranks 2, 3)", "dp (ranks 0, 2)", "dp (ranks 1, 3)")
     }
     # The first rank of each pair waits 20 µs in its row, and 40 µs in its column.
@@ -307,7 +307,7 @@ def test_the_range_around_the_launch_gives_the_operation_on_any_platform(
     path = tmp_path / "rank0.json"
     path.write_text(document(events, 0))
     (row,) = world_of(path).communication.collectives
-    assert row.op == ("reduce_scatter_tensor" if "scatter" in range_name else "all_reduce")
+    assert row.kind.op == ("reduce_scatter_tensor" if "scatter" in range_name else "all_reduce")
 
 
 GENERIC = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"

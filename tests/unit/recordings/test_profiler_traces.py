@@ -183,14 +183,14 @@ def test_the_range_around_the_launch_names_an_ambiguous_kernel(tmp_path: Path) -
     path = tmp_path / "one.json"
     path.write_text(document(events, 0, 4))
     known, guessed = sorted(
-        world_of(path).communication.collectives, key=lambda row: -row.exposed_ms
+        world_of(path).communication.collectives, key=lambda row: -row.times.exposed_ms
     )
-    assert (known.op, known.size_bytes, known.dtype) == (
+    assert (known.kind.op, known.kind.size_bytes, known.kind.dtype) == (
         "all_gather_into_tensor",
         (1600,) * 2,
         "float",
     )
-    assert guessed.op == "other"
+    assert guessed.kind.op == "other"
     assert "cannot be separated in 1 kernel of send, recv or an unknown operation" in text_of(path)
 
 
@@ -353,7 +353,7 @@ def test_gloo_collectives_are_read_from_host_ranges(tmp_path: Path) -> None:
     world = world_of(path)
     assert world.ranks[0].kernels is None
     assert world.parts.exposed_ms == pytest.approx(0.04)
-    assert world.communication.collectives[0].duration.median_ms == pytest.approx(0.07)
+    assert world.communication.collectives[0].times.duration.median_ms == pytest.approx(0.07)
 
 
 def of_host(name: str, begin_us: float, end_us: float, tid: int = 1) -> Event:
@@ -386,7 +386,7 @@ def test_host_work_during_a_gloo_collective_hides_it(
     path = tmp_path / "gloo.json"
     path.write_text(document(events, 0))
     world = world_of(path)
-    assert [found.op for found in world.communication.collectives] == ["all_gather_into_tensor"]
+    assert [row.kind.op for row in world.communication.collectives] == ["all_gather_into_tensor"]
     assert world.parts.exposed_ms == pytest.approx(exposed_us / 1000)
 
 
@@ -400,7 +400,10 @@ def test_gloo_collectives_that_begin_out_of_order_keep_their_own_issue(tmp_path:
     ]
     path = tmp_path / "gloo.json"
     path.write_text(document(events, 0))
-    found = {row.op: row.duration.median_ms for row in world_of(path).communication.collectives}
+    found = {
+        row.kind.op: row.times.duration.median_ms
+        for row in world_of(path).communication.collectives
+    }
     assert found == pytest.approx({"all_reduce": 0.05, "all_gather_into_tensor": 0.028})
 
 
@@ -456,7 +459,7 @@ def test_the_dlrm_recording_of_8_gpus_has_the_known_times_and_waiting() -> None:
     most = world.lateness.most_waited_for()
     assert (most.rank, most.share) == (7, pytest.approx(0.78, abs=0.005))
     assert 0 < world.recording.clock_error_us <= 10
-    assert {row.op for row in world.communication.collectives} == {"all_to_all", "all_reduce"}
+    assert {row.kind.op for row in world.communication.collectives} == {"all_to_all", "all_reduce"}
     few = (
         "rank 7 caused 78% of the waiting, but 1 step is too few to tell this from chance; 4 would"
     )
@@ -469,7 +472,7 @@ def test_the_resnet_recording_of_one_rank_has_the_known_times_and_buckets() -> N
     world = result.worlds[0]
     exposed = details[0].parts_ms["exposed"][0]
     assert exposed == pytest.approx([10.0, 10.4, 18.7], abs=0.06)
-    reduced = [row for row in world.communication.collectives if row.op == "all_reduce"]
+    reduced = [row for row in world.communication.collectives if row.kind.op == "all_reduce"]
     assert sum(row.calls_per_step for row in reduced) == 5
     assert sum(row.total_bytes for row in reduced) == 3 * 4 * 25_557_032
     assert "all-reduces 5 gradient buckets per step, 25,557,032 elements in all" in text_of(RESNET)
@@ -480,7 +483,7 @@ def test_the_resnet_recording_of_one_rank_has_the_known_times_and_buckets() -> N
 @with_data
 def test_operations_of_the_torchrec_recording_are_distinguished() -> None:
     world = world_of(TORCHREC)
-    ops = {row.op for row in world.communication.collectives}
+    ops = {row.kind.op for row in world.communication.collectives}
     assert ops >= {"all_to_all", "all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor"}
     assert 0.13 <= world.parts.exposed_ms / world.parts.step_ms <= 0.17
 

@@ -70,13 +70,13 @@ def world_of(tmp_path: Path, *ranks: list[Event]) -> WorldResult:
 def test_several_kernels_are_one_collective(tmp_path: Path, numbered: bool, ranges: str) -> None:
     world = world_of(tmp_path, *(copy_engine_job(rank, numbered, ranges) for rank in (0, 1)))
     (row,) = world.communication.collectives
-    assert (row.op, row.calls_per_step, row.size_bytes) == (
+    assert (row.kind.op, row.calls_per_step, row.kind.size_bytes) == (
         *("all_gather_into_tensor", 1),
         (8 * ELEMENTS, 8 * ELEMENTS),
     )
     assert world.timing.step_median_ms == pytest.approx(50.0)
-    assert row.duration.median_ms == pytest.approx(5.9, abs=0.01)
-    assert row.algbw_gb_per_s == pytest.approx(8 * ELEMENTS / 5.899e6, rel=1e-3)
+    assert row.times.duration.median_ms == pytest.approx(5.9, abs=0.01)
+    assert row.times.algbw_gb_per_s == pytest.approx(8 * ELEMENTS / 5.899e6, rel=1e-3)
 
 
 def test_the_time_of_a_collective_is_that_of_its_kernels(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_copies_between_devices_are_communication_if_c10d_launched_them(
             events[-1]["args"]["correlation"] = 10_000
     world = world_of(tmp_path, events)
     (row,) = world.communication.collectives
-    assert (row.op, row.calls) == ("all_gather", 4)
+    assert (row.kind.op, row.calls) == ("all_gather", 4)
     assert world.parts.exposed_ms == pytest.approx(0.15 if in_call else 0.05)
     assert world.parts.copies_ms == pytest.approx(0.0 if in_call else 0.1)
-    assert row.duration.median_ms == pytest.approx(0.2 if in_call else 0.05)
+    assert row.times.duration.median_ms == pytest.approx(0.2 if in_call else 0.05)

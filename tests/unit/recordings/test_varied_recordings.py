@@ -215,7 +215,7 @@ def test_nested_ranges_and_operators_give_the_operation_of_a_kernel(tmp_path: Pa
     ]
     path = tmp_path / "one.json"
     path.write_text(document(events, 0, 4))
-    assert {row.op for row in world_of(path).communication.collectives} == {
+    assert {row.kind.op for row in world_of(path).communication.collectives} == {
         *("reduce_scatter_tensor", "all_gather", "other")
     }
 
@@ -433,4 +433,4 @@ def test_shortened_and_textual_metadata_of_collectives_are_read(tmp_path: Path) 
     path = tmp_path / "one.json"
     path.write_text(document([annotation("ProfilerStep#1", 0, 100), event], 0, 1024))
     (row,) = world_of(path).communication.collectives
-    assert (row.op, row.size_bytes[0]) == ("all_reduce", 4000)
+    assert (row.kind.op, row.kind.size_bytes[0]) == ("all_reduce", 4000)

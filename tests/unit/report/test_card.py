@@ -128,7 +128,7 @@ KINDS = {
             backward=25,
             transfer=52,
             wait=3,
-            collectives=(replace(TINY, exposed_ms=50.0),),
+            collectives=(with_fields(TINY, exposed_ms=50.0),),
         ),
         (
             "bound by communication: 55.0%",

@@ -36,7 +36,7 @@ def rows(*ranks: Rank, steps: int = 1, shared: bool = True) -> tuple[CollectiveR
 
 def spreads(row: CollectiveRow) -> list[float]:
     """Returns the medians in ms; checks that no 95th percentile is below its median."""
-    parts = (row.duration, row.queue, row.wait, row.transfer)
+    parts = (row.times.duration, row.times.queue, row.times.wait, row.times.transfer)
     assert all(math.isnan(part.p95_ms) or part.p95_ms >= part.median_ms for part in parts)
     return [part.median_ms for part in parts]
 
@@ -55,14 +55,14 @@ def test_wait_ends_and_transfer_begins_when_the_last_rank_starts() -> None:
     (row,) = rows(*pair())
     # Medians of duration = queue + wait + transfer: 20 = 0 + 4 + 16 and 20 = 0 + 0 + 20.
     assert spreads(row) == [20.0, 0.0, 2.0, 18.0]
-    assert row.wait == Spread(2.0, pytest.approx(3.8))
-    assert (row.op, row.dtype, row.reduce_op) == ("all_reduce", "Byte", "sum")
-    assert (row.group, row.group_size, row.size_bytes) == ("0", 2, (8 * MB, 8 * MB))
+    assert row.times.wait == Spread(2.0, pytest.approx(3.8))
+    assert (row.kind.op, row.kind.dtype, row.kind.reduce_op) == ("all_reduce", "Byte", "sum")
+    assert (row.kind.group, row.kind.group_size, row.kind.size_bytes) == ("0", 2, (8 * MB, 8 * MB))
     assert (row.calls, row.calls_per_step, row.total_bytes) == (2, 1.0, 16 * MB)
     assert row.phases == (("backward", 2),)
     # From 14 ms, the last start, to 34 ms, the last completion: 8 MB in 20 ms.
-    assert row.algbw_gb_per_s == pytest.approx(0.4)
-    assert row.busbw_gb_per_s == pytest.approx(0.4)  # 2 (n - 1) / n is 1 for two ranks
+    assert row.times.algbw_gb_per_s == pytest.approx(0.4)
+    assert row.times.busbw_gb_per_s == pytest.approx(0.4)  # 2 (n - 1) / n is 1 for two ranks
 
 
 def test_in_a_job_without_steps_all_collectives_of_the_recording_count() -> None:
@@ -77,8 +77,8 @@ def test_in_a_job_without_steps_all_collectives_of_the_recording_count() -> None
     found = stepless_collectives(2, match(traces, tables), traces, tables, True)
     assert found is not None
     (row,) = found.rows
-    assert (row.calls, row.calls_per_step, row.exposed_ms) == (10, 5.0, 100.0)
-    assert row.busbw_gb_per_s == pytest.approx(0.4)
+    assert (row.calls, row.calls_per_step, row.times.exposed_ms) == (10, 5.0, 100.0)
+    assert row.times.busbw_gb_per_s == pytest.approx(0.4)
     shown = tables_text(collectives_table.of_stepless, run_result(stepless=(found,)))
     assert shown.startswith("Collectives of 2 ranks in a job without steps, sorted by exposed")
     assert "/rank" in shown
@@ -108,10 +108,10 @@ def test_a_queued_collective_starts_when_a_thread_is_free() -> None:
         rank.collective(1, issue * MS + 1, end * MS, bytes=8 * MB)
         rank.collective(2, issue * MS + 2, 50 * MS, bytes=2 * MB)
     row = rows(*ranks)[1]
-    assert row.size_bytes == (2 * MB, 2 * MB)
+    assert row.kind.size_bytes == (2 * MB, 2 * MB)
     # Rank 0: 40 = 20 + 4 + 16; rank 1: 36 = 20 + 0 + 16.
     assert spreads(row) == pytest.approx([38.0, 20.0, 2.0, 16.0], abs=1e-4)
-    assert row.algbw_gb_per_s == pytest.approx(2 / 16)
+    assert row.times.algbw_gb_per_s == pytest.approx(2 / 16)
 
 
 def test_failed_calls_are_counted_but_left_out_of_medians() -> None:
@@ -125,10 +125,10 @@ def test_failed_calls_are_counted_but_left_out_of_medians() -> None:
     (row,) = rows(*ranks, steps=2)
     assert (row.calls, row.failed) == (4, 1)
     # 20 ms on both ranks as above, and 80 on rank 0 alone.
-    assert row.duration == Spread(20.0, pytest.approx(74.0))
-    assert row.queue == Spread(0.0, 0.0)
-    assert row.algbw_gb_per_s == pytest.approx(0.4)
-    assert row.exposed_ms == pytest.approx(70 / 2)
+    assert row.times.duration == Spread(20.0, pytest.approx(74.0))
+    assert row.times.queue == Spread(0.0, 0.0)
+    assert row.times.algbw_gb_per_s == pytest.approx(0.4)
+    assert row.times.exposed_ms == pytest.approx(70 / 2)
 
 
 def test_exposed_time_is_the_mean_over_steps_and_ranks() -> None:
@@ -138,7 +138,7 @@ def test_exposed_time_is_the_mean_over_steps_and_ranks() -> None:
     for rank in ranks:
         rank.step(100 * MS, 200 * MS)
     (row,) = rows(*ranks, steps=2)
-    assert row.exposed_ms == (10 + 4) / 2 / 2
+    assert row.times.exposed_ms == (10 + 4) / 2 / 2
     assert row.calls_per_step == 0.5
 
 
@@ -151,7 +151,7 @@ def test_collective_rows_count_only_measured_steps() -> None:
     traces = [rank.trace() for rank in ranks]
     tables = [columns.collectives(trace) for trace in traces]
     (row,) = collective_rows(match(traces, tables), traces, tables, np.array([1]), True)
-    assert (row.size_bytes, row.calls) == ((5, 5), 2)
+    assert (row.kind.size_bytes, row.calls) == ((5, 5), 2)
     assert (
         collective_rows(match(traces, tables), traces, tables, np.array([], dtype=np.int64), True)
         == ()
@@ -161,7 +161,9 @@ def test_collective_rows_count_only_measured_steps() -> None:
 def test_without_common_clocks_wait_transfer_and_bandwidth_are_nan() -> None:
     (row,) = rows(*pair(), shared=False)
     assert spreads(row)[:2] == [20.0, 0.0]
-    assert all(map(math.isnan, [*spreads(row)[2:], row.algbw_gb_per_s, row.busbw_gb_per_s]))
+    assert all(
+        map(math.isnan, [*spreads(row)[2:], row.times.algbw_gb_per_s, row.times.busbw_gb_per_s])
+    )
 
 
 def test_a_call_missing_on_one_rank_has_no_wait_or_transfer_time() -> None:
@@ -178,8 +180,10 @@ def test_a_rank_that_finished_before_the_last_one_started_has_no_wait() -> None:
         rank.collective(0, issue * MS, end * MS, bytes=8 * MB, op="broadcast")
     (row,) = rows(*ranks)
     assert spreads(row) == [3.0, 0.0, 0.0, 3.0]  # medians of 2 and 4, 0, 0, 2 and 4
-    assert row.algbw_gb_per_s == row.busbw_gb_per_s == pytest.approx(2.0)  # 8 MB in 4 ms
-    assert row.reduce_op == ""
+    assert (
+        row.times.algbw_gb_per_s == row.times.busbw_gb_per_s == pytest.approx(2.0)
+    )  # 8 MB in 4 ms
+    assert row.kind.reduce_op == ""
 
 
 def message(sent_ms: int, received_ms: int, waits: dict[int, tuple[int, int]]) -> list[Rank]:
@@ -200,20 +204,20 @@ def message(sent_ms: int, received_ms: int, waits: dict[int, tuple[int, int]]) -
 def test_a_message_has_no_queue_time_and_ends_when_it_is_received() -> None:
     # The message is sent at 20 ms; the receiver waits from 10 ms and has it at 32 ms.
     ranks = message(20, 10, {0: (20, 26), 1: (10, 32)})
-    by_op = {row.op: row for row in rows(*ranks)}
+    by_op = {row.kind.op: row for row in rows(*ranks)}
     assert spreads(by_op["recv"]) == [22.0, 0.0, 10.0, 12.0]
     assert spreads(by_op["send"]) == [6.0, 0.0, 0.0, 6.0]
     for row in by_op.values():
-        assert row.size_bytes == (6 * MB, 6 * MB)
-        assert row.busbw_gb_per_s == row.algbw_gb_per_s == pytest.approx(0.5)
+        assert row.kind.size_bytes == (6 * MB, 6 * MB)
+        assert row.times.busbw_gb_per_s == row.times.algbw_gb_per_s == pytest.approx(0.5)
         assert row.calls_per_step == 1.0  # on the one rank that issues it
 
 
 def test_a_message_received_before_its_wait_began_has_no_known_duration() -> None:
     ranks = message(20, 10, {0: (20, 26), 1: (50, 50)})
-    by_op = {row.op: row for row in rows(*ranks)}
-    assert math.isnan(by_op["recv"].duration.median_ms)
-    assert math.isnan(by_op["recv"].algbw_gb_per_s)
+    by_op = {row.kind.op: row for row in rows(*ranks)}
+    assert math.isnan(by_op["recv"].times.duration.median_ms)
+    assert math.isnan(by_op["recv"].times.algbw_gb_per_s)
     assert spreads(by_op["send"])[0] == 6.0
 
 
@@ -223,8 +227,8 @@ def test_more_than_eight_sizes_of_an_operation_are_merged_into_size_classes() ->
         rank.step(0, 1000)
         for seq, size in enumerate(sizes):
             rank.collective(seq, 10 * seq, 10 * seq + 5, bytes=size)
-    assert [row.size_bytes for row in rows(few)] == [(size, size) for size in range(1, 9)]
-    assert sorted(row.size_bytes for row in rows(many)) == [(1, 1), (2, 3), (4, 7), (8, 9)]
+    assert [row.kind.size_bytes for row in rows(few)] == [(size, size) for size in range(1, 9)]
+    assert sorted(row.kind.size_bytes for row in rows(many)) == [(1, 1), (2, 3), (4, 7), (8, 9)]
 
 
 def test_rows_are_sorted_by_exposed_time_and_then_by_duration() -> None:
@@ -233,7 +237,7 @@ def test_rows_are_sorted_by_exposed_time_and_then_by_duration() -> None:
     rank.collective(0, 10, 50, op="broadcast")
     rank.collective(1, 60, 160, op="all_gather")
     rank.wait(rank.collective(2, 170, 190, op="gather"), 175, 190)
-    assert [row.op for row in rows(rank)] == ["gather", "all_gather", "broadcast"]
+    assert [row.kind.op for row in rows(rank)] == ["gather", "all_gather", "broadcast"]
 
 
 def test_groups_dtypes_and_reductions_have_separate_rows() -> None:
@@ -243,7 +247,7 @@ def test_groups_dtypes_and_reductions_have_separate_rows() -> None:
     rank.collective(1, 30, 40, bytes=4, reduce_op=4)
     rank.collective(2, 50, 60, bytes=4, reduce_op=4, dtype=1)
     rank.collective(0, 70, 80, bytes=4, reduce_op=4, group=2)
-    found = {(row.group, row.dtype, row.reduce_op) for row in rows(rank)}
+    found = {(row.kind.group, row.kind.dtype, row.kind.reduce_op) for row in rows(rank)}
     assert found == {
         *[("0", "Byte", "avg"), ("0", "Byte", "max")],
         *[("0", "Char", "max"), ("other", "Byte", "max")],
@@ -255,8 +259,8 @@ def test_bus_bandwidth_of_a_single_rank_is_nan() -> None:
     rank.step(0, 100 * MS)
     rank.collective(0, 10 * MS, 20 * MS, bytes=8 * MB)
     (row,) = rows(rank)
-    assert row.algbw_gb_per_s == pytest.approx(0.8)
-    assert math.isnan(row.busbw_gb_per_s)
+    assert row.times.algbw_gb_per_s == pytest.approx(0.8)
+    assert math.isnan(row.times.busbw_gb_per_s)
 
 
 def test_callers_are_sorted_by_their_number_of_calls() -> None:

@@ -110,7 +110,7 @@ def test_a_sample_says_of_which_steps_it_is_and_has_their_calls(
     assert exchanges._apart(run, whole) == "apart"
     assert exchanges._apart(run, seen) is None
     sampled, all_calls = (communication(run, world).collectives for world in (seen, whole))
-    assert [row.op for row in sampled] == [row.op for row in all_calls]
+    assert [row.kind.op for row in sampled] == [row.kind.op for row in all_calls]
     assert [row.calls_per_step for row in sampled] == [row.calls_per_step for row in all_calls]
 
 
