@@ -143,7 +143,7 @@ def _judged_job(seed: int, folder: Path) -> dict[str, Any]:
     job.write(folder, ("v4.0", "v4.3")[seed // 2 % 2])
     result = inspector_result(folder)
     shutil.rmtree(folder)
-    lowest = result.lowest_bandwidth
+    lowest = result.lowest.lowest_bandwidth
     named = sorted(one.process.pid - 1000 for one in result.late)
     return {
         "seed": seed,
@@ -156,7 +156,7 @@ def _judged_job(seed: int, folder: Path) -> dict[str, Any]:
             if job.late_by_us.get(process, 0.0) < 1e6 * result.least_late_s
         ],
         "lowest": None if lowest is None else lowest.pid - 1000,
-        "lowest_waits": None if lowest is None else round(result.lowest_waits, 4),
+        "lowest_waits": None if lowest is None else round(result.lowest.lowest_waits, 4),
         "error": None if result.is_lower_bound else round(_error(job, result), 5),
     }
 
@@ -171,7 +171,7 @@ def _error(job: SimulatedJob, result: InspectorResult) -> float:
         for row in result.kinds
         if (transfers := _transfers(job, row.op, row.size_bytes, row.ranks))
     ]
-    return max(abs(result.wait_s / waited_s - 1), *errors)
+    return max(abs(result.mean.wait_s / waited_s - 1), *errors)
 
 
 def _drawn(

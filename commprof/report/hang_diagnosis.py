@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 
 from commprof.analysis.late.dumped_diagnosis import Diagnosis, GroupProgress
 from commprof.analysis.late.standstill import reasons
+from commprof.field_groups import plain_fields
 from commprof.report.tabulated import tabulated
 from commprof.text import counted, fitted, listed, named_ranks, printable, rank_list, wrapped
 
@@ -53,15 +53,15 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
     if more:
         text = "with operations that are, or may be, pending; --format json shows all."
         blocks.append(wrapped(f"{counted(more, 'more group')} {text}", width))
-    caveats = [f"- {printable(one)}" for one in found.problems]
-    if found.untold and found.kind != "unknown":
+    caveats = [f"- {printable(one)}" for one in found.read.problems]
+    if found.lacks.untold and found.kind != "unknown":
         caveats.append(
-            f"- operations of {printable(listed(found.untold))} may be pending, too: Flight "
+            f"- operations of {printable(listed(found.lacks.untold))} may be pending, too: Flight "
             "Recorder does not learn when they complete"
         )
-    if found.missing:
+    if found.read.missing:
         caveats.append(
-            f"- {named_ranks(found.missing)} left no readable dump: their state is not known"
+            f"- {named_ranks(found.read.missing)} left no readable dump: their state is not known"
         )
     if caveats:
         blocks.append(_lines("Caveats", caveats, width))
@@ -72,17 +72,16 @@ def document(found: Diagnosis) -> str:
     """Renders a diagnosis as a JSON object."""
     head = {"schema_version": SCHEMA_VERSION, "kind": "flight recorder diagnosis"}
     culprits = [{"rank": one.rank, "why": one.why} for one in found.culprits]
-    body = {"verdict": found.sentence, **dataclasses.asdict(found), "cause": found.kind}
+    body = {"verdict": found.sentence, **plain_fields(found), "cause": found.kind}
     body["culprits"] = culprits
     del body["kind"]
     return json.dumps(head | body, indent=1) + "\n"
 
 
 def _heading(found: Diagnosis) -> str:
-    versions = ", ".join(version or "unknown" for version in found.versions)
-    return (
-        f"Flight Recorder: dumps of {counted(found.dumps, 'rank')}, version {printable(versions)}"
-    )
+    read = found.read
+    versions = ", ".join(version or "unknown" for version in read.versions)
+    return f"Flight Recorder: dumps of {counted(read.dumps, 'rank')}, version {printable(versions)}"
 
 
 def _lines(title: str, lines: list[str], width: int) -> str:

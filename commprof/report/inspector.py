@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections import Counter
@@ -17,6 +16,7 @@ from commprof.analysis.inspector.result import (
     ProcessRow,
     StepRow,
 )
+from commprof.field_groups import plain_fields
 from commprof.files import plain
 from commprof.report.section import Section
 from commprof.report.tabulated import Grid, not_shown, tabulated, three_digits
@@ -113,7 +113,7 @@ def _tables(result: InspectorResult) -> list[tuple[str, str, Grid, str, list[str
 
 def sentences(result: InspectorResult) -> list[str]:
     """Returns what the figures mean: who is waited for, and how much of the time is waiting."""
-    if not result.time_s > 0:
+    if not result.mean.time_s > 0:
         return [
             "No call was recorded with times of the GPU on two or more of its ranks, so waiting "
             "and transfer are not known."
@@ -124,22 +124,23 @@ def sentences(result: InspectorResult) -> list[str]:
     if not found:
         found = [f"No process stands out as the one that the others wait for{_most(result)}."]
     found.append(
-        f"On average a process spends {_seconds(result.time_s)} in collectives and messages: "
-        f"{bound}{_seconds(result.wait_s)} ({result.wait_s / result.time_s:.0%}) waiting for the "
+        f"On average a process spends {_seconds(result.mean.time_s)} in collectives and messages: "
+        f"{bound}{_seconds(result.mean.wait_s)} ({result.mean.waiting:.0%}) waiting for the "
         f"last rank, {missing}the rest transferring."
     )
     if result.step is not None:
         found.append(_steps(result.step))
-    if result.unsplit_s > 0:
+    if result.mean.unsplit_s > 0:
         found.append(
-            f"Beyond that, it spends {_seconds(result.unsplit_s)} in operations whose waiting is "
-            "not known."
+            f"Beyond that, it spends {_seconds(result.mean.unsplit_s)} in operations whose waiting "
+            "is not known."
         )
     named = [late.process for late in result.late]
-    if named and result.lowest_bandwidth is not None and result.lowest_bandwidth not in named:
+    slowest = result.lowest.lowest_bandwidth
+    if named and slowest is not None and slowest not in named:
         found.append(
-            f"Inspector shows the lowest bandwidth for {_name(result.lowest_bandwidth)}. It is not "
-            f"slow: {result.lowest_waits:.0%} of its time in operations is waiting for others."
+            f"Inspector shows the lowest bandwidth for {_name(slowest)}. It is not slow: "
+            f"{result.lowest.lowest_waits:.0%} of its time in operations is waiting for others."
         )
     return found
 
@@ -174,31 +175,31 @@ def compared_waiting(first: InspectorResult, second: InspectorResult) -> list[st
     for name, result in (("A", first), ("B", second)):
         late = " and ".join(_name(one.process) for one in result.late)
         said = f"{late} makes the others wait" if late else "no process stands out"
-        if not result.time_s > 0:
+        if not result.mean.time_s > 0:
             lines.append(f"Waiting in {name}: not known.")
             continue
         bound = "at least " * result.is_lower_bound
         lines.append(
-            f"Waiting in {name}: {bound}{result.wait_s / result.time_s:.0%} of "
-            f"{_seconds(result.time_s)} in collectives and messages per process; {said}."
+            f"Waiting in {name}: {bound}{result.mean.waiting:.0%} of "
+            f"{_seconds(result.mean.time_s)} in collectives and messages per process; {said}."
         )
     return lines
 
 
 def document(result: InspectorResult) -> str:
     """Renders a result as a JSON object; what is not known is null."""
-    body = dataclasses.asdict(result)
-    body["path"] = str(result.path)
+    body = plain_fields(result)
+    body["path"] = str(result.logs.path)
     head = {"schema_version": SCHEMA_VERSION, "kind": "nccl inspector"}
     return json.dumps(plain(head | {"verdict": sentences(result)} | body), indent=1) + "\n"
 
 
 def heading(result: InspectorResult) -> str:
     """Returns one line on what was recorded."""
-    versions = ", ".join(version or "unknown" for version in result.versions)
+    versions = ", ".join(version or "unknown" for version in result.logs.versions)
     return (
-        f"NCCL Inspector: {result.processes} process{'es' * (result.processes != 1)} on "
-        f"{counted(result.hosts, 'host')}, {result.operations:,} operations in "
+        f"NCCL Inspector: {result.logs.processes} process{'es' * (result.logs.processes != 1)} on "
+        f"{counted(result.logs.hosts, 'host')}, {result.logs.operations:,} operations in "
         f"{counted(len(result.communicators), 'communicator')}, format {printable(versions)}"
     )
 

@@ -29,6 +29,7 @@ from commprof.analysis.inspector.own_time import (
     own_time,
 )
 from commprof.analysis.inspector.steps import steps_of
+from commprof.field_groups import FieldGroup
 from commprof.recordings.inspector import InspectorLogs, Progress, read_logs
 from commprof.text import counted
 
@@ -122,26 +123,52 @@ class CommunicatorRow:
 
 
 @dataclass(frozen=True)
-class InspectorResult:
-    """What the logs of NCCL Inspector say about a job."""
+class InspectedLogs(FieldGroup):
+    """What was read."""
 
     path: Path
     versions: tuple[str, ...]
     processes: int
     hosts: int
     operations: int
-    #: Mean per process: time in collectives and messages whose waiting is known, and the waiting.
+
+
+@dataclass(frozen=True)
+class MeanTimes(FieldGroup):
+    """Means per process."""
+
+    #: Time in collectives and messages whose waiting is known, and the waiting.
     time_s: float
     wait_s: float
-    #: Mean per process in operations whose waiting is not known, such as broadcasts.
+    #: Time in operations whose waiting is not known, such as broadcasts.
     unsplit_s: float
+
+    @property
+    def waiting(self) -> float:
+        """Waiting as a fraction of the time in which it is known; ``time_s`` is not 0."""
+        return self.wait_s / self.time_s
+
+
+@dataclass(frozen=True)
+class LowestBandwidth(FieldGroup):
+    """Process with the lowest mean bandwidth, which other tools call slow."""
+
+    #: None if no operation's waiting is known.
+    lowest_bandwidth: Process | None
+    #: Fraction of its time in operations that is waiting.
+    lowest_waits: float
+
+
+@dataclass(frozen=True)
+class InspectorResult:
+    """What the logs of NCCL Inspector say about a job."""
+
+    logs: InspectedLogs
+    mean: MeanTimes
     #: None if it is not known what a step is.
     step: StepRow | None
     late: tuple[LateProcess, ...]
-    #: Process with the lowest mean bandwidth, which other tools call slow, and the fraction of its
-    #: time in operations that is waiting; None if no operation's waiting is known.
-    lowest_bandwidth: Process | None
-    lowest_waits: float
+    lowest: LowestBandwidth
     kinds: tuple[KindRow, ...]
     process_rows: tuple[ProcessRow, ...]
     communicators: tuple[CommunicatorRow, ...]
@@ -175,7 +202,6 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
     time_us = time_by_process(job, is_split=True)
     unsplit_us = time_by_process(job, is_split=False)
     waited_us = traced.waited_us.sum(axis=0)
-    lowest = _lowest_bandwidth(time_us, waited_us)
     count = len(job.processes)
     rows = tuple(_communicator_row(each, job) for each in job.communicators)
     operation_us = operation_time(job)
@@ -183,18 +209,19 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
     late_numbers = [job.processes.index(row.process) for row in late]
     least_late_s = least_standing_out_us(own_time(operation_us), late_numbers) / 1e6
     return InspectorResult(
-        path=logs.path,
-        versions=tuple(sorted({log.version for log in logs.logs})),
-        processes=count,
-        hosts=len({process.host for process in job.processes}),
-        operations=sum(log.operations for log in logs.logs),
-        time_s=float(time_us.sum()) / count / 1e6,
-        wait_s=float(waited_us.sum()) / count / 1e6,
-        unsplit_s=float(unsplit_us.sum()) / count / 1e6,
+        logs=InspectedLogs(
+            path=logs.path,
+            versions=tuple(sorted({log.version for log in logs.logs})),
+            processes=count,
+            hosts=len({process.host for process in job.processes}),
+            operations=sum(log.operations for log in logs.logs),
+        ),
+        mean=MeanTimes(
+            *(float(us.sum()) / count / 1e6 for us in (time_us, waited_us, unsplit_us)),
+        ),
         step=_step(job, float(time_us.sum()) / count, float(waited_us.sum()) / count),
         late=late,
-        lowest_bandwidth=None if lowest is None else job.processes[lowest],
-        lowest_waits=math.nan if lowest is None else float(waited_us[lowest] / time_us[lowest]),
+        lowest=_lowest_bandwidth(job, time_us, waited_us),
         kinds=kind_rows(job.communicators),
         process_rows=_process_rows(job, traced, time_us, unsplit_us),
         communicators=tuple(sorted(rows, key=lambda row: -row.wait_s * row.recorded_ranks)),
@@ -264,14 +291,15 @@ def time_by_process(job: InspectedJob, is_split: bool) -> Floats:
     return total
 
 
-def _lowest_bandwidth(time_us: Floats, waited_us: Floats) -> int | None:
+def _lowest_bandwidth(job: InspectedJob, time_us: Floats, waited_us: Floats) -> LowestBandwidth:
     """Returns the process with the lowest mean bandwidth: the one with most time in operations.
 
     All ranks of a communicator exchange the same bytes, so the mean bandwidth falls with the time.
     """
     if not len(time_us) or not time_us.max() > 0 or not waited_us.sum() > 0:
-        return None
-    return int(np.argmax(time_us))
+        return LowestBandwidth(None, math.nan)
+    lowest = int(np.argmax(time_us))
+    return LowestBandwidth(job.processes[lowest], float(waited_us[lowest] / time_us[lowest]))
 
 
 def kind_rows(communicators: Sequence[InspectedCommunicator]) -> tuple[KindRow, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from commprof.analysis.collectives.mismatches import Mismatch
 from commprof.analysis.late.standing import PendingOperation, Words
 from commprof.analysis.late.standstill import Accused
+from commprof.field_groups import FieldGroup
 from commprof.recordings.flight_recorder import Dump
 from commprof.text import counted, listed, named_ranks, plural
 
@@ -44,13 +45,38 @@ class GroupProgress:
 
 
 @dataclass(frozen=True)
+class DumpsRead(FieldGroup):
+    """What was read, and what is missing."""
+
+    dumps: int
+    versions: tuple[str, ...]
+    #: Ranks of the groups that left no dump.
+    missing: tuple[int, ...]
+    #: Files that cannot be read.
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Untold(FieldGroup):
+    """What the dumps do not tell."""
+
+    #: True if a culprit with nothing pending may wait in a message: gloo's dumps hold no messages.
+    messages_untold: bool = False
+    #: True if the dumps name the ranks of every group with pending operations.
+    members_told: bool = True
+    #: Backends that do not tell Flight Recorder whether an operation has completed.
+    untold: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """Diagnosis of a hang: its kind, the culprits and the ranks that wait for them."""
 
     #: "mismatch", "absent", "behind", "circle", "unmatched", as in ``Cause``; "undumped": the waits
     #: of all dumped ranks lead to ranks without a dump; "arrived": all ranks arrived; "none":
-    #: nothing is pending; "unknown": nothing is known to be pending, but operations of ``untold``
-    #: may be; "members": the dumps do not tell whether further ranks belong to a pending group.
+    #: nothing is pending; "unknown": nothing is known to be pending, but operations of
+    #: ``lacks.untold`` may be; "members": the dumps do not tell whether further ranks belong to a
+    #: pending group.
     kind: str
     culprits: tuple[Accused, ...]
     #: Waiting ranks that are not culprits.
@@ -60,12 +86,7 @@ class Diagnosis:
     mismatches: tuple[Mismatch, ...]
     #: Only groups with operations that are, or may be, pending.
     groups: tuple[GroupProgress, ...]
-    dumps: int
-    versions: tuple[str, ...]
-    #: Ranks of the groups that left no dump.
-    missing: tuple[int, ...]
-    #: Files that cannot be read.
-    problems: tuple[str, ...]
+    read: DumpsRead
     #: If all ranks arrived, or members are not known: operations that are the oldest pending
     #: operation of all their ranks.
     oldest: tuple[str, ...] = ()
@@ -73,12 +94,7 @@ class Diagnosis:
     mismatch: Mismatch | None = None
     #: What the ranks of a circle wait in, and which of them differ, if a circle is the cause.
     difference: str = ""
-    #: True if a culprit with nothing pending may wait in a message: gloo's dumps hold no messages.
-    messages_untold: bool = False
-    #: True if the dumps name the ranks of every group with pending operations.
-    members_told: bool = True
-    #: Backends that do not tell Flight Recorder whether an operation has completed.
-    untold: tuple[str, ...] = ()
+    lacks: Untold = Untold()
 
     @property
     def sentence(self) -> str:
@@ -107,7 +123,7 @@ class Diagnosis:
         if self.kind == "arrived":
             where = f", the oldest being {listed(self.oldest)}" if self.oldest else ""
             whose, or_else = "All ranks", ""
-            if not self.members_told:
+            if not self.lacks.members_told:
                 whose, or_else = "All ranks with a dump", ", or a rank with no dump did not arrive"
             return (
                 f"{whose} arrived at all pending operations{where}: the network, the backend or a "
@@ -124,7 +140,7 @@ class Diagnosis:
         them = "it" if len(self.culprits) == 1 else "them"
         wait = "waits" if len(self.victims) == 1 else "wait"
         others = f"{counted(len(self.victims), 'other rank')} {wait} for"
-        if self.messages_untold:
+        if self.lacks.messages_untold:
             waits = "waits" if len(self.culprits) == 1 else "wait"
             return (
                 f"{others} {who}; whether {who} {waits} in a send or recv cannot be told, because "
@@ -134,10 +150,11 @@ class Diagnosis:
 
     @property
     def _untold(self) -> str:
-        which = listed([repr(name) for name in self.untold])
-        do = "does" if len(self.untold) == 1 else "do"
+        untold = self.lacks.untold
+        which = listed([repr(name) for name in untold])
+        do = "does" if len(untold) == 1 else "do"
         return (
-            f"{plural(len(self.untold), 'backend')} {which} {do} not tell Flight Recorder when an "
+            f"{plural(len(untold), 'backend')} {which} {do} not tell Flight Recorder when an "
             "operation completes"
         )
 

@@ -21,7 +21,9 @@ from commprof.analysis.late.circles import Circle
 from commprof.analysis.late.dumped_diagnosis import (
     Diagnosis,
     DumpedWords,
+    DumpsRead,
     GroupProgress,
+    Untold,
     WordsWithoutGroups,
 )
 from commprof.analysis.late.standing import (
@@ -99,16 +101,20 @@ def diagnosis(path: Path) -> Diagnosis:
         chains=chains_to([state.rank for state in states], waits, ranks, words),
         mismatches=mismatches,
         groups=_progress(dumps, states, members),
-        dumps=len(dumps),
-        versions=tuple(sorted({dump.version for dump in dumps})),
-        missing=missing,
-        problems=tuple(problems),
+        read=DumpsRead(
+            dumps=len(dumps),
+            versions=tuple(sorted({dump.version for dump in dumps})),
+            missing=missing,
+            problems=tuple(problems),
+        ),
         oldest=_oldest_of_all(states, words) if kind in ("arrived", "members") else (),
-        members_told=_pending_groups(states) <= _told_groups(dumps),
-        untold=tuple(sorted(untold)),
         mismatch=cause.mismatch,
         difference="" if cause.circle is None else _difference(cause.circle, words),
-        messages_untold=kind == "absent" and _may_wait_in_a_message(dumps, states, culprits),
+        lacks=Untold(
+            messages_untold=kind == "absent" and _may_wait_in_a_message(dumps, states, culprits),
+            members_told=_pending_groups(states) <= _told_groups(dumps),
+            untold=tuple(sorted(untold)),
+        ),
     )
 
 

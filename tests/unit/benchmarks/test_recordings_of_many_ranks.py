@@ -27,7 +27,7 @@ def test_traces_hold_the_calls_of_every_rank(tmp_path: Path) -> None:
 def test_dumps_hang_because_of_rank_1(tmp_path: Path) -> None:
     write_dumps(tmp_path / "dumps", 16, 40)
     found = diagnosis(tmp_path / "dumps")
-    assert found.dumps == 16
+    assert found.read.dumps == 16
     assert [one.rank for one in found.culprits] == [1]
     assert len(found.victims) == 15
 

@@ -77,9 +77,11 @@ def test_figures_of_growing_logs_are_those_of_the_whole(
     assert state is not None
     whole = inspector_result(tmp_path / "whole")
     assert (state.lost_records, state.is_lower_bound) == (0, False)
-    assert sum(_by_pid(state, "waited_s").values()) == pytest.approx(whole.wait_s * 16, rel=1e-3)
-    assert sum(_by_pid(state, "time_s").values()) == pytest.approx(whole.time_s * 16, rel=1e-3)
-    assert 0.6 * whole.wait_s * 16 < caused <= 1.001 * whole.wait_s * 16
+    assert sum(_by_pid(state, "waited_s").values()) == pytest.approx(
+        whole.mean.wait_s * 16, rel=1e-3
+    )
+    assert sum(_by_pid(state, "time_s").values()) == pytest.approx(whole.mean.time_s * 16, rel=1e-3)
+    assert 0.6 * whole.mean.wait_s * 16 < caused <= 1.001 * whole.mean.wait_s * 16
     assert [late.process.pid for late in state.late] == [1005]
     assert state.calls == sum(row.calls for row in whole.communicators)
     assert most_kept < len(job.records) / 2  # what was counted is forgotten
@@ -118,7 +120,7 @@ def test_compressed_logs_are_followed_as_far_as_they_are_flushed(tmp_path: Path)
     assert state is not None
     whole = inspector_result(tmp_path / "whole")
     assert (state.problems, state.lost_records) == ((), 0)
-    assert sum(_by_pid(state, "time_s").values()) == pytest.approx(whole.time_s * 8, rel=1e-6)
+    assert sum(_by_pid(state, "time_s").values()) == pytest.approx(whole.mean.time_s * 8, rel=1e-6)
     assert [late.process.pid for late in state.late] == [1005]
     calls = [one.calls for one in states if one is not None]
     assert len({*calls}) > 3  # it was followed, and not read at the end
@@ -207,7 +209,7 @@ def test_messages_after_a_lost_one_count_as_in_the_report(tmp_path: Path, lost: 
             sum(row.lost_records for row in whole.communicators), rel=within
         )
         waited_s = sum(_by_pid(live_state, "waited_s").values())
-        assert waited_s == pytest.approx(3 * whole.wait_s, rel=within)
+        assert waited_s == pytest.approx(3 * whole.mean.wait_s, rel=within)
         assert [late.process.pid for late in live_state.late] == [1001]
         assert not any("without a match" in problem for problem in live_state.problems)
 

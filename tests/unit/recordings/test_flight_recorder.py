@@ -138,7 +138,7 @@ def gloo(*entries: dict[str, Any]) -> dict[str, Any]:
 def test_a_rank_between_others_that_left_no_dump_is_known_to_exist(tmp_path: Path) -> None:
     waits = gloo(entry("0", 2, backend="gloo"))
     found = diagnosis(write_dumps(tmp_path, waits, None, waits))
-    assert (culprits(found), found.missing) == (("undumped", [1]), (1,))
+    assert (culprits(found), found.read.missing) == (("undumped", [1]), (1,))
     assert found.culprits[0].why == (
         "rank 1 did not arrive at all_reduce number 2 of group '0' (train.py:12); it left no "
         "readable dump"
@@ -195,7 +195,7 @@ def test_a_rank_without_a_dump_is_the_culprit_if_no_other_rank_is(tmp_path: Path
     waits = dump(groups, entry("2", 1))
     write_dumps(tmp_path, dump(groups, entry("1", 2)), waits, None)
     found = diagnosis(tmp_path)
-    assert (culprits(found), found.missing) == (("undumped", [2]), (2,))
+    assert (culprits(found), found.read.missing) == (("undumped", [2]), (2,))
     assert found.victims == (0, 1)
     # Rank 0 waits for no rank, which accuses it; rank 2's operations are unknown.
     write_dumps(tmp_path, dump(groups), waits, None)

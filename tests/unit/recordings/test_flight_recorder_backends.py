@@ -84,7 +84,7 @@ def test_a_backend_that_reports_completions_is_believed(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, hooked(ended(0), waits), hooked(ended(0)))
     assert (found.kind, [one.rank for one in found.culprits]) == ("absent", [1])
     healthy = diagnosed(tmp_path, hooked(ended(0)), hooked(ended(0)))
-    assert (healthy.kind, healthy.untold) == ("none", ())
+    assert (healthy.kind, healthy.lacks.untold) == ("none", ())
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_nccl_retired_without_completion_has_timed_out(
 
 def test_what_gloo_retired_has_ended(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, *[hooked(issued(0, backend="gloo"))] * 2)
-    assert (found.kind, found.untold) == ("none", ())
+    assert (found.kind, found.lacks.untold) == ("none", ())
 
 
 def test_a_status_alone_without_any_completion_shows_no_hang(tmp_path: Path) -> None:

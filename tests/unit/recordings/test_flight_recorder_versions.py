@@ -246,7 +246,7 @@ def test_entries_without_sizes_are_read_and_an_unreadable_dump_is_accused(tmp_pa
     found = diagnosis(tmp_path)
     assert (found.kind, [one.rank for one in found.culprits]) == ("undumped", [1])
     assert "it left no readable dump" in found.culprits[0].why
-    assert len(found.problems) == 1
+    assert len(found.read.problems) == 1
 
 
 def test_the_ranks_of_many_large_dumps_are_listed_quickly() -> None:
@@ -270,7 +270,7 @@ def test_an_archive_of_gzipped_and_damaged_dumps_is_diagnosed(tmp_path: Path) ->
     files["job/dumps/_dump_7"] = DUMPS["job/dumps/_dump_0"][:200]
     found = diagnosis(packed(tmp_path / "hang.zip", files))
     assert [one.rank for one in found.culprits] == [1]
-    assert any("_dump_7" in text for text in found.problems)
+    assert any("_dump_7" in text for text in found.read.problems)
 
 
 def test_an_archive_without_dumps_is_not_taken_for_one(tmp_path: Path) -> None:

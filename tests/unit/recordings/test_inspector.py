@@ -71,9 +71,9 @@ def test_the_shortest_time_is_the_transfer_and_its_rank_came_last(tmp_path: Path
     (late,) = result.late
     assert (late.process.pid, late.share, late.waiting_processes) == (101, 1.0, 2)
     assert late.wait_s == pytest.approx(50 * 400e-6)
-    assert result.lowest_bandwidth is not None
-    assert result.lowest_bandwidth.pid == 100
-    assert result.lowest_waits == pytest.approx(0.75)
+    assert result.lowest.lowest_bandwidth is not None
+    assert result.lowest.lowest_bandwidth.pid == 100
+    assert result.lowest.lowest_waits == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize("version", ["v4.0", "v4.3"])
@@ -81,9 +81,9 @@ def test_all_versions_of_the_format_give_the_same_figures(tmp_path: Path, versio
     job = simulate(2, 4, 1, steps=20, late_us={5: 900.0}, seed=3)
     job.write(tmp_path / version, version)
     result = inspector_result(tmp_path / version)
-    assert result.versions == (version,)
+    assert result.logs.versions == (version,)
     waited_us = sum(group.waited_us for group in (*job.tensor, *job.data))
-    assert result.wait_s * 8 * 1e6 == pytest.approx(waited_us, rel=0.01)
+    assert result.mean.wait_s * 8 * 1e6 == pytest.approx(waited_us, rel=0.01)
     assert [late.process.pid for late in result.late] == [1005]
 
 
@@ -289,7 +289,9 @@ def test_messages_that_repeat_a_sequence_are_matched_though_some_are_lost(tmp_pa
         path: inspector_result(tmp_path / path).kinds[0].transfer_us for path in ("whole", "lost")
     }
     assert transfers["lost"] == pytest.approx(transfers["whole"], rel=0.02)
-    assert inspector_result(tmp_path / "lost").wait_s == pytest.approx(0.8 * whole.wait_s, rel=0.2)
+    assert inspector_result(tmp_path / "lost").mean.wait_s == pytest.approx(
+        0.8 * whole.mean.wait_s, rel=0.2
+    )
 
 
 def test_messages_with_a_gap_that_repeat_no_sequence_are_not_matched(tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ def test_messages_with_a_gap_that_repeat_no_sequence_are_not_matched(tmp_path: P
     del job.records[9]
     job.write(tmp_path)
     result = inspector_result(tmp_path)
-    assert (result.late, result.wait_s) == ((), 0)
+    assert (result.late, result.mean.wait_s) == ((), 0)
     assert any(text.startswith("left out: 79 records of messages") for text in result.caveats)
 
 
@@ -316,8 +318,8 @@ def test_rooted_operations_are_not_split(tmp_path: Path) -> None:
         },
     )
     result = inspector_result(logs)
-    assert (result.time_s, result.wait_s, result.late) == (0, 0, ())
-    assert result.unsplit_s == pytest.approx(9 * 108e-6 / 2)
+    assert (result.mean.time_s, result.mean.wait_s, result.late) == (0, 0, ())
+    assert result.mean.unsplit_s == pytest.approx(9 * 108e-6 / 2)
     assert math.isnan(result.kinds[0].wait_us)
     assert any("for whom a rank waits in broadcast is not known" in t for t in result.caveats)
 
@@ -365,9 +367,9 @@ def test_a_sequence_that_repeats_gives_steps(tmp_path: Path) -> None:
     assert result.step.steps == 60
     assert result.step.communicator == "dp"
     assert "3 all_to_all of 1048576 B" in result.step.calls
-    assert result.step.wait_ms * 60 == pytest.approx(result.wait_s * 1e3)
+    assert result.step.wait_ms * 60 == pytest.approx(result.mean.wait_s * 1e3)
     both_ms = (result.step.wait_ms + result.step.transfer_ms) * 60
-    assert both_ms == pytest.approx(result.time_s * 1e3)
+    assert both_ms == pytest.approx(result.mean.time_s * 1e3)
     assert any(text.startswith("the logs hold no step times, phases") for text in result.caveats)
 
 
@@ -416,7 +418,7 @@ def test_times_without_the_gpus_clock_do_not_count(tmp_path: Path) -> None:
     lines = {rank: [_line(rank, 2, n, 100) for n in range(9)] for rank in range(2)}
     lines[1][3] = lines[1][3].replace("kernel_gpu", "collective_cpu").replace("100", "7")
     result = inspector_result(_write(tmp_path / "logs", lines))
-    assert result.wait_s == 0
+    assert result.mean.wait_s == 0
     assert any("1 record without a time of the GPU's clock" in text for text in result.caveats)
 
 

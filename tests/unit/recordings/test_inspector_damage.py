@@ -120,9 +120,9 @@ def test_damaged_files_give_what_is_readable_or_one_line(
             refusals.append(str(error))
             continue
         read += 1
-        assert result.time_s >= 0
-        assert result.wait_s >= 0
-        assert math.isfinite(result.time_s + result.wait_s)
+        assert result.mean.time_s >= 0
+        assert result.mean.wait_s >= 0
+        assert math.isfinite(result.mean.time_s + result.mean.wait_s)
         json.loads(document(result))
         assert "\x1b" not in render(result, 80)
     assert read > 10 * len(refusals)
@@ -203,7 +203,7 @@ def test_the_form_of_rocms_samples_is_read(tmp_path: Path) -> None:
     file.write_text("\n".join(lines))
     assert is_inspector(file)
     result = inspector_result(file)
-    assert (result.processes, result.hosts, result.operations) == (4, 2, 5)
+    assert (result.logs.processes, result.logs.hosts, result.logs.operations) == (4, 2, 5)
     (row,) = [row for row in result.kinds if row.op == "all_reduce"]
     assert (row.transfer_us, row.wait_us) == (400, 45)
     assert any("1 record without a time of the GPU's clock" in text for text in result.caveats)
@@ -218,6 +218,6 @@ def test_version_5_says_which_calls_a_graph_captured(tmp_path: Path) -> None:
     ]
     (tmp_path / "sample.jsonl").write_text("\n".join(lines))
     result = inspector_result(tmp_path)
-    assert result.versions == ("v5.0",)
+    assert result.logs.versions == ("v5.0",)
     assert result.graph_captured == 24
     assert result.kinds[0].calls == 10
