@@ -78,7 +78,7 @@ def codes(root: Path = ROOT) -> str:
         "#: Buckets of a histogram for each power of two, and the number of powers of two.",
         f"PER_OCTAVE: Final = {constant(histogram, 'PerOctave')}",
         f"OCTAVES: Final = {constant(histogram, 'Octaves')}",
-        "#: Bounds of a clock's drift if comparisons give none, and of its unobserved change.",
+        "#: Bounds of a clock's drift if comparisons give none, and of its change in between.",
         f"MOST_DRIFT: Final = {constant(clock, 'MostDrift')}",
         f"UNSEEN_WANDER: Final = {constant(clock, 'UnseenWander')}\n",
         "#: Modes of capture, by code.",

@@ -101,7 +101,7 @@ SURELY_UNMARKED: Final = 20
 #: Buckets of a histogram for each power of two, and the number of powers of two.
 PER_OCTAVE: Final = 64
 OCTAVES: Final = 37
-#: Bounds of a clock's drift if comparisons give none, and of its unobserved change.
+#: Bounds of a clock's drift if comparisons give none, and of its change in between.
 MOST_DRIFT: Final = 500e-6
 UNSEEN_WANDER: Final = 1e-6
 

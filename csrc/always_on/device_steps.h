@@ -29,9 +29,9 @@ class DeviceSteps {
   // `ledger` knows when the buckets of a backward pass were complete.
   explicit DeviceSteps(const WaitLedger& ledger) : ledger_(ledger) {}
 
-  // Appends the replacement of `record` to `out`. The host's steps, phases and
-  // waits pass unchanged until hasDeviceTimes(); those that the device reported
-  // before follow then.
+  // Appends the replacement of `record` to `out`. Until hasDeviceTimes(), the
+  // host's steps, phases and waits pass unchanged. Once it is true, those that
+  // the device has reported by then follow.
   void take(const Record& record, std::vector<Record>& out);
   // Appends what was held back for a bucket's completion that never came.
   void finish(std::vector<Record>& out);
@@ -53,13 +53,14 @@ class DeviceSteps {
   const WaitLedger& ledger_;
   bool has_device_times_ = false;
   uint32_t thread_ = 0; // the thread whose steps these are
-  // Stream of the first phase other than data; before it, that of the first
-  // wait or phase.
+  // Stream of the first phase other than data; until there is one, the stream
+  // of the first wait or phase.
   bool stream_known_ = false;
   bool has_phases_ = false;
   uint32_t device_ = 0;
   uint64_t stream_ = 0;
-  // From the first incomplete finalisation on; all of them without times.
+  // Records from the first incomplete finalisation on; without device times,
+  // all.
   std::deque<Record> held_;
 };
 

@@ -6,7 +6,7 @@ namespace commprof {
 
 namespace {
 
-constexpr size_t kMaxIssued = 1 << 14; // of one backward pass
+constexpr size_t kMaxIssued = 1 << 14; // noted issues of a backward pass
 
 Record endOfStep(uint64_t step, const Record& backward) {
   Record mark;

@@ -1,9 +1,9 @@
 // Finds the steps of one rank, also in a loop that marks none: as long as no
-// mark has ended a step, each backward pass that communicated ends one. Once
-// the script declares the end of a step, marks found at updates end none. The
-// rule is that of commprof/trace/found_steps.py, which knows the whole trace;
-// here a loop counts as unmarked only after kSurelyUnmarked such passes, and
-// what was counted under another rule is discarded.
+// mark has ended a step, each backward pass that communicated ends a step. Once
+// the script declares the end of a step, marks found at updates end no steps.
+// The rule is that of commprof/trace/found_steps.py, which knows the whole
+// trace; here a loop counts as unmarked only after kSurelyUnmarked such passes,
+// and what was counted under another rule is discarded.
 #pragma once
 
 #include <cstdint>
@@ -43,9 +43,9 @@ class FoundSteps {
   bool marks_end_steps_ = false;
   uint32_t found_ = kStepDeclared; // who placed the last step's end
   Record begin_; // the last mark that ends no step; kind kNone before any
-  uint32_t thread_ = 0; // of the steps; 0 before the first mark or such pass
+  uint32_t thread_ = 0; // of the steps; 0 before the first one
   uint64_t backwards_ = 0; // backward passes that communicated
-  std::vector<uint64_t> issued_ns_; // in backward passes not over yet
+  std::vector<uint64_t> issued_ns_; // in backward passes that still run
 };
 
 } // namespace commprof

@@ -32,7 +32,7 @@ class WaitLedger {
   // Collectives kept; one whose place a later one has taken stays unknown.
   static constexpr size_t kMaxOpen = 1 << 14;
   static constexpr size_t kMaxTasks = 1 << 10; // backward passes
-  static constexpr size_t kMaxBuckets = 1 << 12; // of one backward pass
+  static constexpr size_t kMaxBuckets = 1 << 12; // buckets of one backward pass
   static constexpr size_t kMaxSteps = 1 << 12;
   // After this time no further arrival is expected.
   static constexpr uint64_t kPatienceNs = 5'000'000'000;
@@ -127,16 +127,16 @@ class WaitLedger {
   std::deque<StepWaits> steps_;
   size_t drained_steps_ = 0; // steps whose collectives were drained
   std::vector<Split> splits_;
-  HostLinks links_; // at the last resolve()
+  HostLinks links_; // as of the last resolve()
   // Rank 0's clock minus this one, used for the times in late_: accurate enough
   // for their blocks of time. 0 before it is known.
   int64_t clock_offset_ns_ = 0;
 
   uint64_t known_ = 0;
   uint64_t unknown_ = 0;
-  uint64_t without_place_ = 0; // of unknown_: group without a board place
-  uint64_t unlisted_ = 0; // of unknown_: needs single ranks of a large group
-  uint64_t partial_ = 0; // of known_: ranks of other hosts were not seen
+  uint64_t without_place_ = 0; // part of unknown_: group has no place
+  uint64_t unlisted_ = 0; // part of unknown_: as kUnlisted
+  uint64_t partial_ = 0; // part of known_: as kPartial
   uint64_t unsplit_steps_ = 0;
   uint64_t unsplit_ns_ = 0; // exposed time of these steps
   Histogram clock_error_; // bounds, for collectives across hosts

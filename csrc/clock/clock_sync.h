@@ -58,7 +58,7 @@ struct ClockFollowerOptions {
   uint64_t token = 0;
   uint32_t rank = 0; // of this process
   uint32_t interval_ms = 10000; // between two bursts, at most
-  uint32_t pings = 64; // in a burst
+  uint32_t pings = 64; // questions in a burst
 };
 
 // A thread that asks in bursts: at once, after a second, then at doubling
@@ -93,10 +93,10 @@ class ClockFollower {
   const ClockFollowerOptions options_;
   ClockTrack& track_;
   UdpSocket socket_;
-  uint64_t number_ = 0; // of the last question
+  uint64_t number_ = 0; // number of the last question
   std::mutex mutex_;
   std::condition_variable wake_;
-  bool stopping_ = false; // under mutex_
+  bool stopping_ = false; // guarded by mutex_
   std::unique_ptr<std::thread> thread_;
 };
 
@@ -110,9 +110,9 @@ class ClockSync {
   // One per process, never destroyed.
   static ClockSync& instance();
 
-  // For rank 0: answers until the process ends or stop(), so that ranks that
-  // finish later can compare a last time. A second call returns the server that
-  // is open. Throws like ClockResponder.
+  // For rank 0: answers until stop() or the end of the process, so that ranks
+  // that finish later can compare a last time. A second call returns the
+  // running server. Throws like ClockResponder.
   ClockServer serve(
       const std::string& address,
       uint64_t token,

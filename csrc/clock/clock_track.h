@@ -20,18 +20,18 @@ struct ClockMessage {
   uint32_t rank = 0; // the asking rank
   uint64_t token = 0; // of this job
   uint64_t number = 0; // of the question, to detect late answers
-  uint64_t asked_ns = 0; // by the asking rank's clock
-  uint64_t received_ns = 0; // by rank 0's clock
-  uint64_t answered_ns = 0; // by rank 0's clock
+  uint64_t asked_ns = 0; // time by the asking rank's clock
+  uint64_t received_ns = 0; // time by rank 0's clock
+  uint64_t answered_ns = 0; // time by rank 0's clock
 };
 static_assert(sizeof(ClockMessage) == 48);
 
 // One comparison of this process's CLOCK_MONOTONIC with rank 0's.
 struct ClockSample {
-  uint64_t at_ns = 0; // by this clock, middle of the exchange
+  uint64_t at_ns = 0; // middle of the exchange, by this clock
   int64_t offset_ns = 0; // rank 0's clock minus this one
   uint64_t error_ns = 0; // the true offset is no farther away than this
-  uint64_t round_trip_ns = 0; // less rank 0's own time; 0: no sample
+  uint64_t round_trip_ns = 0; // without rank 0's time; 0: no sample
 };
 
 // Rank 0 received the question after it was asked, and answered before the
@@ -57,7 +57,7 @@ inline ClockSample sampleOf(const ClockMessage& answer, uint64_t came_ns) {
 
 // Rank 0's clock minus this one, as a straight line through comparisons.
 struct ClockLine {
-  uint64_t at_ns = 0; // of the last comparison, by this clock
+  uint64_t at_ns = 0; // last comparison, by this clock
   int64_t offset_ns = 0; // at that time
   uint64_t error_ns = 0; // bound on its error
   double rate = 0; // ns of offset gained per ns
@@ -75,8 +75,8 @@ class ClockTrack {
   // span 80 s.
   static constexpr size_t kKept = 8;
   // Bounds of the drift if comparisons give none (the kernel corrects a clock
-  // by at most MAXFREQ of adjtimex(2), 500 ppm), and of its unobserved change,
-  // for example with a crystal's temperature.
+  // by at most MAXFREQ of adjtimex(2), 500 ppm), and of a change of the drift
+  // between comparisons, for example with a crystal's temperature.
   static constexpr double kMostDrift = 500e-6;
   static constexpr double kUnseenWander = 1e-6;
 
@@ -91,7 +91,7 @@ class ClockTrack {
  private:
   ClockLine lineLocked() const noexcept;
 
-  mutable std::mutex mutex_; // everything below
+  mutable std::mutex mutex_; // guards everything below
   bool same_ = false;
   std::array<ClockSample, kKept> kept_{}; // circular buffer
   size_t count_ = 0; // number of comparisons ever stored

@@ -26,7 +26,7 @@ class UdpSocket {
   int fd() const noexcept {
     return fd_;
   }
-  uint16_t port() const noexcept { // its own
+  uint16_t port() const noexcept { // the socket's own port
     return portOf(fd_);
   }
   void close() noexcept;

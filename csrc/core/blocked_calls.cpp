@@ -9,7 +9,7 @@ void BlockedCall::measure() noexcept {
   left -= std::min(left, 1u);
   const ThreadWaits& waits = ThreadWaits::here();
   waits_ = waits.ended;
-  measures_ = waits.open == 0; // else the time is part of that wait
+  measures_ = waits.open == 0; // else the open wait has the time
   if (measures_) {
     blocks_ = threadBlocks();
     cpu_ns_ = threadCpuNs();

@@ -80,7 +80,7 @@ void Recorder::start(const RecorderOptions& options) {
   }
   writer_ = std::move(writer);
   beginModeLocked();
-  drainLocked(); // the documents known so far
+  drainLocked(); // writes the documents known so far
   watchStops([](uint64_t begin_ns, uint64_t end_ns) {
     instance().takePause({begin_ns, end_ns});
   });
@@ -395,7 +395,7 @@ void Recorder::forgetDrain() noexcept {
 // The child has one thread and shares the parent's files: it releases them all.
 void Recorder::afterForkChild() {
   Recorder& self = instance();
-  t_thread_id = 0; // it was the parent's
+  t_thread_id = 0; // the child's thread has another id
   self.wanted_.store(false);
   self.started_.store(false);
   self.enabled_.store(false);

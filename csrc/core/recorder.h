@@ -41,7 +41,7 @@ struct RecorderOptions {
   uint64_t session = 0; // random, not 0
   uint64_t ring_capacity = 1 << 14; // records per thread; a power of two
   uint32_t flush_interval_ms = 200;
-  Mode mode = Mode::kFull; // at the start
+  Mode mode = Mode::kFull; // mode at the start
   std::string control_path = {}; // file that ModeSwitch watches; empty: none
   int switch_signal = 0; // signal that switches to the next mode; 0: none
 };
@@ -136,13 +136,13 @@ class Recorder {
   void reportWriteErrorLocked() noexcept;
   void restoreIfRemovedLocked() noexcept;
   void takePause(const Pause& seen) noexcept;
-  void keepPause(const Pause& pause) noexcept; // with mutex_
-  void keepSupposedPause() noexcept; // with mutex_
+  void keepPause(const Pause& pause) noexcept; // needs mutex_
+  void keepSupposedPause() noexcept; // needs mutex_
   bool writePausesLocked() noexcept;
   bool writePrivateRingsLocked() noexcept;
   bool writeRecordingLocked() noexcept;
   void closeLocked();
-  RecorderStats statsNow(); // with mutex_
+  RecorderStats statsNow(); // needs mutex_
   void publishLocked() noexcept;
   static void beforeFork();
   static void afterForkParent();
@@ -172,7 +172,7 @@ class Recorder {
   bool pauses_changed_ = false; // pauses_ must be written
   std::vector<Record> pause_records_; // not yet drained
   struct Document {
-    uint64_t number; // from 1
+    uint64_t number; // counts from 1
     BlockType type;
     std::string json;
     std::optional<GroupMembership> group;
@@ -193,7 +193,7 @@ class Recorder {
   uint64_t next_file_check_ns_ = 0; // when to check next that the file exists
   uint64_t off_since_ns_ = 0; // when recording went off; 0: it is on
   bool off_written_ = false; // the trace states that recording is off
-  bool private_rings_written_ = false; // the trace states that there are some
+  bool private_rings_written_ = false; // the trace says that rings lack files
   std::unique_ptr<TraceWriter> writer_;
   bool keep_records_ = true; // the mode is full
   // Latest clock records of always-on mode, which keeps none: full mode begins
@@ -205,10 +205,10 @@ class Recorder {
   uint64_t next_summary_ns_ = 0;
   ModeSwitch switch_; // used only by the helper thread while it runs
   RecorderStats drained_; // counters of the drain
-  std::deque<Document> taken_; // to be written
+  std::deque<Document> taken_; // documents to be written
   uint64_t documents_taken_ = 0; // last document taken for this trace
   uint64_t groups_taken_ = 0; // last group taken for exchange_
-  std::optional<Pauses> pauses_taken_; // to be written
+  std::optional<Pauses> pauses_taken_; // figures to be written
   std::vector<Record> pauses_drained_; // records to be written
   // Rings that this drain reads, each up to a number of pushes.
   std::vector<std::pair<Ring*, uint64_t>> marks_;

@@ -9,8 +9,9 @@ namespace commprof {
 
 namespace {
 
-// One file, and all files of a process, take at most one part in this many of
-// the free space there. The 64 MiB of a container then suffice for 8 ranks.
+// One file takes at most 1 / kRingShare of the free space there, and all files
+// of a process take at most 1 / kProcessShare. So the 64 MiB of a container
+// suffice for 8 ranks.
 constexpr uint64_t kRingShare = 64;
 constexpr uint64_t kProcessShare = 32;
 // A file for fewer records than this would be full before it is drained.

@@ -70,8 +70,8 @@ class RingPool {
   void takeBack(Ring* ring) noexcept;
   std::string path(size_t index) const;
 
-  // Trivially destructible, so that a push from another thread-local's
-  // destructor still finds it, when the ring already belongs to another thread.
+  // Trivially destructible, so that a push that another thread-local's
+  // destructor makes after ~Return() can still read it, and finds no ring.
   static constinit thread_local Lent t_lent;
   static thread_local Return t_return;
 

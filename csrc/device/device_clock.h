@@ -62,8 +62,8 @@ class ClockKeeper {
   // Compares the clocks if that is due: some 50 us of the caller's time once a
   // second. Does not wait for a busy device; later calls take its answer. The
   // first anchor determines all times until the next one, and times must not
-  // jump: for up to kPatienceNs only a narrow one is added, unless `hurried`.
-  // Returns the anchor if one was added.
+  // jump; so for up to kPatienceNs only a narrow anchor is accepted as the
+  // first, unless `hurried`. Returns the anchor if one was added.
   std::optional<ClockAnchor> keep(bool hurried = false);
 
   bool known() const noexcept {

@@ -47,7 +47,7 @@ class DeviceTimeline {
   Mark mark(int64_t stream) noexcept {
     return mark(stream, Known());
   }
-  Mark mark() noexcept; // on the thread's current stream
+  Mark mark() noexcept; // marks the thread's current stream
   // Makes poll() write the record with the mark's time as `timestamp_ns`.
   void moment(const Record& record, Mark at) noexcept;
   // Like moment() for `begin`, with the time of `end` as `value`, its stream as
@@ -124,7 +124,7 @@ class DeviceTimeline {
 
   std::mutex poll_mutex_; // guards the next two; taken before mutex_
   ClockKeeper clock_;
-  uint64_t largest_error_ns_ = 0; // of times since the last anchor
+  uint64_t largest_error_ns_ = 0; // error of times since the last anchor
 
   // An event belongs to the holder of its mark, else to the free list.
   std::array<std::unique_ptr<Device::Event>, kMaxMarks> events_;

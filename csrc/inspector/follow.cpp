@@ -31,7 +31,7 @@ bool risesThroughout(const Stream& stream) {
       [](const Record& a, const Record& b) { return a.number <= b.number; });
 }
 
-// Moves the records that `isTaken(place)` is true for to a new stream.
+// Moves the records for which `isTaken(place)` is true to a new stream.
 template <class IsTaken>
 Stream takenFrom(Stream& stream, IsTaken isTaken) {
   Stream taken;
@@ -104,7 +104,8 @@ uint64_t putInOrder(Communicator& member, uint32_t first) {
   if (of.first < 0) {
     of.first = of.next = first;
   }
-  // Those that were told to be lost, and are written after all.
+  // The records before `message` counted as lost, and came too late to be
+  // matched.
   auto message = std::find_if(
       recorded.begin(), recorded.end(), [&](const Message& candidate) {
         return int64_t(candidate.number) >= of.next;

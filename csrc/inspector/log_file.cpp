@@ -11,9 +11,9 @@ namespace {
 // A verbose line has three numbers for each of up to 64 channels: 16 KB.
 constexpr size_t kLongestLine = size_t(4) << 20;
 constexpr int64_t kMostRanks = 1 << 24;
-// NCCL has fewer kinds than ten.
+// NCCL has fewer than ten kinds.
 constexpr uint8_t kMostKinds = 64;
-// Of so many calls of a communicator the order is kept.
+// Largest number of a communicator's calls whose order is kept.
 constexpr size_t kMostOrdered = size_t(1) << 16;
 constexpr size_t kMostAlgorithms = 4096;
 // Ten days; a longer time is damage.
@@ -123,8 +123,9 @@ bool LogFile::takeOperation(const Operation& operation) {
     }
     ++stream.algorithms[{uint64_t(operation.sizeBytes), std::move(name)}];
   }
-  // Up to v3 no source was written, and all times were of the GPU's clock or
-  // none. A time of 0 was cut off below a microsecond by the plugin or is none.
+  // Up to v3 the log names no source, and a time is of the GPU's clock or
+  // missing. A time of 0 is missing too, or the plugin rounded less than a
+  // microsecond down.
   const bool isTimed = operation.timeUs > 0 && operation.timeUs < kLongestUs &&
       (operation.timingSource.empty() ||
        operation.timingSource == "kernel_gpu");

@@ -16,7 +16,7 @@
 
 namespace commprof::inspector {
 
-// One operation of one rank. A time that no GPU clock measured is negative.
+// One operation of one rank. The time is negative if no GPU clock measured it.
 struct Record {
   uint64_t sizeBytes;
   uint32_t number; // counted per communicator and kind; for messages per rank
@@ -26,7 +26,7 @@ struct Record {
 // Operations of one kind on one communicator, in the order of completion.
 struct Stream {
   std::vector<Record> records;
-  std::vector<int32_t> peers; // of messages only
+  std::vector<int32_t> peers; // only for messages
   uint8_t index = 0; // number of the kind, in order of appearance
   // Numbers of records by size, and by algorithm and protocol as "RING/LL", if
   // the format has them.
@@ -65,7 +65,7 @@ struct Communicator {
   int64_t rank = -1; // of this process
   int64_t ranks = -1;
   int64_t nodes = -1;
-  int64_t dropped = 0; // records that the ring lost, by the last dump
+  int64_t dropped = 0; // records that the ring has lost up to the last dump
   std::map<std::string, Stream, std::less<>> streams; // by kind
   uint8_t kinds = 0;
   std::vector<uint8_t> order; // kinds of the first collectives, by index
@@ -80,7 +80,7 @@ class LogFile {
 
   // Takes the next bytes of the file, in pieces of any size.
   void feed(std::string_view bytes);
-  // Takes what is left, a last line without end; frees spare memory.
+  // Takes a last line that has no end, and frees spare memory.
   void finish();
 
   const std::string& name() const {
@@ -92,7 +92,8 @@ class LogFile {
   uint64_t lines() const {
     return lines_;
   }
-  // Lines that are no object, or an operation without communicator or fields.
+  // Lines that are no JSON object, or that describe an operation without
+  // communicator or needed fields.
   uint64_t damagedLines() const {
     return damagedLines_;
   }
@@ -121,7 +122,7 @@ class LogFile {
 
   std::string name_;
   std::string version_;
-  std::string rest_; // of a line whose end has not been seen
+  std::string rest_; // beginning of a line whose end is to come
   int64_t firstDumpUs_ = -1;
   int64_t lastDumpUs_ = -1;
   uint64_t lines_ = 0;
@@ -131,7 +132,7 @@ class LogFile {
   uint64_t proxyTraces_ = 0;
   bool restIsTooLong_ = false;
   std::vector<std::unique_ptr<Communicator>> communicators_;
-  Communicator* current_ = nullptr; // of the last header
+  Communicator* current_ = nullptr; // communicator of the last header
 };
 
 } // namespace commprof::inspector

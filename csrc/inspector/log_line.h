@@ -32,8 +32,8 @@ struct Operation {
   std::string_view kind; // "AllReduce"; "Send" and "Recv" have a peer
   bool isMessage = false;
   int64_t number = -1; // coll_sn or p2p_sn
-  int64_t sizeBytes = -1; // of one rank: the count given to NCCL times its type
-  double timeUs = -1; // the longest channel's: waiting plus transfer
+  int64_t sizeBytes = -1; // of one rank: count given to NCCL times size of type
+  double timeUs = -1; // of the longest channel: waiting plus transfer
   int64_t peer = -1; // rank in the communicator
   std::string_view timingSource;
   std::string_view algorithm;
@@ -43,7 +43,7 @@ struct Operation {
 
 struct DumpStats {
   int64_t collectiveRecords = 0;
-  int64_t collectivesDropped = 0; // in all, until this dump
+  int64_t collectivesDropped = 0; // total up to this dump
   int64_t messagesDropped = 0;
 };
 

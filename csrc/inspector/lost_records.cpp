@@ -7,7 +7,7 @@ namespace commprof::inspector {
 
 namespace {
 
-// With fewer, no slope is fitted: times then follow those of the others.
+// With fewer records, no slope is fitted, and the slope is taken to be 1.
 constexpr double kFewestOfLine = 8;
 
 } // namespace
@@ -35,7 +35,7 @@ void LostRecords::add(
   }
   std::sort(sorted_.begin(), sorted_.end());
   const size_t count = sorted_.size();
-  // Median of all, or of all but the one in a place.
+  // Median of the times, without the time at place `leftOut`.
   const auto median = [&](size_t number, size_t leftOut) {
     const auto time = [&](size_t i) {
       return double(sorted_[i + size_t(i >= leftOut)].first);
@@ -44,7 +44,7 @@ void LostRecords::add(
   };
   for (size_t i = 0; count > 1 && i < count; ++i) {
     if (sorted_[i == 0].first > waitedAboveUs) {
-      continue; // the last is this one, or has no record
+      continue; // the last rank is this one, or one without a record
     }
     Recorded& of = recorded_[sorted_[i].second];
     const double x = median(count - 1, i) - usualUs;
@@ -61,7 +61,8 @@ void LostRecords::add(
   for (uint32_t member : lost) {
     causedUs += causedUs_[member];
   }
-  // A rank without a log causes as much as one with a log.
+  // A rank without a log is taken to cause as much waiting as the mean rank
+  // with a log.
   const double unknown = double(ranks_ - count - lost.size());
   causedUs += unknown / double(members_) *
       std::accumulate(causedUs_.begin(), causedUs_.end(), 0.0);
@@ -87,7 +88,8 @@ double LostRecords::waitUs(const Lost& lost, size_t member) const {
   }
   const double spread = of.xx - of.x * of.x / of.count;
   const bool hasSlope = of.count >= kFewestOfLine && spread > 1e-9 * of.xx;
-  // Between that of a rank which never waits and that of all others.
+  // From 0, of a rank that never waits, to 1, of a rank that waits like the
+  // others.
   const double slope = hasSlope
       ? std::clamp((of.xy - of.x * of.y / of.count) / spread, 0.0, 1.0)
       : 1;

@@ -1,14 +1,16 @@
-// What the operations of which a rank's record is lost took this rank, from the
-// records that the other ranks have of the same operations.
+// Estimates a rank's time and waiting in operations whose record of this rank
+// is lost, from the records of the other ranks.
 //
-// If one of those that recorded an operation did not wait, it came last. The
-// time of the rank then mostly follows the median of the others' times, as all
-// wait alike for a late rank; less so if it is a root. So a line is fitted to
-// the times that it recorded over those medians, and tells the lost ones.
+// If a rank that recorded an operation did not wait in it, this rank came last.
+// The time of each other rank then mostly follows the median of the others'
+// times, because all wait alike for a late rank; less so if the rank is a root.
+// So a line is fitted to the rank's recorded times as a function of these
+// medians, and gives the rank's lost times.
 //
-// If all that recorded an operation waited, a rank without a record came last,
-// and did not wait. Of several, each is as likely the last as its part in the
-// waiting that they caused in all operations that they recorded.
+// If all ranks that recorded an operation waited in it, a rank without a record
+// came last, and did not wait. If several ranks have no record, the chance of
+// each to be the last is its share of the waiting that these ranks caused in
+// other operations.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +26,9 @@ class LostRecords {
   LostRecords(std::vector<double> causedUs, uint64_t ranks, uint32_t blocks);
 
   // Takes the recorded times of one operation; `members[i]` has `times[i]`, and
-  // the records of `lost` are lost. `usualUs` is the usual transfer; all that
-  // recorded it waited if their shortest time is above `waitedAboveUs`.
+  // the records of `lost` are lost. `usualUs` is the usual transfer; if the
+  // shortest time is above `waitedAboveUs`, all ranks that recorded the
+  // operation waited.
   void add(
       std::span<const uint32_t> members,
       std::span<const float> times,
@@ -34,12 +37,12 @@ class LostRecords {
       double waitedAboveUs,
       uint32_t block);
 
-  // Records of a member that `add` took as lost.
+  // Number of a member's records that were given to `add` as lost.
   uint64_t lost(size_t member) const;
   uint64_t lostIn(size_t member, uint32_t block) const;
-  // Their times together, in µs.
+  // Estimated time of a member's lost records, in µs.
   double timeUs(size_t member) const;
-  // The waiting in them, in a part of the run.
+  // Estimated waiting in a member's lost records, in a part of the run.
   double waitUs(size_t member, uint32_t block) const;
 
  private:
@@ -48,12 +51,12 @@ class LostRecords {
   struct Recorded {
     double count = 0, x = 0, y = 0, xx = 0, xy = 0;
   };
-  // Sums over those of which its record is lost.
+  // Sums over operations whose record of a member is lost.
   struct Lost {
     double usualUs = 0;
-    double waitUs = 0; // where the last is among those without a record
-    double x = 0; // elsewhere
-    uint64_t followed = 0; // in `x`
+    double waitUs = 0; // where a rank without a record came last
+    double x = 0; // of all other operations
+    uint64_t followed = 0; // number of operations in `x`
     uint64_t count = 0;
   };
 

@@ -9,13 +9,14 @@ namespace {
 
 constexpr size_t kLongestPeriod = 4096;
 constexpr uint32_t kFewestRecords = 3; // of each place of the sequence
-// Times the sequence: what may be lost before the first record. More may be of
-// the set-up, which repeats nothing.
+// Lost messages before the first record are told from the sequence only if they
+// are at most this many sequences: more may belong to the set-up, which repeats
+// nothing.
 constexpr size_t kMostBefore = 3;
-// Numbers per record.
+// Largest number of messages per recorded message.
 constexpr size_t kMostLost = 4;
 
-// The shortest sequence that numbers repeat; empty if there is none.
+// The shortest sequence of messages that repeats; empty if there is none.
 std::vector<Message> repeated(
     std::span<const Message> before,
     std::span<const Message> recorded) {

@@ -16,7 +16,7 @@
 namespace commprof::inspector {
 
 struct MessageOrder {
-  std::vector<Message> messages; // of each number one
+  std::vector<Message> messages; // one for each number
   // Length of the sequence that told the lost messages; 0 if none is lost.
   size_t turn = 0;
 };

@@ -20,8 +20,8 @@ bool hasAllNumbers(const Stream& stream) {
              }) == records.end();
 }
 
-// For each length of a beginning of `text`, that of the longest proper
-// beginning that also ends it (Knuth, Morris and Pratt).
+// For each prefix of `text`, by its length: length of the prefix's longest
+// border, a shorter prefix that is also its suffix (Knuth, Morris and Pratt).
 std::vector<uint32_t> borders(const std::vector<uint32_t>& text) {
   std::vector<uint32_t> longest(text.size() + 1, 0);
   uint32_t border = 0;
@@ -61,7 +61,7 @@ Sequence sequenceOf(const Communicator& member) {
     }
     calls.emplace_back(kind, streams[kind]->records[next[kind]++].sizeBytes);
   }
-  std::reverse(calls.begin(), calls.end()); // the end counts, not the set-up
+  std::reverse(calls.begin(), calls.end()); // the log begins with the set-up
   std::vector<uint32_t> text;
   for (const auto& call : calls) {
     text.push_back(tokens.emplace(call, uint32_t(tokens.size())).first->second);

@@ -13,26 +13,27 @@ namespace commprof::inspector {
 
 namespace {
 
-// Above, a square matrix takes more than 128 MB.
+// With more ranks, a square matrix takes more than 128 MB.
 constexpr size_t kMostOfMatrix = 4096;
 
-// A time is clearly longer than the usual transfer beyond this.
+// A time that exceeds the usual transfer by this is clearly longer.
 constexpr double kClearly = 1.25;
 constexpr double kClearlyUs = 5;
 constexpr size_t kEnoughCalls = 10;
 
-// Of the transfers that all ranks recorded, so many are shorter than a time
-// that shows that all waited.
+// A shortest time shows that all ranks waited if this part of the transfers
+// that all ranks recorded are shorter.
 constexpr double kNearlyAll = 0.99;
 
 struct UsualTransfer {
-  // The median of the calls that all ranks recorded, or if those are few, a low
-  // quantile of the shortest times of all calls.
+  // Median transfer of the calls that all ranks recorded; if there are few, a
+  // low quantile of the shortest times of all calls.
   double us = 0;
-  // All that recorded a call waited if their shortest time is above this.
+  // If the shortest time of a call is above this, all ranks that recorded the
+  // call waited.
   double mostUs = 0;
-  // True if enough calls were recorded by all ranks: only these tell transfers
-  // that are long at times from waiting for a rank without a record.
+  // True if all ranks recorded enough calls: only such calls tell whether a
+  // long time is a long transfer or waiting for a rank without a record.
   bool isOfComplete = false;
 };
 
@@ -46,7 +47,7 @@ double quantile(std::vector<float> values, double part) {
   return *place;
 }
 
-// Adds one call's waits to the figures.
+// Collects the figures of calls.
 class Ledger {
  public:
   Ledger(
@@ -169,7 +170,7 @@ class Ledger {
     return lost_;
   }
 
-  // Waiting for each member, for another pass.
+  // Returns the waiting for each member, for use in a second pass.
   std::vector<double> causedUs() const {
     std::vector<double> total(members_);
     for (size_t place = 0; place < waits_.causedUs.size(); ++place) {
@@ -178,7 +179,8 @@ class Ledger {
     return total;
   }
 
-  // Usual transfers for another pass; empty if all calls are complete.
+  // Returns usual transfers, for use in a second pass; empty if all calls are
+  // complete.
   Usual usualTransfers() const {
     Usual usual;
     for (const auto& [bytes, times] : incomplete_) {
@@ -293,9 +295,9 @@ bool isAscending(const Stream& stream) {
              }) == records.end();
 }
 
-// Records of one rank, in an order that all ranks have. A replayed CUDA graph
-// repeats the numbers of its capture, so equal numbers are told apart by how
-// often they came before.
+// Records of one rank, in an order that is the same on all ranks. A replayed
+// CUDA graph repeats the numbers of its capture, so equal numbers are told
+// apart by how often they came before.
 struct Ordered {
   const Stream* stream;
   std::vector<uint32_t> turns; // empty if no number comes twice
@@ -335,8 +337,8 @@ Ordered ordered(const Stream& stream) {
   return result;
 }
 
-// Numbers that some ranks recorded more often than others: which of a graph's
-// replays a record belongs to is not known.
+// Numbers that some ranks recorded more often than others: it is not known to
+// which of a graph's replays their records belong.
 std::unordered_set<uint32_t> ambiguous(std::span<const Ordered> ranks) {
   std::unordered_map<uint32_t, std::pair<uint32_t, uint32_t>> least_most;
   std::unordered_map<uint32_t, uint32_t> times;
@@ -411,7 +413,7 @@ class Blocks {
   }
 
  private:
-  // First number of a block, counted from the first of all.
+  // First number of a block, relative to the first number of all blocks.
   uint64_t firstOf(uint32_t block) const {
     return (block * numbers_ + blocks_ - 1) / blocks_;
   }
@@ -423,7 +425,7 @@ class Blocks {
 };
 
 // Adds all calls, in order, to a ledger. `unclear`: numbers to leave out.
-// Returns how many there are.
+// Returns the number of calls.
 uint64_t addCalls(
     std::span<const Ordered> members,
     const std::unordered_set<uint32_t>& unclear,
@@ -437,7 +439,7 @@ uint64_t addCalls(
   }
   std::vector<uint32_t> present;
   std::vector<uint32_t> absent;
-  std::vector<uint32_t> lost; // those without a time, too
+  std::vector<uint32_t> lost; // also ranks whose record has no time
   std::vector<float> times;
   uint64_t calls = 0;
   std::vector<double> callsOfBlock(cut.blocks());
@@ -449,7 +451,7 @@ uint64_t addCalls(
     }
     ++calls;
     ++callsOfBlock[cut.of(key)];
-    // Of calls that are replayed, a number that is missing may never be used.
+    // If calls are replayed, a number that no rank recorded may not be a call.
     if (before != kNone && cut.isOneTurn()) {
       cut.addBetween(before, key, callsOfBlock);
     }
@@ -517,7 +519,7 @@ Waits splitCollectives(
   const Blocks cut(members, blocks);
   Ledger ledger(members.size(), ranks, blocks);
   const uint64_t calls = addCalls(members, unclear, cut, ledger);
-  // Replays repeat numbers, of which none may be missing.
+  // If calls are replayed, numbers between others need not be calls.
   const uint64_t missing = hasTurns || calls == 0 ? 0 : cut.numbers() - calls;
   ledger.estimateWhole(missing);
   const Usual usual = ledger.usualTransfers();
@@ -565,7 +567,7 @@ using ByPeer = std::unordered_map<int32_t, std::vector<const Record*>>;
 struct OfRank {
   ByPeer sent;
   ByPeer received;
-  uint64_t messages = 0; // those without a record, too
+  uint64_t messages = 0; // also messages without a record
 };
 
 // Number of the first message of all ranks, which is 0 or 1.
@@ -597,8 +599,8 @@ OfRank messagesOf(const Stream* sends, const Stream* receives, uint32_t first) {
   return of;
 }
 
-// Adds the time of messages that have no partner beyond what such a size
-// usually takes: waiting, of which is not known for whom.
+// Adds up, for messages whose other end is not recorded, the time beyond what
+// messages of this size usually take: waiting for an unknown rank.
 class Unpaired {
  public:
   void add(const Record& record, uint32_t member, uint32_t block) {
@@ -650,8 +652,9 @@ bool haveEqualSizes(const MessagePair& pair) {
       });
 }
 
-// Makes two lists of the same messages equally long. False if they are not of
-// the same messages: if sizes differ, or the numbers without any that is lost.
+// Makes the lists of a pair equally long. False if they cannot be of the same
+// messages: if sizes differ, or if their lengths differ although no record is
+// lost.
 bool makeAlike(MessagePair& pair) {
   auto& [sent, received] = pair.records;
   if (sent.size() != received.size() &&
@@ -664,7 +667,8 @@ bool makeAlike(MessagePair& pair) {
   return haveEqualSizes(pair);
 }
 
-// Adds the messages of all pairs to a ledger. Returns the records of them.
+// Adds the messages of all pairs to a ledger. Returns the number of their
+// records.
 uint64_t addMessages(
     std::span<const MessagePair> pairs,
     uint32_t blocks,

@@ -34,7 +34,7 @@ struct OfSize {
   uint64_t calls = 0;
   uint64_t records = 0; // records with a time
   double waitUs = 0; // summed over calls and ranks
-  double timeUs = 0; // likewise, waiting and transfer
+  double timeUs = 0; // waiting and transfer, summed likewise
   std::vector<float> transfersUs; // of calls that all ranks recorded
 };
 
@@ -45,27 +45,28 @@ struct Waits {
   uint64_t completeCalls = 0; // recorded and timed on all ranks
   uint64_t lostRecords = 0; // missing in calls that some ranks recorded
   uint64_t missingCalls = 0; // numbers that no rank recorded, between others
-  uint64_t unmatchedRecords = 0; // of which call is not known
+  uint64_t unmatchedRecords = 0; // records whose call is not known
   uint64_t untimedRecords = 0;
   uint64_t differentSizes = 0; // calls whose ranks state different sizes
-  std::vector<uint64_t> lostCalls; // by rank, of `calls`
+  std::vector<uint64_t> lostCalls; // by rank: calls whose record is lost
   std::vector<double> timeUs; // by rank
-  // By rank, of messages without a match too: the time, with records that are
-  // lost at the rank's mean. NaN if the rank has no record that tells.
+  // By rank: the time, also of messages without a match. Lost records count
+  // with the rank's mean time. NaN if the rank has no record with a time.
   std::vector<double> wholeTimeUs;
-  std::vector<double> waitedUs; // [block, rank]: as one that waits
+  std::vector<double> waitedUs; // [block, rank]: waiting of the rank
   // [block, rank]: waiting for the rank in this part of the run, summed over
   // the waiting ranks; if several have the shortest time, in equal shares.
   std::vector<double> causedUs;
   double unattributedUs = 0; // waiting for ranks without a record
-  // [block, rank]: waiting in calls of which the rank's record is lost, if the
-  // rank waited in them as long as it does in the mean.
+  // [block, rank]: estimated waiting of the rank in calls whose record of the
+  // rank is lost.
   std::vector<double> lostWaitUs;
-  // [rank, other]: waiting for the rank, of the other; empty if too many ranks.
+  // [rank, other]: waiting of the other rank for the rank; empty if there are
+  // too many ranks.
   std::vector<double> waitersUs;
   std::vector<OfSize> sizes;
-  // Of messages without a match, [block, rank]: time beyond what such messages
-  // usually take, waiting for a rank that is not known; empty if there are
+  // [block, rank]: in messages without a match, time beyond what such messages
+  // usually take, which is waiting for an unknown rank; empty if there are
   // none.
   std::vector<double> unpairedUs;
 };

@@ -1,9 +1,9 @@
 // Calls of NCCL's API, to which the operations of their kernels refer.
 //
-// The operations of an eager call follow within its group. Those of a call that
-// a CUDA graph captured come at each replay, as long as the graph lives, so its
-// place is never given to another call. No function allocates, throws, waits or
-// calls into the system.
+// The operations of an eager call follow within its group. The operations of a
+// call that a CUDA graph captured come at each replay, as long as the graph
+// lives, so the call's place is never given to another call. No function
+// allocates, throws, waits or calls into the system.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 namespace commprof::nccl {
 
 struct ApiCall {
-  uint64_t begin_ns = 0; // of the call; of a captured one, at its capture
+  uint64_t begin_ns = 0; // begin of the call or of its capture
   uint32_t thread = 0; // kernel thread id of the caller
   uint8_t datatype = 0; // as in kDatatypes; kernels may use bytes instead
-  uint64_t op_id = 0; // of the operation that capture recorded; 0: of none
+  uint64_t op_id = 0; // id of capture's operation; 0: none
 };
 
 inline constexpr uint32_t kReplayUnknown = UINT32_MAX;
@@ -26,15 +26,15 @@ inline constexpr uint32_t kReplayUnknown = UINT32_MAX;
 struct Caller {
   bool known = false;
   Origin origin = Origin::kCall;
-  uint32_t replay = 0; // from 1; kReplayUnknown
+  uint32_t replay = 0; // number from 1, or kReplayUnknown
   ApiCall call;
 };
 
 Handle rememberCall(const ApiCall& call) noexcept;
-// If there is no more room, the handle says only that the call was captured.
+// If there is no room left, the handle says only that the call was captured.
 Handle rememberCapturedCall(const ApiCall& call) noexcept;
-// `part` tells apart the operations of which NCCL makes one call, such as the
-// messages of an all-to-all; it is not 0. A replay begins with the first.
+// `part` tells apart the operations into which NCCL divides one call, such as
+// the messages of an all-to-all; it is not 0. A replay begins with the first.
 Caller callerOf(Handle handle, uint32_t part) noexcept;
 
 } // namespace commprof::nccl

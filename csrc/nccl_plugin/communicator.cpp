@@ -16,14 +16,14 @@ namespace commprof::nccl {
 
 namespace {
 
-// Peers that are counted for under version 3 of the interface, which does not
-// tell their number.
+// Number of peers whose messages are counted under version 3 of the interface,
+// which does not tell how many there are.
 constexpr int kPeersOfUnknown = 1024;
 
 struct Registry {
   std::mutex mutex;
   std::vector<Communicator*> opened;
-  std::deque<Communicator*> closed; // in order
+  std::deque<Communicator*> closed; // in order of closing
   uint32_t groups = 0; // numbered so far
   uint32_t communicators = 0; // numbered so far
 };
@@ -34,7 +34,7 @@ Registry& registry() {
   return *made;
 }
 
-// At the address of each, one is made when it is first needed.
+// Storage for communicators; one is made in it when it is first needed.
 constexpr int kMost = kMaxCommunicators + kQuarantine + 2;
 alignas(Communicator) std::byte g_storage[kMost][sizeof(Communicator)];
 std::atomic<int> g_made{0};
@@ -252,14 +252,14 @@ bool closeCommunicator(Communicator& communicator) noexcept {
   const auto place =
       std::find(all.opened.begin(), all.opened.end(), &communicator);
   if (place == all.opened.end()) {
-    return false; // finalised twice
+    return false; // NCCL finalises it a second time
   }
   communicator.open.store(false);
   communicator.passed_on.store(false);
   all.opened.erase(place);
   try {
     all.closed.push_back(&communicator);
-  } catch (...) { // no memory: this one is not used again
+  } catch (...) { // no memory: this communicator is not used again
   }
   return all.opened.empty();
 }

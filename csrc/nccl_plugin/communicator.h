@@ -13,9 +13,9 @@
 
 namespace commprof::nccl {
 
-// Where an operation comes from. The host's events of replays come in another
-// thread than those of calls, and their order among each other is not the same
-// on all ranks. So replays are numbered apart, in a process group of their own.
+// Where an operation comes from. Events of replays come in another thread than
+// events of calls, and the order of replays and calls differs between ranks. So
+// replays are numbered separately, in a process group of their own.
 enum class Origin : uint8_t { kCall, kReplay };
 
 // NCCL's context of a communicator. Never destroyed, since NCCL may use it
@@ -23,8 +23,8 @@ enum class Origin : uint8_t { kCall, kReplay };
 struct Communicator {
   static constexpr int kUnknown = -1; // rank or ranks, with version 3
 
-  // Null if a context is none of these: the user's plugin's, or another
-  // process's (PXN), which is no address here.
+  // Null if the context is no Communicator: it is the user's plugin's, or
+  // another process's (PXN), which is no address here.
   static Communicator* of(void* context) noexcept;
 
   std::atomic<uint32_t> generation{0}; // rises with each use of this object
@@ -56,7 +56,7 @@ struct Communicator {
   bool isOf(uint64_t id) const noexcept {
     return rank.load() != kUnknown && id_ == id;
   }
-  // For the functions below.
+  // Used by the functions below this class.
   void begin(uint64_t id, const char* name, int rank, int ranks);
   void describeSelf() const;
 
@@ -64,8 +64,8 @@ struct Communicator {
   friend void nameCommunicator(Communicator&, uint64_t, const char*, int);
 
   std::atomic<uint32_t> collectives_[2]{};
-  // Counters [origin][sent?][peer], and for how many peers there is room. Old
-  // ones are kept, in sizes that double: a thread may still count in them.
+  // Counters [origin][sent?][peer], in arrays that double in size. Old arrays
+  // are kept, because a thread may still count in them.
   std::vector<std::unique_ptr<std::atomic<uint32_t>[]>> kept_;
   std::atomic<std::atomic<uint32_t>*> messages_{nullptr};
   std::atomic<int> room_{0};
@@ -93,9 +93,10 @@ void nameCommunicator(
     uint64_t id,
     const char* name,
     int rank);
-// A context of communicators that only the user's plugin knows, without one.
+// The context of communicators that only the user's plugin knows, if that
+// plugin gave them none.
 Communicator* unrecordedCommunicator() noexcept;
-// Returns true if it was the last one.
+// Returns true if no communicator is open any more.
 bool closeCommunicator(Communicator& communicator) noexcept;
 
 } // namespace commprof::nccl

@@ -4,7 +4,7 @@
 // less GPU's time is the clocks' distance plus a delay that is never negative.
 // The distance is the highest line below all such differences of the last
 // seconds (Moon, Skelly and Towsley, INFOCOM 1999: an edge of their lower
-// convex hull). A time converted is late by the shortest delay of that time.
+// convex hull). A converted time is too late by the shortest of these delays.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ class GpuClock {
   static constexpr int kBuckets = 64;
   static constexpr int kBucketBits = 27;
   // A difference that is lower than the line by more than this is not a shorter
-  // delay. After kStrangeInARow of them the GPU's clock was set anew.
+  // delay. After kStrangeInARow of them the GPU's clock counts as set anew.
   static constexpr int64_t kStrangeNs = 5'000'000;
   static constexpr int kStrangeInARow = 64;
   // Shorter edges say nothing of the drift.
@@ -48,7 +48,7 @@ class GpuClock {
   std::array<Point, kBuckets> window_{}; // a ring, by time
   uint64_t newest_ = 0; // bucket of the newest point
   int points_ = 0;
-  int next_ = 0; // of the ring
+  int next_ = 0; // next place in the ring
   int strange_ = 0;
   // The line.
   Point through_{0, 0};

@@ -1,7 +1,7 @@
 // Handles of events. They are numbers and never addresses: NCCL uses a handle
 // after it has stopped the event, stops some twice, and may pass one on to
 // another process. A number whose slot holds something else by now is ignored.
-// Those of the user's own plugin (user_plugin.h) may be addresses.
+// Handles of the user's own plugin (user_plugin.h) may be addresses.
 #pragma once
 
 #include <atomic>
@@ -11,22 +11,22 @@ namespace commprof::nccl {
 
 enum class Tag : uint8_t {
   kNone, // nothing is known of the event
-  kCall, // of the API, in the table of recent calls
-  kCapturedCall, // of the API while a CUDA graph was captured
+  kCall, // a call of NCCL's API
+  kCapturedCall, // a call that a CUDA graph captured
   kOperation, // a collective or message of a launched kernel
   kChannel, // one channel of an operation's kernel
   kTransfer, // an operation's sends to one peer, or receives from it
   kStep, // one of a transfer's steps in flight
-  kUsers, // nothing but a handle of the user's plugin that has bits of a tag
+  kUsers, // a handle of the user's plugin whose bits look like a tag
 };
 
-// How many of each there are at a time.
+// Largest numbers of slots in use at a time.
 inline constexpr uint32_t kCalls = 1 << 12;
 inline constexpr uint32_t kCapturedCalls = 1 << 16; // ever
 inline constexpr uint32_t kOperations = 1 << 14;
-inline constexpr uint32_t kMaxChannels = 128; // of an operation
+inline constexpr uint32_t kMaxChannels = 128; // of one operation
 inline constexpr uint32_t kTransfers = 1 << 13;
-inline constexpr uint32_t kStepsInFlight = 8; // of a transfer; NCCL_STEPS
+inline constexpr uint32_t kStepsInFlight = 8; // of a transfer (NCCL_STEPS)
 
 // One word, so that it is passed in a register.
 class Handle {

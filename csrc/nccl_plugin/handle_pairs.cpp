@@ -10,12 +10,12 @@ namespace commprof::nccl {
 
 namespace {
 
-constexpr uint32_t kUsersOnly = 1 << 14; // at a time, of handles like tags
+constexpr uint32_t kUsersOnly = 1 << 14; // handles that look like tags
 
 // A user's handle beside the handle of this plugin. Any thread may read an
 // entry while another one writes it, when the slot is used anew.
 struct HandlePair {
-  std::atomic<uint32_t> use; // one more than that of the handle; 0: being set
+  std::atomic<uint32_t> use; // the handle's plus 1; 0: being set
   std::atomic<void*> users;
 };
 
@@ -35,7 +35,7 @@ constexpr std::array<Room, 8> kRooms = {{
     {kUsersOnly, 1},
 }};
 
-// The place of each tag's first pair; the last one is the number of all.
+// The place of each tag's first pair, then the number of all pairs.
 constexpr std::array<size_t, 9> kFirst = [] {
   std::array<size_t, 9> first{};
   for (size_t tag = 0; tag < kRooms.size(); ++tag) {

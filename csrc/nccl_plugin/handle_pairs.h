@@ -1,7 +1,7 @@
-// One handle for NCCL of an event of which this plugin and the user's
-// (user_plugin.h) have one each. It is the user's where this plugin has none;
-// else it is this plugin's, and the user's is kept beside it for as long as
-// this plugin knows its own.
+// Joins this plugin's handle of an event and the handle of the user's plugin
+// (user_plugin.h) into the one that NCCL gets. If this plugin has no handle,
+// NCCL gets the user's. Otherwise NCCL gets this plugin's, and the user's is
+// kept beside it for as long as this plugin knows its own.
 //
 // No function but the first allocates, locks or calls into the system.
 #pragma once

@@ -23,10 +23,10 @@ inline constexpr uint64_t kGroup = 1 << 0; // kernels launched together
 inline constexpr uint64_t kColl = 1 << 1; // a collective of a launched kernel
 inline constexpr uint64_t kP2p = 1 << 2; // a message of a launched kernel
 inline constexpr uint64_t kProxyOp = 1 << 3; // a channel's traffic with a peer
-inline constexpr uint64_t kProxyStep = 1 << 4; // one buffer of it
-inline constexpr uint64_t kProxyCtrl = 1 << 5; // what the proxy's thread does
+inline constexpr uint64_t kProxyStep = 1 << 4; // one buffer of a kProxyOp
+inline constexpr uint64_t kProxyCtrl = 1 << 5; // a state of the proxy's thread
 inline constexpr uint64_t kKernelCh = 1 << 6; // one channel of a kernel
-inline constexpr uint64_t kNetPlugin = 1 << 7; // of NCCL's network plugin
+inline constexpr uint64_t kNetPlugin = 1 << 7; // by NCCL's network plugin
 inline constexpr uint64_t kGroupApi = 1 << 8; // the outermost group of calls
 inline constexpr uint64_t kCollApi = 1 << 9; // a call of a collective
 inline constexpr uint64_t kP2pApi = 1 << 10; // a call of ncclSend or ncclRecv
@@ -34,10 +34,10 @@ inline constexpr uint64_t kKernelLaunch = 1 << 11;
 inline constexpr uint64_t kCeColl = 1 << 12; // a collective by copy engines
 inline constexpr uint64_t kCeSync = 1 << 13;
 inline constexpr uint64_t kCeBatch = 1 << 14;
-inline constexpr uint64_t kKernelPhase = 1 << 15; // of a channel; version 7
+inline constexpr uint64_t kKernelPhase = 1 << 15; // from version 7 on
 
-// Whether NCCL tells a plugin that asks for the events of `mask` of those of a
-// type: it also tells of an event whose children are asked for.
+// True if NCCL tells a plugin that asks for the events in `mask` of events of
+// `type`: NCCL also tells of events whose children are asked for.
 constexpr bool isTold(uint64_t type, int mask, int version) {
   constexpr uint64_t kOfProxyStep = kProxyStep | kNetPlugin;
   constexpr uint64_t kOfProxyOp = kProxyOp | kOfProxyStep;
@@ -124,7 +124,7 @@ struct P2pFields {
   uint8_t channels;
 };
 
-// Since version 5 with the group of kernels, which is the parent before.
+// From version 5 on, the group of kernels is a field; before, it is the parent.
 struct CollFieldsV5 : CollFields {
   void* group;
 };
@@ -134,7 +134,7 @@ struct P2pFieldsV5 : P2pFields {
 };
 
 struct ProxyOpFields {
-  int pid; // of the process whose operation it is (PXN)
+  int pid; // the operation's process (PXN)
   uint8_t channel;
   int peer;
   int steps;
@@ -161,9 +161,9 @@ struct KernelChFields {
   uint64_t gpu_ns; // the GPU's globaltimer at the start
 };
 
-// Since version 5 the type has 64 bits, and a Coll or P2p has the call as its
-// parent. What versions 5 to 7 added to events that are used here comes last in
-// each, and is not used.
+// From version 5 on the type has 64 bits, and the parent of a Coll or P2p is
+// the call. Versions 5 to 7 added fields at the end of events that are used
+// here; these fields are not used.
 struct DescriptorV5 {
   uint64_t type;
   void* parent;
@@ -193,8 +193,8 @@ struct DescriptorV4 {
   };
 };
 
-// Version 3 names the communicator in each operation, counts the channels of
-// one at most, and has no times of the GPU.
+// Version 3 names the communicator in each operation, tells at most how many
+// channels an operation has, and has no times of the GPU.
 struct CommunicatorFields {
   const char* communicator_name;
   uint64_t communicator_id;
@@ -226,7 +226,7 @@ struct DescriptorV3 {
 // What comes with a state.
 union StateArgs {
   uint64_t gpu_ns; // kKernelChStop: the GPU's globaltimer at the end
-  size_t bytes; // of the step
+  size_t bytes; // size of the step
 };
 
 using Logger = void (*)(int, unsigned long, const char*, int, const char*, ...);
@@ -265,6 +265,6 @@ using InitV5 = Result (*)(
 
 using TableV3 = Table<InitV3, DescriptorV3>;
 using TableV4 = Table<InitV4, DescriptorV4>;
-using TableV5 = Table<InitV5, DescriptorV5>; // and of versions 6 and 7
+using TableV5 = Table<InitV5, DescriptorV5>; // also of versions 6 and 7
 
 } // namespace commprof::nccl

@@ -11,7 +11,7 @@
 
 namespace commprof::nccl {
 
-inline constexpr const char* kPluginName = "commprof"; // in its tables
+inline constexpr const char* kPluginName = "commprof"; // what NCCL calls it
 
 struct FuncName {
   std::string_view nccl;

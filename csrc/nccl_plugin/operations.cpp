@@ -34,15 +34,16 @@ class Bits {
 struct Operation {
   bool pending = false;
   Communicator* communicator = nullptr;
-  uint32_t generation = 0; // of the communicator
+  uint32_t generation = 0; // the communicator's
   Launched launched;
   Bits begun;
   Bits ended;
   uint8_t begun_count = 0;
   uint8_t ended_count = 0;
   bool contradictory = false; // a channel ended before it began
-  bool timed = false; // by the GPU; else by the host
-  // Once begun_count, and ended_count, is above 0.
+  bool timed = false; // times are the GPU's, not the host's
+  // The begins are valid once begun_count is above 0, the ends once ended_count
+  // is.
   uint64_t first_begin = 0;
   uint64_t last_begin = 0;
   uint64_t first_end = 0;
@@ -50,8 +51,8 @@ struct Operation {
 };
 
 struct Slot {
-  // Held for some instructions. Threads of NCCL's proxy wait for it, the thread
-  // that begins an operation takes the next slot.
+  // Held for some instructions. Threads of NCCL's proxy wait for it; the thread
+  // that begins an operation takes the next slot instead.
   std::atomic_flag used;
   uint32_t use = 0;
   Operation operation;
@@ -71,7 +72,7 @@ uint64_t onHost(const Operation& operation, uint64_t time_ns) noexcept {
   return operation.timed ? operation.communicator->gpuToHost(time_ns) : time_ns;
 }
 
-// Two times in one field, the longer of which are cut off.
+// Packs two durations into one field; longer ones than fit are cut off.
 uint64_t packed(uint64_t high_ns, uint64_t low_ns) noexcept {
   constexpr uint64_t kMost = UINT32_MAX;
   return std::min(high_ns, kMost) << 32 | std::min(low_ns, kMost);
@@ -106,7 +107,7 @@ void complete(Operation& operation) noexcept {
   recorder.push(time);
 }
 
-// Ends an operation that will hear no more.
+// Ends an operation of which NCCL will report no more events.
 void settle(Operation& operation) noexcept {
   if (!operation.pending) {
     return;
@@ -142,7 +143,7 @@ void recordUntimed(const Launched& launched) noexcept {
 Handle beginOperation(
     Communicator& communicator,
     const Launched& launched) noexcept {
-  constexpr int kTries = 8; // no more threads than this hold slots in a row
+  constexpr int kTries = 8; // fewer consecutive slots are held at a time
   for (int i = 0; i < kTries; ++i) {
     const Turn turn = nextTurn(g_begun, kOperations);
     Slot& slot = g_slots[turn.slot];

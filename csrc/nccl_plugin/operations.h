@@ -17,16 +17,16 @@ namespace commprof::nccl {
 // How many channels an operation's kernel has.
 struct Channels {
   uint8_t most = 0; // as NCCL says; 0: not known
-  // No operation with fewer has completed. If that is less than `most`, an
-  // operation with a number in between is taken to be complete when its slot or
-  // its communicator is given up.
+  // No operation is complete before this many channels have ended. If that is
+  // less than `most`, an operation of which a number in between has ended is
+  // taken to be complete when its slot or its communicator is given up.
   uint8_t least = 0;
 };
 
 // An operation of a launched kernel, as all versions of the interface describe
 // it.
 struct Launched {
-  Record op; // of kind kNcclOp, without its times
+  Record op; // kind kNcclOp; times are not set
   uint64_t issue_ns = 0;
   uint32_t thread = 0;
   Channels channels;
@@ -35,7 +35,7 @@ struct Launched {
 Handle beginOperation(
     Communicator& communicator,
     const Launched& launched) noexcept;
-// Records an operation of which no channel will be told.
+// Records an operation whose channels NCCL will not report.
 void recordUntimed(const Launched& launched) noexcept;
 
 struct OperationId {
@@ -45,8 +45,8 @@ struct OperationId {
 // Returns the operation of a handle, also after it has ended.
 OperationId idOf(Handle operation) noexcept;
 
-// A channel's kernel has begun, and ended, on the GPU at `gpu_ns`; 0: not
-// known, and the time of the call counts.
+// A channel's kernel has begun, or ended, on the GPU at `gpu_ns`. 0: not known;
+// the time of this call then counts.
 Handle beginChannel(
     Handle operation,
     uint8_t channel,

@@ -30,8 +30,8 @@ namespace commprof::nccl {
 
 namespace {
 
-// The events of each level, from a version of the interface on, and those of
-// kernels and of the proxy.
+// Events of operations, which depend on the version of the interface; then
+// events of the proxy.
 constexpr uint64_t operationsOf(int version) {
   return kColl | kP2p | (version >= 5 ? kCollApi | kP2pApi : 0) |
       (version >= 6 ? kCeColl : 0);
@@ -187,8 +187,8 @@ struct Told {
   uint64_t count; // as in the function's call
   int root_or_peer;
   Channels channels;
-  uint8_t algorithm = 0; // in kAlgorithms
-  uint8_t protocol = 0; // in kProtocols
+  uint8_t algorithm = 0; // index in kAlgorithms
+  uint8_t protocol = 0; // index in kProtocols
   bool has_kernel = true;
 };
 
@@ -312,7 +312,8 @@ Told told(const P2pFields& p2p) noexcept {
   return {p2p.func, p2p.datatype, p2p.count, p2p.peer, {p2p.channels, least}};
 }
 
-// Of how many channels there are, version 3 tells a collective's maximum.
+// Version 3 tells only the largest number of channels that a collective may
+// have.
 Told told(const CollFieldsV3& coll) noexcept {
   Told of_coll = told(static_cast<const CollFields&>(coll));
   of_coll.channels.least = 1;
@@ -365,8 +366,8 @@ void nameFrom(Communicator& communicator, const Fields& fields, int rank) {
   }
 }
 
-// Those of the proxy. Of another process's operation (PXN) they come with its
-// context and its handles, which mean nothing here.
+// Begins events of the proxy. Events of another process's operation (PXN) come
+// with that process's context and handles, which mean nothing here.
 template <class Descriptor>
 Handle beginProxyEvent(const Descriptor& event) noexcept {
   const Handle parent = Handle::of(event.parent);
@@ -460,7 +461,7 @@ template <int version>
 Result stopEvent(void* pointer) {
   const Handle handle = Handle::of(pointer);
   if (version == 3 && isOn()) {
-    endUntimedChannel(handle); // nothing if it is no channel's
+    endUntimedChannel(handle); // does nothing for other handles
   } else if (handle.tag() == Tag::kStep && isOn()) {
     endStep(handle);
   } else if (handle.tag() == Tag::kTransfer && isOn()) {

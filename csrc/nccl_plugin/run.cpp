@@ -35,12 +35,12 @@ std::atomic<bool> g_open{false};
 std::atomic<int*> g_mask{nullptr};
 std::atomic<int> g_asked{0};
 std::atomic<int> g_asked_by_user{0};
-std::mutex g_opening; // in a forked child, which is off, nobody takes it
+std::mutex g_opening; // never taken in a forked child
 
 void turnOff() noexcept {
   g_on.store(false);
   askFor(0);
-  g_mask.store(nullptr); // it is not heard any more when NCCL ends
+  g_mask.store(nullptr); // NCCL may free it when it ends
 }
 
 std::string variable(const char* name) {
@@ -153,9 +153,10 @@ std::string ringPrefix() {
       std::to_string(getpid()) + "-" + token + "-";
 }
 
-// The file that names the process and the trace of the rings, in whose absence
-// nobody removes those of a killed process; commprof/trace/ring.py reads it.
-std::string g_owner; // its path; empty: there is none
+// Path of the file that names the rings' process and trace; empty if there is
+// none. Without it, nobody would remove the rings of a killed process;
+// commprof/trace/ring.py reads it.
+std::string g_owner;
 
 void writeOwner(const RecorderOptions& options, const std::string& process) {
   const std::string path = options.ring_prefix + "owner";
@@ -284,7 +285,7 @@ std::optional<Place> placeFromLauncher() {
   struct Names {
     const char* rank;
     const char* world_size;
-    const char* needed; // a variable that is set too; empty for none
+    const char* needed; // must be set too; empty: none
   };
   constexpr Names kTorchrunAndMpi[] = {
       {"RANK", "WORLD_SIZE", ""},

@@ -18,7 +18,7 @@ bool isOn() noexcept;
 // True while records are taken.
 bool isRecording() noexcept;
 
-// What is recorded, each with all before it.
+// What is recorded; each level includes the levels above it.
 enum class Level : uint8_t {
   kAuto, // $COMMPROF_NCCL is not set: kKernels where these are cheap
   kOperations, // calls, and what NCCL makes of them
@@ -31,14 +31,14 @@ Level levelFromEnvironment();
 void sayRecorded() noexcept;
 void setFirstRank(bool first) noexcept;
 
-// Switches the plugin off for good, with one line on stderr. NCCL goes on, and
-// tells of no more events, but for the user's plugin, once it reads its mask
-// again.
+// Switches the plugin off for good, with one line on stderr. NCCL goes on. Once
+// it has read its mask again, it reports only events that the user's plugin
+// asks for.
 void switchOff(const std::string& reason) noexcept;
 
 // Tells which variable of NCCL's has the mask of events; null for none.
 void holdMask(int* mask) noexcept;
-// Sets the events that this plugin asks for; the user's, which come on top.
+// Sets the events that this plugin asks for; then those of the user's plugin.
 void askFor(int events) noexcept;
 void askForUser(int events) noexcept;
 // True if this plugin asks for events of this type.

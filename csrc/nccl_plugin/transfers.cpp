@@ -10,8 +10,9 @@ namespace commprof::nccl {
 
 namespace {
 
-// What a step waits for, the one that counts first: to send, the network, the
-// peer, or the GPU; to receive, arrival, the flush, or the GPU.
+// What a step waits for. If steps wait for different things, the first in this
+// list counts. To send: the network, the peer, or the GPU. To receive: arrival,
+// the flush, or the GPU.
 enum class Awaits : uint8_t { kNothing, kTransport, kPeerOrFlush, kGpu };
 
 Awaits awaitedIn(int state) noexcept {
@@ -36,7 +37,7 @@ struct Transfer {
   bool pending = false;
   Record record;
   uint64_t bytes = 0;
-  uint64_t since_ns = 0; // of the last change
+  uint64_t since_ns = 0; // time of the last change
   std::array<Awaits, kStepsInFlight> steps{};
 
   void set(int step, Awaits awaited) noexcept {
@@ -63,7 +64,7 @@ struct Transfer {
 constinit std::array<Transfer, kTransfers> g_transfers{};
 std::atomic<uint64_t> g_transfers_begun{0};
 
-// Takes the transfer of a handle, if it still is in its slot.
+// Calls `body` with the transfer of a handle, if it is still in its slot.
 template <class Body>
 void withTransfer(Handle handle, Body body) noexcept {
   if (handle.slot() >= kTransfers) {
@@ -87,7 +88,7 @@ Handle beginTransfer(
     Recorder::instance().countDropped();
     return {};
   }
-  if (transfer.pending) { // of a communicator that was aborted
+  if (transfer.pending) { // its communicator was aborted
     Recorder::instance().countDropped();
   }
   transfer.pending = true;
@@ -112,7 +113,7 @@ void endTransfer(Handle handle) noexcept {
     Record record = transfer.record;
     record.thread = uint32_t(transfer.bytes);
     record.seq = uint32_t(transfer.bytes >> 32);
-    if (record.timestamp_ns != 0) { // it had steps
+    if (record.timestamp_ns != 0) { // the transfer had steps
       Recorder::instance().push(record);
     }
   });

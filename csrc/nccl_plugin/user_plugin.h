@@ -1,12 +1,10 @@
 // The profiler plugin that the user has chosen for NCCL, $COMMPROF_NCCL_PLUGIN.
-// NCCL loads one plugin per process, so this one passes on to it what NCCL
-// would tell it alone, and whatever the user's does, NCCL hears only of
-// success.
+// NCCL loads one plugin per process, so commprof's plugin passes on to the
+// user's plugin what NCCL would tell it if it were the only one. Whatever the
+// user's plugin does, NCCL is told of success.
 //
-// NCCL gets one handle for both. It is the user's own where this plugin has
-// none for an event; else it is this plugin's, and the user's is kept beside it
-// for as long as this plugin knows its own. No function below init() allocates,
-// locks or calls into the system.
+// NCCL gets one handle for both plugins (handle_pairs.h). No function below
+// init() allocates, locks or calls into the system.
 #pragma once
 
 #include <array>
@@ -24,7 +22,7 @@ namespace commprof::nccl {
 // What NCCL gives to a plugin for a new communicator.
 struct Opening {
   void** context;
-  uint64_t id; // 0 with version 3, as all below
+  uint64_t id; // with version 3, this and all below are 0
   int* mask;
   const char* name;
   int nodes;
@@ -35,13 +33,13 @@ struct Opening {
 
 class UserPlugin {
  public:
-  // The plugin, for an NCCL that asks for this version of the interface; null
-  // if there is none, or none yet.
+  // The user's plugin, if NCCL asks for this version of the interface; null if
+  // there is none, or if it is not loaded yet.
   static UserPlugin* of(int asked) noexcept {
     return loaded_[size_t(asked)].load(std::memory_order_acquire);
   }
-  // The same; loads it at the first call. Says on stderr, in one line, why it
-  // cannot be loaded.
+  // The same, but loads the plugin at the first call. If that fails, prints the
+  // reason in one line on stderr.
   static UserPlugin* load(int asked) noexcept;
 
   // Returns whether the communicator is passed on; sets the user's context.
@@ -78,18 +76,18 @@ class UserPlugin {
   static constexpr int kNewest = 7;
   static inline std::array<std::atomic<UserPlugin*>, kNewest + 1> loaded_{};
 
-  const int version_; // the newest that it has, up to the one asked for
+  const int version_; // newest common version
   const AnyTable* const table_;
   const char* const name_;
   int mask_ = 0; // the plugin may keep the address, and write at any time
 };
 
-// ---- Of the template above
+// ---- Members of the template above
 
 template <class Descriptor>
 void* UserPlugin::start(void* context, Descriptor& event) noexcept {
   if (!wants(event.type)) {
-    followMask(); // it may have changed since NCCL's last event
+    followMask(); // the mask may have changed meanwhile
     return nullptr;
   }
   // Changed in place: how long NCCL's descriptor is depends on the version.

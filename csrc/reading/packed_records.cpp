@@ -63,7 +63,7 @@ void write(const Rows& rows, Field<T> field, uint64_t base, uint8_t* out) {
   }
 }
 
-// Difference from the value before, or nothing if it does not fit.
+// Difference from the previous value; nothing if it does not fit.
 template <class T>
 bool difference(
     Field<T> field,

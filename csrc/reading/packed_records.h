@@ -32,10 +32,10 @@ struct PackedField {
 };
 
 struct PackedRecords {
-  std::vector<uint8_t> kinds; // of each record, in order
+  std::vector<uint8_t> kinds; // kind of each record, in order
   std::vector<uint8_t> present; // kinds that occur, ascending
-  std::vector<uint64_t> counts; // records of each
-  std::vector<std::array<PackedField, kFields>> fields; // of each
+  std::vector<uint64_t> counts; // records of each kind present
+  std::vector<std::array<PackedField, kFields>> fields; // of each kind present
   std::vector<uint8_t> data; // columns begin at multiples of their width
 };
 

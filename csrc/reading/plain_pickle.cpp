@@ -80,7 +80,7 @@ class Machine {
     return value;
   }
 
-  // Place of the first value above the last mark.
+  // Returns the place of the first value above the last mark.
   size_t marked() const {
     size_t at = stack_.size();
     while (at > 0 && stack_[at - 1]) {
@@ -151,7 +151,8 @@ class Machine {
     stack_.resize(below);
   }
 
-  // The last `count` values change the one below them.
+  // Returns the place of the last `count` values, which go into the value
+  // below.
   size_t above(size_t count) const {
     if (stack_.size() < count) {
       inconsistent();

@@ -11,8 +11,8 @@ namespace commprof::recordings {
 
 namespace {
 
-// A number from here on cannot be a time in us. As a begin, a whole number from
-// kMostUs on and below kMostNs is in ns since 1970.
+// A number of at least kMostUs cannot be a time in us. If it is the begin of an
+// event, whole and below kMostNs, it is in ns since 1970.
 constexpr double kMostUs = 2.3e15;
 constexpr int64_t kMostNs = 2'300'000'000'000'000'000;
 // Columns hold only numbers below this.
@@ -69,8 +69,8 @@ struct Time {
   bool isWholeNs = false; // the token was in ns
 };
 
-// nullopt if the token is no number, or none that can be a time. Floats are
-// rounded as Python rounds: to the nearest ns, halves to the even one.
+// nullopt if the token is not a number that can be a time. Floats are rounded
+// as Python rounds: to the nearest ns, halves to the even one.
 std::optional<Time> timeOf(std::string_view token, bool isInNs) {
   if (token.empty() || isString(token)) {
     return std::nullopt;

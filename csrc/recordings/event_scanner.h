@@ -1,8 +1,9 @@
 // The events of a Chrome trace that a profiler wrote, as columns.
 //
-// Knows how such a trace is built, and no name in it: what an event means is
-// decided by the reader, once for each name. Events that are built in an
-// unusual way are left to the reader: the scan stops in front of them.
+// The scanner knows how such a trace is built, but none of the names in it: the
+// reader decides, once for each name, what an event means. Events that are
+// built in an unusual way are left to the reader: the scan stops in front of
+// them.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +43,7 @@ struct EventColumns {
   std::vector<int64_t> startNs;
   std::vector<int64_t> endNs;
   std::vector<int64_t> thread; // -1 if it is not a whole number
-  std::vector<int64_t> correlation; // likewise, as device and stream
+  std::vector<int64_t> correlation; // -1 if no whole number; also the next two
   std::vector<int64_t> device;
   std::vector<int64_t> stream; // `tid` if the arguments have none
   std::vector<int64_t> isCollective; // 1 if the arguments name a collective

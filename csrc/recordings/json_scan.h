@@ -192,7 +192,7 @@ class JsonScan {
   }
 
   // Eight characters at once: true if none of them ends a string, begins an
-  // escape or is a control character. May be false for others.
+  // escape or is a control character. May also be false if none does.
   static bool arePlain(const char* text) {
     constexpr uint64_t kOnes = 0x0101010101010101;
     constexpr uint64_t kTops = 0x8080808080808080;

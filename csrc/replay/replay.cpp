@@ -37,8 +37,8 @@ class Chains {
   std::vector<int32_t> next_;
 };
 
-// State of one replay. The replayed rows are numbered as "slots", because a
-// long run has many more rows than are replayed.
+// State of one replay. The rows that are replayed are numbered anew, as
+// "slots", because a long run has many more rows than that.
 class Run {
  public:
   Run(const Programs& programs, const Calls& calls, size_t marks)
@@ -135,7 +135,8 @@ class Run {
     }
   }
 
-  // Takes the recorded issues of a condition; opens it if there are no others.
+  // Takes the recorded issues that a condition needs; opens the condition if it
+  // needs no others.
   void prepare(size_t number) {
     const auto& needed = calls_.needed;
     int64_t latest = 0;
@@ -247,8 +248,8 @@ class Run {
   const Calls& calls_;
   size_t ranks_;
   size_t marksOfRank_;
-  std::vector<int32_t> slot_; // by row; kNone: its times are as recorded
-  std::vector<int64_t> rowOf_; // by slot
+  std::vector<int32_t> slot_; // by row; kNone: not replayed
+  std::vector<int64_t> rowOf_; // by slot: its row
   std::vector<bool> done_;
   std::vector<double> end_;
   std::vector<double> begins_; // by slot: start of a wait for an earlier row
@@ -259,7 +260,7 @@ class Run {
   std::vector<double> arrived_; // by condition: the latest issue so far
   std::vector<int64_t> firstNeeding_;
   std::vector<int32_t> needing_;
-  Chains waiting_; // by slot: ranks
+  Chains waiting_; // by slot: ranks that wait for it
   Chains queued_; // by slot: slots that begin once it is complete
   Chains chained_; // by slot: places in `programs_.chained`
   std::vector<size_t> completed_;

@@ -30,8 +30,8 @@ struct CoreFunctions {
   void (*push)(const Record& record) noexcept;
   // Completion (torch/capture/completion.h): recordEnd().
   void (*record_end)(uint64_t op_id, Op op, bool failed);
-  // Groups (torch/capture/process_groups.h): groupInfo() of CPUs, its id, and
-  // nextMessage(), which counts also while nothing is recorded.
+  // Groups (torch/capture/process_groups.h): groupInfo() for CPUs, its id, and
+  // nextMessage(), which also counts while nothing is recorded.
   GroupInfo& (*group)(c10d::ProcessGroup& group);
   uint32_t (*group_id)(const GroupInfo& group) noexcept;
   uint32_t (*next_message)(GroupInfo& group, Op op, int64_t peer);

@@ -71,13 +71,14 @@ namespace {
 using Word = std::atomic<uint64_t>;
 static_assert(Word::is_always_lock_free && sizeof(Word) == 8);
 
-// A cell holds the round of the slots, counted from 1, above the time's bits.
+// The lower kTimeBits bits of a cell hold a time. The bits above hold the
+// round, which counts from 1 how often the slots have been used.
 constexpr uint32_t kTimeBits = 45;
 constexpr uint64_t kTimeMask = (uint64_t(1) << kTimeBits) - 1;
 constexpr uint64_t kNoRoom = 1; // no place begins there
 
-// Numbers of collectives wrap around, and with them rounds; those of groups
-// with fewer slots do so more often.
+// Numbers of collectives wrap around, and so do rounds; the rounds of groups
+// with fewer slots wrap around more often.
 constexpr uint64_t kRounds = (uint64_t(1) << 32) / ArrivalBoard::kSlots;
 static_assert(kRounds < uint64_t(1) << (64 - kTimeBits));
 
@@ -131,7 +132,7 @@ struct Checked {
 
 // Arrivals of single ranks of other hosts, by a hash of group, number and rank.
 struct ListedTable {
-  static constexpr size_t kWays = 4; // of a set; the oldest is overwritten
+  static constexpr size_t kWays = 4; // places of a set; the oldest is reused
   static constexpr size_t kSets = 1 << 13;
   Checked places[kSets][kWays]; // time, global rank
 
@@ -541,8 +542,8 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   const uint32_t slots = place_->slots();
   const uint32_t size = place_->size();
   const uint64_t round = place_->roundOf(seq);
-  // Read before the columns: each rank of this host of which the carrier knew
-  // then has a column below.
+  // Read before the columns, so that each rank of this host that the carrier
+  // knew has a column below.
   const auto* lasts = inMemory<Checked>(board_->header_, place_->lasts.load());
   uint64_t who = 0;
   uint64_t error_ns = 0;
@@ -605,7 +606,7 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   return last.absent == 0 ? State::kKnown : State::kPartial;
 }
 
-// Looks at single ranks of other hosts; `found` is the last one of this host.
+// Looks at single ranks of other hosts; `found` is this host's last rank.
 ArrivalBoard::State ArrivalBoard::Group::lastOfSome(
     uint32_t seq,
     const GroupLast& last,

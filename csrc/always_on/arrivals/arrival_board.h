@@ -1,13 +1,13 @@
 // Memory shared by the ranks of one host, with the time at which each of them
-// issued each collective. Any rank can read which one came last, and when.
+// issued each collective. Any rank can read which rank came last, and when.
 //
 // A group takes a column of cells for each of its ranks on this host, and one
 // word list for all of its other ranks, however many there are: the last
 // arrival of the whole group, which the carrier (hosts/arrival_carrier.h)
 // writes in this host's clock. Every word has one writer, the helper thread of
-// a rank or the carrier, so no process waits for another, and one that dies
-// leaves nothing half done. A cell is overwritten some collectives of its group
-// later (at most kSlots), which a late reader detects.
+// a rank or the carrier, so no process waits for another, and a process that
+// dies leaves nothing half done. A cell is overwritten some collectives of its
+// group later (at most kSlots), which a late reader detects.
 #pragma once
 
 #include <atomic>
@@ -50,8 +50,8 @@ bool needsAll(const Meaning& meaning, uint32_t size, uint32_t rank) noexcept;
 struct HostLinks {
   bool clock_known = false; // compared with rank 0's
   int64_t clock_offset_ns = 0; // rank 0's clock minus this host's
-  uint32_t peers = 0; // other hosts that it exchanges datagrams with
-  uint32_t heard = 0; // other hosts of the tree that it is in
+  uint32_t peers = 0; // hosts with which it exchanges datagrams
+  uint32_t heard = 0; // other hosts in its tree
   uint64_t unsent = 0; // datagrams that the network did not accept
   uint64_t skipped = 0; // collectives for which the carrier had no room
 };
@@ -59,23 +59,23 @@ struct HostLinks {
 // An operation that a rank asks about, and when the rank was done with it.
 struct AskedAbout {
   Meaning meaning;
-  uint64_t done_ns = UINT64_MAX; // by the rank's own clock
+  uint64_t done_ns = UINT64_MAX; // time by the rank's own clock
 };
 
 class ArrivalBoard {
  public:
-  // Collectives of one group between the newest and the oldest known; fewer if
-  // the group has many ranks on this host, or once half of the memory is taken.
+  // Number of a group's newest collectives that are kept; fewer if the group
+  // has many ranks on this host, or once half of the memory is taken.
   static constexpr uint32_t kSlots = 1 << 14;
   static constexpr uint32_t kFewestSlots = 64;
-  // Each ordered pair of ranks that exchange messages is a group, too.
+  // Each ordered pair of ranks that exchange messages counts as a group.
   static constexpr uint32_t kMaxGroups = 1024;
   // Size for all groups of one host, so that with the carrier's table it stays
   // below 64 MiB. Pages take memory when first written to.
   static constexpr size_t kBytes = 48 << 20;
-  // Largest group of which hosts send each other the arrivals of single ranks,
-  // if a rank may be done before another has arrived; of a larger group only
-  // the root's.
+  // If a rank may be done before another has arrived, hosts send each other the
+  // arrivals of single ranks. In groups larger than this, they send only the
+  // root's.
   static constexpr uint32_t kMostListed = 256;
 
   // Makes unnamed memory, which is freed with the last process that holds it.
@@ -103,17 +103,17 @@ class ArrivalBoard {
     kKnown,
     kLost, // overwritten by now
     kNoPlace, // the board had no place, or no room, for its group
-    kUnlisted, // depends on single ranks, of which a large group sends none
+    kUnlisted, // needs single ranks of too large a group
   };
   struct Last {
-    uint64_t at_ns = 0; // issue by the last rank that delayed the asking one
-    uint32_t rank = 0; // global rank of that rank
+    uint64_t at_ns = 0; // when the last rank issued it
+    uint32_t rank = 0; // that rank's global rank
     // Bound on the error of comparing clocks; 0 among ranks of one host.
     uint64_t clock_error_ns = 0;
   };
   struct Member {
-    uint64_t key = 0; // of the group, the same on all ranks; not 0
-    uint32_t rank = 0; // in the group
+    uint64_t key = 0; // the group's, the same on all ranks; not 0
+    uint32_t rank = 0; // rank in the group
     uint32_t size = 0;
     uint32_t global_rank = 0;
   };
@@ -124,14 +124,14 @@ class ArrivalBoard {
     kRoot, // the same, and this rank is the root
   };
   struct Arrival {
-    uint32_t rank = 0; // in the group
+    uint32_t rank = 0; // rank in the group
     uint32_t global_rank = 0;
     uint64_t at_ns = 0;
     Kind kind = Kind::kAll;
   };
   // The last arrival of a group, from the carrier.
   struct GroupLast {
-    uint64_t at_ns = 0; // by this host's clock
+    uint64_t at_ns = 0; // time by this host's clock
     uint64_t error_ns = 0;
     uint32_t global_rank = 0;
     uint32_t absent = 0; // ranks that were not seen
@@ -149,10 +149,10 @@ class ArrivalBoard {
    public:
     Group() = default;
     void post(uint32_t seq, uint64_t issue_ns, Kind kind = Kind::kAll) noexcept;
-    // Finds the last rank to issue collective `seq` among those that this rank
-    // needs and that came before it was done; this rank if none came later.
-    // `near_ns` is the time of any issue of it: cells keep times modulo 9.7
-    // hours.
+    // Of the ranks that this rank needs, finds the last one to issue collective
+    // `seq` before this rank was done with it; this rank itself if none issued
+    // it later. `near_ns` is when any rank issued it: cells keep times modulo
+    // 9.7 hours.
     State last(
         uint32_t seq,
         uint64_t near_ns,
@@ -165,7 +165,7 @@ class ArrivalBoard {
     // The functions below are for the carrier.
     uint32_t size() const noexcept;
     uint32_t slots() const noexcept;
-    uint32_t localRanks() const noexcept; // that have joined
+    uint32_t localRanks() const noexcept; // ranks of this host that joined
     // One past the newest collective that a rank of this host wrote down; false
     // if there is none yet. Numbers wrap around.
     bool newestEnd(uint32_t& end) const noexcept;

@@ -15,11 +15,11 @@ namespace commprof {
 
 // A process group, as one process knows it.
 struct GroupMembership {
-  uint32_t id = 0; // in the records of this process
+  uint32_t id = 0; // number in this process's records
   std::string name; // the same on all ranks
   uint32_t rank = 0;
   uint32_t size = 0;
-  bool is_gloo = false; // its backend
+  bool is_gloo = false; // the group's backend is gloo
 };
 
 // An operation as its rank issued it. A message belongs to a group of two

@@ -19,7 +19,7 @@ struct Exposure {
   uint64_t end_ns = 0;
   uint64_t waited_ns = 0; // at most the stretch, except for clock noise
   uint64_t op_id = 0; // awaited in Work.wait; 0 for a finalisation
-  uint64_t graph_task = 0; // of the finalisation
+  uint64_t graph_task = 0; // backward pass of a finalisation
 };
 
 // One bucket of a backward pass as its rank saw it, in order of issue.

@@ -149,7 +149,7 @@ void ArrivalCarrier::takeLocked(
   const uint32_t host = message ? message->header.host : 0;
   if (host == 0 || host >= kMaxHosts || host == options_.host ||
       (host < options_.host) != message->header.goes_down) {
-    return; // numbers decide who is above, so that there is no circle
+    return; // a parent's number is lower than its child's: no circle can form
   }
   const uint64_t now_ns = nowNs();
   if (message->header.goes_down) {

@@ -23,10 +23,10 @@ namespace commprof {
 
 // Address of another host's carrier.
 struct ArrivalPeer {
-  uint32_t host = 0; // its number, below this host's
+  uint32_t host = 0; // number of that host, below this host's
   std::string address; // numeric
   uint16_t port = 0;
-  uint64_t token = 0; // that it accepts
+  uint64_t token = 0; // token that it accepts
 };
 
 struct ArrivalCarrierOptions {
@@ -35,9 +35,9 @@ struct ArrivalCarrierOptions {
   uint32_t host = 0; // number of this host, from 1
 };
 
-// A thread that sleeps in poll(), takes datagrams that come, and every
-// kPeriodNs, or kHurryNs after one came, sends what is new; with nobody to send
-// to it sends nothing. Datagrams that the network does not accept at once are
+// A thread that sleeps in poll() and takes the datagrams that come. It sends
+// what is new every kPeriodNs, and kHurryNs after a datagram came, if there are
+// hosts to send to. Datagrams that the network does not accept at once are
 // counted and dropped. Without a clock it passes on what others send, but
 // nothing of this host.
 //
@@ -47,12 +47,13 @@ class ArrivalCarrier {
  public:
   static constexpr uint64_t kPeriodNs = 100'000'000;
   static constexpr uint64_t kHurryNs = 25'000'000;
-  // Between two signs of life in either direction; a parent that gave none for
-  // kSilentNs is left for the next peer, a child for kForgetNs is forgotten.
+  // Time between two signs of life, in either direction. A parent that gave
+  // none for kSilentNs is left for the next peer; a child that gave none for
+  // kForgetNs is forgotten.
   static constexpr uint64_t kAliveNs = 500'000'000;
   static constexpr uint64_t kSilentNs = 2'000'000'000;
   static constexpr uint64_t kForgetNs = 5'000'000'000;
-  // Between two questions to better peers, and least time with one parent
+  // Time between two questions to better peers, and least time with a parent
   // before the return to a better one.
   static constexpr uint64_t kReturnNs = 2'000'000'000;
   static constexpr uint64_t kStayNs = 5'000'000'000;
@@ -98,7 +99,7 @@ class ArrivalCarrier {
     IpAddress address;
     uint64_t token;
     uint64_t heard_ns;
-    uint32_t hosts; // in the child's subtree; 0: it asks if this host lives
+    uint32_t hosts; // hosts in its subtree; 0: it asks if this host lives
   };
   void loop() noexcept;
   void receiveAll() noexcept;
@@ -126,18 +127,18 @@ class ArrivalCarrier {
   UdpSocket socket_;
   int wake_fd_; // readable when the thread must wake up
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> has_others_{false}; // whom this host sends to
+  std::atomic<bool> has_others_{false}; // hosts to send to
 
-  mutable std::mutex mutex_; // guards everything below but the thread
+  mutable std::mutex mutex_; // guards all below except the thread
   ArrivalTree tree_;
   std::vector<Peer> peers_; // possible parents, the best first
-  size_t parent_ = 0; // in peers_; peers_.size() if this host is the root
+  size_t parent_ = 0; // index in peers_; its size for the root
   uint64_t parent_since_ns_ = 0;
   uint64_t parent_heard_ns_ = 0;
   uint64_t asked_ns_ = 0; // when better peers were asked last
   uint64_t alive_ns_ = 0; // time of the last sign of life
-  uint32_t tree_hosts_ = 0; // as the root says
-  std::map<uint32_t, Child> children_; // by number
+  uint32_t tree_hosts_ = 0; // hosts in the tree, as the root says
+  std::map<uint32_t, Child> children_; // by their hosts' numbers
   uint64_t unsent_ = 0;
   Traffic traffic_;
 

@@ -28,15 +28,15 @@ struct RunHeader {
   uint64_t first_ns = 0;
   uint32_t size = 0;
   uint32_t first_seq = 0;
-  uint16_t count = 0; // of collectives
-  uint16_t bytes = 0; // of what follows
+  uint16_t count = 0; // number of collectives
+  uint16_t bytes = 0; // size of what follows
   uint32_t is_listed = 0; // 1: one collective, with single ranks
 };
 static_assert(sizeof(RunHeader) == 32);
 
 constexpr size_t kMostNumberBytes = 10;
 constexpr size_t kNumbersPerCollective = 3;
-constexpr uint32_t kMostRanks = 1 << 24; // of a group, and of a job
+constexpr uint32_t kMostRanks = 1 << 24; // in a group, and in a job
 
 template <class T>
 T readAt(const char* data, size_t at) noexcept {

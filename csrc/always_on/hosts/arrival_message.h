@@ -35,12 +35,12 @@ struct ArrivalRun {
 };
 
 struct ArrivalHeader {
-  uint64_t token = 0; // that the receiver accepts
-  uint64_t own_token = 0; // that the sender accepts
+  uint64_t token = 0; // token that the receiver accepts
+  uint64_t own_token = 0; // token that the sender accepts
   uint32_t host = 0; // number of the sender, from 1
   // Hosts of the sender's subtree; if the message goes down, of the whole tree.
   uint32_t hosts = 0;
-  bool goes_down = false; // to a child
+  bool goes_down = false; // the receiver is a child
 };
 
 struct ArrivalMessage {
@@ -56,7 +56,7 @@ class ArrivalPacker {
  public:
   static constexpr size_t kMaxBytes = 1200; // fits IPv6's minimum MTU of 1280
   static constexpr size_t kMaxDatagrams = 16;
-  static constexpr size_t kMostListed = 48; // in one run
+  static constexpr size_t kMostListed = 48; // single ranks in one run
 
   explicit ArrivalPacker(const ArrivalHeader& header) : header_(header) {}
 

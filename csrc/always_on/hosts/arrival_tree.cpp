@@ -125,7 +125,8 @@ void ArrivalTree::gather(const ClockLine& clock, uint64_t now_ns) {
   });
 }
 
-// A rank that joins late may write what the others wrote long ago.
+// A rank that joins late may still write arrivals at collectives whose other
+// arrivals were written long ago.
 void ArrivalTree::reopen(uint64_t key) {
   for (auto& [id, one] : all_) {
     if (id.key == key && !one.is_open) {
@@ -282,8 +283,7 @@ void ArrivalTree::advance(bool is_root, uint64_t now_ns) {
       continue;
     }
     if (was_known) {
-      setLast(
-          *one, one->last, now_ns); // the child that came late needs it, too
+      setLast(*one, one->last, now_ns); // for the child that came late
     }
     if (!is_root && !one->is_with_former) {
       if (one->up_sends == 0) {

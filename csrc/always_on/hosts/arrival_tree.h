@@ -5,8 +5,8 @@
 // something, and onto their boards.
 //
 // If a rank stays unseen for kPartialNs, because its host is dead, slow or cut
-// off or does not record, the root sends what is known, with the number of
-// ranks that it lacks, if that is at most half of the group.
+// off or does not record, the root sends what is known and the number of unseen
+// ranks, if these are at most half of the group.
 #pragma once
 
 #include <array>
@@ -41,9 +41,9 @@ class ArrivalTree {
   // Number of earlier collectives that are read if a group is new to the
   // carrier.
   static constexpr uint32_t kRewind = 1024;
-  // Largest number of collectives kept of groups with more than kLargeRanks
-  // ranks, and again of smaller groups, so that neither take the room of the
-  // other; the oldest is dropped.
+  // Largest number of collectives that are kept for groups with more than
+  // kLargeRanks ranks, and the same number for smaller groups, so that neither
+  // kind takes the other's room; the oldest is dropped.
   static constexpr uint32_t kLargeRanks = 64;
   static constexpr size_t kMaxCollectives = 1 << 14;
   static constexpr size_t kMaxListed = 1 << 16; // arrivals of single ranks
@@ -63,8 +63,8 @@ class ArrivalTree {
   void packUp(ArrivalPacker& out);
   void packDown(uint32_t child, ArrivalPacker& out);
   void endOfRound();
-  // Writes what is known onto the board; after sending it, so that ranks that
-  // end then leave no other host behind.
+  // Writes what is known onto the board. Call it after sending: ranks that end
+  // once they have read the board then leave no other host without an answer.
   void publish(const std::optional<ClockLine>& clock, uint64_t now_ns);
   // What went to the former parent stays there, so that nothing counts twice.
   void changeParent();
@@ -88,7 +88,7 @@ class ArrivalTree {
       return size_t(id.key ^ (id.seq * 0x9e3779b97f4a7c15ull));
     }
   };
-  // What one host's subtree sent; of this host (0) what its ranks wrote.
+  // What one host's subtree sent; for this host (0), what its ranks wrote.
   struct Part {
     uint32_t host = 0;
     uint32_t present = 0;
@@ -147,12 +147,12 @@ class ArrivalTree {
   // Collectives in order of begin_ns: by_age_ those of small and of large
   // groups, waiting_ those whose last arrival is not known yet.
   std::array<std::deque<Id>, 2> by_age_;
-  std::array<size_t, 2> number_{}; // of collectives kept, as in by_age_
+  std::array<size_t, 2> number_{}; // collectives kept: small, large groups
   std::deque<Id> waiting_;
-  std::deque<std::pair<uint64_t, Id>> finished_; // until when to keep each
-  std::unordered_map<uint64_t, Progress> progress_; // by key
-  // Collectives with ranks to come, with changes, to send up or down, and to
-  // publish.
+  std::deque<std::pair<uint64_t, Id>> finished_; // kept until
+  std::unordered_map<uint64_t, Progress> progress_; // by the group's key
+  // Collectives of each state: ranks are still to come, changed, to send up, to
+  // send down, to publish.
   std::vector<Id> open_;
   std::vector<Id> changed_;
   std::vector<Id> up_;
@@ -160,7 +160,7 @@ class ArrivalTree {
   std::vector<Id> known_;
   size_t listed_ = 0;
   uint64_t skipped_ = 0;
-  std::vector<ArrivalBoard::Arrival> arrivals_; // of one scan
+  std::vector<ArrivalBoard::Arrival> arrivals_; // reused by each scan
 };
 
 } // namespace commprof

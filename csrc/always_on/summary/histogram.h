@@ -56,7 +56,7 @@ class Histogram {
   uint64_t sum_ = 0;
   uint64_t min_ = UINT64_MAX;
   uint64_t max_ = 0;
-  std::array<std::unique_ptr<Octave>, kOctaves> octaves_; // null: all empty
+  std::array<std::unique_ptr<Octave>, kOctaves> octaves_; // null: no values
 };
 
 } // namespace commprof

@@ -103,7 +103,7 @@ void StepSummary::cutPauses(uint64_t begin_ns, uint64_t end_ns) {
     if (pause.begin_ns >= end_ns || pause.end_ns <= begin_ns) {
       continue;
     }
-    // Keeps the parts before and after.
+    // Keeps the parts of the pause before and after the cut.
     pauses_[i].end_ns = std::max(pause.begin_ns, begin_ns);
     if (pause.end_ns > end_ns) {
       pauses_.push_back({end_ns, pause.end_ns});

@@ -63,8 +63,8 @@ class StepSummary {
   std::array<uint64_t, kPhases> phase_ns_{}; // minus what was exposed in them
   // Waits that may still lie in a phase: its record comes only at its end.
   std::vector<Exposure> pending_;
-  std::vector<PhaseSpan> spans_; // of the step; a wait may end after its phase
-  std::vector<Exposure> exposures_; // of the step, for the ledger
+  std::vector<PhaseSpan> spans_; // of the step, as a wait may end after them
+  std::vector<Exposure> exposures_; // waits of the step, for the ledger
   Record finalize_; // begin of the open finalisation; else kNone
   uint64_t waited_in_finalize_ns_ = 0;
   std::vector<Pause> pauses_; // minus what was exposed in them

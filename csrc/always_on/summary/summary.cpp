@@ -44,7 +44,8 @@ void Summary::fold(const Record* records, uint64_t count) {
     const bool had_device_times = device_steps_.hasDeviceTimes();
     device_steps_.take(*record, replacements_);
     if (device_steps_.hasDeviceTimes() && !had_device_times) {
-      // From here on device_steps_ reports the steps, the earlier ones again.
+      // From here on device_steps_ reports the steps, and repeats the earlier
+      // ones.
       ledger_.forgetSteps();
       steps_.emplace(ledger_);
     }
@@ -204,7 +205,8 @@ void Summary::takeWait(const Record& record) {
     return;
   }
   const uint64_t end_ns = std::max(record.value, record.timestamp_ns);
-  if ((record.flags & kInIssue) != 0) { // such a wait shows no end
+  // A wait inside the issuing call does not show when the operation ended.
+  if ((record.flags & kInIssue) != 0) {
     if (open->issued) {
       operation(open->operation).wait.add(end_ns - record.timestamp_ns);
     }

@@ -28,8 +28,9 @@ class Summary {
   // entry for all others of their operation, so that an operation's sums only
   // grow.
   static constexpr size_t kMaxOperations = 256;
-  // Operations between issue and end. One that has not ended when this many
-  // others have been issued after it counts as unfinished.
+  // Largest number of operations between issue and end: an operation that has
+  // not ended when this many others have been issued after it counts as
+  // unfinished.
   static constexpr size_t kMaxOpen = 8192;
 
   // `exchange` finds the last ranks of collectives; it must outlive this.
@@ -68,7 +69,7 @@ class Summary {
     Op op;
     uint32_t group;
     uint32_t size_class; // bits of the larger of bytes_in and bytes_out
-    bool others = false; // stands for all others of `op`; no group, no size
+    bool others = false; // all others of `op`; no group, no size
     bool moved = false; // its figures went to another entry
     uint64_t count = 0;
     uint64_t bytes = 0;
@@ -120,12 +121,12 @@ class Summary {
   WaitLedger ledger_;
   DeviceSteps device_steps_;
   std::optional<FoundSteps> steps_;
-  std::vector<Record> replacements_; // what stands for one record
+  std::vector<Record> replacements_; // what replaces one record
   std::vector<Operation> operations_; // [0] stands for the others of kOther
-  std::unordered_map<uint64_t, uint32_t> index_; // of combinations
+  std::unordered_map<uint64_t, uint32_t> index_; // by combination
   std::unordered_map<Op, uint32_t> others_; // indices in operations_
   std::vector<Open> open_;
-  std::deque<uint64_t> waited_; // had no end yet when a wait for them ended
+  std::deque<uint64_t> waited_; // had no end when a wait for them ended
   std::string json_;
 };
 

@@ -21,7 +21,7 @@ int noted_fd = -1;
 pid_t noted_pid = 0;
 
 [[maybe_unused]] void writeExitNote(int status, void*) {
-  status &= 0xff; // as a parent sees it
+  status &= 0xff; // a parent sees only these bits
   if (status == 0 || status == kFlushFailed || getpid() != noted_pid) {
     return;
   }

@@ -37,7 +37,7 @@ struct Coalesced {
   DeviceTimeline* timeline = nullptr;
   std::vector<Record> issues;
   // Finds the stream of the operations. A raw pointer, so that it is not
-  // destroyed at the thread's end, when its profilers may no longer exist.
+  // destroyed at the thread's end: the profiler may no longer exist then.
   StreamFinder* finder = nullptr;
 
   void reset(bool opened) {
@@ -52,8 +52,8 @@ Coalesced& coalesced() {
   return c;
 }
 
-// True if the operation is part of a coalesced call, which is launched later. A
-// coalesced call that is never ended is abandoned after kMost operations.
+// True if the operation is part of a coalesced call, which is launched later.
+// A coalesced call that reaches kMost operations counts as failed.
 bool isCoalesced(const Record& issue, DeviceTimeline* timeline) {
   Coalesced& together = coalesced();
   if (!together.open || (issue.flags & kDeviceAsync) == 0) {
@@ -70,7 +70,7 @@ bool isCoalesced(const Record& issue, DeviceTimeline* timeline) {
   return true;
 }
 
-// `on` has the operation's stream only if called from the launching call.
+// `on` has the operation's stream only if this runs inside the launching call.
 void completed(
     const DeviceOp& on,
     uint64_t op_id,
@@ -109,8 +109,9 @@ bool watchCompletion(
     awaitInPass(future, op_id);
     return true;
   }
-  // A future with devices is complete when the operation has been launched; one
-  // without them (gloo's) when it is done, unless it is complete immediately.
+  // A future with devices is complete when the operation has been launched. A
+  // future without devices (gloo's) is complete when the operation is done,
+  // unless it is complete immediately.
   if (future->devices().empty() && future->completed()) {
     return true;
   }
@@ -132,7 +133,7 @@ c10::intrusive_ptr<c10d::Work> timed(
     const Record* issues,
     size_t count,
     const DeviceOp& on) {
-  bool end_recorded = false; // false: the end of the wait counts
+  bool end_recorded = false; // false: a wait's end counts
   for (size_t i = 0; i < count; ++i) {
     try {
       end_recorded = watchCompletion(*work, issues[i], on);
@@ -181,7 +182,7 @@ void watch(c10::IValue& result, const Record& issue, const DeviceOp& on) {
   if (isCoalesced(issue, on.timeline)) {
     return;
   }
-  auto& holder = result.toObjectRef(); // new from the kernel, not shared
+  auto& holder = result.toObjectRef(); // made by the kernel, not shared yet
   auto work = c10::static_intrusive_pointer_cast<c10d::Work>(
       holder.getSlot(0).toCapsule());
   if (!work) {

@@ -40,7 +40,8 @@ class FutureTable {
  private:
   struct Entry {
     AwaitedOp op;
-    // Keeps the address from being reused if the future is dropped early.
+    // Keeps the future's address from being reused if nobody else holds the
+    // future.
     c10::weak_intrusive_ptr<Future> future;
   };
   using Entries = std::unordered_map<const Future*, Entry>;

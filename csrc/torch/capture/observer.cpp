@@ -68,7 +68,7 @@ void addBytes(const at::Tensor& tensor, uint64_t& bytes, Call& call) {
 void addBytes(const c10::IValue& value, uint64_t& bytes, Call& call) {
   if (value.isTensor()) {
     addBytes(value.toTensor(), bytes, call);
-  } else if (value.isList()) { // list of tensors, or of lists of tensors
+  } else if (value.isList()) { // tensors, or lists of tensors
     for (const c10::IValue& element : value.toListRef()) {
       addBytes(element, bytes, call);
     }

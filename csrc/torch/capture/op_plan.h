@@ -30,7 +30,7 @@ struct OpPlan {
   int group = -1;
   int reduce_op = -1;
   int peer = -1; // root, source or destination rank
-  int async_op = -1; // if false, a device runs it in the caller's stream
+  int async_op = -1; // false: a device runs it in the caller's stream
   int placed_by = -1; // a barrier's tensor, which only names the device
   struct Buffers {
     int argument;

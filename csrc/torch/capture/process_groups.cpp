@@ -23,16 +23,16 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 BackendPtr backendOf(c10d::ProcessGroup& group, c10::DeviceType type) {
   try {
     return group.getBackend(type);
-  } catch (const c10::Error&) { // registered without one; the call will fail
+  } catch (const c10::Error&) { // none is registered; the call will fail
     return nullptr;
   }
 }
 
-// A group's backends; null if it has none of that kind, as groups written in
-// Python have not.
+// A group's backends; null if it has none of that kind. Groups written in
+// Python have neither.
 struct Backends {
   BackendPtr host;
-  BackendPtr device; // of the first type of device that has one
+  BackendPtr device; // of the first device type that has one
 
   explicit Backends(c10d::ProcessGroup& group) {
     for (const c10::Device& type : group.getDeviceTypes()) {
@@ -64,7 +64,7 @@ std::string backendName(
   return backend != nullptr ? backend->getBackendName() : name;
 }
 
-// Name that all ranks know a group's backend by.
+// Returns the name by which all ranks know a group's backend.
 std::string apart(const std::string& name, const std::string& backend) {
   return name.empty() ? name : name + ":" + backend;
 }
@@ -96,7 +96,7 @@ void describe(const GroupInfo& info, c10d::ProcessGroup& group, bool of_host) {
 // The weak reference prevents the group's address from being reused.
 struct GroupEntry {
   GroupInfo info;
-  GroupInfo host; // of the backend for CPUs, if that is another one
+  GroupInfo host; // of the CPUs' backend, if it is separate
   std::optional<bool> host_is_apart; // known from the first call on
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   explicit GroupEntry(c10d::ProcessGroup& g)

@@ -1,5 +1,5 @@
-// A Work that records how long wait() blocked a thread, or on a device the
-// stream. Everything else is forwarded to the backend's Work.
+// A Work that records for how long wait() blocked the thread or, on a device,
+// the stream. Everything else is forwarded to the backend's Work.
 #pragma once
 
 #include <torch/version.h>

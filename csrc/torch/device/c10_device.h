@@ -12,9 +12,9 @@
 
 namespace commprof {
 
-// Priority of commprof's own streams. torch takes streams round-robin from a
-// pool per priority; this one is not used by the program and NCCL, whose
-// streams come from the first two pools or the last.
+// Priority of commprof's own streams. torch takes streams in turn from a pool
+// per priority. The program's streams and NCCL's come from the first two pools
+// or the last, so no other code uses this priority's streams.
 inline constexpr int kUnusualPriority = -2;
 
 // A mark on a stream that is captured into a graph would break the capture.

@@ -102,8 +102,8 @@ void noteMain(Entry& entry, Op op) noexcept {
   }
 }
 
-// Why a device has no times, as a part of the report's sentence; null if it
-// has.
+// Why a device has no times, as a part of the report's sentence; null if it has
+// times.
 const char* leftOut(c10::DeviceType type) noexcept {
   const char* setting = std::getenv("COMMPROF_DEVICE_EVENTS");
   const std::string_view wanted = setting == nullptr ? "" : setting;
@@ -223,7 +223,8 @@ void noteAwaited(DeviceTimeline& timeline, CollectiveId behind) noexcept {
   }
 }
 
-// Forgets the collective on all devices: any of them can wait for an event.
+// Forgets the collective on all devices, because an event can be waited for on
+// any of them.
 void waitedFor(CollectiveId behind) {
   for (auto& place : table().entries) {
     if (Entry* entry = place.load()) {

@@ -31,8 +31,8 @@ struct DeviceOp {
   // streams, for a second type of device, and while the current stream is
   // captured into a graph, in which marks are not allowed.
   DeviceTimeline* timeline = nullptr;
-  // The operation ran in the caller's own stream and blocked it: that counts as
-  // a wait, and no later call waits for it.
+  // The operation ran in the caller's own stream: it counts as a wait of this
+  // stream, and no later call waits for it.
   bool in_stream = false;
   std::optional<int64_t> stream = {}; // where it runs, if its backend showed it
   bool is_current = false; // the device is the issuing thread's current one
@@ -67,8 +67,8 @@ class DeviceIssue {
   std::unique_ptr<StreamFinder> finder_;
 };
 
-// Marks an operation's completion. Must be called after the operation was
-// launched and before anything else is.
+// Marks an operation's completion. Call it after the operation was launched and
+// before anything else is launched.
 void markCompletion(const DeviceOp& on, uint64_t op_id, Op op) noexcept;
 
 // Returns an object that finds the stream of this thread's launches while it
@@ -106,8 +106,9 @@ struct DeviceStream {
 // nullopt: the calling thread's current stream.
 using StreamOrCurrent = std::optional<DeviceStream>;
 
-// Returns the collective that the stream waited for last, or ran itself, and
-// that no StreamWait waited for yet: an event recorded now comes after it.
+// Returns the last collective that the stream waited for or ran, unless a
+// StreamWait has waited for it: an event recorded on the stream now comes after
+// it.
 CollectiveId lastOnStream(StreamOrCurrent stream) noexcept;
 
 // Placed around a call that makes `stream` wait for an event after the

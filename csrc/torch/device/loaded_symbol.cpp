@@ -17,8 +17,9 @@ struct Libraries {
   std::vector<std::string> paths;
 };
 
-// Must not call dlopen(): the C library holds a lock here for which another
-// thread's dlopen() may wait while it holds the lock that this one would need.
+// Must not call dlopen(), which could deadlock: the C library holds a lock
+// here, and another thread's dlopen() may hold a second lock while it waits for
+// the first.
 int keepPath(dl_phdr_info* info, size_t, void* data) {
   auto& libraries = *static_cast<Libraries*>(data);
   const char* path = info->dlpi_name;

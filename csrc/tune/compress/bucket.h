@@ -54,7 +54,7 @@ struct BucketReport {
   // to Transport::exchange(), plus 2 (W - 1) / W of the all-reduced bytes, as
   // for a ring (the backend may use another algorithm).
   uint64_t wire_bytes = 0;
-  bool nonfinite = false; // on any rank: the bucket is NaN on all
+  bool nonfinite = false; // on any rank; then NaN on all ranks
 
   // Quality of this rank's own contribution after its first rounding. It is
   // measured only in the steps that Options::measure_every selects (it costs

@@ -36,7 +36,7 @@ struct Settings {
   uint64_t seed = 0;
   uint32_t measure_every = 0;
   size_t piece_bytes = 0;
-  uint16_t hash = 0; // of all options that must be the same on all ranks
+  uint16_t hash = 0; // of options that ranks must agree on
 };
 
 // FNV-1a hash of all values, folded to 16 bits.
@@ -336,8 +336,8 @@ class BucketCompressor : public Compressor {
     plainMean(bucket, channel);
   }
 
-  // Returns the residual to send with a lossless bucket, or null. Without error
-  // feedback, before start_step, only loaded residuals are sent.
+  // Returns the residual to send with a lossless bucket, or null. Before
+  // start_step only loaded residuals are sent.
   float* losslessResidual(const Bucket& bucket) {
     return bucket.step >= settings_.start_step ||
             residuals_.holdsAny(bucket.slots)
@@ -395,7 +395,7 @@ class BucketCompressor : public Compressor {
   Settings settings_;
   std::unique_ptr<Scheme> scheme_;
   Residuals residuals_;
-  Scratch next_residual_; // swapped with arenas of residuals_
+  Scratch next_residual_; // swapped with an arena of residuals_
   SentLog sent_log_;
   Handshake handshake_;
   Quality quality_;

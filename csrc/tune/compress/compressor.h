@@ -20,8 +20,8 @@ struct Options {
   std::map<std::string, double> values;
   uint64_t seed = 0; // of PowerSGD's first Q; the same on all ranks
   uint32_t measure_every = 0; // measure quality in every n-th step; 0: never
-  // Approximate encoded size of pieces of blocks: large enough to saturate a
-  // link, small enough that encoding the next one overlaps with sending.
+  // Approximate encoded size of a piece: large enough to saturate a link, small
+  // enough that encoding the next piece overlaps with sending.
   size_t piece_bytes = size_t(1) << 20;
 };
 

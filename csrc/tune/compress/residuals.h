@@ -44,7 +44,8 @@ struct Sent {
   bool lossless = false; // payload is the bucket in fp32
   bool chosen = false; // payload holds topk's chosen values only
   std::vector<std::byte> payload; // otherwise in the scheme's own format
-  // Second rounding error of two phases, which they add to the residual.
+  // Error of the second of two phases' roundings, which was added to the
+  // residual.
   std::vector<float> lost;
   size_t lost_offset = 0;
 

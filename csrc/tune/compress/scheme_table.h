@@ -7,7 +7,7 @@
 namespace commprof::compress {
 
 // Part of the messages between ranks: never renumber. 6 and 8 belonged to
-// removed schemes, so a new one gets 9.
+// removed schemes, so the next new scheme gets 9.
 enum class SchemeCode : uint8_t {
   kNone = 0,
   kHalf = 1,

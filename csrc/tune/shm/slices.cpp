@@ -133,7 +133,7 @@ namespace {
 
 // Size of an owner's part of a chunk: large enough to saturate a link between
 // hosts while the next chunk is summed, small enough that little of the work
-// within the host is before the first or after the last transfer.
+// within the host comes before the first or after the last transfer.
 constexpr size_t kLongestPart = size_t(1) << 20;
 constexpr size_t kShortestPart = size_t(1) << 16;
 constexpr size_t kChunksAtLeast = 8;

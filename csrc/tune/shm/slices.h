@@ -1,6 +1,7 @@
-// The two halves of an all-reduce whose middle part runs between hosts: each
-// owner receives the host's sum of its slice, and later every rank receives all
-// slices. Between hosts, each owner's connection transfers its slice.
+// The first and last step of an all-reduce whose middle step runs between
+// hosts: first each owner receives the host's sum of its slice, and at the end
+// every rank receives all slices. Between hosts, each owner's connection
+// transfers its slice.
 //
 // chunksOf() divides an all-reduce over several hosts into chunks, so that
 // transfers between hosts overlap with the work within each host.

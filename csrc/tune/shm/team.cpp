@@ -71,7 +71,7 @@ size_t headerBytes(int size) {
 
 // Shared state of the team, initially all zero.
 struct Team::Shared {
-  alignas(64) std::atomic<uint32_t> arrived; // at the current barrier
+  alignas(64) std::atomic<uint32_t> arrived; // ranks at the current barrier
   alignas(64) std::atomic<uint32_t> generation; // barriers passed; futex
   alignas(64) std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<uint32_t> broken; // 1: being written, 2: see reason
@@ -98,7 +98,7 @@ struct Team::Shared {
 };
 
 struct Team::RankLine {
-  std::atomic<uint32_t> barriers; // that this rank has reached
+  std::atomic<uint32_t> barriers; // barriers that this rank has reached
   int32_t pid;
   uint64_t pid_namespace;
   Intent intents[2]; // indexed by the barrier's parity
@@ -195,8 +195,8 @@ void Team::arriveAndWait() {
     throwReason();
   }
   const uint32_t generation = barriers_entered_++;
-  // Stored after everything that this rank does for the others: a last rank
-  // that ends or stops before it releases them counts as missing.
+  // Stored after everything that this rank does for the others, so that the
+  // last rank counts as missing if it ends or stops before it releases them.
   auto& barriers_reached = line(options_.rank).barriers;
   const uint32_t size = uint32_t(options_.size);
   if (all.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {

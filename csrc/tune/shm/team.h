@@ -29,7 +29,7 @@ class TeamError : public std::runtime_error {
 };
 
 struct TeamOptions {
-  std::string name; // of the segment; the same on all ranks
+  std::string name; // the segment's; the same on all ranks
   int rank = 0; // on this host
   int size = 1; // ranks of this host
   std::vector<int> global_ranks; // numbers in messages, by rank

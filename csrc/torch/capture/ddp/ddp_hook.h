@@ -19,12 +19,12 @@ namespace commprof {
 
 // Shared by the reducer, which owns the hook as long as the model lives, and by
 // the user's handle. A reducer accepts one hook and never releases it, so only
-// the hook inside this one can be changed.
+// the inner hook can be changed.
 class BucketHook {
  public:
   // Registers a hook with `reducer`. If `inner` is null, the hook runs
-  // MeanAllReduce over `group`, whose comment says what bits result. Throws
-  // c10::Error if the reducer already has a hook.
+  // MeanAllReduce over `group`. Throws c10::Error if the reducer already has a
+  // hook.
   static std::shared_ptr<BucketHook> attach(
       c10d::Reducer& reducer,
       c10::intrusive_ptr<c10d::ProcessGroup> group,

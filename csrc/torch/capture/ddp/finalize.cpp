@@ -25,7 +25,7 @@ constexpr size_t kMostAwaited = 1024;
 thread_local int works_for = -1;
 
 thread_local int last_graph_task = -1;
-std::atomic<int> latest_graph_task{-1}; // of all threads
+std::atomic<int> latest_graph_task{-1}; // of any thread
 
 // The pass of this thread's open manual finalisation.
 thread_local int manual_graph_task = -1;
@@ -45,8 +45,8 @@ std::vector<Awaited>& awaited() {
 }
 
 // Notes `end_ns` as the completion of the pass's complete futures; they may
-// have completed slightly later, during this call. The others are kept for a
-// manual finalisation.
+// have completed slightly later, during this call. Incomplete futures are kept
+// for a manual finalisation.
 void noteReturns(int graph_task, uint64_t end_ns) {
   std::erase_if(awaited(), [&](const Awaited& one) {
     if (one.graph_task != graph_task) {
@@ -77,7 +77,7 @@ bool readsRunDelay(Kind kind) {
   return reads;
 }
 
-// Returns the time of the record; the latest possible if there is none.
+// Returns the time of the record; UINT64_MAX if nothing is recorded.
 uint64_t recordFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   Recorder& recorder = Recorder::instance();
   if (!recorder.enabled()) {
@@ -106,7 +106,7 @@ uint64_t recordFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
 
 // Marks the begin and end of the finalisation on the device's stream.
 void markFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
-  static thread_local DeviceTimeline* timeline = nullptr; // of `begin`
+  static thread_local DeviceTimeline* timeline = nullptr; // that of `begin`
   static thread_local auto begin = DeviceTimeline::kNoMark;
   static thread_local int begun = -1;
   if (DeviceTimeline::main() == nullptr || !Recorder::instance().enabled()) {

@@ -18,9 +18,9 @@ int bracketFinalize();
 
 // Begins and ends a finalisation that the script makes itself, outside of the
 // engine's callbacks (DDP.finalize_backward(), from torch 2.15 on), on the
-// calling thread. Counts for this thread's latest backward pass that issued
-// collectives, or if this thread has none (on devices, autograd has threads of
-// its own), for the process's latest.
+// calling thread. It counts as the finalisation of this thread's latest
+// backward pass that issued collectives; if this thread has none (on devices,
+// autograd has threads of its own), of the process's latest.
 void beginManualFinalize();
 void endManualFinalize();
 

@@ -1,4 +1,4 @@
-// The communication hook that DDP's default behaviour amounts to.
+// A communication hook that does what DDP does by default.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

@@ -1,7 +1,7 @@
-// Observes the gradient buckets of DDP models without a hook, recognised by the
-// tensors that DDP all-reduces. A hook would get the buckets directly, but with
-// a hook DDP no longer divides while it copies into the bucket, which takes one
-// more pass over all gradients.
+// Observes the gradient buckets of DDP models without a hook: recognises them
+// by the tensors that DDP all-reduces. A hook would get the buckets directly,
+// but with a hook DDP no longer divides while it copies into the bucket, which
+// takes one more pass over all gradients.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/comm.hpp>

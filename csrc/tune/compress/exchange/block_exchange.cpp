@@ -153,8 +153,9 @@ class OnePhaseRun {
         stride_ * (place(piece) * size_t(channel_.size()) + size_t(rank));
   }
 
-  // Pieces sent before one is summed, so that the link always has a next piece;
-  // waking up for each piece would take as long as sending one.
+  // Number of pieces sent before the first is summed, so that the link always
+  // has a next piece; waking up for each piece would take as long as sending
+  // it.
   static constexpr int kAhead = 3;
   static constexpr size_t kPlaces = kAhead + 1;
 
@@ -368,8 +369,8 @@ class TwoPhaseRun {
         stride_ * (size_t(piece) * size_t(channel_.size()) + size_t(rank));
   }
 
-  static constexpr int kAhead = 3; // pieces sent before one is summed
-  static constexpr int kBehind = 2; // pieces summed before one is decoded
+  static constexpr int kAhead = 3; // pieces sent before the first is summed
+  static constexpr int kBehind = 2; // pieces summed before the first is decoded
 
   const BlockCodec& codec_;
   Job& job_;
@@ -380,7 +381,7 @@ class TwoPhaseRun {
   std::byte* received_;
   std::byte* results_;
   std::vector<Channel::Pending> scattered_, gathered_;
-  std::vector<PieceNote> notes_; // by rank, of one piece
+  std::vector<PieceNote> notes_; // notes of one piece, by rank
   std::vector<int> exponents_;
 };
 

@@ -6,8 +6,8 @@
 //
 // Two phases: each rank sums one chunk of the bucket. All ranks send it their
 // encoded chunk; it sums them in fp32 in rank order, rounds once and sends the
-// result to all. This makes two roundings in total, where a ring of 16-bit
-// values makes one per rank. All ranks, the chunk's owner included, decode the
+// result to all. So a value is rounded twice, whereas a ring of 16-bit values
+// rounds it once per rank. All ranks, the chunk's owner included, decode the
 // same bytes. If a piece has non-finite values, the note of its result reports
 // this.
 #pragma once

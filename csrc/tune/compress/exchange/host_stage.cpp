@@ -23,7 +23,8 @@ std::vector<shm::Slice> wholeSlots(std::span<const Slot> slots, int owners) {
   size_t begin = 0;
   size_t next = 0; // next slot
   for (int owner = 0; owner < owners; ++owner) {
-    // Cuts nearly equal parts: a slot belongs where its middle is.
+    // Cuts nearly equal parts: a slot belongs to the part that contains its
+    // middle.
     const size_t until = total * size_t(owner + 1) / size_t(owners);
     size_t end = begin;
     while (next < slots.size() &&

@@ -4,7 +4,8 @@
 //
 // The first ranks of each host, as many as the smallest host has, exchange some
 // of a bucket's parameters each, with the ranks of the same index on other
-// hosts. Parameters are not split: residuals and factors belong to whole ones.
+// hosts. Parameters are not split, because residuals and factors belong to
+// whole parameters.
 //
 // After DDP rebuilds its buckets or a state is loaded, a rank may hold the
 // residual of a parameter that another rank of its host exchanges. It adds the

@@ -44,8 +44,8 @@ namespace {
 using kernels::kSparsePart;
 using kernels::sparseParts;
 
-// Expected number of chosen places in the sample: with 8 ranks, the share is
-// then known to about 2 %.
+// Expected number of a rank's chosen places in the sample; with 8 ranks, the
+// share of distinct places is then known to about 2 %.
 constexpr size_t kWanted = 256;
 constexpr size_t kMost = 2 * kWanted;
 
@@ -126,7 +126,8 @@ constexpr uint64_t kEntryBytes = 4;
 constexpr int kFewestRanks = 4; // with fewer, even equal choices hardly pay
 // With fewer values, three additional messages cost more than the saved bytes.
 constexpr size_t kFewestValues = 16384;
-// Upper limit of the bytes' ratio, since the exchange costs additional work.
+// The exchange pays only if it sends less than this part of the bytes, since it
+// costs additional work.
 constexpr double kClearly = 0.9;
 
 // Bytes that a rank sends, averaged over ranks, if all choices together have

@@ -96,7 +96,7 @@ class SplitGather {
  private:
   // The part of the bucket that one owner sums.
   struct Region {
-    size_t begin = 0; // in values
+    size_t begin = 0; // first value
     size_t numel = 0;
     std::vector<kernels::SparseRange> from; // by rank, in the rank's encoding
   };
@@ -112,7 +112,7 @@ class SplitGather {
   Gather gather_; // exchanges choices and the number of sums per owner
   Scratch sent_, received_, sums_, lost_, results_;
   std::vector<const uint8_t*> parts_; // values in this region, by rank
-  std::vector<int32_t> places_; // of the found_ nonzero sums
+  std::vector<int32_t> places_; // places of the found_ nonzero sums
   std::vector<float> values_;
   size_t found_ = 0;
 };

@@ -1,8 +1,8 @@
 // Scheme that sends every value in fewer bits, in two phases, or in one if that
 // sends no more (block_exchange.h).
 //
-// Without a residual, which non-finite values must leave unchanged, there is no
-// pass that looks for them first: the note of a piece (pieces.h) reports them.
+// Non-finite values must not change a residual, so if there is one, a pass
+// looks for them first. Otherwise the note of a piece (pieces.h) reports them.
 #pragma once
 
 #include <memory>

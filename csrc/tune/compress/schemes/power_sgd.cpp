@@ -13,8 +13,8 @@ namespace commprof::compress {
 
 namespace {
 
-// True if both factors have at most half the matrix's size; else it is sent
-// raw.
+// True if both factors together have at most half the matrix's size; otherwise
+// the matrix is sent raw.
 bool worthIt(const Slot& slot, size_t rank) {
   return slot.cols != 0 &&
       2 * rank * (size_t(slot.rows) + slot.cols) <= slot.numel;

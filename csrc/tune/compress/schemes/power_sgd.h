@@ -35,7 +35,7 @@ class PowerSgd : public Scheme {
     size_t cols = 0;
     int rank = 0; // at most the smaller dimension
     size_t p = 0; // offset of its P among all P, in values
-    size_t q = 0; // and of its Q among all Q
+    size_t q = 0; // offset of its Q among all Q, in values
   };
   struct Range { // values that are sent unchanged
     size_t offset = 0;

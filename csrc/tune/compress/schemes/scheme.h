@@ -18,7 +18,7 @@
 
 namespace commprof::compress {
 
-// Input of inspect(), before the handshake.
+// Input of inspect(), which is called before the handshake.
 struct Proposal {
   const Bucket& bucket;
   const float* residual; // as in Job

@@ -15,8 +15,8 @@
 
 namespace commprof::compress {
 
-// Smaller buckets are sent in fp32: that costs less than the scheme saves, and
-// a small share of their values would be less than one value.
+// Smaller buckets are sent in fp32: choosing values would cost more time than
+// it saves, and a small share of them would be less than one value.
 inline constexpr size_t kSmallestSparse = 4096; // values: 16 KiB
 
 // Number of values to send, equal on all ranks; at least one for n > 0.

@@ -101,7 +101,7 @@ class Callers {
   }
 
  private:
-  static constexpr size_t kStrangers = 64; // beyond, the oldest is dropped
+  static constexpr size_t kStrangers = 64; // drops the oldest of more
 
   struct Caller {
     TcpSocket socket;

@@ -86,7 +86,7 @@ void Stream::advance() {
 }
 
 // sendSome() and receiveSome() return true if another call may move more bytes,
-// false if the kernel took or gave less than requested.
+// and false if the kernel moved fewer bytes than requested.
 bool Stream::sendSome() {
   if (sending_.empty()) {
     return false;
@@ -165,7 +165,7 @@ bool Stream::moved(std::deque<Message<Byte>>& queue, size_t bytes) {
 }
 
 short Stream::awaited() const noexcept {
-  // POLLRDHUP is the only sign for a sender that the peer no longer reads.
+  // POLLRDHUP is a sender's only sign that the peer no longer reads.
   const int sending = sending_.empty() ? 0 : POLLOUT;
   const int receiving = receiving_.empty() ? 0 : POLLIN;
   const int end = sending != 0 && receiving == 0 ? POLLRDHUP : 0;

@@ -24,9 +24,9 @@ class Stream {
   Stream() = default; // not connected
   explicit Stream(TcpSocket socket) : socket_(std::move(socket)) {}
 
-  // Queue a message. `left` counts messages in flight, is decremented once this
-  // one is complete, and must stay valid until then, like the bytes, or
-  // abandon().
+  // Queue a message. `left` counts messages in flight and is decremented once
+  // this message is complete. `left` and the bytes must stay valid until then,
+  // or until abandon().
   void send(std::span<const std::byte> bytes, int* left);
   void receive(std::span<std::byte> bytes, int* left);
 

@@ -6,8 +6,8 @@
 
 namespace commprof::kernels {
 
-// Bits of the largest |x|: monotonic in |x|, and at least 0x7f800000 exactly if
-// some value is infinite or NaN. 0 for n = 0.
+// Bits of the largest |x|, which are ordered like |x|. They are 0x7f800000 or
+// more if and only if a value is infinite or NaN. 0 for n = 0.
 uint32_t maxAbsBits(const float* x, size_t n);
 // Bits of the largest |x + y|.
 uint32_t maxAbsBitsOfSum(const float* x, const float* y, size_t n);

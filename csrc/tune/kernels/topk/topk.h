@@ -14,7 +14,7 @@ namespace commprof::kernels {
 struct TopKStats {
   size_t count = 0; // min(k, n)
   size_t candidates = 0; // most held at one time, over all threads
-  uint32_t passes = 0; // over the whole array
+  uint32_t passes = 0; // passes over the whole array
   uint32_t reselections = 0; // selections because a candidate buffer was full
 };
 

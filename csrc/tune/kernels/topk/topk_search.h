@@ -8,9 +8,9 @@
 
 namespace commprof::kernels {
 
-// The cut that selects the k largest of `count` >= k values, whose keys are all
-// at least band.lowest; fast if the k-th is within the band. values and keys,
-// which is overwritten, have room for count + kPad.
+// Returns the cut that selects the k largest of `count` >= k values, whose keys
+// are all at least band.lowest; fast if the k-th largest is within the band.
+// values and keys, which is overwritten, have room for count + kPad.
 Cut findCut(
     const float* values,
     size_t count,
@@ -19,8 +19,8 @@ Cut findCut(
     int32_t* keys);
 
 // Input of a search. residual is null without error feedback. Otherwise it
-// becomes x + residual, or x + before if that is not null; then `spent`, the
-// same array as x, becomes zero.
+// becomes x + residual or, if `before` is not null, x + before; in that case
+// `spent`, the same array as x, becomes zero.
 struct SearchInput {
   const float* x;
   float* residual;
@@ -33,7 +33,7 @@ struct SearchInput {
 
 class Segment {
  public:
-  // Values between two checks that the candidates still fit.
+  // Number of values between two checks whether the candidates still fit.
   static constexpr size_t kBlock = 4096;
 
   // Number of entries that held and keys must have room for.

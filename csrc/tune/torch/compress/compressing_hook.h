@@ -38,7 +38,7 @@ struct BucketTask {
 
 // Runs the compressor on buckets in order, on a thread of its own, and
 // completes their futures there. That thread may block, because nothing else
-// waits for it: no gloo thread and no callback of a future, both of which would
+// runs on it. On a gloo thread or in a future's callback, blocking would
 // deadlock with several buckets in flight. It never acquires the GIL.
 //
 // An exception of a bucket becomes its future's error; the first one becomes

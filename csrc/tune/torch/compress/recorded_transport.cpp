@@ -63,7 +63,7 @@ void recordWait(uint64_t op_id, Op op, uint64_t begin_ns, uint64_t end_ns) {
 }
 
 // A message's end is recorded as the end of its wait. If several messages are
-// received, it is unknown which one delayed the others; waits of zero length
+// received, it is unknown which message the wait was for; waits of zero length
 // then only show that the messages had arrived by that time.
 class RecordedMessages final : public compress::Transfer {
  public:

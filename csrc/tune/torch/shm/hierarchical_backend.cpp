@@ -69,7 +69,8 @@ class Exchange {
                                              : *reductionOf(reduction)),
         world_(world) {}
 
-  // `what`: operation, the same on all ranks, or the error names two of them.
+  // `what`: the operation; if it differs between ranks, the error names two of
+  // them.
   void run(const std::string& what) {
     const size_t bytes = count() * width();
     const shm::Team::Intent intent = shm::intend(what, bytes);
@@ -89,8 +90,8 @@ class Exchange {
  private:
   struct Chunk {
     shm::Slice range;
-    std::vector<shm::Slice> slices; // of the range, by owner
-    at::Tensor part; // of this owner; undefined if it has none
+    std::vector<shm::Slice> slices; // slices of the range, by owner
+    at::Tensor part; // this owner's slice; undefined if none
     WorkPtr work; // null if this rank sends nothing
   };
 

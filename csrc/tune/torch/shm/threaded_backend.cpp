@@ -48,8 +48,8 @@ class ShmWork final : public Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-// Hides from the code that moves bytes that the caller's tensors may require
-// gradients, be inference tensors, or be used under autocast.
+// Lets code move bytes although the caller's tensors require gradients, are
+// inference tensors, or are used under autocast.
 struct AsKernel {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast{

@@ -1,7 +1,7 @@
 // Handshake before a bucket's exchange: every rank sends every other rank a
 // 32-byte little-endian header, and all fields that must be the same on all
-// ranks are compared. The lengths of payloads then agree before they are sent,
-// and all ranks know in time if one rank's gradients are not finite.
+// ranks are compared. So lengths of payloads are known to agree before payloads
+// are sent, and all ranks know in time if a rank's gradients are not finite.
 #pragma once
 
 #include <array>
