@@ -47,6 +47,8 @@ from commprof.analysis.evidence import Figure
 from commprof.analysis.named_cause import NamedCause
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.analysis.world import WorldResult
+from commprof.trace.lookup import among
+from commprof.trace.operations import codes_of
 
 #: All causes, in the order of docs/causes.md.
 CAUSES: Final[tuple[CatalogueCause, ...]] = (
@@ -91,13 +93,13 @@ def named_causes(
 ) -> tuple[NamedCause, ...]:
     """Returns the causes that one world size shows: wrong results first, then the largest gains.
 
-    Empty for a single rank, without measured steps, and for recordings of other tools that do not
-    name operations or sizes.
+    Empty for a single rank and without measured steps. Recordings of other tools may lack sizes of
+    calls: then no cause is named that follows from calls.
     """
     if world.world_size < 2 or not world.timing.measured_steps or not world.parts.step_ms > 0:
         return ()
     facts = Facts(context, world, seen)
-    is_fsdp1 = is_flat(facts)
+    is_fsdp1, sizes_told = is_flat(facts), _sizes_are_told(seen)
     causes = [
         NamedCause(
             id=cause.id,
@@ -114,12 +116,23 @@ def named_causes(
         )
         for cause in CAUSES
         if all(map(world.evidence.supports, (*_ALWAYS, *cause.needs)))
+        and (sizes_told or Figure.CALLS not in cause.needs)
         and (sighting := cause.rule(facts)) is not None
         and _is_worth_naming(cause, sighting)
     ]
     ids = {cause.id for cause in causes}
     causes = [cause for cause in causes if not _EXPLAINED_BY.get(cause.id, set()) & ids]
     return tuple(sorted(causes, key=lambda cause: (not cause.is_wrong, -cause.weight)))
+
+
+def _sizes_are_told(seen: MeasuredWorld) -> bool:
+    """True if the size of each collective was recorded; barriers have none."""
+    barriers = codes_of("barrier", "monitored_barrier")
+    return all(
+        trace.recorded is None
+        or (trace.recorded.size[table.op_id - 1] | among(table.op, *barriers)).all()
+        for trace, table in zip(seen.traces, seen.tables, strict=True)
+    )
 
 
 def _fix(cause: CatalogueCause, facts: Facts, sighting: Sighting) -> str:
