@@ -31,7 +31,8 @@ def on_device_timeline(trace: Trace) -> Trace:
     Collectives of CPU tensors, and records before the first event, keep the host's times.
     The result lacks:
 
-    - the host's waits and run delay, which need not delay a stream
+    - the host's waits and run delay, which need not delay a stream; the ends that these waits show,
+      of operations on the host, are kept
     - the waits of streams other than the compute stream
     - steps and phases whose events were lost
     """
@@ -47,6 +48,7 @@ def on_device_timeline(trace: Trace) -> Trace:
         _boundaries(records),
         _phases(records),
         _waits(records, stream),
+        _ends_by_wait(records),
         _finalizations(records, stream),
     ]
     moved = np.concatenate(parts)
@@ -216,6 +218,30 @@ def _waits(records: Records, stream: _Stream) -> Records:
     found["kind"] = Kind.WAIT
     found["thread"] = _training_thread(records)
     return found
+
+
+def _ends_by_wait(records: Records) -> Records:
+    """Returns the ends of the host's operations that only their first wait shows.
+
+    Such operations are gloo's messages and reduce-scatters. A wait that blocked becomes the record
+    of an end. A shorter one, before which the operation may have been complete, stays a wait, of no
+    length.
+    """
+    issues = of_kind(records, Kind.ISSUE)
+    on_host = issues["op_id"][(issues["flags"] & schema.FLAG_DEVICE_ASYNC) == 0]
+    waits = of_kind(records, Kind.WAIT)
+    shown = (
+        ((waits["flags"] & schema.FLAG_IN_ISSUE) == 0)
+        & np.isin(waits["op_id"], on_host)
+        & ~np.isin(waits["op_id"], of_kind(records, Kind.END)["op_id"])
+    )
+    waits = waits[shown]
+    ends = waits[np.unique(waits["op_id"], return_index=True)[1]].copy()
+    blocked = ends["value"] - ends["timestamp_ns"] >= schema.BLOCKED_NS
+    ends["timestamp_ns"] = ends["value"]
+    ends["kind"][blocked] = Kind.END
+    ends["value"][blocked] = 0
+    return ends
 
 
 def _finalizations(records: Records, stream: _Stream) -> Records:

@@ -31,9 +31,7 @@ void Summary::fold(const Record* records, uint64_t count) {
         if ((record->flags & kInIssue) == 0) {
           ledger_.takeWait(*record);
         }
-        if (!device_steps_.hasDeviceTimes()) {
-          takeWait(*record);
-        }
+        takeWait(*record);
         break;
       case Kind::kDeviceWait:
         takeWait(*record);
@@ -203,6 +201,11 @@ void Summary::takeWait(const Record& record) {
   Open* open = this->open(record.op_id);
   if (open == nullptr) {
     return;
+  }
+  const bool timed_by_device =
+      open->issued && open->on_device && device_steps_.hasDeviceTimes();
+  if (record.kind == Kind::kWait && timed_by_device) {
+    return; // the event on the stream counts instead
   }
   const uint64_t end_ns = std::max(record.value, record.timestamp_ns);
   // A wait inside the issuing call does not show when the operation ended.

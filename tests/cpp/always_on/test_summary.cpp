@@ -142,6 +142,34 @@ void completionsFromDeviceEventsCount() {
   CHECK(holds(summary, "\"duration\":" + histogram({20, 40})));
 }
 
+// Waits of the host end messages of CPU tensors in jobs whose device has times.
+void waitsOfTheHostCountBesideADeviceForItsOwnOperations() {
+  Summary summary(1, no_groups);
+  Record device = issue(1, 100, 64, Op::kAllReduce);
+  device.flags = kDeviceAsync;
+  Record ready = device;
+  ready.kind = Kind::kDeviceReady;
+  ready.timestamp_ns = 110;
+  Record waited = wait(1, 120, 130, Op::kAllReduce);
+  waited.kind = Kind::kDeviceWait;
+  fold(
+      summary,
+      {device,
+       ready,
+       end(1, 130, kDeviceTime),
+       waited,
+       wait(1, 105, 5'000, Op::kAllReduce),
+       issue(2, 200, 64, Op::kSend),
+       wait(2, 300, 2'200, Op::kSend)});
+  CHECK(holds(
+      summary,
+      "\"duration\":" + histogram({20}) + ",\"wait\":" + histogram({10})));
+  CHECK(holds(
+      summary,
+      "\"unfinished\":0,\"duration\":" + histogram({2'000}) + ",\"wait\":" +
+          histogram({1'900})));
+}
+
 // gloo's reduce-scatter has no other end than that of the first wait. It counts
 // once no other can come, long before its place among the open ones is needed.
 void aWaitIsTheEndOfAnOperationWithoutAnother() {
@@ -449,6 +477,7 @@ int main() {
   operationsAreJoinedInAnyOrder();
   operationsWithoutAnEnd();
   completionsFromDeviceEventsCount();
+  waitsOfTheHostCountBesideADeviceForItsOwnOperations();
   aWaitIsTheEndOfAnOperationWithoutAnother();
   pointToPointEndsWithItsWait();
   openOperationsBeyondTheLimitAreUnfinished();

@@ -122,6 +122,26 @@ def test_waits_of_the_host_are_not_exposed_time_on_the_device_timeline() -> None
     assert columns.waits(trace).thread.tolist() == [THREAD, THREAD]
 
 
+def test_ends_that_only_the_hosts_waits_show_stay_on_the_device_timeline() -> None:
+    rank = two_steps()
+    blocked = rank.collective(0, 2050, 0, op="send")
+    rank.wait(blocked, 2060, 2060 + 5 * schema.BLOCKED_NS)
+    rank.wait(blocked, 9000, 9000 + schema.BLOCKED_NS)  # the first wait shows the end
+    rank.wait(rank.collective(1, 2070, 0, op="send"), 2080, 2090)
+    rank.collective(2, 2095, 0, op="send")  # nobody waits for it
+    rank.wait(rank.collective(7, 2100, 2200), 2150, 2150 + 5 * schema.BLOCKED_NS)
+    on_host = columns.collectives(rank.trace())
+    trace, table = moved(rank)
+    row_of = {op_id: row for row, op_id in enumerate(table.op_id.tolist())}
+    for row in range(2, len(on_host.op_id)):
+        moved_row = row_of[int(on_host.op_id[row])]
+        assert table.end_ns[moved_row] == on_host.end_ns[row]
+        assert table.end_is_exact[moved_row] == on_host.end_is_exact[row]
+    assert on_host.end_ns[2:].tolist() == [2060 + 5 * schema.BLOCKED_NS, 2090, 0, 2200]
+    waited_ns = exposures_of(trace).waited_ns.tolist()
+    assert [ns for ns in waited_ns if ns] == [250.0, 250.0]
+
+
 def test_waits_are_exposed_time_if_another_thread_than_the_training_thread_began_capture() -> None:
     rank = two_steps()
     for record in rank._records:
