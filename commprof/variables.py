@@ -179,8 +179,8 @@ NCCL = _choice(
 )
 NCCL_PLUGIN = Variable(
     "COMMPROF_NCCL_PLUGIN",
-    "set by commprof from `NCCL_PROFILER_PLUGIN`: another profiler plugin, to which commprof's "
-    "passes NCCL's calls on",
+    "set by commprof from `NCCL_PROFILER_PLUGIN`: the user's profiler plugin, to which commprof's "
+    "plugin passes NCCL's calls on",
     "a name or path, as in `NCCL_PROFILER_PLUGIN`",
 )
 SIMD = Variable(

@@ -184,7 +184,7 @@ def _check(summary: HostSummary) -> None:
     if not 0 < count <= summary.rank_count or len(summary.ranks) != len(set(summary.ranks)):
         raise ValueError("its series of ranks contradict its number of ranks")
     if summary.ranks[-1] >= summary.world_size or summary.mode not in schema.MODES:
-        raise ValueError("its ranks or its mode are impossible")
+        raise ValueError("its ranks or its mode are not valid")
     columns: dict[str, Any] = checked(summary.figures, dict, "figures")
     for name, column in columns.items():
         _check_numbers(column, f"figures.{name}", may_be_null=True)
@@ -193,7 +193,7 @@ def _check(summary: HostSummary) -> None:
         raise ValueError("its listed ranks are not ranks of the host")
     rows = [*columns.values(), summary.work_ns, summary.waited_ns]
     if {len(row) for row in rows} != {len(listed)}:
-        raise ValueError("its figures are not one per listed rank")
+        raise ValueError("it does not hold one figure per listed rank")
     for work in summary.work_ns:
         _check_numbers(work, "work_ns")
     for pairs in summary.waited_ns:

@@ -21,7 +21,7 @@ Ints = npt.NDArray[np.int64]
 #: such a number may be read from joined records.
 _OPERATIONS = ((Kind.ISSUE, "op_id"), (Kind.END, "op_id"), (Kind.WAIT, "op_id"))
 _PASSES = ((Kind.ISSUE, "value"), (Kind.FINALIZE_BEGIN, "op_id"), (Kind.FINALIZE_END, "op_id"))
-#: Added to the numbers of all ranks if the numbers are too large to be made different.
+#: Added to the numbers of every rank if the numbers are too large to be kept apart.
 LARGEST = 2**62
 
 

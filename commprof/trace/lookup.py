@@ -148,7 +148,7 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
             keys *= width
     number, count = _numbered(key, keys)
     first = np.empty(count, dtype=np.int64)
-    first[number[::-1]] = np.arange(size)[::-1]  # of equal indices, the last one assigned counts
+    first[number[::-1]] = np.arange(size)[::-1]  # of an index, the last assignment counts
     return number, first
 
 

@@ -83,7 +83,7 @@ def _kernel_place(pid: int) -> str:
     return f" in {place}" if place not in ("", "0") else ""
 
 
-#: Bytes read of a trace that existed before the watchdog.
+#: Number of bytes, at its end, that are read of a trace that is older than the watchdog.
 _RECENT_BYTES = 4 << 20
 #: Number of looks after which ring files that the trace names, but that are still missing, are no
 #: longer awaited.
