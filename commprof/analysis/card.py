@@ -60,7 +60,7 @@ class CardRank:
     share: float
     late_steps: int
     measured_steps: int
-    #: Probability of such a concentration if the late rank of each step were drawn at random.
+    #: Probability that chance puts as much of the waiting on one rank; as in ``LateRank``.
     p_value: float
 
 

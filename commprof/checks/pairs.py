@@ -21,8 +21,8 @@ _ALL_PAIRS = 16
 _PINGS = 30
 _BLOCKS = 4
 _BLOCK_BYTES = 4_000_000
-#: A link is named if it is this many times worse than the median; for its latency, only if that
-#: also exceeds the median by this many microseconds.
+#: A link is named if its latency or bandwidth is this many times worse than the median. A latency
+#: must also exceed the median by this many microseconds.
 _WORSE = 3.0
 _WORSE_US = 50.0
 

@@ -57,7 +57,7 @@ def check(job: Job, rendezvous: Rendezvous = ALONE) -> Plan:
 def launch(
     job: Job, log_dir: Path, rendezvous: Rendezvous = ALONE, cpu_sets: str = "", attempt: int = 0
 ) -> None:
-    """Run all ranks of the job and return when they are done.
+    """Runs all ranks of the job, and returns when they are done.
 
     log_dir: directory for `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
     `rank_R.error.json`. rendezvous: how all machines' launchers meet. cpu_sets: CPUs of this
@@ -104,7 +104,7 @@ def launch_function(
     rendezvous: Rendezvous = ALONE,
     attempt: int = 0,
 ) -> None:
-    """Call a module's function in every rank, and return when all ranks have returned.
+    """Calls a module's function in every rank, and returns when all ranks have returned.
 
     log_dir, fork server and exceptions: as for `launch`. imports: modules that the fork server
     imports in addition to torch. more_arguments: arguments of the function after `argument`.
@@ -126,7 +126,7 @@ def launch_script(
     rendezvous: Rendezvous = ALONE,
     attempt: int = 0,
 ) -> None:
-    """Run a Python script or module in every rank, as torchrun would; return when all have ended.
+    """Runs a Python script or module in all ranks, as torchrun would; returns when they have ended.
 
     command: arguments of `python`. log_dir: directory for the launcher's warnings and a failed
     rank's `rank_R.error.json`; the ranks print where this process prints. environment: variables
@@ -150,7 +150,7 @@ def _make_log_dir(log_dir: Path) -> None:
 
 
 def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
-    """Run torch's launcher, and turn its exceptions and signals into commprof's."""
+    """Runs torch's launcher, and turns its exceptions and signals into commprof's."""
     interrupted_by: signal.Signals | None = None
     try:
         # The launcher's signal handlers raise wherever this process is, also outside of run().
@@ -203,7 +203,7 @@ def _ignore_signals() -> None:
 
 
 def stop_fork_server() -> None:
-    """End the process that the ranks are forked from; the next launch starts a new one."""
+    """Ends the process that the ranks are forked from; the next launch starts a new one."""
     # multiprocessing has no public function for this; the server ends once its last client
     # closes the pipe
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
@@ -303,7 +303,7 @@ def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFa
 
 
 def check_backend(backend: str, local_ranks: int) -> None:
-    """Raise UsageError if this host lacks the backend, or GPUs for ``local_ranks`` NCCL ranks."""
+    """Raises UsageError if this host lacks the backend, or GPUs for ``local_ranks`` NCCL ranks."""
     available = [name for name in ("gloo", "nccl", "mpi", "ucc") if dist.is_backend_available(name)]
     if "nccl" in available and not torch.cuda.is_available():
         available.remove("nccl")
@@ -377,7 +377,7 @@ _OF_RANKS = b"TORCHELASTIC_RUN_ID="
 
 
 def kill_lost_ranks() -> None:
-    """End every rank that is a child of this process, and the rank's own children.
+    """Ends every rank that is a child of this process, and the rank's own children.
 
     Called when torch's launcher has given up and has ended the ranks that it knows of. Does nothing
     if the kernel does not list children (``CONFIG_PROC_CHILDREN``).

@@ -125,7 +125,7 @@ class Job:
             )
 
     def save(self, path: Path) -> None:
-        """Write the job as JSON; a reader finds the whole file or none.
+        """Writes the job as JSON; a reader finds the whole file or none.
 
         Creates the file's directory if it does not exist. Raises CommprofError if that, or the
         writing, fails.
@@ -139,7 +139,7 @@ class Job:
 
     @classmethod
     def load(cls, path: Path) -> Job:
-        """Read a job. Raises UsageError, with the reason, if the file is not a job file."""
+        """Reads a job. Raises UsageError, with the reason, if the file is not a job file."""
         try:
             values = checked(read_json(path), {"schema_version": int})
             version = values.pop("schema_version")
@@ -193,7 +193,7 @@ def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write `value` so that a reader finds the whole file or none."""
+    """Writes `value` so that a reader finds the whole file or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(value, indent=1) + "\n")
 

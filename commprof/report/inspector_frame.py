@@ -61,7 +61,7 @@ def _processes(state: InspectorState) -> list[str]:
     return [
         *tabulated(rows, headers, (0, 2)).splitlines(),
         *([f"{_processes_of(more)} more."] if more else []),
-        "caused: waiting of others that began with it; waited: for others; in s, recently.",
+        "Recent seconds. caused: waiting that began with the process; waited: its own.",
     ]
 
 

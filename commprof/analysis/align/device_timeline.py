@@ -310,7 +310,7 @@ def _numbers(records: Records, *names: str) -> Iterator[tuple[int, ...]]:
 def _same_moment(marks: Records, host: Records) -> Ints:
     """Returns, per host record, the row of its device record in ``marks``; -1 if it has none.
 
-    A device record has the host record's thread, and that record's time as ``bytes_in``.
+    The thread of a device record is its host record's; its ``bytes_in`` is the host record's time.
     """
     row_of = {key: row for row, key in enumerate(_numbers(marks, "thread", "bytes_in"))}
     wanted = _numbers(host, "thread", "timestamp_ns")

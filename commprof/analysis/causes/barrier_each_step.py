@@ -13,7 +13,8 @@ from commprof.units import ns_to_ms
 
 #: Fewest barriers per step, as a mean: fewer belong to an evaluation or a checkpoint now and then.
 _PER_STEP = 0.5
-#: Least low end of the gain: a small one is enough, as a barrier in each step is no chance.
+#: The cause is named only if the low end of the gain is at least this fraction of the step. The
+#: fraction is small, because a script does not issue a barrier in each step by chance.
 _LOW = 0.01
 _OPS = names_of("barrier")
 
@@ -46,8 +47,8 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"At least {_PER_STEP:g} barriers per step, at which the ranks stand for at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        f"There are at least {_PER_STEP:g} barriers per step, and the ranks wait in them for at "
+        f"least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A barrier makes every rank wait for the slowest one, and for a round trip over the "

@@ -95,9 +95,9 @@ CAUSE = CatalogueCause(
     looks_like=(
         "In nine of ten updates, the same number of backward passes (at least two, and more than "
         "there are DDP models), or fewer at the end of an epoch, ends with an exchange of DDP's "
-        "buckets; the last pass before the update is one of them, nine of ten exchange the same "
-        "bytes, and the training thread "
-        f"waits in the needless ones for at least {WORTH_NAMING:.0%} of the step."
+        "buckets; the last pass before the update is one of them. Nine of ten of these passes "
+        "exchange the same bytes, and the training thread waits in the exchanges before the last "
+        f"for at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "With gradient accumulation several micro batches add to the gradients before the "

@@ -24,7 +24,8 @@ _FIRST_BYTES = 2**20
 _LEAST, _MEAN_BYTES = 8, 2**18
 #: The training thread waits for the buckets for at least this fraction of the step.
 _EXPOSED = 0.05
-#: Least low end of the gain: a small one is enough, as the script itself sets the cap.
+#: The cause is named only if the low end of the gain is at least this fraction of the step. The
+#: fraction is small, because the script itself sets the cap.
 _LOW = 0.01
 
 

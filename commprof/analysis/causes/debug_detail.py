@@ -46,15 +46,16 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "All ranks ran with this setting, which capture reads, and the time inside the calls that "
-        "issue collectives, of each call on the rank where it is shortest, is at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        "All ranks ran with this setting, which capture reads, and the calls that issue "
+        f"collectives take at least {WORTH_NAMING:.0%} of the step. Each call counts with its time "
+        "on the rank where it is shortest."
     ),
     why=(
         "With this setting torch puts every process group into a wrapper that first exchanges, "
-        "over a gloo group of its own, what each rank is about to call, and then issues it. That "
-        "finds ranks that call different collectives, and costs round trips over TCP for each "
-        "call, on GPUs too; nothing overlaps them. Set it to find a hang, and unset it afterwards."
+        "over a gloo group of its own, what each rank is about to call, and then issues the call. "
+        "That finds ranks that call different collectives, and costs round trips over TCP for each "
+        "call, on GPUs too; nothing overlaps the round trips. Use the setting to find a hang, and "
+        "unset it afterwards."
     ),
     gain_note=(
         "Not predicted, because without the comparisons the ranks meet later, in the collectives: "

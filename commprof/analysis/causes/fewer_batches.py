@@ -54,19 +54,19 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "All ranks recorded all of their steps to their regular end, and some of them made fewer "
-        "than others. Recordings of other profilers, which hold a window of each rank, do not "
-        "tell. A job that hangs at this point is diagnosed as a hang."
+        "steps than others. Not named in recordings of other profilers, which hold only a part of "
+        "each rank's steps. A job that hangs at this point is diagnosed as a hang."
     ),
     why=(
         "Every exchange of gradients needs all ranks. If the data are divided by files, shards or "
         "lengths rather than by a DistributedSampler, the ranks run out of batches at different "
         "times: the rank with most of them waits in an exchange that nobody joins, mostly at the "
-        "end of the first epoch, until a time-out. Give all ranks the same number, or let DDP "
-        "answer for those that have none left."
+        "end of the first epoch, until a time-out. Give all ranks the same number of batches, "
+        "or let DDP answer for the ranks that have none left."
     ),
     gain_note=(
-        "Not predicted, because it makes no step of this run longer: the other ranks wait, or the "
-        "job fails, after the last batch."
+        "Not predicted, because the mistake makes no step of this run longer: the other ranks "
+        "wait, or the job fails, after the last batch."
     ),
     fix=(
         "from torch.distributed.algorithms.join import Join\n\n"

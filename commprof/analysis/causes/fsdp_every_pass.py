@@ -84,9 +84,9 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "In nine of ten updates, the same number of backward passes (at least two), or fewer at "
-        "the end of an epoch, the last among them, issues reduce-scatters, and the training thread "
-        "waits in the needless ones "
-        f"for at least {WORTH_NAMING:.0%} of the step."
+        "the end of an epoch, issues reduce-scatters; the last pass is one of them. The training "
+        "thread waits for the reduce-scatters before the last pass for at least "
+        f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "With gradient accumulation only the sum of the micro batches' gradients is used, but "

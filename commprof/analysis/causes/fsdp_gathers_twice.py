@@ -100,8 +100,8 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"The step waits for all-gathers in backward for at least {_WORTH:.0%} of its length, and "
-        f"the gathered model of all ranks of a host takes at most {_OF_MEMORY:.0%} of its memory. "
-        "On GPUs, whose memory is not recorded, it is not named."
+        f"the gathered model of all ranks of a host takes at most {_OF_MEMORY:.0%} of the host's "
+        "memory. Not named on GPUs, whose memory is not recorded."
     ),
     why=(
         "By default FSDP2 frees the gathered parameters of a unit after its forward pass, and "
@@ -110,8 +110,9 @@ CAUSE = CatalogueCause(
         "backward: gradients and optimizer states stay sharded."
     ),
     gain_note=(
-        "With a gather, FSDP2's copies out of the previous gather and into this one are removed "
-        "too; they are taken to last as long as the median gap between the calls at that place."
+        "With each gather, the replay also removes FSDP2's copies out of the previous gather and "
+        "into this one. The copies are assumed to last as long as the median gap between the calls "
+        "at that place."
     ),
     fix="YOUR_MODEL.set_reshard_after_forward(False)  # after fully_shard",
     edit=lambda facts, _: _edit(facts),

@@ -16,7 +16,8 @@ from commprof.stats.intervals import Interval
 from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS
 
-#: Least low end of the gain, as a second group costs memory and shares the network.
+#: The cause is named only if the low end of the gain is at least this fraction of the step. The
+#: fraction is large, because a second group costs memory and shares the network.
 _WORTH = 0.05
 _GATHER, _SCATTER = map(OPS.index, ("all_gather_into_tensor", "reduce_scatter_tensor"))
 
@@ -75,9 +76,9 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "All-gathers and reduce-scatters use the same group, and a replay of the steps in which "
-        f"the reduce-scatters have a group of their own is shorter by at least {_WORTH:.0%}, the "
-        "low end of its interval."
+        "All-gathers and reduce-scatters use the same group. If the steps are replayed with a "
+        "separate group for the reduce-scatters, they are shorter by at least "
+        f"{_WORTH:.0%} (low end of the interval)."
     ),
     why=(
         "Collectives of one group share a communicator and follow one another. In backward, the "

@@ -83,8 +83,8 @@ CAUSE = CatalogueCause(
         "of some megabytes."
     ),
     gain_note=(
-        "Not predicted, because FSDP2's own work for each unit goes with the unit, and the records "
-        "do not tell it from the work of the model."
+        "Not predicted, because fewer units also save FSDP2's own work for each unit, and the "
+        "records do not tell this work from that of the model."
     ),
     fix=(
         "from torch.distributed.fsdp import fully_shard\n\n"

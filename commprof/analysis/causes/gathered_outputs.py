@@ -96,8 +96,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         "In a job that exchanges gradients by DDP or FSDP, a typical step has one to "
         f"{_MOST} gathers of at least {_LEAST_BYTES // 2**10} KiB after its backward pass and "
-        "before the next forward pass, none of them by an optimizer and together of less than "
-        f"{_OF_PARAMETERS:.0%} of the parameters' bytes, and the ranks stand in them for at least "
+        "before the next forward pass. No optimizer issues them, they gather less than "
+        f"{_OF_PARAMETERS:.0%} of the parameters' bytes, and the ranks wait in them for at least "
         f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(

@@ -71,16 +71,16 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"In a typical step at least {_LEAST} calls follow one another outside of forward and "
-        "backward, each in another group than the one before and each waited for, and the calls "
-        "of all groups but the one that takes longest take at least "
-        f"{WORTH_NAMING:.0%} of the step."
+        "backward; each is in another group than the call before, and the training thread waits "
+        f"for each. They take at least {WORTH_NAMING:.0%} of the step even without the calls of "
+        "the slowest group."
     ),
     why=(
         "A group has a communicator of its own, so that calls in different groups can be in "
         "progress at once; calls of one group follow one another. A loop that reduces a value "
         "over the rows and another over the columns of the ranks, waiting each time, uses one "
         "group at a time. Issue all calls with `async_op=True`, in the same order on every rank, "
-        "and wait afterwards; or join those of each group into one."
+        "and wait afterwards; or join the calls of each group into one."
     ),
     gain_note=(
         "Not predicted, because calls in progress at once share the network and the cores, and a "

@@ -63,7 +63,7 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "The steps are replayed with this rank as fast as the others. Workers that load while the "
-        "last batch trains also win what the other ranks load."
+        "last batch trains also save the time for which the other ranks load."
     ),
     fix=(
         'options = {"num_workers": 4, "persistent_workers": True, "prefetch_factor": 4}\n'

@@ -179,9 +179,10 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         "In a typical step, a collective of 64-bit integers is followed at once, in the same "
-        "group, by one of bytes, as `all_gather_object`, `gather_object` and "
-        "`broadcast_object_list` issue them; from the issue of the first to the end of the second "
-        f"takes at least {WORTH_NAMING:.0%} of the step, pickling included if it was recorded."
+        "group, by a collective of bytes, as `all_gather_object`, `gather_object` and "
+        "`broadcast_object_list` issue them. The time from the issue of the first to the end of "
+        f"the second is at least {WORTH_NAMING:.0%} of the step, pickling included if it was "
+        "recorded."
     ),
     why=(
         "The object functions of torch.distributed pickle the object, exchange the size of the "

@@ -98,9 +98,9 @@ CAUSE = CatalogueCause(
     needs=(Figure.SPLIT,),
     rule=_rule,
     looks_like=(
-        f"In at least {_LEAST} steps and at most half of them, one rank works far longer than it "
-        f"usually does, by at least {LEAST_MS:g} ms, outside of backward, loading and updates, and "
-        f"the waiting of the others for it takes at least {WORTH_NAMING:.0%} of all time."
+        f"In at least {_LEAST} steps, and at most half of the steps, one rank works far longer "
+        f"than it usually does, by at least {LEAST_MS:g} ms, outside of backward, loading and "
+        f"updates. The other ranks wait for it for at least {WORTH_NAMING:.0%} of all time."
     ),
     why=(
         "What only rank 0 does keeps all others waiting at the next exchange: they compute "

@@ -64,9 +64,9 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "Work that every rank does now and then, such as collecting garbage, clearing a cache, "
-        "writing a log or its part of a checkpoint, costs its time once if all ranks do it in the "
-        "same step, and once per rank if each does it in another, because all wait for each. Tie "
-        "such work to the step's number."
+        "writing a log or its part of a checkpoint, delays the job once if all ranks do it in the "
+        "same step, and once per rank if each rank does it in a step of its own, because all ranks "
+        "wait for each other. Tie such work to the step's number."
     ),
     fix=(
         "if YOUR_STEP % 500 == 0:  # the same steps on every rank\n"

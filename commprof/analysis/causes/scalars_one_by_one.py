@@ -82,8 +82,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"In a typical step at least {_LEAST} calls of one operation and group, of at most "
         f"{_SCALAR_BYTES} bytes each, follow one another outside of forward and backward, the "
-        "training thread waits for each, and no phase lies between them. From the end of the first "
-        f"to the end of the last takes at least {WORTH_NAMING:.0%} of the step."
+        "training thread waits for each, and no phase lies between them. The time from the end of "
+        f"the first to the end of the last is at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A collective of 4 bytes takes as long as one of 4 kB: the time goes into waking threads "
@@ -93,9 +93,9 @@ CAUSE = CatalogueCause(
         "`torch.nn.utils.clip_grad_norm_`: with DDP all ranks have the same gradients."
     ),
     gain_note=(
-        "The joined call is taken to last as long as the first of those that it replaces. Over "
-        "gloo, two ranks reduced a single number in about half of the time that several took, so "
-        "that the fix may win that much less."
+        "The joined call is assumed to last as long as the first of the calls that it replaces. "
+        "Over gloo, two ranks reduced a single number in about half the time of several numbers, "
+        "so the joined call may take twice as long."
     ),
     fix=(
         "names, values = zip(*YOUR_METRICS.items())  # a dictionary of tensors\n"

@@ -55,10 +55,10 @@ CAUSE = CatalogueCause(
     needs=(Figure.EXPOSED,),
     rule=_rule,
     looks_like=(
-        "The ranks are on several hosts, one interface carries their data, another one of every "
-        f"host is rated at least {_FASTER:g} times faster and carries nearly nothing, and "
-        f"exposed transfer, or exposed time where this is not known, takes at least {_EXPOSED:.0%} "
-        "of the step."
+        "The ranks are on several hosts, one interface carries their data, and another interface "
+        f"of every host is rated at least {_FASTER:g} times faster and carries nearly nothing. "
+        "Exposed transfer, or all exposed time if the transfer is not known, takes at least "
+        f"{_EXPOSED:.0%} of the step."
     ),
     why=(
         "gloo takes the interface to which the host's name resolves, and NCCL the first that "

@@ -129,9 +129,9 @@ CAUSE = CatalogueCause(
     rule=_rule,
     looks_like=(
         f"In a typical step at least {_LEAST} calls of one operation and group follow one another "
-        "outside of forward and backward, each waited for, of "
-        f"{_MEAN_BYTES // 2**20} MiB on average at most, and from the end of the first to the end "
-        f"of the last takes at least {WORTH_NAMING:.0%} of the step."
+        "outside of forward and backward, and the training thread waits for each. Their mean size "
+        f"is at most {_MEAN_BYTES // 2**20} MiB. The time from the end of the first to the end of "
+        f"the last is at least {WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "Each call pays the latency of the network and wakes the threads of all ranks, whatever "

@@ -18,9 +18,8 @@ CAUSE = CatalogueCause(
     needs=(),
     rule=_rule,
     looks_like=(
-        "Ranks compute gradients and update parameters, and no collective, message or backward "
-        "pass exchanges gradients between them, or the gradients of some parameters are not "
-        "exchanged."
+        "Ranks compute gradients and update parameters, but the gradients of all parameters, or of "
+        "some, are exchanged by no collective, message or backward pass."
     ),
     why=(
         "If the model is not wrapped, if the script calls the inner model in place of the wrapper, "

@@ -91,9 +91,9 @@ CAUSE = CatalogueCause(
     looks_like=(
         "No rank is late by the test of the reports. The compute of each rank varies by at least "
         f"{_VARIES:.0%} from step to step, in forward and backward alike (correlation at least "
-        f"{_TOGETHER:g}), the rank that computes the longest exceeds the mean rank by at least "
-        f"{_SPREAD:.0%} of the step, and it is no rank in more than {_ONE_RANK:.0%} of the steps. "
-        "On GPUs it is not named."
+        f"{_TOGETHER:g}). The rank that computes the longest exceeds the mean rank by at least "
+        f"{_SPREAD:.0%} of the step, and no rank is the longest in more than {_ONE_RANK:.0%} of "
+        "the steps. Not named on GPUs."
     ),
     why=(
         "Every step takes as long as the rank with the most work, and all others wait for it. If "

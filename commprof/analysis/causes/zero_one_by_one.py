@@ -93,9 +93,9 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "The stacks show that torch's ZeroRedundancyOptimizer issues broadcasts, in a typical step "
-        f"at least {_LEAST} and two of each rank, of {_MEAN_BYTES // 2**20} MiB on average at "
-        "most, and the training thread waits for them for at least "
+        "The stacks show that torch's ZeroRedundancyOptimizer issues broadcasts. In a typical step "
+        f"there are at least {_LEAST}, and at least two per sending rank, of at most "
+        f"{_MEAN_BYTES // 2**20} MiB on average. The training thread waits for them for at least "
         f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
@@ -106,8 +106,8 @@ CAUSE = CatalogueCause(
         "needs a communication hook and works only with some optimizers."
     ),
     gain_note=(
-        "The steps are replayed with one call of each rank, which takes what the calls of this run "
-        "take by their bytes. Not predicted if all calls have nearly one size."
+        "The steps are replayed with one call of each rank. The time of this call is computed from "
+        "the times and bytes of this run's calls. Not predicted if all calls have nearly one size."
     ),
     fix=(
         "from torch.distributed.optim import ZeroRedundancyOptimizer\n\n"

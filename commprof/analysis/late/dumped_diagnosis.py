@@ -32,7 +32,7 @@ class GroupProgress:
     ranks: tuple[int, ...]
     #: Last sequence number by rank, without ranks whose number is unknown or that left no dump.
     scheduled: Mapping[int, int]
-    #: Only if the backend records starts.
+    #: Likewise; empty unless the backend records starts.
     started: Mapping[int, int]
     completed: Mapping[int, int]
     #: Number of point-to-point messages that are known to be pending.

@@ -228,7 +228,7 @@ def _compressor(trace: Trace) -> list[Track]:
 
 
 def _within(track: Track, window: Window) -> Track:
-    """Keeps the slices of which a part lies in the window, without what is before the window."""
+    """Keeps the slices that reach into the window, cut where the window begins."""
     rows = np.flatnonzero(window.holds(track.begin_ns, track.end_ns))
     return replace(
         track,

@@ -22,7 +22,7 @@ from commprof.tune.compressors.torch_ops import TorchOps
 #: State of an engine: parameter number, kind and values of each item.
 StateItems = list[tuple[int, str, Any]]
 
-#: How long stopping an engine, at exit or before, waits for a bucket that is being exchanged.
+#: Time for which a stop of an engine waits for a bucket that is being exchanged.
 _PATIENCE_S = 1.0
 
 
