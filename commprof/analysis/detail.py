@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from commprof.analysis.step.breakdown import Floats
+from commprof.analysis.step.breakdown import Breakdown, Floats
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
 from commprof.analysis.timeline.drawn_timeline import Timeline, timeline
 from commprof.trace.columns import Ints, of_kind
@@ -131,13 +131,12 @@ def _no_core_share(seen: MeasuredSteps) -> float:
     ):
         return math.nan  # other profilers do not record it; a host's delay need not delay its GPU
     work = sum(float(part.work_ns.sum()) for part in seen.measured)
-    delay = sum(float(part.run_delay_ns.sum()) for part in seen.measured)
+    delay = sum(float(part.host.run_delay_ns.sum()) for part in seen.measured)
     return delay / work if work > 0 else 0.0
 
 
-def _part(part: object, name: str) -> Floats:
-    values: Floats = getattr(part, "wall_ns" if name == "step" else f"{name}_ns")
-    return values
+def _part(part: Breakdown, name: str) -> Floats:
+    return part.part_ns("wall" if name == "step" else name)
 
 
 def _epoch_samples(run: WorldRun) -> float:

@@ -252,9 +252,9 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
     """Finds what the recordings of one world size hold."""
     traces, world_size = seen.recorded, seen.recorded[0].world_size
     exposed_ms, unsplit_ms, step_ms = (
-        ns_to_ms(sum(float(getattr(part, name).sum()) for part in seen.measured))
+        ns_to_ms(sum(float(part.part_ns(name).sum()) for part in seen.measured))
         / max(1, sum(len(part.step) for part in seen.measured))
-        for name in ("exposed_ns", "unsplit_ns", "wall_ns")
+        for name in ("exposed", "unsplit", "wall")
     )
     missing = sorted(set(range(world_size)).difference(seen.ranks))
     facts = [trace.recorded for trace in traces if trace.recorded is not None]
@@ -274,7 +274,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
             # A benchmark of communication has no other kernels on any rank.
             work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
             collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
-            forward=any(float(part.forward_ns.sum()) > 0 for part in seen.measured),
+            forward=any(float(part.work.forward_ns.sum()) > 0 for part in seen.measured),
         ),
         device_timing=DeviceTiming(
             on_all_ranks=all(timed),

@@ -155,35 +155,35 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
         return [StepParts(**{field.name: math.nan for field in fields(StepParts)})] * len(of_ranks)
 
     def stacked(name: str) -> npt.NDArray[np.float64]:
-        return np.stack([getattr(part, name) for part in of_ranks])
+        return np.stack([part.part_ns(name) for part in of_ranks])
 
     def mean_ms(name: str) -> list[float]:
         means = (stacked(name).mean(axis=1) / NS_PER_MS).tolist()
         return [math.nan if math.isnan(mean) else mean for mean in means]  # all NaNs are one object
 
-    exposed = stacked("exposed_ns")
-    no_core = stacked("no_core_ns")
+    exposed = stacked("exposed")
+    no_core = stacked("no_core")
     columns = {
         **{
-            f"{name}_ms": mean_ms(f"{name}_ns")
+            f"{name}_ms": mean_ms(name)
             for name in ("data", "forward", "backward", "exposed", "optimizer", "other")
         },
-        "step_ms": mean_ms("wall_ns"),
+        "step_ms": mean_ms("wall"),
         **{
             f"{name}_ms": [
                 ns_to_ms(mean_of_known(part, of_rank))
-                for part, of_rank in zip(stacked(f"{name}_ns"), exposed, strict=True)
+                for part, of_rank in zip(stacked(name), exposed, strict=True)
             ]
             for name in ("wait", "transfer")
         },
-        "unsplit_ms": mean_ms("unsplit_ns"),
+        "unsplit_ms": mean_ms("unsplit"),
         "no_core_ms": [
             ns_to_ms(float(part[was_read].mean())) if was_read.any() else math.nan
             for part, was_read in zip(no_core, ~np.isnan(no_core), strict=True)
         ],
-        "hidden_ms": mean_ms("hidden_ns"),
+        "hidden_ms": mean_ms("hidden"),
         # Each of these is known in all steps or in none.
-        **{f"{name}_ms": mean_ms(f"{name}_ns") for name in ("unphased_compute", "copies", "idle")},
+        **{f"{name}_ms": mean_ms(name) for name in ("unphased_compute", "copies", "idle")},
     }
     return [
         StepParts(**dict(zip(columns, of_rank, strict=True)))

@@ -42,7 +42,7 @@ def _without_core(facts: Facts) -> float:
     """Fraction of the step in which training threads were ready to run and had no core."""
     parts = facts.world.parts
     waiting = 0.0 if math.isnan(parts.no_core_ms) else parts.no_core_ms / parts.step_ms
-    working = [float(part.run_delay_ns.sum()) for part in facts.seen.measured]
+    working = [float(part.host.run_delay_ns.sum()) for part in facts.seen.measured]
     return waiting + facts.share(working)
 
 

@@ -94,7 +94,7 @@ def long_steps(facts: Facts) -> LongSteps | None:
     if len(ranks) < 2 or facts.steps < _STEPS:
         return None
     # [rank, step, phase]; time without a core is the machine's delay, not the rank's work.
-    work = np.stack([np.maximum(p.work_ns.T - p.run_delay_ns, 0.0) for p in measured])
+    work = np.stack([np.maximum(p.work_ns.T - p.host.run_delay_ns, 0.0) for p in measured])
     extra = work - np.median(work, axis=1, keepdims=True)
     own = work.sum(axis=2)
     beyond = own - np.median(own, axis=1, keepdims=True)

@@ -63,8 +63,8 @@ def _phases(ranks: Sequence[Observed]) -> CrossCheck:
         part = rank.measured
         wall += float(part.wall_ns.sum())
         for values in (
-            *(part.data_ns, part.forward_ns, part.backward_ns),
-            *(part.exposed_ns, part.optimizer_ns, part.other_ns),
+            *(part.work.data_ns, part.work.forward_ns, part.work.backward_ns),
+            *(part.exposed_ns, part.work.optimizer_ns, part.work.other_ns),
         ):
             parts += float(np.maximum(values, 0).sum())
     steps = sum(len(rank.measured.step) for rank in ranks)
@@ -95,7 +95,7 @@ def _figures_of_records(rank: Observed, group: str | None) -> OfRank:
     return OfRank(
         gradient_bytes=_gradient_bytes(rank, buckets, group),
         buckets_seen=len(buckets) > 0,
-        backward_ns=_mean(rank.measured.backward_ns),
+        backward_ns=_mean(rank.measured.work.backward_ns),
         exposed_ns=_mean(rank.measured.exposed_ns),
         same_bytes=SAME_BYTES,
     )

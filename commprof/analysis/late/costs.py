@@ -95,11 +95,9 @@ def longer_phase(ranks: Sequence[int], parts: Sequence[Breakdown]) -> LongerPhas
     """
     if len(parts) < 2 or len(parts[0].step) == 0:
         return None
-    counts = np.stack([part.host_counts.mean(axis=0) for part in parts])
-    delay, work = (
-        np.stack([getattr(part, name).mean(axis=at) for part in parts])
-        for name, at in (("run_delay_ns", 0), ("work_ns", 1))
-    )
+    counts = np.stack([part.host.counts.mean(axis=0) for part in parts])
+    delay = np.stack([part.host.run_delay_ns.mean(axis=0) for part in parts])
+    work = np.stack([part.work_ns.mean(axis=1) for part in parts])
     least_ms = LEAST_SHARE * ns_to_ms(float(np.mean([part.wall_ns.mean() for part in parts])))
     values = np.stack([work, delay, *np.moveaxis(counts, 2, 0)], axis=2)
     beyond = np.maximum(0.0, beyond_the_others(values))

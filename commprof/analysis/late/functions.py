@@ -206,7 +206,7 @@ class _Times:
 def _times(path: Path, seen: MeasuredWorld, place: int) -> _Times:
     trace, measured = seen.recorded[place], seen.measured[place]
     step_ms = ns_to_ms(float(measured.wall_ns.mean()))
-    no_core_ms = ns_to_ms(float(measured.run_delay_ns.sum(axis=1).mean()))
+    no_core_ms = ns_to_ms(float(measured.host.run_delay_ns.sum(axis=1).mean()))
     thread = int(columns.steps(trace).thread[0])
     samples = read_samples(path, thread, thread == trace.metadata["pid"])
     waited = _waited_in_backward(trace)

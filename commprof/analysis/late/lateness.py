@@ -134,4 +134,4 @@ def _few_steps(steps: int, enough: int) -> str:
 
 def _lacks_phases(part: Breakdown) -> bool:
     """True if kernels of the rank's device ran whose phase is not known."""
-    return bool((part.unphased_compute_ns > 0).any())
+    return bool((part.on_device.unphased_compute_ns > 0).any())

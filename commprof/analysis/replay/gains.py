@@ -164,7 +164,7 @@ def recorded_replays(seen: MeasuredWorld, evidence: Evidence | None = None) -> R
         counted &= ~begun
     if counted.sum() < LEAST_STEPS:
         return None
-    kept = np.stack([part.own_run_delay_ns[used] for part in seen.measured])
+    kept = np.stack([part.host.own_run_delay_ns[used] for part in seen.measured])
     stretches = list(zip(made, calls(seen, made), strict=True))
     return Replays(stretches, wall, kept, counted, begun, several)
 

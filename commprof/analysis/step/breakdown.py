@@ -13,7 +13,7 @@ parts and is not part of the sum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,15 @@ from commprof.analysis.step.exposure import (
 )
 from commprof.analysis.step.origins import Origins
 from commprof.analysis.step.waiting import Waiting, not_split, split
+from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Finalizations, Ints, Spans, Steps
-from commprof.trace.lookup import distinct_rows, kept_once, row_containing
+from commprof.trace.lookup import distinct_rows, kept_once, map_columns, row_containing, rows_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, Phase
 from commprof.trace.stretches import Stretches, covered, outside, stretches, within
 
 Floats = npt.NDArray[np.float64]
-
 
 #: Parts below this fraction of a step are too short to be worth optimising.
 WORTH_A_LOOK = 0.10
@@ -129,23 +129,51 @@ class Caused:
 
 
 @dataclass(frozen=True)
+class WorkTimes(FieldGroup):
+    """Time of the training thread in each phase, without waiting, in nanoseconds."""
+
+    data_ns: Floats
+    forward_ns: Floats
+    backward_ns: Floats
+    optimizer_ns: Floats
+    #: Rest of the step: time in none of these phases.
+    other_ns: Floats
+
+
+@dataclass(frozen=True)
+class OtherOnDevice(FieldGroup):
+    """Parts of ``WorkTimes.other_ns`` on a device, which add up to it; NaN without its kernels."""
+
+    #: Kernels launched in no known phase.
+    unphased_compute_ns: Floats
+    copies_ns: Floats
+    #: Time in which nothing ran.
+    idle_ns: Floats
+
+
+@dataclass(frozen=True)
+class HostDelays(FieldGroup):
+    """What the host took from the training thread, as ``[step, phase]`` in the order of PHASES."""
+
+    #: Time in each phase, outside of waiting, in which the process did not run.
+    paused_ns: Floats
+    #: Time in which the training thread could run and had no core.
+    run_delay_ns: Floats
+    #: Part of ``run_delay_ns`` that other threads of the rank's process may have caused.
+    own_run_delay_ns: Floats
+    #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
+    #: kernel for the training thread in each phase.
+    counts: Floats
+
+
+@dataclass(frozen=True)
 class Breakdown:
     """Parts of the steps of one rank, one row per step; times in nanoseconds."""
 
     step: Ints
     wall_ns: Floats
-    data_ns: Floats
-    forward_ns: Floats
-    #: Backward compute, without the waiting in it.
-    backward_ns: Floats
-    optimizer_ns: Floats
-    #: Rest of the step: time in none of these phases, without waiting.
-    other_ns: Floats
-    #: Parts of ``other_ns`` on a device, which add up to it: kernels launched in no known phase,
-    #: copies, and the time in which nothing ran. NaN if no kernels were recorded.
-    unphased_compute_ns: Floats
-    copies_ns: Floats
-    idle_ns: Floats
+    work: WorkTimes
+    on_device: OtherOnDevice
     #: Time for which communication blocked the training thread.
     exposed_ns: Floats
     #: Exposed time before the last rank had arrived; NaN if no part of it is known.
@@ -160,19 +188,18 @@ class Breakdown:
     hidden_ns: Floats
     #: Time in which a collective was issued and not complete.
     in_flight_ns: Floats
-    #: ``[step, phase]``, in the order of ``schema.PHASES``: time in each phase, outside of waiting,
-    #: in which the process did not run.
-    paused_ns: Floats
-    #: ``[step, phase]``: time in which the training thread could run and had no core.
-    run_delay_ns: Floats
-    #: Part of ``run_delay_ns`` that other threads of the rank's process may have caused.
-    own_run_delay_ns: Floats
-    #: ``[step, phase, count]``, in the order of ``columns.HOST_COUNTS``: further counts of the
-    #: kernel for the training thread in each phase.
-    host_counts: Floats
+    host: HostDelays
     #: Waiting of this rank by its root causes, see :mod:`analysis.step.origins`; none if arrivals
     #: are unknown.
     caused: Caused
+
+    def part_ns(self, name: str) -> Floats:
+        """Returns the part with this name, such as "forward", "copies", "wait" or "wall"."""
+        column = f"{name}_ns"
+        for group in (self.work, self.on_device):
+            if hasattr(group, column):
+                return getattr(group, column)
+        return getattr(self, column)
 
     @property
     def caused_ns(self) -> Floats:
@@ -191,13 +218,13 @@ class Breakdown:
     def with_cores_ns(self) -> Floats:
         """Step time less the run delay of this rank and of the ranks that it waited for."""
         waited = self.caused.of_cause_ns(NO_CORE)
-        left: Floats = self.wall_ns - self.run_delay_ns.sum(axis=1) - waited
+        left: Floats = self.wall_ns - self.host.run_delay_ns.sum(axis=1) - waited
         return left
 
     @property
     def work_ns(self) -> Floats:
         """Time without waiting, as ``[phase, step]`` in the order of ``schema.PHASES``."""
-        return np.stack([getattr(self, f"{phase}_ns") for phase in PHASES])
+        return np.stack([self.part_ns(phase) for phase in PHASES])
 
     @property
     def by_origin_ns(self) -> Floats:
@@ -205,8 +232,8 @@ class Breakdown:
 
         Run delay is not included: it is not own work, because other threads held the core then.
         """
-        paused = self.paused_ns.T
-        work = self.work_ns - paused - self.run_delay_ns.T
+        paused = self.host.paused_ns.T
+        work = self.work_ns - paused - self.host.run_delay_ns.T
         return np.concatenate((work, paused.sum(axis=0, keepdims=True)))
 
     def rows(self, chosen: npt.NDArray[np.bool_]) -> Breakdown:
@@ -214,32 +241,32 @@ class Breakdown:
         at = np.flatnonzero(chosen)
         in_a_row = len(at) > 0 and at[-1] - at[0] == len(at) - 1
         rows = slice(at[0], at[-1] + 1) if in_a_row else at
-        return Breakdown(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        return rows_of(self, rows)
 
     @classmethod
     def joined(cls, parts: Sequence[Breakdown]) -> Breakdown:
         """Joins steps of one rank that follow one another."""
-        names = [f.name for f in fields(cls) if f.name != "caused"]
-        return cls(
-            **{name: _joined([getattr(part, name) for part in parts]) for name in names},
-            caused=Caused.joined([part.caused for part in parts]),
-        )
+        return map_columns(lambda *columns: _joined(columns), *parts)
 
     def split(self, first: Ints) -> list[Breakdown]:
         """Splits joined steps by rank; ``first``: each rank's first row, then the row count."""
-        cuts = list(zip(first[:-1].tolist(), first[1:].tolist(), strict=True))
-        names = [f.name for f in fields(self) if f.name != "caused"]
-        return [
-            Breakdown(
-                **{name: getattr(self, name)[begin:end] for name in names},
-                caused=self.caused.between(begin, end),
-            )
-            for begin, end in cuts
-        ]
+        cuts = zip(first[:-1].tolist(), first[1:].tolist(), strict=True)
+        return [self._between(begin, end) for begin, end in cuts]
+
+    def _between(self, begin: int, end: int) -> Breakdown:
+        """Returns the steps in rows ``begin`` to ``end``, without a copy."""
+        return map_columns(
+            lambda column: (
+                column.between(begin, end) if isinstance(column, Caused) else column[begin:end]
+            ),
+            self,
+        )
 
 
-def _joined(columns_: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _joined(columns_: Sequence[Any]) -> Any:
     """Joins columns; if all are zeros, as for counts that never rose, this takes no memory."""
+    if isinstance(columns_[0], Caused):
+        return Caused.joined(columns_)
     if columns_[0].ndim == 1:
         return kept_once(np.concatenate(columns_))
     if any(column.any() for column in columns_):
@@ -322,45 +349,48 @@ def of_split(
     return Breakdown(
         step=steps.index,
         wall_ns=wall,
-        data_ns=named[Phase.DATA],
-        forward_ns=named[Phase.FORWARD],
-        backward_ns=named[Phase.BACKWARD],
-        optimizer_ns=named[Phase.OPTIMIZER],
-        other_ns=other_ns,
-        **_of_other(trace, steps, other_ns, wall - exposed_ns - other_ns),
+        work=WorkTimes(
+            data_ns=named[Phase.DATA],
+            forward_ns=named[Phase.FORWARD],
+            backward_ns=named[Phase.BACKWARD],
+            optimizer_ns=named[Phase.OPTIMIZER],
+            other_ns=other_ns,
+        ),
+        on_device=_of_other(trace, steps, other_ns, wall - exposed_ns - other_ns),
         exposed_ns=exposed_ns,
         wait_ns=np.where(nothing_known, np.nan, wait),
         transfer_ns=np.where(nothing_known, np.nan, exposed_ns - wait - unsplit),
         unsplit_ns=unsplit,
         no_core_ns=_no_core(steps, finalizations, thread),
-        paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
-        run_delay_ns=_by_phase(steps, phases, run_delay(trace, exposed, thread), thread),
-        own_run_delay_ns=_by_phase(steps, phases, own_run_delay(trace, exposed, thread), thread),
-        host_counts=np.stack(
-            [
-                _by_phase(steps, phases, counted, thread)
-                for counted in host_counts(trace, exposed, thread).values()
-            ],
-            axis=2,
-        ),
         hidden_ns=np.maximum(0.0, _running_ns(trace, in_flight) - exposed_ns),
         in_flight_ns=in_flight,
+        host=_host_delays(trace, steps, exposed, thread),
         caused=_by_origin(steps, exposed_step, origins, world_size),
     )
 
 
-def _of_other(trace: Trace, steps: Steps, other_ns: Floats, phases_ns: Floats) -> dict[str, Floats]:
-    """Returns the parts of ``other_ns`` by name; NaN if no kernels were recorded.
+def _host_delays(trace: Trace, steps: Steps, exposed: Exposures, thread: int) -> HostDelays:
+    phases = columns.phases(trace)
+    counts = host_counts(trace, exposed, thread).values()
+    return HostDelays(
+        paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
+        run_delay_ns=_by_phase(steps, phases, run_delay(trace, exposed, thread), thread),
+        own_run_delay_ns=_by_phase(steps, phases, own_run_delay(trace, exposed, thread), thread),
+        counts=np.stack([_by_phase(steps, phases, counted, thread) for counted in counts], axis=2),
+    )
+
+
+def _of_other(trace: Trace, steps: Steps, other_ns: Floats, phases_ns: Floats) -> OtherOnDevice:
+    """Returns the parts of ``other_ns``; NaN if no kernels were recorded.
 
     Phases are times in which kernels ran, so the rest of the kernels ran in no known phase.
     """
     if trace.device_activity is None:
-        names = ("unphased_compute_ns", "copies_ns", "idle_ns")
-        return dict.fromkeys(names, np.full(len(steps), np.nan))
+        return OtherOnDevice(*[np.full(len(steps), np.nan)] * 3)
     ran = device_times(trace)
     unphased = np.clip(ran.compute_ns - phases_ns, 0.0, np.maximum(0.0, other_ns))
     idle = np.maximum(0.0, other_ns - unphased - ran.copies_ns)
-    return {"unphased_compute_ns": unphased, "copies_ns": ran.copies_ns, "idle_ns": idle}
+    return OtherOnDevice(unphased, ran.copies_ns, idle)
 
 
 def _running_ns(trace: Trace, in_flight: Floats) -> Floats:

@@ -28,14 +28,12 @@ from commprof.units import NS_PER_S, ns_to_s, us_to_ns
 
 Floats = npt.NDArray[np.float64]
 
-#: Fields of a breakdown, in the order of ``StepTimes`` without its first field.
+#: Parts of a breakdown, in the order of ``StepTimes`` without its first field.
 _PARTS: Final = (
-    *("wall_ns", "data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns"),
-    *("exposed_ns", "wait_ns", "transfer_ns", "unsplit_ns", "hidden_ns"),
+    *("wall", "data", "forward", "backward", "optimizer", "other"),
+    *("exposed", "wait", "transfer", "unsplit", "hidden"),
 )
-_EXPOSED, _WAIT, _TRANSFER = (
-    _PARTS.index(f"{name}_ns") for name in ("exposed", "wait", "transfer")
-)
+_EXPOSED, _WAIT, _TRANSFER = (_PARTS.index(name) for name in ("exposed", "wait", "transfer"))
 #: Fewest recent steps for naming a late rank.
 _FEWEST_FOR_LATE: Final = 10
 
@@ -65,7 +63,7 @@ class RecentSteps:
         if not self._ranks:
             self._ranks = new.ranks
             self._total = np.zeros((len(new.ranks), len(_PARTS)))
-        parts = np.stack([[getattr(part, name) for name in _PARTS] for part in new.parts])
+        parts = np.stack([[part.part_ns(name) for name in _PARTS] for part in new.parts])
         work = np.stack([part.by_origin_ns for part in new.parts])
         caused = caused_in_all(new.parts, np.ones(len(new.numbers), dtype=np.bool_))
         self._steps += len(new.numbers)

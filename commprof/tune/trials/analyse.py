@@ -160,7 +160,7 @@ def _steps_of(trace: Trace, count: int, first_step: int, is_sharded: bool) -> di
     row = split.step - first_step
     inside = (row >= 0) & (row < count)
     for name in ("wall", *PARTS, "hidden"):
-        table[name][row[inside]] = getattr(split, f"{name}_ns")[inside]
+        table[name][row[inside]] = split.part_ns(name)[inside]
     steps = columns.steps(trace)
     _add_bytes(trace, table, steps, first_step)
     if is_sharded:

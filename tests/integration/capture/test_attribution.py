@@ -91,7 +91,7 @@ def test_compute_and_data_time_are_recovered_on_every_step(tmp_path: Path, world
     for rank, part in breakdowns(run).items():
         assert len(part.step) == 30 - WARMUP
         for phase in ("data", "forward", "backward"):
-            expected, found = truth(run, rank, phase), getattr(part, f"{phase}_ns")
+            expected, found = truth(run, rank, phase), part.part_ns(phase)
             allowed = np.maximum(RELATIVE * expected, ABSOLUTE_NS)
             strict += int((np.abs(found - expected) <= allowed).sum())
             largest = most(run, rank, phase) - (part.exposed_ns if phase == "backward" else 0)
@@ -109,12 +109,12 @@ def test_phases_add_up_to_the_step_time_measured_by_the_loop(tmp_path: Path) -> 
         issued_in = table.graph_task[table.graph_task >= 0]
         assert set(waited.span.key.tolist()) == set(issued_in.tolist())
         total = (
-            part.data_ns
-            + part.forward_ns
-            + part.backward_ns
+            part.work.data_ns
+            + part.work.forward_ns
+            + part.work.backward_ns
             + part.exposed_ns
-            + part.optimizer_ns
-            + part.other_ns
+            + part.work.optimizer_ns
+            + part.work.other_ns
         )
         loop = np.array(run.results[rank]["step_ns"], dtype=np.float64)
         allowed = 0.005 * loop.min()
@@ -126,8 +126,8 @@ def test_phases_add_up_to_the_step_time_measured_by_the_loop(tmp_path: Path) -> 
         assert (total >= (end - begin)[WARMUP:] - allowed).all()
         assert (total <= (next_begin[WARMUP:] - end[WARMUP - 1 : -1]) + allowed).all()
         assert np.allclose(total, part.wall_ns, rtol=0, atol=1.0)
-        for name in ("data_ns", "forward_ns", "backward_ns", "optimizer_ns", "other_ns"):
-            assert (getattr(part, name) >= 0).all(), name
+        for name in ("data", "forward", "backward", "optimizer", "other"):
+            assert (part.part_ns(name) >= 0).all(), name
         assert np.allclose(part.wait_ns + part.transfer_ns, part.exposed_ns, rtol=0, atol=1.0)
 
 

@@ -145,10 +145,10 @@ def test_step_parts_on_the_device_timeline_match_the_known_work(
     expected = stalls_ns(truth).sum(axis=1) + 2 * MS  # and the one in the stream
     assert parts.exposed_ns[1:] == pytest.approx(expected, abs=100_000)
     # 4 + 5 ms forward; 2 + 1.5 backward. The host may be late with what it issues in some step.
-    assert np.median(parts.forward_ns[1:]) == pytest.approx(9 * MS, abs=1 * MS)
-    assert np.median(parts.backward_ns[1:]) == pytest.approx(3.5 * MS, abs=1 * MS)
+    assert np.median(parts.work.forward_ns[1:]) == pytest.approx(9 * MS, abs=1 * MS)
+    assert np.median(parts.work.backward_ns[1:]) == pytest.approx(3.5 * MS, abs=1 * MS)
     total = sum(
-        getattr(parts, f"{name}_ns")
+        parts.part_ns(name)
         for name in ("data", "forward", "backward", "exposed", "optimizer", "other")
     )
     assert total == pytest.approx(parts.wall_ns)

@@ -140,7 +140,7 @@ def test_live_totals_equal_those_of_the_whole_run(tmp_path: Path, seed: int) -> 
         total = followed.recent.total(rank)
         assert total is not None
         for name in ("data", "forward", "backward", "optimizer", "other", "exposed", "hidden"):
-            expected = np.nan_to_num(getattr(part, f"{name}_ns")).sum() / 1e9
+            expected = np.nan_to_num(part.part_ns(name)).sum() / 1e9
             assert getattr(total, f"{name}_s") == pytest.approx(expected, abs=1e-12), name
 
 

@@ -57,8 +57,8 @@ def outcome(drawn: Drawn) -> Outcome:
     used = parts[0].step
     step_ns = float(times.wall_ns[used].mean())
     wait, wire = (
-        np.stack([np.nan_to_num(getattr(part, name)) for part in parts], axis=1)
-        for name in ("wait_ns", "transfer_ns")
+        np.stack([np.nan_to_num(part.part_ns(name)) for part in parts], axis=1)
+        for name in ("wait", "transfer")
     )
     columns = [CAUSES.index(cause) for cause in truth.CAUSES]
     caused = sum(part.caused_ns.sum(axis=0) for part in parts)

@@ -104,10 +104,10 @@ def test_steps_and_phases_get_the_times_of_the_device_stream() -> None:
     parts = breakdown(trace, table, None, 1)
     assert parts.step.tolist() == [0, 1]
     assert parts.wall_ns.tolist() == [1000, 1000]
-    assert parts.forward_ns.tolist() == [300, 300]
-    assert parts.backward_ns.tolist() == [350, 350]
+    assert parts.work.forward_ns.tolist() == [300, 300]
+    assert parts.work.backward_ns.tolist() == [350, 350]
     assert parts.exposed_ns.tolist() == [250, 250]
-    assert parts.other_ns.tolist() == [100, 100]
+    assert parts.work.other_ns.tolist() == [100, 100]
     assert parts.hidden_ns.tolist() == [200, 200]
     assert table.issue_ns.tolist() == [2400, 3400]
     assert table.end_ns.tolist() == [2850, 3850]
@@ -338,7 +338,7 @@ def test_host_run_delay_is_not_counted_on_the_device_timeline() -> None:
     rank = two_steps()
     rank.no_core(2100, 2300, delay=150)
     trace, table = moved(rank)
-    assert not breakdown(trace, table, None, 1).run_delay_ns.any()
+    assert not breakdown(trace, table, None, 1).host.run_delay_ns.any()
 
 
 def test_a_collective_issued_in_backward_counts_as_backward_even_if_ready_in_forward() -> None:
@@ -417,6 +417,8 @@ def test_always_on_mode_in_cpp_sees_the_same_steps_of_the_device(seed: int, tmp_
     assert (summary.steps.count, summary.exposed.count) == (5, 5)
     assert summary.steps.sum_ns == parts.wall_ns.sum()
     assert summary.exposed.sum_ns == pytest.approx(parts.exposed_ns.sum(), abs=5)
-    assert summary.phases[Phase.FORWARD].sum_ns == pytest.approx(parts.forward_ns.sum(), abs=5)
-    assert summary.phases[Phase.BACKWARD].sum_ns == pytest.approx(parts.backward_ns.sum(), abs=5)
+    assert summary.phases[Phase.FORWARD].sum_ns == pytest.approx(parts.work.forward_ns.sum(), abs=5)
+    assert summary.phases[Phase.BACKWARD].sum_ns == pytest.approx(
+        parts.work.backward_ns.sum(), abs=5
+    )
     assert summary.exposed.sum_ns > 100_000

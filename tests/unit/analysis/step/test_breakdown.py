@@ -17,7 +17,7 @@ from commprof.trace.schema import Phase
 from tests.support.builders.random_run import RandomRun
 from tests.support.builders.traces import THREAD, Rank
 
-PARTS = ("data_ns", "forward_ns", "backward_ns", "exposed_ns", "optimizer_ns", "other_ns")
+PARTS = ("data", "forward", "backward", "exposed", "optimizer", "other")
 
 
 def break_down(*ranks: Rank) -> list[Breakdown]:
@@ -34,7 +34,7 @@ def break_traces_down(traces: list[Trace]) -> list[Breakdown]:
 
 
 def values(part: Breakdown, *names: str) -> list[list[float]]:
-    return [getattr(part, f"{name}_ns").tolist() for name in names]
+    return [part.part_ns(name).tolist() for name in names]
 
 
 def one_step() -> Rank:
@@ -50,7 +50,7 @@ def one_step() -> Rank:
 
 def test_time_in_no_declared_phase_is_other_time() -> None:
     (part,) = break_down(one_step())
-    assert [getattr(part, name).tolist() for name in PARTS] == [
+    assert values(part, *PARTS) == [
         [100.0], [200.0], [400.0], [0.0], [150.0], [150.0],
     ]  # fmt: skip
     assert values(part, "wall", "wait", "transfer", "hidden") == [
@@ -65,7 +65,7 @@ def test_waiting_is_subtracted_from_the_phase_it_happened_in() -> None:
     rank.finalize(600, 720, cpu=20)  # backward: 100
     rank.wait(rank.collective(2, 740, 780), 740, 780)  # between backward and optimizer: 40
     (part,) = break_down(rank)
-    assert [getattr(part, name).tolist() for name in PARTS] == [
+    assert values(part, *PARTS) == [
         [100.0], [160.0], [300.0], [180.0], [150.0], [110.0],
     ]  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_waiting_over_the_bound_of_a_phase_is_shared_out() -> None:
     rank.step(0, 100)
     rank.step(100, 200)
     (part,) = break_down(rank)
-    assert [getattr(part, name).tolist() for name in PARTS] == [
+    assert values(part, *PARTS) == [
         [0.0, 0.0], [15.0, 5.0], [15.0, 0.0], [45.0, 30.0], [0.0, 5.0], [25.0, 60.0],
     ]  # fmt: skip
 
@@ -97,7 +97,7 @@ def test_pauses_are_attributed_to_the_phase_they_lie_in() -> None:
     rank.pause(205, 260)  # forward: 5 before the wait, 10 after it
     rank.pause(990, 1010)  # after all phases: 10; the rest is in no step
     (part,) = break_down(rank)
-    assert part.paused_ns.tolist() == [[20.0, 10.0, 25.0, 0.0, 0.0]]
+    assert part.host.paused_ns.tolist() == [[20.0, 10.0, 25.0, 0.0, 0.0]]
     # Phases include their pauses; by origin, pauses are separate.
     assert part.work_ns[:, 0].tolist() == [150.0, 100.0, 160.0, 400.0, 150.0]
     assert part.by_origin_ns[:, 0].tolist() == [130.0, 90.0, 135.0, 400.0, 150.0, 55.0]
@@ -275,10 +275,11 @@ def test_rows_and_caused_waiting_of_chosen_steps_equal_the_selected_values(chose
     mask = np.array([bit == "1" for bit in chosen])
     for part in parts:
         rows = part.rows(mask)
-        for each in dataclasses.fields(part):
-            if each.name != "caused":  # as a table, below
-                expected = getattr(part, each.name)[mask]
-                np.testing.assert_array_equal(getattr(rows, each.name), expected)
+        for held, whole in ((rows, part), (rows.host, part.host), (rows.on_device, part.on_device)):
+            for name, column in vars(whole).items():
+                if isinstance(column, np.ndarray):
+                    np.testing.assert_array_equal(getattr(held, name), column[mask])
+        np.testing.assert_array_equal(rows.work_ns, part.work_ns[:, mask])
         np.testing.assert_array_equal(rows.caused_ns, part.caused_ns[mask])
         waited_ns = part.caused_ns[mask].sum(axis=(0, 2))
         np.testing.assert_array_equal(rows.caused.by_rank_ns(), waited_ns)
@@ -300,7 +301,7 @@ def test_parts_of_random_steps_add_up_and_equal_the_simulated_ones(seed: int) ->
         check_sums(part)
         assert part.exposed_ns == pytest.approx(truth.exposed, abs=1)
         for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER):
-            found = getattr(part, f"{phase.name.lower()}_ns")
+            found = part.part_ns(phase.name.lower())
             assert found == pytest.approx([step[phase] for step in truth.phases], abs=1)
         assert np.isfinite(part.wait_ns).all()
 
@@ -319,10 +320,10 @@ def test_parts_of_steps_add_up_if_records_are_lost(seed: int) -> None:
 
 def check_sums(part: Breakdown) -> None:
     """Checks that parts are finite, not negative and add up, to the nanosecond."""
-    for name in (*PARTS, "hidden_ns", "wall_ns"):
-        assert np.isfinite(getattr(part, name)).all(), name
-        assert (getattr(part, name) >= -1).all(), (name, getattr(part, name))
-    assert sum(getattr(part, name) for name in PARTS) == pytest.approx(part.wall_ns, abs=1)
+    for name in (*PARTS, "hidden", "wall"):
+        assert np.isfinite(part.part_ns(name)).all(), name
+        assert (part.part_ns(name) >= -1).all(), (name, part.part_ns(name))
+    assert sum(part.part_ns(name) for name in PARTS) == pytest.approx(part.wall_ns, abs=1)
     known = np.isfinite(part.wait_ns)
     assert (part.wait_ns[known] >= 0).all()
     assert (part.transfer_ns[known] >= -1).all()
