@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,11 @@ from commprof.trace.schema import Kind, Records
 Ints = npt.NDArray[np.int64]
 
 Table = TypeVar("Table")
+
+#: What a column of times holds: moments on the rank's clock, which are other numbers on another
+#: clock and 0 if unknown, or durations, which are the same on each.
+MOMENT: Final[Mapping[str, str]] = {"time": "moment"}
+DURATION: Final[Mapping[str, str]] = {"time": "duration"}
 
 NO_RECORDS = np.empty(0, dtype=schema.RECORD_DTYPE)
 #: Columns with more rows are stored as one value if all of their values are equal.
@@ -46,12 +51,12 @@ class Collectives:
     thread: Ints
     #: Backward pass that issued the collective (``Finalizations.span.key``); -1 outside of one.
     graph_task: Ints
-    issue_ns: Ints
+    issue_ns: Ints = field(metadata=MOMENT)
     #: True if the tensors are sparse; their sizes may differ from rank to rank.
     sparse: npt.NDArray[np.bool_]
     #: Completion on the host. If the backend does not report it (gloo's point-to-point and
     #: reduce-scatter), the return of the wait for it; 0 if neither is known, and on devices.
-    end_ns: Ints
+    end_ns: Ints = field(metadata=MOMENT)
     #: True if the operation completed at ``end_ns``. Otherwise ``end_ns`` is 0, or the return of a
     #: wait that did not block: the operation completed at some time before.
     end_is_exact: npt.NDArray[np.bool_]
@@ -63,13 +68,25 @@ class Collectives:
         return len(self.op_id)
 
 
+def shifted_ns(time_ns: Ints, shift_ns: Ints) -> Ints:
+    """Returns moments that are later by ``shift_ns``; unknown ones stay 0."""
+    return np.where(time_ns > 0, time_ns + shift_ns, time_ns)
+
+
+def shifted(table: Table, shift_ns: Ints) -> Table:
+    """Returns a table whose moments are later by ``shift_ns``; unknown ones stay 0."""
+    moments = (column.name for column in fields(table) if column.metadata == MOMENT)  # type: ignore[arg-type]
+    moved = {name: shifted_ns(getattr(table, name), shift_ns) for name in moments}
+    return replace(table, **moved)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
 class Steps:
     """One row per complete step."""
 
     index: Ints
-    begin_ns: Ints
-    end_ns: Ints
+    begin_ns: Ints = field(metadata=MOMENT)
+    end_ns: Ints = field(metadata=MOMENT)
     thread: Ints
     #: The event that ends the steps: "declared" by the script, an optimizer's "update", or
     #: "backward".
@@ -87,8 +104,8 @@ class Spans:
     #: Phase code, operation id, or graph task id; see the function that makes the table.
     key: Ints
     thread: Ints
-    begin_ns: Ints
-    end_ns: Ints
+    begin_ns: Ints = field(metadata=MOMENT)
+    end_ns: Ints = field(metadata=MOMENT)
 
     def __len__(self) -> int:
         """Number of spans."""
@@ -101,10 +118,10 @@ class Finalizations:
 
     span: Spans
     #: Wall time less CPU time of the thread, which waited for a bucket or for a core.
-    blocked_ns: Ints
+    blocked_ns: Ints = field(metadata=DURATION)
     #: Part of ``blocked_ns`` in which the thread was ready to run and had no core; NaN if capture
     #: did not read it, as in most steps when steps are short.
-    no_core_ns: npt.NDArray[np.float64]
+    no_core_ns: npt.NDArray[np.float64] = field(metadata=DURATION)
 
 
 @dataclass(frozen=True)
@@ -122,10 +139,10 @@ class Buckets:
     bytes: Ints
     dtype: Ints
     thread: Ints
-    ready_ns: Ints
-    launch_ns: Ints
+    ready_ns: Ints = field(metadata=MOMENT)
+    launch_ns: Ints = field(metadata=MOMENT)
     #: Completion of the bucket; 0 if none was recorded.
-    end_ns: Ints
+    end_ns: Ints = field(metadata=MOMENT)
 
     def __len__(self) -> int:
         """Number of buckets."""
@@ -462,9 +479,9 @@ class Compressions:
     #: True if some rank's gradients were not finite.
     non_finite: npt.NDArray[np.bool_]
     #: When the compressor's thread began with the bucket.
-    begin_ns: Ints
+    begin_ns: Ints = field(metadata=MOMENT)
     #: [stages of ``schema.STAGES``, buckets]: sum of the times of each stage.
-    stage_ns: Ints
+    stage_ns: Ints = field(metadata=DURATION)
     #: Figures of kind QUALITY, see ``commprof.trace.schema``; if not measured NaN, and for the
     #: counts -1.
     relative_error: npt.NDArray[np.float64]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.field_groups import FieldGroup
 from commprof.trace import schema
-from commprof.trace.columns import Ints, ints, of_kind, once_per_trace
+from commprof.trace.columns import DURATION, MOMENT, Ints, ints, of_kind, once_per_trace
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind
 
@@ -39,14 +39,14 @@ class NcclOps(FieldGroup):
     protocol: Ints
     #: As in NCCL's call.
     size_bytes: Ints
-    begin_ns: Ints
+    begin_ns: Ints = field(metadata=MOMENT)
     #: If the times are not known, ``begin_ns`` is the time of issue and ``end_ns`` the same.
-    end_ns: Ints
+    end_ns: Ints = field(metadata=MOMENT)
     #: True if the times are the GPU's, not those at which NCCL saw begin and end.
     on_gpu: Bools
     #: Time from the first channel's begin to the last one's begin; then the same for their ends.
-    begin_spread_ns: Ints
-    end_spread_ns: Ints
+    begin_spread_ns: Ints = field(metadata=DURATION)
+    end_spread_ns: Ints = field(metadata=DURATION)
 
     def __len__(self) -> int:
         """Number of operations."""
@@ -91,15 +91,15 @@ class Transfers:
     peer: Ints
     channel: Ints
     size_bytes: Ints
-    begin_ns: Ints
+    begin_ns: Ints = field(metadata=MOMENT)
     #: Time in which a buffer waited to be filled, or emptied, by the GPU.
-    gpu_ns: Ints
+    gpu_ns: Ints = field(metadata=DURATION)
     #: Of sends: time in which the peer had no buffer to offer. Of receives: time in which data were
     #: flushed to the GPU's memory.
-    peer_or_flush_ns: Ints
+    peer_or_flush_ns: Ints = field(metadata=DURATION)
     #: Of sends: time in which the network was sending. Of receives: time in which data had not
     #: arrived.
-    transfer_ns: Ints
+    transfer_ns: Ints = field(metadata=DURATION)
 
     def __len__(self) -> int:
         """Number of transfers."""

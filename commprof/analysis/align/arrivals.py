@@ -9,7 +9,7 @@ import numpy as np
 
 from commprof.analysis.align.matching import Matching, last_awaited, matched
 from commprof.trace import columns
-from commprof.trace.columns import Buckets, Collectives, Finalizations, Ints
+from commprof.trace.columns import MOMENT, Buckets, Collectives, Finalizations, Ints
 from commprof.trace.lookup import distinct_rows
 from commprof.trace.reader import Trace
 
@@ -28,11 +28,11 @@ class BucketArrivals:
 
     #: Number of the backward pass that waited for the bucket; -1 if unknown.
     graph_task: Ints = field(default_factory=_none)
-    ready_ns: Ints = field(default_factory=_none)
+    ready_ns: Ints = field(default_factory=_none, metadata=MOMENT)
     #: Time at which the bucket's mean was ready; 0 if not recorded.
-    end_ns: Ints = field(default_factory=_none)
+    end_ns: Ints = field(default_factory=_none, metadata=MOMENT)
     #: As in ``Arrivals``: the time at which the last rank's gradients were ready.
-    last_arrival_ns: Ints = field(default_factory=_none)
+    last_arrival_ns: Ints = field(default_factory=_none, metadata=MOMENT)
     late_rank: Ints = field(default_factory=_none)
     #: Number of the bucket's exchange, the same on all ranks, larger than any
     #: ``Arrivals.collective``; -1 if not all ranks of the group recorded the bucket.
@@ -51,7 +51,7 @@ class Arrivals:
     """
 
     #: Issue time of the rank that arrived last; 0 if not all ranks of the group were recorded.
-    last_arrival_ns: Ints
+    last_arrival_ns: Ints = field(metadata=MOMENT)
     #: Global rank that arrived last; -1 if unknown.
     late_rank: Ints
     #: Number of the collective, the same on all ranks; -1 if not all ranks were recorded.

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.align.arrivals import Arrivals, BucketArrivals
+from commprof.analysis.align.arrivals import Arrivals
 from commprof.analysis.step.device_times import device_times
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
@@ -32,10 +32,12 @@ from commprof.trace.columns import (
     Steps,
     discard,
     keep,
+    shifted,
+    shifted_ns,
 )
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.joined_records import LARGEST, JoinedRecords
-from commprof.trace.lookup import joined_column, rows_of
+from commprof.trace.lookup import Table, joined_column, map_columns, rows_of
 from commprof.trace.packed import packed
 from commprof.trace.reader import Trace
 from commprof.trace.schema import TIME_IN_VALUE, Kind, Records
@@ -101,21 +103,16 @@ class RankBlock:
             return of_ranks[0]
         buckets = [each.buckets for each in of_ranks]
         count = list(map(len, buckets))
-        shift_ns, task = np.repeat(self.shift_ns, count), np.repeat(self.task_shift, count)
-        passes = _all(buckets, "graph_task")
+        joined_buckets = _joined_tables(buckets)
+        passes, task = joined_buckets.graph_task, np.repeat(self.task_shift, count)
+        arrived_ns = _all(of_ranks, "last_arrival_ns")
         return Arrivals(
-            last_arrival_ns=_moved(
-                _all(of_ranks, "last_arrival_ns"), np.repeat(self.shift_ns, np.diff(self.calls))
-            ),
+            last_arrival_ns=shifted_ns(arrived_ns, np.repeat(self.shift_ns, np.diff(self.calls))),
             late_rank=_all(of_ranks, "late_rank"),
             collective=_all(of_ranks, "collective"),
-            buckets=BucketArrivals(
+            buckets=replace(
+                shifted(joined_buckets, np.repeat(self.shift_ns, count)),
                 graph_task=np.where(passes >= 0, passes + task, passes),
-                ready_ns=_moved(_all(buckets, "ready_ns"), shift_ns),
-                end_ns=_moved(_all(buckets, "end_ns"), shift_ns),
-                last_arrival_ns=_moved(_all(buckets, "last_arrival_ns"), shift_ns),
-                late_rank=_all(buckets, "late_rank"),
-                number=_all(buckets, "number"),
             ),
         )
 
@@ -124,11 +121,14 @@ class RankBlock:
         if len(self) == 1:
             return of_ranks[0]
         count = np.diff(self.calls)
-        calls = _columns(of_ranks, self.shift_ns, self.threads)
-        passes = calls["graph_task"]
-        calls["op_id"] = calls["op_id"] + np.repeat(self.call_shift, count)
-        calls["graph_task"] = np.where(passes >= 0, passes + np.repeat(self.task_shift, count), -1)
-        return Collectives(**calls)
+        calls = shifted(_joined_tables(of_ranks), np.repeat(self.shift_ns, count))
+        passes, task = calls.graph_task, np.repeat(self.task_shift, count)
+        return replace(
+            calls,
+            op_id=calls.op_id + np.repeat(self.call_shift, count),
+            graph_task=np.where(passes >= 0, passes + task, -1),
+            thread=_block_threads(calls.thread, np.repeat(self.threads, count)),
+        )
 
     def find_exposures(self, calls: Collectives) -> None:
         """Finds the waiting of all ranks at once, and caches it for ``exposures_of`` of the block.
@@ -376,30 +376,23 @@ class _Ranks:
 
         ``keys``: per rank, what was added to its keys; None if keys were not shifted.
         """
-        shift_ns = np.repeat(self.shift_ns, count)
-        own = Spans(
-            spans.key if keys is None else spans.key - np.repeat(keys, count),
-            spans.thread,
-            spans.begin_ns - shift_ns,
-            _moved(spans.end_ns, -shift_ns),
-        )
+        own = shifted(spans, -np.repeat(self.shift_ns, count))
+        if keys is not None:
+            own = replace(own, key=own.key - np.repeat(keys, count))
         return self.of_block(spans, count), [rows_of(own, rows) for rows in _slices(count)]
 
     def of_block(self, spans: Spans, count: Sequence[int]) -> Spans:
         """Returns a table with the threads of the block: training threads, and others."""
-        training = np.where(spans.thread == np.repeat(self.threads, count), _TRAINING, _OTHER)
-        return replace(spans, thread=training)
+        thread = _block_threads(spans.thread, np.repeat(self.threads, count))
+        return replace(spans, thread=thread)
 
     def calls(self, calls: Collectives, count: Sequence[int]) -> list[Collectives]:
         """Returns each rank's calls as it recorded them."""
-        shift_ns, task = np.repeat(self.shift_ns, count), np.repeat(self.task_shift, count)
-        passes = calls.graph_task
+        passes, task = calls.graph_task, np.repeat(self.task_shift, count)
         own = replace(
-            calls,
+            shifted(calls, -np.repeat(self.shift_ns, count)),
             op_id=calls.op_id - np.repeat(self.call_shift, count),
             graph_task=np.where(passes >= 0, passes - task, passes),
-            issue_ns=calls.issue_ns - shift_ns,
-            end_ns=_moved(calls.end_ns, -shift_ns),
         )
         return [rows_of(own, rows) for rows in _slices(count)]
 
@@ -409,24 +402,13 @@ def _slices(count: Sequence[int]) -> list[slice]:
     return [slice(*of_rank) for of_rank in itertools.pairwise(ends)]
 
 
-def _columns(some: Sequence[Collectives], shift_ns: Ints, threads: Ints) -> dict[str, Any]:
-    """Joins the columns of the ranks' calls, with shifted times and the block's thread numbers."""
-    count = list(map(len, some))
-    found = {}
-    for name in (field.name for field in fields(some[0])):
-        column = _all(some, name)
-        if name.endswith("_ns"):
-            column = _moved(column, np.repeat(shift_ns, count))
-        elif name == "thread":
-            column = np.where(column == np.repeat(threads, count), _TRAINING, _OTHER)
-        found[name] = column
-    return found
+def _block_threads(thread: Ints, training: Ints) -> Ints:
+    return np.where(thread == training, _TRAINING, _OTHER)
+
+
+def _joined_tables(tables: Sequence[Table]) -> Table:
+    return map_columns(lambda *columns_: joined_column(columns_), *tables)
 
 
 def _all(some: Sequence[Any], name: str) -> Column:
     return joined_column(getattr(each, name) for each in some)
-
-
-def _moved(time_ns: Column, shift_ns: Ints) -> Column:
-    """Shifts times; 0, which stands for an unknown time, stays 0."""
-    return np.where(time_ns > 0, time_ns + shift_ns, time_ns)

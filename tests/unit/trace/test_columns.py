@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from commprof.analysis.align import matching
+from commprof.analysis.align import arrivals, matching
 from commprof.analysis.step import exposure
 from commprof.commands import main
-from commprof.trace import columns, schema
+from commprof.trace import columns, nccl, schema
+from commprof.trace.columns import DURATION, MOMENT, shifted
 from commprof.trace.reader import Trace, read_trace
 from commprof.trace.schema import Kind
 from tests.support.builders import trace_bytes as made
@@ -357,3 +358,31 @@ def test_tables_and_the_records_of_a_trace_are_read_only() -> None:
         trace.records["timestamp_ns"][0] = 1
     assert written.flags.writeable  # the caller's array stays writable
     assert np.count_nonzero(written["kind"] == Kind.STEP) == 2
+
+
+def test_each_column_of_times_says_what_it_holds() -> None:
+    """Moments are other numbers on another clock, durations are not: the name does not tell."""
+    tables = [
+        table
+        for module in (columns, nccl, arrivals)
+        for table in vars(module).values()
+        if dataclasses.is_dataclass(table) and table.__module__ == module.__name__
+    ]
+    times = [
+        (table.__name__, column.name, column.metadata)
+        for table in tables
+        for column in dataclasses.fields(table)
+        if column.name.endswith("_ns")
+    ]
+    assert len(tables) >= 10
+    assert [(table, name) for table, name, role in times if role not in (MOMENT, DURATION)] == []
+
+
+def test_durations_are_the_same_on_another_clock() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Pauses:
+        begin_ns: columns.Ints = dataclasses.field(metadata=MOMENT)
+        length_ns: columns.Ints = dataclasses.field(metadata=DURATION)
+
+    found = shifted(Pauses(np.array([0, 50]), np.array([7, 8])), np.array([100, 100]))
+    assert (found.begin_ns.tolist(), found.length_ns.tolist()) == ([0, 150], [7, 8])
