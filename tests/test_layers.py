@@ -5,7 +5,6 @@ Imports for type checking and imports inside functions count like all others.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import subprocess
 import sys
@@ -15,16 +14,13 @@ from pathlib import Path
 import pytest
 
 from commprof import satellites
-from commprof.analysis.card import Card, CardCommunication, CardNextStep
-from commprof.analysis.collectives.communication import Communication
-from commprof.analysis.late.lateness import Lateness
-from commprof.analysis.profiler_cost import ProfilerCost
-from commprof.analysis.recording import WorldRecording
-from commprof.analysis.step.timing import StepTiming
-from commprof.analysis.summary_result import SummaryArrivals, SummaryResult, SummaryTiming
-from commprof.analysis.training_account import TrainingAccount
-from commprof.analysis.world import WorldResult
-from tools.make_shape import imports_of, mutual_imports, repeated_classes, rules_in_two_languages
+from tools.make_shape import (
+    imports_of,
+    mutual_imports,
+    numbers_of_fields,
+    repeated_classes,
+    rules_in_two_languages,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -127,14 +123,8 @@ ANALYSIS = (
 )
 """Folders and modules of commprof/analysis; each may import those before it."""
 
-RESULT_GROUPS = {
-    group.__name__: group
-    for group in (
-        *(Communication, Lateness, ProfilerCost),
-        *(StepTiming, TrainingAccount, WorldRecording),
-    )
-}
-"""Groups of the fields of ``WorldResult``."""
+MOST_FIELDS = 15
+"""Of a class in commprof/analysis; one with more holds groups (commprof/field_groups.py)."""
 
 SATELLITES = set(satellites.NAMES)
 """Packages that the profiler works without; it reaches them through their seams alone."""
@@ -423,21 +413,10 @@ def test_the_path_of_a_collective_names_files_that_are_there() -> None:
     assert 10 < len(files) <= 20
 
 
-def test_the_result_of_a_world_size_is_read_in_groups() -> None:
+def test_results_have_few_fields_or_groups_of_them() -> None:
     """One class with all figures grew to 51 fields; now a figure has a home by its subject."""
-    groups = [field for field in dataclasses.fields(WorldResult) if field.type in RESULT_GROUPS]
-    assert len(dataclasses.fields(WorldResult)) <= 15
-    assert {str(field.type) for field in groups} == set(RESULT_GROUPS)
-    for group in RESULT_GROUPS.values():
-        assert 3 <= len(dataclasses.fields(group)) <= 15
-
-
-@pytest.mark.parametrize(
-    "result",
-    [Card, CardCommunication, CardNextStep, SummaryResult, SummaryTiming, SummaryArrivals],
-)
-def test_what_a_report_shows_is_in_groups_of_few_fields(result: type) -> None:
-    assert len(dataclasses.fields(result)) <= 15
+    large = {name: number for name, number in numbers_of_fields().items() if number > MOST_FIELDS}
+    assert large == {}
 
 
 def test_public_names_of_classes_are_unique() -> None:
