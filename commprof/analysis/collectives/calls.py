@@ -33,6 +33,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
 from commprof.trace.lookup import among, joined_column, kept_once, repeated, row_containing
+from commprof.trace.ranks import joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import (
     FLAG_DEVICE_ASYNC,
@@ -272,7 +273,7 @@ def calls_of(
     group_size = joined_column(
         group_sizes(trace, table) for trace, table in zip(traces, tables, strict=True)
     )
-    op, bytes_in, bytes_out = (_joined(tables, name) for name in ("op", "bytes_in", "bytes_out"))
+    op, bytes_in, bytes_out = (joined(tables, name) for name in ("op", "bytes_in", "bytes_out"))
     sizes = kept_once(sizes_bytes(op, bytes_in, bytes_out, group_size))
     del bytes_in, bytes_out
     return Calls(
@@ -280,8 +281,8 @@ def calls_of(
         op=cut(op),
         group=cut(matching.group),
         group_size=cut(group_size),
-        dtype=cut(_joined(tables, "dtype")),
-        reduce_op=cut(_joined(tables, "reduce_op")),
+        dtype=cut(joined(tables, "dtype")),
+        reduce_op=cut(joined(tables, "reduce_op")),
         size_bytes=cut(sizes),
         phase=phase,
         stack=stack,
@@ -306,13 +307,13 @@ class _Times:
     @classmethod
     def of(cls, traces: Sequence[Trace], tables: Sequence[Collectives]) -> _Times:
         return cls(
-            _joined(tables, "issue_ns"),
+            joined(tables, "issue_ns"),
             np.concatenate(
                 [start_times(trace, table) for trace, table in zip(traces, tables, strict=True)]
             ),
-            _joined(tables, "end_ns"),
+            joined(tables, "end_ns"),
             np.concatenate([table.end_is_exact & ~table.failed for table in tables]),
-            _joined(tables, "op"),
+            joined(tables, "op"),
         )
 
 
@@ -403,7 +404,3 @@ def group_sizes(trace: Trace, table: Collectives) -> Ints:
     for group in trace.groups.values():
         size[table.group == group.id] = group.size
     return kept_once(size)
-
-
-def _joined(tables: Sequence[Collectives], name: str) -> Ints:
-    return joined_column(getattr(table, name) for table in tables)

@@ -29,7 +29,8 @@ from commprof.analysis.step.breakdown import in_flight_ns
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import distinct_rows, joined_column, rows_of
+from commprof.trace.lookup import distinct_rows, rows_of
+from commprof.trace.ranks import joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.units import ns_to_ms
@@ -115,7 +116,7 @@ def in_flight_intervals(
     """
     matching, tables, traces = seen.matching, seen.tables, seen.traces
     size = np.concatenate([_sizes(*each) for each in zip(traces, tables, strict=True)])
-    op, dtype = _joined(tables, "op"), _joined(tables, "dtype")
+    op, dtype = joined(tables, "op"), joined(tables, "dtype")
     keys = (op, matching.group, dtype, size)
     kind, first = distinct_rows(*keys)
     dtypes = traces[0].metadata["dtypes"]
@@ -130,7 +131,7 @@ def in_flight_intervals(
             *(key[first].tolist() for key in keys), strict=True
         )
     )
-    issue = _joined(tables, "issue_ns")
+    issue = joined(tables, "issue_ns")
     split = matching.split
     parts = [split(part) for part in _flight_parts(seen, matching, issue)]
     kind_of, member, issued = (split(x) for x in (kind, matching.member, issue))
@@ -149,7 +150,7 @@ def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple
     The module's docstring explains these parts. If the split is unknown, negotiate is ``UNSPLIT``,
     queue and wait are 0, and transfer is the whole time; transfer is -1 if no end was recorded.
     """
-    end = _joined(seen.tables, "end_ns")
+    end = joined(seen.tables, "end_ns")
     exact = np.concatenate([table.end_is_exact for table in seen.tables])
     start = np.concatenate(
         [start_times(trace, table) for trace, table in zip(seen.traces, seen.tables, strict=True)]
@@ -174,7 +175,3 @@ def _flight_parts(seen: MeasuredWorld, matching: Matching, issue: Ints) -> tuple
 
 def _sizes(trace: Trace, table: Collectives) -> Ints:
     return sizes_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
-
-
-def _joined(tables: Sequence[Collectives], name: str) -> Ints:
-    return joined_column(getattr(table, name) for table in tables)

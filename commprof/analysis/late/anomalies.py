@@ -37,6 +37,7 @@ from commprof.text import plain_digits
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.lookup import among, joined_column, kept_once, row_containing
+from commprof.trace.ranks import joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES, POINT_TO_POINT
 from commprof.units import NS_PER_MS, ns_to_ms
@@ -426,7 +427,7 @@ def bandwidth_by_step(seen: MeasuredWorld) -> dict[int, float]:
 
 def _latest_ns(seen: MeasuredWorld, name: str) -> Ints:
     """Returns the latest of a time of all ranks' calls, for each row of all tables."""
-    return seen.matching.latest(joined_column(getattr(table, name) for table in seen.tables))[0]
+    return seen.matching.latest(joined(seen.tables, name))[0]
 
 
 def _bulk_of(trace: Trace, table: Collectives) -> tuple[Ints, Ints]:

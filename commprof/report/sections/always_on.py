@@ -91,10 +91,6 @@ def last_ranks(summaries: Sequence[SummaryResult]) -> Iterator[Section]:
         )
 
 
-def _last_not_shown(summary: SummaryResult) -> list[str]:
-    return not_shown(len(summary.last) - _LAST_ROWS, "rank", f" at {_ranks(summary)}")
-
-
 def _last(summary: SummaryResult) -> tuple[str, Grid]:
     rows = [
         (row.rank, f"{row.share:.0%}", three_digits(row.cost_s))
