@@ -101,9 +101,13 @@ def traced(groups: Sequence[WaitingGroup], count: int) -> InspectedOrigins:
             np.add.at(by_process, group.process, group.waited.T)
     pairs = None
     if count <= _MOST_PAIRS:
-        seen = np.zeros((int(entries.communicator[-1]) + 1, len(caused)))
-        seen[entries.communicator, np.arange(len(caused))] = caused
-        pairs = _pairs(entries, _carried_back(entries, caused, waited, seen, count), waited)
+        of_communicator = np.bincount(entries.communicator, caused)
+        row = np.cumsum(of_communicator > 0)[entries.communicator] - 1
+        seen = np.zeros((np.count_nonzero(of_communicator), len(caused)))
+        causing = np.flatnonzero(of_communicator[entries.communicator])
+        seen[row[causing], causing] = caused[causing]
+        began_in = _carried_back(entries, caused, waited, seen, count)
+        pairs = _pairs(entries.process[causing], row[causing], waited[causing], began_in)
     return InspectedOrigins(np.array(began), by_process.T.copy(), pairs)
 
 
@@ -175,12 +179,19 @@ def _carried_back(
     """
     elsewhere = np.bincount(entries.process, waited, processes)[entries.process]
     elsewhere = elsewhere - np.bincount(entries.together, waited)[entries.together]
-    delay = caused / entries.others
+    in_communicator = np.bincount(entries.communicator, caused)
+    # Waiting is never passed on to a communicator in which it is for nobody.
+    causing = np.flatnonzero(in_communicator[entries.communicator])
+    communicators, process, together, others = (
+        each[causing]
+        for each in (entries.communicator, entries.process, entries.together, entries.others)
+    )
+    caused, waited, elsewhere = caused[causing], waited[causing], elsewhere[causing]
+    mass = mass[:, causing]
+    delay = caused / others
     passed = np.where(delay > 0, np.minimum(1.0, elsewhere / np.where(delay > 0, delay, 1.0)), 0.0)
-    communicators = int(entries.communicator.max(initial=-1)) + 1
-    in_communicator = np.bincount(entries.communicator, caused, communicators)
     # Fraction of a communicator's waiting that is for this entry's process.
-    part = caused / np.where(in_communicator > 0, in_communicator, 1.0)[entries.communicator]
+    part = caused / in_communicator[communicators]
     began = np.zeros((len(mass), processes))
     least = _NEGLIGIBLE * mass.sum()
     for turn in range(_MOST_PASSES + 1):
@@ -189,31 +200,31 @@ def _carried_back(
         stays = mass if is_last else mass - on
         mass = np.zeros_like(on)
         for row in np.flatnonzero(stays.any(axis=1) | on.any(axis=1)).tolist():
-            began[row] += np.bincount(entries.process, stays[row], processes)
+            began[row] += np.bincount(process, stays[row], processes)
             per_wait = on[row] / np.where(elsewhere > 0, elsewhere, 1.0)
-            of_process = np.bincount(entries.process, per_wait, processes)
-            of_together = np.bincount(entries.together, per_wait)
-            arriving = waited * (of_process[entries.process] - of_together[entries.together])
-            arrived = np.bincount(entries.communicator, arriving, communicators)
-            mass[row] = arrived[entries.communicator] * part
+            of_process = np.bincount(process, per_wait, processes)
+            of_together = np.bincount(together, per_wait)
+            arriving = waited * (of_process[process] - of_together[together])
+            mass[row] = np.bincount(communicators, arriving)[communicators] * part
         if is_last:
             break
     return began
 
 
-def _pairs(entries: _Entries, began: Floats, waited: Floats) -> Floats:
+def _pairs(process: Ints, communicator: Ints, waited: Floats, began: Floats) -> Floats:
     """Returns ``[waiting process, process]`` in µs, summed over the run.
 
     All members of a communicator are taken to wait for the same processes.
 
     Args:
-        entries: processes in communicators.
-        began: ``[communicator, process]``: where the waiting seen in a communicator began.
+        process: of each entry.
+        communicator: of each entry, as a row of ``began``.
         waited: waiting of each entry.
+        began: ``[communicator, process]``: where the waiting seen in a communicator began.
     """
     total = began.sum(axis=1, keepdims=True)
     shares = began / np.where(total > 0, total, 1.0)
     by_communicator = np.zeros((began.shape[1], len(began)))
-    np.add.at(by_communicator, (entries.process, entries.communicator), waited)
+    np.add.at(by_communicator, (process, communicator), waited)
     pairs: Floats = by_communicator @ shares
     return pairs
