@@ -158,6 +158,7 @@ def inspector_collectives(
     ranks: typing.SupportsInt | typing.SupportsIndex,
     blocks: typing.SupportsInt | typing.SupportsIndex,
 ) -> InspectorWaits: ...
+def inspector_join(members: collections.abc.Sequence[InspectorMember]) -> list[InspectorMember]: ...
 def inspector_messages(
     members: collections.abc.Sequence[InspectorMember],
     blocks: typing.SupportsInt | typing.SupportsIndex,

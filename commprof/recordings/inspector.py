@@ -69,7 +69,10 @@ def looks_like_log(head: bytes) -> bool:
 
 
 def is_inspector(path: Path) -> bool:
-    """True if a file, folder or archive holds a log of NCCL Inspector."""
+    """True if a file, folder or archive holds a log of NCCL Inspector.
+
+    Also if the names alone say so: of an empty file, or of all files in a folder.
+    """
 
     def wanted(head: bytes) -> bool:
         if looks_like_log(head):
@@ -77,13 +80,18 @@ def is_inspector(path: Path) -> bool:
         return False
 
     try:
-        if path.exists() and not (path / _OF_COMMPROF).exists():
-            each_file(path, wanted, lambda name, stream: None)
+        if not path.exists() or (path / _OF_COMMPROF).exists():
+            return False
+        each_file(path, wanted, lambda name, stream: None)
+        if path.is_dir():
+            with os.scandir(path) as entries:
+                names = [entry.name for entry in entries]
+            return bool(names) and all(is_log_name(name) for name in names)
+        return is_own_name(path.name) and not path.stat().st_size
     except _FoundError:
         return True
     except OSError:  # a path that cannot be examined is reported when it is read
         return False
-    return False
 
 
 def read_logs(path: Path, progress: Progress | None = None) -> InspectorLogs:
@@ -99,7 +107,9 @@ def read_logs(path: Path, progress: Progress | None = None) -> InspectorLogs:
     logs, empty, problems = _read(path, progress or (lambda read_bytes, of_bytes: None))
     logs = [log for log in logs if log.lines]
     if not any(log.operations for log in logs):
-        raise CommprofError(f"{quoted(path)} holds no operation: {_why_empty(logs, empty)}")
+        raise CommprofError(
+            f"{quoted(path)} holds no operation: {_why_empty(logs, empty, problems)}"
+        )
     damaged = [log for log in logs if log.damaged_lines]
     problems += [
         f"{printable(log.name)}: {counted(log.damaged_lines, 'line')} could not be read, the first "
@@ -115,9 +125,11 @@ def read_logs(path: Path, progress: Progress | None = None) -> InspectorLogs:
     return InspectorLogs(path, tuple(logs), tuple(empty), tuple(problems))
 
 
-def _why_empty(logs: list[InspectorLog], empty: list[str]) -> str:
+def _why_empty(logs: list[InspectorLog], empty: list[str], problems: list[str]) -> str:
     if logs and not empty:
         return "its lines describe only the proxy, or are damaged"
+    if problems and not empty:
+        return "; ".join(problems[:_MOST_NAMED])
     return (
         "unless NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS is set, NCCL Inspector writes at "
         "the end of a communicator, so a job that runs or was killed leaves empty files; by "
@@ -130,6 +142,11 @@ def _why_empty(logs: list[InspectorLog], empty: list[str]) -> str:
 def is_own_name(name: str) -> bool:
     """True if NCCL Inspector gives its logs such a name."""
     return _OWN_NAME.fullmatch(name) is not None
+
+
+def is_log_name(name: str) -> bool:
+    """True if a log of NCCL Inspector has such a name, compressed or not."""
+    return is_own_name(name.removesuffix(".gz")) or bool(packed_otherwise(name))
 
 
 def packed_otherwise(name: str) -> str:

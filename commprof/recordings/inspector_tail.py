@@ -17,6 +17,7 @@ from commprof.recordings.containers import GrowingGzip, is_archive, is_gzip
 from commprof.recordings.inspector import (
     MOST_FILES,
     is_inspector,
+    is_log_name,
     is_own_name,
     looks_like_log,
     new_log,
@@ -211,7 +212,7 @@ def holds_logs(folder: Path) -> bool:
     """True if a folder holds logs of NCCL Inspector, even if nothing was written to them yet."""
     try:
         with os.scandir(folder) as entries:
-            own = any(is_own_name(entry.name) or packed_otherwise(entry.name) for entry in entries)
+            own = any(is_log_name(entry.name) for entry in entries)
         return own or is_inspector(folder)
     except (OSError, CommprofError):
         return False

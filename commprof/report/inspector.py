@@ -152,7 +152,8 @@ def _most(result: InspectorResult) -> str:
     if not waited_s > 0:
         return ""
     return (
-        f": {most.caused_s / waited_s:.0%} of all waiting began with {_name(most.process)}, no more"
+        f": {most.caused_s / waited_s:.0%} of all waiting, the most, began with "
+        f"{_name(most.process)}, which chance may explain"
     )
 
 

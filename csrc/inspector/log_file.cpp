@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <span>
 
 namespace commprof::inspector {
 
@@ -19,7 +20,83 @@ constexpr size_t kMostAlgorithms = 4096;
 // Ten days; a longer time is damage.
 constexpr double kLongestUs = 1e12;
 
+uint64_t operationsOf(const Communicator& log) {
+  uint64_t operations = 0;
+  for (const auto& [kind, stream] : log.streams) {
+    operations += stream.records.size();
+  }
+  return operations;
+}
+
+// True if a log begins where another ends. A dump may be split between them;
+// then the numbers tell.
+bool follows(const Communicator& log, const Communicator& before) {
+  if (log.firstDumpUs != before.lastDumpUs) {
+    return before.lastDumpUs >= 0 && log.firstDumpUs > before.lastDumpUs;
+  }
+  return std::all_of(
+      log.streams.begin(), log.streams.end(), [&](const auto& of) {
+        const auto known = before.streams.find(of.first);
+        return known == before.streams.end() || of.second.records.empty() ||
+            known->second.records.empty() ||
+            of.second.records.front().number >
+            known->second.records.back().number;
+      });
+}
+
+// Moves what `log` holds to the end of `into`.
+void append(Communicator& log, Communicator& into) {
+  into.name = into.name.empty() ? log.name : into.name;
+  into.dropped = std::max(into.dropped, log.dropped);
+  std::array<uint8_t, kMostKinds> indexes{};
+  for (auto& [kind, stream] : log.streams) {
+    const auto [known, isNew] = into.streams.try_emplace(kind);
+    Stream& whole = known->second;
+    if (isNew) {
+      whole.index = into.kinds++;
+    }
+    indexes[stream.index] = whole.index;
+    whole.records.insert(
+        whole.records.end(), stream.records.begin(), stream.records.end());
+    whole.peers.insert(
+        whole.peers.end(), stream.peers.begin(), stream.peers.end());
+    for (const auto& [of, records] : stream.algorithms) {
+      whole.algorithms[of] += records;
+    }
+    whole.untimed += stream.untimed;
+    whole.graphCaptured += stream.graphCaptured;
+    const uint8_t index = stream.index;
+    stream = {};
+    stream.index = index;
+  }
+  for (uint8_t kind : log.order) {
+    if (into.order.size() < kMostOrdered) {
+      into.order.push_back(indexes[kind]);
+    }
+  }
+  log.order.clear();
+}
+
 } // namespace
+
+std::vector<Communicator*> joinLogs(std::vector<Communicator*> logs) {
+  std::sort(logs.begin(), logs.end(), [](const auto* a, const auto* b) {
+    return a->firstDumpUs != b->firstDumpUs
+        ? a->firstDumpUs < b->firstDumpUs
+        : operationsOf(*a) > operationsOf(*b); // of copies, the whole one
+  });
+  std::vector<Communicator*> joined{logs.front()};
+  for (auto* log : std::span(logs).subspan(1)) {
+    const Communicator& last = *joined.back();
+    if (follows(*log, last)) {
+      joined.push_back(log);
+    }
+  }
+  for (auto* log : std::span(joined).subspan(1)) {
+    append(*log, *joined.front());
+  }
+  return joined;
+}
 
 void LogFile::feed(std::string_view bytes) {
   while (!bytes.empty()) {
@@ -78,6 +155,14 @@ void LogFile::takeLine(std::string_view text) {
     if (line->header) {
       current_ =
           communicatorOf(*line->header, line->metadata.value_or(Metadata()));
+      if (current_ != nullptr && line->metadata &&
+          line->metadata->dumpTimestampUs >= 0) {
+        const int64_t dumpUs = line->metadata->dumpTimestampUs;
+        current_->firstDumpUs = current_->firstDumpUs < 0
+            ? dumpUs
+            : std::min(current_->firstDumpUs, dumpUs);
+        current_->lastDumpUs = std::max(current_->lastDumpUs, dumpUs);
+      }
     }
     if (line->dump && current_ != nullptr) {
       current_->dropped = std::max(

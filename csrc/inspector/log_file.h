@@ -66,11 +66,20 @@ struct Communicator {
   int64_t ranks = -1;
   int64_t nodes = -1;
   int64_t dropped = 0; // records that the ring has lost up to the last dump
+  // Of the host's clock, in µs since 1970; -1 if no dump says it.
+  int64_t firstDumpUs = -1;
+  int64_t lastDumpUs = -1;
   std::map<std::string, Stream, std::less<>> streams; // by kind
   uint8_t kinds = 0;
   std::vector<uint8_t> order; // kinds of the first collectives, by index
   FollowedMessages messages;
 };
+
+// Joins what several logs of one process hold of one communicator, such as logs
+// that were split by their size, in the first member of the result. The others
+// follow in the order of their dumps, and are empty then. Logs that overlap
+// those joined, such as copies, are not among the result.
+std::vector<Communicator*> joinLogs(std::vector<Communicator*> logs);
 
 // What was read from one log: of one process, or of several if their logs were
 // joined to one file. One thread feeds it.

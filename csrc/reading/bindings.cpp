@@ -263,6 +263,13 @@ void bindWaits(py::module_& m) {
 void bindFollowing(py::module_& m) {
   using Followed = std::vector<Communicator*>;
   m.def(
+      "inspector_join",
+      [](const Followed& members) { return joinLogs(members); },
+      "Joins what several logs of one process hold of one communicator, in the "
+      "first of the members that it returns. Logs that overlap are left out.",
+      py::arg("members"),
+      py::return_value_policy::reference);
+  m.def(
       "inspector_take_collectives",
       [](const Followed& members,
          const std::vector<uint8_t>& isFollowed,

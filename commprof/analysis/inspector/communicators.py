@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -156,27 +156,55 @@ class _WholeLogs:
 ById = dict[tuple[str, int], dict[int, "InspectorMember"]]
 
 
-def members_by_id(members: Iterable[InspectorMember]) -> tuple[ById, Counter[str]]:
-    """Returns the members of each communicator, and by its id the number of repeated members."""
-    by_id: ById = {}
-    twice: Counter[str] = Counter()
+def members_by_id(members: Iterable[InspectorMember]) -> tuple[ById, list[str]]:
+    """Returns the members of each communicator, and sentences on those that are left out.
+
+    Several logs of one process, such as those that were split by their size, are joined.
+    """
+    from commprof._reading import inspector_join
+
+    by_process: dict[tuple[str, int, int], dict[Process, list[InspectorMember]]] = {}
     for member in members:
-        ranks = by_id.setdefault((member.id, member.ranks), {})
-        if member.rank in ranks:
-            twice[member.id] += 1
-        else:
-            ranks[member.rank] = member
-    return by_id, twice
+        of_rank = by_process.setdefault((member.id, member.ranks, member.rank), {})
+        of_rank.setdefault(Process(member.host, member.pid), []).append(member)
+    by_id: ById = {}
+    again: list[tuple[str, int, list[Process]]] = []
+    overlapping = 0
+    for (communicator_id, ranks, rank), of_rank in by_process.items():
+        logs = next(iter(of_rank.values()))
+        if len(logs) > 1:
+            joined = inspector_join(logs)
+            overlapping += len(logs) - len(joined)
+            logs = joined
+        by_id.setdefault((communicator_id, ranks), {})[rank] = logs[0]
+        if len(of_rank) > 1:
+            again.append((communicator_id, rank, list(of_rank)))
+    return by_id, [*_overlapping(overlapping), *_again(again)]
+
+
+def _overlapping(logs: int) -> Iterator[str]:
+    if logs:
+        yield (
+            f"left out: {counted(logs, 'log')} of a rank in a communicator whose dumps overlap "
+            "those in another log of the same process, as in copies; the longest counts"
+        )
+
+
+def _again(ranks: Sequence[tuple[str, int, list[Process]]]) -> Iterator[str]:
+    if ranks:
+        communicator_id, rank, processes = ranks[0]
+        first, second = (process.label for process in processes[:2])
+        yield (
+            f"{counted(len(ranks), 'rank')} of communicators {'is' if len(ranks) == 1 else 'are'} "
+            f"in the logs of several processes, such as rank {rank} of {communicator_id} in those "
+            f"of {first} and {second}; the first counts. If these are several runs, report the "
+            "logs of each from a folder of its own"
+        )
 
 
 def split_job(logs: InspectorLogs) -> InspectedJob:
     """Splits every communicator's times into waiting and transfer."""
-    by_id, twice = members_by_id(logs.members)
-    problems = [
-        f"{counted(times, 'rank')} of communicator {communicator_id} "
-        f"{'is' if times == 1 else 'are'} in more than one log; the first counts"
-        for communicator_id, times in twice.items()
-    ]
+    by_id, problems = members_by_id(logs.members)
     calls = max(count for member in logs.members for count, _ in member.kinds.values())
     blocks = min(_MOST_BLOCKS, max(_FEWEST_BLOCKS, calls // _CALLS_A_BLOCK))
     processes: dict[Process, int] = {}
@@ -186,7 +214,8 @@ def split_job(logs: InspectorLogs) -> InspectedJob:
         for one, ranks in zip(communicators, by_id.values(), strict=True)
         if any(each.kind != MESSAGE_PAIR for each in one.operations)
     )
-    problems += _missing(communicators)
+    problems += _missing(communicators) or _apart(communicators, len(processes))
+    problems += _of_several_ranks(communicators)
     return InspectedJob(tuple(processes), communicators, blocks, tuple(problems), repeated)
 
 
@@ -284,4 +313,41 @@ def _missing(communicators: Sequence[InspectedCommunicator]) -> list[str]:
         f"{counted(len(lacking), 'communicator')} {'lacks' if len(lacking) == 1 else 'lack'} the "
         f"logs of ranks ({shown}): there, waiting is at least what is shown, transfer at most, and "
         "a rank without a log may have come later than those named"
+    ]
+
+
+def _apart(communicators: Sequence[InspectedCommunicator], processes: int) -> list[str]:
+    """Returns a caveat if some processes are in no communicator with any of the others."""
+    sets = list(range(processes))
+
+    def set_of(process: int) -> int:
+        while sets[process] != process:
+            process = sets[process]
+        return process
+
+    for communicator in communicators:
+        first, *others = communicator.process.tolist()
+        for other in others:
+            sets[set_of(other)] = set_of(first)
+    sizes = Counter(map(set_of, range(processes)))
+    if len(sizes) == 1:
+        return []
+    return [
+        f"the processes are of {len(sizes)} sets that share no communicator, the largest with "
+        f"{max(sizes.values())} of {processes} processes: if these are several jobs, or runs of "
+        "one, report the logs of each from a folder of its own, as all means are over all processes"
+    ]
+
+
+def _of_several_ranks(communicators: Sequence[InspectedCommunicator]) -> list[str]:
+    """Returns a caveat if a process has several ranks in one communicator."""
+    several: set[int] = set()
+    for communicator in communicators:
+        processes, ranks = np.unique(communicator.process, return_counts=True)
+        several.update(processes[ranks > 1].tolist())
+    if not several:
+        return []
+    return [
+        f"{len(several)} of the processes have several ranks in one communicator, so each drives "
+        "several GPUs: these count as one, which may wait for itself"
     ]

@@ -179,6 +179,8 @@ class LiveLogs:
         self._first_seen_s: dict[tuple[str, int], float] = {}
         self._newest: tuple[InspectedCommunicator, ...] = ()
         self._kinds: tuple[KindRow, ...] = ()
+        #: Sentences about ranks that are in several logs.
+        self._left_out: list[str] = []
 
     @property
     def caught_up(self) -> bool:
@@ -188,7 +190,7 @@ class LiveLogs:
     @property
     def problems(self) -> list[str]:
         """Sentences about what cannot be read, or was not written."""
-        found = list(self._tail.problems)
+        found = [*self._tail.problems, *self._left_out]
         if self._tail.empty:
             found.append(
                 f"{counted(len(self._tail.empty), 'log')} without content: unless "
@@ -205,7 +207,7 @@ class LiveLogs:
         return self._state() if self._processes else None
 
     def _count(self) -> None:
-        by_id, _ = members_by_id(
+        by_id, self._left_out = members_by_id(
             member for log in self._tail.logs.values() for member in log.log.members
         )
         ready = {key: ranks for key, ranks in by_id.items() if self._is_ready(key, len(ranks))}

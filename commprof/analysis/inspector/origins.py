@@ -183,8 +183,8 @@ def _carried_back(
     # Waiting is never passed on to a communicator in which it is for nobody.
     causing = np.flatnonzero(in_communicator[entries.communicator])
     communicators, process, together, others = (
-        each[causing]
-        for each in (entries.communicator, entries.process, entries.together, entries.others)
+        column[causing]
+        for column in (entries.communicator, entries.process, entries.together, entries.others)
     )
     caused, waited, elsewhere = caused[causing], waited[causing], elsewhere[causing]
     mass = mass[:, causing]

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from commprof.analysis.inspector.own_time import (
     standing_out,
 )
 from commprof.analysis.inspector.result import InspectorResult, inspector_result
+from commprof.commands import main
 from commprof.errors import CommprofError
 from commprof.recordings.inspector import is_inspector, looks_like_log, read_logs
 from commprof.report.inspector import render
@@ -307,6 +309,81 @@ def test_messages_with_a_gap_that_repeat_no_sequence_are_not_matched(tmp_path: P
     result = inspector_result(tmp_path)
     assert (result.late, result.mean.wait_s) == ((), 0)
     assert any(text.startswith("left out: 79 records of messages") for text in result.caveats)
+
+
+def test_logs_that_were_split_by_their_size_are_joined(tmp_path: Path) -> None:
+    job = simulate(2, 4, 2, steps=40, late_us={5: 1500.0}, seed=1)
+    job.write(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "split")
+    for file in list((tmp_path / "split").iterdir()):
+        lines = file.read_text().splitlines(keepends=True)
+        file.with_name(f"{file.name}.2").write_text("".join(lines[:100]))
+        file.with_name(f"{file.name}.1").write_text("".join(lines[100:230]))
+        file.write_text("".join(lines[230:]))
+    whole, split = (inspector_result(tmp_path / name) for name in ("whole", "split"))
+    assert whole.processes == 16
+    # Copies count once, also if they are cut.
+    shutil.copytree(tmp_path / "whole", tmp_path / "copied")
+    for file in list((tmp_path / "copied").iterdir())[:5]:
+        text = file.read_text()
+        file.with_name(f"a{file.name}").write_text(text[: len(text) // 2])
+    copied = inspector_result(tmp_path / "copied")
+    for result in (split, copied):
+        assert (result.late, result.step) == (whole.late, whole.step)
+        assert (result.kinds, result.communicators) == (whole.kinds, whole.communicators)
+    assert split.caveats == whole.caveats
+    (caveat,) = (text for text in copied.caveats if "in another log of the same" in text)
+    assert caveat.startswith("left out: 15 logs of a rank in a communicator whose dumps overlap")
+
+
+def test_two_runs_in_one_folder_are_told(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        simulate(2, 4, 1, steps=20, seed=seed).write(tmp_path / str(seed))
+    for file in (tmp_path / "2").iterdir():
+        text = file.read_text().replace('"pid": 1', '"pid": 7')
+        file.write_text(text)
+    caveats = inspector_result(tmp_path).caveats
+    assert sum("2 sets that share no communicator" in text for text in caveats) == 1
+    # The same communicators again: which of the processes count is told, in one line.
+    for file in (tmp_path / "1").iterdir():
+        text = file.read_text().replace('"pid": 1', '"pid": 7')
+        (tmp_path / "2" / file.name).write_text(text)
+    caveats = inspector_result(tmp_path).caveats
+    (caveat,) = (text for text in caveats if "in the logs of several processes" in text)
+    assert caveat.startswith("16 ranks of communicators are in the logs")
+    assert "in those of host000 pid 1000 and host000 pid 7000; the first counts" in caveat
+
+
+def test_a_process_with_several_gpus_is_told(tmp_path: Path) -> None:
+    simulate(2, 4, 1, steps=20, seed=1).write(tmp_path)
+    assert not any("several GPUs" in text for text in inspector_result(tmp_path).caveats)
+    for file in tmp_path.iterdir():
+        file.write_text(file.read_text().replace('"pid": 1001', '"pid": 1000'))
+    caveats = inspector_result(tmp_path).caveats
+    assert sum(text.startswith("1 of the processes have several") for text in caveats) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("node-pid7.log", b"", "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS is set"),
+        ("node-pid7.log", b'{"header": {"id"', "a job that runs or was killed"),
+        ("node-pid7.log.zst", b"\x28\xb5\x2f\xfd", "only gzip, zip and tar are unpacked"),
+    ],
+)
+def test_logs_without_operations_are_known_by_their_names(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: bytes,
+    told: str,
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert main(["report", str(tmp_path)]) == 1
+    assert told in capsys.readouterr().err
+    assert is_inspector(tmp_path / name) == (not content)
+    (tmp_path / "notes.txt").write_text("of another tool")
+    assert not is_inspector(tmp_path)
 
 
 def test_rooted_operations_are_not_split(tmp_path: Path) -> None:
