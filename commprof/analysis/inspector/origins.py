@@ -15,7 +15,7 @@ communicator. The waiting that began with each process, plus that of nobody, add
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,25 +128,27 @@ def groups_of(job: InspectedJob) -> list[WaitingGroup]:
                 nobodys = np.zeros_like(excess)
                 named = (*key, operations.kind)
                 found.append(WaitingGroup(named, each.process, nobodys, excess, False))
-        lost = _lost(each, key, job.blocks)
-        if lost is not None:
-            found.append(lost)
+        found.extend(_lost(each, key, job.blocks))
     return found
 
 
 def _lost(
     communicator: InspectedCommunicator, key: tuple[str | int, ...], blocks: int
-) -> WaitingGroup | None:
-    """Estimates the ranks' waiting in calls whose records are lost; None if there is none."""
-    waited = np.zeros((blocks, len(communicator.recorded)))
-    for operations in communicator.operations:
-        if operations.waits.lost_wait_us.size:
-            waited += operations.waits.lost_wait_us
-    if not waited.any():
-        return None
-    nobodys = np.zeros_like(waited)
-    lost_key = (*key, "lost")
-    return WaitingGroup(lost_key, communicator.process, nobodys, waited, False, key)
+) -> Iterator[WaitingGroup]:
+    """Estimates the ranks' waiting in calls whose records are lost.
+
+    In operations such as a reduce only some ranks wait, and come late to the next call of the same
+    communicator. In all others its ranks wait together.
+    """
+    for is_split, together_key in ((True, key), (False, ())):
+        waited = np.zeros((blocks, len(communicator.recorded)))
+        for operations in communicator.operations:
+            if operations.is_split == is_split and operations.waits.lost_wait_us.size:
+                waited += operations.waits.lost_wait_us
+        if waited.any():
+            lost_key = (*key, "lost", is_split)
+            nobodys = np.zeros_like(waited)
+            yield WaitingGroup(lost_key, communicator.process, nobodys, waited, False, together_key)
 
 
 def _entries(groups: Sequence[WaitingGroup]) -> _Entries:
