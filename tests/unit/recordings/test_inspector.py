@@ -321,7 +321,7 @@ def test_logs_that_were_split_by_their_size_are_joined(tmp_path: Path) -> None:
         file.with_name(f"{file.name}.1").write_text("".join(lines[100:230]))
         file.write_text("".join(lines[230:]))
     whole, split = (inspector_result(tmp_path / name) for name in ("whole", "split"))
-    assert whole.processes == 16
+    assert whole.logs.processes == 16
     # Copies count once, also if they are cut.
     shutil.copytree(tmp_path / "whole", tmp_path / "copied")
     for file in list((tmp_path / "copied").iterdir())[:5]:
