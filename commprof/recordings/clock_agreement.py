@@ -20,6 +20,7 @@ from commprof.text import counted, in_micros, named_ranks
 from commprof.trace import columns, schema
 from commprof.trace.lookup import among
 from commprof.trace.operations import SYNCHRONISING, codes_of
+from commprof.trace.packed import in_order
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind
 from commprof.units import ns_to_us
@@ -276,6 +277,4 @@ def _with_records(trace: Trace, times_ns: Ints, offset: Ints, error: Ints) -> Tr
     rows["kind"] = Kind.CLOCK
     rows["timestamp_ns"], rows["value"] = times_ns - offset, offset.astype(np.int64).view(np.uint64)
     rows["bytes_in"] = error
-    records = np.concatenate([trace.records, rows])
-    order = np.argsort(records["timestamp_ns"], kind="stable")
-    return replace(trace, records=records[order])
+    return replace(trace, records=in_order((trace.records, rows)))

@@ -42,7 +42,10 @@ def members_of_groups(
         Rows in ``ranges``, by the row of the range that launched a group's kernels.
     """
     texts = events.ranges.texts
-    ends_group = texts.mask(_ends_group)[ranges.name]
+    ends_group = texts.mask(_ends_group)
+    if not ends_group.any():
+        return {}
+    ends_group = ends_group[ranges.name]
     launching = np.unique(innermost[innermost >= 0])
     launching = launching[ends_group[launching]]
     if not len(launching):

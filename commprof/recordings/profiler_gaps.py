@@ -21,9 +21,12 @@ from commprof.trace.stretches import Ints, Stretches, covered, stretches
 #: A step counts if the kernels of at least this fraction of its launches were recorded.
 _MOST = 0.5
 
+#: Times of launches, and which of them have a recorded kernel or copy.
+Launches = tuple[Ints, npt.NDArray[np.bool_]]
+
 
 def recorded_steps(
-    events: ProfilerEvents, steps: FoundSteps, busy: Stretches
+    events: ProfilerEvents, launches: Launches, steps: FoundSteps, busy: Stretches
 ) -> tuple[FoundSteps, list[str]]:
     """Leaves out steps whose kernels were not recorded; also returns a caveat on them.
 
@@ -32,11 +35,12 @@ def recorded_steps(
 
     Args:
         events: the trace's events.
+        launches: those of the trace.
         steps: the steps as they were found.
         busy: times at which the device ran something.
     """
     begin, end = steps.begin_ns, steps.end_ns
-    launched_ns, has_kernel = _launches(events)
+    launched_ns, has_kernel = launches
     row = row_containing(begin, end, launched_ns)
     launched, kept = (
         np.bincount(row[(row >= 0) & chosen], minlength=len(begin))
@@ -61,11 +65,11 @@ def recorded_steps(
     return kept_steps, [caveat]
 
 
-def lost_kernels(events: ProfilerEvents, steps: FoundSteps) -> list[str]:
+def lost_kernels(events: ProfilerEvents, launches: Launches, steps: FoundSteps) -> list[str]:
     """Returns a caveat on launches of c10d in these steps whose kernels were not recorded."""
     if events.graph_launches:  # what is launched into a graph runs later, or never
         return []
-    at, has_kernel = _launches(events)
+    at, has_kernel = launches
     thread = np.frombuffer(events.launching_thread, np.int64) if len(at) else at
     within = row_containing(steps.begin_ns, steps.end_ns, at) >= 0
     count = 0
@@ -83,7 +87,7 @@ def lost_kernels(events: ProfilerEvents, steps: FoundSteps) -> list[str]:
     return [f"{count} kernels that c10d launched were not recorded: they are in no figure"]
 
 
-def _launches(events: ProfilerEvents) -> tuple[Ints, npt.NDArray[np.bool_]]:
+def launches_of(events: ProfilerEvents) -> Launches:
     """Returns the times of all launches, and which of them have a recorded kernel or copy."""
     if not events.launched:
         return np.zeros(0, np.int64), np.zeros(0, np.bool_)

@@ -23,7 +23,7 @@ from commprof.recordings.profiler_caveats import about_host, caveats
 from commprof.recordings.profiler_collectives import as_collectives
 from commprof.recordings.profiler_device_calls import device_calls
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
-from commprof.recordings.profiler_gaps import lost_kernels, recorded_steps
+from commprof.recordings.profiler_gaps import launches_of, lost_kernels, recorded_steps
 from commprof.recordings.profiler_handed_over import handed_over, hands_over
 from commprof.recordings.profiler_host import HostCalls, host_backend, host_calls
 from commprof.recordings.profiler_steps import (
@@ -39,6 +39,7 @@ from commprof.recordings.profiler_work import HostWork, host_work, no_host_work,
 from commprof.trace import schema
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import MOST_RANKS, Group, backends_by_device
+from commprof.trace.packed import in_order
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.recorded import Recorded
 from commprof.trace.schema import KINDS, OPS, PHASES, Kind, Records
@@ -112,8 +113,9 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     busy, gaps_said = _busy(calls, work), list[str]()
     steps = find_steps(events, calls, busy)
     if device is not None:
-        steps, gaps_said = recorded_steps(events, steps, busy)
-        gaps_said += lost_kernels(events, steps) if calls.timed.any() else []
+        launches = launches_of(events)
+        steps, gaps_said = recorded_steps(events, launches, steps, busy)
+        gaps_said += lost_kernels(events, launches, steps) if calls.timed.any() else []
     rank = _whole(about.get("rank"))
     return RankRecording(
         *(name, rank_in_name(name) if rank is None else rank, world_size, events, calls, steps),
@@ -145,20 +147,17 @@ def trace_of(
         )
     else:
         covering = activity.hiding
-    records = np.concatenate(
-        [
-            *(calls, _completions(recording, calls)),
-            _waits(calls, recording, covering, thread),
-            _step_records(recording.steps, thread),
-            _phase_records(recording, computing, thread),
-        ]
+    records = (
+        *(calls, _completions(recording, calls)),
+        _waits(calls, recording, covering, thread),
+        _step_records(recording.steps, thread),
+        _phase_records(recording, computing, thread),
     )
-    order = np.argsort(records["timestamp_ns"], kind="stable")
     return Trace(
         path=Path(recording.name),
         metadata=_metadata(recording, rank, world_size, dtypes),
         groups=groups,
-        records=records[order],
+        records=in_order(records),
         complete=True,
         dropped=0,
         problems=tuple(recording.problems),
