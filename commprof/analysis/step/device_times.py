@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import columns
+from commprof.trace.columns import Steps
+from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.reader import Trace
 from commprof.trace.stretches import Stretches, Windows
 
@@ -28,15 +30,19 @@ class DeviceTimes:
 
 @columns.once_per_trace
 def device_times(trace: Trace) -> DeviceTimes:
-    """Returns the times of a rank's device, or of the devices of a block of ranks."""
-    activity, steps = trace.device_activity, columns.steps(trace)
-    assert activity is not None
+    """Returns the times of a rank's device."""
+    assert trace.device_activity is not None
+    return times_in_steps(trace.device_activity, columns.steps(trace))
+
+
+def times_in_steps(activity: DeviceActivity, steps: Steps) -> DeviceTimes:
+    """Returns the times of a device, or of the devices of a block of ranks, in these steps."""
     windows = Windows(steps.begin_ns, steps.end_ns)
 
-    def within_ns(some: Stretches | None) -> Floats:
-        if some is None:
+    def within_ns(ran: Stretches | None) -> Floats:
+        if ran is None:
             return np.full(len(steps), np.nan)
-        return windows.covered(some.begin_ns, some.end_ns)
+        return windows.covered(ran.begin_ns, ran.end_ns)
 
     return DeviceTimes(
         communication_ns=within_ns(activity.communication),

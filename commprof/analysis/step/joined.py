@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import Arrivals
-from commprof.analysis.step.device_times import device_times
+from commprof.analysis.step.device_times import device_times, times_in_steps
 from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.trace import columns
 from commprof.trace.columns import (
@@ -46,8 +46,9 @@ Column = npt.NDArray[Any]
 
 #: Longest time of a block: a sum of so many ns is exact to 1e-5 ns as a float.
 _LONGEST_NS = 2**37
-#: Largest number of calls of a block: its columns then fit into a processor's cache.
-_MOST_CALLS = 100_000
+#: Largest number of calls and of a device's intervals in a block: its columns then fit into a
+#: processor's cache.
+_MOST_ROWS = 100_000
 #: Least time between the records of two ranks of a block.
 _APART_NS = 10_000_000
 _TRAINING, _OTHER = 1, 2
@@ -187,13 +188,13 @@ def joined(traces: Sequence[Trace]) -> list[RankBlock]:
     shapes = [span and _shape(trace) for trace, span in zip(traces, spans, strict=True)]
     place = 0
     while place < len(traces):
-        end, length_ns, calls = place, 0, 0
+        end, length_ns, rows = place, 0, 0
         while end < len(traces) and spans[end] is not None:
             begin_ns, until_ns = spans[end] or (0, 0)
             length_ns += until_ns - begin_ns
-            calls += len(columns.of_kind(traces[end].records, Kind.ISSUE))
+            rows += _rows(traces[end])
             alike = shapes[end] == shapes[place]
-            if end > place and (length_ns > _LONGEST_NS or calls > _MOST_CALLS or not alike):
+            if end > place and (length_ns > _LONGEST_NS or rows > _MOST_ROWS or not alike):
                 break
             end += 1
         some = slice(place, end)
@@ -213,6 +214,12 @@ def alone(place: int, trace: Trace) -> RankBlock:
     none, table = np.zeros(1, dtype=np.int64), columns.collectives(trace)
     calls, steps = (np.array([0, len(each)]) for each in (table, columns.steps(trace)))
     return RankBlock(place, trace, none, none, none, none, none, calls, steps, [table])
+
+
+def _rows(trace: Trace) -> int:
+    """Returns what a rank counts towards ``_MOST_ROWS``."""
+    ran = () if trace.device_activity is None else trace.device_activity.kinds
+    return len(columns.of_kind(trace.records, Kind.ISSUE)) + sum(map(len, ran))
 
 
 def _shape(trace: Trace) -> tuple[bool, ...]:
@@ -286,15 +293,7 @@ def _block(
     if 0 < np.count_nonzero(finalised) < len(traces):
         return None
     ranks = _Ranks(traces, threads, shift_ns, records.operation_shift, records.pass_shift)
-    activities = [trace.device_activity for trace in traces if trace.device_activity is not None]
-    trace = replace(
-        traces[0],
-        records=columns.NO_RECORDS,
-        summary=None,
-        passes=None,
-        recorded=None,
-        device_activity=DeviceActivity.joined(activities, shift_ns) if activities else None,
-    )
+    trace = replace(traces[0], records=columns.NO_RECORDS, summary=None, passes=None, recorded=None)
     index, begin_ns, end_ns, _ = (
         _all(steps, name) for name in ("index", "begin_ns", "end_ns", "thread")
     )
@@ -305,6 +304,10 @@ def _block(
         columns.steps,
         Steps(index, begin_ns + moved_ns, end_ns + moved_ns, in_training, source=steps[0].source),
     )
+    activities = [trace.device_activity for trace in traces if trace.device_activity is not None]
+    if activities:  # the block holds no joined activity: it is large
+        activity = DeviceActivity.joined(activities, shift_ns)
+        keep(trace, device_times, times_in_steps(activity, columns.steps(trace)))
     phases, count = columns.phases(source), records.counts(Kind.PHASE)
     keep(trace, columns.phases, ranks.share(columns.phases, phases, count))
     # Only the figures of a block need these tables; a rank makes its own if it is asked for them.
