@@ -11,7 +11,8 @@ from commprof.analysis.align.device_timeline import clock_error_ns, timed_collec
 from commprof.analysis.collectives.calls import assumes_threads
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld
 from commprof.field_groups import FieldGroup
-from commprof.trace import columns, schema
+from commprof.trace import schema
+from commprof.trace.packed import in_parts
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ns_to_ms, ns_to_us
@@ -87,8 +88,8 @@ def _stretches(sample: MeasuredSteps, whole: MeasuredSteps) -> tuple[tuple[int, 
 def _failed_calls(traces: list[Trace]) -> tuple[tuple[str, int], ...]:
     failed = np.zeros(256, dtype=np.int64)
     for trace in traces:
-        ends = columns.of_kind(trace.records, schema.Kind.END)
-        failed += np.bincount(ends["op"][ends["flags"] & schema.FLAG_FAILED != 0], minlength=256)
+        for op, flags in in_parts(trace.records, schema.Kind.END, "op", "flags"):
+            failed += np.bincount(op[flags & schema.FLAG_FAILED != 0], minlength=256)
     return tuple((schema.op_name(op), int(failed[op])) for op in np.flatnonzero(failed).tolist())
 
 
@@ -98,5 +99,5 @@ def _device_clock_error_us(traces: list[Trace]) -> float:
 
 
 def _on_device(trace: Trace) -> int:
-    flags = columns.of_kind(trace.records, schema.Kind.ISSUE)["flags"]
-    return int((flags & schema.FLAG_DEVICE_ASYNC != 0).sum())
+    parts = in_parts(trace.records, schema.Kind.ISSUE, "flags")
+    return sum(int((flags & schema.FLAG_DEVICE_ASYNC != 0).sum()) for (flags,) in parts)

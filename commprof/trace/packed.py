@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -348,6 +348,21 @@ def records_of(records: Records, kind: int) -> Records:
     if isinstance(records, PackedRecords):
         return cast("Records", records.of_kind(kind))
     return records.compress(records["kind"] == kind)
+
+
+def in_parts(records: Records, kind: int, *names: str) -> Iterator[tuple[Column, ...]]:
+    """Yields fields of the records of one kind, of some thousand records at a time.
+
+    So a whole column of a long run is never in memory.
+    """
+    if not isinstance(records, PackedRecords):
+        chosen = records_of(records, kind)
+        yield tuple(chosen[name] for name in names)
+        return
+    for chunk in records._chunks:
+        if kind in chunk.stored:
+            part = replace(records, _chunks=(chunk,))
+            yield tuple(part.column(kind, name) for name in names)
 
 
 def records_before(records: Records, times_ns: npt.NDArray[np.uint64]) -> Ints:

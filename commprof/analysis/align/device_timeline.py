@@ -19,6 +19,7 @@ import numpy.typing as npt
 from commprof.trace import columns, schema
 from commprof.trace.columns import of_kind, one_of
 from commprof.trace.found_steps import step_marks
+from commprof.trace.packed import in_parts
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
@@ -63,14 +64,14 @@ def has_device_times(trace: Trace) -> bool:
 def timed_collectives(trace: Trace) -> int:
     """Number of device collectives whose completion or wait was timed by a device event."""
     records = trace.records
-    ends = of_kind(records, Kind.END)
-    ended = ends["op_id"][ends["flags"] & schema.FLAG_DEVICE_TIME != 0]
-    timed = np.concatenate((ended, of_kind(records, Kind.DEVICE_WAIT)["op_id"]))
+    ends = in_parts(records, Kind.END, "op_id", "flags")
+    ended = [op_id[flags & schema.FLAG_DEVICE_TIME != 0] for op_id, flags in ends]
+    timed = np.concatenate((*ended, of_kind(records, Kind.DEVICE_WAIT)["op_id"]))
     if not len(timed):
         return 0
-    issues = of_kind(records, Kind.ISSUE)  # a full ring may have dropped some
-    on_device = issues["op_id"][(issues["flags"] & schema.FLAG_DEVICE_ASYNC) != 0]
-    return int(np.isin(on_device, timed).sum())
+    issues = in_parts(records, Kind.ISSUE, "op_id", "flags")  # a full ring may have dropped some
+    on_device = [op_id[flags & schema.FLAG_DEVICE_ASYNC != 0] for op_id, flags in issues]
+    return int(np.isin(np.concatenate((*on_device, timed[:0])), timed).sum())
 
 
 def clock_error_ns(trace: Trace) -> float:

@@ -152,6 +152,12 @@ def test_records_of_a_long_run_lie_in_a_file(
     expected = np.searchsorted(records["timestamp_ns"], asked)
     assert packed.records_before(cast("Records", found), asked).tolist() == expected.tolist()
     assert packed.records_before(records, asked).tolist() == expected.tolist()
+    for kind in _KINDS:
+        parts = [*packed.in_parts(cast("Records", found), kind, "op_id", "flags")]
+        assert len(parts) > 1
+        for number, name in enumerate(("op_id", "flags")):
+            column = np.concatenate([part[number] for part in parts])
+            assert column.tolist() == records[records["kind"] == kind][name].tolist()
     some = found.between([(int(times[0]), int(times[3]))])
     for field in RECORD_DTYPE.names or ():
         chosen = records[3:333][records["kind"][3:333] == Kind.END][field]
