@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -197,15 +198,24 @@ def read_summary(payload: memoryview) -> Summary:
     return summary_of(_document(payload))
 
 
-def read_newest(payloads: Iterable[memoryview], after: Summary | None) -> Summary | None:
+def read_newest(payloads: Sequence[memoryview], after: Summary | None) -> Summary | None:
     """Reads the summary with the highest number of some blocks; the others are not checked.
 
     Returns None if no number is above that of ``after``. Raises as :func:`read_summary`.
     """
-    newest = max(map(_document, payloads), key=_sequence, default=None)
-    if newest is None or (after is not None and _sequence(newest) <= after.sequence):
+    newest = max(payloads, key=_number_of)
+    if after is not None and _number_of(newest) <= after.sequence:
         return None
-    return summary_of(newest)
+    return read_summary(newest)
+
+
+#: How the recorder begins a summary, so that an older one need not be read to be left out.
+_BEGIN = re.compile(rb'\{"sequence": ?([0-9]{1,19}),')
+
+
+def _number_of(payload: memoryview) -> int:
+    begin = _BEGIN.match(payload)
+    return int(begin[1]) if begin else _whole(_document(payload), "sequence")
 
 
 def _document(payload: memoryview) -> Any:
@@ -213,10 +223,6 @@ def _document(payload: memoryview) -> Any:
         return json.loads(bytes(payload).rstrip())  # most of a block is spaces
     except RecursionError:
         raise ValueError("JSON nested too deep") from None
-
-
-def _sequence(value: Any) -> int:
-    return _whole(value, "sequence")
 
 
 def summary_of(value: Any) -> Summary:
@@ -306,7 +312,7 @@ def _hosts(value: object) -> SummarisedLinks:
 
 
 def _last(value: object) -> LastRank:
-    return LastRank(**{name: _whole(value, name) for name in ("rank", "count", "wait_ns")})
+    return LastRank(_whole(value, "rank"), _whole(value, "count"), _whole(value, "wait_ns"))
 
 
 def _waited_for(value: object) -> WaitedFor:

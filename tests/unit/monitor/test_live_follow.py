@@ -93,7 +93,8 @@ def test_a_trace_that_is_truncated_and_continued_is_followed(path: Path) -> None
 
 
 def slot(sequence: int) -> bytes:
-    payload = json.dumps(summary(sequence=sequence)).encode().ljust(4096)
+    content = {"sequence": sequence, **summary(sequence=sequence)}
+    payload = json.dumps(content).encode().ljust(4096)
     return made.block(BlockType.SUMMARY, payload)
 
 
@@ -217,7 +218,7 @@ def test_a_recreated_trace_is_followed_where_reading_stopped(path: Path) -> None
         assert (tail.closed, tail.problems) == (True, [])
 
 
-def test_of_two_new_summaries_only_the_newer_one_is_converted(
+def test_of_two_new_summaries_only_the_newer_one_is_parsed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.write_bytes(made.trace(slot(1), slot(2)))
@@ -225,13 +226,19 @@ def test_of_two_new_summaries_only_the_newer_one_is_converted(
     tail = TraceTail(path)
     tail.poll()
     converted: list[int] = []
-    convert = summaries.summary_of
+    convert, loads = summaries.summary_of, summaries.json.loads
+    parsed: list[int] = []
+
+    def parse(text: bytes) -> Any:
+        parsed.append(len(text))
+        return loads(text)
 
     def counted(value: dict[str, Any]) -> summaries.Summary:
         converted.append(value["sequence"])
         return convert(value)
 
     monkeypatch.setattr(summaries, "summary_of", counted)
+    monkeypatch.setattr(summaries.json, "loads", parse)
     for newest in (4, 6):
         with path.open("r+b") as file:
             for offset, sequence in zip(slots, (newest, newest - 1), strict=True):
@@ -242,6 +249,7 @@ def test_of_two_new_summaries_only_the_newer_one_is_converted(
         assert tail.summary.sequence == newest
     tail.close()
     assert converted == [4, 6]
+    assert len(parsed) == 2
 
 
 def test_random_bytes_never_raise(path: Path) -> None:
