@@ -120,8 +120,9 @@ def measured(ranks: int, minutes: float) -> dict[str, Any]:
         monitor = subprocess.Popen([*command, *metrics])
         looks, every_s = [], min(60.0, minutes * 6)
         try:
-            for _ in range(int(minutes * 60 / every_s) - 1):
-                time.sleep(every_s)
+            for number in range(1, int(minutes * 60 / every_s)):
+                # A look takes a second itself: the last one must not come after the ranks' end.
+                time.sleep(max(0.0, begin_s + number * every_s - time.monotonic()))
                 looks.append(look(begin_s, pids, monitor.pid, run))
                 print(json.dumps(looks[-1]), flush=True)
             codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
