@@ -48,6 +48,8 @@ class SmallCalls:
     op: str = "all_reduce"
     caller: str = ""
     caller_share: float = 1.0
+    #: True if the operation reduces tensors in backward passes, and DDP exchanges no gradients.
+    of_script_gradients: bool = False
     #: Calls per step of each operation, the most exposed time first.
     ops: Mapping[str, float] = field(default_factory=dict)
 
@@ -63,6 +65,8 @@ class SmallCalls:
         """How the job's code can make fewer or larger calls, as the end of a sentence."""
         if self.op.startswith(("send", "recv")):
             return "send fewer and larger messages, for example of larger micro batches"
+        if self.of_script_gradients:
+            return "if these are gradients, let DistributedDataParallel join them into buckets"
         if self.calls_per_step < 1.5:
             return "make such a call less often than once per step"
         return "join them, or make them in fewer steps"
@@ -118,8 +122,11 @@ def _held_by(
     ops: dict[str, float] = {}
     for row in rows:
         ops[row.kind.op] = ops.get(row.kind.op, 0.0) + row.calls / steps
+    op = most.kind.op
+    of_script = not of_buckets and op.startswith(_GRADIENTS) and _of_backward(most)
+    is_one = of_script and world.communication.sharding is None
     return SmallCalls(
-        number, mean, min(1.0, share), of_buckets, most.kind.op, caller, caller_share, ops
+        *(number, mean, min(1.0, share), of_buckets, op, caller, caller_share, is_one, ops)
     )
 
 

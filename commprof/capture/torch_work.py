@@ -1,13 +1,15 @@
-"""Work that torch does beside its collectives: for DDP's forward passes, and for Python objects.
+"""Work that torch does beside its collectives and the phases of a step.
 
 DDP copies buffers into one tensor before their broadcast and back after it, and its search for
 unused parameters visits each node of the autograd graph. Objects are pickled before their
-collectives and unpickled after them. The times go into the trace when capture stops.
+collectives and unpickled after them. A DataLoader starts worker processes and ends them.
+torch.compile compiles. The times go into the trace when capture stops.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import dataloader
 
 from commprof.capture.patches.replaced import Patches, original_of
 from commprof.capture.recorder import Recorder
@@ -35,8 +38,9 @@ def _searches(model: Any, *_: Any) -> bool:
     return bool(model.find_unused_parameters and not model.static_graph)
 
 
-#: None if torch was built without it.
+#: None if torch lacks it.
 _c10d = getattr(dist, "distributed_c10d", None)
+_workers = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
 #: torch's private functions, by the key of the trace's metadata, and when to note them. The search
 #: is the last thing that a forward pass does.
 _FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
@@ -44,8 +48,23 @@ _FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "ddp_searches": (DistributedDataParallel, "_post_forward", _searches),
     "object_pickles": (_c10d, "_object_to_tensor", _always),
     "object_unpickles": (_c10d, "_tensor_to_object", _always),
+    "loader_worker_starts": (_workers, "__init__", _always),
+    "loader_worker_stops": (_workers, "_shutdown_workers", _always),
 }
 _traced = torch.compiler.is_dynamo_compiling
+
+
+def _compilations() -> list[tuple[int, int]]:
+    """Begin and end in ns of the last compilations by torch.compile; torch remembers 64."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    remembered: list[Any] = getattr(utils, "get_compilation_metrics", list)()
+    since_epoch_ns = time.time_ns() - time.monotonic_ns()
+    spans = []
+    for metrics in remembered:
+        begin_us, end_us = (getattr(metrics, f"{name}_time_us", None) for name in ("start", "end"))
+        if isinstance(begin_us, int) and isinstance(end_us, int):
+            spans.append((1000 * begin_us - since_epoch_ns, 1000 * end_us - since_epoch_ns))
+    return sorted(spans)
 
 
 class TorchWork:
@@ -68,7 +87,7 @@ class TorchWork:
         """Stops, and writes the times into the trace."""
         self._installed = False
         self._patches.remove()
-        spans, self._spans = self._spans, {}
+        spans, self._spans = {**self._spans, "compilations": _compilations()}, {}
         # On a full disk, the last free bytes are left for the trace's closing block.
         if not any(spans.values()) or self._recorder.stats().write_errno:
             return

@@ -129,6 +129,12 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     "object_pickles": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which torch unpickled objects after a collective, likewise.
     "object_unpickles": {"begin_ns": list[int], "end_ns": list[int]},
+    # Times at which a DataLoader started worker processes for a pass over the data.
+    "loader_worker_starts": {"begin_ns": list[int], "end_ns": list[int]},
+    # Times at which it ended them.
+    "loader_worker_stops": {"begin_ns": list[int], "end_ns": list[int]},
+    # Times of the last 64 compilations by torch.compile, those before the capture among them.
+    "compilations": {"begin_ns": list[int], "end_ns": list[int]},
     # Bytes of the parameters that the optimizers updated in their first updates: of all, of those
     # that DDP models reduce, and of those that DDP models were told to ignore; sharded is True if
     # some are shards; other_libraries, those loaded that communicate outside of torch.distributed.

@@ -8,6 +8,7 @@ from typing import Any, Final
 from commprof.analysis.causes import (
     barrier_each_step,
     batches_from_one_rank,
+    compiled_anew,
     ddp_buffers,
     ddp_every_pass,
     ddp_frozen_gradients,
@@ -24,6 +25,7 @@ from commprof.analysis.causes import (
     fsdp_small_units,
     garbage_in_turns,
     gathered_outputs,
+    gathered_parameters,
     groups_in_turns,
     host_tensors,
     late_embedding,
@@ -38,6 +40,7 @@ from commprof.analysis.causes import (
     trained_apart,
     uneven_batches,
     weights_differ,
+    workers_restarted,
     zero_one_by_one,
 )
 from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
@@ -70,6 +73,7 @@ CAUSES: Final[tuple[CatalogueCause, ...]] = (
     tensors_one_by_one.CAUSE,
     zero_one_by_one.CAUSE,
     gathered_outputs.CAUSE,
+    gathered_parameters.CAUSE,
     debug_detail.CAUSE,
     pickled_objects.CAUSE,
     groups_in_turns.CAUSE,
@@ -78,7 +82,9 @@ CAUSES: Final[tuple[CatalogueCause, ...]] = (
     rank_alone.CAUSE,
     garbage_in_turns.CAUSE,
     ranks_in_turns.CAUSE,
+    compiled_anew.CAUSE,
     late_loading.CAUSE,
+    workers_restarted.CAUSE,
     batches_from_one_rank.CAUSE,
     uneven_batches.CAUSE,
     late_embedding.CAUSE,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from commprof.analysis.align.device_timeline import has_device_times
+from commprof.analysis.align.interfaces import trained_no_ddp
 from commprof.analysis.collectives.apart import TrainedApart, trained_apart
 from commprof.analysis.collectives.compression import CompressionRow, compression_rows
 from commprof.analysis.collectives.host_links import HostLinks, host_links
@@ -16,7 +17,7 @@ from commprof.analysis.evidence import Evidence, Figure
 from commprof.analysis.step.measured import MeasuredWorld, observed_ranks
 from commprof.field_groups import FieldGroup
 from commprof.trace import columns
-from commprof.trace.exchanged import exchanged_by_each
+from commprof.trace.exchanged import exchanged_by_each, trained_by
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun, run_of
 from commprof.trace.schema import Kind
@@ -89,8 +90,13 @@ def _no_ddp(traces: Sequence[Trace]) -> str:
     own = [str(log.get("own_exchange") or "") for log in logs if isinstance(log, dict)]
     if own and all(own):
         return f"{own[0]} exchanges the gradients instead of DDP's all-reduce"
+    none = "no DDP model exchanged gradients in this run"
+    trained = [trained_by(trace.metadata) for trace in traces]
+    is_sharded = any(of_rank is None or of_rank.sharded for of_rank in trained)
+    if all(map(trained_no_ddp, traces)) and not is_sharded:
+        return none  # passes of the script's own exchange end as those of DDP do
     by_ddp = (columns.finalizations(trace).span.key for trace in traces)
     buckets = (columns.of_kind(trace.records, Kind.BUCKET) for trace in traces)
     if any(map(len, by_ddp)) or any(map(len, buckets)):
         return ""
-    return "no DDP model exchanged gradients in this run"
+    return none

@@ -36,6 +36,8 @@ CHANGES = {
     "scalars_gathered": "dist.all_gather(rows, flat)",
     "zero_one_by_one": "parameters_as_bucket_view=True",
     "pickled_objects": f"{SELDOM}dist.all_gather_object(everyone, mine)",
+    "compiled_anew": "dynamic=True",
+    "workers_restarted": "persistent_workers=True",
     "debug_detail": "torch.distributed.set_debug_level",
     "barrier_each_step": "# in place of barrier_each_step.py:13\npass",
     "late_loading": '"num_workers": 4',

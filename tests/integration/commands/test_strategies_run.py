@@ -207,10 +207,13 @@ def test_every_workload_trains_with_all_options_together(
     assert world.training.weights_differ == ()
     if strategy == "fsdp":
         check_theory(world, "all_gather_into_tensor", "reduce_scatter_tensor")
-    elif workload == "resnet50":  # the other models have no buffers that change
-        check_theory(world, "all_reduce", "broadcast")
-    else:
+    elif workload != "resnet50":  # the other models have no buffers that DDP sends
         check_theory(world, "all_reduce")
+
+
+def test_ddp_sends_buffers_once_per_update(base: Path) -> None:
+    world = trained(base, workload=SMALL_OF["resnet50"], accumulate=2, batch_size=4)
+    check_theory(world, "all_reduce", "broadcast")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

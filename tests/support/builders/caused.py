@@ -187,6 +187,12 @@ class Script:
         self.rank.finalize(self._now, self._now + 1, 0, graph_task=task)
         self.rank.phase(Phase.BACKWARD, begin, self._now)
 
+    def note(self, key: str, begin_ms: float) -> None:
+        """Notes an interval from a time until now under a key of the metadata."""
+        times = self.rank.metadata.setdefault(key, {"begin_ns": [], "end_ns": []})
+        times["begin_ns"].append(round(begin_ms * MS))
+        times["end_ns"].append(self._now)
+
     def step(self, body: Callable[[], None]) -> None:
         """One step with its update."""
         begin, begin_ms = self._now, self.now_ms

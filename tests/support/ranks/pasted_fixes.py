@@ -38,11 +38,12 @@ def model() -> nn.Sequential:
 
 def wrapped(cause: str, flat: bool) -> nn.Module:
     """The model as the script has it when the fix is pasted."""
-    if cause.startswith("fsdp-") and flat and cause == "fsdp-every-pass":
+    if flat and cause in ("fsdp-every-pass", "gathered-parameters"):
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         return FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
-    if cause in ("fsdp-every-pass", "fsdp-gathers-twice", "fsdp-shared-group") and not flat:
+    is_sharded = cause.startswith("fsdp-") and cause not in ("fsdp-one-unit", "fsdp-small-units")
+    if (is_sharded or cause == "gathered-parameters") and not flat:
         from torch.distributed.fsdp import fully_shard
 
         whole = model()
@@ -83,6 +84,8 @@ def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
         "YOUR_DEVICE": "cpu",
         "YOUR_OUTPUTS": [None],
         "YOUR_OBJECT": {"a": 1},
+        "YOUR_AVERAGES": [getattr(p, "to_local", p.detach)().clone() for p in trained.parameters()],
+        "YOUR_DECAY": 0.9,
     }
 
 

@@ -291,11 +291,37 @@ def test_exposed_time_outside_of_the_gradients_gets_no_trial() -> None:
     )
 
 
+NO_DDP = "no DDP model exchanged gradients in this run"
+
+
+def test_all_reduces_of_the_script_s_own_hooks_are_no_buckets() -> None:
+    """A hook of each parameter reduces its gradient."""
+    hooks = {"op": "all_reduce", "phases": (("backward", 100),)}
+    rows = (tiny(**hooks, calls=1000, callers=(("train.py:9 reduce", 1000),)),)
+    step = mean_step(detail(2, backward=50, transfer=30))
+    found = exchange(world(2, collectives=rows, no_ddp=NO_DDP), step).small_calls
+    assert found is not None
+    assert "let DistributedDataParallel join them into buckets" in found.remedy
+    outside = exchange(world(2, collectives=(tiny(calls=1000),), no_ddp=NO_DDP), step).small_calls
+    assert outside is not None
+    assert "DistributedDataParallel" not in outside.remedy
+
+
+def of_own_hooks(rank: Rank) -> None:
+    """Passes that end as those of DDP do, in a job that trained no DDP model."""
+    rank.finalize(5 * MS, 6 * MS, 1)
+    sources = {"begin_monotonic_ns": 2**62, "ddp_logs": [], "ddp_models": 0}
+    trained = {"parameter_bytes": 8, "sharded": False, "ddp_bytes": 0, "ignored_bytes": 0}
+    trained["other_libraries"] = []
+    rank.metadata.update(cross_check_sources=sources, trained=trained)
+
+
 @pytest.mark.parametrize(
     ("of", "exchanges"),
     [
         (lambda rank: rank.finalize(5 * MS, 6 * MS, 1), ""),
-        (lambda rank: None, "no DDP model exchanged gradients in this run"),
+        (lambda rank: None, NO_DDP),
+        (of_own_hooks, NO_DDP),
         (
             lambda rank: rank.metadata.update(
                 cross_check_sources={"ddp_logs": [{"own_exchange": "the communication hook own"}]}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,3 +113,40 @@ def test_objects_that_are_pickled_at_once_are_noted_as_one() -> None:
     finally:
         work.remove()
     assert 1 <= len(recorder.metadata["object_pickles"]["begin_ns"]) < 100
+
+
+@pytest.mark.parametrize(("persistent", "times"), [(False, 2), (True, 1)])
+def test_starts_of_workers_are_noted(persistent: bool, times: int) -> None:
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    loader = torch.utils.data.DataLoader([1, 2], num_workers=1, persistent_workers=persistent)
+    work.install()
+    try:
+        read = [int(batch) for _ in range(2) for batch in loader]
+    finally:
+        work.remove()
+    assert read == [1, 2, 1, 2]
+    starts = recorder.metadata["loader_worker_starts"]
+    checked(starts, MORE_METADATA["loader_worker_starts"], "loader_worker_starts")
+    assert len(starts["begin_ns"]) == times
+    assert ("loader_worker_stops" in recorder.metadata) == (not persistent)
+
+
+def test_compilations_that_torch_remembers_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = ModuleType("torch._dynamo.utils")
+    now_us = time.time_ns() // 1000
+    remembered = [
+        SimpleNamespace(start_time_us=now_us - 2000, end_time_us=now_us - 1000),
+        SimpleNamespace(start_time_us=now_us, end_time_us=None),  # failed
+    ]
+    utils.get_compilation_metrics = lambda: remembered  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    work.install()
+    begin_ns = time.monotonic_ns()
+    work.remove()
+    noted_ns = recorder.metadata["compilations"]
+    (begin,), (end,) = noted_ns["begin_ns"], noted_ns["end_ns"]
+    assert end - begin == 1_000_000
+    assert begin_ns - 10_000_000_000 < begin < end < begin_ns

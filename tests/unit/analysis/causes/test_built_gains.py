@@ -32,13 +32,6 @@ def ms_of(script: Script, step: int, number: int, mean: float) -> float:
     return float(mean * (1 + 0.05 * script.rank.rank) * draw.lognormal(0.0, 0.2))
 
 
-def noted(script: Script, key: str, begin_ms: float) -> None:
-    """Notes work of torch from a time until now."""
-    times = script.rank.metadata.setdefault(key, {"begin_ns": [], "end_ns": []})
-    times["begin_ns"].append(int(begin_ms * 1e6))
-    times["end_ns"].append(int(script.now_ms * 1e6))
-
-
 def passed(script: Script, step: int, number: int = 0, exchange: bool = True) -> None:
     """Forward, and backward with 2 ms of gradients."""
     script.forward(ms_of(script, step, 10 * number, 10.0))
@@ -58,7 +51,7 @@ def buffers(script: Script, step: int, fixed: bool) -> None:
         script.now_ms += 1.5
         script.call("broadcast", 8 * MB, 3.0)
         script.now_ms += 1.5
-        noted(script, "ddp_buffer_syncs", begin)
+        script.note("ddp_buffer_syncs", begin)
 
     script.forward(ms_of(script, step, 0, 10.0), *([] if fixed else [sent]))
     script.backward(ms_of(script, step, 1, 20.0), {4 * MB: 2.0})
@@ -80,7 +73,7 @@ def searched(script: Script, step: int, fixed: bool) -> None:
         if not fixed:
             begin = script.now_ms
             script.now_ms += 2.0
-            noted(script, "ddp_searches", begin)
+            script.note("ddp_searches", begin)
 
     script.forward(0.0, forward)
     marks = None if fixed else {400: 1.0}
@@ -107,13 +100,13 @@ def objects(script: Script, step: int, fixed: bool) -> None:
     else:
         begin = script.now_ms
         script.work(ms_of(script, step, 3, 2.0))
-        noted(script, "object_pickles", begin)
+        script.note("object_pickles", begin)
         script.call("all_gather", 8, 1.0, "Long")
         script.work(ms_of(script, step, 2, 0.5))
         script.call("all_gather", 4096, 2.5, "Byte")
         begin = script.now_ms
         script.work(ms_of(script, step, 4, 1.0))
-        noted(script, "object_unpickles", begin)
+        script.note("object_unpickles", begin)
 
 
 def barriers(script: Script, step: int, fixed: bool) -> None:
@@ -142,7 +135,7 @@ def garbage(script: Script, step: int, fixed: bool) -> None:
     if not fixed and step % 8 == 2 * script.rank.rank:
         begin = script.now_ms
         script.work(15.0)
-        noted(script, "garbage", begin)
+        script.note("garbage", begin)
         script.rank.metadata["garbage"]["total_ns"] = 15_000_000
     passed(script, step)
     updated(script)
@@ -277,6 +270,48 @@ HEALTHY = {"bucket_cap_bytes": 25 * 2**20, "least_unused_parameter_size": 0}
 SMALL = {"bucket_cap_bytes": 200_000}
 
 
+def averaged(script: Script, step: int, fixed: bool) -> None:
+    """A pass of FSDP2, an update, and gathers of all parameters, for an average of them."""
+    script.sharded([8 * MB] * 3, ms=ms_of(script, step, 0, 8.0), again=False)
+    script.work(20.0, Phase.OPTIMIZER)
+    script.work(ms_of(script, step, 1, 2.0))
+    for _ in range(0 if fixed else 3):
+        sizes = {"bytes_in": 8 * MB // RANKS, "bytes_out": 8 * MB}
+        script.call("all_gather_into_tensor", 8 * MB, 3.0, **sizes)
+
+
+def restarted(script: Script, step: int, fixed: bool) -> None:
+    """Epochs of five steps, before which workers start and load a first batch for 20 ms."""
+    starts = step % 5 == 0 and not fixed
+    if starts:
+        begin = script.now_ms
+        script.work(ms_of(script, step, 2, 15.0))
+        script.note("loader_worker_starts", begin)
+    script.work(ms_of(script, step, 3, 2.0) + 20.0 * starts, Phase.DATA)
+    passed(script, step)
+    updated(script)
+
+
+def compiled(script: Script, step: int, fixed: bool) -> None:
+    """Forward passes, which one of the ranks begins with a compilation of 25 ms."""
+
+    def forward() -> None:
+        if not fixed and step % RANKS == script.rank.rank:
+            begin = script.now_ms
+            script.now_ms += ms_of(script, step, 2, 25.0)
+            script.note("compilations", begin)
+
+    script.forward(ms_of(script, step, 0, 10.0), forward)
+    script.backward(ms_of(script, step, 1, 20.0), {4 * MB: 2.0})
+    updated(script)
+
+
+#: The shards of a rank in ``averaged``.
+SHARDS = {
+    **{"parameter_bytes": 24 * MB // RANKS, "sharded": True, "flat": False},
+    **{"ddp_bytes": 0, "ignored_bytes": 0, "other_libraries": []},
+}
+
 #: Causes, jobs that show them, and arguments of ``causes_of``.
 BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("ddp-buffers", buffers, {}),
@@ -294,6 +329,9 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("barrier-each-step", barriers, {}),
     ("fsdp-every-pass", reduced, {"models": 0}),
     ("fsdp-gathers-twice", gathered, {"models": 0}),
+    ("gathered-parameters", averaged, {"models": 0, "trained": SHARDS}),
+    ("workers-restarted", restarted, {}),
+    ("compiled-anew", compiled, {}),
     ("garbage-in-turns", garbage, {}),
     ("late-loading", loading, {}),
     ("rank-alone", alone, {}),

@@ -216,25 +216,23 @@ def objects(script: Script, step: int) -> None:
     script.work(0.5)
 
 
-def noted(script: Script, key: str, ms: float, noted_steps: int, step: int) -> None:
-    """Work of torch at objects, which is noted in the first steps."""
+def noted(script: Script, key: str, ms: float, is_noted: bool) -> None:
+    """Work of torch at objects."""
     begin = script.now_ms
     script.work(ms)
-    if step < noted_steps:
-        times = script.rank.metadata.setdefault(key, {"begin_ns": [], "end_ns": []})
-        times["begin_ns"].append(round(begin * 1e6))
-        times["end_ns"].append(round(script.now_ms * 1e6))
+    if is_noted:
+        script.note(key, begin)
 
 
 @pytest.mark.parametrize("noted_steps", [12, 5])
 def test_pickled_objects_are_named_with_the_time_of_pickling(noted_steps: int) -> None:
     def body(script: Script, step: int) -> None:
         trained(script)
-        noted(script, "object_pickles", 3.0, noted_steps, step)
+        noted(script, "object_pickles", 3.0, step < noted_steps)
         script.call("all_gather", 8, 1.0, "Long")
         script.work(0.5)
         script.call("all_gather", 4096, 2.0, "Byte")
-        noted(script, "object_unpickles", 4.0, noted_steps, step)
+        noted(script, "object_unpickles", 4.0, step < noted_steps)
         script.work(0.5)
 
     found = causes_of(body)
@@ -533,6 +531,21 @@ def test_garbage_that_ranks_collect_in_turns_is_named(every: int, times: int) ->
     assert f"{times} times in 30 steps, for 20 ms on average" in sentence
     lost = times * 20
     assert saved(found["garbage-in-turns"]) == pytest.approx(lost / (30 * 33 + lost), abs=0.01)
+
+
+def test_a_collection_after_the_job_s_begin_is_not_in_turns() -> None:
+    """Each rank collects once, for long, as after a compilation."""
+
+    def body(script: Script, step: int) -> None:
+        trained(script)
+        if step == 2 + script.rank.rank:
+            begin = script.now_ms
+            script.work(300.0)
+            script.rank.metadata["garbage"] = garbage(
+                [(int(begin * 1e6), int(script.now_ms * 1e6))]
+            )
+
+    assert "garbage-in-turns" not in causes_of(body, meets=True)
 
 
 def test_collections_that_cost_little_are_not_named() -> None:

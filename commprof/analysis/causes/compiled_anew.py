@@ -1,0 +1,97 @@
+"""torch.compile compiles the model again and again, on each rank in steps of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import (
+    FEW_STEPS,
+    WORTH_NAMING,
+    CatalogueCause,
+    Sighting,
+)
+from commprof.analysis.causes.edits.script import Script
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.evidence import Figure
+from commprof.text import in_ms, named_ranks
+from commprof.trace.columns import Ints
+from commprof.trace.lookup import row_containing
+from commprof.units import ns_to_ms
+
+#: Fewest measured steps in which a rank compiles, and part of the measured steps after which one of
+#: them must lie: a job that compiles for a few steps and then no more is healthy.
+_LEAST, _LATE = 3, 0.5
+
+
+def _merged(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Joins intervals that overlap: a frame may be compiled while another one is."""
+    if not len(begin):
+        return begin, end
+    last = np.maximum.accumulate(end)
+    first = np.append(True, begin[1:] > last[:-1])
+    return begin[first], np.append(last[np.flatnonzero(first)[1:] - 1], last[-1:])
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    spans, steps = [], []
+    for position, calls in enumerate(facts.ranks):
+        spans.append(_merged(*facts.noted_ns(position, "compilations")))
+        steps.append(np.unique(row_containing(calls.begin_ns, calls.end_ns, spans[-1][0])))
+    lasts = [len(of_rank) >= _LEAST and of_rank[-1] >= _LATE * facts.steps for of_rank in steps]
+    share = facts.share([float((end - begin).sum()) for begin, end in spans])
+    if not any(lasts) or not share >= WORTH_NAMING:
+        return None
+    removed = [
+        Removed(np.zeros(len(calls.table), dtype=bool), *times)
+        for calls, times in zip(facts.ranks, spans, strict=True)
+    ]
+    number = sum(len(begin) for begin, _ in spans)
+    mean_ms = ns_to_ms(share * len(spans) * facts.steps * facts.step_ns / number)
+    ranks = [rank for rank, late in zip(facts.seen.ranks, lasts, strict=True) if late]
+    together = len(np.unique(np.concatenate(steps)))
+    waits = "; ranks that do not compile wait" * (together > max(map(len, steps)))
+    return Sighting(
+        f"torch.compile compiles anew in {together} of {facts.steps} steps, for {in_ms(mean_ms)} "
+        f"each time, on {named_ranks(ranks)}{waits}. Inputs of ever new shapes look like this.",
+        share,
+        saving_without(facts, removed),
+    )
+
+
+def _edit(script: Script) -> str:
+    sites = [
+        site
+        for site in script.places("compile")
+        if site.source.segment(site.call.func) == "torch.compile"
+    ]
+    if len(sites) != 1 or not sites[0].can_be_written:
+        return ""
+    return sites[0].source.with_settings(sites[0].call, {"dynamic": True})
+
+
+CAUSE = CatalogueCause(
+    id="compiled-anew",
+    title="torch.compile compiles again and again, for inputs of new shapes",
+    needs=(Figure.EXPOSED,),
+    rule=_rule,
+    looks_like=(
+        f"A rank compiles in at least {_LEAST} measured steps, one of them in the second half, and "
+        f"compiling takes at least {WORTH_NAMING:.0%} of the mean rank's time. torch's own list of "
+        "compilations tells when; it holds the last 64."
+    ),
+    why=(
+        "A compiled model is compiled again for each shape of its inputs that it has not seen, if "
+        "shapes are static. Each rank meets new shapes in steps of its own, and all others wait "
+        "in the next exchange, so that the times of all ranks add up; a long one runs into a "
+        "time-out. With `dynamic=True` one compilation serves all lengths. Lengths that are "
+        "rounded up to a few values are another way."
+    ),
+    fix=(
+        "model = torch.compile(YOUR_MODEL, dynamic=True)\n"
+        "# or pad each batch to a multiple of 256, so that few lengths are left"
+    ),
+    edit=lambda facts, _: _edit(facts.script),
+    source="https://github.com/pytorch/pytorch/issues/174704",
+    worth=FEW_STEPS,
+)

@@ -1,0 +1,108 @@
+"""All sharded parameters are gathered in every step, outside of the passes that need them."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.pickled_objects import of_objects
+from commprof.analysis.causes.sharded_library import library
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_bytes, in_ms
+from commprof.trace.exchanged import trained_by
+from commprof.trace.operations import names_of
+from commprof.trace.schema import Phase
+from commprof.units import ns_to_ms
+
+_OPS = names_of("all_gather")
+#: Gathers of a step are of the parameters if they hold this fraction of the rank's own shards.
+_OF_SHARDS = 0.5
+
+
+def _outside(calls: RankCalls) -> Mask:
+    """Gathers of the script itself; an optimizer may have to gather what it updated."""
+    mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls)
+    return mask & (calls.phase != Phase.OPTIMIZER)
+
+
+def _in_forward(calls: RankCalls) -> Mask:
+    mask: Mask = calls.chosen(_OPS) & (calls.phase == Phase.FORWARD) & ~calls.in_backward
+    return mask
+
+
+def _holds_model(calls: RankCalls, mask: Mask) -> bool:
+    """True if these calls send most of the rank's shards in a typical step."""
+    trained = trained_by(calls.trace.metadata)
+    if trained is None or not trained.sharded:
+        return False
+    least = _OF_SHARDS * trained.parameter_bytes
+    sent = [int(calls.table.bytes_in[mask & (calls.step == n)].sum()) for n in _steps(calls)]
+    return least > 0 and sorted(sent)[len(sent) // 2] >= least
+
+
+def _steps(calls: RankCalls) -> range:
+    return range(len(calls.begin_ns))
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if facts.world.communication.sharding is None:
+        return None
+    # If forward gathers nothing, the script gathers for it.
+    of_ranks = facts.on_all_ranks(
+        lambda calls: (calls, _outside(calls)),
+        lambda seen: _holds_model(*seen) and _holds_model(seen[0], _in_forward(seen[0])),
+    )
+    if not of_ranks:
+        return None
+    blocked = [calls.blocked_ns(mask) for calls, mask in of_ranks]
+    share = facts.share(blocked)
+    if not share >= WORTH_NAMING:
+        return None
+    first, mask = of_ranks[0]
+    line, ms = first.line(mask), ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    return Sighting(
+        f"Outside of forward and backward, each step gathers {library(facts)}'s shards to "
+        f"{in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)} of parameters, in "
+        f"{counted(round(first.per_step(mask)), 'call')}{at_line(line)}, for {in_ms(ms)}. An "
+        "average of the weights can be kept as shards.",
+        share,
+        saving_without(facts, [Removed.whole(calls, mask) for calls, mask in of_ranks]),
+        line,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="gathered-parameters",
+    title="Sharded parameters are gathered in every step, as for an average",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "In a job that FSDP shards, the all-gathers of a typical step outside of forward, backward "
+        f"and updates send at least {_OF_SHARDS:.0%} of a rank's shards, those in forward as much "
+        f"again, and the ranks stand in the former for at least {WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "`full_tensor()`, `summon_full_params` and a full state dict send the whole model to all "
+        "ranks, and nothing overlaps this. An exponential moving average of the weights needs "
+        "none of it: it is computed element by element, so each rank can average its own shards, "
+        "in a fraction of the memory. Gather the average only to save it. An engine that "
+        "generates with the new weights does need them, once per round of generation."
+    ),
+    gain_note=(
+        "The steps are replayed without these gathers. Averaging shards instead of whole tensors "
+        "also takes less compute, which is not counted."
+    ),
+    fix=(
+        "# YOUR_AVERAGES = [p.to_local().clone() for p in YOUR_MODEL.parameters()]\n"
+        "with torch.no_grad():\n"
+        "    for average, parameter in zip(YOUR_AVERAGES, YOUR_MODEL.parameters()):\n"
+        "        average.lerp_(parameter.to_local(), 1 - YOUR_DECAY)"
+    ),
+    fix_of_fsdp1=(
+        "# YOUR_AVERAGES = [p.detach().clone() for p in YOUR_MODEL.parameters()]\n"
+        "with torch.no_grad():  # not within summon_full_params: these are shards\n"
+        "    for average, parameter in zip(YOUR_AVERAGES, YOUR_MODEL.parameters()):\n"
+        "        average.lerp_(parameter, 1 - YOUR_DECAY)"
+    ),
+    source="https://github.com/thu-ml/Causal-Forcing/pull/20",
+)

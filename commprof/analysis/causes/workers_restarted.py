@@ -1,0 +1,100 @@
+"""A DataLoader starts its worker processes anew for every epoch, and the ranks wait for them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import (
+    FEW_STEPS,
+    WORTH_NAMING,
+    CatalogueCause,
+    Sighting,
+)
+from commprof.analysis.causes.edits.model_settings import with_settings
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.evidence import Figure
+from commprof.text import in_ms
+from commprof.trace import columns
+from commprof.trace.columns import Ints
+from commprof.trace.schema import Phase
+from commprof.units import ns_to_ms
+
+#: Fewest starts of each rank in its measured steps.
+_LEAST = 2
+
+
+def _spans(facts: Facts, position: int) -> tuple[Ints, Ints, int]:
+    """Intervals for which a rank starts and stops workers, or waits for their first batch, in ns.
+
+    The first batch counts as far as it takes longer than the median one. The last value is the
+    number of starts.
+    """
+    starts = facts.noted_ns(position, "loader_worker_starts")
+    stops = facts.noted_ns(position, "loader_worker_stops")
+    phases = columns.phases(facts.ranks[position].trace)
+    order = np.argsort(phases.begin_ns, kind="stable")
+    order = order[phases.key[order] == Phase.DATA]
+    loads = phases.begin_ns[order], phases.end_ns[order]
+    row = np.searchsorted(loads[0], starts[1])
+    row = np.unique(row[row < len(order)])
+    usual_ns = int(np.median(loads[1] - loads[0])) if len(order) else 0
+    first = loads[0][row], np.maximum(loads[1][row] - usual_ns, loads[0][row])
+    begin, end = (np.concatenate(parts) for parts in zip(starts, stops, first, strict=True))
+    by_begin = np.argsort(begin, kind="stable")
+    end = np.maximum.accumulate(end[by_begin])
+    begin = np.maximum(begin[by_begin], np.append(0, end[:-1]))
+    return begin, np.maximum(begin, end), len(starts[0])
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    of_ranks = [_spans(facts, position) for position in range(len(facts.ranks))]
+    number = min(starts for _, _, starts in of_ranks)
+    share = facts.share([float((end - begin).sum()) for begin, end, _ in of_ranks])
+    if number < _LEAST or not share >= WORTH_NAMING:
+        return None
+    removed = [
+        Removed(np.zeros(len(calls.table), dtype=bool), begin, end)
+        for calls, (begin, end, _) in zip(facts.ranks, of_ranks, strict=True)
+    ]
+    ms = ns_to_ms(share * facts.steps * facts.step_ns / number)
+    return Sighting(
+        f"A DataLoader starts its worker processes anew {number} times in {facts.steps} steps: "
+        f"starting them, waiting for their first batch and ending them takes {in_ms(ms)} each "
+        "time, in which the ranks train nothing.",
+        share,
+        saving_without(facts, removed),
+    )
+
+
+CAUSE = CatalogueCause(
+    id="workers-restarted",
+    title="DataLoader workers are started anew in every epoch",
+    needs=(Figure.PARTS,),
+    rule=_rule,
+    looks_like=(
+        f"Each rank starts workers of a DataLoader at least {_LEAST} times in its measured steps. "
+        "Starting and ending them, and waiting for the first batch beyond what a batch usually "
+        f"takes, is at least {WORTH_NAMING:.0%} of all time. Capture notes the starts; the "
+        "capture in Python alone and other tools do not."
+    ),
+    why=(
+        "With `num_workers` a DataLoader starts that many processes for each pass over the data, "
+        "and ends them after it. Until the first batch is there, all ranks wait: for the "
+        "processes, for their imports where they are spawned, and for a whole batch of loading. "
+        "With short epochs this happens often. Workers that persist keep the data set, and only "
+        "begin at its start again."
+    ),
+    gain_note=(
+        "The steps are replayed without these times. Workers that persist still load the first "
+        "batch of an epoch while nobody trains, so that the fix may win less."
+    ),
+    fix=(
+        'options = {"num_workers": 4, "persistent_workers": True}\n'
+        "loader = torch.utils.data.DataLoader(YOUR_DATA, YOUR_BATCH_SIZE, **options)\n"
+        "# make the loader once, before the loop over epochs"
+    ),
+    edit=lambda facts, _: with_settings(facts.script, ("DataLoader",), persistent_workers=True),
+    source="https://github.com/open-mmlab/mmpretrain/issues/196",
+    worth=FEW_STEPS,
+)

@@ -1,0 +1,143 @@
+"""Causes outside of the passes: gathered parameters, restarted workers, repeated compilation.
+
+What the fix of each wins follows from the built times; its healthy twin stays silent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from commprof.trace.schema import Phase
+from tests.support.builders.caused import Script, causes_of, saved
+
+MB = 1_000_000
+SHARDS: dict[str, Any] = {
+    **{"parameter_bytes": 12 * MB, "sharded": True, "flat": False},
+    **{"ddp_bytes": 0, "ignored_bytes": 0, "other_libraries": []},
+}
+
+
+def averaged(
+    script: Script, step: int, every: int = 1, phase: Phase = Phase.OTHER, units: int = 3
+) -> None:
+    """A pass of FSDP2 of 57 ms, an update, and three gathers of a unit each, 6 ms in all."""
+    script.sharded([8 * MB] * units, ms=5.0, again=False)
+    script.work(20.0, Phase.OPTIMIZER)
+    if step % every == 0:
+        begin = round(script.now_ms * 1e6)
+        for _ in range(3):
+            sizes = {"bytes_in": 4 * MB, "bytes_out": 8 * MB}
+            script.call("all_gather_into_tensor_coalesced", 8 * MB, 2.0, **sizes)
+        if phase != Phase.OTHER:
+            script.rank.phase(phase, begin, round(script.now_ms * 1e6))
+
+
+def test_parameters_that_are_gathered_for_an_average_are_named() -> None:
+    found = causes_of(averaged, models=0, trained=SHARDS)
+    cause = found["gathered-parameters"]
+    assert "FSDP2's shards to 24 MB of parameters, in 3 calls, for 6 ms" in cause.sentence
+    assert saved(cause) == pytest.approx(6 / 77, abs=1e-3)
+    assert "to_local()" in cause.fix
+    flat = causes_of(averaged, models=0, trained={**SHARDS, "flat": True})
+    assert "summon_full_params" in flat["gathered-parameters"].fix
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"every": 10}, {"phase": Phase.OPTIMIZER}, {"phase": Phase.FORWARD}],
+    ids=["for a checkpoint", "by an optimizer", "for a pass"],
+)
+def test_parameters_that_are_gathered_for_other_ends_are_not_named(
+    settings: dict[str, Any],
+) -> None:
+    def body(script: Script, step: int) -> None:
+        averaged(script, step, **settings)
+
+    assert "gathered-parameters" not in causes_of(body, models=0, trained=SHARDS)
+
+
+def test_units_that_the_script_gathers_in_advance_are_not_named() -> None:
+    """As with FSDP2's ``unshard()``: forward then gathers nothing itself."""
+
+    def body(script: Script, step: int) -> None:
+        for _ in range(3):
+            sizes = {"bytes_in": 4 * MB, "bytes_out": 8 * MB}
+            script.call("all_gather_into_tensor", 8 * MB, 2.0, **sizes)
+        script.forward(15.0)
+        script.sharded([8 * MB], ms=0.1, again=False)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    assert "gathered-parameters" not in causes_of(body, models=0, trained=SHARDS)
+
+
+def loaded(script: Script, step: int, restarts: bool = True) -> None:
+    """An epoch of four steps of 35 ms, before which workers are started and load for 22 ms."""
+    begins = step % 4 == 0
+    if begins:
+        begin = script.now_ms
+        script.work(8.0)
+        if restarts:
+            script.note("loader_worker_starts", begin)
+    script.work(22.0 if begins else 2.0, Phase.DATA)
+    script.forward(10.0)
+    script.backward(20.0, {4 * MB: 2.0})
+    script.work(1.0, Phase.OPTIMIZER)
+    if begins and restarts:
+        begin = script.now_ms
+        script.work(1.0)
+        script.note("loader_worker_stops", begin)
+
+
+def test_workers_that_every_epoch_starts_anew_are_named() -> None:
+    found = causes_of(loaded, steps=17)
+    assert list(found) == ["workers-restarted"]
+    cause = found["workers-restarted"]
+    assert "anew 4 times in 16 steps" in cause.sentence
+    assert "takes 29 ms each time" in cause.sentence
+    # 8 to start, 20 of waiting and 1 to end of each four steps of 35 ms.
+    assert saved(cause) == pytest.approx(29 / (4 * 35 + 29), abs=1e-3)
+    assert "persistent_workers" in cause.fix
+
+
+def test_workers_that_persist_are_not_named() -> None:
+    assert causes_of(lambda script, step: loaded(script, step, restarts=False), steps=17) == {}
+
+
+def test_workers_of_one_evaluation_are_not_named() -> None:
+    assert causes_of(lambda script, step: loaded(script, step, step == 8), steps=17) == {}
+
+
+def compiled(script: Script, step: int, until: int = 99) -> None:
+    """Passes of 30 ms; in every fourth step a rank compiles for 16 ms, each rank in its own."""
+
+    def forward() -> None:
+        if step % 4 == 2 * script.rank.rank and step < until:
+            begin = script.now_ms
+            script.now_ms += 16.0
+            script.note("compilations", begin)
+
+    script.forward(10.0, forward)
+    script.backward(18.0, {4 * MB: 1.0})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_compilations_that_never_end_are_named() -> None:
+    found = causes_of(compiled, steps=21, meets=True)
+    assert next(iter(found)) == "compiled-anew"
+    cause = found["compiled-anew"]
+    assert (
+        "anew in 10 of 20 steps, for 16 ms each time, on ranks 0, 1; ranks that do not compile wait"
+        in cause.sentence
+    )
+    # In every second step all ranks wait for one of them.
+    assert saved(cause) == pytest.approx(8 / 38, abs=1e-3)
+    assert "dynamic=True" in cause.fix
+
+
+def test_compilations_of_the_first_steps_are_usual() -> None:
+    def body(script: Script, step: int) -> None:
+        compiled(script, step, until=9)
+
+    assert "compiled-anew" not in causes_of(body, steps=21, meets=True)
