@@ -71,9 +71,10 @@ def cut(line: str, tail: str = "") -> str:
     """Makes text of any origin printable and cuts it to one line; dots mark the cut.
 
     First, long paths lose their leading folders. If that is not enough, the line is cut between
-    words, or within a word if less than half a line would be left. ``tail`` follows uncut.
+    words, or within a word if less than half a line would be left. ``tail`` follows, itself cut to
+    half a line.
     """
-    line, tail = printable(line), f" {printable(tail)}" if tail else ""
+    line, tail = printable(line), f" {_cut_to(printable(tail), WIDTH // 2)}" if tail else ""
     width = WIDTH - len(tail)
     if len(line) <= width:
         return line + tail
@@ -82,6 +83,11 @@ def cut(line: str, tail: str = "") -> str:
         return line + tail
     words = textwrap.wrap(line, width - 4, break_on_hyphens=False, break_long_words=False)[0]
     return (words if width // 2 <= len(words) <= width - 4 else line[: width - 4]) + f" ...{tail}"
+
+
+def _cut_to(text: str, width: int) -> str:
+    """Cuts text to a number of columns; dots mark the cut."""
+    return text if len(text) <= width else f"{text[: width - 4]} ..."
 
 
 def _last_folders(path: str) -> str:

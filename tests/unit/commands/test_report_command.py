@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "begins"),
     [
-        ([], "timed: a workload.\n"),
+        ([], "timed: a workload. [gloo, torch "),
         (["--format", "json"], '{\n  "schema_version": 3,'),
         (["--format", "markdown"], "# commprof report\n"),
         (["--format", "csv"], "world_size,measured_steps,"),

@@ -161,9 +161,9 @@ def test_the_report_command_reads_summaries_while_the_job_runs_and_traces_afterw
     read: list[Path] = []
     original = run_directory.read_trace
 
-    def noted(path: Path, **options: Any) -> Any:
+    def noted(path: Path, *others: Any, **options: Any) -> Any:
         read.append(path)
-        return original(path, **options)
+        return original(path, *others, **options)
 
     monkeypatch.setattr(run_directory, "read_trace", noted)
     assert main(["report", str(tmp_path), "--all"]) == 0

@@ -99,4 +99,4 @@ def test_a_recording_has_its_directorys_name_however_it_is_given(
     (folder / "below").mkdir()
     monkeypatch.chdir(folder)
     assert main(["report", given]) == 0
-    assert "Recording: job\n" in capsys.readouterr().out
+    assert "Recording: job [nccl]\n" in capsys.readouterr().out

@@ -152,9 +152,9 @@ def test_a_run_of_very_many_steps_keeps_the_parts_of_a_sample(
     assert recording.mean_of_all_ms == pytest.approx(of_all.step_mean_ms)
     assert timing.measured_steps + recording.left_out_steps == of_all.measured_steps
     begins = np.flatnonzero(np.diff(cut.measured[0].step, prepend=-1) != 1)
-    for name in ("wall_ns", "exposed_ns", "wait_ns", "transfer_ns", "forward_ns"):
+    for name in ("wall", "exposed", "wait", "transfer", "forward"):
         ours, expected = (
-            np.mean([getattr(part, name) for part in world.measured], axis=0)
+            np.mean([part.part_ns(name) for part in world.measured], axis=0)
             for world in (cut, whole)
         )
         means = [stretch.mean() for stretch in np.split(ours, begins[1:])]
