@@ -146,6 +146,9 @@ void Summary::takeIssue(const Record& record) {
   open->on_device = (record.flags & kDeviceAsync) != 0;
   open->has_end = !open->on_device;
   kind.failed += open->failed;
+  if (open->wait_of_host && timedByDevice(*open)) {
+    open->wait_begin_ns = open->wait_end_ns = 0;
+  }
   if (open->wait_end_ns != 0) {
     kind.wait.add(open->wait_end_ns - open->wait_begin_ns);
   }
@@ -202,10 +205,9 @@ void Summary::takeWait(const Record& record) {
   if (open == nullptr) {
     return;
   }
-  const bool timed_by_device =
-      open->issued && open->on_device && device_steps_.hasDeviceTimes();
-  if (record.kind == Kind::kWait && timed_by_device) {
-    return; // the event on the stream counts instead
+  const bool of_host = record.kind == Kind::kWait;
+  if (of_host && timedByDevice(*open)) {
+    return;
   }
   const uint64_t end_ns = std::max(record.value, record.timestamp_ns);
   // A wait inside the issuing call does not show when the operation ended.
@@ -215,9 +217,10 @@ void Summary::takeWait(const Record& record) {
     }
     return;
   }
-  if (open->wait_end_ns == 0) {
+  if (open->wait_end_ns == 0 || (open->wait_of_host && !of_host)) {
     open->wait_begin_ns = record.timestamp_ns;
     open->wait_end_ns = end_ns;
+    open->wait_of_host = of_host;
   }
   if (open->issued) {
     operation(open->operation).wait.add(end_ns - record.timestamp_ns);
@@ -231,6 +234,11 @@ void Summary::takeWait(const Record& record) {
     }
     waited_.push_back(record.op_id);
   }
+}
+
+// True if the waits of streams, which events time, count instead of the host's.
+bool Summary::timedByDevice(const Open& open) const {
+  return open.issued && open.on_device && device_steps_.hasDeviceTimes();
 }
 
 void Summary::countDuration(Open& open, uint64_t end_ns) {

@@ -91,6 +91,7 @@ class Summary {
     uint32_t operation = 0;
     bool issued = false;
     bool on_device = false;
+    bool wait_of_host = false; // the first wait was not that of a stream
     bool failed = false;
     bool has_end = true; // its end can be observed
     bool counted = false; // its end was seen; its duration counts, if known
@@ -104,6 +105,7 @@ class Summary {
   void countOnDevice(Open& open);
   void takeSteps();
   void takeWait(const Record& record);
+  bool timedByDevice(const Open& open) const;
   void countDuration(Open& open, uint64_t end_ns);
   void countWait(Open& open);
   void countWaited(uint64_t now_ns);

@@ -170,6 +170,30 @@ void waitsOfTheHostCountBesideADeviceForItsOwnOperations() {
           histogram({1'900})));
 }
 
+// The host may have waited on another thread than that which issued, whose
+// records come first.
+void waitsOfTheHostBeforeTheIssueDoNotCountBesideADevice() {
+  Record device = issue(1, 100, 64, Op::kAllReduce);
+  device.flags = kDeviceAsync;
+  Record ready = device;
+  ready.kind = Kind::kDeviceReady;
+  ready.timestamp_ns = 110;
+  Record waited = wait(1, 120, 130, Op::kAllReduce);
+  waited.kind = Kind::kDeviceWait;
+  const Record on_host = wait(1, 105, 5'000, Op::kAllReduce);
+  const std::string expected =
+      "\"duration\":" + histogram({20}) + ",\"wait\":" + histogram({10});
+  const Record ended = end(1, 130, kDeviceTime);
+  for (const std::vector<Record>& records :
+       {std::vector<Record>{ready, on_host, device, ended, waited},
+        {ready, on_host, waited, device, ended},
+        {ready, waited, on_host, device, ended}}) {
+    Summary summary(1, no_groups);
+    fold(summary, records);
+    CHECK(holds(summary, expected));
+  }
+}
+
 // gloo's reduce-scatter has no other end than that of the first wait. It counts
 // once no other can come, long before its place among the open ones is needed.
 void aWaitIsTheEndOfAnOperationWithoutAnother() {
@@ -478,6 +502,7 @@ int main() {
   operationsWithoutAnEnd();
   completionsFromDeviceEventsCount();
   waitsOfTheHostCountBesideADeviceForItsOwnOperations();
+  waitsOfTheHostBeforeTheIssueDoNotCountBesideADevice();
   aWaitIsTheEndOfAnOperationWithoutAnother();
   pointToPointEndsWithItsWait();
   openOperationsBeyondTheLimitAreUnfinished();
