@@ -105,7 +105,7 @@ def named_causes(
     if world.world_size < 2 or not world.timing.measured_steps or not world.parts.step_ms > 0:
         return ()
     facts = Facts(context, world, seen)
-    is_fsdp1, sizes_told = is_flat(facts), _sizes_are_told(seen)
+    is_fsdp1, sizes_told = is_flat(facts), _sizes_are_told(facts)
     causes = [
         NamedCause(
             id=cause.id,
@@ -131,14 +131,17 @@ def named_causes(
     return tuple(sorted(causes, key=lambda cause: (not cause.is_wrong, -cause.weight)))
 
 
-def _sizes_are_told(seen: MeasuredWorld) -> bool:
-    """True if the size of each collective was recorded; barriers have none."""
+def _sizes_are_told(facts: Facts) -> bool:
+    """True if the size of each call in measured steps was recorded; barriers have none."""
     barriers = codes_of("barrier", "monitored_barrier")
-    return all(
-        trace.recorded is None
-        or (trace.recorded.size[table.op_id - 1] | among(table.op, *barriers)).all()
-        for trace, table in zip(seen.traces, seen.tables, strict=True)
-    )
+    for place, trace in enumerate(facts.seen.traces):
+        if trace.recorded is None:
+            continue
+        calls = facts.ranks[place]
+        is_told = trace.recorded.size[calls.table.op_id - 1] | among(calls.table.op, *barriers)
+        if not is_told[calls.step >= 0].all():
+            return False
+    return True
 
 
 def _fix(cause: CatalogueCause, facts: Facts, sighting: Sighting) -> str:

@@ -123,25 +123,30 @@ def test_a_recording_states_what_it_holds(tmp_path: Path, said: bool) -> None:
         assert not recorded.root.any()
 
 
-@pytest.mark.parametrize("has_sizes", [True, False])
-def test_calls_of_unknown_size_are_not_taken_for_scalars(tmp_path: Path, has_sizes: bool) -> None:
-    """As in old traces, and of kernels of inference servers, which do not tell sizes."""
+@pytest.mark.parametrize("sizes_from_us", [0.0, 1000.0, 6500.0])
+def test_calls_of_unknown_size_are_not_taken_for_scalars(
+    tmp_path: Path, sizes_from_us: float
+) -> None:
+    """As in old traces, and of kernels of inference servers, which do not tell sizes.
+
+    Calls before the first step are in no figure of a step.
+    """
     documents = []
     for rank in (0, 1):
-        events: list[Event] = []
+        events: list[Event] = [all_reduce(500.0, 515.0, 0, 1)]
         for step in range(6):
-            begin_us = 1000.0 * step
+            begin_us = 1000.0 + 1000.0 * step
             events += [
                 annotation(f"ProfilerStep#{step}", begin_us, begin_us + 1000),
                 kernel("gemm", begin_us, begin_us + 300),
             ]
             for number in range(30):
                 at_us = begin_us + 320 + 20 * number
-                events.append(all_reduce(at_us, at_us + 15, 30 * step + number, 1))
+                events.append(all_reduce(at_us, at_us + 15, 1 + 30 * step + number, 1))
         for event in events:
-            if not has_sizes and "Collective name" in event.get("args", {}):
+            if event["ts"] < sizes_from_us and "Collective name" in event.get("args", {}):
                 del event["args"]["In msg nelems"], event["args"]["Out msg nelems"]
         documents.append(document(events, rank))
     result = analyse_in_detail(write(tmp_path / "job", documents))[0].worlds[0]
     named = [cause.id for cause in result.named_causes]
-    assert named == (["scalars-one-by-one"] if has_sizes else [])
+    assert named == (["scalars-one-by-one"] if sizes_from_us <= 1000 else [])
