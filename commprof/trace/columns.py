@@ -212,8 +212,7 @@ def collectives(trace: Trace) -> Collectives:
     end_ns = look_up(op_id, ints(ends["op_id"]), ints(ends["timestamp_ns"]))
     waited_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]))
     on_host = issues["flags"] & schema.FLAG_DEVICE_ASYNC == 0
-    blocked = ints(waits["value"]) - ints(waits["timestamp_ns"]) >= schema.BLOCKED_NS
-    blocked_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]) * blocked)
+    blocked_until_ns = look_up(op_id, ints(waits["op_id"]), ints(waits["value"]) * blocked(waits))
     return Collectives(
         op_id=op_id,
         op=ints(issues["op"]),
@@ -232,6 +231,14 @@ def collectives(trace: Trace) -> Collectives:
         end_is_exact=(end_ns > 0) | ((blocked_until_ns > 0) & on_host),
         failed=np.isin(op_id, ints(ends["op_id"][ends["flags"] & schema.FLAG_FAILED != 0])),
     )
+
+
+def blocked(waits: Records) -> npt.NDArray[np.bool_]:
+    """Returns a mask of the waits that blocked, at whose end the operation was just complete."""
+    mask: npt.NDArray[np.bool_] = (
+        ints(waits["value"]) - ints(waits["timestamp_ns"]) >= schema.BLOCKED_NS
+    )
+    return mask
 
 
 @once_per_trace

@@ -238,7 +238,7 @@ def _ends_by_wait(records: Records) -> Records:
     )
     waits = waits[shown]
     ends = waits[np.unique(waits["op_id"], return_index=True)[1]].copy()
-    blocked = ends["value"] - ends["timestamp_ns"] >= schema.BLOCKED_NS
+    blocked = columns.blocked(ends)
     ends["timestamp_ns"] = ends["value"]
     ends["kind"][blocked] = Kind.END
     ends["value"][blocked] = 0

@@ -129,6 +129,7 @@ def test_ends_that_only_the_hosts_waits_show_stay_on_the_device_timeline() -> No
     rank.wait(blocked, 9000, 9000 + schema.BLOCKED_NS)  # the first wait shows the end
     rank.wait(rank.collective(1, 2070, 0, op="send"), 2080, 2090)
     rank.collective(2, 2095, 0, op="send")  # nobody waits for it
+    rank.wait(rank.collective(3, 2096, 0, op="send"), 2099, 2098)  # its clock was set back
     rank.wait(rank.collective(7, 2100, 2200), 2150, 2150 + 5 * schema.BLOCKED_NS)
     on_host = columns.collectives(rank.trace())
     trace, table = moved(rank)
@@ -137,7 +138,7 @@ def test_ends_that_only_the_hosts_waits_show_stay_on_the_device_timeline() -> No
         moved_row = row_of[int(on_host.op_id[row])]
         assert table.end_ns[moved_row] == on_host.end_ns[row]
         assert table.end_is_exact[moved_row] == on_host.end_is_exact[row]
-    assert on_host.end_ns[2:].tolist() == [2060 + 5 * schema.BLOCKED_NS, 2090, 0, 2200]
+    assert on_host.end_ns[2:].tolist() == [2060 + 5 * schema.BLOCKED_NS, 2090, 0, 2098, 2200]
     waited_ns = exposures_of(trace).waited_ns.tolist()
     assert [ns for ns in waited_ns if ns] == [250.0, 250.0]
 
