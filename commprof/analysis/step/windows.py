@@ -1,4 +1,4 @@
-"""Windows of steps: a long run is read a stretch at a time, so that memory does not grow with it.
+"""Windows of steps: a long run is read a stretch at a time, so that memory hardly grows with it.
 
 A run with more than ``LONG_CALLS`` calls is analysed in windows of whole steps, the same on all
 ranks; each window's records reach further at both ends, as a step may wait for what began in the
