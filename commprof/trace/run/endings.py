@@ -32,17 +32,22 @@ _NAME = re.compile(r"rank_(\d{1,9})(?:\.attempt_(\d{1,9}))?\.trace")
 
 def rank_and_attempt(path: Path) -> tuple[int, int] | None:
     """Reads rank and attempt from the name of a trace; None if it is not a trace's name."""
-    name = _NAME.fullmatch(path.name)
-    return (int(name[1]), int(name[2] or 0)) if name else None
+    return _rank_and_attempt(path.name)
+
+
+def _rank_and_attempt(name: str) -> tuple[int, int] | None:
+    named = _NAME.fullmatch(name)
+    return (int(named[1]), int(named[2] or 0)) if named else None
 
 
 def attempt_paths(directory: Path) -> dict[int, dict[int, Path]]:
     """Lists a directory's traces by attempt and by rank, both in order."""
     paths: dict[int, dict[int, Path]] = {}
     for name in _names_in(directory):
-        named = _NAME.fullmatch(name)
+        named = _rank_and_attempt(name)
         if named is not None:
-            paths.setdefault(int(named[2] or 0), {})[int(named[1])] = directory / name
+            rank, attempt = named
+            paths.setdefault(attempt, {})[rank] = directory / name
     return {attempt: dict(sorted(paths[attempt].items())) for attempt in sorted(paths)}
 
 
