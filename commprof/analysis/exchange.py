@@ -107,7 +107,7 @@ def _held_by(
     if calls == 0 or not exposed > 0:
         return None
     # A row's own ``calls_per_step`` is a mean over the ranks that made its calls.
-    steps = len(world.ranks) * world.timing.measured_steps
+    steps = len(world.ranks) * world.communication.call_steps
     number = calls / steps
     share = sum(row.times.exposed_ms for row in rows) / exposed
     if number < least or share < _MOST:

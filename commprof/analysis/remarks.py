@@ -156,7 +156,7 @@ def _about_compression(context: Mapping[str, Any], world: WorldResult) -> list[s
         world.communication.compression,
         world.world_size,
         len(world.ranks),
-        world.timing.measured_steps,
+        world.communication.call_steps,
     )
 
 

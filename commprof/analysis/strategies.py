@@ -96,7 +96,7 @@ def _operations(world: WorldResult) -> tuple[StrategyOperation, ...]:
     by_op: dict[str, list[CollectiveRow]] = {}
     for row in world.communication.collectives:
         by_op.setdefault(row.kind.op, []).append(row)
-    rank_steps = len(world.ranks) * world.timing.measured_steps
+    rank_steps = len(world.ranks) * world.communication.call_steps
     in_flight = {time.op: time.in_flight_ms for time in world.communication.times_in_flight}
     found = [
         _operation(op, rows, rank_steps, in_flight.get(op, math.nan)) for op, rows in by_op.items()

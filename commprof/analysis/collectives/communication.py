@@ -27,6 +27,8 @@ from commprof.trace.schema import Kind
 class Communication(FieldGroup):
     """Collectives, traffic and exchange of parameters at one world size."""
 
+    #: Number of measured steps whose calls these are: in a long run, those of its sample.
+    call_steps: int
     #: Kinds of collectives, the most exposed time first.
     collectives: tuple[CollectiveRow, ...] = ()
     #: Times in flight per operation.
@@ -61,6 +63,7 @@ def communication(run: WorldRun, seen: MeasuredWorld) -> Communication:
     traces, tables, step = seen.traces, seen.tables, seen.measured[0].step
     foreign = seen.recorded[0].is_foreign
     return Communication(
+        call_steps=len(step),
         collectives=collective_rows(seen.matching, traces, tables, step, seen.clocks_shared),
         times_in_flight=times_in_flight(traces, tables, step),
         compression=compression_rows(traces, step, run.world_size),

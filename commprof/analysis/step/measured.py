@@ -309,7 +309,9 @@ def _long_world(
         clock_error_us=clock_error_us(clocks, of_kept),
         left_out=None
         if keeps_all
-        else _left_out(recorded, cut.steps[cut.steps < trained], kept_steps, warmup),
+        else _left_out(
+            recorded, cut.steps[cut.steps < trained], kept_steps, parts[0].step[warmup:]
+        ),
     )
     sample = cut.sample(whole.measured[0].step)
     calls = _calls(world_size, [stretch(trace, sample) for trace in recorded], ranks, clocks)
@@ -317,15 +319,21 @@ def _long_world(
     return replace(calls.world(_common_steps(parts, trained, merged), 0, 0), whole=whole)
 
 
-def _left_out(recorded: list[Trace], steps: Ints, kept_steps: Ints, warmup: int) -> LeftOut:
-    """Returns what is known of all steps, of which only some are kept."""
+def _left_out(
+    recorded: list[Trace], steps: Ints, kept_steps: Ints, measured_steps: Ints
+) -> LeftOut:
+    """Returns what is known of all steps, of which only some are kept.
+
+    Warm-up may end in a stretch that is left out: it is all before the first measured step.
+    """
+    steps = steps[steps >= measured_steps[0]]
     slowest: Floats = np.zeros(len(steps))
     for trace in recorded:
         of_rank = columns.steps(trace)
         rows = np.searchsorted(of_rank.index, steps)
         np.maximum(slowest, (of_rank.end_ns - of_rank.begin_ns)[rows], out=slowest)
     left_out = int((~np.isin(steps, kept_steps, assume_unique=True)).sum())
-    return LeftOut(left_out, float(slowest[warmup:].mean()))
+    return LeftOut(left_out, float(slowest.mean()))
 
 
 @dataclass(frozen=True)

@@ -178,6 +178,7 @@ def world(world_size: int = 1, **values: Any) -> WorldResult:
         "cross_checks": (),
     }
     made = {**defaults, **values}
+    made.setdefault("call_steps", made["steps"] - made["warmup_steps"])  # as in a short run
     return built(WorldResult, {"evidence": evidence_about(made, **evidence), **made})
 
 

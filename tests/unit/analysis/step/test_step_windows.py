@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 from benchmarks.scale.runs import write_run
+from commprof.analysis import exchange
 from commprof.analysis.collectives import communication as exchanges
 from commprof.analysis.collectives.communication import communication
+from commprof.analysis.exchange import small_calls
 from commprof.analysis.findings import findings
 from commprof.analysis.late.incidents import WatchedCalls, find_incidents
+from commprof.analysis.mean_step import mean_step
 from commprof.analysis.recording import world_recording
 from commprof.analysis.run import analyse_in_detail
 from commprof.analysis.step import windows
 from commprof.analysis.step.breakdown import Breakdown
 from commprof.analysis.step.measured import MeasuredWorld, measured_world
 from commprof.analysis.step.timing import step_timing
+from commprof.analysis.strategies import strategy_rows
 from commprof.analysis.world import world_result
 from commprof.trace import columns
 from commprof.trace.run.run_directory import WorldRun, read_context, read_world
@@ -26,7 +30,7 @@ from commprof.trace.schema import FLAG_FAILED, Kind
 from tests.support.builders.exact.drawn import any_job
 from tests.support.builders.exact.recorded import recorded
 from tests.support.builders.exact.simulation import simulate
-from tests.support.builders.traces import world_run
+from tests.support.builders.traces import Rank, world_run
 
 _CLOSE_NS = 1e-3
 #: Fraction of the waiting whose origin may lie before a window reaches, in pipelines.
@@ -165,8 +169,44 @@ def test_a_run_of_very_many_steps_keeps_the_parts_of_a_sample(
     assert "of 639 of 1,199 measured steps" in said
 
 
+def test_warm_up_may_end_in_steps_whose_parts_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, begin_ns = Rank(), 1000
+    for step in range(640):
+        length_ns = 90_000 if step < 5 else 1000  # 64 stretches of every tenth step: 0, 10, ...
+        rank.collective(step, begin_ns + 100, begin_ns + 200)
+        rank.step(begin_ns, begin_ns + length_ns)
+        begin_ns += length_ns
+    run = world_run([rank])
+    monkeypatch.setattr(windows, "KEPT_ROWS", 1)
+    monkeypatch.setattr(windows, "KEPT_STEPS", 64)
+    seen, _ = _measured(run, monkeypatch, 1, 100)
+    recording = world_recording(run, seen)
+    assert seen.all_steps.measured[0].step[0] == 10
+    assert recording.mean_of_all_ms == pytest.approx(1e-3)
+    assert recording.left_out_steps == 630 - 63
+
+
 def _caveats(directory: Path, run: WorldRun, seen: MeasuredWorld) -> list[str]:
     return [fact.caveat for fact in findings(read_context(directory), world_result(run, seen))]
+
+
+def test_calls_per_step_of_a_long_run_are_those_of_its_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "run", ranks=2, steps=40, calls=4, late_ms=0.0)
+    monkeypatch.setattr(exchange, "_SMALL_BYTES", 2**40)
+    monkeypatch.setattr(exchange, "_MANY", 2)
+    monkeypatch.setattr(windows, "LONG_CALLS", 300)
+    monkeypatch.setattr(windows, "WINDOW_CALLS", 80)
+    monkeypatch.setattr(windows, "SAMPLE_CALLS", 80)
+    for all_calls in (True, False):
+        result, (detail,) = analyse_in_detail(tmp_path / "run", all_calls=all_calls)
+        (operation,) = strategy_rows([result])[0].operations
+        (row,) = result.worlds[0].communication.collectives
+        assert row.calls == 2 * 4 * (39 if all_calls else 10)
+        assert (operation.calls, operation.size_bytes) == (4, row.total_bytes / row.calls * 4)
+        small = small_calls(result.worlds[0], mean_step(detail))
+        assert small is not None and small.calls_per_step == 4
 
 
 def test_failed_calls_of_a_long_run_are_those_of_all_its_steps(
