@@ -115,7 +115,12 @@ def _rows_of(world: Shown) -> tuple[CollectiveRow, ...]:
 
 
 def unlisted(world: WorldResult) -> list[str]:
-    """Returns a note on the exposed time that is in no row; empty if it is negligible."""
+    """Returns a note on the exposed time that is in no row; empty if it is negligible.
+
+    In a long run the rows are of a sample of the steps, so the difference is no such time.
+    """
+    if world.recording.sampled_steps:
+        return []
     exposed, rest = world.parts.exposed_ms, world.unlisted_exposed_ms
     if not rest > _WORTH_A_LINE * exposed:
         return []

@@ -346,3 +346,10 @@ def test_exposed_time_that_is_in_no_row_is_shown() -> None:
     )
     found = world(2, parts=parts(exposed_ms=10.0), collectives=(collective(exposed_ms=9.9),))
     assert "in no row" not in tables_text(collectives_table.sections, run_result(found))
+    found = world(
+        2,
+        parts=parts(exposed_ms=10.0),
+        collectives=(collective(exposed_ms=4.0),),
+        sampled_steps=((10, 19),),  # other steps may have more exposed time
+    )
+    assert "in no row" not in tables_text(collectives_table.sections, run_result(found))
