@@ -92,6 +92,20 @@ class RankCalls:
         return mask
 
     @property
+    def after_backward(self) -> Mask:
+        """True for the calls after a backward pass that no forward pass has followed yet.
+
+        Those between forward and backward may be of the loss, as in contrastive learning.
+        """
+        phases = columns.phases(self.trace)
+        chosen = (phases.key == Phase.FORWARD) | (phases.key == Phase.BACKWARD)
+        begun, key = phases.begin_ns[chosen], phases.key[chosen]
+        order = np.argsort(begun, kind="stable")
+        last = np.searchsorted(begun[order], self.table.issue_ns, side="right")
+        mask: Mask = np.append(-1, key[order])[last] == Phase.BACKWARD
+        return mask
+
+    @property
     def is_blocking(self) -> Mask:
         """True for the calls that the training thread waited for before its next call."""
         follows = np.append(self.table.issue_ns[1:], _NO_TIME)

@@ -28,18 +28,8 @@ _OPTIMIZERS = ("/optim/", "/deepspeed/", "/apex/", "/megatron/")
 
 
 def _gathers(calls: RankCalls) -> Mask:
-    """Gathers of the script in the measured steps after a backward pass, before the next forward.
-
-    Those between forward and backward may be of the loss, as in contrastive learning.
-    """
-    phases = columns.phases(calls.trace)
-    chosen = (phases.key == Phase.FORWARD) | (phases.key == Phase.BACKWARD)
-    begun, key = phases.begin_ns[chosen], phases.key[chosen]
-    order = np.argsort(begun, kind="stable")
-    begun, key = begun[order], key[order]
-    last = np.searchsorted(begun, calls.table.issue_ns, side="right") - 1
-    after_backward = (last >= 0) & (key[np.clip(last, 0, None)] == Phase.BACKWARD)
-    mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls) & after_backward
+    """Gathers of the script in measured steps, between backward and the next forward."""
+    mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls) & calls.after_backward
     mask &= calls.phase != Phase.OPTIMIZER  # optimizers gather what they updated
     return mask & (calls.size_bytes >= _LEAST_BYTES)
 

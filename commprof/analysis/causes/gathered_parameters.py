@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.causes.gain import Removed, saving_without
@@ -20,8 +22,8 @@ _OF_SHARDS = 0.5
 
 
 def _outside(calls: RankCalls) -> Mask:
-    """Gathers of the script itself; an optimizer may have to gather what it updated."""
-    mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls)
+    """Gathers of the script after backward; an optimizer may have to gather what it updated."""
+    mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls) & calls.after_backward
     return mask & (calls.phase != Phase.OPTIMIZER)
 
 
@@ -31,17 +33,14 @@ def _in_forward(calls: RankCalls) -> Mask:
 
 
 def _holds_model(calls: RankCalls, mask: Mask) -> bool:
-    """True if these calls send most of the rank's shards in a typical step."""
+    """True if these calls send most of the rank's shards in more than half of the steps."""
     trained = trained_by(calls.trace.metadata)
     if trained is None or not trained.sharded:
         return False
     least = _OF_SHARDS * trained.parameter_bytes
-    sent = [int(calls.table.bytes_in[mask & (calls.step == n)].sum()) for n in _steps(calls)]
-    return least > 0 and sorted(sent)[len(sent) // 2] >= least
-
-
-def _steps(calls: RankCalls) -> range:
-    return range(len(calls.begin_ns))
+    sizes, steps = calls.table.bytes_in[mask], len(calls.begin_ns)
+    sent = np.bincount(calls.step[mask], weights=sizes, minlength=steps)
+    return least > 0 and int((sent >= least).sum()) > steps / 2
 
 
 def _rule(facts: Facts) -> Sighting | None:
@@ -61,7 +60,7 @@ def _rule(facts: Facts) -> Sighting | None:
     first, mask = of_ranks[0]
     line, ms = first.line(mask), ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
     return Sighting(
-        f"Outside of forward and backward, each step gathers {library(facts)}'s shards to "
+        f"After backward, each step gathers {library(facts)}'s shards to "
         f"{in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)} of parameters, in "
         f"{counted(round(first.per_step(mask)), 'call')}{at_line(line)}, for {in_ms(ms)}. An "
         "average of the weights can be kept as shards.",
@@ -77,9 +76,10 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "In a job that FSDP shards, the all-gathers of a typical step outside of forward, backward "
-        f"and updates send at least {_OF_SHARDS:.0%} of a rank's shards, those in forward as much "
-        f"again, and the ranks stand in the former for at least {WORTH_NAMING:.0%} of the step."
+        "In a job that FSDP shards, the all-gathers between backward and the next forward, without "
+        f"those of updates, send at least {_OF_SHARDS:.0%} of a rank's shards in more than half of "
+        "the steps, those in forward as much again, and the ranks stand in the former for at least "
+        f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "`full_tensor()`, `summon_full_params` and a full state dict send the whole model to all "
@@ -93,7 +93,7 @@ CAUSE = CatalogueCause(
         "also takes less compute, which is not counted."
     ),
     fix=(
-        "# YOUR_AVERAGES = [p.to_local().clone() for p in YOUR_MODEL.parameters()]\n"
+        "# YOUR_AVERAGES = [p.detach().to_local().clone() for p in YOUR_MODEL.parameters()]\n"
         "with torch.no_grad():\n"
         "    for average, parameter in zip(YOUR_AVERAGES, YOUR_MODEL.parameters()):\n"
         "        average.lerp_(parameter.to_local(), 1 - YOUR_DECAY)"

@@ -72,6 +72,34 @@ def test_units_that_the_script_gathers_in_advance_are_not_named() -> None:
     assert "gathered-parameters" not in causes_of(body, models=0, trained=SHARDS)
 
 
+def test_features_that_a_loss_gathers_are_no_parameters() -> None:
+    """As in contrastive learning, whose gathers lie between forward and backward."""
+
+    def body(script: Script, step: int) -> None:
+        def gather() -> None:
+            script.call("all_gather_into_tensor", 8 * MB, 3.0, bytes_in=4 * MB, bytes_out=8 * MB)
+
+        script.forward(5.0, gather, gather, gather)
+        gather()  # features of each tower
+        gather()
+        script.backward(10.0)
+        script.sharded([8 * MB], ms=0.1, again=False)
+        script.work(1.0, Phase.OPTIMIZER)
+
+    assert "gathered-parameters" not in causes_of(body, models=0, trained=SHARDS)
+
+
+def test_parameters_that_every_second_step_gathers_are_not_said_to_be_of_each_step() -> None:
+    def body(script: Script, step: int) -> None:
+        averaged(script, step, every=99)
+        if step % 2:
+            sizes = {"bytes_in": 12 * MB, "bytes_out": 24 * MB}
+            script.call("all_gather_into_tensor", 24 * MB, 90.0, **sizes)
+
+    found = causes_of(body, steps=21, models=0, trained=SHARDS)
+    assert "gathered-parameters" not in found  # of 20 measured steps, ten gather
+
+
 def loaded(script: Script, step: int, restarts: bool = True) -> None:
     """An epoch of four steps of 35 ms, before which workers are started and load for 22 ms."""
     begins = step % 4 == 0
