@@ -67,6 +67,8 @@ def _edit(script: Script) -> str:
     ]
     if len(sites) != 1 or not sites[0].can_be_written:
         return ""
+    if "True" in sites[0].values("dynamic"):
+        return ""
     return sites[0].source.with_settings(sites[0].call, {"dynamic": True})
 
 

@@ -10,7 +10,7 @@ from commprof.analysis.causes.catalogue_cause import (
     CatalogueCause,
     Sighting,
 )
-from commprof.analysis.causes.edits.model_settings import with_settings
+from commprof.analysis.causes.edits.script import Script
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
@@ -67,6 +67,16 @@ def _rule(facts: Facts) -> Sighting | None:
     )
 
 
+def _edit(script: Script) -> str:
+    """Sets ``persistent_workers``; "" if the call has no workers, or makes a loader per epoch."""
+    site = script.only("DataLoader")
+    if site is None or site.loop is not None or not site.target:
+        return ""
+    if site.values("num_workers") in ([], ["0"]):
+        return ""
+    return site.source.with_settings(site.call, {"persistent_workers": True})
+
+
 CAUSE = CatalogueCause(
     id="workers-restarted",
     title="DataLoader workers are started anew in every epoch",
@@ -75,15 +85,16 @@ CAUSE = CatalogueCause(
     looks_like=(
         f"Each rank starts workers of a DataLoader at least {_LEAST} times in its measured steps. "
         "Starting and ending them, and waiting for the first batch beyond what a batch usually "
-        f"takes, is at least {WORTH_NAMING:.0%} of all time. Capture notes the starts; the "
-        "capture in Python alone and other tools do not."
+        f"takes, is at least {WORTH_NAMING:.0%} of all time. Recordings of other tools do not "
+        "tell the starts."
     ),
     why=(
         "With `num_workers` a DataLoader starts that many processes for each pass over the data, "
         "and ends them after it. Until the first batch is there, all ranks wait: for the "
         "processes, for their imports where they are spawned, and for a whole batch of loading. "
-        "With short epochs this happens often. Workers that persist keep the data set, and only "
-        "begin at its start again."
+        "With short epochs this happens often. Workers that persist keep their copy of the data "
+        "set, and only begin at its start again: what the script changes in the data set between "
+        "epochs no longer reaches them. A sampler's `set_epoch` still works."
     ),
     gain_note=(
         "The steps are replayed without these times. Workers that persist still load the first "
@@ -94,7 +105,7 @@ CAUSE = CatalogueCause(
         "loader = torch.utils.data.DataLoader(YOUR_DATA, YOUR_BATCH_SIZE, **options)\n"
         "# make the loader once, before the loop over epochs"
     ),
-    edit=lambda facts, _: with_settings(facts.script, ("DataLoader",), persistent_workers=True),
+    edit=lambda facts, _: _edit(facts.script),
     source="https://github.com/open-mmlab/mmpretrain/issues/196",
     worth=FEW_STEPS,
 )

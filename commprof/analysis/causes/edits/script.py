@@ -214,10 +214,10 @@ class Source:
         texts += [f"{name}={value}" for name, value in new.items()]
         statement = self.statement(call)
         first, last = self.span(statement)
-        if last < first:  # a body on the line of its head
-            return ""
         name, was = self.segment(call.func), self.segment(call)
         before = "\n".join(self.lines[first - 1 : last])
+        if was not in before:  # a decorator, or a body on the line of its head
+            return ""
         line = textwrap.dedent(before.replace(was, f"{name}({', '.join(texts)})", 1))
         if max(map(len, line.split("\n"))) > _WIDTH:
             indent = " " * (len(self.lines[first - 1]) - len(self.lines[first - 1].lstrip()))
@@ -249,6 +249,11 @@ class Site:
         statement = self.statement
         is_call = isinstance(statement, ast.Expr) and statement.value is self.call
         return is_call and self.source.is_alone(statement)
+
+    def values(self, setting: str) -> list[str]:
+        """The text of a keyword argument; empty if the call does not have it."""
+        keywords = self.call.keywords
+        return [self.source.segment(word.value) for word in keywords if word.arg == setting]
 
     @property
     def loop(self) -> ast.For | None:

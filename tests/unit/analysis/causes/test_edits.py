@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commprof.analysis.causes import compiled_anew, workers_restarted
 from commprof.analysis.causes.edits.collective_calls import (
     gathered_seldom,
     issued_at_once,
@@ -361,3 +362,36 @@ def test_files_are_read_if_they_are_the_users_and_as_they_ran(tmp_path: Path) ->
     rank.metadata["script_path"] = str(train)
     rank.stacks = {1: (f"{changed_later}:1 forward", f"{reader.__file__}:1 read")}
     assert [source.path for source in script_of(rank.trace()).sources] == [train]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loader = DataLoader(data, batch_size=8)\n",
+        "loader = DataLoader(data, num_workers=0)\n",
+        "for epoch in range(3):\n    loader = DataLoader(data, num_workers=2)\n",
+        "def train():\n    for batch in DataLoader(data, num_workers=2):\n        net(batch)\n",
+    ],
+    ids=["no workers", "0 workers", "a loader per epoch", "a loader per loop"],
+)
+def test_workers_persist_only_in_a_loader_that_has_some_and_lasts(text: str) -> None:
+    """With no workers the setting is an error; a new loader starts its own workers all the same."""
+    assert workers_restarted._edit(script(text)) == ""
+
+
+def test_workers_persist_by_a_setting_of_their_loader() -> None:
+    text = "def main():\n    loader = DataLoader(data, num_workers=args.workers)\n"
+    after = changed(text, workers_restarted._edit(script(text)))
+    assert "DataLoader(data, num_workers=args.workers, persistent_workers=True)" in after
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@torch.compile(fullgraph=True)\ndef f(x):\n    return x\n",
+        "f = torch.compile(f, dynamic=True)\n",
+    ],
+    ids=["decorator", "dynamic already"],
+)
+def test_compilation_is_left_alone_where_a_setting_cannot_be_written(text: str) -> None:
+    assert compiled_anew._edit(script(text)) == ""
