@@ -59,8 +59,8 @@ CAUSE = CatalogueCause(
         f"Several ranks work far longer than they usually do, by at least {LEAST_MS:g} ms, each in "
         f"at least {_LEAST} steps of its own, outside of forward, backward and updates, and the "
         "waiting of "
-        f"the others takes at least {_SHARE:.0%} of all time. If the garbage collector explains "
-        "it, `garbage-in-turns` is named instead."
+        f"the others takes at least {_SHARE:.0%} of all time. If the garbage collector or "
+        "torch.compile explains it, `garbage-in-turns` or `compiled-anew` is named instead."
     ),
     why=(
         "Work that every rank does now and then, such as collecting garbage, clearing a cache, "

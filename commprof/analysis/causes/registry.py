@@ -168,8 +168,8 @@ def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
 _ALWAYS = (Figure.EXPOSED,)
 #: Causes that are left out if one of these other causes, which explains them, is named.
 _EXPLAINED_BY = {
-    ranks_in_turns.CAUSE.id: {garbage_in_turns.CAUSE.id},
-    rank_alone.CAUSE.id: {garbage_in_turns.CAUSE.id},
+    ranks_in_turns.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},
+    rank_alone.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},
     tensors_one_by_one.CAUSE.id: {
         scalars_one_by_one.CAUSE.id,
         zero_one_by_one.CAUSE.id,

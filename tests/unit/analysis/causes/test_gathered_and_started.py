@@ -164,6 +164,21 @@ def test_compilations_that_never_end_are_named() -> None:
     assert "dynamic=True" in cause.fix
 
 
+@pytest.mark.parametrize("ranks", [{0}, {0, 1}], ids=["one rank", "in turns"])
+def test_compilations_are_no_other_work_of_the_rank(ranks: set[int]) -> None:
+    """Outside of forward they look as a log of the script does, or as the ranks' turns at it."""
+
+    def body(script: Script, step: int) -> None:
+        rank = script.rank.rank
+        if step % 4 == 1 and rank in ranks and (len(ranks) == 1 or step // 4 % 2 == rank):
+            begin = script.now_ms
+            script.work(60.0)
+            script.note("compilations", begin)
+        compiled(script, step, until=0)
+
+    assert list(causes_of(body, steps=41, meets=True)) == ["compiled-anew"]
+
+
 def test_compilations_of_the_first_steps_are_usual() -> None:
     def body(script: Script, step: int) -> None:
         compiled(script, step, until=9)
