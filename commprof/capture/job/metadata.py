@@ -44,8 +44,11 @@ def script_path() -> str:
     file = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
     # runpy leaves a relative path as it is, and the script may have changed its working folder; the
     # first folder on the path of imports is then that of the script.
+    # It is "" if Python was given no script, and then not a script's.
     folder = sys.path[0] if sys.path else ""
-    paths = (os.path.abspath(file), os.path.join(folder, os.path.basename(file)))
+    paths = [os.path.abspath(file)]
+    if folder:
+        paths.append(os.path.abspath(os.path.join(folder, os.path.basename(file))))
     return next((path for path in paths if file and os.path.isfile(path)), "")
 
 

@@ -43,6 +43,15 @@ def test_a_relative_path_is_found_also_from_another_folder(
     assert script_path() == str(script)
 
 
+def test_another_file_of_the_same_name_is_not_the_script(
+    monkeypatch: pytest.MonkeyPatch, script: Path
+) -> None:
+    run_as(monkeypatch, "gone/train.py")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(script.parent)
+    assert script_path() == ""
+
+
 @pytest.mark.parametrize("file", [None, "gone.py"])
 def test_without_a_file_there_is_no_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str | None
