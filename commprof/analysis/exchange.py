@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from commprof.analysis.collectives.communication import NO_DDP_MODEL
 from commprof.analysis.collectives.host_links import HostLinks
 from commprof.analysis.collectives.kinds import CollectiveRow
 from commprof.analysis.mean_step import MeanStep
@@ -48,7 +49,8 @@ class SmallCalls:
     op: str = "all_reduce"
     caller: str = ""
     caller_share: float = 1.0
-    #: True if the operation reduces tensors in backward passes, and DDP exchanges no gradients.
+    #: True if the operation reduces tensors in backward passes, and no DDP model exchanges
+    #: gradients, not even by a communication hook.
     of_script_gradients: bool = False
     #: Calls per step of each operation, the most exposed time first.
     ops: Mapping[str, float] = field(default_factory=dict)
@@ -66,7 +68,10 @@ class SmallCalls:
         if self.op.startswith(("send", "recv")):
             return "send fewer and larger messages, for example of larger micro batches"
         if self.of_script_gradients:
-            return "if these are gradients, let DistributedDataParallel join them into buckets"
+            return (
+                "if these are gradients of parameters, let DistributedDataParallel join them into "
+                "buckets"
+            )
         if self.calls_per_step < 1.5:
             return "make such a call less often than once per step"
         return "join them, or make them in fewer steps"
@@ -125,6 +130,8 @@ def _held_by(
     op = most.kind.op
     of_script = not of_buckets and op.startswith(_GRADIENTS) and _of_backward(most)
     is_one = of_script and world.communication.sharding is None
+    # A model whose gradients a communication hook exchanges is DDP's already.
+    is_one = is_one and world.communication.no_ddp == NO_DDP_MODEL
     return SmallCalls(
         *(number, mean, min(1.0, share), of_buckets, op, caller, caller_share, is_one, ops)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from commprof.analysis.align.device_timeline import has_device_times
 from commprof.analysis.align.interfaces import trained_no_ddp
@@ -21,6 +22,9 @@ from commprof.trace.exchanged import exchanged_by_each, trained_by
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun, run_of
 from commprof.trace.schema import Kind
+
+#: ``Communication.no_ddp`` if DDP exchanges nothing, neither itself nor by a communication hook.
+NO_DDP_MODEL: Final = "no DDP model exchanged gradients in this run"
 
 
 @dataclass(frozen=True)
@@ -93,13 +97,12 @@ def _no_ddp(traces: Sequence[Trace]) -> str:
     own = [str(log.get("own_exchange") or "") for log in logs if isinstance(log, dict)]
     if own and all(own):
         return f"{own[0]} exchanges the gradients instead of DDP's all-reduce"
-    none = "no DDP model exchanged gradients in this run"
     trained = [trained_by(trace.metadata) for trace in traces]
     is_sharded = any(of_rank is None or of_rank.sharded for of_rank in trained)
     if all(map(trained_no_ddp, traces)) and not is_sharded:
-        return none  # passes of the script's own exchange end as those of DDP do
+        return NO_DDP_MODEL  # passes of the script's own exchange end as those of DDP do
     by_ddp = (columns.finalizations(trace).span.key for trace in traces)
     buckets = (columns.of_kind(trace.records, Kind.BUCKET) for trace in traces)
     if any(map(len, by_ddp)) or any(map(len, buckets)):
         return ""
-    return none
+    return NO_DDP_MODEL

@@ -302,6 +302,10 @@ def test_all_reduces_of_the_script_s_own_hooks_are_no_buckets() -> None:
     found = exchange(world(2, collectives=rows, no_ddp=NO_DDP), step).small_calls
     assert found is not None
     assert "let DistributedDataParallel join them into buckets" in found.remedy
+    hook = "the communication hook own exchanges the gradients instead of DDP's all-reduce"
+    of_hook = exchange(world(2, collectives=rows, no_ddp=hook), step).small_calls
+    assert of_hook is not None
+    assert "DistributedDataParallel" not in of_hook.remedy
     outside = exchange(world(2, collectives=(tiny(calls=1000),), no_ddp=NO_DDP), step).small_calls
     assert outside is not None
     assert "DistributedDataParallel" not in outside.remedy
