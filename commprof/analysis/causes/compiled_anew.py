@@ -19,9 +19,9 @@ from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 from commprof.units import ns_to_ms
 
-#: Fewest measured steps in which a rank compiles, and part of the measured steps after which one of
-#: them must lie: a job that compiles for a few steps and then no more is healthy.
-_LEAST, _LATE = 3, 0.5
+#: Fewest measured steps in which a rank compiles, and fewest of them in the second half of the
+#: measured steps: a job that compiles in its first steps, and once for an evaluation, is healthy.
+_LEAST, _LATE = 3, 2
 
 
 def _merged(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
@@ -33,14 +33,26 @@ def _merged(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     return begin[first], np.append(last[np.flatnonzero(first)[1:] - 1], last[-1:])
 
 
+def _share_from(facts: Facts, spans: list[tuple[Ints, Ints]], first: int) -> float:
+    """Fraction of the time from a measured step on that the mean rank compiles."""
+    compiling = length = 0
+    for calls, (begin, end) in zip(facts.ranks, spans, strict=True):
+        is_late = begin >= calls.begin_ns[first]
+        compiling += int((end - begin)[is_late].sum())
+        length += int((calls.end_ns - calls.begin_ns)[first:].sum())
+    return compiling / length
+
+
 def _rule(facts: Facts) -> Sighting | None:
     spans, steps = [], []
     for position, calls in enumerate(facts.ranks):
         spans.append(_merged(*facts.noted_ns(position, "compilations")))
         steps.append(np.unique(row_containing(calls.begin_ns, calls.end_ns, spans[-1][0])))
-    lasts = [len(of_rank) >= _LEAST and of_rank[-1] >= _LATE * facts.steps for of_rank in steps]
+    half = facts.steps // 2
+    lasts = [len(rows) >= _LEAST and (rows >= half).sum() >= _LATE for rows in steps]
     share = facts.share([float((end - begin).sum()) for begin, end in spans])
-    if not any(lasts) or not share >= WORTH_NAMING:
+    late_share = _share_from(facts, spans, half)
+    if not any(lasts) or not min(share, late_share) >= WORTH_NAMING:
         return None
     removed = [
         Removed(np.zeros(len(calls.table), dtype=bool), *times)
@@ -78,9 +90,9 @@ CAUSE = CatalogueCause(
     needs=(Figure.EXPOSED,),
     rule=_rule,
     looks_like=(
-        f"A rank compiles in at least {_LEAST} measured steps, one of them in the second half, and "
-        f"compiling takes at least {WORTH_NAMING:.0%} of the mean rank's time. torch's own list of "
-        "compilations tells when; it holds the last 64."
+        f"A rank compiles in at least {_LEAST} measured steps, {_LATE} of them in the second half, "
+        f"and compiling takes at least {WORTH_NAMING:.0%} of the mean rank's time, also of that "
+        "half alone. torch's own list of compilations tells when; it holds the last 64."
     ),
     why=(
         "A compiled model is compiled again for each shape of its inputs that it has not seen, if "

@@ -184,3 +184,20 @@ def test_compilations_of_the_first_steps_are_usual() -> None:
         compiled(script, step, until=9)
 
     assert "compiled-anew" not in causes_of(body, steps=21, meets=True)
+
+
+def test_compilations_for_an_evaluation_are_usual() -> None:
+    """The first steps compile for long, and one evaluation or two once more, for two shapes."""
+    ms = {2: 400.0, 3: 400.0, 4: 400.0, 38: 9.0, 39: 9.0}
+
+    def body(script: Script, step: int) -> None:
+        begin = script.now_ms
+        if step in ms:
+            script.work(ms[step])
+            script.note("compilations", begin)
+        compiled(script, step, until=0)
+
+    assert "compiled-anew" not in causes_of(body, steps=61, meets=True)
+    ms[38] = 30.0
+    del ms[39]
+    assert "compiled-anew" not in causes_of(body, steps=61, meets=True)
