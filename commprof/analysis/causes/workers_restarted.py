@@ -17,6 +17,7 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
 from commprof.trace import columns
 from commprof.trace.columns import Ints
+from commprof.trace.lookup import row_containing
 from commprof.trace.schema import Phase
 from commprof.units import ns_to_ms
 
@@ -30,10 +31,15 @@ def _spans(facts: Facts, position: int) -> tuple[Ints, Ints, int]:
     The first batch counts as far as it takes longer than the median one. The last value is the
     number of starts.
     """
-    starts = facts.noted_ns(position, "loader_worker_starts")
-    stops = facts.noted_ns(position, "loader_worker_stops")
-    phases = columns.phases(facts.ranks[position].trace)
+    trace = facts.ranks[position].trace
+    phases, steps = columns.phases(trace), columns.steps(trace)
     order = np.argsort(phases.begin_ns, kind="stable")
+    order = order[phases.thread[order] == steps.thread[0]]
+    work = order[phases.key[order] != Phase.DATA]
+    starts, stops = (
+        _between(facts.noted_ns(position, key), phases.begin_ns[work], phases.end_ns[work])
+        for key in ("loader_worker_starts", "loader_worker_stops")
+    )
     order = order[phases.key[order] == Phase.DATA]
     loads = phases.begin_ns[order], phases.end_ns[order]
     row = np.searchsorted(loads[0], starts[1])
@@ -45,6 +51,14 @@ def _spans(facts: Facts, position: int) -> tuple[Ints, Ints, int]:
     end = np.maximum.accumulate(end[by_begin])
     begin = np.maximum(begin[by_begin], np.append(0, end[:-1]))
     return begin, np.maximum(begin, end), len(starts[0])
+
+
+def _between(noted: tuple[Ints, Ints], begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
+    """Leaves out what was noted while the training thread worked: another thread did it."""
+    inside = row_containing(begin_ns, end_ns, noted[0]) >= 0
+    first, last = (np.searchsorted(begin_ns, times) for times in noted)
+    is_between = ~inside & (first == last)
+    return noted[0][is_between], noted[1][is_between]
 
 
 def _rule(facts: Facts) -> Sighting | None:

@@ -133,6 +133,20 @@ def test_workers_that_persist_are_not_named() -> None:
     assert causes_of(lambda script, step: loaded(script, step, restarts=False), steps=17) == {}
 
 
+def test_workers_that_another_thread_starts_meanwhile_are_not_named() -> None:
+    """As a thread does that loads batches in advance, while this one trains."""
+
+    def body(script: Script, step: int) -> None:
+        begin = script.now_ms + 2.0
+        script.forward(10.0)
+        if step % 4 == 0:
+            script.note("loader_worker_starts", begin)
+        script.backward(20.0, {4 * MB: 2.0})
+        script.work(1.0, Phase.OPTIMIZER)
+
+    assert causes_of(body, steps=17) == {}
+
+
 def test_workers_of_one_evaluation_are_not_named() -> None:
     assert causes_of(lambda script, step: loaded(script, step, step == 8), steps=17) == {}
 
