@@ -76,8 +76,8 @@ class CatalogueCause:
     #: The cause is named only if the low end of the gain of its fix is at least this fraction of
     #: the step, or if the gain is not known.
     worth: float = WORTH_NAMING
-    #: True if healthy jobs never look like this, whatever their times: chance cannot explain it,
-    #: so the cause is named if there is a gain and its high end is at least ``worth``.
+    #: True if the rule counts calls, which chance does not change: the cause is named if there is a
+    #: gain and its high end is at least ``worth``.
     is_certain: bool = False
     #: True if the mistake makes the result of training wrong; it is then named first.
     is_wrong: bool = False

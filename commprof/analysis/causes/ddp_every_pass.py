@@ -104,7 +104,8 @@ CAUSE = CatalogueCause(
         "optimizer steps. DDP averages the gradients over the ranks at the end of every backward "
         "pass unless it is told not to; one exchange at the end of the last pass gives the same "
         "average. `no_sync()` must surround forward as well as backward: around backward alone it "
-        "has no effect."
+        "has no effect. An optimizer that needs the averaged gradients of each pass, such as SAM, "
+        "is no such mistake."
     ),
     fix=(
         "import contextlib\n\n"

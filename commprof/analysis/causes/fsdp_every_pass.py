@@ -93,7 +93,7 @@ CAUSE = CatalogueCause(
         "FSDP2 reduces them after each backward pass unless it is told not to. Without the "
         "reductions each rank keeps unsharded gradients until the last pass, which takes the "
         "memory of the whole model's gradients. `no_sync()`, which DDP and FSDP1 have, does "
-        "nothing here."
+        "nothing here. Where the memory does not suffice, the reductions have to stay."
     ),
     gain_note=(
         "FSDP2's copies of gradients into and out of the reductions are not counted, because the "

@@ -166,8 +166,8 @@ void waitsOfTheHostCountBesideADeviceForItsOwnOperations() {
       "\"duration\":" + histogram({20}) + ",\"wait\":" + histogram({10})));
   CHECK(holds(
       summary,
-      "\"unfinished\":0,\"duration\":" + histogram({2'000}) + ",\"wait\":" +
-          histogram({1'900})));
+      "\"unfinished\":0,\"duration\":" + histogram({2'000}) +
+          ",\"wait\":" + histogram({1'900})));
 }
 
 // The host may have waited on another thread than that which issued, whose

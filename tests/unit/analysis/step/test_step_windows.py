@@ -206,7 +206,8 @@ def test_calls_per_step_of_a_long_run_are_those_of_its_sample(
         assert row.calls == 2 * 4 * (39 if all_calls else 10)
         assert (operation.calls, operation.size_bytes) == (4, row.total_bytes / row.calls * 4)
         small = small_calls(result.worlds[0], mean_step(detail))
-        assert small is not None and small.calls_per_step == 4
+        assert small is not None
+        assert small.calls_per_step == 4
 
 
 def test_failed_calls_of_a_long_run_are_those_of_all_its_steps(
