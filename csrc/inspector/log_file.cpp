@@ -187,6 +187,12 @@ bool LogFile::takeOperation(const Operation& operation) {
       operation.number > kMostNumber || operation.sizeBytes < 0) {
     return false;
   }
+  // Each record of a message, and no other one, has a peer.
+  const bool isOfMessages =
+      operation.kind == "Send" || operation.kind == "Recv";
+  if (operation.isMessage != isOfMessages) {
+    return false;
+  }
   auto found = current_->streams.find(operation.kind);
   if (found == current_->streams.end()) {
     if (current_->kinds == kMostKinds) {

@@ -40,6 +40,16 @@ void linesAreRead() {
   CHECK(!parseLine(std::string(100000, '{')).has_value());
   CHECK(!parseLine("{\"a\": " + std::string(100000, '[')).has_value());
   CHECK(parseLine(R"({"a": [], "b": [1, "x\"]"], "c": {}})").has_value());
+  // Messages have a peer, and collectives have none.
+  const std::string collective = line(0, 1, "5");
+  std::string send = collective;
+  send.replace(send.find("AllReduce"), 9, "Send");
+  std::string message = collective;
+  message.replace(message.find("coll_perf"), 9, "p2p_perf");
+  LogFile file("x");
+  file.feed(collective + "\n" + send + "\n" + message + "\n");
+  CHECK(file.operations() == 1 && file.damagedLines() == 2);
+  CHECK(file.communicators().at(0)->streams.count("Send") == 0);
 }
 
 void piecesOfAnySizeGiveTheSame() {
