@@ -269,6 +269,7 @@ Waits takeCollectives(
   }
   std::vector<Stream> taken;
   for (Communicator* member : members) {
+    member->isCounted = true;
     Stream* const stream = streamWith(*member, kind);
     if (stream == nullptr || fewest == 0) {
       taken.emplace_back();
@@ -286,6 +287,9 @@ Waits takeMessages(
     std::span<Communicator* const> members,
     uint32_t blocks,
     bool isAll) {
+  for (Communicator* member : members) {
+    member->isCounted = true;
+  }
   if (isAll) {
     return takeAllMessages(members, blocks);
   }
@@ -314,6 +318,7 @@ Waits takeUnsplit(
     const std::string& kind) {
   std::vector<Stream> taken;
   for (Communicator* member : members) {
+    member->isCounted = true;
     Stream* const stream = streamWith(*member, kind);
     taken.push_back(
         stream == nullptr ? Stream()

@@ -38,9 +38,8 @@ bool follows(const Communicator& log, const Communicator& before) {
       log.streams.begin(), log.streams.end(), [&](const auto& of) {
         const auto known = before.streams.find(of.first);
         return known == before.streams.end() || of.second.records.empty() ||
-            known->second.records.empty() ||
-            of.second.records.front().number >
-            known->second.records.back().number;
+            int64_t(of.second.records.front().number) >
+            known->second.lastNumber;
       });
 }
 
@@ -65,9 +64,10 @@ void append(Communicator& log, Communicator& into) {
     }
     whole.untimed += stream.untimed;
     whole.graphCaptured += stream.graphCaptured;
-    const uint8_t index = stream.index;
-    stream = {};
-    stream.index = index;
+    Stream emptied;
+    emptied.index = stream.index;
+    emptied.lastNumber = stream.lastNumber;
+    stream = std::move(emptied);
   }
   for (uint8_t kind : log.order) {
     if (into.order.size() < kMostOrdered) {
@@ -77,10 +77,27 @@ void append(Communicator& log, Communicator& into) {
   log.order.clear();
 }
 
+void leaveOut(Communicator& log) {
+  log.isLeftOut = true;
+  for (auto& [kind, stream] : log.streams) {
+    std::vector<Record>().swap(stream.records);
+    std::vector<int32_t>().swap(stream.peers);
+  }
+}
+
 } // namespace
 
 std::vector<Communicator*> joinLogs(std::vector<Communicator*> logs) {
+  std::erase_if(logs, [](Communicator* log) {
+    if (log->isLeftOut) {
+      leaveOut(*log); // of what was written since
+    }
+    return log->isLeftOut;
+  });
   std::sort(logs.begin(), logs.end(), [](const auto* a, const auto* b) {
+    if (a->isCounted != b->isCounted) {
+      return a->isCounted;
+    }
     return a->firstDumpUs != b->firstDumpUs
         ? a->firstDumpUs < b->firstDumpUs
         : operationsOf(*a) > operationsOf(*b); // of copies, the whole one
@@ -90,6 +107,8 @@ std::vector<Communicator*> joinLogs(std::vector<Communicator*> logs) {
     const Communicator& last = *joined.back();
     if (follows(*log, last)) {
       joined.push_back(log);
+    } else {
+      leaveOut(*log);
     }
   }
   for (auto* log : std::span(joined).subspan(1)) {
@@ -226,6 +245,7 @@ bool LogFile::takeOperation(const Operation& operation) {
     const bool isRank = operation.peer >= 0 && operation.peer < current_->ranks;
     stream.peers.push_back(isRank ? int32_t(operation.peer) : -1);
   }
+  stream.lastNumber = operation.number;
   stream.records.push_back(
       {uint64_t(operation.sizeBytes),
        uint32_t(operation.number),

@@ -28,6 +28,7 @@ struct Stream {
   std::vector<Record> records;
   std::vector<int32_t> peers; // only for messages
   uint8_t index = 0; // number of the kind, in order of appearance
+  int64_t lastNumber = -1; // of the last record, also once it was taken
   // Numbers of records by size, and by algorithm and protocol as "RING/LL", if
   // the format has them.
   std::map<std::pair<uint64_t, std::string>, uint64_t> algorithms;
@@ -73,12 +74,16 @@ struct Communicator {
   uint8_t kinds = 0;
   std::vector<uint8_t> order; // kinds of the first collectives, by index
   FollowedMessages messages;
+  bool isCounted = false; // operations were taken while its log is followed
+  bool isLeftOut = false; // overlaps another log of the same process
 };
 
 // Joins what several logs of one process hold of one communicator, such as logs
 // that were split by their size, in the first member of the result. The others
 // follow in the order of their dumps, and are empty then. Logs that overlap
-// those joined, such as copies, are not among the result.
+// those joined, such as copies, are not among the result, lose their records,
+// and are left out of later joins too. May be called again while logs grow: a
+// log of which operations were counted stays the first.
 std::vector<Communicator*> joinLogs(std::vector<Communicator*> logs);
 
 // What was read from one log: of one process, or of several if their logs were

@@ -239,13 +239,17 @@ class LiveLogs:
 
     def _stopped(self) -> set[tuple[str, int]]:
         """Returns the processes that write no more, by host and process id."""
-        newest_s = max((log.grew_s for log in self._tail.logs.values()), default=0.0)
+        grew_s: dict[tuple[str, int], float] = {}  # in any of the process's logs
+        for log in self._tail.logs.values():
+            for member in log.log.members:
+                process = member.host, member.pid
+                grew_s[process] = max(grew_s.get(process, 0.0), log.grew_s)
+        newest_s = max(grew_s.values(), default=0.0)
         patience_s = self._patience_s()
         return {
-            (member.host, member.pid)
-            for log in self._tail.logs.values()
-            if self._is_snapshot or newest_s - log.grew_s > patience_s
-            for member in log.log.members
+            process
+            for process, process_grew_s in grew_s.items()
+            if self._is_snapshot or newest_s - process_grew_s > patience_s
         }
 
     def _add(self, job: InspectedJob) -> None:

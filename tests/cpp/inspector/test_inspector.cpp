@@ -77,6 +77,44 @@ Stream streamOf(const std::vector<Record>& records) {
   return stream;
 }
 
+std::string dumped(int dumpUs, int number) {
+  std::string text = line(0, number, "5") + "\n";
+  const std::string before = R"("pid": 7)";
+  text.insert(
+      text.find(before) + before.size(),
+      R"(, "dump_timestamp_us": )" + std::to_string(dumpUs));
+  return text;
+}
+
+void logsThatGrowAreJoined() {
+  LogFile early("early");
+  LogFile late("late");
+  LogFile copy("copy");
+  std::vector<Communicator*> logs;
+  const auto add = [&](LogFile& file, const std::string& text) {
+    file.feed(text);
+    logs.push_back(file.communicators().at(0).get());
+  };
+  // Takes what was joined, and returns the number of calls.
+  const auto taken = [&] {
+    Communicator* const member[] = {joinLogs(logs).front()};
+    const uint8_t followed[] = {1};
+    return takeCollectives(member, followed, "AllReduce", 1, 1).calls;
+  };
+  add(early, dumped(1, 1) + dumped(1, 2));
+  CHECK(taken() == 2);
+  add(copy, dumped(1, 1) + dumped(1, 2)); // what it copies was taken
+  CHECK(taken() == 0);
+  copy.feed(dumped(1, 3)); // also if it has more
+  add(late, dumped(1, 3) + dumped(2, 4)); // of the same dump, but after it
+  CHECK(taken() == 2);
+  copy.feed(dumped(4, 9));
+  late.feed(dumped(3, 5));
+  CHECK(joinLogs(logs).size() == 2);
+  CHECK(taken() == 1);
+  CHECK(logs[1]->streams.at("AllReduce").records.empty());
+}
+
 void shortestTimeIsTheTransfer() {
   // Rank 1 comes 30 us after rank 0 and 20 us after rank 2, in both calls.
   const Stream first = streamOf({{8, 0, 50}, {8, 1, 70}});
@@ -317,5 +355,6 @@ int main() {
   lostMessagesAreToldByTheirNumber();
   equalTimesShareTheBlame();
   noStreamsAreNoCalls();
+  logsThatGrowAreJoined();
   return check::report();
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import shutil
 import tarfile
 import urllib.request
 from pathlib import Path
@@ -184,6 +185,47 @@ def test_a_process_that_stops_writing_is_no_longer_waited_for(
     assert state.calls > after.calls
     assert state.lost_records > 0
     assert any("missing" in problem for problem in state.problems)
+
+
+@pytest.mark.parametrize("records_a_dump", [7, 10_000])
+def test_copies_count_once_at_every_look(tmp_path: Path, records_a_dump: int) -> None:
+    job = simulate(2, 2, 2, steps=20, seed=1)
+    job.write(tmp_path / "whole", records_a_dump=records_a_dump)
+    folder = tmp_path / "logs"
+    shutil.copytree(tmp_path / "whole", folder / "first")
+    logs = LiveLogs(folder)
+    states = [logs.look()]
+    for name in ("second", "third"):  # while the job runs, and after
+        shutil.copytree(tmp_path / "whole", folder / name)
+        states += [logs.look(), logs.look()]
+    calls = [state.calls for state in states if state is not None]
+    assert calls == [calls[0]] * 5
+    assert calls[0] > 0
+    assert states[-1] is not None
+    assert states[-1].lost_records == 0
+    assert any("overlap" in problem for problem in logs.problems)
+
+
+def test_a_process_whose_log_was_split_still_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate(1, 4, 1, steps=60, seed=4).write(tmp_path / "whole", records_a_dump=7)
+    growing = _Growing(tmp_path / "whole", tmp_path / "logs")
+    split = "host000-pid1002.log"
+    lines = growing.left[split].splitlines(keepends=True)
+    growing.left[split] = b"".join(lines[len(lines) // 2 :])
+    (growing.folder / f"{split}.1").write_bytes(b"".join(lines[: len(lines) // 2]))
+    logs = LiveLogs(growing.folder)
+    while growing.grow(4000):
+        logs.look()
+    monkeypatch.setattr(live, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(live, "_GAPS", 0.0)
+    for log in logs._tail.logs.values():
+        log.grew_s += 0.0 if log.path.name.endswith(".1") else 1.0
+    state = logs.look()
+    assert state is not None
+    assert all(one.writes for one in state.processes)
+    assert state.lost_records == 0
 
 
 @pytest.mark.parametrize("lost", [0.02, 0.3])
