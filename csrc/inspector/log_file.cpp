@@ -162,6 +162,11 @@ void LogFile::finish() {
 
 void LogFile::takeLine(std::string_view text) {
   ++lines_;
+  // The mark of UTF-8, which some tools write at the beginning of a file; in
+  // joined logs it stands within.
+  if (text.starts_with("\xEF\xBB\xBF")) {
+    text.remove_prefix(3);
+  }
   if (text.find_first_not_of(" \t\r") == std::string_view::npos) {
     return;
   }
