@@ -137,7 +137,7 @@ uint64_t putInOrder(Communicator& member, uint32_t first) {
     }
   }
   if (of.isUnordered) {
-    unmatched = uint64_t(recorded.end() - message);
+    unmatched += uint64_t(recorded.end() - message);
     of.next = int64_t(recorded.back().number) + 1;
     of.latest.clear();
   }

@@ -320,6 +320,9 @@ void messagesThatAreLostAreTakenToo() {
   CHECK(takeMessages(both, 1, false).unmatchedRecords == 4);
   writeMessages(first, second, 122, 123, {});
   CHECK(takeMessages(both, 1, false).unmatchedRecords == 2);
+  writeMessages(first, second, 82, 83, {}); // late, before one that is not
+  writeMessages(first, second, 123, 124, {});
+  CHECK(takeMessages(both, 1, false).unmatchedRecords == 4);
 }
 
 void repeatedCallsAreFound() {
