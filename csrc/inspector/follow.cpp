@@ -18,6 +18,8 @@ constexpr size_t kMostAhead = 4096;
 constexpr size_t kMayBeLate = 32;
 // Messages that are kept for finding the sequence, at least.
 constexpr size_t kMostLatest = 1024;
+// Messages that wait for the records of one peer, at most.
+constexpr size_t kMostWaiting = size_t(1) << 16;
 
 Stream* streamWith(Communicator& member, const std::string& kind) {
   const auto found = member.streams.find(kind);
@@ -82,7 +84,7 @@ uint32_t firstOfMembers(std::span<Communicator* const> members) {
 
 // Appends a message to those in order.
 void append(const Message& message, FollowedMessages& of) {
-  auto& queue = (message.isSend ? of.sent : of.received)[message.peer];
+  auto& queue = (message.isSend ? of.sent : of.received)[message.peer].messages;
   queue.emplace_back();
   if (message.record != nullptr) {
     queue.back() = *message.record;
@@ -154,7 +156,16 @@ uint64_t putInOrder(Communicator& member, uint32_t first) {
   return unmatched;
 }
 
-using Queue = std::deque<std::optional<Record>>;
+// Drops the first messages of a queue. Returns how many records they had.
+uint64_t dropFirst(MessageQueue& queue, uint64_t count) {
+  const auto begin = queue.messages.begin();
+  const auto end = begin + std::ptrdiff_t(count);
+  const auto records = std::count_if(
+      begin, end, [](const auto& record) { return record.has_value(); });
+  queue.messages.erase(begin, end);
+  queue.dropped += count;
+  return uint64_t(records);
+}
 
 // Messages of one member to another that were taken from both.
 struct Taken {
@@ -165,9 +176,10 @@ struct Taken {
 // Members by their rank.
 using Places = std::unordered_map<int64_t, uint32_t>;
 
-// Drops the messages of and with members whose order is not known. Returns how
-// many records they had.
-uint64_t dropUnordered(
+// Drops the messages of and with members whose order is not known, those with
+// ranks without a log, and the first where too many wait. Returns how many
+// records they had.
+uint64_t dropUnmatched(
     std::span<Communicator* const> members,
     const Places& places) {
   uint64_t dropped = 0;
@@ -176,24 +188,22 @@ uint64_t dropUnordered(
     for (auto* queues : {&of.sent, &of.received}) {
       for (auto& [peer, queue] : *queues) {
         const auto place = places.find(peer);
-        if (of.isUnordered ||
-            (place != places.end() &&
-             members[place->second]->messages.isUnordered)) {
-          dropped += uint64_t(
-              std::count_if(queue.begin(), queue.end(), [](const auto& record) {
-                return record.has_value();
-              }));
-          queue.clear();
-        }
+        const bool mayMatch = !of.isUnordered && place != places.end() &&
+            !members[place->second]->messages.isUnordered;
+        const size_t count = queue.messages.size();
+        dropped += dropFirst(
+            queue, count - std::min(count, mayMatch ? kMostWaiting : 0));
       }
     }
   }
   return dropped;
 }
 
+// Adds to `unmatched` the records of messages whose other half was dropped.
 std::vector<Taken> takePairs(
     std::span<Communicator* const> members,
-    const Places& places) {
+    const Places& places,
+    uint64_t& unmatched) {
   std::vector<Taken> taken;
   for (uint32_t i = 0; i < members.size(); ++i) {
     for (auto& [peer, sent] : members[i]->messages.sent) {
@@ -206,14 +216,24 @@ std::vector<Taken> takePairs(
       if (got == other.received.end()) {
         continue;
       }
-      Queue* const queues[] = {&sent, &got->second};
-      const auto count =
-          std::ptrdiff_t(std::min(sent.size(), got->second.size()));
+      MessageQueue* const queues[] = {&sent, &got->second};
+      const uint64_t first = std::max(sent.dropped, got->second.dropped);
+      for (MessageQueue* queue : queues) {
+        unmatched += dropFirst(
+            *queue,
+            std::min<uint64_t>(queue->messages.size(), first - queue->dropped));
+      }
+      if (sent.dropped != got->second.dropped) {
+        continue; // one still has to write what the other dropped
+      }
+      const auto count = std::ptrdiff_t(
+          std::min(sent.messages.size(), got->second.messages.size()));
       taken.push_back({{i, place->second}, {}});
       for (size_t side = 0; side < 2; ++side) {
-        Queue& queue = *queues[side];
-        taken.back().records[side].assign(queue.begin(), queue.begin() + count);
-        queue.erase(queue.begin(), queue.begin() + count);
+        auto& messages = queues[side]->messages;
+        taken.back().records[side].assign(
+            messages.begin(), messages.begin() + count);
+        messages.erase(messages.begin(), messages.begin() + count);
       }
     }
   }
@@ -302,8 +322,8 @@ Waits takeMessages(
   for (uint32_t i = 0; i < members.size(); ++i) {
     places[members[i]->rank] = i;
   }
-  unmatched += dropUnordered(members, places);
-  const std::vector<Taken> taken = takePairs(members, places);
+  unmatched += dropUnmatched(members, places);
+  const std::vector<Taken> taken = takePairs(members, places, unmatched);
   std::vector<MessagePair> pairs;
   for (const Taken& messages : taken) {
     pairs.push_back(pairOf(messages));

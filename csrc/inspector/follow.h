@@ -28,8 +28,11 @@ Waits takeCollectives(
 // Takes the messages whose send and recv were both written. Of one whose record
 // is lost, the sequence of messages tells the place, as in splitMessages, once
 // a whole turn of the sequence follows it, and 32 messages. Messages of a
-// member that repeats no sequence are left out once it lost one. `isAll`: takes
-// all that was written, exactly as splitMessages splits it.
+// member that repeats no sequence are left out once it lost one. Messages with
+// a rank that is not among the members are left out, also if it comes later,
+// and of those that wait for the other rank's records the oldest, where they
+// are too many. `isAll`: takes all that was written, exactly as splitMessages
+// splits it.
 Waits takeMessages(
     std::span<Communicator* const> members,
     uint32_t blocks,

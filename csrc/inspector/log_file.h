@@ -44,6 +44,13 @@ struct Message {
   const Record* record = nullptr; // null if it is lost
 };
 
+// Messages of one rank to, or from, one other, in order; without a value where
+// the record is lost.
+struct MessageQueue {
+  std::deque<std::optional<Record>> messages;
+  uint64_t dropped = 0; // messages before these that were not matched
+};
+
 // Messages of one rank while its log is followed.
 struct FollowedMessages {
   int64_t first = -1; // number of the first, -1 before there is one
@@ -51,10 +58,9 @@ struct FollowedMessages {
   // True once one was lost and it is not known which, or a number came twice.
   bool isUnordered = false;
   std::vector<Message> latest; // in order; without their records
-  // Those in order whose other half was not taken yet, by peer; without a value
-  // where the record is lost.
-  std::map<int32_t, std::deque<std::optional<Record>>> sent;
-  std::map<int32_t, std::deque<std::optional<Record>>> received;
+  // Those in order whose other half was not written yet, by peer.
+  std::map<int32_t, MessageQueue> sent;
+  std::map<int32_t, MessageQueue> received;
 };
 
 // A communicator as one process takes part in it.

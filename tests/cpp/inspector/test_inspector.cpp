@@ -345,9 +345,44 @@ void repeatedCallsAreFound() {
   CHECK(sequenceOf(Communicator()).calls.empty());
 }
 
+void messagesWithoutAnotherSideAreDropped() {
+  Communicator first = memberOf(0);
+  Communicator second = memberOf(1);
+  Communicator* const both[] = {&first, &second};
+  // The second rank has no log at first, and then one from the beginning.
+  writeMessages(first, second, 1, 61, {});
+  Waits waits = takeMessages({both, 1}, 1, false);
+  CHECK(waits.calls == 0 && waits.unmatchedRecords == 60);
+  CHECK(first.messages.sent.at(1).messages.empty());
+  CHECK(first.messages.received.at(1).messages.empty());
+  Communicator written = second;
+  for (auto& [kind, stream] : second.streams) { // half is not written yet
+    stream.records.resize(stream.records.size() / 2);
+    stream.peers.resize(stream.peers.size() / 2);
+  }
+  CHECK(takeMessages(both, 1, false).unmatchedRecords == 30);
+  for (auto& [kind, stream] : second.streams) {
+    const Stream& whole = written.streams.at(kind);
+    const auto half = std::ptrdiff_t(whole.records.size() / 2);
+    stream.records.assign(whole.records.begin() + half, whole.records.end());
+    stream.peers.assign(whole.peers.begin() + half, whole.peers.end());
+  }
+  writeMessages(first, second, 61, 70, {});
+  waits = takeMessages(both, 1, false);
+  CHECK(waits.calls == 9 && waits.completeCalls == 9);
+  CHECK(waits.unmatchedRecords == 30);
+  // The second one writes nothing any more.
+  Communicator other = memberOf(1);
+  writeMessages(first, other, 70, 300070, {});
+  waits = takeMessages(both, 1, false);
+  CHECK(waits.calls == 0 && waits.unmatchedRecords == 300000 - 2 * 65536);
+  CHECK(first.messages.sent.at(1).messages.size() == 65536);
+}
+
 } // namespace
 
 int main() {
+  messagesWithoutAnotherSideAreDropped();
   repeatedCallsAreFound();
   callsAreTakenOnceAllWroteThem();
   messagesAreTakenInTheirOrder();
