@@ -179,6 +179,8 @@ class LiveLogs:
         self._first_seen_s: dict[tuple[str, int], float] = {}
         self._newest: tuple[InspectedCommunicator, ...] = ()
         self._kinds: tuple[KindRow, ...] = ()
+        #: Logs whose operations are counted.
+        self._joined: set[Path] = set()
         #: Sentences about ranks that are in several logs.
         self._left_out: list[str] = []
 
@@ -207,9 +209,7 @@ class LiveLogs:
         return self._state() if self._processes else None
 
     def _count(self) -> None:
-        by_id, self._left_out = members_by_id(
-            member for log in self._tail.logs.values() for member in log.log.members
-        )
+        by_id, self._left_out = members_by_id(self._members())
         ready = {key: ranks for key, ranks in by_id.items() if self._is_ready(key, len(ranks))}
         pending = [
             count
@@ -226,6 +226,34 @@ class LiveLogs:
             self._add(InspectedJob(tuple(self._processes), self._newest, blocks, ()))
         if self._groups and self._is_part_over():
             self._end_part()
+
+    def _members(self) -> list[InspectorMember]:
+        """Returns the members of all logs, but for those that follow a log not read to its end.
+
+        Of several logs of one process, calls are counted in the order of their dumps.
+        """
+        logs = self._tail.logs
+        unread = [log for log in logs.values() if not log.is_read]
+        if all(log.log.members for log in unread):  # else it is not known which logs follow them
+            first_us: dict[tuple[str, int], int] = {}
+            for log in unread:
+                for member in log.log.members:
+                    process = member.host, member.pid
+                    dump_us = log.log.dumped_us[0]
+                    first_us[process] = min(first_us.get(process, dump_us), dump_us)
+            for path, log in logs.items():
+                dump_us = log.log.dumped_us[0]
+                if log.log.members and all(
+                    dump_us <= first_us.get((member.host, member.pid), dump_us)
+                    for member in log.log.members
+                ):
+                    self._joined.add(path)
+        return [
+            member
+            for path, log in logs.items()
+            if path in self._joined
+            for member in log.log.members
+        ]
 
     def _is_ready(self, key: tuple[str, int], recorded: int) -> bool:
         """True if all ranks of a communicator wrote, or were waited for long enough."""

@@ -21,6 +21,7 @@ from commprof.monitor.metrics.inspector import inspector_samples
 from commprof.monitor.metrics.outputs import exposition
 from commprof.monitor.monitor import Monitor, address_file
 from commprof.monitor.settings import Settings
+from commprof.recordings import inspector_tail
 from commprof.recordings.inspector import read_logs
 from commprof.report.inspector_frame import inspector_frame
 from tests.support.builders.inspector_logs import SimulatedJob, simulate
@@ -45,6 +46,35 @@ class _Growing:
                     file.write(data[:size])
                 self.left[name] = data[size:]
         return any(data for name, data in self.left.items() if name != without)
+
+
+def test_split_logs_of_any_size_are_counted_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspector_tail, "_BYTES_PER_LOOK", 40_000)
+    monkeypatch.setattr(inspector_tail, "_BYTES_PER_LOG", 5_000)
+    job = simulate(2, 4, 2, steps=80, late_us={5: 1500.0}, seed=1)
+    calls, waited_s = [], []
+    for parts in (1, 2):
+        folder = tmp_path / str(parts)
+        job.write(folder, records_a_dump=7)
+        for file in list(folder.iterdir()):
+            lines = file.read_text().splitlines(keepends=True)
+            middle = len(lines) // 2
+            if parts == 2:
+                file.with_name(f"{file.name}.1").write_text("".join(lines[:middle]))
+                file.write_text("".join(lines[middle:]))
+        logs = LiveLogs(folder)
+        state = logs.look()
+        while not logs.caught_up:
+            state = logs.look()
+        assert state is not None
+        assert (state.lost_records, state.problems) == (0, ())
+        calls.append(state.calls)
+        waited_s.append(sum(_by_pid(state, "waited_s").values()))
+    assert calls == [calls[0]] * 2
+    assert waited_s[1] == pytest.approx(waited_s[0])
+    assert waited_s[0] > 0
 
 
 def _by_pid(state: InspectorState, name: str) -> dict[int, float]:
