@@ -35,7 +35,10 @@ steps = Counter("steps", "Steps.")
 steps.inc(int(sys.argv[1]))
 print(total(), flush=True)
 if len(sys.argv) > 2:  # this rank takes one more step after the other one came
+    end_s = time.monotonic() + 60
     while not os.path.exists("other_came"):
+        if time.monotonic() > end_s:
+            raise SystemExit("the other rank did not come")
         time.sleep(0.01)
     steps.inc()
     print(total(), flush=True)
@@ -50,7 +53,10 @@ export PROMETHEUS_MULTIPROC_DIR=$work/metrics
 mkdir metrics
 in_container 100 then > first &
 first=$!
-until [ -s first ]; do sleep 0.1; done
+until [ -s first ]; do
+  kill -0 $first 2> /dev/null || { echo "no rank could start in a PID namespace of its own"; exit 1; }
+  sleep 0.1
+done
 expect "steps after 100 by one container and 5 by another" "$(in_container 5)" 105
 touch other_came
 wait $first
