@@ -1,6 +1,7 @@
 #!/bin/bash
-# Guess: groups that a job makes after init_process_group(timeout=...) have its time-out: new_group
-# and init_device_mesh say nothing else, and a mesh is how FSDP2 and tensor parallelism get groups.
+# Guess: groups that a job makes after init_process_group(timeout=...) have its time-out: for
+# details and the default, new_group's text refers to init_process_group, and init_device_mesh,
+# from which FSDP2 and tensor parallelism get their groups, says nothing.
 # Truth: they have the backend's default, over gloo 30 minutes. With ten seconds given to
 # init_process_group, a rank that comes 15 s late is waited for without an error in every group but
 # the default one. A mesh dimension of all ranks is the default group and has the ten seconds; each

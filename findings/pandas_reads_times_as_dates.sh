@@ -1,10 +1,11 @@
 #!/bin/bash
 # Guess: pandas.read_json leaves a column of integers a column of integers: dates have a text form.
-# Truth: a column whose name ends in _time or _at, or begins with timestamp, becomes a date, if its
-# numbers could be seconds, ms, us or ns since 1970. So exec_time in ns, a duration, becomes a date of
-# 1970, 1973 or later, and a time of CLOCK_MONOTONIC one of 2000; the unit is guessed for each column.
-# The same names with a unit behind, exec_time_us, stay integers. A short duration keeps its column
-# of integers, so that the type depends on the data. dtype=False leaves them all.
+# Truth: a column whose name ends in _time or _at, begins with timestamp, or is modified or date,
+# becomes a date, if its numbers could be seconds, ms, us or ns since 1970. So exec_time in ns, a
+# duration, becomes a date of 1970, 1973 or later, and a time of CLOCK_MONOTONIC one of 2000; the
+# unit is guessed for each column. The same names with a unit behind, exec_time_us, stay integers. A
+# short duration keeps its column of integers, so that the type depends on the data. dtype=False
+# leaves them all.
 # Seen with pandas 3.1.1.
 set -euo pipefail
 work=$(mktemp -d)

@@ -2,8 +2,8 @@
 # Guess: a scalar that is logged as a Python float or a float64 is shown with its digits: a counter of
 # bytes that grows by 1 kB a step grows on the curve.
 # Truth: TensorBoard's own writer and PyTorch's SummaryWriter store 32 bits. At 1e12 bytes, which a
-# rank sends in minutes, the curve has steps of 65,536 bytes and stands still in between; a wall time in seconds has
-# steps of 128 s.
+# rank sends in minutes, the curve has steps of 65,536 bytes and stands still in between; a wall
+# time in seconds has steps of 128 s.
 # Seen with tensorboard 2.21.0, torch 2.13.0.
 set -euo pipefail
 work=$(mktemp -d)

@@ -2,8 +2,7 @@
 # Guess: torchrun ends with the exit code of the rank that failed, as a shell does, so that a
 # scheduler can tell "requeue me" (Slurm jobs use 99 and the like) from a crash; and a rank that was
 # killed shows as 128 + the signal.
-# Truth: it is 1 whatever the rank's code or signal was. The code stands in a table on stderr only,
-# and no restart follows a code of 0: a rank that gives up with 0 is a success.
+# Truth: it is 1 whatever the rank's code or signal was. The code stands in a table on stderr only.
 # Seen with torch 2.13.0, 2 ranks.
 set -euo pipefail
 work=$(mktemp -d)

@@ -93,7 +93,8 @@ CAUSE = CatalogueCause(
         "also takes less compute, which is not counted."
     ),
     fix=(
-        "# YOUR_AVERAGES = [p.detach().to_local().clone() for p in YOUR_MODEL.parameters()]\n"
+        "# YOUR_AVERAGES = [p.detach().to_local().clone()\n"
+        "#                  for p in YOUR_MODEL.parameters()]\n"
         "with torch.no_grad():\n"
         "    for average, parameter in zip(YOUR_AVERAGES, YOUR_MODEL.parameters()):\n"
         "        average.lerp_(parameter.to_local(), 1 - YOUR_DECAY)"
