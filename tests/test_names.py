@@ -15,7 +15,7 @@ MOST = {
     "commprof": 16,
     "commprof/analysis": 108,
     "commprof/analysis/align": 34,
-    "commprof/analysis/causes": 6,
+    "commprof/analysis/causes": 3,
     "commprof/analysis/checks": 13,
     "commprof/analysis/collectives": 84,
     "commprof/analysis/inspector": 52,

@@ -49,8 +49,8 @@ def _rule(facts: Facts) -> Sighting | None:
     size = first.calls.size_bytes[first.row]
     if small(first.calls)[first.row].all() or size.mean() > _MEAN_BYTES:
         return None
-    spans = [each.removed() for each in rows]
-    share = facts.share([float((one.end_ns - one.begin_ns).sum()) for one in spans])
+    spans = [calls.removed() for calls in rows]
+    share = facts.share([float((span.end_ns - span.begin_ns).sum()) for span in spans])
     if share < WORTH_NAMING:
         return None
     trained = trained_by(first.calls.trace.metadata)
@@ -116,10 +116,10 @@ def _fix(op: str, of: Bursts, world_size: int, is_all: bool) -> str:
 
 def _saving(facts: Facts, rows: list[Bursts], spans: list[Removed]) -> Saving | None:
     """Replays the steps with one call in place of each burst, of the bytes of all of its calls."""
-    cost = call_cost(facts, [each.all_calls for each in rows])
+    cost = call_cost(facts, [calls.all_calls for calls in rows])
     if cost is None:
         return None
-    return saving_without(facts, spans, [each.joined_ns(cost) for each in rows])
+    return saving_without(facts, spans, [calls.joined_ns(cost) for calls in rows])
 
 
 CAUSE = CatalogueCause(
