@@ -36,8 +36,8 @@ class PhaseMarker {
   const uint8_t phase_;
 };
 
-// Measures the mean time of one push() with its clock reading now, in
-// nanoseconds, with `count` records that are thrown away.
+// Measures how long one push() with its reading of the clock takes at present:
+// the mean of `count` records, which are thrown away, in nanoseconds.
 double recordCostNs(uint64_t count);
 
 } // namespace commprof

@@ -33,8 +33,8 @@ struct BucketTimes {
 // The part of a wait for one collective that lies before its last arrival.
 uint64_t waitedBefore(const Exposure& exposure, uint64_t arrival_ns) noexcept;
 
-// The bucket whose last arrival ended the waiting: the last one that did not
-// arrive while an earlier one was still in transfer. `buckets` is not empty.
+// The bucket whose last arrival ended the waiting: the last one that arrived
+// after all earlier ones had been transferred. `buckets` is not empty.
 const BucketTimes& decidingBucket(
     const std::vector<BucketTimes>& buckets) noexcept;
 
