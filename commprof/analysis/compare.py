@@ -241,7 +241,7 @@ def _world(a: WorldDetail, b: WorldDetail) -> WorldComparison:
         effective_steps=(len(thinned[0]) * share, len(thinned[1]) * share),
         no_core_share=(a.no_core_share, b.no_core_share),
         parts=(parts[0], *where[: len(parts) - 1]),
-        with_cores=_change("step with cores", a.with_cores_ms, b.with_cores_ms),
+        with_cores=_change("step less lack of cores", a.with_cores_ms, b.with_cores_ms),
         collectives=tuple(collectives),
     )
 

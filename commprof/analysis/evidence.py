@@ -59,7 +59,7 @@ class Figure(Enum):
     NO_CHANGE = "no_change"
     #: The statement that one rank is late.
     LATE = "late"
-    #: The statement that the speed changed for good during the recording.
+    #: The statement that the speed changed lastingly during the recording.
     CHANGE = "change"
     #: The statement that no single rank is late.
     NOBODY_LATE = "nobody_late"

@@ -87,9 +87,9 @@ class TraceScanner:
         #: Kind by category, is_collective and name; -1 if not known yet.
         self._kinds = np.full((2 * len(Category), 0), _UNKNOWN, np.int8)
         self._values: list[Any] = []
-        #: Names and arguments of all traces; then, by the scanner's numbers, their numbers in
-        #: ``texts``.
+        #: Names and arguments of all traces, each with an index.
         self.texts = EventTexts()
+        #: Index in ``texts`` for each of the scanner's indices of names, then of arguments.
         self._name_in_texts = np.zeros(0, np.int64)
         self._arguments_in_texts = np.zeros(0, np.int64)
 

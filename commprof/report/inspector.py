@@ -175,7 +175,8 @@ def compared_waiting(first: InspectorResult, second: InspectorResult) -> list[st
     lines = []
     for name, result in (("A", first), ("B", second)):
         late = " and ".join(_name(one.process) for one in result.late)
-        said = f"{late} makes the others wait" if late else "no process stands out"
+        verb = "make" if len(result.late) > 1 else "makes"
+        said = f"{late} {verb} the others wait" if late else "no process stands out"
         if not result.mean.time_s > 0:
             lines.append(f"Waiting in {name}: not known.")
             continue

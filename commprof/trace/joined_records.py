@@ -35,12 +35,12 @@ class JoinedRecords(PackedRecords):
 
     @cached_property
     def pass_shift(self) -> Ints:
-        """By rank: number that is added to the rank's numbers of backward passes."""
+        """By rank: added to the ids of its backward passes, so that no two ranks share an id."""
         return self._apart(_PASSES)
 
     @cached_property
     def operation_shift(self) -> Ints:
-        """By rank: number that is added to the rank's numbers of operations."""
+        """By rank: added to the ids of its operations, so that no two ranks share an id."""
         return self._apart(_OPERATIONS)
 
     def _apart(self, fields: Sequence[tuple[Kind, str]]) -> Ints:

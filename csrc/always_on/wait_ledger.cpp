@@ -83,7 +83,7 @@ void WaitLedger::arrive(Entry& entry, uint64_t at_ns) {
       task.number = number;
       task.op_ids.clear();
     }
-    // One id above the limit marks overflow.
+    // Keeps one id more than kMaxBuckets, which shows that there were too many.
     if (task.op_ids.size() <= kMaxBuckets) {
       task.op_ids.push_back(entry.op_id);
     }

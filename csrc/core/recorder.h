@@ -162,7 +162,8 @@ class Recorder {
   std::mutex session_mutex_; // one start() or stop() at a time
   std::unique_ptr<std::thread> flusher_;
 
-  // Requests of any thread to the helper thread. Held briefly: fork() locks it.
+  // Guards the fields below, requests of any thread to the helper thread. Hold
+  // it only briefly, because fork() locks it.
   std::mutex mutex_; // locked last
   std::condition_variable wake_;
   bool open_ = false; // a trace is open

@@ -570,7 +570,7 @@ struct OfRank {
   uint64_t messages = 0; // also messages without a record
 };
 
-// Number of the first message of all ranks, which is 0 or 1.
+// The number at which the messages of every rank begin: 0 or 1.
 uint32_t firstNumber(
     std::span<const Stream* const> sends,
     std::span<const Stream* const> receives) {

@@ -52,7 +52,8 @@ struct EventColumns {
   void clear();
 };
 
-// One thread uses it. Numbers of names and values stay the same for all texts.
+// Scans the texts of traces, one after the other, in one thread. A name or
+// value has the same index in all texts.
 class EventScanner {
  public:
   // `kept` are the keys of arguments(), `integers` those of its columns, and
@@ -99,8 +100,8 @@ class EventScanner {
   // The arguments of a row as they are written.
   std::string_view argumentsText(std::string_view text, size_t row) const;
 
-  // The different values that rows have: for each kept key, the value's number
-  // or -1. Numbers of combinations stay the same for all texts.
+  // The different values that rows have: for each kept key, the value's index
+  // or -1. A combination has the same index in all texts.
   const std::vector<std::vector<int64_t>>& combinations() const {
     return combinations_;
   }

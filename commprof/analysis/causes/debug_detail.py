@@ -58,8 +58,9 @@ CAUSE = CatalogueCause(
         "unset it afterwards."
     ),
     gain_note=(
-        "Not predicted, because without the comparisons the ranks meet later, in the collectives: "
-        "the time of the comparisons, without waiting for late ranks, is what the fix wins at most."
+        "Not predicted, because waiting for late ranks moves from the comparisons into the "
+        "collectives. The fix wins at most the time of the comparisons themselves, on the rank "
+        "that comes last."
     ),
     fix=f"# before init_process_group:\n{_FIX}",
     edit=_edit,

@@ -26,10 +26,10 @@ _LEAST = 2
 
 
 def _spans(facts: Facts, position: int) -> tuple[Ints, Ints, int]:
-    """Intervals for which a rank starts and stops workers, or waits for their first batch, in ns.
+    """Returns when a rank started or stopped workers, or waited for their first batch.
 
-    The first batch counts as far as it takes longer than the median one. The last value is the
-    number of starts.
+    These are the begins and the ends of the intervals in ns, and the number of starts. Of the wait
+    for a first batch, only the part beyond the median wait for a batch counts.
     """
     trace = facts.ranks[position].trace
     phases, steps = columns.phases(trace), columns.steps(trace)

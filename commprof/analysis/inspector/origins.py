@@ -61,8 +61,8 @@ class WaitingGroup:
     waited: Floats
     #: False if it is known that a rank waited in these operations, but not for which rank.
     is_known: bool = True
-    #: Key of the communicator whose members all wait together in this group, so that this waiting
-    #: makes none of them late in that communicator. If empty, ``key`` counts.
+    #: If this group holds waiting in which all members of a communicator wait together, the key of
+    #: that communicator: such waiting makes no member late in its other groups. Empty: ``key``.
     together_key: tuple[str | int, ...] = ()
 
 

@@ -43,7 +43,7 @@ class Line:
     """Queue of one group's collectives; all steps are replayed together, as arrays."""
 
     def __init__(self, steps: int, workers: int) -> None:
-        """Creates an empty queue per step (of ``steps``) for ``workers`` collectives at a time."""
+        """Creates ``steps`` empty queues; each serves up to ``workers`` collectives at a time."""
         self._link_free = np.zeros(steps)
         self._free = np.zeros((workers, steps))
         self._rows = np.arange(steps)

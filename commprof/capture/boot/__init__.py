@@ -38,7 +38,7 @@ _ROOT = os.path.abspath(os.path.join(_HERE, "..", "..", ".."))
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """Returns the environment variables that make a Python and its child processes record."""
+    """Returns the environment variables that make a Python process and its children record."""
     given = os.environ.get("PYTHONPATH")
     # An empty entry, as in PYTHONPATH=:/lib, is the working directory.
     rest = given.split(os.pathsep) if given else []
@@ -119,7 +119,7 @@ def explain(directory: str, always: bool = False) -> None:
 
 
 class _Seen:
-    """What happened in this process."""
+    """Whether capture started in this process and, if it failed to start, why."""
 
     #: True once capture has started.
     capture = False

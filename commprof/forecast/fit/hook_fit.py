@@ -277,7 +277,7 @@ def _replicates(
 
 
 def _redrawn(schedule: Schedule, random: np.random.Generator) -> Schedule:
-    """Resamples the schedule's steps with replacement, in the fields that ``_miss`` reads."""
+    """Resamples the steps of ``ready_s`` and ``end_s`` with replacement; all else stays."""
     rows = random.integers(0, len(schedule.ready_s), len(schedule.ready_s))
     return dataclasses.replace(schedule, ready_s=schedule.ready_s[rows], end_s=schedule.end_s[rows])
 

@@ -118,8 +118,8 @@ def _require_only_sharding(steps: ShardedSteps) -> None:
     needs = "a prediction of sharded steps needs a run of FSDP2, HSDP or ZeRO stage 1 alone"
     if any(call.op in (_GATHER, _SCATTER) and call.among == REPLICATE for call in steps.calls):
         raise CommprofError(
-            "the ranks that share parameters are not neighbours, as where tensor parallelism "
-            f"divides layers among neighbours; {needs}"
+            "the ranks that shard parameters among them do not have consecutive numbers, as where "
+            f"tensor parallelism divides layers among consecutive ranks; {needs}"
         )
     scatters = [call for call in steps.calls if call.op == _SCATTER]
     if scatters and not scatters[0].in_backward:

@@ -101,7 +101,7 @@ METRICS: Final = (
     _gauge("rank_running", "1 while the rank's process lives and records.", values.running),
     _gauge(
         "rank_failed",
-        "1 when the rank's process was killed or ended by an exception, 0 before and otherwise.",
+        "1 once the rank's process was killed or ended with an exception, else 0.",
         values.failed,
     ),
     _gauge(

@@ -146,7 +146,8 @@ class Hang:
             hidden = f"the records of {named_ranks(self.unseen)} are not visible"
             return f"all ranks visible from this host arrived at {asked}; {hidden}"
         if self.kind == "unmatched":
-            return f"{named_ranks(self.waiting)} waits in {asked}; its sender is not known"
+            waits = "waits" if len(self.waiting) == 1 else "wait"
+            return f"{named_ranks(self.waiting)} {waits} in {asked}; the sender is not known"
         if self.kind == "transfer":
             return f"all ranks arrived at {asked}, but the network or backend does not complete it"
         late = [accusation for accusation in self.accused if not accusation.behind]

@@ -19,7 +19,7 @@ _MOST_KEPT = 128
 
 
 class IssueLines:
-    """The latest collectives of each rank, with the numbers of their stacks."""
+    """Finds the lines of code that issued the latest collectives, by the ids of their stacks."""
 
     def __init__(self) -> None:
         """Starts without collectives."""

@@ -35,12 +35,12 @@ after that. hidden: communication during other work."""
 
 #: The same if kernels of a GPU were recorded.
 KERNEL_LEGEND = """\
-Mean step in ms, over ranks and steps, of the time of the GPUs:
+Mean GPU time per step in ms, over ranks and steps:
 data + forward + backward + no phase + exposed + optimizer + copies + idle = step;
 exposed = wait + transfer. data, forward, backward, optimizer: kernels ran that were launched in
-this phase; no phase: kernels ran whose phase is not known; exposed: kernels of communication ran
-alone; copies: only copies or fills ran; idle: nothing ran. wait: until the last rank had arrived;
-transfer: after that. hidden: communication during other work."""
+this phase; no phase: kernels ran whose phase is not known; exposed: kernels of communication ran,
+but no others; copies: copies or fills ran in the remaining time; idle: nothing ran. wait: until the
+last rank had arrived; transfer: after that. hidden: communication during other work."""
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:

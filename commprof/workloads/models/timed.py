@@ -354,8 +354,8 @@ class _TimedTrainee:
     def truth(self) -> dict[str, list[int]] | None:
         """Returns phases' starts and lengths per step, stamped here in ns on the capture's clock.
 
-        Backward ends where DDP begins to wait. On a busy machine a step may be delayed between
-        the end of one phase and the start of the next; no stamp attributes the delay to either.
+        Backward ends where DDP begins to wait. A delay between the end of one phase and the start
+        of the next, as on a busy machine, belongs to neither.
         """
         return self._truth
 

@@ -339,8 +339,8 @@ const std::string& Summary::json(const State& state, size_t limit) {
             operations_.begin(), operations_.end(), [](const Operation& one) {
               return one.count > 0;
             }));
-    // Assumes equal sizes: the rarest are smaller, so this takes a few
-    // iterations and does not move too many.
+    // Moves half of what would be enough if all had the same size. The rarest
+    // are smaller, so this takes a few rounds and seldom moves too many.
     const size_t excess = json_.size() - limit;
     size_t moves = 1 + excess * live / json_.size() / 2;
     bool moved = false;

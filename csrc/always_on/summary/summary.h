@@ -132,9 +132,9 @@ class Summary {
   std::string json_;
 };
 
-// Shortest interval between summaries in the trace: a killed process loses what
-// came after the last one. With the next drain, which is at most 0.2 s away,
-// that is at most one second.
+// Shortest interval between summaries in the trace. A killed process loses what
+// came after its last summary: at this interval at most one second, because the
+// next drain, at most 0.2 s later, writes the summary.
 constexpr uint64_t kSummaryEveryNs = 800'000'000;
 constexpr uint64_t kSummaryAtMostNs = 5'000'000'000;
 constexpr uint64_t kIntervalPerCost = 1000;

@@ -47,7 +47,11 @@ def innermost(source: Source, node: ast.AST, *kinds: type[ast.AST]) -> ast.AST |
 
 
 def is_defined_at(source: Source, node: ast.AST, model: str) -> bool:
-    """True if ``model``, which the file assigns, is the same variable where the node stands."""
+    """True if the name ``model`` is bound where the node stands.
+
+    It is if it is assigned at module level or in the same function, or if it is a parameter of that
+    function; ``self.NAME`` must be assigned in the same class.
+    """
     made = [
         target
         for node_of_file in ast.walk(source.tree)

@@ -1,8 +1,9 @@
-// Scheme that sends every value in fewer bits, in two phases, or in one if that
-// sends no more (block_exchange.h).
+// Scheme that sends every value in fewer bits: in two phases, or in one for two
+// ranks, where one phase sends no more bytes (block_exchange.h).
 //
-// Non-finite values must not change a residual, so if there is one, a pass
-// looks for them first. Otherwise the note of a piece (pieces.h) reports them.
+// With a residual, which non-finite values must not change, a pass over the
+// bucket looks for them first. Without one, the note of each piece (pieces.h)
+// reports them.
 #pragma once
 
 #include <memory>

@@ -106,7 +106,7 @@ void Mesh::advance(int peer, short events) {
 }
 
 void Mesh::fail(const std::string& reason) {
-  const bool stopped = !usable(); // which made the streams fail
+  const bool stopped = !usable(); // if so, the streams failed for that
   abandon();
   throw compress::TransportError(
       stopped ? "exchange was stopped on this rank"
