@@ -307,7 +307,7 @@ def changed(**fields: Any) -> tuple[ShardedCall, ...]:
     [
         ({"world_size": 1, "shard_ranks": 1}, {"world_size": 4}, "the run has 1 rank, which exch"),
         ({"passes": 2}, {"wrap_blocks": 2}, "2 backward passes, so its blocks cannot be recogn"),
-        ({"calls": changed(among="replicate")}, {}, "not neighbours, .* tensor parallelism"),
+        ({"calls": changed(among="replicate")}, {}, "consecutive numbers, .* tensor parallelism"),
         ({"calls": changed(in_backward=False)}, {}, "before backward, .* sequence parallelism"),
     ],
 )
