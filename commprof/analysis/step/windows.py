@@ -26,7 +26,7 @@ from commprof.trace.schema import Kind, Records
 
 #: Number of calls of all ranks above which a run is long; calls in a window, and in the sample.
 LONG_CALLS = 1_000_000
-WINDOW_CALLS = 250_000
+WINDOW_CALLS = 400_000
 SAMPLE_CALLS = 250_000
 #: Rows of steps and ranks whose parts are kept, fewest steps that are kept, and their stretches.
 KEPT_ROWS = 1 << 19
