@@ -109,8 +109,10 @@ class TorchWork:
             try:
                 return original(*args, **kwargs)
             finally:
+                end_ns = time.monotonic_ns()
                 if spans and 0 <= begin_ns - spans[-1][1] < _SAME_NS:
-                    begin_ns = spans.pop()[0]
-                spans.append((begin_ns, time.monotonic_ns()))
+                    spans[-1] = spans[-1][0], end_ns
+                else:
+                    spans.append((begin_ns, end_ns))
 
         self._patches.replace_for_compilers(owner, name, noted)

@@ -31,7 +31,7 @@ from commprof.recordings.profiler_calls import Call
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
 from commprof.recordings.profiler_named import Event
 from commprof.recordings.profiler_words import is_collective_range
-from commprof.trace.stretches import Stretches, between, outside, stretches, within
+from commprof.trace.stretches import Stretches, between, outside, stretches, union, within
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -109,7 +109,7 @@ def host_work(events: ProfilerEvents, blocking: frozenset[str]) -> HostWork:
             and np.searchsorted(inner, event.begin_ns) == np.searchsorted(inner, event.end_ns)
         ]
     )
-    working = _union(working, Stretches(*whole))
+    working = union(working, Stretches(*whole))
     # Another thread may end the range of a collective that this thread began.
     ranges = [event for event in events.ranges if event.thread == main]
     computed = _moments([event for event in ranges if not is_collective_range(event.name)])
@@ -135,7 +135,7 @@ def working_or_python(
     work = stretches(
         np.frombuffer(host.work.begin_ns, np.int64), np.frombuffer(host.work.end_ns, np.int64)
     )
-    busy = _union(work, host.waits)
+    busy = union(work, host.waits)
     idle = Stretches(busy.end_ns[:-1], busy.begin_ns[1:])
     pieces = within(idle, between(host.ran_ns))
     since, until = pieces.begin_ns, pieces.end_ns
@@ -153,7 +153,7 @@ def working_or_python(
     is_open = np.searchsorted(np.sort(begins), until) > following
     last = np.where((late & (begin_ns <= since)) | (soon & is_open & (last <= since)), until, last)
     begin = np.clip(last, since, until)
-    return outside(_union(busy, Stretches(begin, until)), host.waits)
+    return outside(union(busy, Stretches(begin, until)), host.waits)
 
 
 def _busy_threads(events: ProfilerEvents) -> Counter[int]:
@@ -207,19 +207,12 @@ def _innermost(begin_ns: Ints, end_ns: Ints, works: Mask) -> Stretches:
     for level in np.unique(depth).tolist():
         rows, resting = (depth == level) & works, (depth == level) & ~works
         working = outside(working, stretches(begin_ns[resting], end_ns[resting]))
-        working = _union(working, Stretches(begin_ns[rows], end_ns[rows]))
+        working = union(working, Stretches(begin_ns[rows], end_ns[rows]))
     return working
 
 
 def _end(times: tuple[int, int]) -> int:
     return times[1]
-
-
-def _union(some: Stretches, others: Stretches) -> Stretches:
-    return stretches(
-        np.concatenate((some.begin_ns, others.begin_ns)),
-        np.concatenate((some.end_ns, others.end_ns)),
-    )
 
 
 def _as_intervals(some: Stretches, thread: int) -> Intervals:

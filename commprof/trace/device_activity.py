@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from commprof.trace.stretches import Ints, Stretches, outside, stretches
+from commprof.trace.stretches import Ints, Stretches, outside, union
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,6 @@ class DeviceActivity:
             in_a_row([activity.copies_within for activity in of_ranks]),
             in_a_row([activity.other_copies for activity in of_ranks]),
         )
-
-
-def union(*some: Stretches) -> Stretches:
-    """Returns the times that are in at least one of the sets of intervals."""
-    return stretches(
-        np.concatenate([each.begin_ns for each in some]),
-        np.concatenate([each.end_ns for each in some]),
-    )
 
 
 _NONE = Stretches(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))

@@ -36,6 +36,14 @@ def stretches(begin_ns: Ints, end_ns: Ints) -> Stretches:
     return each_once(begin_ns, end_ns)[1]
 
 
+def union(*some: Stretches) -> Stretches:
+    """Returns the times that are in at least one of the sets of intervals."""
+    return stretches(
+        np.concatenate([part.begin_ns for part in some]),
+        np.concatenate([part.end_ns for part in some]),
+    )
+
+
 def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
     """Removes overlaps, giving each to the interval that began first.
 

@@ -20,10 +20,13 @@ _OPS = names_of("barrier")
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    masks = [calls.chosen(_OPS) for calls in facts.ranks]
-    number = min(int(mask.sum()) for mask in masks) / max(1, facts.steps)
-    if number < _PER_STEP:
+    masks = facts.on_all_ranks(
+        lambda calls: calls.chosen(_OPS),
+        lambda mask: int(mask.sum()) >= _PER_STEP * max(1, facts.steps),
+    )
+    if not masks:
         return None
+    number = min(int(mask.sum()) for mask in masks) / max(1, facts.steps)
     blocked = [calls.blocked_ns(mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
     share = facts.share(blocked)
     if share < WORTH_NAMING:

@@ -15,8 +15,8 @@ from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms, named_ranks
-from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
+from commprof.trace.stretches import Stretches, stretches
 from commprof.units import ns_to_ms
 
 #: Fewest measured steps in which a rank compiles, and fewest of them in the second half of the
@@ -24,41 +24,35 @@ from commprof.units import ns_to_ms
 _LEAST, _LATE = 3, 2
 
 
-def _merged(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """Joins intervals that overlap: a frame may be compiled while another one is."""
-    if not len(begin):
-        return begin, end
-    last = np.maximum.accumulate(end)
-    first = np.append(True, begin[1:] > last[:-1])
-    return begin[first], np.append(last[np.flatnonzero(first)[1:] - 1], last[-1:])
-
-
-def _share_from(facts: Facts, spans: list[tuple[Ints, Ints]], first: int) -> float:
+def _share_from(facts: Facts, spans: list[Stretches], first: int) -> float:
     """Fraction of the time from a measured step on that the mean rank compiles."""
     compiling = length = 0
-    for calls, (begin, end) in zip(facts.ranks, spans, strict=True):
-        is_late = begin >= calls.begin_ns[first]
-        compiling += int((end - begin)[is_late].sum())
+    for calls, compiled in zip(facts.ranks, spans, strict=True):
+        compiling += int(compiled.length_ns[compiled.begin_ns >= calls.begin_ns[first]].sum())
         length += int((calls.end_ns - calls.begin_ns)[first:].sum())
     return compiling / length
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    spans, steps = [], []
-    for position, calls in enumerate(facts.ranks):
-        spans.append(_merged(*facts.noted_ns(position, "compilations")))
-        steps.append(np.unique(row_containing(calls.begin_ns, calls.end_ns, spans[-1][0])))
+    noted = [facts.noted_ns(position, "compilations") for position in range(len(facts.ranks))]
+    if max(len(begin) for begin, _ in noted) < _LEAST:
+        return None
+    spans = [stretches(*of_rank) for of_rank in noted]  # frames are compiled within others
+    steps = [
+        np.unique(row_containing(calls.begin_ns, calls.end_ns, compiled.begin_ns))
+        for calls, compiled in zip(facts.ranks, spans, strict=True)
+    ]
     half = facts.steps // 2
     lasts = [len(rows) >= _LEAST and (rows >= half).sum() >= _LATE for rows in steps]
-    share = facts.share([float((end - begin).sum()) for begin, end in spans])
+    share = facts.share([float(compiled.length_ns.sum()) for compiled in spans])
     late_share = _share_from(facts, spans, half)
     if not any(lasts) or not min(share, late_share) >= WORTH_NAMING:
         return None
     removed = [
-        Removed(np.zeros(len(calls.table), dtype=bool), *times)
-        for calls, times in zip(facts.ranks, spans, strict=True)
+        Removed(np.zeros(len(calls.table), dtype=bool), compiled.begin_ns, compiled.end_ns)
+        for calls, compiled in zip(facts.ranks, spans, strict=True)
     ]
-    number = sum(len(begin) for begin, _ in spans)
+    number = sum(map(len, spans))
     mean_ms = ns_to_ms(share * len(spans) * facts.steps * facts.step_ns / number)
     ranks = [rank for rank, late in zip(facts.seen.ranks, lasts, strict=True) if late]
     together = len(np.unique(np.concatenate(steps)))

@@ -19,17 +19,20 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 from commprof.trace.schema import Phase
+from commprof.trace.stretches import Stretches, stretches
 from commprof.units import ns_to_ms
 
 #: Fewest starts of each rank in its measured steps.
 _LEAST = 2
+#: Keys of the metadata under which capture notes when workers were started and ended.
+_STARTS, _STOPS = "loader_worker_starts", "loader_worker_stops"
 
 
-def _spans(facts: Facts, position: int) -> tuple[Ints, Ints, int]:
+def _spans(facts: Facts, position: int) -> tuple[Stretches, int]:
     """Returns when a rank started or stopped workers, or waited for their first batch.
 
-    These are the begins and the ends of the intervals in ns, and the number of starts. Of the wait
-    for a first batch, only the part beyond the median wait for a batch counts.
+    The second value is the number of starts. Of the wait for a first batch, only the part beyond
+    the median wait for a batch counts.
     """
     trace = facts.ranks[position].trace
     phases, steps = columns.phases(trace), columns.steps(trace)
@@ -38,7 +41,7 @@ def _spans(facts: Facts, position: int) -> tuple[Ints, Ints, int]:
     work = order[phases.key[order] != Phase.DATA]
     starts, stops = (
         _between(facts.noted_ns(position, key), phases.begin_ns[work], phases.end_ns[work])
-        for key in ("loader_worker_starts", "loader_worker_stops")
+        for key in (_STARTS, _STOPS)
     )
     order = order[phases.key[order] == Phase.DATA]
     loads = phases.begin_ns[order], phases.end_ns[order]
@@ -47,10 +50,7 @@ def _spans(facts: Facts, position: int) -> tuple[Ints, Ints, int]:
     usual_ns = int(np.median(loads[1] - loads[0])) if len(order) else 0
     first = loads[0][row], np.maximum(loads[1][row] - usual_ns, loads[0][row])
     begin, end = (np.concatenate(parts) for parts in zip(starts, stops, first, strict=True))
-    by_begin = np.argsort(begin, kind="stable")
-    end = np.maximum.accumulate(end[by_begin])
-    begin = np.maximum(begin[by_begin], np.append(0, end[:-1]))
-    return begin, np.maximum(begin, end), len(starts[0])
+    return stretches(begin, end), len(starts[0])
 
 
 def _between(noted: tuple[Ints, Ints], begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
@@ -62,14 +62,17 @@ def _between(noted: tuple[Ints, Ints], begin_ns: Ints, end_ns: Ints) -> tuple[In
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    of_ranks = [_spans(facts, position) for position in range(len(facts.ranks))]
-    number = min(starts for _, _, starts in of_ranks)
-    share = facts.share([float((end - begin).sum()) for begin, end, _ in of_ranks])
+    positions = range(len(facts.ranks))
+    if any(len(facts.noted_ns(position, _STARTS)[0]) < _LEAST for position in positions):
+        return None
+    of_ranks = [_spans(facts, position) for position in positions]
+    number = min(starts for _, starts in of_ranks)
+    share = facts.share([float(idle.length_ns.sum()) for idle, _ in of_ranks])
     if number < _LEAST or not share >= WORTH_NAMING:
         return None
     removed = [
-        Removed(np.zeros(len(calls.table), dtype=bool), begin, end)
-        for calls, (begin, end, _) in zip(facts.ranks, of_ranks, strict=True)
+        Removed(np.zeros(len(calls.table), dtype=bool), idle.begin_ns, idle.end_ns)
+        for calls, (idle, _) in zip(facts.ranks, of_ranks, strict=True)
     ]
     ms = ns_to_ms(share * facts.steps * facts.step_ns / number)
     return Sighting(
