@@ -54,8 +54,11 @@ _FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
 _traced = torch.compiler.is_dynamo_compiling
 
 
-def _compilations() -> list[tuple[int, int]]:
-    """Begin and end in ns of the last compilations by torch.compile; torch remembers 64."""
+def _compilations(since_ns: int) -> list[tuple[int, int]]:
+    """Begin and end in ns of the last compilations by torch.compile; torch remembers 64.
+
+    Those that ended before ``since_ns``, as in an earlier recording of the process, are left out.
+    """
     utils = sys.modules.get("torch._dynamo.utils")
     remembered: list[Any] = getattr(utils, "get_compilation_metrics", list)()
     since_epoch_ns = time.time_ns() - time.monotonic_ns()
@@ -64,7 +67,7 @@ def _compilations() -> list[tuple[int, int]]:
         begin_us, end_us = (getattr(metrics, f"{name}_time_us", None) for name in ("start", "end"))
         if isinstance(begin_us, int) and isinstance(end_us, int):
             spans.append((1000 * begin_us - since_epoch_ns, 1000 * end_us - since_epoch_ns))
-    return sorted(spans)
+    return sorted(span for span in spans if span[1] >= since_ns)
 
 
 class TorchWork:
@@ -74,11 +77,13 @@ class TorchWork:
         self._recorder = recorder
         self._patches = Patches()
         self._installed = False
+        self._installed_ns = 0
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
     def install(self) -> None:
         """Starts to note; if torch lacks a function, work of that kind is not noted."""
         self._spans, self._installed = {}, True
+        self._installed_ns = time.monotonic_ns()
         for key, (owner, name, counts) in _FUNCTIONS.items():
             if hasattr(owner, name):
                 self._note(key, owner, name, counts)
@@ -87,7 +92,8 @@ class TorchWork:
         """Stops, and writes the times into the trace."""
         self._installed = False
         self._patches.remove()
-        spans, self._spans = {**self._spans, "compilations": _compilations()}, {}
+        compiled = _compilations(self._installed_ns)
+        spans, self._spans = {**self._spans, "compilations": compiled}, {}
         # On a full disk, the last free bytes are left for the trace's closing block.
         if not any(spans.values()) or self._recorder.stats().write_errno:
             return
