@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +33,8 @@ _MOST_JOBS = 1_000
 #: Variables in which a launcher identifies a job and its rendezvous; file that holds their values.
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _LAUNCH_FILE = "launch.txt"
+#: A rank that has made this file writes it within this time.
+_WRITES_WITHIN_S = 2.0
 
 #: Traces made by `_take` that no profiler has opened yet.
 _taken: set[Path] = set()
@@ -149,18 +152,32 @@ def _take_by_launch(directory: Path, rank: int) -> str:
 
 def _is_of_this_launch(place: Path) -> bool:
     """True if ranks of this process's launcher record into ``place``, or no rank does yet."""
-    own = " ".join(os.environ.get(name, "") for name in _LAUNCH)
+    own, path = " ".join(os.environ.get(name, "") for name in _LAUNCH), place / _LAUNCH_FILE
     try:
         place.mkdir(parents=True, exist_ok=True)
-        with open(place / _LAUNCH_FILE, "x") as file:
-            if any(place.glob("rank_*.trace")):  # traces of a job without such a file
-                return False
+        # Ranks with such a file make it before their traces.
+        if any(place.glob("rank_*.trace")) and not path.exists():
+            return False
+        with open(path, "x") as file:
             file.write(own)
             return True
     except FileExistsError:
-        return (place / _LAUNCH_FILE).read_text(errors="replace") == own
+        return _written(path) == own
     except OSError as error:
         raise CommprofError(f"cannot write to {place}: {error.strerror}") from None
+
+
+def _written(path: Path) -> str:
+    """Returns what a file holds once it is not empty: another rank may just have made it.
+
+    Empty if the file stays so, as that of a rank that was killed, or if it cannot be read.
+    """
+    until_s = time.monotonic() + _WRITES_WITHIN_S
+    with suppress(OSError):
+        while not (text := path.read_text(errors="replace")) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        return text
+    return ""
 
 
 def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,25 @@ def test_a_restart_writes_to_the_directory_where_its_job_began(
     (tmp_path / "job_4/rank_0.trace").write_bytes(b"")  # nothing flushed yet
     assert restarted(tmp_path, monkeypatch, run_id) == place
     assert (tmp_path / place / "rank_0.attempt_1.trace").exists()
+
+
+def test_a_rank_waits_for_what_another_is_about_to_write_of_their_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    own = " ".join(os.environ.get(name, "") for name in job_directory._LAUNCH)
+    launch = tmp_path / "launch.txt"
+    launch.touch()  # rank 0 has made it
+    writer = threading.Timer(0.3, launch.write_text, [own])
+    writer.start()
+    assert agree(tmp_path) == tmp_path
+    writer.join()
+    monkeypatch.setattr(job_directory, "_WRITES_WITHIN_S", 0.05)
+    launch.write_text("")  # the rank that made it was killed
+    monkeypatch.setenv("RANK", "0")
+    assert agree(tmp_path) == tmp_path / "job_2"
 
 
 def test_a_restart_continues_the_last_of_two_jobs_with_the_same_id(
