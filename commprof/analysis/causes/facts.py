@@ -97,13 +97,27 @@ class RankCalls:
 
         Those between forward and backward may be of the loss, as in contrastive learning.
         """
+        mask: Mask = self._last_begun(Phase.FORWARD, Phase.BACKWARD) == Phase.BACKWARD
+        return mask
+
+    @property
+    def before_update(self) -> Mask:
+        """True for the calls between a backward pass and the update that follows it.
+
+        False for all calls of a rank whose updates were not seen.
+        """
+        is_open = self._last_begun(Phase.BACKWARD, Phase.OPTIMIZER) == Phase.BACKWARD
+        mask: Mask = is_open & bool((columns.phases(self.trace).key == Phase.OPTIMIZER).any())
+        return mask
+
+    def _last_begun(self, *chosen: Phase) -> Ints:
+        """Returns the last of these phases that began before each call's issue; -1 for none."""
         phases = columns.phases(self.trace)
-        chosen = (phases.key == Phase.FORWARD) | (phases.key == Phase.BACKWARD)
-        begun, key = phases.begin_ns[chosen], phases.key[chosen]
+        mask = among(phases.key, *chosen)
+        begun, key = phases.begin_ns[mask], phases.key[mask]
         order = np.argsort(begun, kind="stable")
         last = np.searchsorted(begun[order], self.table.issue_ns, side="right")
-        mask: Mask = np.append(-1, key[order])[last] == Phase.BACKWARD
-        return mask
+        return np.append(-1, key[order])[last]
 
     @property
     def is_blocking(self) -> Mask:

@@ -25,11 +25,16 @@ _MEAN_BYTES = 2**20
 _GRADIENTS = 0.5
 #: Operations, with what is said of them if the tensors of a step are as large as the model.
 _SUBJECTS = {
-    "all_reduce": "The gradients are averaged",
-    "reduce": "The gradients are summed on one rank",
+    "all_reduce": "Tensors of the model's size are all-reduced",
+    "reduce": "Tensors of the model's size are reduced",
     "broadcast": "Tensors of the model's size are broadcast",
     "all_gather": "Tensors of the model's size are gathered",
     "all_gather_into_tensor": "Tensors of the model's size are gathered",
+}
+#: What is said instead if the calls lie between the backward pass and the update.
+_OF_GRADIENTS = {
+    "all_reduce": "The gradients are averaged",
+    "reduce": "The gradients are summed on one rank",
 }
 
 
@@ -59,19 +64,23 @@ def _rule(facts: Facts) -> Sighting | None:
     op = OPS[int(first.calls.table.op[first.row[0]])]
     line = first.calls.line(first.all_calls)
     number = counted(round(first.calls.per_step(first.all_calls)), f"{op} call")
-    what = _SUBJECTS[op] if is_all else "Tensors are exchanged"
+    of_gradients = (
+        is_all and op in _OF_GRADIENTS and bool(first.calls.before_update[first.row].all())
+    )
+    subjects = _OF_GRADIENTS if of_gradients else _SUBJECTS
+    what = subjects[op] if is_all else "Tensors are exchanged"
     return Sighting(
         f"{what} one by one{at_line(line)}: {number} per step of {in_bytes(float(size.mean()))} on "
         f"average, {in_bytes(per_step)} in all, each waited for before the next one begins.",
         share,
         _saving(facts, rows, spans),
         line,
-        _fix(op, first, facts.world.world_size, is_all),
+        _fix(op, first, facts.world.world_size, of_gradients),
         op=op,
     )
 
 
-def _fix(op: str, of: Bursts, world_size: int, is_all: bool) -> str:
+def _fix(op: str, of: Bursts, world_size: int, of_gradients: bool) -> str:
     """Lines that join the tensors of these calls; empty for averaged gradients, see ``fix``."""
     table, trace = of.calls.table, of.calls.trace
     group = trace.groups.get(int(table.group[of.row[0]]))
@@ -79,7 +88,7 @@ def _fix(op: str, of: Bursts, world_size: int, is_all: bool) -> str:
     roots, kinds = np.unique(table.peer[of.row]), np.unique(table.reduce_op[of.row])
     is_named = len(kinds) == 1 and int(kinds[0]) < len(REDUCE_OPS)
     kind = REDUCE_OPS[int(kinds[0])] if is_named else ""
-    if op == "all_reduce" and is_all and whole and kind == "sum":
+    if op == "all_reduce" and of_gradients and whole and kind == "sum":
         return ""
     arguments = ["flat"]
     if op in ("broadcast", "reduce"):

@@ -34,6 +34,7 @@ CHANGES = {
     "fsdp_every_pass": "model.set_requires_gradient_sync(pass_number == len(passes) - 1)",
     "scalars_one_by_one": "tensors = [value for name, value in metrics.items()]",
     "scalars_gathered": "dist.all_gather(rows, flat)",
+    "weights_averaged": "tensors = [parameter for parameter in model.parameters()]",
     "zero_one_by_one": "parameters_as_bucket_view=True",
     "pickled_objects": f"{SELDOM}dist.all_gather_object(everyone, mine)",
     "compiled_anew": "dynamic=True",

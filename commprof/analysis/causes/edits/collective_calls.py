@@ -161,12 +161,13 @@ def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr, mad
     """Returns code for a list of a call's argument in each round of a loop; empty if impossible.
 
     It is impossible if the loop itself makes the argument, or uses it before the call: that may
-    change the argument, or skip the call.
+    change the argument, or skip the call. What the loop does to its own variable after the call
+    does not reach the next round.
 
     ``made``: name of the call's outputs, which the loop may make before the call.
     """
     targets = {name.id for name in ast.walk(loop.target) if isinstance(name, ast.Name)}
-    if names_in(argument) & stored_in(*loop.body) or not names_in(argument) & targets:
+    if names_in(argument) & stored_in(*loop.body) - targets or not names_in(argument) & targets:
         return ""
     before = [
         statement

@@ -312,6 +312,25 @@ def test_gradients_that_are_averaged_one_by_one_are_named() -> None:
     assert cause.share == pytest.approx(9 / 41, abs=1e-3)
 
 
+@pytest.mark.parametrize("updates_are_seen", [True, False])
+def test_parameters_that_are_averaged_one_by_one_are_not_called_gradients(
+    updates_are_seen: bool,
+) -> None:
+    """Calls after the update; or nothing tells on which side of the update they are."""
+
+    def body(script: Script, step: int) -> None:
+        script.forward(10.0)
+        script.backward(20.0)
+        script.work(1.0, Phase.OPTIMIZER if updates_are_seen else Phase.OTHER)
+        for place in range(10):
+            script.call(size=40_000 + 4 * place, ms=1.0)
+
+    cause = causes_of(body, trained=parameters(400_000), models=0)["tensors-one-by-one"]
+    assert cause.sentence.startswith("Tensors of the model's size are all-reduced one by one: 10 ")
+    assert "torch.distributed.all_reduce(flat)" in cause.fix
+    assert "grad" not in cause.fix
+
+
 def test_tensors_that_are_broadcast_one_by_one_are_not_called_gradients() -> None:
     def body(script: Script, step: int) -> None:
         script.forward(10.0)

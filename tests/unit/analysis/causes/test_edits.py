@@ -78,6 +78,8 @@ def test_nothing_is_said_of_two_calls_that_might_be_meant() -> None:
     [
         "for m in values:\n    dist.all_reduce(m)\n",
         "for m in values:\n    dist.all_reduce(m)\n    done.append(m.item())\n",
+        "for m in values:\n    dist.all_reduce(m)\n    m = m * 1\n    done.append(m.item())\n",
+        "for m in values:\n    dist.all_reduce(m)\n    m *= 1\n",
     ],
 )
 def test_calls_of_a_loop_are_joined_into_one(text: str) -> None:
