@@ -220,7 +220,7 @@ class Exchange:
             return f"Communication between the hosts goes over {way(self.link)}, while {idle}."
         if self.serial:
             share = "None" if self.overlapped < 0.005 else f"Only {self.overlapped:.0%}"
-            return f"{share} of the communication overlaps the ranks' work."
+            return f"{share} of the transfer time overlaps the ranks' work."
         if self.link is not None:
             return f"Communication between the hosts goes over {way(self.link)}."
         return ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
 from commprof.analysis.causes.edits.collective_calls import without_calls
-from commprof.analysis.causes.facts import Facts, at_line
+from commprof.analysis.causes.facts import Facts, at_lines
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
-from commprof.text import in_ms
+from commprof.text import in_ms, plural
 from commprof.trace.operations import names_of
 from commprof.units import ns_to_ms
 
@@ -32,15 +32,16 @@ def _rule(facts: Facts) -> Sighting | None:
     if share < WORTH_NAMING:
         return None
     removed = [Removed.whole(calls, mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
-    line = facts.first.line(masks[0])
+    lines = facts.first.lines(masks[0])
     ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
     return Sighting(
-        f"The ranks meet at {number:.3g} barriers per step{at_line(line)}, for {in_ms(ms)}. "
+        f"The ranks meet at {number:.3g} {plural(number, 'barrier')} per step{at_lines(lines)}, "
+        f"for {in_ms(ms)}. "
         "Training needs none: every exchange of gradients keeps the ranks together.",
         share,
         saving_without(facts, removed),
-        line,
-        lines=tuple(facts.first.lines(masks[0])),
+        facts.first.line(masks[0]),
+        lines=tuple(lines),
     )
 
 

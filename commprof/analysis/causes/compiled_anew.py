@@ -52,7 +52,7 @@ def _rule(facts: Facts) -> Sighting | None:
         Removed(np.zeros(len(calls.table), dtype=bool), compiled.begin_ns, compiled.end_ns)
         for calls, compiled in zip(facts.ranks, spans, strict=True)
     ]
-    number = sum(map(len, spans))
+    number = sum(map(len, steps))
     mean_ms = ns_to_ms(share * len(spans) * facts.steps * facts.step_ns / number)
     ranks = [rank for rank, late in zip(facts.seen.ranks, lasts, strict=True) if late]
     together = len(np.unique(np.concatenate(steps)))

@@ -34,8 +34,9 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     return Sighting(
         f"DDP exchanges {in_bytes(sum(sizes))} of gradients per pass, and {in_bytes(min(least))} "
-        f"of them, {unused:.0%}, belong to parameters that no pass used: these bytes are zeros or "
-        "old values on every rank. Freeze these parameters before the model is given to DDP.",
+        f"of them, {unused:.0%}, belong to parameters that got no gradient in any "
+        "pass: these bytes are zeros or old values on every rank. Freeze these parameters before "
+        "the model is given to DDP.",
         share,
         _saving(facts, sum(sizes) - min(least)),
     )

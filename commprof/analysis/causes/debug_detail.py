@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.edits.script import Site
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_ms
 from commprof.units import ns_to_ms
 
 _LEVEL = "DETAIL"
+#: The call by which a script sets the level itself; it overrules the variable.
+_SETTER = "set_debug_level"
 _FIX = "torch.distributed.set_debug_level(torch.distributed.DebugLevel.OFF)"
 
 
@@ -27,15 +30,32 @@ def _rule(facts: Facts) -> Sighting | None:
     if number < 1 or not share >= WORTH_NAMING:
         return None
     ms = ns_to_ms(float(cost_ns.sum()) / facts.steps)
+    setter = _setter(facts)
+    setting = "TORCH_DISTRIBUTED_DEBUG=DETAIL"
+    if setter is not None:
+        setting = f"The debug level DETAIL, set at {setter.source.path.name}:{setter.call.lineno},"
     return Sighting(
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL is left on: inside each call that issues a collective, "
+        f"{setting} is left on: inside each call that issues a collective, "
         "torch compares it between all ranks over gloo, "
         f"{counted(round(number), 'time')} per step, for {in_ms(ms)} on the rank that comes last.",
         share,
     )
 
 
+def _setter(facts: Facts) -> Site | None:
+    """The script's only call that sets this level; None if there is none, or there are several."""
+    sites = [
+        site
+        for site in facts.script.places(_SETTER)
+        if any(_LEVEL in site.source.segment(argument) for argument in site.call.args)
+    ]
+    return sites[0] if len(sites) == 1 else None
+
+
 def _edit(facts: Facts, _: Sighting) -> str:
+    setter = _setter(facts)
+    if setter is not None:
+        return setter.source.deleted([setter.statement]) if setter.is_whole else ""
     site = facts.script.only("init_process_group")
     return site.source.before(site.statement, _FIX) if site is not None else ""
 

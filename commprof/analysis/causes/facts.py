@@ -22,6 +22,7 @@ from commprof.analysis.replay.gains import Replays, recorded_replays
 from commprof.analysis.step.exposure import exposures_of
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.analysis.world import WorldResult
+from commprof.text import listed, plural
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among, row_containing
@@ -33,6 +34,8 @@ Floats = npt.NDArray[np.float64]
 Seen = TypeVar("Seen")
 
 _NO_TIME = np.iinfo(np.int64).max
+#: Most lines of code in a sentence.
+_MOST_LINES = 3
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,20 @@ def at_line(line: str) -> str:
     place, _, function = line.partition(" ")
     name = place.replace("\\", "/").rpartition("/")[2]
     return f" at {name}" * bool(name) + f" in {function}" * (function not in ("", "<module>"))
+
+
+def at_lines(lines: Sequence[str]) -> str:
+    """Returns " at FILE:LINE and FILE:LINE" without folders; of several lines without functions.
+
+    Of many lines, the first are named.
+    """
+    if len(lines) <= 1:
+        return at_line("".join(lines))
+    places = [at_line(line.partition(" ")[0]).removeprefix(" at ") for line in lines]
+    more = len(places) - _MOST_LINES
+    if more > 0:
+        places = [*places[:_MOST_LINES], f"{more} more {plural(more, 'line')}"]
+    return f" at {listed(places)}"
 
 
 @dataclass(frozen=True)

@@ -63,15 +63,18 @@ def _rule(facts: Facts) -> Sighting | None:
     is_all = trained is not None and per_step >= _GRADIENTS * trained.parameter_bytes > 0
     op = OPS[int(first.calls.table.op[first.row[0]])]
     line = first.calls.line(first.all_calls)
-    number = counted(round(first.calls.per_step(first.all_calls)), f"{op} call")
+    calls_per_step = round(first.calls.per_step(first.all_calls))
+    mean_bytes = float(size.mean())
     of_gradients = (
         is_all and op in _OF_GRADIENTS and bool(first.calls.before_update[first.row].all())
     )
     subjects = _OF_GRADIENTS if of_gradients else _SUBJECTS
     what = subjects[op] if is_all else "Tensors are exchanged"
+    number = counted(calls_per_step, f"{op} call")
     return Sighting(
-        f"{what} one by one{at_line(line)}: {number} per step of {in_bytes(float(size.mean()))} on "
-        f"average, {in_bytes(per_step)} in all, each waited for before the next one begins.",
+        f"{what} one by one{at_line(line)}: {number} per step of {in_bytes(mean_bytes)} on "
+        f"average, {in_bytes(calls_per_step * mean_bytes)} in all, each waited for before the next "
+        "one begins.",
         share,
         _saving(facts, rows, spans),
         line,

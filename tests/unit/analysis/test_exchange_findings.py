@@ -47,7 +47,7 @@ def test_an_exchange_is_reported_serial_only_if_work_could_hide_much_of_its_tran
     assert found.overlapped == pytest.approx(overlapped, nan_ok=True)
     assert found.serial is not math.isnan(overlapped)
     assert found.sentence == (
-        "Only 5% of the communication overlaps the ranks' work." if found.serial else ""
+        "Only 5% of the transfer time overlaps the ranks' work." if found.serial else ""
     )
 
 

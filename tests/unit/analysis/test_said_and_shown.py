@@ -253,7 +253,7 @@ def advice_follows_from_the_figures(one: Case) -> None:
 def exchange_is_what_it_is(one: Case) -> None:
     """Checks what the headline states about the exchange and about a late rank."""
     size, headline = one.judged, one.verdict.headline
-    if match := re.search(r"(?:Only (\d+)%|None) of the communication overlaps", headline):
+    if match := re.search(r"(?:Only (\d+)%|None) of the transfer time overlaps", headline):
         transfer, hidden, backward = (
             size.parts[name] for name in ("transfer", "hidden", "backward")
         )

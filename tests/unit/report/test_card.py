@@ -142,7 +142,7 @@ KINDS = {
     "no overlap": Kind(
         card_of(forward=15, backward=45, transfer=40, hidden=1, collectives=(LARGE,)),
         (
-            "Only 2% of the communication overlaps the ranks' work.",
+            "Only 2% of the transfer time overlaps the ranks' work.",
             "40 ms, 40.0% of the step; hidden by work: 1 ms",
             "First try smaller buckets, which can be sent sooner.",
             "bucket-cap=5",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from commprof.analysis.causes.facts import at_lines
 from commprof.trace.schema import REDUCE_OPS, Phase
 from tests.support.builders.caused import Script, causes_of, saved
 
@@ -273,8 +274,18 @@ def test_barriers_in_the_loop_are_named() -> None:
 
     found = causes_of(body)
     assert list(found) == ["barrier-each-step"]
-    assert "1 barriers per step, for 3 ms" in found["barrier-each-step"].sentence
+    assert "1 barrier per step, for 3 ms" in found["barrier-each-step"].sentence
     assert saved(found["barrier-each-step"]) == pytest.approx(3 / 36, abs=1e-3)
+
+
+def test_barriers_on_several_lines_are_named_by_their_lines() -> None:
+    assert at_lines(["/a/train.py:17 <module>"]) == " at train.py:17"
+    assert at_lines(["/a/train.py:17 main", "/a/train.py:18 main"]) == (
+        " at train.py:17 and train.py:18"
+    )
+    many = [f"/a/train.py:{line} main" for line in range(5)]
+    assert at_lines(many) == " at train.py:0, train.py:1, train.py:2 and 2 more lines"
+    assert at_lines([]) == ""
 
 
 def test_a_barrier_now_and_then_is_usual() -> None:

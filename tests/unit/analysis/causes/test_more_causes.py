@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -332,6 +334,20 @@ def test_comparisons_of_collectives_that_debugging_left_on_are_named() -> None:
     assert "1 time per step, for 5 ms on the rank that comes last" in cause.sentence
     assert cause.share == pytest.approx(5 / 25, abs=0.01)
     assert "set_debug_level(torch.distributed.DebugLevel.OFF)" in cause.fix
+
+
+def test_the_line_that_sets_the_debug_level_is_named_and_deleted(tmp_path: Path) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(
+        "import torch.distributed as dist\ndist.set_debug_level(dist.DebugLevel.DETAIL)\n"
+    )
+    os.utime(train, (0, 0))  # it is as it ran
+    found = causes_of(
+        lambda script, _: compared(script, 5.0), debug_level="DETAIL", script_path=str(train)
+    )
+    cause = found["debug-detail"]
+    assert cause.sentence.startswith("The debug level DETAIL, set at train.py:2, is left on: ")
+    assert cause.fix == "# delete train.py:2"
 
 
 @pytest.mark.parametrize(("ms", "level"), [(5.0, "OFF"), (5.0, None), (0.1, "DETAIL")])
