@@ -1,6 +1,7 @@
-// Replaces the steps, phases and waits of a rank whose collectives run on a
-// device by those of the device's stream, as host records in its order. The
-// figures equal those of commprof/analysis/align/device_timeline.py.
+// For a rank whose collectives run on a device: replaces its steps, phases and
+// waits by those of the device's stream. They take the form of host records, in
+// the stream's order. The figures equal those of
+// commprof/analysis/align/device_timeline.py.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ struct BucketEnd {
   double end_ns;
   double size_bytes;
 };
-// Returns the time of a finalisation in which the stream copied buckets and did
-// not wait. `buckets` are in order of issue.
+// Returns for how long the stream copied buckets during a finalisation, instead
+// of waiting. `buckets` are in order of issue.
 double copyingNs(double window_ns, const std::vector<BucketEnd>& buckets);
 
 // Not thread-safe; may throw std::bad_alloc.
@@ -29,11 +30,13 @@ class DeviceSteps {
   // `ledger` knows when the buckets of a backward pass were complete.
   explicit DeviceSteps(const WaitLedger& ledger) : ledger_(ledger) {}
 
-  // Appends the replacement of `record` to `out`. Until hasDeviceTimes(), the
-  // host's steps, phases and waits pass unchanged. Once it is true, those that
-  // the device has reported by then follow.
+  // Appends the replacement of `record` to `out`. While hasDeviceTimes() is
+  // false, the host's steps, phases and waits pass unchanged. Once it is true,
+  // the device's steps, phases and waits are appended as the device reports
+  // them.
   void take(const Record& record, std::vector<Record>& out);
-  // Appends what was held back for a bucket's completion that never came.
+  // Appends the records that were held back for a bucket's completion that
+  // never came.
   void finish(std::vector<Record>& out);
   // True once the device reports times: the host's waits then delay nothing.
   bool hasDeviceTimes() const noexcept {
@@ -53,14 +56,14 @@ class DeviceSteps {
   const WaitLedger& ledger_;
   bool has_device_times_ = false;
   uint32_t thread_ = 0; // the thread whose steps these are
-  // Stream of the first phase other than data; until there is one, the stream
-  // of the first wait or phase.
+  // Stream of the first phase other than data. Until there is such a phase:
+  // stream of the first wait or phase.
   bool stream_known_ = false;
   bool has_phases_ = false;
   uint32_t device_ = 0;
   uint64_t stream_ = 0;
-  // Records from the first incomplete finalisation on; without device times,
-  // all.
+  // Without device times, all records; otherwise the records from the first
+  // incomplete finalisation on.
   std::deque<Record> held_;
 };
 

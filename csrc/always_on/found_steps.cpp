@@ -6,7 +6,7 @@ namespace commprof {
 
 namespace {
 
-constexpr size_t kMaxIssued = 1 << 14; // noted issues of a backward pass
+constexpr size_t kMaxIssued = 1 << 14; // issues kept for a backward pass
 
 Record endOfStep(uint64_t step, const Record& backward) {
   Record mark;
@@ -62,7 +62,7 @@ void FoundSteps::takeMark(const Record& mark) {
   }
   thread_ = mark.thread;
   marked_.take(mark);
-  if (unmarked_) { // a pause of the capture is over
+  if (unmarked_) { // capture paused and goes on now
     Record begin = mark;
     begin.op_id = backwards_;
     unmarked_->take(begin);
@@ -81,7 +81,8 @@ void FoundSteps::takeEnd(const Record& mark) {
   } else if (mark.seq == kStepDeclared && found_ != kStepDeclared) {
     marked_.forgetSteps();
     ledger_.forgetSteps();
-    marked_.take(begin_); // only marks found at updates came after it
+    // After begin_ came only marks that were found at updates.
+    marked_.take(begin_);
   }
   found_ = mark.seq;
 }
@@ -90,7 +91,8 @@ void FoundSteps::takeBackward(const Record& phase) {
   if (!communicated(phase)) {
     return;
   }
-  thread_ = phase.thread; // not set by a mark if the mode began in the loop
+  // No mark has set it if always-on mode began inside the loop.
+  thread_ = phase.thread;
   if (++backwards_ < kSurelyUnmarked) {
     return;
   }

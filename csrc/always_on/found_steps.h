@@ -1,9 +1,9 @@
-// Finds the steps of one rank, also in a loop that marks none: as long as no
-// mark has ended a step, each backward pass that communicated ends a step. Once
-// the script declares the end of a step, marks found at updates end no steps.
-// The rule is that of commprof/trace/found_steps.py, which knows the whole
-// trace; here a loop counts as unmarked only after kSurelyUnmarked such passes,
-// and what was counted under another rule is discarded.
+// Finds the steps of one rank, also in a loop that marks none: until a mark has
+// ended a step, each backward pass that communicated ends a step. Once the
+// script declares the end of a step, marks found at updates end no steps. The
+// rule is the same as in commprof/trace/found_steps.py. That module knows the
+// whole trace. Here a loop counts as unmarked only after kSurelyUnmarked such
+// passes, and steps that were counted under another rule are discarded.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,8 @@ class FoundSteps {
   // `ledger` gets the waits of each step that counts.
   explicit FoundSteps(WaitLedger& ledger) : ledger_(ledger), marked_(&ledger) {}
 
-  // Like StepSummary::take(). An issue that is drained after the phase it lies
-  // in is missed, so that two steps become one.
+  // Like StepSummary::take(). An issue that is drained after its phase is
+  // missed, so that two steps become one.
   void take(const Record& record);
   // Does not count the open step: some of its records were not made.
   void forgetOpenStep();
@@ -39,13 +39,13 @@ class FoundSteps {
 
   WaitLedger& ledger_;
   StepSummary marked_;
-  std::optional<StepSummary> unmarked_; // once the loop counts as unmarked
+  std::optional<StepSummary> unmarked_; // set once the loop counts as unmarked
   bool marks_end_steps_ = false;
-  uint32_t found_ = kStepDeclared; // who placed the last step's end
+  uint32_t found_ = kStepDeclared; // tells who placed the end of the last step
   Record begin_; // the last mark that ends no step; kind kNone before any
-  uint32_t thread_ = 0; // of the steps; 0 before the first one
+  uint32_t thread_ = 0; // thread of the steps; 0 before the first step
   uint64_t backwards_ = 0; // backward passes that communicated
-  std::vector<uint64_t> issued_ns_; // in backward passes that still run
+  std::vector<uint64_t> issued_ns_; // issues in backward passes that still run
 };
 
 } // namespace commprof

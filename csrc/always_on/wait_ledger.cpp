@@ -16,7 +16,8 @@ bool isOver(uint64_t since_ns, uint64_t now_ns) noexcept {
 WaitLedger::WaitLedger(ArrivalExchange& exchange)
     : exchange_(exchange), entries_(kMaxOpen), tasks_(kMaxTasks) {}
 
-// Ids increase. Returns null if a later operation has taken the place.
+// Ids increase. Returns null if a later operation has taken this operation's
+// place.
 WaitLedger::Entry* WaitLedger::place(uint64_t op_id) noexcept {
   Entry& entry = entries_[op_id % kMaxOpen];
   if (entry.op_id > op_id) {
@@ -108,7 +109,7 @@ bool WaitLedger::bucketEnds(
   for (const uint64_t op_id : task.op_ids) {
     const Entry* entry = find(op_id);
     if (entry == nullptr || entry->end_ns == 0) {
-      // Null: a later operation took its place.
+      // Null means that a later operation took its place.
       complete = complete && entry == nullptr;
       continue;
     }
@@ -135,9 +136,9 @@ void WaitLedger::takeWait(const Record& record) {
 
 // Returns 0 while the end is not known. The return of a wait does not show the
 // end of an operation on a device, because such a wait returns at once. On the
-// host it shows the end of a message and, once no other report of the end is
-// expected (`over`), the end of a collective: gloo's reduce-scatter reports
-// completion only to the waiting thread.
+// host, the return shows the end of a message. Once no other report of the end
+// is expected (`over`), it also shows the end of a collective: gloo's
+// reduce-scatter reports completion only to the waiting thread.
 uint64_t WaitLedger::endOf(const Entry& entry, bool over) noexcept {
   const bool by_wait =
       !entry.on_device && (over || isPointToPoint(entry.issued_as.op));
@@ -192,9 +193,10 @@ const std::vector<WaitLedger::Split>& WaitLedger::resolve(uint64_t now_ns) {
   return splits_;
 }
 
-// Moves exposed times to rank 0's clock, which becomes known after the first
-// steps; a new process group may have another rank 0. A jump of either clock,
-// as after a suspended machine, also moves earlier times, which is accepted.
+// Converts exposed times to rank 0's clock, which becomes known after the first
+// steps; a new process group may have another rank 0. If either clock jumps,
+// for example because a machine was suspended, earlier times move too. This is
+// accepted.
 void WaitLedger::followClock() {
   links_ = exchange_.links();
   if (links_.clock_known) {
@@ -209,7 +211,8 @@ bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
   const bool over = isOver(entry.issue_ns, now_ns);
   const uint64_t end_ns = entry.end_ns = endOf(entry, over);
   if (end_ns == 0 && !over && mayBeDoneEarly(entry.issued_as.op)) {
-    return false; // a rank that arrives after its end did not delay it
+    return false; // a rank that arrives after the operation's end did not delay
+                  // it
   }
   if (entry.state == State::kOpen) {
     ArrivalBoard::Last last;
@@ -237,7 +240,8 @@ bool WaitLedger::settle(Entry& entry, uint64_t now_ns) {
   if (entry.state != State::kKnown || end_ns == 0) {
     return entry.state == State::kUnknown || over;
   }
-  // Errors of the hosts' clocks may put the last issue after the end.
+  // Because of errors between the hosts' clocks, the last issue may seem to
+  // come after the end.
   const uint64_t duration_ns =
       std::max(end_ns, entry.issue_ns) - entry.issue_ns;
   const uint64_t wait_ns =

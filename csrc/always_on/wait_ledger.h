@@ -1,6 +1,6 @@
-// Finds how much of a rank's waiting was for the last rank that it needs. Keeps
-// the rank's operations and steps for some seconds, until every other rank has
-// written down its arrival.
+// Finds for how long a rank waited for the last arrival among the ranks that it
+// needs. Keeps the rank's operations and steps for some seconds, until every
+// other rank has written down its arrival.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace commprof {
 
-// One complete step and the stretches in which its thread waited.
+// One complete step, and the stretches in which its thread waited.
 struct StepWaits {
   uint64_t begin_ns = 0;
   uint64_t end_ns = 0;
@@ -29,10 +29,12 @@ struct StepWaits {
 // cannot be distinguished from others are ignored.
 class WaitLedger {
  public:
-  // Collectives kept; one whose place a later one has taken stays unknown.
+  // Number of collectives kept. Once a later collective has taken its place, a
+  // collective's last rank stays unknown.
   static constexpr size_t kMaxOpen = 1 << 14;
-  static constexpr size_t kMaxTasks = 1 << 10; // backward passes
-  static constexpr size_t kMaxBuckets = 1 << 12; // buckets of one backward pass
+  static constexpr size_t kMaxTasks = 1 << 10; // number of backward passes kept
+  // Largest number of buckets of one backward pass.
+  static constexpr size_t kMaxBuckets = 1 << 12;
   static constexpr size_t kMaxSteps = 1 << 12;
   // After this time no further arrival is expected.
   static constexpr uint64_t kPatienceNs = 5'000'000'000;
@@ -45,15 +47,15 @@ class WaitLedger {
   void takeIssue(const Record& record, uint32_t operation);
   void takeReady(const Record& record);
   void takeEnd(const Record& record);
-  // Takes the end of a wait, which is the only known end of gloo's messages,
-  // and if it blocked, of its reduce-scatters.
+  // Takes the end of a wait. For gloo's messages no other end is known; for its
+  // reduce-scatters neither, if the wait blocked.
   void takeWait(const Record& record);
   void takeStep(StepWaits&& step);
-  // Discards the steps taken so far, and what was counted for them.
+  // Discards the steps taken so far, and all that was counted for them.
   void forgetSteps();
 
-  // An operation's duration, split at the last rank's issue: the wait before it
-  // and the transfer from there to completion.
+  // An operation's duration, split at the last rank's issue into the wait
+  // before and the transfer after.
   struct Split {
     uint32_t operation;
     uint64_t wait_ns;
@@ -85,7 +87,7 @@ class WaitLedger {
     uint64_t op_id = 0; // 0: unused
     uint64_t issue_ns = 0; // this rank's arrival; 0 until known
     uint64_t ready_ns = 0; // when the device's stream reached the operation
-    uint64_t task = 0; // graph task + 1
+    uint64_t task = 0; // id of the graph task + 1
     uint64_t end_ns = 0; // 0 until its end was drained
     uint64_t waited_until_ns = 0; // end of the first wait; 0: none yet
     uint64_t last_ns = 0; // issue by the last rank
@@ -121,25 +123,27 @@ class WaitLedger {
       uint32_t* rank);
 
   ArrivalExchange& exchange_;
-  std::vector<Entry> entries_; // by op_id
+  std::vector<Entry> entries_; // index: op_id modulo kMaxOpen
   std::vector<Task> tasks_; // by number
   std::deque<uint64_t> queue_; // operations not settled yet
   std::deque<StepWaits> steps_;
-  size_t drained_steps_ = 0; // steps whose collectives were drained
+  size_t drained_steps_ = 0; // steps whose collectives were all drained
   std::vector<Split> splits_;
   HostLinks links_; // as of the last resolve()
-  // Rank 0's clock minus this one, used for the times in late_: accurate enough
-  // for their blocks of time. 0 before it is known.
+  // Rank 0's clock minus this host's, for the times in late_. Its accuracy
+  // suffices for blocks of time. 0 until it is known.
   int64_t clock_offset_ns_ = 0;
 
   uint64_t known_ = 0;
   uint64_t unknown_ = 0;
-  uint64_t without_place_ = 0; // part of unknown_: group has no place
-  uint64_t unlisted_ = 0; // part of unknown_: as kUnlisted
-  uint64_t partial_ = 0; // part of known_: as kPartial
+  // Part of unknown_: the board had no place for the group.
+  uint64_t without_place_ = 0;
+  uint64_t unlisted_ = 0; // part of unknown_: those that were kUnlisted
+  uint64_t partial_ = 0; // part of known_: those that were kPartial
   uint64_t unsplit_steps_ = 0;
   uint64_t unsplit_ns_ = 0; // exposed time of these steps
-  Histogram clock_error_; // bounds, for collectives across hosts
+  // Bounds on the clock error, for collectives across hosts.
+  Histogram clock_error_;
   Histogram exposed_wait_;
   Histogram exposed_transfer_;
   LateRanks late_;

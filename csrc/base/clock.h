@@ -18,8 +18,9 @@ inline uint64_t nowNs() noexcept {
 }
 
 // A counter that rises steadily and is cheaper to read than a clock. Its rate
-// differs between machines: see leastTicks(). The vDSO's clocks read it too, so
-// it may be read wherever they can.
+// differs between machines: see leastTicks(). The vDSO's clocks read this
+// counter too, so that a program that may read these clocks may read the
+// counter.
 inline uint64_t ticks() noexcept {
 #if defined(__x86_64__)
   return __builtin_ia32_rdtsc();
@@ -32,15 +33,15 @@ inline uint64_t ticks() noexcept {
 #endif
 }
 
-// The number of ticks() that pass in `ns` at the lowest rate that the counter
-// may have. After fewer ticks, less time than `ns` has passed.
+// Returns the number of ticks() in `ns` at the lowest possible rate of the
+// counter. After fewer ticks, less time than `ns` has passed.
 inline uint64_t leastTicks(uint64_t ns) noexcept {
 #if defined(__aarch64__)
   uint64_t hz;
   asm volatile("mrs %0, cntfrq_el0" : "=r"(hz));
   return ns * (hz / 1'000'000) / 1000;
 #else
-  return ns; // x86-64 counts with 1 GHz or more
+  return ns; // x86-64 counts at 1 GHz or more
 #endif
 }
 
@@ -58,14 +59,14 @@ inline uint64_t processCpuNs() noexcept {
   return uint64_t(t.tv_sec) * 1000000000ull + uint64_t(t.tv_nsec);
 }
 
-// How often the calling thread has given up its core in order to wait.
+// Returns how often the calling thread has given up its core to wait.
 inline uint64_t threadBlocks() noexcept {
   rusage use{};
   getrusage(RUSAGE_THREAD, &use);
   return uint64_t(use.ru_nvcsw);
 }
 
-// Time for which the calling thread was runnable but had no core, from
+// Returns for how many ns the calling thread was runnable but had no core, from
 // /proc/thread-self/schedstat (second field); 0 if the kernel reports none.
 uint64_t threadRunDelayNs() noexcept;
 

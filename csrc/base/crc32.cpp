@@ -9,7 +9,7 @@ namespace {
 
 using CrcTables = std::array<std::array<uint32_t, 256>, 8>;
 
-// [k][b]: the checksum of byte b followed by k zero bytes.
+// Table [k][b]: the checksum of byte b followed by k zero bytes.
 CrcTables makeCrcTables() {
   CrcTables tables{};
   for (uint32_t i = 0; i < 256; ++i) {
@@ -30,8 +30,8 @@ CrcTables makeCrcTables() {
 
 } // namespace
 
-// Slicing by 8 (Kounavis and Berry, 2005): eight bytes per iteration, each
-// through the table for its distance from the end of the eight.
+// Slicing by 8 (Kounavis and Berry, 2005): processes eight bytes per iteration.
+// Each byte uses the table for its distance from the end of the eight.
 uint32_t crc32(const void* data, size_t bytes) noexcept {
   static const CrcTables tables = makeCrcTables();
   uint32_t c = 0xffffffffu;

@@ -14,8 +14,9 @@ namespace {
 
 constexpr uint64_t kNsPerUs = 1'000;
 constexpr uint64_t kLookAgainNs = 1'000'000'000;
-// Largest size of the list of a thread's cgroups. Version 1 has a line for each
-// of about a dozen controllers, with paths of hundreds of bytes in Kubernetes.
+// Largest size in bytes of the list of a thread's cgroups. Version 1 has a line
+// for each of about a dozen controllers, with paths of hundreds of bytes in
+// Kubernetes.
 constexpr size_t kCgroupsBytes = 16384;
 
 // The first kBytes - 1 bytes of a kernel file, which is read repeatedly.
@@ -79,9 +80,9 @@ bool hasWord(const char* list, const char* word) noexcept {
   return false;
 }
 
-// Opens `stat` of the first cgroup with a quota on the way from `path`, below
-// the mount, to its root. Without a quota, version 2 writes "max", version 1
-// a negative number.
+// Opens `stat` of the nearest cgroup with a quota, on the way from `path`
+// (below the mount) up to the root. Without a quota, version 2 writes "max",
+// version 1 a negative number.
 bool openNearest(
     KernelFile<>& stat,
     const char* mount,
@@ -108,7 +109,7 @@ bool openNearest(
   }
 }
 
-// A line is "number:controllers:path"; version 2 has no controllers.
+// A line is "id:controllers:path"; in version 2 the controllers are empty.
 bool openOwn(KernelFile<>& stat) noexcept {
   KernelFile<kCgroupsBytes> file("/proc/thread-self/cgroup");
   const char* text = file.read();

@@ -10,7 +10,8 @@ namespace commprof {
 
 IpAddress IpAddress::parse(const std::string& text, uint16_t port) {
   addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM; // for one answer instead of one per type
+  // Gives one answer instead of one per socket type.
+  hints.ai_socktype = SOCK_DGRAM;
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
   addrinfo* found = nullptr;
   const std::string service = std::to_string(port);

@@ -16,7 +16,7 @@ inline void append(std::string& text, std::integral auto part) {
   text += std::to_string(part);
 }
 
-// Joins its arguments: strings as they are, whole numbers in decimal.
+// Joins its arguments to one string; whole numbers are written in decimal.
 template <class... Parts>
 std::string textOf(const Parts&... parts) {
   std::string text;

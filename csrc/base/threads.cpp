@@ -13,7 +13,7 @@ struct TaskThread::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Task> tasks;
-  bool busy = false; // a task runs, here or in runHere()
+  bool busy = false; // a task runs, in the thread or in runHere()
   bool stopping = false;
   bool finished = false;
 };
@@ -70,7 +70,8 @@ bool TaskThread::stop(
     std::chrono::milliseconds patience,
     const std::function<void()>& hurry) {
   if (forked()) {
-    thread_.release(); // no join: the thread does not exist in the child
+    // No join, because the thread does not exist in the child.
+    thread_.release();
     return false;
   }
   if (!thread_) {
@@ -110,7 +111,7 @@ void TaskThread::loop(State& state) {
     state.busy = true;
     lock.unlock();
     task();
-    task = nullptr; // destroys the task's content outside of the lock
+    task = nullptr; // destroys the task's content without the lock
     lock.lock();
     state.busy = false;
   }

@@ -1,5 +1,6 @@
-// commprof's own threads in the user's process, and a thread that runs tasks in
-// order, for work that may block, for example on ranks that do not answer.
+// Starts commprof's own threads in the user's process. A TaskThread runs tasks
+// in order; it is for work that may block, for example on ranks that do not
+// answer.
 #pragma once
 
 #include <pthread.h>
@@ -47,7 +48,7 @@ class TaskThread {
   // need.
   ~TaskThread();
 
-  // True in a forked child, where the thread does not exist.
+  // True in a forked child, in which the thread does not exist.
   bool forked() const noexcept;
 
   // Any thread. Returns false and does nothing once stopped or in a forked
@@ -58,10 +59,11 @@ class TaskThread {
   // the order is kept; otherwise returns false and does nothing.
   bool runHere(const Task& task);
 
-  // Takes no more tasks and waits at most `patience` for those that it has; if
-  // they are late, calls `hurry`, if given, and waits as long again. A thread
-  // that is still busy then is detached, with all that its tasks hold. Returns
-  // true if the thread has ended. Idempotent; does nothing in a forked child.
+  // Takes no more tasks, and waits at most `patience` for the tasks that it
+  // has. If they are not done by then, calls `hurry`, if given, and waits as
+  // long again. If the thread is still busy then, it is detached, together with
+  // all that its tasks hold. Returns true if the thread has ended. Idempotent;
+  // does nothing in a forked child.
   bool stop(
       std::chrono::milliseconds patience,
       const std::function<void()>& hurry = {});

@@ -55,7 +55,7 @@ void ClockResponder::loop() noexcept {
   for (;;) {
     const int ready = poll(watched, 2, -1);
     if (ready < 0 && errno != EINTR) {
-      return; // no memory for a poll: offsets are then not known
+      return; // there is no memory for poll(): offsets stay unknown
     }
     if (ready > 0 && watched[1].revents != 0) {
       return;
@@ -81,7 +81,8 @@ void ClockResponder::answerAll() noexcept {
         &length);
     message.received_ns = nowNs();
     if (n < 0) {
-      return; // no more questions, or an undelivered answer's error
+      return; // no further question, or the error of an answer that was not
+              // delivered
     }
     if (n != sizeof(message) || message.magic != ClockMessage::kAsks ||
         message.token != token_ || message.rank >= world_size_) {
@@ -100,8 +101,9 @@ namespace {
 constexpr uint64_t kSecondNs = 1'000'000'000;
 // An answer that takes longer counts as lost.
 constexpr uint64_t kAnswerNs = 100'000'000;
-// A few questions in a row, while caches are warm, then a pause, so that a
-// burst finds gaps between the gradients on the wire.
+// A burst asks this many questions in a row, while caches are warm, and then
+// pauses, so that some questions fall into gaps between gradients on the
+// network.
 constexpr uint32_t kWithoutPause = 4;
 constexpr uint64_t kPauseNs = 4'000'000;
 
@@ -165,7 +167,7 @@ bool ClockFollower::sleepFor(uint64_t duration_ns) noexcept {
   });
 }
 
-// The last burst has no pauses, because the caller that stops waits for it.
+// The last burst has no pauses, because the stopping caller waits for it.
 bool ClockFollower::burst(bool last) noexcept {
   const uint64_t give_up_ns = nowNs() + kBurstNs;
   ClockSample best;
@@ -198,7 +200,7 @@ ClockSample ClockFollower::ask(uint64_t give_up_ns) noexcept {
   message.asked_ns = nowNs();
   const uint64_t asked_ns = message.asked_ns;
   const uint64_t until_ns = std::min(asked_ns + kAnswerNs, give_up_ns);
-  // The error may be that of an earlier question, so it is ignored.
+  // The error may belong to an earlier question, so it is ignored.
   send(socket_.fd(), &message, sizeof(message), MSG_DONTWAIT);
   for (;;) {
     const uint64_t now_ns = nowNs();
@@ -214,7 +216,7 @@ ClockSample ClockFollower::ask(uint64_t give_up_ns) noexcept {
         recv(socket_.fd(), &message, sizeof(message), MSG_DONTWAIT | MSG_TRUNC);
     const uint64_t came_ns = nowNs();
     if (n < 0 && errno != EAGAIN && errno != EINTR) {
-      return {}; // no process listens there
+      return {}; // no process listens at rank 0's address
     }
     if (n == sizeof(message) && isAnswer(message) &&
         message.asked_ns == asked_ns) {
@@ -235,8 +237,9 @@ ClockSync& ClockSync::instance() {
 }
 
 ClockSync::ClockSync() {
-  // Fork handlers take locks in the reverse order of registration: first
-  // mutex_, held while the follower records a last time, then the recorder's.
+  // Fork handlers take locks in the reverse order of their registration. So
+  // mutex_, which is held while the follower makes its last record, comes
+  // before the recorder's lock.
   Recorder::instance();
   pthread_atfork(&beforeFork, &afterForkParent, &afterForkChild);
 }

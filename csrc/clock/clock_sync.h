@@ -1,7 +1,7 @@
 // This process's part in comparing the ranks' clocks.
 //
-// Rank 0 answers (ClockResponder), the others ask (ClockFollower) and record.
-// Any thread may call; a forked child begins with neither.
+// Rank 0 answers (ClockResponder); the other ranks ask (ClockFollower) and
+// record the answers. Any thread may call; a forked child begins with neither.
 #pragma once
 
 #include <condition_variable>
@@ -37,7 +37,7 @@ class ClockResponder {
   uint64_t token() const noexcept {
     return token_;
   }
-  // For a forked child, where the thread does not exist: closes the sockets.
+  // For a forked child, in which the thread does not exist: closes the sockets.
   // The object must then be leaked.
   void abandon() noexcept;
 
@@ -53,24 +53,24 @@ class ClockResponder {
 };
 
 struct ClockFollowerOptions {
-  std::string address; // rank 0's, numeric
+  std::string address; // rank 0's numeric address
   uint16_t port = 0;
   uint64_t token = 0;
-  uint32_t rank = 0; // of this process
-  uint32_t interval_ms = 10000; // between two bursts, at most
-  uint32_t pings = 64; // questions in a burst
+  uint32_t rank = 0; // rank of this process
+  uint32_t interval_ms = 10000; // longest time between two bursts
+  uint32_t pings = 64; // number of questions in a burst
 };
 
 // A thread that asks in bursts: at once, after a second, then at doubling
 // intervals up to the configured one, and when it is stopped. The exchange with
 // the shortest round trip of each burst becomes one clock record and goes into
-// `track`, which must outlive the follower. An unreachable rank 0 causes no
-// record, and is asked again every second.
+// `track`, which must outlive the follower. If rank 0 is unreachable, no record
+// is made, and the follower asks again every second.
 class ClockFollower {
  public:
   // Throws std::system_error or std::invalid_argument.
   ClockFollower(const ClockFollowerOptions& options, ClockTrack& track);
-  // Asks a last time, if rank 0 answered the last burst; takes at most twice
+  // Asks a last time if rank 0 answered the last burst; takes at most twice
   // kBurstNs.
   ~ClockFollower();
   ClockFollower(const ClockFollower&) = delete;
@@ -111,13 +111,13 @@ class ClockSync {
   static ClockSync& instance();
 
   // For rank 0: answers until stop() or the end of the process, so that ranks
-  // that finish later can compare a last time. A second call returns the
+  // that finish later can make a last comparison. A second call returns the
   // running server. Throws like ClockResponder.
   ClockServer serve(
       const std::string& address,
       uint64_t token,
       uint32_t world_size);
-  // For other ranks: asks until unfollow(). Does nothing if it already asks.
+  // For the other ranks: asks until unfollow(). No effect if it already asks.
   // Throws like ClockFollower.
   void follow(const ClockFollowerOptions& options);
   // Compares clocks a last time, then stops asking. Takes at most twice
@@ -127,7 +127,7 @@ class ClockSync {
   void stop();
 
   // Relation of this process's clock to rank 0's; the object's address never
-  // changes. A forked child begins with an empty one.
+  // changes. A forked child begins with an empty track.
   ClockTrack& track() noexcept {
     return track_;
   }

@@ -9,7 +9,8 @@ void BlockedCall::measure() noexcept {
   left -= std::min(left, 1u);
   const ThreadWaits& waits = ThreadWaits::here();
   waits_ = waits.ended;
-  measures_ = waits.open == 0; // else the open wait has the time
+  // While another wait is open, that wait counts the time.
+  measures_ = waits.open == 0;
   if (measures_) {
     blocks_ = threadBlocks();
     cpu_ns_ = threadCpuNs();

@@ -4,13 +4,13 @@
 // TORCH_DISTRIBUTED_DEBUG=DETAIL compares all calls between the ranks before
 // they are issued, first calls connect, and backends of other authors may run
 // the whole collective inside the call. Such a thread sleeps, so its wall time
-// exceeds its CPU time, and it has given up its core of its own accord; a
-// thread that only lost its core has not.
+// exceeds its CPU time, and it has given up its core by itself. A thread whose
+// core was taken from it has not.
 //
-// Both readings are system calls, about 2 us on a virtual machine. So they are
-// made only where a call may block: in a thread's first calls, after a call
-// that took long, or if the caller expects it. A call that takes long without
-// them is not counted, since the thread may have worked. Whether a call was
+// Both readings are system calls, about 2 us on a virtual machine. So both are
+// read only where a call may block: in a thread's first calls, after a long
+// call, or if the caller expects the call to block. A long call without these
+// readings is not counted, since the thread may have worked. Whether a call was
 // short, as nearly all are, is found with a counter of the core, which takes a
 // third of the time of reading a clock.
 #pragma once
@@ -24,7 +24,7 @@ namespace commprof {
 // A shorter call did not wait for another rank.
 inline constexpr uint64_t kLongCallNs = 50'000;
 
-// Waits of the calling thread that are recorded in any way.
+// The calling thread's waits that are being recorded now.
 struct ThreadWaits {
   uint32_t open = 0; // waits that this thread is in
   uint64_t ended = 0;
@@ -34,7 +34,7 @@ struct ThreadWaits {
   }
 };
 
-// Placed before a call; returns afterwards for how long it was blocked.
+// Placed before a call; tells afterwards how long the call was blocked.
 class BlockedCall {
  public:
   // `expected`: the call probably waits.
@@ -44,9 +44,9 @@ class BlockedCall {
     }
   }
 
-  // Returns for how many ns the thread was blocked since `begin_ns`; 0 if it
-  // was not, if that is not known, or if a wait inside the call was recorded.
-  // Call it once, right after the call.
+  // Returns for how many ns the thread was blocked since `begin_ns`. Returns 0
+  // if the thread was not blocked, if this is not known, or if a wait inside
+  // the call was recorded. Call it once, right after the call.
   uint64_t blockedNs(uint64_t begin_ns) noexcept {
     if (ticks() - begin_ticks_ < leastTicks(kLongCallNs)) {
       return 0;
@@ -56,7 +56,8 @@ class BlockedCall {
   }
 
  private:
-  // Calls that are measured at a thread's begin, and after one that took long.
+  // Number of calls that are measured when a thread begins, and after a long
+  // call.
   static constexpr uint32_t kMeasuredCalls = 16;
   // How many of this thread's next calls are measured.
   static uint32_t& measuredLeft() noexcept {

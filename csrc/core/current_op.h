@@ -1,6 +1,6 @@
-// The operation whose issuing call a thread is in. Callbacks that the backend's
-// library makes during the call, such as NCCL's to its profiler plugin, belong
-// to this operation.
+// The operation whose issuing call a thread is in. The backend's library may
+// make callbacks during the call, as NCCL does to its profiler plugin. They
+// belong to this operation.
 #pragma once
 
 #include <cstdint>

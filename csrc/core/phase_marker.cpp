@@ -30,8 +30,9 @@ void forgetOpen() noexcept {
   t_open = {};
 }
 
-// Returns the same boundary or phase on the stream that the thread works on.
-// bytes_in is the host's time, which identifies the host's record.
+// Returns the record of the same boundary or phase on the thread's current
+// stream. Its bytes_in is the time of the host's record, which identifies that
+// record.
 Record onDevice(const Record& on_host, Kind kind) noexcept {
   Record record = on_host;
   record.kind = kind;
@@ -41,14 +42,14 @@ Record onDevice(const Record& on_host, Kind kind) noexcept {
   return record;
 }
 
-// Reading the kernel's counts takes some 15 us while a model runs, at most 0.08
-// % of the thread's time. While the thread lacks a core for a relevant share of
-// its time, or waits for pages from disk, they are read at each phase, which
-// takes 0.5 %.
+// Reading the kernel's counts takes some 15 us while a model runs. At this
+// interval that is at most 0.08 % of the thread's time. While the thread lacks
+// a core for a relevant share of its time, or waits for pages from disk, the
+// counts are read at each phase, which takes 0.5 %.
 constexpr uint64_t kRunDelayIntervalNs = 20'000'000;
 constexpr uint64_t kShortIntervalNs = 3'000'000;
-constexpr uint64_t kMatters = 32; // the relevant share is 1 in this many
-// One page fault per this time takes at least 2 % of it.
+constexpr uint64_t kMatters = 32; // a share of 1 in this many is relevant
+// If page faults are this close together, they take at least 2 % of the time.
 constexpr uint64_t kFaultNs = 20'000;
 
 // The kernel's counts at the last reading.
@@ -75,8 +76,9 @@ uint64_t more(uint64_t now, uint64_t before) noexcept {
   return now > before ? now - before : 0;
 }
 
-// Records what else kept the thread from its work: throttling by a cgroup quota
-// if it lacked a core, and stalls for memory if it read pages from disk.
+// Records other causes that kept the thread from its work: throttling by a
+// cgroup quota if the thread lacked a core, and stalls for memory if it read
+// pages from disk.
 void recordHostCounts(
     Recorder& recorder,
     Counted& last,
@@ -115,7 +117,7 @@ uint64_t helpersCpuNs() noexcept {
 }
 
 // Records for how long the thread was runnable without a core since the last
-// reading, and what the kernel counted meanwhile.
+// reading, and the kernel's other counts for the same time.
 void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
   static thread_local Counted last;
   static thread_local uint64_t interval_ns = kRunDelayIntervalNs;
@@ -132,7 +134,7 @@ void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
   now.delay_ns = threadRunDelayNs();
   now.helpers_cpu_ns = helpersCpuNs();
   now.thread = threadCounts();
-  if (last.at_ns == 0) { // the first reading
+  if (last.at_ns == 0) { // this is the first reading
     now.throttled_ns = throttledNs(now_ns);
     now.stall_ns = memoryStallNs();
     last = now;

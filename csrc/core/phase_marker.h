@@ -9,7 +9,8 @@ namespace commprof {
 
 // Marks a step boundary now. `step` ends at it if `ended`; otherwise the
 // boundary only begins the next step (start of capture, or after a pause).
-// `found` is who placed the boundary: kStepDeclared or one of its siblings.
+// `found` tells who placed the boundary: kStepDeclared or another constant of
+// its enum.
 void markStep(
     uint64_t step,
     bool ended,
@@ -18,8 +19,8 @@ void markStep(
 // Marker of one phase of a step. Markers may nest; only a thread's outermost
 // marker is recorded, so that the phases of a step never overlap. Threads may
 // share a marker: each thread has its own nesting, and must call both begin()
-// and end(). A marker left open (an exception skipped its end) is dropped at
-// the next step boundary of its thread.
+// and end(). A marker that stays open, because an exception skipped its end(),
+// is dropped at the next step boundary of its thread.
 class PhaseMarker {
  public:
   explicit PhaseMarker(uint8_t phase) noexcept : phase_(phase) {}

@@ -47,9 +47,9 @@ enum class Kind : uint8_t {
 
 // Which ranks must have issued an operation before a rank can be done with it.
 // All: every rank of the group. Tree: in gloo, the rank's neighbours in a tree
-// of messages. Ring: every rank, but a rank may be done early. Root: the root;
-// for the root itself, every rank. Peer: the other end of a message. The
-// measurements are in commprof/analysis/align/matching.py.
+// of messages. Ring: every rank, but a rank may be done before all have issued.
+// Root: only the root; the root itself needs every rank. Peer: the other rank
+// of a message. The measurements are in commprof/analysis/align/matching.py.
 enum class Awaits : uint8_t { kAll, kTree, kRing, kRoot, kPeer };
 
 // X(enumerator, public name in c10d's words, dispatcher op, Awaits)
@@ -120,13 +120,13 @@ constexpr Awaits awaitsOf(Op op) noexcept {
   X(Simple, "SIMPLE")
 
 // True for messages, which are numbered per peer. Messages of gloo have no
-// future, so the end of the wait for one counts as its end.
+// future, so the end of the wait for a message counts as the message's end.
 constexpr bool isPointToPoint(Op op) noexcept {
   return awaitsOf(op) == Awaits::kPeer;
 }
 
-// Phases of a step on the training thread; of nested phases the outermost
-// counts.
+// Phases of a step on the training thread; if phases are nested, only the
+// outermost counts.
 #define COMMPROF_PHASES(X) \
   X(Other, "other")        \
   X(Data, "data")          \
@@ -148,17 +148,19 @@ inline constexpr uint32_t kFailed = 1; // End: completed with an error
 inline constexpr uint32_t kDeviceAsync =
     2; // Issue: runs on a device; the host's End is not its completion
 inline constexpr uint32_t kLastBucket = 4; // Bucket: last of the backward pass
-inline constexpr uint32_t kRunDelayRead = 8; // Finalize*: bytes_in was read
+// Finalize*: bytes_in holds a reading.
+inline constexpr uint32_t kRunDelayRead = 8;
 inline constexpr uint32_t kDeviceTime = 16; // End: time of a device event
 inline constexpr uint32_t kNonFinite =
     32; // Compression: some rank's gradients were not finite
 inline constexpr uint32_t kSparse = 64; // Issue: ranks' sizes may differ
 inline constexpr uint32_t kInIssue =
-    128; // Wait: inside the call that issued op_id; shows no completion
+    128; // Wait: inside the call that issued op_id, so its end shows no
+         // completion
 inline constexpr uint32_t kManualFinalize =
     256; // Finalize*, DeviceFinalize: the script called finalize_backward()
 
-// A shorter wait found the operation complete.
+// A shorter wait found the operation already complete.
 inline constexpr uint64_t kBlockedNs = 1000;
 
 // Record::seq of a Step: who placed the boundary.
@@ -168,7 +170,8 @@ enum : uint32_t {
   kStepSkipped = 2, // found at an update that GradScaler skipped
 };
 
-// Backward passes without a step mark after which a loop counts as unmarked.
+// A loop counts as unmarked after this many backward passes without a step
+// mark.
 inline constexpr uint64_t kSurelyUnmarked = 20;
 
 // Record::seq of a Phase whose samples cannot be counted.
@@ -177,8 +180,8 @@ inline constexpr uint32_t kSamplesUnknown = UINT32_MAX;
 // Record::seq of a message that cannot be distinguished from others.
 inline constexpr uint32_t kNoSeq = 0xffffffff;
 
-// True if `seq` precedes `other`, both numbers of collectives of one group,
-// which count modulo 2**32. The same as comes_before() in
+// True if `seq` precedes `other`. Both are sequence numbers of collectives of
+// one group, modulo 2**32. The same as comes_before() in
 // commprof/trace/schema.py.
 constexpr bool comesBefore(uint32_t seq, uint32_t other) noexcept {
   return seq != other && other - seq < uint32_t(1) << 31;
@@ -198,9 +201,10 @@ struct alignas(64) Record {
   uint32_t aux = 0; // root or peer rank, bucket index, phase code
   uint64_t bytes_in = 0;
   uint64_t bytes_out = 0;
-  uint32_t seq = 0; // number of the collective in its group, the same on all
-                    // ranks; of a message between its two ranks, or kNoSeq
-  uint32_t flags = 0; // kFailed, ...
+  // Sequence number of the collective in its group, the same on all ranks; for
+  // a message: among the messages of its two ranks, or kNoSeq.
+  uint32_t seq = 0;
+  uint32_t flags = 0; // bits: kFailed and the constants after it
   uint64_t value = 0;
 };
 static_assert(sizeof(Record) == 64, "a record is one cache line");

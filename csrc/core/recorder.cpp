@@ -183,7 +183,7 @@ void Recorder::setBoard(
     global_rank_ = global_rank;
     board_changed_ = true;
   }
-  // If a drain is running, the next one takes the board.
+  // If a drain is running, the next drain uses the board.
   const std::unique_lock<std::mutex> drain(drain_mutex_, std::try_to_lock);
   if (drain) {
     takeRequestsLocked();
@@ -196,8 +196,8 @@ void Recorder::flush() {
   drainLocked();
 }
 
-// What cannot be written is kept for the next drain: documents in taken_,
-// records in their rings.
+// Content that cannot be written is kept for the next drain: documents in
+// taken_, records in their rings.
 void Recorder::drainLocked() noexcept {
   if (!writer_) {
     return;
@@ -224,8 +224,8 @@ void Recorder::drainLocked() noexcept {
 }
 
 // Call it before takeRequestsLocked(): a group is added before its first record
-// is pushed, so that every record up to these marks is of a group that is
-// taken.
+// is pushed. So the groups that takeRequestsLocked() then takes include those
+// of every record up to these marks.
 void Recorder::markRingsLocked() {
   marks_.clear();
   for (Ring* ring : pool_.rings()) {
@@ -335,7 +335,7 @@ RecorderStats Recorder::stats() {
 }
 
 // Does not wait for a drain, start() or stop() in another thread: the child
-// then discards the state that it works on.
+// discards the state that such a thread was changing.
 void Recorder::beforeFork() {
   Recorder& self = instance();
   const bool has_session = self.session_mutex_.try_lock();
@@ -362,8 +362,8 @@ void Recorder::afterForkParent() {
 
 namespace {
 
-// Constructs a new object in place and leaks the old one: another thread, which
-// does not exist here, may have been changing it.
+// Constructs a new object in place and leaks the old object: a thread of the
+// parent, which does not exist here, may have been changing it.
 template <class T>
 void renew(T& object) noexcept {
   new (&object) T();
@@ -380,7 +380,7 @@ void Recorder::forgetDrain() noexcept {
     return;
   }
   renew(summary_);
-  renew(writer_); // its descriptor stays open and is not reused
+  renew(writer_); // the old writer's descriptor stays open and is not reused
   renew(exchange_);
   groups_taken_ = 0;
   renew(taken_);
@@ -392,7 +392,8 @@ void Recorder::forgetDrain() noexcept {
   renew(drain_mutex_);
 }
 
-// The child has one thread and shares the parent's files: it releases them all.
+// The child has one thread and shares the parent's open files, and releases
+// them all.
 void Recorder::afterForkChild() {
   Recorder& self = instance();
   t_thread_id = 0; // the child's thread has another id

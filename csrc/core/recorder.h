@@ -6,8 +6,8 @@
 // be called repeatedly.
 //
 // In always-on mode the helper thread folds the records into a summary of
-// bounded size instead of appending them. Once a trace has a summary, it covers
-// all later records, also those of full mode.
+// bounded size instead of appending them. Once a trace has a summary, the
+// summary covers all later records, also those of full mode.
 #pragma once
 
 #include <atomic>
@@ -34,8 +34,8 @@ namespace commprof {
 
 struct RecorderOptions {
   std::string trace_path;
-  // Ring files are ring_prefix + "<n>.ring", removed by stop(); if empty, rings
-  // lie in memory that dies with the process.
+  // Ring files are named ring_prefix + "<n>.ring"; stop() removes them. If this
+  // is empty, rings lie in memory that is lost with the process.
   std::string ring_prefix;
   std::string metadata_json; // first block of the trace
   uint64_t session = 0; // random, not 0
@@ -68,7 +68,7 @@ class Recorder {
   // started, std::invalid_argument, or std::system_error naming the file.
   void start(const RecorderOptions& options);
   // Disables capture, drains, writes the closing block, removes the ring files.
-  // Records that could not be written by then count as dropped. Idempotent; if
+  // Records that could not be written count as dropped. Idempotent; if
   // called by several threads, each returns once capture has stopped.
   void stop();
   bool started() const noexcept {
@@ -101,8 +101,9 @@ class Recorder {
   // Kernel thread id of the caller, cached.
   static uint32_t threadId() noexcept;
 
-  // Writes a JSON document (a group, more metadata) soon, before later records,
-  // and again to every later trace of this process, in the order of the calls.
+  // Writes a JSON document (a group, more metadata) to the trace soon, before
+  // any later record. Every later trace of this process gets the documents too,
+  // in the order of the calls.
   void addDocument(BlockType type, const std::string& json);
   // Adds a process group of this process, with its document.
   void addGroup(const GroupMembership& group, const std::string& json);
@@ -120,7 +121,7 @@ class Recorder {
   void startFlusherLocked();
   void flusherLoop();
   void refreshEnabled() noexcept;
-  // From here on, *Locked() functions need drain_mutex_ and no other lock.
+  // Functions named *Locked() need drain_mutex_ and no other lock.
   void setModeLocked(Mode mode) noexcept;
   void drainLocked() noexcept;
   void markRingsLocked();
@@ -149,7 +150,8 @@ class Recorder {
   static void afterForkChild();
   void forgetDrain() noexcept;
 
-  std::atomic<bool> enabled_{false}; // wanted_, a trace is open, mode not off
+  // True if wanted_, a trace is open and the mode is not off.
+  std::atomic<bool> enabled_{false};
   std::atomic<bool> wanted_{false};
   std::atomic<Mode> mode_{Mode::kFull};
   std::atomic<bool> started_{false};
@@ -157,7 +159,8 @@ class Recorder {
   alignas(64) std::atomic<uint64_t> op_id_{0};
 
   alignas(64) RingPool pool_;
-  std::atomic<uint64_t> unrecorded_{0}; // lost without a ring, or never made
+  // Lost because there was no ring, or never made.
+  std::atomic<uint64_t> unrecorded_{0};
 
   std::mutex session_mutex_; // one start() or stop() at a time
   std::unique_ptr<std::thread> flusher_;
@@ -168,19 +171,19 @@ class Recorder {
   std::condition_variable wake_;
   bool open_ = false; // a trace is open
   bool stopping_ = false;
-  bool drain_requested_ = false; // a request should be drained at once
+  bool drain_requested_ = false; // a request must be drained at once
   PauseWatch pauses_;
   bool pauses_changed_ = false; // pauses_ must be written
   std::vector<Record> pause_records_; // not yet drained
   struct Document {
-    uint64_t number; // counts from 1
+    uint64_t number; // counts the documents from 1
     BlockType type;
     std::string json;
     std::optional<GroupMembership> group;
   };
   void queueDocument(Document document);
   std::vector<Document> documents_; // in order of number
-  uint64_t documents_added_ = 0; // number of the last document
+  uint64_t documents_added_ = 0; // number of the newest document
   std::shared_ptr<ArrivalBoard> board_;
   uint32_t global_rank_ = 0;
   bool board_changed_ = false;
@@ -189,33 +192,36 @@ class Recorder {
 
   // Guards the trace file and its content; locked before mutex_, held over I/O.
   std::mutex drain_mutex_;
-  bool write_error_reported_ = false; // about this trace, on stderr
-  bool abandoned_ = false; // the file was removed and cannot be made anew
+  // An error of this trace was reported on stderr.
+  bool write_error_reported_ = false;
+  bool abandoned_ = false; // the file was removed and could not be made anew
   uint64_t next_file_check_ns_ = 0; // when to check next that the file exists
   uint64_t off_since_ns_ = 0; // when recording went off; 0: it is on
   bool off_written_ = false; // the trace states that recording is off
   bool private_rings_written_ = false; // the trace says that rings lack files
   std::unique_ptr<TraceWriter> writer_;
   bool keep_records_ = true; // the mode is full
-  // Latest clock records of always-on mode, which keeps none: full mode begins
-  // with them.
+  // Latest clock records while in always-on mode, which does not write them:
+  // full mode begins with them.
   std::deque<Record> clocks_;
   ArrivalExchange exchange_;
   std::unique_ptr<Summary> summary_; // null before always-on mode
   uint64_t summaries_ = 0; // number of summaries written
   uint64_t next_summary_ns_ = 0;
   ModeSwitch switch_; // used only by the helper thread while it runs
-  RecorderStats drained_; // counters of the drain
+  RecorderStats drained_; // counters as of the last drain
   std::deque<Document> taken_; // documents to be written
-  uint64_t documents_taken_ = 0; // last document taken for this trace
-  uint64_t groups_taken_ = 0; // last group taken for exchange_
-  std::optional<Pauses> pauses_taken_; // figures to be written
+  // Number of the last document taken for this trace.
+  uint64_t documents_taken_ = 0;
+  uint64_t groups_taken_ = 0; // number of the last group taken for exchange_
+  std::optional<Pauses> pauses_taken_; // pauses to be written
   std::vector<Record> pauses_drained_; // records to be written
-  // Rings that this drain reads, each up to a number of pushes.
+  // Rings that this drain reads, and the number of pushes up to which it reads
+  // each.
   std::vector<std::pair<Ring*, uint64_t>> marks_;
   std::vector<Record> drain_buffer_;
 
-  // Locks that the thread that forks holds besides mutex_.
+  // Locks that the forking thread holds besides mutex_.
   bool forker_has_session_ = false;
   bool forker_has_drain_ = false;
 };

@@ -108,8 +108,9 @@ void Recorder::keepPause(const Pause& pause) noexcept {
   }
 }
 
-// Writes, before the first records of a ring in private memory, that there are
-// such rings: a reader of the ring files must know that some are missing.
+// Writes that some rings lie in private memory, before the first records of
+// such a ring: a reader of the ring files must know that some rings have no
+// file.
 bool Recorder::writePrivateRingsLocked() noexcept {
   const bool found = !options_.ring_prefix.empty() &&
       std::any_of(marks_.begin(), marks_.end(), [](const auto& mark) {

@@ -42,9 +42,9 @@ class Ring {
   ~Ring() = delete; // lives as long as the process: any thread may hold it
 
   // Empties the ring and moves it to another file at the same address, for the
-  // next trace. Needs the drain lock. A thread that is still inside a push() of
-  // the previous trace is harmless: the ring's counters go on. Uses private
-  // memory afterwards if there is no room for the file.
+  // next trace. Needs the drain lock. A thread that is still inside a push()
+  // for the previous trace does no harm, because the ring's counters go on.
+  // Uses private memory afterwards if there is no room for the file.
   void rebind(const std::string& path, uint64_t session) noexcept;
   // Removes the file; the ring's memory then dies with the process.
   void unlinkFile() noexcept;
@@ -88,9 +88,9 @@ class Ring {
   }
 
   // Needs the drain lock. Calls sink(const Record*, count) for each of at most
-  // two runs of records that are not drained, and returns the mark for
-  // commit(), to be called once the records are stored elsewhere. Until then
-  // they stay readable in the ring.
+  // two runs of records that are not drained. Returns the mark for commit().
+  // Call commit() once the records are stored elsewhere; until then they stay
+  // readable in the ring.
   template <class Sink>
   uint64_t peek(Sink&& sink) const {
     const uint64_t head = pushed();

@@ -9,9 +9,9 @@ namespace commprof {
 
 namespace {
 
-// One file takes at most 1 / kRingShare of the free space there, and all files
-// of a process take at most 1 / kProcessShare. So the 64 MiB of a container
-// suffice for 8 ranks.
+// One file takes at most 1 / kRingShare of the free space of its file system.
+// All files of a process take at most 1 / kProcessShare. So the 64 MiB of a
+// container suffice for 8 ranks.
 constexpr uint64_t kRingShare = 64;
 constexpr uint64_t kProcessShare = 32;
 // A file for fewer records than this would be full before it is drained.

@@ -21,19 +21,18 @@ class RingPool {
 
   // Begins a trace: empties every ring and gives it a file of its own,
   // `prefix` + "<n>.ring"; no file if `prefix` is empty. A ring keeps the
-  // capacity that it was made with.
-  //
-  // Files use only a small part of the free space, which is read for each of
-  // them: DataLoader workers need the same memory. With less space new rings
-  // are smaller, and without space they have no files.
+  // capacity that it was made with. Files use only a small part of the free
+  // space, because DataLoader workers need the same memory. The free space is
+  // read for each file. With less space new rings are smaller, and without
+  // space they have no files.
   void open(const std::string& prefix, uint64_t capacity, uint64_t session);
   // Ends a trace: removes the files. The memory stays, because threads hold the
   // rings.
   void close() noexcept;
 
   // Returns the calling thread's ring. Null if all rings are in use, if the
-  // thread has no ring and no trace is open, if there is no memory, or at the
-  // very end of a thread.
+  // thread has no ring and no trace is open, if there is no memory, or if the
+  // thread is about to end.
   Ring* mine() noexcept {
     const Lent& lent = t_lent;
     const bool valid = lent.ring != nullptr &&
@@ -41,7 +40,8 @@ class RingPool {
     return valid ? lent.ring : lend();
   }
 
-  // Returns all rings made so far, in that order. Rings are never destroyed.
+  // Returns all rings made so far, in the order in which they were made. Rings
+  // are never destroyed.
   std::vector<Ring*> rings();
 
   // Handlers of fork(): a child leaves the parent's rings alone, and begins
@@ -54,7 +54,8 @@ class RingPool {
   struct Lent {
     Ring* ring;
     uint64_t generation;
-    uint64_t refused_at; // supply_ when there was no ring for the thread
+    // supply_ at the time when no ring was left for the thread.
+    uint64_t refused_at;
     bool thread_ended;
   };
   // Returns the ring to the pool when the thread ends.
@@ -75,7 +76,7 @@ class RingPool {
   static constinit thread_local Lent t_lent;
   static thread_local Return t_return;
 
-  std::atomic<uint64_t> generation_{1}; // changes in a forked child
+  std::atomic<uint64_t> generation_{1}; // changed in a forked child
   std::atomic<uint64_t> supply_{1}; // changes when there may be a ring again
 
   std::mutex mutex_; // guards everything below

@@ -21,7 +21,7 @@ namespace commprof {
 
 namespace {
 
-// Writes everything at `offset` or returns errno.
+// Writes all bytes at `offset`. Returns 0 or errno.
 int writeFully(int fd, const void* data, size_t bytes, uint64_t offset) {
   const char* at = static_cast<const char*>(data);
   while (bytes > 0) {
@@ -39,7 +39,7 @@ int writeFully(int fd, const void* data, size_t bytes, uint64_t offset) {
   return 0;
 }
 
-// Copies the first `bytes` of a file into another, or returns errno.
+// Copies the first `bytes` of a file into another. Returns 0 or errno.
 int copyFile(int from, int to, uint64_t bytes) noexcept {
   std::vector<char> buffer;
   try {
@@ -196,7 +196,7 @@ bool TraceWriter::removed() const noexcept {
 
 bool TraceWriter::restore() noexcept {
   try {
-    std::error_code failed; // open() then fails too
+    std::error_code failed; // open() fails too if this failed
     std::filesystem::create_directories(
         std::filesystem::path(path_).parent_path(), failed);
   } catch (const std::bad_alloc&) {

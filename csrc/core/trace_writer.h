@@ -29,9 +29,10 @@ class TraceWriter {
 
   // Largest JSON of a summary.
   static constexpr size_t kMaxSummaryBytes = 384 << 10;
-  // Writes a summary over the last but one, so that the file does not grow and
-  // the last summary stays complete: after a kill at any moment a reader finds
-  // one of the two. False if the disk is full or the JSON is too long.
+  // Overwrites the older of the file's two summaries, so that the file does not
+  // grow and the newer one stays complete. After a kill at any moment a reader
+  // finds at least one complete summary. False if the disk is full or the JSON
+  // is too long.
   bool writeSummary(const std::string& json) noexcept;
 
   // Reserves space on the disk for a note.
@@ -55,7 +56,7 @@ class TraceWriter {
   }
 
  private:
-  // Space of a summary of up to `bytes`, or of a note.
+  // Space for a summary of up to `bytes`, or for a note.
   struct Slot {
     uint64_t offset = 0;
     uint64_t bytes = 0; // 0: not reserved yet
@@ -66,7 +67,7 @@ class TraceWriter {
       std::string_view padded) noexcept;
 
   const std::string path_;
-  Slot slots_[2]; // [0] is the older
+  Slot slots_[2]; // slots_[0] is the older one
   Slot note_;
   int fd_ = -1;
   uint64_t offset_ = 0;

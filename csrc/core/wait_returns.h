@@ -2,8 +2,8 @@
 //
 // The thread that completes an operation wakes the waiting thread before it
 // runs the callbacks of the operation's future, and the woken thread may take
-// its core. The completion time that a callback records may then be
-// milliseconds late; a wait that had returned by then bounds it.
+// its core. A callback may then record the completion milliseconds late. If a
+// wait has returned by then, the time of its return bounds the completion time.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ class WaitReturns {
     std::atomic<uint64_t> op_id{0}; // 0: none, or being written
     std::atomic<uint64_t> returned_ns{0};
   };
-  std::array<Return, kMost> returns_; // by op_id modulo kMost
+  std::array<Return, kMost> returns_; // index: op_id modulo kMost
 };
 
 } // namespace commprof

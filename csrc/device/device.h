@@ -15,8 +15,8 @@ class Device {
   };
   virtual ~Device() = default;
 
-  // Makes this the thread's current device; pass the result to leave(). With
-  // another device current, calls would create a context on that one.
+  // Makes this the thread's current device; pass the result to leave(). While
+  // another device is current, calls would create a context on that device.
   virtual int enter() {
     return 0;
   }
@@ -32,7 +32,7 @@ class Device {
   // True if work put on the stream becomes part of a graph and does not run.
   virtual bool capturing(int64_t stream) const = 0;
   virtual std::unique_ptr<Event> newEvent() = 0;
-  // May be repeated for an event: the last call counts.
+  // May be called repeatedly for an event: the last call counts.
   virtual void record(Event& event, int64_t stream) = 0;
   virtual bool done(const Event& event) const = 0;
   // Time between two events that are done; negative if `to` came first.

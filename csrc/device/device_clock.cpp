@@ -56,7 +56,8 @@ HostTime DeviceClock::toHost(int64_t device_ns) const {
       [&bound](const ClockAnchor& a, const ClockAnchor& b) {
         return bound(a) < bound(b);
       });
-  // Relative to the anchor: a double cannot hold nanoseconds since boot.
+  // The sum is relative to the anchor: a double cannot hold nanoseconds since
+  // boot.
   const double since =
       halfWidth(*best) + double(device_ns - best->device_ns) * rate();
   return {
@@ -66,7 +67,7 @@ HostTime DeviceClock::toHost(int64_t device_ns) const {
 
 namespace {
 
-// An event on an idle stream is seen to be done some 10 us later.
+// The host sees that an event on an idle stream is done some 10 us later.
 constexpr uint64_t kLongestAskNs = 50'000;
 constexpr uint64_t kNarrowNs = 2 * kLongestAskNs;
 constexpr int kAsks = 3; // the quickest answer counts

@@ -11,21 +11,24 @@
 
 namespace commprof {
 
-// One moment on both clocks; on the host's it lies between two times.
+// One moment on both clocks. On the host's clock, it is known to lie between
+// two times.
 struct ClockAnchor {
   int64_t device_ns;
-  uint64_t earliest_ns; // before the device was asked to mark it
-  uint64_t latest_ns; // when the moment was seen to be past
+  // Host time before the device was asked to mark the moment.
+  uint64_t earliest_ns;
+  uint64_t latest_ns; // host time at which the moment was seen to be past
 };
 
 struct HostTime {
   uint64_t time_ns;
-  uint64_t error_ns; // bound; exact only while the drift does not change
+  uint64_t error_ns; // error bound; valid only while the drift does not change
 };
 
-// Not thread-safe. The relative rate of the clocks is that of the two anchors
-// that determine it best; if none do better, the rates are taken to be equal
-// within the most by which a kernel corrects a clock (adjtimex(2)).
+// Not thread-safe. The relative rate of the clocks is computed from the two
+// anchors that determine it best. Without better knowledge, the rates are
+// assumed to be equal within the largest correction that a kernel makes to a
+// clock (adjtimex(2)).
 class DeviceClock {
  public:
   static constexpr size_t kMaxAnchors = 64;
@@ -35,7 +38,8 @@ class DeviceClock {
   bool known() const noexcept {
     return !anchors_.empty();
   }
-  // Converts by the anchor with the smallest error bound. Call when known().
+  // Converts by the anchor with the smallest error bound. Call it only if
+  // known() is true.
   HostTime toHost(int64_t device_ns) const;
   // Host nanoseconds per device nanosecond.
   double rate() const noexcept {
@@ -59,17 +63,19 @@ class ClockKeeper {
 
   explicit ClockKeeper(Device& device);
 
-  // Compares the clocks if that is due: some 50 us of the caller's time once a
-  // second. Does not wait for a busy device; later calls take its answer. The
-  // first anchor determines all times until the next one, and times must not
-  // jump; so for up to kPatienceNs only a narrow anchor is accepted as the
-  // first, unless `hurried`. Returns the anchor if one was added.
+  // Compares the clocks if that is due: once a second, for some 50 us of the
+  // caller's time. Does not wait for a busy device; a later call takes its
+  // answer. The first anchor determines all times until the next anchor, and
+  // times must not jump. So for up to kPatienceNs only a narrow anchor is
+  // accepted as the first, unless `hurried`. Returns the anchor if one was
+  // added.
   std::optional<ClockAnchor> keep(bool hurried = false);
 
   bool known() const noexcept {
     return clock_.known();
   }
-  // Converts the time of an event that is done. Call when known().
+  // Converts the time of an event that is done. Call it only if known() is
+  // true.
   HostTime toHost(const Device::Event& event) const;
   double rate() const noexcept {
     return clock_.rate();
@@ -84,9 +90,11 @@ class ClockKeeper {
   std::unique_ptr<Device::Event> asked_;
   uint64_t asked_ns_ = 0; // 0: no answer is awaited
   uint64_t next_ns_ = 0;
-  std::optional<ClockAnchor> first_; // the narrowest so far, until one is known
-  uint64_t first_ns_ = 0; // when the first anchor was first asked for
-  // The last event seen to be done: the times of others are relative to it.
+  // The narrowest anchor so far, until the first one is accepted.
+  std::optional<ClockAnchor> first_;
+  uint64_t first_ns_ = 0; // when the first anchor was requested first
+  // The last event that was seen to be done: times of other events are measured
+  // from it.
   std::unique_ptr<Device::Event> reference_;
   int64_t reference_ns_ = 0;
   bool answered_ = false;

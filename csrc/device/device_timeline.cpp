@@ -32,7 +32,7 @@ DeviceTimeline::DeviceTimeline(
       sink_(std::move(sink)),
       clock_(*device_) {
   free_marks_.reserve(kMaxMarks);
-  pending_.resize(kMaxMarks); // each holds its own mark
+  pending_.resize(kMaxMarks); // each entry holds a mark of its own
   for (uint32_t i = 0; i < kMaxMarks; ++i) {
     free_marks_.push_back(Mark(kMaxMarks - 1 - i));
     pending_[i].next = i + 1 < kMaxMarks ? i + 1 : kNone;
@@ -86,7 +86,7 @@ DeviceTimeline::Mark DeviceTimeline::mark(
 void DeviceTimeline::forget(Mark mark) noexcept {
   if (mark != kNoMark) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    free_marks_.push_back(mark); // reserved
+    free_marks_.push_back(mark); // its room is reserved
   }
 }
 
@@ -117,7 +117,8 @@ void DeviceTimeline::put(
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     Queue* queue = queueLocked(streams_[end]);
-    if (queue != nullptr) { // records hold marks, so pending_ has room
+    if (queue != nullptr) { // pending_ has room, because each of its entries
+                            // holds a mark
       const uint32_t place = free_pending_;
       Pending& pending = pending_[place];
       free_pending_ = pending.next;
@@ -203,7 +204,8 @@ void DeviceTimeline::poll(bool shielded, bool hurried) noexcept {
   }
 }
 
-// Only poll() takes from a queue, so its first entry stays where it is.
+// Only poll() removes entries from a queue, so that the queue's first entry
+// stays the same here.
 bool DeviceTimeline::resolveFirst(Queue& queue) {
   uint32_t place = kNone;
   Pending first;
@@ -215,7 +217,7 @@ bool DeviceTimeline::resolveFirst(Queue& queue) {
     }
     first = pending_[place];
   }
-  // On one stream the begin came before the end.
+  // On one stream the begin certainly came before the end.
   const bool apart =
       first.begin != kNoMark && streams_[first.begin] != streams_[first.end];
   if (!device_->done(*events_[first.end]) ||
@@ -237,7 +239,8 @@ void DeviceTimeline::write(const Pending& done) {
   Record record = done.record;
   record.timestamp_ns = end_host_ns;
   if (done.begin != kNoMark) {
-    // The length matters most, so it is not a difference of converted times.
+    // The length must be most exact, so it is not computed from two converted
+    // times.
     const double length_ns =
         device_->elapsedNs(*events_[done.begin], end) * clock_.rate();
     record.timestamp_ns =

@@ -1,6 +1,6 @@
 // Measures what happens on the streams of one device without ever waiting for
-// it: marks are put on streams, and read later, when the device has passed
-// them. A mark's time goes into a record, converted to CLOCK_MONOTONIC.
+// the device: marks are put on streams, and are read later, when the device has
+// passed them. A mark's time goes into a record, converted to CLOCK_MONOTONIC.
 #pragma once
 
 #include <array>
@@ -17,8 +17,8 @@
 
 namespace commprof {
 
-// Timeline of one device. Thread-safe. Memory is bounded: what does not fit is
-// dropped and counted by the recorder.
+// Timeline of one device. Thread-safe. Memory is bounded: records that do not
+// fit are dropped, and the recorder counts them.
 class DeviceTimeline {
  public:
   static constexpr size_t kMaxMarks = 4096;
@@ -28,7 +28,7 @@ class DeviceTimeline {
   static constexpr Mark kNoMark = UINT32_MAX;
   using Sink = std::function<void(const Record&)>;
 
-  // `sink` gets the finished records, in the thread that polls.
+  // `sink` is called with the finished records, on the thread that polls.
   DeviceTimeline(std::unique_ptr<Device> device, uint32_t index, Sink sink);
 
   Device& device() noexcept {
@@ -38,7 +38,7 @@ class DeviceTimeline {
   // Facts known to the caller, to save calls of the device's runtime.
   struct Known {
     bool captures_nothing = false; // the stream is not captured into a graph
-    bool is_current = false; // the device is the calling thread's
+    bool is_current = false; // the device is the calling thread's current one
   };
   // Puts a mark at the present end of the stream, for moment(), stretch() or
   // forget(). Returns kNoMark, which they ignore, if there is no room, the
@@ -47,7 +47,7 @@ class DeviceTimeline {
   Mark mark(int64_t stream) noexcept {
     return mark(stream, Known());
   }
-  Mark mark() noexcept; // marks the thread's current stream
+  Mark mark() noexcept; // puts a mark on the thread's current stream
   // Makes poll() write the record with the mark's time as `timestamp_ns`.
   void moment(const Record& record, Mark at) noexcept;
   // Like moment() for `begin`, with the time of `end` as `value`, its stream as
@@ -78,14 +78,16 @@ class DeviceTimeline {
   }
   // True if no record of the stream is pending.
   bool idle(int64_t stream) noexcept;
-  // Polls until nothing is pending, or for `limit_ns`; returns how many are.
+  // Polls until no record is pending, or for `limit_ns`; returns how many are
+  // still pending.
   size_t drain(uint64_t limit_ns, bool shielded = false) noexcept;
-  // Drops pending records, which are of a closed trace. Returns how many.
+  // Drops pending records, because their trace is closed. Returns how many.
   size_t clear() noexcept;
 
-  // The timeline on which steps and phases are marked: that of the device of
-  // the process's first collective with data on a device; before it, that of a
-  // barrier. Null until then. Marks belong to the timeline that gave them.
+  // Returns the timeline on which steps and phases are marked: that of the
+  // device of the process's first collective with data. Before this collective,
+  // the device of a barrier counts; before a barrier, the result is null. A
+  // mark belongs to the timeline that made it.
   static DeviceTimeline* main() noexcept {
     return main_.load(std::memory_order_acquire);
   }
@@ -97,10 +99,10 @@ class DeviceTimeline {
   static constexpr uint32_t kNone = UINT32_MAX;
   struct Pending {
     Record record;
-    Mark begin = kNoMark; // kNoMark: a moment
+    Mark begin = kNoMark; // kNoMark: this is a moment
     Mark end = kNoMark;
-    bool ends = false; // a stretch at whose end its operation ended
-    uint32_t next = kNone; // next in its queue or in the free list
+    bool ends = false; // its operation ended with this stretch
+    uint32_t next = kNone; // next entry in its queue or in the free list
   };
   // Pending records of one stream, whose marks the device passes in order.
   struct Queue {
@@ -122,7 +124,7 @@ class DeviceTimeline {
   const Sink sink_;
   std::atomic<bool> polled_elsewhere_{false};
 
-  std::mutex poll_mutex_; // guards the next two; taken before mutex_
+  std::mutex poll_mutex_; // guards the next two fields; taken before mutex_
   ClockKeeper clock_;
   uint64_t largest_error_ns_ = 0; // error of times since the last anchor
 
@@ -130,7 +132,8 @@ class DeviceTimeline {
   std::array<std::unique_ptr<Device::Event>, kMaxMarks> events_;
   std::array<int64_t, kMaxMarks> streams_{};
 
-  std::mutex mutex_; // guards all below; never held during a device call
+  // Guards all fields below; never held during a call of the device.
+  std::mutex mutex_;
   std::vector<Mark> free_marks_;
   std::vector<Pending> pending_;
   uint32_t free_pending_ = kNone;

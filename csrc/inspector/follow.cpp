@@ -10,15 +10,16 @@ namespace commprof::inspector {
 
 namespace {
 
-// If so many messages follow a lost one and no sequence is found, there is
-// none.
+// If this many messages follow a lost one and no repeated sequence is found,
+// there is none.
 constexpr size_t kMostAhead = 4096;
-// A number may be late, and not lost, while fewer later ones were written, and
-// fewer than a turn of the sequence: messages complete in another order.
+// Messages complete in another order than they are numbered. A missing number
+// may still come while fewer later messages than this were written, and fewer
+// than one turn of the sequence.
 constexpr size_t kMayBeLate = 32;
-// Messages that are kept for finding the sequence, at least.
+// Number of messages kept for finding the sequence, at least.
 constexpr size_t kMostLatest = 1024;
-// Messages that wait for the records of one peer, at most.
+// Number of messages that wait for the records of one peer, at most.
 constexpr size_t kMostWaiting = size_t(1) << 16;
 
 Stream* streamWith(Communicator& member, const std::string& kind) {
@@ -68,7 +69,7 @@ std::vector<const Stream*> pointersTo(const std::vector<Stream>& streams) {
   return pointers;
 }
 
-// Number of the first message, which is 0 or 1 on all members.
+// Sequence number of the first message: the same on all members, 0 or 1.
 uint32_t firstOfMembers(std::span<Communicator* const> members) {
   uint32_t first = 1;
   for (Communicator* member : members) {
@@ -82,7 +83,7 @@ uint32_t firstOfMembers(std::span<Communicator* const> members) {
   return first;
 }
 
-// Appends a message to those in order.
+// Appends a message to the messages that are in order.
 void append(const Message& message, FollowedMessages& of) {
   auto& queue = (message.isSend ? of.sent : of.received)[message.peer].messages;
   queue.emplace_back();
@@ -93,8 +94,8 @@ void append(const Message& message, FollowedMessages& of) {
   of.next = int64_t(message.number) + 1;
 }
 
-// Moves a member's messages from its streams to those in order, as far as the
-// order is known. Returns how many records cannot be put in order.
+// Moves a member's messages from its streams to its ordered messages, as far as
+// the order is known. Returns how many records cannot be put in order.
 uint64_t putInOrder(Communicator& member, uint32_t first) {
   Stream* const sends = streamWith(member, "Send");
   Stream* const receives = streamWith(member, "Recv");
@@ -106,8 +107,8 @@ uint64_t putInOrder(Communicator& member, uint32_t first) {
   if (of.first < 0) {
     of.first = of.next = first;
   }
-  // The records before `message` counted as lost, and came too late to be
-  // matched.
+  // The records before `message` had been counted as lost. They came too late
+  // to be matched.
   auto message = std::find_if(
       recorded.begin(), recorded.end(), [&](const Message& candidate) {
         return int64_t(candidate.number) >= of.next;
@@ -117,7 +118,7 @@ uint64_t putInOrder(Communicator& member, uint32_t first) {
          int64_t(message->number) == of.next) {
     append(*message++, of);
   }
-  if (message != recorded.end()) { // one is lost, or late
+  if (message != recorded.end()) { // a record is lost, or late
     const MessageOrder order = messagesInOrder(
         {message, recorded.end()}, uint32_t(of.next), of.latest);
     const bool comesTwice =
@@ -156,7 +157,7 @@ uint64_t putInOrder(Communicator& member, uint32_t first) {
   return unmatched;
 }
 
-// Drops the first messages of a queue. Returns how many records they had.
+// Drops the first messages of a queue. Returns how many of them had records.
 uint64_t dropFirst(MessageQueue& queue, uint64_t count) {
   const auto begin = queue.messages.begin();
   const auto end = begin + std::ptrdiff_t(count);
@@ -167,18 +168,19 @@ uint64_t dropFirst(MessageQueue& queue, uint64_t count) {
   return uint64_t(records);
 }
 
-// Messages of one member to another that were taken from both.
+// Messages from one member to another that were taken from both members'
+// queues.
 struct Taken {
   uint32_t members[2];
   std::vector<std::optional<Record>> records[2];
 };
 
-// Members by their rank.
+// Index of each member, by rank.
 using Places = std::unordered_map<int64_t, uint32_t>;
 
-// Drops the messages of and with members whose order is not known, those with
-// ranks without a log, and the first where too many wait. Returns how many
-// records they had.
+// Drops messages of, or with, members whose order is not known; messages with
+// ranks without a log; and the oldest ones of queues in which too many wait.
+// Returns how many records were dropped.
 uint64_t dropUnmatched(
     std::span<Communicator* const> members,
     const Places& places) {
@@ -224,7 +226,8 @@ std::vector<Taken> takePairs(
             std::min<uint64_t>(queue->messages.size(), first - queue->dropped));
       }
       if (sent.dropped != got->second.dropped) {
-        continue; // one still has to write what the other dropped
+        continue; // one member has yet to write the messages that the other
+                  // dropped
       }
       const auto count = std::ptrdiff_t(
           std::min(sent.messages.size(), got->second.messages.size()));
@@ -295,7 +298,7 @@ Waits takeCollectives(
       taken.emplace_back();
       continue;
     }
-    // Replays of a graph repeat numbers, so that calls are counted instead.
+    // Replays of a graph repeat sequence numbers, so calls are counted instead.
     taken.push_back(takenFrom(*stream, [&](size_t i) {
       return isRising ? stream->records[i].number <= over : i < fewest;
     }));

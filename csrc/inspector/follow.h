@@ -1,10 +1,9 @@
-// Operations of a job that still runs: takes the calls that are over from logs
-// that grow, so that what was counted is not kept.
-//
-// Each process writes its log in pieces, at times of its own. A call is over
-// once every process that is followed has written it or a later one of the same
-// communicator and kind. A process that writes no more is not to be followed:
-// its ranks then count as not recorded.
+// Operations of a job that still runs: takes completed calls from logs that
+// grow, so that counted calls need not be kept. Each process writes its log in
+// pieces, at times of its own. A call is over once every process that is
+// followed has written this call, or a later call of the same communicator and
+// kind. Do not follow a process that writes no more: its ranks then count as
+// not recorded.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +24,14 @@ Waits takeCollectives(
     uint64_t ranks,
     uint32_t blocks);
 
-// Takes the messages whose send and recv were both written. Of one whose record
-// is lost, the sequence of messages tells the place, as in splitMessages, once
-// a whole turn of the sequence follows it, and 32 messages. Messages of a
-// member that repeats no sequence are left out once it lost one. Messages with
-// a rank that is not among the members are left out, also if it comes later,
-// and of those that wait for the other rank's records the oldest, where they
-// are too many. `isAll`: takes all that was written, exactly as splitMessages
-// splits it.
+// Takes the messages whose send and recv were both written. If a record is
+// lost, the repeated sequence tells the message's place, as in splitMessages,
+// once a whole turn of the sequence and 32 messages follow. Left out are:
+// messages of a member that repeats no sequence, once it lost one; messages
+// with a rank that is not among the members, even if that rank comes later; and
+// the oldest messages, where too many wait for the other rank's records.
+// `isAll`: takes all messages that were written, exactly as splitMessages
+// splits them.
 Waits takeMessages(
     std::span<Communicator* const> members,
     uint32_t blocks,

@@ -14,10 +14,10 @@ constexpr size_t kLongestLine = size_t(4) << 20;
 constexpr int64_t kMostRanks = 1 << 24;
 // NCCL has fewer than ten kinds.
 constexpr uint8_t kMostKinds = 64;
-// Largest number of a communicator's calls whose order is kept.
+// Number of calls of a communicator whose order is kept, at most.
 constexpr size_t kMostOrdered = size_t(1) << 16;
 constexpr size_t kMostAlgorithms = 4096;
-// Ten days; a longer time is damage.
+// In microseconds: ten days. A longer time is damage.
 constexpr double kLongestUs = 1e12;
 
 uint64_t operationsOf(const Communicator& log) {
@@ -28,8 +28,8 @@ uint64_t operationsOf(const Communicator& log) {
   return operations;
 }
 
-// True if a log begins where another ends. A dump may be split between them;
-// then the numbers tell.
+// True if a log begins where another ends. If a dump is split between them,
+// sequence numbers decide.
 bool follows(const Communicator& log, const Communicator& before) {
   if (log.firstDumpUs != before.lastDumpUs) {
     return before.lastDumpUs >= 0 && log.firstDumpUs > before.lastDumpUs;
@@ -43,7 +43,7 @@ bool follows(const Communicator& log, const Communicator& before) {
       });
 }
 
-// Moves what `log` holds to the end of `into`.
+// Moves the records in `log` to the end of `into`.
 void append(Communicator& log, Communicator& into) {
   into.name = into.name.empty() ? log.name : into.name;
   into.dropped = std::max(into.dropped, log.dropped);
@@ -90,7 +90,7 @@ void leaveOut(Communicator& log) {
 std::vector<Communicator*> joinLogs(std::vector<Communicator*> logs) {
   std::erase_if(logs, [](Communicator* log) {
     if (log->isLeftOut) {
-      leaveOut(*log); // of what was written since
+      leaveOut(*log); // operations written since the last call
     }
     return log->isLeftOut;
   });
@@ -98,9 +98,10 @@ std::vector<Communicator*> joinLogs(std::vector<Communicator*> logs) {
     if (a->isCounted != b->isCounted) {
       return a->isCounted;
     }
+    // Of two copies, the complete one comes first.
     return a->firstDumpUs != b->firstDumpUs
         ? a->firstDumpUs < b->firstDumpUs
-        : operationsOf(*a) > operationsOf(*b); // of copies, the whole one
+        : operationsOf(*a) > operationsOf(*b);
   });
   std::vector<Communicator*> joined{logs.front()};
   for (auto* log : std::span(logs).subspan(1)) {
@@ -134,7 +135,7 @@ void LogFile::feed(std::string_view bytes) {
       return;
     }
     if (restIsTooLong_) {
-      takeLine("{"); // counts as damaged
+      takeLine("{"); // this line counts as damaged
       restIsTooLong_ = false;
     } else if (!rest_.empty()) {
       takeLine(rest_);
@@ -163,7 +164,7 @@ void LogFile::finish() {
 void LogFile::takeLine(std::string_view text) {
   ++lines_;
   // The mark of UTF-8, which some tools write at the beginning of a file; in
-  // joined logs it stands within.
+  // joined logs it also stands in the middle.
   if (text.starts_with("\xEF\xBB\xBF")) {
     text.remove_prefix(3);
   }
@@ -211,7 +212,7 @@ bool LogFile::takeOperation(const Operation& operation) {
       operation.number > kMostNumber || operation.sizeBytes < 0) {
     return false;
   }
-  // Each record of a message, and no other one, has a peer.
+  // Only records of messages have a peer, and all of them do.
   const bool isOfMessages =
       operation.kind == "Send" || operation.kind == "Recv";
   if (operation.isMessage != isOfMessages) {
@@ -238,9 +239,9 @@ bool LogFile::takeOperation(const Operation& operation) {
     }
     ++stream.algorithms[{uint64_t(operation.sizeBytes), std::move(name)}];
   }
-  // Up to v3 the log names no source, and a time is of the GPU's clock or
-  // missing. A time of 0 is missing too, or the plugin rounded less than a
-  // microsecond down.
+  // Up to v3 the log names no source: each time is by the GPU's clock, or
+  // missing. A time of 0 means that the time is missing, or that the plugin
+  // rounded less than a microsecond down.
   const bool isTimed = operation.timeUs > 0 && operation.timeUs < kLongestUs &&
       (operation.timingSource.empty() ||
        operation.timingSource == "kernel_gpu");

@@ -1,4 +1,4 @@
-// Operations in a log, by communicator and kind.
+// The operations of a log, by communicator and kind.
 #pragma once
 
 #include <array>
@@ -19,16 +19,18 @@ namespace commprof::inspector {
 // One operation of one rank. The time is negative if no GPU clock measured it.
 struct Record {
   uint64_t sizeBytes;
-  uint32_t number; // counted per communicator and kind; for messages per rank
+  uint32_t number; // sequence number per communicator and kind; for messages
+                   // per rank
   float timeUs;
 };
 
 // Operations of one kind on one communicator, in the order of completion.
 struct Stream {
   std::vector<Record> records;
-  std::vector<int32_t> peers; // only for messages
-  uint8_t index = 0; // number of the kind, in order of appearance
-  int64_t lastNumber = -1; // of the last record, also once it was taken
+  std::vector<int32_t> peers; // filled only for messages
+  uint8_t index = 0; // index of the kind, in order of first appearance
+  int64_t lastNumber = -1; // sequence number of the last record, even after
+                           // that record was taken
   // Numbers of records by size, and by algorithm and protocol as "RING/LL", if
   // the format has them.
   std::map<std::pair<uint64_t, std::string>, uint64_t> algorithms;
@@ -44,8 +46,8 @@ struct Message {
   const Record* record = nullptr; // null if it is lost
 };
 
-// Messages of one rank to, or from, one other, in order; without a value where
-// the record is lost.
+// Messages of one rank to, or from, one other rank, in order. An entry has no
+// value if its record is lost.
 struct MessageQueue {
   std::deque<std::optional<Record>> messages;
   uint64_t dropped = 0; // messages before these that were not matched
@@ -53,12 +55,15 @@ struct MessageQueue {
 
 // Messages of one rank while its log is followed.
 struct FollowedMessages {
-  int64_t first = -1; // number of the first, -1 before there is one
-  int64_t next = -1; // number of the first that is not in order yet
-  // True once one was lost and it is not known which, or a number came twice.
+  // Sequence number of the first message, -1 before there is one.
+  int64_t first = -1;
+  // Sequence number of the first message that is not in order yet.
+  int64_t next = -1;
+  // True once a message was lost and it is not known which, or once a number
+  // came twice.
   bool isUnordered = false;
   std::vector<Message> latest; // in order; without their records
-  // Those in order whose other half was not written yet, by peer.
+  // Ordered messages whose other half was not written yet, by peer.
   std::map<int32_t, MessageQueue> sent;
   std::map<int32_t, MessageQueue> received;
 };
@@ -66,41 +71,42 @@ struct FollowedMessages {
 // A communicator as one process takes part in it.
 struct Communicator {
   std::string id;
-  std::string name; // "" if the job gave none
+  std::string name; // "" if the job gave no name
   std::string host; // "" if unknown
   int64_t pid = -1;
-  int64_t rank = -1; // of this process
+  int64_t rank = -1; // rank of this process
   int64_t ranks = -1;
   int64_t nodes = -1;
   int64_t dropped = 0; // records that the ring has lost up to the last dump
-  // Of the host's clock, in µs since 1970; -1 if no dump says it.
+  // By the host's clock, in µs since 1970; -1 if no dump tells it.
   int64_t firstDumpUs = -1;
   int64_t lastDumpUs = -1;
   std::map<std::string, Stream, std::less<>> streams; // by kind
   uint8_t kinds = 0;
   std::vector<uint8_t> order; // kinds of the first collectives, by index
   FollowedMessages messages;
-  bool isCounted = false; // operations were taken while its log is followed
-  bool isLeftOut = false; // overlaps another log of the same process
+  // True if operations were already taken while the log is followed.
+  bool isCounted = false;
+  bool isLeftOut = false; // true if it overlaps another log of the same process
 };
 
-// Joins what several logs of one process hold of one communicator, such as logs
-// that were split by their size, in the first member of the result. The others
-// follow in the order of their dumps, and are empty then. Logs that overlap
-// those joined, such as copies, are not among the result, lose their records,
-// and are left out of later joins too. May be called again while logs grow: a
-// log of which operations were counted stays the first.
+// A process may have several logs of one communicator, for example if logs were
+// split by size. Joins their records in the first member of the result; the
+// other members follow in the order of their dumps, and are empty. Logs that
+// overlap the joined ones, such as copies, lose their records and are left out
+// of the result and of later joins. May be called again while logs grow: a log
+// whose operations were counted stays the first.
 std::vector<Communicator*> joinLogs(std::vector<Communicator*> logs);
 
-// What was read from one log: of one process, or of several if their logs were
-// joined to one file. One thread feeds it.
+// The contents of one log file: the log of one process, or of several processes
+// if their logs were joined in one file. One thread feeds it.
 class LogFile {
  public:
   explicit LogFile(std::string name) : name_(std::move(name)) {}
 
   // Takes the next bytes of the file, in pieces of any size.
   void feed(std::string_view bytes);
-  // Takes a last line that has no end, and frees spare memory.
+  // Takes a last line without line end, and frees spare memory.
   void finish();
 
   const std::string& name() const {
@@ -112,8 +118,8 @@ class LogFile {
   uint64_t lines() const {
     return lines_;
   }
-  // Lines that are no JSON object, or that describe an operation without
-  // communicator or needed fields.
+  // Number of lines that are no JSON object, or that describe an operation
+  // without communicator or needed fields.
   uint64_t damagedLines() const {
     return damagedLines_;
   }
@@ -142,7 +148,7 @@ class LogFile {
 
   std::string name_;
   std::string version_;
-  std::string rest_; // beginning of a line whose end is to come
+  std::string rest_; // beginning of a line whose end has not been read yet
   int64_t firstDumpUs_ = -1;
   int64_t lastDumpUs_ = -1;
   uint64_t lines_ = 0;

@@ -38,7 +38,7 @@ class Cursor {
     }
   }
 
-  // The characters between the quotes; escapes stay as they are written.
+  // Returns the characters between the quotes; escapes are not decoded.
   std::string_view string() {
     expect('"');
     const char* const begin = at_;
@@ -50,7 +50,7 @@ class Cursor {
     return text;
   }
 
-  // A number, also one in quotes; -1 for any other value.
+  // Reads a number, with or without quotes; -1 for any other value.
   double number() {
     skipSpace();
     if (at_ != end_ && *at_ == '"') {
@@ -90,7 +90,8 @@ class Cursor {
     return written == "true" || written == "1" || written == "\"true\"";
   }
 
-  // Calls `field(key)` for each key of an object; it has to read the value.
+  // Calls `field(key)` for each key of an object; `field` has to read the
+  // value.
   template <class Field>
   void object(Field field) {
     expect('{');
@@ -203,7 +204,8 @@ bool readMetadataField(Cursor& in, std::string_view key, Metadata& metadata) {
   return true;
 }
 
-// Reads a key of coll_perf or p2p_perf, whose names differ in their beginning.
+// Reads a key of coll_perf or p2p_perf. The two differ only in the prefix of
+// their keys.
 void readOperationField(Cursor& in, std::string_view key, Operation& out) {
   if (key == "coll" || key == "p2p") {
     out.kind = in.text();

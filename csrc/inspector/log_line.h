@@ -1,5 +1,5 @@
 // One line of a log of NCCL Inspector: a JSON object that describes a completed
-// operation of one rank, or the dump that the next lines belong to.
+// operation of one rank, or the dump to which the next lines belong.
 //
 // Formats v4.0 to v4.2 repeat `header` and `metadata` in each line; from v4.3
 // on only a `dump_stats` line has them, and the operations follow it. Some
@@ -32,8 +32,9 @@ struct Operation {
   std::string_view kind; // "AllReduce"; "Send" and "Recv" have a peer
   bool isMessage = false;
   int64_t number = -1; // coll_sn or p2p_sn
-  int64_t sizeBytes = -1; // of one rank: count given to NCCL times size of type
-  double timeUs = -1; // of the longest channel: waiting plus transfer
+  // Of one rank: the call's count times the size of the type.
+  int64_t sizeBytes = -1;
+  double timeUs = -1; // time of the longest channel: waiting plus transfer
   int64_t peer = -1; // rank in the communicator
   std::string_view timingSource;
   std::string_view algorithm;

@@ -7,7 +7,7 @@ namespace commprof::inspector {
 
 namespace {
 
-// With fewer records, no slope is fitted, and the slope is taken to be 1.
+// With fewer records, no line is fitted, and its slope is taken to be 1.
 constexpr double kFewestOfLine = 8;
 
 } // namespace
@@ -44,7 +44,7 @@ void LostRecords::add(
   };
   for (size_t i = 0; count > 1 && i < count; ++i) {
     if (sorted_[i == 0].first > waitedAboveUs) {
-      continue; // the last rank is this one, or one without a record
+      continue; // the last rank is this one, or a rank without a record
     }
     Recorded& of = recorded_[sorted_[i].second];
     const double x = median(count - 1, i) - usualUs;
@@ -88,8 +88,8 @@ double LostRecords::waitUs(const Lost& lost, size_t member) const {
   }
   const double spread = of.xx - of.x * of.x / of.count;
   const bool hasSlope = of.count >= kFewestOfLine && spread > 1e-9 * of.xx;
-  // From 0, of a rank that never waits, to 1, of a rank that waits like the
-  // others.
+  // Between 0, for a rank that never waits, and 1, for a rank that waits like
+  // the others.
   const double slope = hasSlope
       ? std::clamp((of.xy - of.x * of.y / of.count) / spread, 0.0, 1.0)
       : 1;

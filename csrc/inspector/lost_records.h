@@ -1,11 +1,11 @@
-// Estimates a rank's time and waiting in operations whose record of this rank
-// is lost, from the records of the other ranks.
+// Estimates a rank's time and waiting in operations for which this rank's
+// record is lost, from the records of the other ranks.
 //
 // If a rank that recorded an operation did not wait in it, this rank came last.
 // The time of each other rank then mostly follows the median of the others'
-// times, because all wait alike for a late rank; less so if the rank is a root.
-// So a line is fitted to the rank's recorded times as a function of these
-// medians, and gives the rank's lost times.
+// times, because all wait alike for a late rank; this holds less for a root. So
+// a line is fitted to the rank's recorded times as a function of these medians.
+// The line gives the rank's lost times.
 //
 // If all ranks that recorded an operation waited in it, a rank without a record
 // came last, and did not wait. If several ranks have no record, the chance of
@@ -22,13 +22,14 @@ namespace commprof::inspector {
 
 class LostRecords {
  public:
-  // `causedUs`: waiting for each member with a log, of `ranks` ranks.
+  // `causedUs`: waiting for each member with a log. `ranks`: number of ranks,
+  // with or without a log.
   LostRecords(std::vector<double> causedUs, uint64_t ranks, uint32_t blocks);
 
   // Takes the recorded times of one operation; `members[i]` has `times[i]`, and
-  // the records of `lost` are lost. `usualUs` is the usual transfer; if the
-  // shortest time is above `waitedAboveUs`, all ranks that recorded the
-  // operation waited.
+  // the records of the members in `lost` are lost. `usualUs` is the usual
+  // transfer; if the shortest time is above `waitedAboveUs`, all ranks that
+  // recorded the operation waited.
   void add(
       std::span<const uint32_t> members,
       std::span<const float> times,
@@ -37,12 +38,13 @@ class LostRecords {
       double waitedAboveUs,
       uint32_t block);
 
-  // Number of a member's records that were given to `add` as lost.
+  // Returns how many records of a member add() was told are lost.
   uint64_t lost(size_t member) const;
   uint64_t lostIn(size_t member, uint32_t block) const;
-  // Estimated time of a member's lost records, in µs.
+  // Returns the estimated time of a member's lost records, in µs.
   double timeUs(size_t member) const;
-  // Estimated waiting in a member's lost records, in a part of the run.
+  // Returns the estimated waiting in a member's lost records, in one part of
+  // the run.
   double waitUs(size_t member, uint32_t block) const;
 
  private:
@@ -51,11 +53,12 @@ class LostRecords {
   struct Recorded {
     double count = 0, x = 0, y = 0, xx = 0, xy = 0;
   };
-  // Sums over operations whose record of a member is lost.
+  // Sums over operations for which a member's record is lost.
   struct Lost {
     double usualUs = 0;
-    double waitUs = 0; // where a rank without a record came last
-    double x = 0; // of all other operations
+    // In operations in which a rank without a record came last.
+    double waitUs = 0;
+    double x = 0; // sum over all other operations
     uint64_t followed = 0; // number of operations in `x`
     uint64_t count = 0;
   };

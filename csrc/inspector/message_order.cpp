@@ -8,15 +8,17 @@ namespace commprof::inspector {
 namespace {
 
 constexpr size_t kLongestPeriod = 4096;
-constexpr uint32_t kFewestRecords = 3; // of each place of the sequence
-// Lost messages before the first record are told from the sequence only if they
-// are at most this many sequences: more may belong to the set-up, which repeats
-// nothing.
+// Records of each place of the sequence, at least.
+constexpr uint32_t kFewestRecords = 3;
+// Messages lost before the first record are inferred from the sequence only if
+// they are at most this many turns of it: more may belong to the set-up, which
+// repeats nothing.
 constexpr size_t kMostBefore = 3;
-// Largest number of messages per recorded message.
+// Number of messages for each recorded message, at most.
 constexpr size_t kMostLost = 4;
 
-// The shortest sequence of messages that repeats; empty if there is none.
+// Returns the shortest sequence of messages that repeats; empty if there is
+// none.
 std::vector<Message> repeated(
     std::span<const Message> before,
     std::span<const Message> recorded) {

@@ -57,7 +57,7 @@ Sequence sequenceOf(const Communicator& member) {
   for (uint8_t kind : member.order) {
     if (streams[kind] == nullptr ||
         next[kind] >= streams[kind]->records.size()) {
-      return {}; // records were taken while the log was followed
+      return {}; // records were already taken while the log was followed
     }
     calls.emplace_back(kind, streams[kind]->records[next[kind]++].sizeBytes);
   }

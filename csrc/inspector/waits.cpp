@@ -16,13 +16,13 @@ namespace {
 // With more ranks, a square matrix takes more than 128 MB.
 constexpr size_t kMostOfMatrix = 4096;
 
-// A time that exceeds the usual transfer by this is clearly longer.
+// A time clearly exceeds the usual transfer if it is longer by this factor.
 constexpr double kClearly = 1.25;
 constexpr double kClearlyUs = 5;
 constexpr size_t kEnoughCalls = 10;
 
-// A shortest time shows that all ranks waited if this part of the transfers
-// that all ranks recorded are shorter.
+// If this part of the fully recorded transfers is shorter than a call's
+// shortest time, all ranks of the call waited.
 constexpr double kNearlyAll = 0.99;
 
 struct UsualTransfer {
@@ -37,7 +37,7 @@ struct UsualTransfer {
   bool isOfComplete = false;
 };
 
-// By size.
+// Keyed by size.
 using Usual = std::unordered_map<uint64_t, UsualTransfer>;
 
 double quantile(std::vector<float> values, double part) {
@@ -74,8 +74,8 @@ class Ledger {
     }
   }
 
-  // Takes the recorded times of one call; `members[i]` has `times[i]`, and
-  // those of `lost` are lost.
+  // Takes the recorded times of one call; `members[i]` has `times[i]`, and the
+  // records of the members in `lost` are lost.
   void add(
       std::span<const uint32_t> members,
       std::span<const float> times,
@@ -136,7 +136,7 @@ class Ledger {
     }
   }
 
-  // Sets `lostWaitUs` from the number of calls of each member in each block.
+  // Sets `lostWaitUs`, from the number of each member's calls in each block.
   void estimateLost(std::span<const double> callsOfBlock) {
     waits_.lostWaitUs.resize(members_ * callsOfBlock.size());
     for (size_t member = 0; member < members_; ++member) {
@@ -266,7 +266,7 @@ class Ledger {
     return kClearly * usual + kClearlyUs;
   }
 
-  // Null if it is not known.
+  // Null if the usual transfer is not known.
   const UsualTransfer* usualTransfer(uint64_t sizeBytes) const {
     if (usual_.empty()) {
       return nullptr;
@@ -279,10 +279,11 @@ class Ledger {
   const uint64_t ranks_;
   const Usual usual_;
   Waits waits_;
-  std::vector<uint64_t> records_; // [block, member], with a time
+  // [block, member]: number of records with a time.
+  std::vector<uint64_t> records_;
   LostRecords lost_;
   std::unordered_map<uint64_t, OfSize> sizes_;
-  // Shortest times of calls that some ranks did not record, by size.
+  // Shortest times of calls without a record of some rank, by size.
   std::unordered_map<uint64_t, std::vector<float>> incomplete_;
   OfSize* newest_ = nullptr;
 };
@@ -301,7 +302,7 @@ bool isAscending(const Stream& stream) {
 struct Ordered {
   const Stream* stream;
   std::vector<uint32_t> turns; // empty if no number comes twice
-  std::vector<uint32_t> order; // empty if it is that of the records
+  std::vector<uint32_t> order; // empty if the records are already in this order
 
   size_t size() const {
     return stream->records.size();
@@ -337,8 +338,8 @@ Ordered ordered(const Stream& stream) {
   return result;
 }
 
-// Numbers that some ranks recorded more often than others: it is not known to
-// which of a graph's replays their records belong.
+// Returns the numbers that some ranks recorded more often than others: it is
+// not known to which replay of a graph such records belong.
 std::unordered_set<uint32_t> ambiguous(std::span<const Ordered> ranks) {
   std::unordered_map<uint32_t, std::pair<uint32_t, uint32_t>> least_most;
   std::unordered_map<uint32_t, uint32_t> times;
@@ -387,13 +388,13 @@ class Blocks {
     return turns_ == 1;
   }
 
-  // Numbers between the first and the last.
+  // How many numbers there are from the first to the last.
   uint64_t numbers() const {
     return numbers_;
   }
 
   // Adds the numbers after `before` and below `key` to the calls of their
-  // blocks; both are of the first turn.
+  // blocks; both belong to the first turn.
   void addBetween(uint64_t before, uint64_t key, std::span<double> calls)
       const {
     const uint64_t begin = before + 1 - first_;
@@ -424,8 +425,8 @@ class Blocks {
   uint64_t turns_ = 1;
 };
 
-// Adds all calls, in order, to a ledger. `unclear`: numbers to leave out.
-// Returns the number of calls.
+// Adds all calls, in order, to a ledger. `unclear`: sequence numbers to leave
+// out. Returns the number of calls.
 uint64_t addCalls(
     std::span<const Ordered> members,
     const std::unordered_set<uint32_t>& unclear,
@@ -439,7 +440,7 @@ uint64_t addCalls(
   }
   std::vector<uint32_t> present;
   std::vector<uint32_t> absent;
-  std::vector<uint32_t> lost; // also ranks whose record has no time
+  std::vector<uint32_t> lost; // including ranks whose record has no time
   std::vector<float> times;
   uint64_t calls = 0;
   std::vector<double> callsOfBlock(cut.blocks());
@@ -519,7 +520,7 @@ Waits splitCollectives(
   const Blocks cut(members, blocks);
   Ledger ledger(members.size(), ranks, blocks);
   const uint64_t calls = addCalls(members, unclear, cut, ledger);
-  // If calls are replayed, numbers between others need not be calls.
+  // If calls are replayed, the numbers between others need not be calls.
   const uint64_t missing = hasTurns || calls == 0 ? 0 : cut.numbers() - calls;
   ledger.estimateWhole(missing);
   const Usual usual = ledger.usualTransfers();
@@ -570,7 +571,7 @@ struct OfRank {
   uint64_t messages = 0; // also messages without a record
 };
 
-// The number at which the messages of every rank begin: 0 or 1.
+// Returns the number of the first message of every rank: 0 or 1.
 uint32_t firstNumber(
     std::span<const Stream* const> sends,
     std::span<const Stream* const> receives) {
@@ -599,8 +600,8 @@ OfRank messagesOf(const Stream* sends, const Stream* receives, uint32_t first) {
   return of;
 }
 
-// Adds up, for messages whose other end is not recorded, the time beyond what
-// messages of this size usually take: waiting for an unknown rank.
+// For messages whose other end is not recorded: adds up the time beyond the
+// usual time of messages of this size, as waiting for an unknown rank.
 class Unpaired {
  public:
   void add(const Record& record, uint32_t member, uint32_t block) {
@@ -705,7 +706,7 @@ uint64_t addMessages(
   return matched;
 }
 
-// Sets `wholeTimeUs` of messages, with those without a match.
+// Sets `wholeTimeUs` of messages, including messages without a match.
 void estimateWholeOfMessages(
     std::span<const OfRank> ranks,
     std::span<const Stream* const> sends,
@@ -736,8 +737,8 @@ void estimateWholeOfMessages(
   }
 }
 
-// Adds the messages of all pairs, at last with the usual transfers of all. Sets
-// `matched` to the records of them.
+// Adds the messages of all pairs; in the last pass, the usual transfers of all
+// are known. Sets `matched` to the number of their records.
 Ledger ledgerOf(
     size_t members,
     std::span<const MessagePair> pairs,
@@ -773,7 +774,7 @@ Waits splitMessages(
     }
   }
   std::vector<MessagePair> pairs;
-  // Members and their peers whose sends, or recvs, have been matched.
+  // Pairs of a member and a peer whose sends, or recvs, have been matched.
   std::set<std::pair<uint32_t, int64_t>> paired[2];
   for (uint32_t i = 0; i < members.size(); ++i) {
     for (auto& [peer, sent] : ranks[i].sent) {

@@ -4,14 +4,14 @@
 // A time is that of a rank's kernel: it begins when the rank arrives and ends
 // when the operation is complete. In an all-reduce, all-gather, reduce-scatter
 // or all-to-all all kernels end together, a few microseconds apart. So the rank
-// with the shortest time came last, its time is the transfer, and what the
-// others' times are longer is their waiting for it. No clock is compared.
+// with the shortest time came last, its time is the transfer, and the other
+// ranks waited for it for the rest of their times. No clocks are compared.
 //
 // If some ranks of a call were not recorded, the shortest recorded time is at
-// least the transfer. Where it is clearly longer than the transfers of calls of
-// this size usually are, all recorded ranks waited, for one that is missing:
-// this waiting counts, and is caused by nobody. Else the last of the recorded
-// ranks counts as the last, and the waiting found is at most the true one.
+// least the transfer. If it is clearly longer than usual transfers of this
+// size, all recorded ranks waited for a missing rank: this waiting counts, but
+// is attributed to no rank. Otherwise the last of the recorded ranks counts as
+// the last of all, and the waiting found is at most the true waiting.
 //
 // A send and its recv end together too; the longer of the two waited for the
 // other. Which rank is the root of a broadcast or reduce is not in the log, and
@@ -34,8 +34,8 @@ struct OfSize {
   uint64_t calls = 0;
   uint64_t records = 0; // records with a time
   double waitUs = 0; // summed over calls and ranks
-  double timeUs = 0; // waiting and transfer, summed likewise
-  std::vector<float> transfersUs; // of calls that all ranks recorded
+  double timeUs = 0; // waiting and transfer, summed over calls and ranks
+  std::vector<float> transfersUs; // transfers of calls that all ranks recorded
 };
 
 // Operations of one kind on one communicator. Lists by rank are in the order of
@@ -43,37 +43,39 @@ struct OfSize {
 struct Waits {
   uint64_t calls = 0;
   uint64_t completeCalls = 0; // recorded and timed on all ranks
-  uint64_t lostRecords = 0; // missing in calls that some ranks recorded
-  uint64_t missingCalls = 0; // numbers that no rank recorded, between others
+  uint64_t lostRecords = 0; // records missing in calls that some ranks recorded
+  // Sequence numbers that no rank recorded, between recorded ones.
+  uint64_t missingCalls = 0;
   uint64_t unmatchedRecords = 0; // records whose call is not known
   uint64_t untimedRecords = 0;
   uint64_t differentSizes = 0; // calls whose ranks state different sizes
-  std::vector<uint64_t> lostCalls; // by rank: calls whose record is lost
-  std::vector<double> timeUs; // by rank
-  // By rank: the time, also of messages without a match. Lost records count
+  std::vector<uint64_t> lostCalls; // [rank]: calls whose record is lost
+  std::vector<double> timeUs; // [rank]
+  // [rank]: the time, including messages without a match. A lost record counts
   // with the rank's mean time. NaN if the rank has no record with a time.
   std::vector<double> wholeTimeUs;
   std::vector<double> waitedUs; // [block, rank]: waiting of the rank
   // [block, rank]: waiting for the rank in this part of the run, summed over
-  // the waiting ranks; if several have the shortest time, in equal shares.
+  // the waiting ranks. If several ranks have the shortest time, each gets an
+  // equal share.
   std::vector<double> causedUs;
   double unattributedUs = 0; // waiting for ranks without a record
-  // [block, rank]: estimated waiting of the rank in calls whose record of the
-  // rank is lost.
+  // [block, rank]: estimated waiting of the rank in calls for which its record
+  // is lost.
   std::vector<double> lostWaitUs;
   // [rank, other]: waiting of the other rank for the rank; empty if there are
   // too many ranks.
   std::vector<double> waitersUs;
   std::vector<OfSize> sizes;
   // [block, rank]: in messages without a match, time beyond what such messages
-  // usually take, which is waiting for an unknown rank; empty if there are
-  // none.
+  // usually take, which is waiting for an unknown rank; empty if all messages
+  // have a match.
   std::vector<double> unpairedUs;
 };
 
 // Splits operations in which every rank waits for all. Ranks that are not among
 // `streams` were not recorded; `ranks` counts them too. The run is cut into
-// `blocks` parts of equally many numbers.
+// `blocks` parts with equally many sequence numbers.
 Waits splitCollectives(
     std::span<const Stream* const> streams,
     uint64_t ranks,
@@ -87,15 +89,16 @@ Waits splitMessages(
     std::span<const Stream* const> receives,
     uint32_t blocks);
 
-// Messages of one member to another, in their order; null where a record is
-// lost. `members` are the places of both among all.
+// Messages from one member to another, in their order; null where a record is
+// lost. `members` holds the indices of the two members.
 struct MessagePair {
   uint32_t members[2];
   std::vector<const Record*> records[2];
 };
 
-// Splits messages of `members` ranks that were matched already. Those of a pair
-// that state different sizes are left out. Sets no `wholeTimeUs`.
+// Splits messages of `members` ranks that were matched already. If the two
+// records of a message state different sizes, the message is left out. Sets no
+// `wholeTimeUs`.
 Waits splitPairs(
     size_t members,
     std::span<const MessagePair> pairs,

@@ -9,7 +9,7 @@ namespace {
 
 // Any thread may read an entry while another one writes it: `use` is odd then.
 struct Entry {
-  std::atomic<uint32_t> use{0}; // twice the number of uses
+  std::atomic<uint32_t> use{0}; // twice the number of uses so far
   std::atomic<uint64_t> begin_ns{0};
   std::atomic<uint32_t> thread{0};
   std::atomic<uint8_t> datatype{0};
@@ -36,7 +36,8 @@ struct Entry {
 };
 
 struct CapturedEntry : Entry {
-  std::atomic<uint32_t> first_part{0}; // 0: never replayed
+  // `part` of the first operation; 0: never replayed.
+  std::atomic<uint32_t> first_part{0};
   std::atomic<uint32_t> replays{0};
 
   uint32_t replayOf(uint32_t part) noexcept {

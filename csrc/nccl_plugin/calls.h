@@ -1,9 +1,8 @@
 // Calls of NCCL's API, to which the operations of their kernels refer.
-//
-// The operations of an eager call follow within its group. The operations of a
+// Operations of an eager call come within the call's group. Operations of a
 // call that a CUDA graph captured come at each replay, as long as the graph
-// lives, so the call's place is never given to another call. No function
-// allocates, throws, waits or calls into the system.
+// lives. So the place of a captured call is never given to another call. No
+// function allocates, throws, waits or makes system calls.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +21,11 @@ struct ApiCall {
 
 inline constexpr uint32_t kReplayUnknown = UINT32_MAX;
 
-// What an operation knows of its call.
+// The call of an operation, as far as it is known.
 struct Caller {
   bool known = false;
   Origin origin = Origin::kCall;
-  uint32_t replay = 0; // number from 1, or kReplayUnknown
+  uint32_t replay = 0; // replay from 1, or kReplayUnknown
   ApiCall call;
 };
 

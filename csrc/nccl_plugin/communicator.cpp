@@ -17,15 +17,15 @@ namespace commprof::nccl {
 namespace {
 
 // Number of peers whose messages are counted under version 3 of the interface,
-// which does not tell how many there are.
+// which does not tell how many ranks there are.
 constexpr int kPeersOfUnknown = 1024;
 
 struct Registry {
   std::mutex mutex;
   std::vector<Communicator*> opened;
   std::deque<Communicator*> closed; // in order of closing
-  uint32_t groups = 0; // numbered so far
-  uint32_t communicators = 0; // numbered so far
+  uint32_t groups = 0; // number of groups described so far
+  uint32_t communicators = 0; // number of communicators so far
 };
 
 // Never destroyed: NCCL may finalise after static objects are gone.
@@ -34,7 +34,7 @@ Registry& registry() {
   return *made;
 }
 
-// Storage for communicators; one is made in it when it is first needed.
+// Storage for communicators; each is made in it when first needed.
 constexpr int kMost = kMaxCommunicators + kQuarantine + 2;
 alignas(Communicator) std::byte g_storage[kMost][sizeof(Communicator)];
 std::atomic<int> g_made{0};
@@ -83,7 +83,7 @@ uint32_t Communicator::nextMessage(Origin origin, Op op, int peer) noexcept {
       1, std::memory_order_relaxed);
 }
 
-// As a rule one thread of NCCL's comes here for each communicator.
+// Usually only one thread of NCCL calls this for a communicator.
 void Communicator::sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept {
   const Held held(clock_used_);
   clock_.add(host_ns, gpu_ns);
@@ -138,7 +138,7 @@ void Communicator::describeSelf() const {
 
 void Communicator::describe(Origin origin) {
   if (isJoined()) {
-    return; // process groups are those of capture
+    return; // process groups come from capture
   }
   Registry& all = registry();
   const std::lock_guard<std::mutex> lock(all.mutex);
@@ -259,7 +259,7 @@ bool closeCommunicator(Communicator& communicator) noexcept {
   all.opened.erase(place);
   try {
     all.closed.push_back(&communicator);
-  } catch (...) { // no memory: this communicator is not used again
+  } catch (...) { // out of memory: this communicator is not reused
   }
   return all.opened.empty();
 }

@@ -14,45 +14,46 @@
 namespace commprof::nccl {
 
 // Where an operation comes from. Events of replays come in another thread than
-// events of calls, and the order of replays and calls differs between ranks. So
-// replays are numbered separately, in a process group of their own.
+// events of calls, and their order differs between ranks. So replays have their
+// own sequence numbers, in a process group of their own.
 enum class Origin : uint8_t { kCall, kReplay };
 
 // NCCL's context of a communicator. Never destroyed, since NCCL may use it
 // after finalize(); reused after kQuarantine others were finalised.
 struct Communicator {
-  static constexpr int kUnknown = -1; // rank or ranks, with version 3
+  static constexpr int kUnknown = -1; // value of rank or ranks with version 3
 
-  // Null if the context is no Communicator: it is the user's plugin's, or
-  // another process's (PXN), which is no address here.
+  // Null if the context is no Communicator: it may belong to the user's plugin,
+  // or to another process (PXN), so that it is no address in this process.
   static Communicator* of(void* context) noexcept;
 
-  std::atomic<uint32_t> generation{0}; // rises with each use of this object
+  std::atomic<uint32_t> generation{0}; // increases with each use of this object
   std::atomic<bool> open{false};
   std::atomic<int> rank{kUnknown};
   int ranks = kUnknown;
-  uint32_t number = 0; // in the trace, from 1; never used again
-  // Whether the user's plugin knows it, and under which context.
+  uint32_t number = 0; // id in the trace, from 1; never used again
+  // Whether the user's plugin knows the communicator, and under which context.
   std::atomic<bool> passed_on{false};
   std::atomic<void*> users_context{nullptr};
-  // Numbers in the trace's table of groups, by Origin; 0: not described yet.
+  // Ids in the trace's table of groups, by Origin; 0: not described yet.
   std::atomic<uint32_t> groups[2]{};
 
-  // Returns the number of the next collective, equal on all ranks.
+  // Returns the sequence number of the next collective, equal on all ranks.
   uint32_t nextCollective(Origin origin) noexcept {
     return collectives_[size_t(origin)].fetch_add(1, std::memory_order_relaxed);
   }
-  // Returns the number of the next message to or from a peer, equal on both.
+  // Returns the sequence number of the next message to or from a peer, equal on
+  // both ranks.
   uint32_t nextMessage(Origin origin, Op op, int peer) noexcept;
-  // Takes a time of the GPU that was seen at `host_ns`.
+  // Takes a reading of the GPU's clock, seen at `host_ns` of the host's.
   void sawGpuTime(uint64_t gpu_ns, uint64_t host_ns) noexcept;
-  // Converts a time of the GPU. Some time was seen before.
+  // Converts a time of the GPU. Requires an earlier call of sawGpuTime().
   uint64_t gpuToHost(uint64_t gpu_ns) noexcept;
   // Adds the process group to the plugin's own trace unless it is there.
   // Allocates.
   void describe(Origin origin);
 
-  // True if it is the communicator with this id.
+  // True if this communicator has the given id.
   bool isOf(uint64_t id) const noexcept {
     return rank.load() != kUnknown && id_ == id;
   }
@@ -69,24 +70,25 @@ struct Communicator {
   std::vector<std::unique_ptr<std::atomic<uint32_t>[]>> kept_;
   std::atomic<std::atomic<uint32_t>*> messages_{nullptr};
   std::atomic<int> room_{0};
-  std::atomic_flag clock_used_; // held for some instructions
+  std::atomic_flag clock_used_; // held only for a few instructions
   GpuClock clock_;
   uint64_t id_ = 0;
   std::string name_;
 };
 
-// Largest number of communicators at a time.
+// Largest number of communicators at one time.
 inline constexpr int kMaxCommunicators = 4096;
 inline constexpr int kQuarantine = 256;
 
 // Returns a communicator for init(); null if there are too many, or if this
-// process has a rank of the same communicator already: a trace is of one rank.
+// process already has a rank of the same communicator, because a trace holds
+// one rank.
 Communicator* openCommunicator(
     uint64_t id,
     const char* name,
     int rank,
     int ranks);
-// The same for version 3, in which operations name their communicator.
+// The same for version 3, in which each operation names its communicator.
 Communicator* openUnnamedCommunicator();
 void nameCommunicator(
     Communicator& communicator,

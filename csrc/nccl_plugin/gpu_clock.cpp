@@ -24,7 +24,7 @@ void GpuClock::add(uint64_t host_ns, uint64_t gpu_ns) noexcept {
   if (below > 0) {
     through_.difference_ns -= below;
   }
-  // Threads may come with their times in another order.
+  // Threads may report their times in another order.
   if (bucket > newest_) {
     newest_ = bucket;
     next_ = (next_ + 1) % kBuckets;
@@ -41,7 +41,8 @@ uint64_t GpuClock::toHost(uint64_t gpu_ns) const noexcept {
 }
 
 int64_t GpuClock::lineAt(int64_t gpu_ns) const noexcept {
-  // Relative to a point: a double cannot hold nanoseconds since 1970.
+  // The sum is relative to a point: a double cannot hold nanoseconds since
+  // 1970.
   return through_.difference_ns +
       std::llround(drift_ * double(gpu_ns - through_.gpu_ns));
 }
@@ -58,8 +59,8 @@ void GpuClock::begin(
   drift_ = 0.0;
 }
 
-// Once per bucket. Finds the edge of the hull over the middle of the window, in
-// which the newest bucket has but one point yet.
+// Called once per bucket, when the newest bucket has only one point. Finds the
+// edge of the hull over the middle of the window.
 void GpuClock::fit() noexcept {
   std::array<Point, kBuckets> sorted{};
   const int count = points_ - 1;
@@ -99,7 +100,7 @@ void GpuClock::fit() noexcept {
         double(b.difference_ns - a.difference_ns) / double(b.gpu_ns - a.gpu_ns);
     drift_ = std::clamp(drift, -kMaxDrift, kMaxDrift);
   }
-  // The highest line of this drift below all points.
+  // The highest line with this drift that lies below all points.
   through_ = window_[next_];
   int64_t excess = 0;
   for (int i = 0; i < points_; ++i) {

@@ -1,10 +1,11 @@
 // Converts a GPU's globaltimer to CLOCK_MONOTONIC.
 //
-// A thread of NCCL sees a time of the GPU only when it polls, so host's time
-// less GPU's time is the clocks' distance plus a delay that is never negative.
-// The distance is the highest line below all such differences of the last
-// seconds (Moon, Skelly and Towsley, INFOCOM 1999: an edge of their lower
-// convex hull). A converted time is too late by the shortest of these delays.
+// A thread of NCCL sees a time of the GPU only when it polls. So the host's
+// time minus the GPU's time is the offset of the clocks plus a delay, which is
+// never negative. The offset is estimated by the highest line below all such
+// differences of the last seconds: an edge of their lower convex hull (Moon,
+// Skelly and Towsley, INFOCOM 1999). A converted time is too late by the
+// shortest of these delays.
 #pragma once
 
 #include <array>
@@ -15,23 +16,23 @@ namespace commprof::nccl {
 // Not thread-safe.
 class GpuClock {
  public:
-  // Takes a time of the GPU that was seen at `host_ns`.
+  // Takes a reading of the GPU's clock, seen at `host_ns` of the host's.
   void add(uint64_t host_ns, uint64_t gpu_ns) noexcept;
   bool known() const noexcept {
     return points_ > 0;
   }
-  // Call when known().
+  // Call it only if known() is true.
   uint64_t toHost(uint64_t gpu_ns) const noexcept;
 
-  // The window: the lowest difference in each of kBuckets times of
-  // 2**kBucketBits ns, 9 s in all.
+  // The window: the lowest difference of each bucket. kBuckets buckets of
+  // 2**kBucketBits ns are 9 s in all.
   static constexpr int kBuckets = 64;
   static constexpr int kBucketBits = 27;
-  // A difference that is lower than the line by more than this is not a shorter
-  // delay. After kStrangeInARow of them the GPU's clock counts as set anew.
+  // A difference this far below the line is not a shorter delay. After
+  // kStrangeInARow such differences, the GPU's clock counts as set anew.
   static constexpr int64_t kStrangeNs = 5'000'000;
   static constexpr int kStrangeInARow = 64;
-  // Shorter edges say nothing of the drift.
+  // Shorter edges tell nothing about the drift.
   static constexpr int64_t kLeastEdgeNs = 1'000'000'000;
   // The most by which a kernel corrects a clock (adjtimex(2)).
   static constexpr double kMaxDrift = 500e-6;
@@ -45,14 +46,14 @@ class GpuClock {
   void begin(int64_t gpu_ns, int64_t difference_ns, uint64_t bucket) noexcept;
   void fit() noexcept;
 
-  std::array<Point, kBuckets> window_{}; // a ring, by time
+  std::array<Point, kBuckets> window_{}; // a ring, in order of time
   uint64_t newest_ = 0; // bucket of the newest point
   int points_ = 0;
   int next_ = 0; // next place in the ring
   int strange_ = 0;
-  // The line.
+  // The line: a point of it, and its slope.
   Point through_{0, 0};
-  double drift_ = 0.0; // difference's change per GPU's time
+  double drift_ = 0.0; // change of the difference per GPU time
 };
 
 } // namespace commprof::nccl

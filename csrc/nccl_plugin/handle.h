@@ -1,7 +1,7 @@
-// Handles of events. They are numbers and never addresses: NCCL uses a handle
-// after it has stopped the event, stops some twice, and may pass one on to
-// another process. A number whose slot holds something else by now is ignored.
-// Handles of the user's own plugin (user_plugin.h) may be addresses.
+// Handles of events. A handle is a number and never an address: NCCL may use a
+// handle after it has stopped the event, stop an event twice, or pass a handle
+// to another process. A handle whose slot was reused is ignored. Handles of the
+// user's own plugin (user_plugin.h) may be addresses.
 #pragma once
 
 #include <atomic>
@@ -20,9 +20,10 @@ enum class Tag : uint8_t {
   kUsers, // a handle of the user's plugin whose bits look like a tag
 };
 
-// Largest numbers of slots in use at a time.
+// Numbers of slots in use at a time, at most.
 inline constexpr uint32_t kCalls = 1 << 12;
-inline constexpr uint32_t kCapturedCalls = 1 << 16; // ever
+// In the whole life of the process.
+inline constexpr uint32_t kCapturedCalls = 1 << 16;
 inline constexpr uint32_t kOperations = 1 << 14;
 inline constexpr uint32_t kMaxChannels = 128; // of one operation
 inline constexpr uint32_t kTransfers = 1 << 13;
@@ -32,8 +33,8 @@ inline constexpr uint32_t kStepsInFlight = 8; // of a transfer (NCCL_STEPS)
 class Handle {
  public:
   constexpr Handle() = default;
-  // `channel`: 7 bits; of a step: its place among those in flight. `slot`: 24
-  // bits. `use`: how often the slot had been used before; 30 bits, wraps
+  // `channel`: 7 bits; for a step: its place among the steps in flight. `slot`:
+  // 24 bits. `use`: how often the slot had been used before; 30 bits, wraps
   // around.
   constexpr Handle(Tag tag, uint8_t channel, uint32_t slot, uint32_t use)
       : bits_(
@@ -70,7 +71,7 @@ class Handle {
 // Bits of Handle::use that a handle holds.
 inline constexpr uint32_t kUseMask = (1u << 30) - 1;
 
-// The next slot of a table that is used in turn.
+// The next slot of a table whose slots are used in turn.
 struct Turn {
   uint32_t slot;
   uint32_t use; // how often the slot had been used before, as in a handle
@@ -80,7 +81,7 @@ inline Turn nextTurn(std::atomic<uint64_t>& taken, uint32_t slots) noexcept {
   return {uint32_t(ticket % slots), uint32_t(ticket / slots) & kUseMask};
 }
 
-// Holds a slot, for some instructions.
+// Holds a slot for a few instructions.
 class Held {
  public:
   explicit Held(std::atomic_flag& flag) noexcept : flag_(flag) {

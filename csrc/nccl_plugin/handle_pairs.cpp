@@ -12,14 +12,14 @@ namespace {
 
 constexpr uint32_t kUsersOnly = 1 << 14; // handles that look like tags
 
-// A user's handle beside the handle of this plugin. Any thread may read an
-// entry while another one writes it, when the slot is used anew.
+// The handle of the user's plugin beside that of this plugin. When the slot is
+// reused, any thread may read an entry while another thread writes it.
 struct HandlePair {
-  std::atomic<uint32_t> use; // the handle's plus 1; 0: being set
+  std::atomic<uint32_t> use; // `use` of the handle plus 1; 0: being set
   std::atomic<void*> users;
 };
 
-// Of each tag: its slots, and how many handles each has.
+// For each tag: its number of slots, and of handles in each slot.
 struct Room {
   uint32_t slots;
   uint32_t of_slot;

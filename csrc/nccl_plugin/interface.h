@@ -1,7 +1,8 @@
 // The part of NCCL's profiler interface that the plugin uses, versions 3 to 7,
-// stated anew from NVIDIA/nccl's sources up to 2.30 and, for version 7, from
-// the debug information of the library in nvidia-nccl-cu12 2.32.3, and checked
-// through the loaders and adapters inside NCCL (`make nccl-matrix`).
+// described in our own words. The source for versions up to 6 is NVIDIA/nccl up
+// to 2.30; for version 7 it is the debug information of the library in
+// nvidia-nccl-cu12 2.32.3. `make nccl-matrix` checks it through the loaders and
+// adapters inside NCCL.
 //
 // NCCL looks up a table ncclProfiler_v<N> for the highest N that it knows:
 // version 3 came with NCCL 2.26, 4 with 2.27, 5 with 2.28, 6 with 2.29, 7 with
@@ -18,7 +19,7 @@ namespace commprof::nccl {
 using Result = int; // ncclResult_t
 inline constexpr Result kSuccess = 0;
 
-// Bits of the mask of events, and the type in a descriptor.
+// Bits of the mask of events; also the type in a descriptor.
 inline constexpr uint64_t kGroup = 1 << 0; // kernels launched together
 inline constexpr uint64_t kColl = 1 << 1; // a collective of a launched kernel
 inline constexpr uint64_t kP2p = 1 << 2; // a message of a launched kernel
@@ -26,7 +27,8 @@ inline constexpr uint64_t kProxyOp = 1 << 3; // a channel's traffic with a peer
 inline constexpr uint64_t kProxyStep = 1 << 4; // one buffer of a kProxyOp
 inline constexpr uint64_t kProxyCtrl = 1 << 5; // a state of the proxy's thread
 inline constexpr uint64_t kKernelCh = 1 << 6; // one channel of a kernel
-inline constexpr uint64_t kNetPlugin = 1 << 7; // by NCCL's network plugin
+// Events of NCCL's network plugin.
+inline constexpr uint64_t kNetPlugin = 1 << 7;
 inline constexpr uint64_t kGroupApi = 1 << 8; // the outermost group of calls
 inline constexpr uint64_t kCollApi = 1 << 9; // a call of a collective
 inline constexpr uint64_t kP2pApi = 1 << 10; // a call of ncclSend or ncclRecv
@@ -36,8 +38,8 @@ inline constexpr uint64_t kCeSync = 1 << 13;
 inline constexpr uint64_t kCeBatch = 1 << 14;
 inline constexpr uint64_t kKernelPhase = 1 << 15; // from version 7 on
 
-// True if NCCL tells a plugin that asks for the events in `mask` of events of
-// `type`: NCCL also tells of events whose children are asked for.
+// True if NCCL reports events of `type` to a plugin that asks for the events in
+// `mask`. NCCL also reports events whose children are asked for.
 constexpr bool isTold(uint64_t type, int mask, int version) {
   constexpr uint64_t kOfProxyStep = kProxyStep | kNetPlugin;
   constexpr uint64_t kOfProxyOp = kProxyOp | kOfProxyStep;
@@ -75,14 +77,17 @@ constexpr bool isTold(uint64_t type, int mask, int version) {
 
 // State of a kKernelCh event: its kernel has ended on this channel.
 inline constexpr int kKernelChStop = 22;
-// States of a kProxyStep event, in order: of a buffer to be sent, and of one to
-// be received. kSendPeerWait, which came with version 4, is told at each try.
+// States of a kProxyStep event, in order: first those of a buffer to be sent,
+// then those of a buffer to be received. kSendPeerWait, new in version 4, is
+// reported at each try.
 inline constexpr int kSendGpuWait = 8; // the GPU has to fill it
-inline constexpr int kSendPeerWait = 20; // the peer has to be ready for it
-inline constexpr int kSendWait = 9; // the network has to send it
-inline constexpr int kRecvWait = 10; // it has to arrive
-inline constexpr int kRecvFlushWait = 11; // it has to reach the GPU's memory
-inline constexpr int kRecvGpuWait = 12; // the GPU has to take it
+// The peer has to be ready for the data.
+inline constexpr int kSendPeerWait = 20;
+inline constexpr int kSendWait = 9; // the network has to send the data
+inline constexpr int kRecvWait = 10; // the data have to arrive
+// The data have to reach the GPU's memory.
+inline constexpr int kRecvFlushWait = 11;
+inline constexpr int kRecvGpuWait = 12; // the GPU has to take the data
 
 struct CollApiFields {
   const char* func;
@@ -102,7 +107,7 @@ struct P2pApiFields {
 };
 
 struct CollFields {
-  uint64_t seq; // per communicator and function
+  uint64_t seq; // counted per communicator and function
   const char* func;
   const void* send_buffer;
   void* recv_buffer;
@@ -124,7 +129,8 @@ struct P2pFields {
   uint8_t channels;
 };
 
-// From version 5 on, the group of kernels is a field; before, it is the parent.
+// From version 5 on, the group of kernels is a field; in earlier versions it is
+// the parent.
 struct CollFieldsV5 : CollFields {
   void* group;
 };
@@ -134,7 +140,7 @@ struct P2pFieldsV5 : P2pFields {
 };
 
 struct ProxyOpFields {
-  int pid; // the operation's process (PXN)
+  int pid; // process that the operation belongs to (PXN)
   uint8_t channel;
   int peer;
   int steps;
@@ -162,8 +168,8 @@ struct KernelChFields {
 };
 
 // From version 5 on the type has 64 bits, and the parent of a Coll or P2p is
-// the call. Versions 5 to 7 added fields at the end of events that are used
-// here; these fields are not used.
+// the call. Versions 5 to 7 added fields at the end of some events; those
+// fields are not used here.
 struct DescriptorV5 {
   uint64_t type;
   void* parent;
@@ -219,11 +225,11 @@ struct DescriptorV3 {
     P2pFieldsV3 p2p;
     ProxyOpFields proxy_op;
     ProxyStepFields proxy_step;
-    KernelChFields kernel_ch; // its time is not set
+    KernelChFields kernel_ch; // its time is not set in version 3
   };
 };
 
-// What comes with a state.
+// The arguments of a state.
 union StateArgs {
   uint64_t gpu_ns; // kKernelChStop: the GPU's globaltimer at the end
   size_t bytes; // size of the step

@@ -1,5 +1,5 @@
-// What a trace's metadata says of process and machine; documents.py in
-// commprof/trace has the keys. Missing texts are empty.
+// Facts about the process and machine for a trace's metadata, whose keys are in
+// commprof/trace/documents.py. Missing texts are empty.
 #pragma once
 
 #include <sched.h>
@@ -46,7 +46,7 @@ inline std::string cpuModel() {
       : text.substr(colon + 2, text.find('\n', colon) - colon - 2);
 }
 
-// The GPUs that this process can open.
+// Returns the number of GPUs that this process can open.
 inline int deviceCount() {
   int count = 0;
   for (int i = 0; i < 64; ++i) {
@@ -56,7 +56,7 @@ inline int deviceCount() {
   return count;
 }
 
-// The command as a JSON list.
+// Returns the command as a JSON list.
 inline std::string commandJson() {
   const std::string arguments = contentOf("/proc/self/cmdline");
   std::string list = "[";

@@ -11,7 +11,8 @@
 
 namespace commprof::nccl {
 
-inline constexpr const char* kPluginName = "commprof"; // what NCCL calls it
+// The name under which NCCL knows the plugin.
+inline constexpr const char* kPluginName = "commprof";
 
 struct FuncName {
   std::string_view nccl;
@@ -46,7 +47,7 @@ inline constexpr std::string_view kProtocols[] = {
     COMMPROF_NCCL_PROTOCOLS(COMMPROF_TEXT)};
 #undef COMMPROF_TEXT
 
-// Returns the index of a word in a table; 0 if it is not there.
+// Returns the index of a word in a table; 0 if the word is missing.
 template <size_t size>
 uint8_t codeIn(
     const std::string_view (&table)[size],

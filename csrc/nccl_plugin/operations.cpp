@@ -14,7 +14,7 @@ namespace {
 
 class Bits {
  public:
-  // Returns false if the bit was set.
+  // Returns false if the bit was already set.
   bool set(uint8_t bit) noexcept {
     uint64_t& word = words_[bit / 64];
     const uint64_t mask = uint64_t(1) << (bit % 64);
@@ -30,18 +30,18 @@ class Bits {
   uint64_t words_[kMaxChannels / 64]{};
 };
 
-// What a slot holds of its operation.
+// The operation in a slot.
 struct Operation {
   bool pending = false;
   Communicator* communicator = nullptr;
-  uint32_t generation = 0; // the communicator's
+  uint32_t generation = 0; // generation of the communicator
   Launched launched;
   Bits begun;
   Bits ended;
   uint8_t begun_count = 0;
   uint8_t ended_count = 0;
   bool contradictory = false; // a channel ended before it began
-  bool timed = false; // times are the GPU's, not the host's
+  bool timed = false; // the times are the GPU's, not the host's
   // The begins are valid once begun_count is above 0, the ends once ended_count
   // is.
   uint64_t first_begin = 0;
@@ -51,7 +51,7 @@ struct Operation {
 };
 
 struct Slot {
-  // Held for some instructions. Threads of NCCL's proxy wait for it; the thread
+  // Held for a few instructions. Threads of NCCL's proxy wait for it; a thread
   // that begins an operation takes the next slot instead.
   std::atomic_flag used;
   uint32_t use = 0;
@@ -72,7 +72,8 @@ uint64_t onHost(const Operation& operation, uint64_t time_ns) noexcept {
   return operation.timed ? operation.communicator->gpuToHost(time_ns) : time_ns;
 }
 
-// Packs two durations into one field; longer ones than fit are cut off.
+// Packs two durations into one field; durations too long for the field are cut
+// off.
 uint64_t packed(uint64_t high_ns, uint64_t low_ns) noexcept {
   constexpr uint64_t kMost = UINT32_MAX;
   return std::min(high_ns, kMost) << 32 | std::min(low_ns, kMost);
@@ -107,7 +108,7 @@ void complete(Operation& operation) noexcept {
   recorder.push(time);
 }
 
-// Ends an operation of which NCCL will report no more events.
+// Ends an operation for which NCCL will report no further event.
 void settle(Operation& operation) noexcept {
   if (!operation.pending) {
     return;

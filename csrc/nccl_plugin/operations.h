@@ -1,9 +1,9 @@
 // Collectives and messages of launched kernels, from their start on the host
 // until all channels of their kernels have ended.
 //
-// They live in a table of fixed size, used in turn: an operation that is never
-// completed loses its slot to a later one. No function allocates, throws, waits
-// or calls into the system.
+// They live in a table of fixed size whose slots are used in turn: an operation
+// that is never completed loses its slot to a later operation. No function
+// allocates, throws, waits or makes system calls.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,12 @@
 
 namespace commprof::nccl {
 
-// How many channels an operation's kernel has.
+// Number of channels of an operation's kernel.
 struct Channels {
-  uint8_t most = 0; // as NCCL says; 0: not known
-  // No operation is complete before this many channels have ended. If that is
-  // less than `most`, an operation of which a number in between has ended is
-  // taken to be complete when its slot or its communicator is given up.
+  uint8_t most = 0; // as NCCL reports; 0: not known
+  // An operation is not complete before this many channels have ended. If
+  // between `least` and `most` channels have ended when its slot or its
+  // communicator is given up, the operation counts as complete.
   uint8_t least = 0;
 };
 
@@ -35,7 +35,7 @@ struct Launched {
 Handle beginOperation(
     Communicator& communicator,
     const Launched& launched) noexcept;
-// Records an operation whose channels NCCL will not report.
+// Records an operation for which NCCL will report no channels.
 void recordUntimed(const Launched& launched) noexcept;
 
 struct OperationId {
@@ -45,20 +45,20 @@ struct OperationId {
 // Returns the operation of a handle, also after it has ended.
 OperationId idOf(Handle operation) noexcept;
 
-// A channel's kernel has begun, or ended, on the GPU at `gpu_ns`. 0: not known;
-// the time of this call then counts.
+// Call these when a channel's kernel has begun or ended. `gpu_ns` is the GPU's
+// time of that; if it is 0, not known, the time of this call counts.
 Handle beginChannel(
     Handle operation,
     uint8_t channel,
     uint64_t gpu_ns) noexcept;
 void endChannel(Handle channel, uint64_t gpu_ns) noexcept;
-// The end of a channel whose time was not known at its begin.
+// The same for the end of a channel whose begin had no known time.
 void endUntimedChannel(Handle channel) noexcept;
 
 // Gives up all operations, or those of one communicator.
 void settleOperations(const Communicator* communicator) noexcept;
 
-// Operations whose end stayed unknown.
+// Number of operations whose end stayed unknown.
 uint64_t unendedOperations() noexcept;
 
 } // namespace commprof::nccl

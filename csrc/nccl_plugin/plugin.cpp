@@ -1,11 +1,10 @@
 // The tables that NCCL looks up, one for each version of its interface, and the
 // translation of their events to operations, calls and channels.
 //
-// The record path (begin and end of events) neither allocates nor locks nor
-// calls into the system once a thread has its ring: see core/recorder.h.
-//
-// One file, because all versions share the translations and capture's module
-// compiles it again, to export the tables itself.
+// The record path (begin and end of events) does not allocate, lock or make
+// system calls once a thread has its ring: see core/recorder.h. All of it is in
+// one file, because all versions share the translations, and capture's module
+// compiles the file again to export the tables itself.
 #include <atomic>
 #include <cstdio>
 #include <exception>
@@ -38,7 +37,7 @@ constexpr uint64_t operationsOf(int version) {
 }
 constexpr uint64_t kProxy = kProxyOp | kProxyStep;
 
-// Runs what may throw; a failure switches the plugin off.
+// Runs `body`, which may throw; an exception switches the plugin off.
 template <class Body>
 void guarded(Body body) noexcept {
   try {
@@ -52,7 +51,7 @@ void guarded(Body body) noexcept {
 
 // ---- Communicators
 
-// Decides what is recorded. Version 7 comes with NCCL 2.31, which polls kernels
+// Decides what is recorded. NCCL 2.31, the first with version 7, polls kernels
 // in a thread of its own.
 template <int version>
 int eventsAskedFor() {
@@ -84,7 +83,7 @@ Communicator* openRecorded(const Opening& opening) {
   if (!isRunOpen()) {
     if (!launched && version == 3) {
       throw std::runtime_error(
-          "NCCL below 2.27 does not say how many ranks there are; set RANK "
+          "NCCL below 2.27 does not report how many ranks there are; set RANK "
           "and WORLD_SIZE");
     }
     openRun(launched.value_or(Place{opening.rank, opening.ranks}));
@@ -97,7 +96,7 @@ Communicator* openRecorded(const Opening& opening) {
 
 template <int version>
 Result open(const Opening& opening) {
-  // It is not known for how long the mask of version 7 lives.
+  // How long the mask of version 7 stays valid is not known.
   if (isOn() && version < 7) {
     holdMask(opening.mask);
   }
@@ -115,7 +114,7 @@ Result open(const Opening& opening) {
       *opening.context = users != nullptr ? users : unrecordedCommunicator();
     }
   }
-  // Other communicators may use the same mask meanwhile.
+  // Other communicators may use the same mask at this time.
   __atomic_store_n(opening.mask, mask(), __ATOMIC_RELAXED);
   return kSuccess;
 }
@@ -180,7 +179,8 @@ Result finalize(void* context) {
 
 // ---- Operations
 
-// What a version of the interface tells of a launched operation.
+// The parts of a launched operation that each version of the interface reports
+// differently.
 struct Told {
   const char* func;
   const char* datatype;
@@ -192,8 +192,8 @@ struct Told {
   bool has_kernel = true;
 };
 
-// The larger side of a gathering or scattering collective stays 0 if the number
-// of ranks is not known.
+// If the number of ranks is not known, the larger side of a gathering or
+// scattering collective stays 0.
 void setBytes(Record& issue, uint64_t size, int ranks) noexcept {
   const uint64_t all =
       ranks == Communicator::kUnknown ? 0 : size * uint64_t(ranks);
@@ -217,7 +217,7 @@ void setBytes(Record& issue, uint64_t size, int ranks) noexcept {
   }
 }
 
-// Pushes the record of the call to a trace of the plugin's own.
+// Pushes the call's record, in a trace of the plugin's own.
 void pushIssue(
     const Communicator& communicator,
     const Launched& launched,
@@ -312,7 +312,7 @@ Told told(const P2pFields& p2p) noexcept {
   return {p2p.func, p2p.datatype, p2p.count, p2p.peer, {p2p.channels, least}};
 }
 
-// Version 3 tells only the largest number of channels that a collective may
+// Version 3 reports only the largest number of channels that a collective may
 // have.
 Told told(const CollFieldsV3& coll) noexcept {
   Told of_coll = told(static_cast<const CollFields&>(coll));
@@ -324,7 +324,7 @@ Told told(const P2pFieldsV3& p2p) noexcept {
   return {p2p.func, p2p.datatype, p2p.count, p2p.peer, {0, 1}};
 }
 
-// Copy engines run no kernel, so no channel tells its times.
+// Copy engines run no kernel, so there are no times of channels.
 Handle beginCeColl(
     Communicator& communicator,
     const CeCollFields& coll,
@@ -335,8 +335,8 @@ Handle beginCeColl(
   return begin(communicator, of_coll, parent);
 }
 
-// The call that this thread is making, with the id of the operation that
-// capture recorded for it; 0 if none.
+// Returns the call that this thread is making. Its op_id is that of the
+// operation that capture recorded for the call; 0 if none.
 ApiCall callNow(const char* datatype) noexcept {
   return {nowNs(), Recorder::threadId(), datatypeOf(datatype), t_current_op};
 }
@@ -366,8 +366,8 @@ void nameFrom(Communicator& communicator, const Fields& fields, int rank) {
   }
 }
 
-// Begins events of the proxy. Events of another process's operation (PXN) come
-// with that process's context and handles, which mean nothing here.
+// Begins events of the proxy. An event of another process's operation (PXN) has
+// that process's context and handles, which are not valid here.
 template <class Descriptor>
 Handle beginProxyEvent(const Descriptor& event) noexcept {
   const Handle parent = Handle::of(event.parent);
@@ -394,7 +394,8 @@ Handle beginNewEvent(Communicator& communicator, const DescriptorV5& event) {
   }
 }
 
-// `communicator`: the event's, unless it is of another process.
+// `communicator`: that of the event, unless the event belongs to another
+// process.
 template <class Descriptor>
 Handle beginEvent(Communicator* communicator, const Descriptor& event) {
   constexpr bool is_v3 = std::is_same_v<Descriptor, DescriptorV3>;
@@ -440,7 +441,7 @@ template <int version, class Descriptor>
 Result startEvent(void* context, void** handle, Descriptor* event) {
   UserPlugin* user = UserPlugin::of(version);
   if (user == nullptr) {
-    // Always set: NCCL keeps the handle of an earlier event otherwise.
+    // Always set, because NCCL otherwise keeps the handle of an earlier event.
     *handle = beginEvent(static_cast<Communicator*>(context), *event).pointer();
     return kSuccess;
   }
@@ -456,12 +457,12 @@ Result startEvent(void* context, void** handle, Descriptor* event) {
   return kSuccess;
 }
 
-// Calls and operations are only enqueued when they are stopped.
+// When NCCL stops a call or an operation, it has only been enqueued.
 template <int version>
 Result stopEvent(void* pointer) {
   const Handle handle = Handle::of(pointer);
   if (version == 3 && isOn()) {
-    endUntimedChannel(handle); // does nothing for other handles
+    endUntimedChannel(handle); // no effect on other handles
   } else if (handle.tag() == Tag::kStep && isOn()) {
     endStep(handle);
   } else if (handle.tag() == Tag::kTransfer && isOn()) {
@@ -479,7 +480,7 @@ template <int version>
 Result recordEventState(void* pointer, int state, StateArgs* args) {
   const Handle handle = Handle::of(pointer);
   if (version == 3 || !isOn()) {
-    // Version 3 tells of no times.
+    // Version 3 reports no times.
   } else if (state == kKernelChStop && args != nullptr) {
     endChannel(handle, args->gpu_ns);
   } else if (handle.tag() == Tag::kStep) {
@@ -512,7 +513,8 @@ constexpr Table<Init, Descriptor> tableOf(Init init) {
 
 } // namespace commprof::nccl
 
-// One library may export all of them; NCCL takes the highest that it knows.
+// One library may export tables of all versions; NCCL takes the highest version
+// that it knows.
 #define COMMPROF_EXPORT extern "C" __attribute__((visibility("default")))
 
 COMMPROF_EXPORT commprof::nccl::TableV3 ncclProfiler_v3;

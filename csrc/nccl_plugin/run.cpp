@@ -73,7 +73,7 @@ std::string datatypesJson() {
 #define COMMPROF_NAME(name, ...) COMMPROF_FIRST(__VA_ARGS__)
 #define COMMPROF_FIRST(text, ...) , text
 
-// All names of a table of record.h, whose macro begins each with a comma.
+// All names in a table of record.h, whose macro puts a comma before each.
 template <class... Name>
 std::string tableOf(int, const Name&... names) {
   return listOf(names...);
@@ -117,7 +117,7 @@ std::string metadataJson(
       ", \"hooks\": [], \"elastic_run_id\": " + jsonString(elastic) + "}";
 }
 
-// Takes the trace's name, so that no other process writes to it.
+// Takes the trace's name, so that no other process writes to the same file.
 void claim(const std::string& path) {
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0666);
   if (file >= 0) {
@@ -154,8 +154,8 @@ std::string ringPrefix() {
 }
 
 // Path of the file that names the rings' process and trace; empty if there is
-// none. Without it, nobody would remove the rings of a killed process;
-// commprof/trace/ring.py reads it.
+// none. commprof/trace/ring.py reads this file; without it, the rings of a
+// killed process would never be removed.
 std::string g_owner;
 
 void writeOwner(const RecorderOptions& options, const std::string& process) {
@@ -311,7 +311,7 @@ std::optional<Place> placeFromLauncher() {
       return launched;
     }
   }
-  // Slurm numbers its own steps, which are no tasks of srun, from 2**32 down.
+  // Slurm's own steps, which are no tasks of srun, have ids just below 2**32.
   const std::string step = variable("SLURM_STEP_ID");
   const bool digits = !step.empty() && step.size() <= 10 &&
       step.find_first_not_of("0123456789") == std::string::npos;
@@ -336,7 +336,7 @@ void openRun(const Place& place) {
         "COMMPROF_OUT is not set; set it to a directory for the traces");
   }
   std::filesystem::create_directories(given);
-  // The program may change its own directory.
+  // Made absolute, because the program may change its working directory.
   const std::string directory = std::filesystem::absolute(given).string();
   const int restarts = wholeNumber(variable("TORCHELASTIC_RESTART_COUNT"));
   const int attempt = restarts < 0 ? 0 : restarts;

@@ -1,5 +1,5 @@
-// Where the plugin's records go: into a trace of its own or, as a part of
-// capture's module, into the one that capture has open; and the switch that
+// Where the plugin's records go: into a trace of its own or, if the plugin is
+// part of capture's module, into capture's open trace. Also the switch that
 // ends all recording.
 #pragma once
 
@@ -18,14 +18,14 @@ bool isOn() noexcept;
 // True while records are taken.
 bool isRecording() noexcept;
 
-// What is recorded; each level includes the levels above it.
+// The level of recording. Each level includes the levels listed before it.
 enum class Level : uint8_t {
-  kAuto, // $COMMPROF_NCCL is not set: kKernels where these are cheap
-  kOperations, // calls, and what NCCL makes of them
+  kAuto, // $COMMPROF_NCCL is not set: kKernels where that costs little
+  kOperations, // calls, and the operations that NCCL makes of them
   kKernels, // times on the GPU
   kNetwork, // transfers by NCCL's proxy
 };
-// Throws std::runtime_error if the variable has another value.
+// Throws std::runtime_error if the variable has an unknown value.
 Level levelFromEnvironment();
 // Says once, if this is the first rank, that NCCL is recorded.
 void sayRecorded() noexcept;
@@ -36,17 +36,18 @@ void setFirstRank(bool first) noexcept;
 // asks for.
 void switchOff(const std::string& reason) noexcept;
 
-// Tells which variable of NCCL's has the mask of events; null for none.
+// Tells which of NCCL's variables holds the mask of events; null for none.
 void holdMask(int* mask) noexcept;
-// Sets the events that this plugin asks for; then those of the user's plugin.
+// askFor() sets the events that this plugin asks for; the next function those
+// that the user's plugin asks for.
 void askFor(int events) noexcept;
 void askForUser(int events) noexcept;
 // True if this plugin asks for events of this type.
 bool isAsked(uint64_t type) noexcept;
-// The mask for NCCL.
+// The mask of events for NCCL.
 int mask() noexcept;
 
-// The process, as NCCL knows it: a fork does not change it.
+// The process id as NCCL knows it: unchanged by a fork.
 int thisProcess() noexcept;
 
 struct Place {

@@ -10,9 +10,9 @@ namespace commprof::nccl {
 
 namespace {
 
-// What a step waits for. If steps wait for different things, the first in this
-// list counts. To send: the network, the peer, or the GPU. To receive: arrival,
-// the flush, or the GPU.
+// What a step waits for. If several steps wait for different things, the one
+// listed first counts. A send waits for the network, the peer, or the GPU; a
+// receive waits for arrival, the flush, or the GPU.
 enum class Awaits : uint8_t { kNothing, kTransport, kPeerOrFlush, kGpu };
 
 Awaits awaitedIn(int state) noexcept {
@@ -32,7 +32,7 @@ Awaits awaitedIn(int state) noexcept {
 }
 
 struct Transfer {
-  std::atomic_flag used; // held for some instructions
+  std::atomic_flag used; // held only for a few instructions
   uint32_t use = 0;
   bool pending = false;
   Record record;
@@ -64,7 +64,8 @@ struct Transfer {
 constinit std::array<Transfer, kTransfers> g_transfers{};
 std::atomic<uint64_t> g_transfers_begun{0};
 
-// Calls `body` with the transfer of a handle, if it is still in its slot.
+// Calls `body` with the transfer of a handle, if the transfer is still in its
+// slot.
 template <class Body>
 void withTransfer(Handle handle, Body body) noexcept {
   if (handle.slot() >= kTransfers) {

@@ -2,13 +2,12 @@
 // channel of an operation, step by step through the buffers that the GPU fills
 // or empties. Several steps are in flight at a time.
 //
-// The time from the first step's begin to the last one's end is split without
-// overlap. Of a send: *network* while any step is on its way, else *peer* while
-// one is refused because the peer has not offered a buffer, else *GPU*. Of a
-// receive: *arrival*, of which the peer or the network is the cause, while any
-// step has not arrived, else *flush*, else *GPU*.
-//
-// No function allocates, throws, waits or calls into the system.
+// The time from the begin of the first step to the end of the last step is
+// split without overlap. A send is in *network* while any step is on its way;
+// else in *peer* while a step is refused because the peer has not offered a
+// buffer; else in *GPU*. A receive is in *arrival*, caused by the peer or the
+// network, while any step has not arrived; else in *flush*; else in *GPU*. No
+// function allocates, throws, waits or makes system calls.
 #pragma once
 
 #include "nccl_plugin/handle.h"
@@ -17,14 +16,14 @@
 
 namespace commprof::nccl {
 
-// `operation`: empty for one of another process.
+// `operation`: empty if the operation belongs to another process.
 Handle beginTransfer(
     const OperationId& operation,
     const ProxyOpFields& fields) noexcept;
 void endTransfer(Handle transfer) noexcept;
 
 Handle beginStep(Handle transfer, int step) noexcept;
-// Takes a state of kProxyStep.
+// Takes a new state of a kProxyStep.
 void recordStepState(Handle step, int state, const StateArgs* args) noexcept;
 void endStep(Handle step) noexcept;
 

@@ -35,7 +35,7 @@ void sayNotPassedOn(const char* name, const std::string& reason) noexcept {
       reason.c_str());
 }
 
-// As NCCL finds a plugin by name.
+// Finds the library by name in the way NCCL does.
 void* openLibrary(const std::string& name) {
   const bool is_process =
       strncasecmp(name.c_str(), "STATIC_PLUGIN", name.size()) == 0;
@@ -61,7 +61,8 @@ void* openLibrary(const std::string& name) {
 
 // Throws std::runtime_error with the reason.
 UserPlugin* UserPlugin::opened(int asked, const char* name) {
-  void* library = openLibrary(name); // never closed: its threads may go on
+  // Never closed, because the plugin's threads may still run.
+  void* library = openLibrary(name);
   // A descriptor of version 5 to 7 begins with that of version 4.
   const int oldest = asked < 5 ? asked : 4;
   for (int version = asked; version >= oldest; --version) {

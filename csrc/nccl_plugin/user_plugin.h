@@ -1,10 +1,9 @@
 // The profiler plugin that the user has chosen for NCCL, $COMMPROF_NCCL_PLUGIN.
 // NCCL loads one plugin per process, so commprof's plugin passes on to the
 // user's plugin what NCCL would tell it if it were the only one. Whatever the
-// user's plugin does, NCCL is told of success.
-//
-// NCCL gets one handle for both plugins (handle_pairs.h). No function below
-// init() allocates, locks or calls into the system.
+// user's plugin returns, this plugin reports success to NCCL. NCCL gets one
+// handle for both plugins (handle_pairs.h). No function below init() allocates,
+// locks or makes system calls.
 #pragma once
 
 #include <array>
@@ -19,10 +18,10 @@
 
 namespace commprof::nccl {
 
-// What NCCL gives to a plugin for a new communicator.
+// The arguments that NCCL gives to a plugin for a new communicator.
 struct Opening {
   void** context;
-  uint64_t id; // with version 3, this and all below are 0
+  uint64_t id; // with version 3, this and all fields below are 0
   int* mask;
   const char* name;
   int nodes;
@@ -47,8 +46,8 @@ class UserPlugin {
   void finalize(void* context) noexcept {
     table_->finalize(context);
   }
-  // Returns the user's handle; null if NCCL would not tell it of the event.
-  // `event` is as it was after the call.
+  // Returns the user's handle; null if NCCL would not report the event to the
+  // user's plugin. `event` is unchanged after the call.
   template <class Descriptor>
   void* start(void* context, Descriptor& event) noexcept;
   void stop(void* handle) noexcept {
@@ -59,7 +58,7 @@ class UserPlugin {
   }
 
  private:
-  // All versions differ only in init() and in the descriptor.
+  // The tables of all versions differ only in init() and in the descriptor.
   using AnyTable = Table<void*, void>;
 
   UserPlugin(int version, const AnyTable* table, const char* name)
@@ -67,7 +66,7 @@ class UserPlugin {
   static UserPlugin* opened(int asked, const char* name);
   Result initTable(const Opening& opening, void** context, int* mask) const;
   bool wants(uint64_t type) const noexcept;
-  // Asks NCCL for what the plugin has asked for.
+  // Asks NCCL for the events that the user's plugin has asked for.
   void followMask() noexcept {
     askForUser(__atomic_load_n(&mask_, __ATOMIC_RELAXED));
   }
@@ -79,7 +78,8 @@ class UserPlugin {
   const int version_; // newest common version
   const AnyTable* const table_;
   const char* const name_;
-  int mask_ = 0; // the plugin may keep the address, and write at any time
+  // The user's plugin may keep the address and write to it at any time.
+  int mask_ = 0;
 };
 
 // ---- Members of the template above
@@ -90,7 +90,8 @@ void* UserPlugin::start(void* context, Descriptor& event) noexcept {
     followMask(); // the mask may have changed meanwhile
     return nullptr;
   }
-  // Changed in place: how long NCCL's descriptor is depends on the version.
+  // Changed in place, because the length of NCCL's descriptor depends on the
+  // version.
   void* const parent = event.parent;
   const bool foreign = // a handle of another process (PXN)
       event.type == kProxyOp && event.proxy_op.pid != thisProcess();

@@ -43,7 +43,7 @@ void appendInteger(std::string& text, PyObject* value) {
   appendText(text, digits.ptr());
 }
 
-// -1 for anything but a plain integer of 63 bits.
+// Returns -1 for anything but a plain integer of 63 bits.
 int64_t columnValue(PyObject* value) {
   if (!PyLong_CheckExact(value)) {
     return -1;
@@ -181,7 +181,7 @@ void AlikeDictionaries::append(
 
 void bindAlikeDictionaries(py::module_& m) {
   py::class_<AlikeDictionaries>(
-      m, "AlikeDictionaries", "Numbers of dictionaries with equal values.")
+      m, "AlikeDictionaries", "Gives equal dictionaries the same id.")
       .def(
           py::init<
               const std::vector<std::string>&,
@@ -193,7 +193,7 @@ void bindAlikeDictionaries(py::module_& m) {
       .def(
           "read",
           &AlikeDictionaries::read,
-          "Numbers of dictionaries, and a column of each integer key.",
+          "Returns the ids of dictionaries, and a column for each integer key.",
           py::arg("dictionaries"));
 }
 

@@ -1,5 +1,5 @@
-// Gives equal dictionaries equal numbers, so that a reader in Python examines
-// only one dictionary for each number.
+// Gives equal dictionaries the same id, so that a reader in Python examines
+// only one dictionary for each id.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -14,10 +14,10 @@
 
 namespace commprof {
 
-// Dictionaries have the same number if all of their values are equal, except
-// for three sets of keys: `ignored`; `integers`, which become columns; and
-// `truths`, of which only the truth value counts. The numbers count up from 0,
-// also from one call of read() to the next. The caller holds the GIL.
+// Dictionaries have the same id if all of their values are equal, except for
+// the values of three sets of keys: `ignored`; `integers`, whose values become
+// columns; and `truths`, for which only the truth value counts. Ids count up
+// from 0 and continue in the next call of read(). The caller holds the GIL.
 class AlikeDictionaries {
  public:
   using Column = pybind11::array_t<int64_t>;
@@ -28,9 +28,9 @@ class AlikeDictionaries {
       const std::vector<std::string>& truths,
       const std::vector<std::string>& ignored);
 
-  // Returns the number of each dictionary, and a matrix: a row for each
-  // dictionary, a column for each key of `integers`; -1 where the key is
-  // missing or its value is no integer from 0 to 2^63 - 1. Throws
+  // Returns the id of each dictionary, and a matrix with a row for each
+  // dictionary and a column for each key of `integers`. An element is -1 if the
+  // key is missing, or its value is no integer from 0 to 2^63 - 1. Throws
   // py::value_error if a value is not plain.
   Read read(const pybind11::typing::List<pybind11::object>& dictionaries);
 
@@ -41,13 +41,13 @@ class AlikeDictionaries {
   static int64_t numberOf(Numbers& numbers, const std::string& text);
   void append(std::string& text, PyObject* value, Seen& seen, int depth);
 
-  // Role of each key: kDescribes, kIgnored, kTruth, or the column.
+  // Role of each key: kDescribes, kIgnored, kTruth, or its column.
   std::unordered_map<std::string, int> roles_;
-  std::unordered_map<PyObject*, int> roleOfKey_; // of keys in `keys_`
+  std::unordered_map<PyObject*, int> roleOfKey_; // role of each key in `keys_`
   std::vector<pybind11::object> keys_; // kept alive
   size_t columns_;
   Numbers dictionaries_;
-  Numbers inner_; // dictionaries within, such as the frames of stacks
+  Numbers inner_; // ids of inner dictionaries, such as the frames of stacks
 };
 
 void bindAlikeDictionaries(pybind11::module_& m);

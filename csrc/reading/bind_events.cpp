@@ -1,7 +1,7 @@
 // Bindings of the scanner of a profiler's events: no logic here.
 //
 // GIL: released while a text is scanned. A scanner is used by one thread at a
-// time; it keeps the text of the last scan alive for arguments().
+// time; it keeps the last scanned text alive for arguments().
 #include "reading/bind_events.h"
 
 #include <pybind11/numpy.h>
@@ -30,8 +30,8 @@ std::string_view utf8Of(const py::str& text) {
   return {data, size_t(size)};
 }
 
-// Returns the position in bytes of a character's position in a text. In ASCII
-// both are equal; otherwise the characters before it are counted.
+// Converts a position in characters to a position in bytes. In ASCII both are
+// equal; otherwise the bytes of the characters before are counted.
 size_t bytesOf(std::string_view text, bool isAscii, size_t characters) {
   if (isAscii) {
     return std::min(characters, text.size());
@@ -113,13 +113,15 @@ void bindEvents(py::module_& m) {
       .def(
           "scan",
           &BoundScanner::scan,
-          "Reads whole events from a place on; returns where it stopped.",
+          "Reads complete events from a position on; returns the position "
+          "where it stopped.",
           py::arg("text"),
           py::arg("at"))
       .def_property_readonly(
           "is_unusual",
           [](const BoundScanner& self) { return self.scanner.isUnusual(); },
-          "True if it stopped at an event that it does not take.")
+          "True if the scan stopped at an event that the scanner does not "
+          "take.")
       .def_property_readonly("category", &columnOf<&EventColumns::category>)
       .def_property_readonly("name", &columnOf<&EventColumns::name>)
       .def_property_readonly("begin_ns", &columnOf<&EventColumns::startNs>)
@@ -136,14 +138,14 @@ void bindEvents(py::module_& m) {
           [](const BoundScanner& self, size_t first) {
             return since(self.scanner.names(), first);
           },
-          "Names from this number on, as JSON.",
+          "Names from this index on, as JSON.",
           py::arg("first"))
       .def(
           "values",
           [](const BoundScanner& self, size_t first) {
             return since(self.scanner.values(), first);
           },
-          "Values of arguments from this number on, as JSON.",
+          "Values of arguments from this index on, as JSON.",
           py::arg("first"))
       .def(
           "arguments",
@@ -162,10 +164,9 @@ void bindEvents(py::module_& m) {
                         arrayOf(found.combination),
                         py::array_t<int64_t>(shape, found.integers.data())));
           },
-          "For each row, the number of its combination of kept values, and the "
-          "integers: -1 if there is none, -2 for what is no whole number, -3 "
-          "if "
-          "only Python can tell.",
+          "For each row: the index of its combination of kept values, and its "
+          "integers. An integer is -1 if it is missing, -2 if the value is no "
+          "whole number, -3 if only Python can tell.",
           py::arg("rows"))
       .def(
           "arguments_text",
@@ -183,9 +184,8 @@ void bindEvents(py::module_& m) {
                 all.begin() + ptrdiff_t(std::min(first, all.size())),
                 all.end());
           },
-          "Combinations from this number on: the value's number, or -1, of "
-          "each "
-          "kept key.",
+          "Combinations from this index on: for each kept key the value's "
+          "index, or -1.",
           py::arg("first"));
 }
 

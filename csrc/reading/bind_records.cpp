@@ -48,8 +48,9 @@ void bindRecords(py::module_& m) {
                     reinterpret_cast<const uint64_t*>(packed.fields.data())),
                 arrayOf(packed.data)));
       },
-      "The records' kinds; the kinds that occur, and how often; for each kind "
-      "and field [base, width, offset]; and the columns' bytes.",
+      "Returns the kind of each record; the kinds that occur; the number of "
+      "records of each; [base, width, offset] for each kind and field; and the "
+      "bytes of the columns.",
       py::arg("records"));
   m.def(
       "unpack_columns",
@@ -59,7 +60,7 @@ void bindRecords(py::module_& m) {
           throw py::value_error(
               "expected one row [count, base, width, offset] per chunk");
         }
-        std::vector<Bytes> kept; // the arrays of the spans
+        std::vector<Bytes> kept; // keeps the arrays of the spans alive
         std::vector<reading::PackedColumn> columns;
         uint64_t count = 0;
         for (py::ssize_t i = 0; i < rows.shape(0); ++i) {
@@ -74,12 +75,13 @@ void bindRecords(py::module_& m) {
         Numbers values((py::ssize_t(count)));
         const std::span<uint64_t> written(values.mutable_data(), size_t(count));
         if (!reading::unpackColumns(columns, written)) {
-          throw py::value_error("a column does not lie in its data");
+          throw py::value_error("a column reaches beyond its data");
         }
         return values;
       },
-      "The values of a field in chunks of packed records, one chunk after the "
-      "other; `stored` has a row [count, base, width, offset] for each.",
+      "Returns the values of a field in chunks of packed records, one chunk "
+      "after the other; `stored` has a row [count, base, width, offset] for "
+      "each chunk.",
       py::arg("chunks"),
       py::arg("stored"));
 }

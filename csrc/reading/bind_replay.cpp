@@ -1,4 +1,5 @@
-// Python bindings of the replay: no logic here. The GIL is released meanwhile.
+// Python bindings of the replay: no logic here. The GIL is released during a
+// replay.
 #include "reading/bind_replay.h"
 
 #include <pybind11/numpy.h>
@@ -72,7 +73,8 @@ void bindReplay(py::module_& m) {
         }
         return py::array_t<double>(py::ssize_t(times->size()), times->data());
       },
-      "Times of the ranks' marks, rank by rank; None if they deadlock.",
+      "Returns the times of the ranks' marks, rank by rank; None if the ranks "
+      "deadlock.",
       py::arg("first"),
       py::arg("kind"),
       py::arg("row"),

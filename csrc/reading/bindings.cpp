@@ -1,4 +1,5 @@
-// Python bindings of what reports need of C++, without torch: no logic here.
+// Python bindings of the C++ functions that reports use, without torch: no
+// logic here.
 //
 // GIL: released while a log is read and while operations are split. A log is
 // fed by one thread at a time; different logs may be fed at once.
@@ -26,7 +27,7 @@ namespace {
 using namespace inspector;
 using Members = std::vector<const Communicator*>;
 
-// Text of a damaged file may be no UTF-8.
+// The text of a damaged file may not be UTF-8.
 py::str textOf(const std::string& text) {
   PyObject* const decoded =
       PyUnicode_DecodeUTF8(text.data(), py::ssize_t(text.size()), "replace");
@@ -56,7 +57,8 @@ const Stream* streamOf(const Communicator& member, const std::string& kind) {
   return found == member.streams.end() ? nullptr : &found->second;
 }
 
-// The streams of one kind; an empty one for a member that has none.
+// Returns each member's stream of one kind; an empty stream for a member
+// without such records.
 std::vector<const Stream*> streamsOf(
     const Members& members,
     const std::string& kind) {
@@ -105,7 +107,7 @@ void bindLog(py::module_& m) {
             }
             return kinds;
           },
-          "Numbers of records and of captured ones, by kind of operation.")
+          "Number of records, and of captured records, by kind of operation.")
       .def_property_readonly(
           "algorithms",
           [](const Communicator& self) {
@@ -133,7 +135,8 @@ void bindLog(py::module_& m) {
                 int,
                 int>(py::make_tuple(calls, found.turns, found.before));
           },
-          "Calls (kind, size) that repeat, how often, and calls before them.");
+          "The repeated sequence of calls (kind, size), how often it repeats, "
+          "and the number of calls before it.");
   py::class_<LogFile>(
       m, "InspectorLog", "Operations in one log of NCCL Inspector.")
       .def(py::init<std::string>(), py::arg("name"))
@@ -152,7 +155,7 @@ void bindLog(py::module_& m) {
             const py::gil_scoped_release release;
             self.finish();
           },
-          "Takes a last line that has no end.")
+          "Takes a last line that has no line end.")
       .def_property_readonly("name", &LogFile::name)
       .def_property_readonly(
           "version", [](const LogFile& self) { return textOf(self.version()); })
@@ -265,8 +268,9 @@ void bindFollowing(py::module_& m) {
   m.def(
       "inspector_join",
       [](const Followed& members) { return joinLogs(members); },
-      "Joins what several logs of one process hold of one communicator, in the "
-      "first of the members that it returns. Logs that overlap are left out.",
+      "Joins the records that several logs of one process hold of one "
+      "communicator, in the first of the returned members. Logs that overlap "
+      "are left out.",
       py::arg("members"),
       py::return_value_policy::reference);
   m.def(
@@ -292,8 +296,8 @@ void bindFollowing(py::module_& m) {
         const py::gil_scoped_release release;
         return takeMessages(members, blocks, isAll);
       },
-      "Splits the messages that both ranks have written, or all that there "
-      "are, and drops them.",
+      "Splits the messages that both ranks have written, or all messages, and "
+      "drops them.",
       py::arg("members"),
       py::arg("blocks"),
       py::arg("is_all"));
@@ -313,7 +317,7 @@ void bindFollowing(py::module_& m) {
 } // namespace commprof
 
 PYBIND11_MODULE(_reading, m) {
-  m.doc() = "What reports need of C++.";
+  m.doc() = "C++ functions that reports use.";
   commprof::bindLog(m);
   commprof::bindWaits(m);
   commprof::bindFollowing(m);

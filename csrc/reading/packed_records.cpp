@@ -8,7 +8,7 @@ namespace commprof::reading {
 
 namespace {
 
-// Where records begin, at addresses that need not be aligned.
+// Addresses at which records begin; they need not be aligned.
 using Rows = std::vector<const uint8_t*>;
 
 template <class T>
@@ -63,7 +63,8 @@ void write(const Rows& rows, Field<T> field, uint64_t base, uint8_t* out) {
   }
 }
 
-// Difference from the previous value; nothing if it does not fit.
+// Returns the difference from the previous value; nothing if it does not fit in
+// T.
 template <class T>
 bool difference(
     Field<T> field,
@@ -77,7 +78,7 @@ bool difference(
   return whole == by;
 }
 
-// Packs the differences between the values, if all of them fit.
+// Packs the differences between the values, if all of them fit in T.
 template <class T>
 bool packDifferences(
     const Rows& rows,

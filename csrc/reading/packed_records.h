@@ -1,8 +1,7 @@
 // The records of one trace, column by column for each kind, in as few bytes as
-// the values of a column need.
-//
-// Nothing is lost: commprof/trace/packed.py reads the columns and puts the
-// records together again. Records of one kind keep their order.
+// a column's values need. The packing is lossless: commprof/trace/packed.py
+// reads the columns and restores the records. Records of one kind keep their
+// order.
 #pragma once
 
 #include <array>
@@ -20,9 +19,10 @@ inline constexpr size_t kFields = 13;
 
 // The values of one field in the records of one kind: `base` plus an unsigned
 // integer of `width` bytes per record, the first at `offset`. If `width` is 0,
-// all values are `base`. If it is kDifferences, `base` is the first value, and
-// each integer is the signed difference to the previous value, in 4 bytes, the
-// first 0: for times, which spread far but differ little from one to the next.
+// all values are `base`. If `width` is kDifferences, `base` is the first value,
+// and each integer is the signed difference from the previous value, in 4
+// bytes; the first integer is 0. This suits times, which spread far but differ
+// little from one to the next.
 inline constexpr uint64_t kDifferences = 5;
 
 struct PackedField {
@@ -34,8 +34,9 @@ struct PackedField {
 struct PackedRecords {
   std::vector<uint8_t> kinds; // kind of each record, in order
   std::vector<uint8_t> present; // kinds that occur, ascending
-  std::vector<uint64_t> counts; // records of each kind present
-  std::vector<std::array<PackedField, kFields>> fields; // of each kind present
+  std::vector<uint64_t> counts; // number of records of each kind in `present`
+  // Fields of each kind in `present`.
+  std::vector<std::array<PackedField, kFields>> fields;
   std::vector<uint8_t> data; // columns begin at multiples of their width
 };
 
@@ -44,13 +45,14 @@ PackedRecords packRecords(std::span<const uint8_t> records);
 
 // A column of one chunk of packed records.
 struct PackedColumn {
-  std::span<const uint8_t> data; // of the whole chunk
+  std::span<const uint8_t> data; // data of the whole chunk
   PackedField field;
   uint64_t count = 0;
 };
 
-// Writes the values of columns one after the other. Returns false, and leaves
-// the rest as it is, if a column reaches beyond its data or has no known width.
+// Writes the values of columns one after the other. If a column reaches beyond
+// its data or has an unknown width, returns false and leaves the rest of the
+// output unchanged.
 bool unpackColumns(
     std::span<const PackedColumn> columns,
     std::span<uint64_t> values);

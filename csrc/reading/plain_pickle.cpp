@@ -80,7 +80,7 @@ class Machine {
     return value;
   }
 
-  // Returns the place of the first value above the last mark.
+  // Returns the index of the first value above the last mark.
   size_t marked() const {
     size_t at = stack_.size();
     while (at > 0 && stack_[at - 1]) {
@@ -151,8 +151,8 @@ class Machine {
     stack_.resize(below);
   }
 
-  // Returns the place of the last `count` values, which go into the value
-  // below.
+  // Returns the index of the last `count` values, which become parts of the
+  // value below them.
   size_t above(size_t count) const {
     if (stack_.size() < count) {
       inconsistent();
@@ -188,7 +188,8 @@ class Machine {
     push(owned(PyFloat_FromDouble(std::bit_cast<double>(bits))));
   }
 
-  // In a sound pickle, indices count up; any others must take little memory.
+  // In a valid pickle, indices count up. Other indices must not take much
+  // memory either.
   void remember(uint64_t index) {
     const py::object value = top();
     if (index > memo_.size() + kMostSkipped) {
@@ -273,7 +274,7 @@ class Machine {
       case 't': {
         const size_t first = marked();
         py::tuple made = tupleFrom(first);
-        stack_.back() = std::move(made); // in the place of the mark
+        stack_.back() = std::move(made); // replaces the mark
         break;
       }
       case 'l': {
@@ -345,7 +346,8 @@ class Machine {
 
   std::string_view rest_;
   std::vector<py::object> stack_;
-  std::vector<std::optional<py::object>> memo_; // a mark is a value too
+  // A memo entry may also be a mark.
+  std::vector<std::optional<py::object>> memo_;
   std::unordered_map<uint64_t, py::object> others_;
   uint64_t remembered_ = 0;
 };

@@ -11,8 +11,8 @@ namespace commprof::recordings {
 
 namespace {
 
-// A number of at least kMostUs cannot be a time in us. If it is the begin of an
-// event, whole and below kMostNs, it is in ns since 1970.
+// A number of at least kMostUs cannot be a time in us. If such a number is the
+// begin of an event, whole and below kMostNs, its unit is ns since 1970.
 constexpr double kMostUs = 2.3e15;
 constexpr int64_t kMostNs = 2'300'000'000'000'000'000;
 // Columns hold only numbers below this.
@@ -41,8 +41,9 @@ std::optional<int64_t> wholeNumber(std::string_view token) {
   return value;
 }
 
-// A whole number, also one in quotes; -1 for anything else. nullopt if only
-// Python can tell: digits outside of ASCII are digits too.
+// Returns a whole number, with or without quotes; -1 for anything else. Returns
+// nullopt if only Python can tell, because digits outside of ASCII are digits
+// too.
 std::optional<int64_t> identifier(std::string_view token) {
   if (!isString(token)) {
     const int64_t value = wholeNumber(token).value_or(-1);
@@ -69,8 +70,8 @@ struct Time {
   bool isWholeNs = false; // the token was in ns
 };
 
-// nullopt if the token is not a number that can be a time. Floats are rounded
-// as Python rounds: to the nearest ns, halves to the even one.
+// Returns nullopt if the token is not a number that can be a time. Floats are
+// rounded as Python rounds: to the nearest ns, halves to the even one.
 std::optional<Time> timeOf(std::string_view token, bool isInNs) {
   if (token.empty() || isString(token)) {
     return std::nullopt;
@@ -111,8 +112,8 @@ std::optional<Time> timeOf(std::string_view token, bool isInNs) {
   return Time{int64_t(whole) * 1000 + int64_t(part), false};
 }
 
-// Reads the begin of an event, in us; in ns since 1970 if it is a whole number
-// that is too large for us.
+// Reads the begin of an event, whose unit is us. A whole number that is too
+// large for us is in ns since 1970.
 std::optional<Time> momentOf(std::string_view token) {
   const std::optional<int64_t> value = wholeNumber(token);
   return timeOf(token, value.has_value() && double(*value) >= kMostUs);
@@ -147,7 +148,7 @@ void EventColumns::clear() {
   arguments.clear();
 }
 
-// The values of an event that a row needs; empty if they are missing.
+// The values of an event that a row needs; a missing value is empty.
 struct EventScanner::Tokens {
   std::string_view phase;
   std::string_view category;
@@ -242,7 +243,7 @@ EventScanner::Outcome EventScanner::scanEvent(
     return !value.empty();
   });
   if (!isWhole) {
-    // Cut off if the scan came to the end of the text.
+    // An event is cut off if the scan came to the end of the text.
     return JsonScan(text, at).value().empty() ? Outcome::kCutOff
                                               : Outcome::kUnusual;
   }
@@ -253,7 +254,8 @@ EventScanner::Outcome EventScanner::scanEvent(
   return Outcome::kTaken;
 }
 
-// Adds the event's row if it has one; false if only Python can tell.
+// Adds the event's row, if the event has a row. Returns false if only Python
+// can tell.
 bool EventScanner::addRow(const Tokens& tokens, std::string_view text) {
   if (!isString(tokens.phase)) {
     return true;

@@ -1,9 +1,8 @@
 // The events of a Chrome trace that a profiler wrote, as columns.
 //
-// The scanner knows how such a trace is built, but none of the names in it: the
-// reader decides, once for each name, what an event means. Events that are
-// built in an unusual way are left to the reader: the scan stops in front of
-// them.
+// The scanner knows the structure of such a trace, but no names of events: the
+// reader decides, once for each name, what an event means. The scan stops in
+// front of an event with an unusual structure, and leaves it to the reader.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +16,7 @@
 
 namespace commprof::recordings {
 
-// Numbers texts in the order in which they are first seen.
+// Gives texts indices, in the order in which they are first seen.
 class Texts {
  public:
   int64_t number(std::string_view text);
@@ -31,23 +30,25 @@ class Texts {
   }
 
  private:
-  std::deque<std::string> texts_; // stay where they are
+  std::deque<std::string> texts_; // a deque, so that texts keep their addresses
   std::unordered_map<std::string_view, int64_t> numbers_;
 };
 
 // One row for each complete event ("ph": "X") of the categories asked for that
 // has a name, a begin and a length. Times are on the trace's own clock.
 struct EventColumns {
-  std::vector<int64_t> category; // its place in the list of categories
-  std::vector<int64_t> name; // its number in names()
+  std::vector<int64_t> category; // index in the list of categories
+  std::vector<int64_t> name; // index in names()
   std::vector<int64_t> startNs;
   std::vector<int64_t> endNs;
-  std::vector<int64_t> thread; // -1 if it is not a whole number
-  std::vector<int64_t> correlation; // -1 if no whole number; also the next two
+  std::vector<int64_t> thread; // -1 if the thread is not a whole number
+  // -1 if not a whole number; the same for the next two.
+  std::vector<int64_t> correlation;
   std::vector<int64_t> device;
-  std::vector<int64_t> stream; // `tid` if the arguments have none
+  std::vector<int64_t> stream; // `tid` if the arguments have no stream
   std::vector<int64_t> isCollective; // 1 if the arguments name a collective
-  std::vector<std::pair<size_t, size_t>> arguments; // place and length
+  // Position and length of the event's arguments.
+  std::vector<std::pair<size_t, size_t>> arguments;
 
   void clear();
 };
@@ -56,17 +57,18 @@ struct EventColumns {
 // value has the same index in all texts.
 class EventScanner {
  public:
-  // `kept` are the keys of arguments(), `integers` those of its columns, and
-  // `collective` is the one that tells that an event is part of a collective.
+  // `kept` holds the keys that arguments() returns, and `integers` the keys of
+  // its columns. `collective` is the key that shows that an event is part of a
+  // collective.
   EventScanner(
       std::vector<std::string> categories,
       std::vector<std::string> kept,
       std::vector<std::string> integers,
       std::string collective);
 
-  // Replaces events() by those of the text from `at` on, separated by spaces,
-  // commas and colons. Returns the place at which the scan stopped: in front of
-  // an event that is cut off or unusual, or of anything else.
+  // Replaces events() by the events of the text from `at` on; spaces, commas
+  // and colons may separate them. Returns the place at which the scan stopped:
+  // in front of an event that is cut off or unusual, or of anything else.
   size_t scan(std::string_view text, size_t at);
 
   const EventColumns& events() const {
@@ -86,11 +88,11 @@ class EventScanner {
   }
 
   struct Arguments {
-    // For each row, the number of its values in combinations().
+    // For each row, the index of its values in combinations().
     std::vector<int64_t> combination;
-    // For each row and each key of a column, the value: kAbsent if there is
-    // none, kNoInteger for what is no whole number from 0 to 2^62 - 1, and
-    // kUndecided if only Python can tell.
+    // For each row and each key of a column, the value; kAbsent if there is no
+    // value, kNoInteger if it is no whole number from 0 to 2^62 - 1, kUndecided
+    // if only Python can tell.
     std::vector<int64_t> integers;
   };
   static constexpr int64_t kAbsent = -1, kNoInteger = -2, kUndecided = -3;
@@ -100,8 +102,8 @@ class EventScanner {
   // The arguments of a row as they are written.
   std::string_view argumentsText(std::string_view text, size_t row) const;
 
-  // The different values that rows have: for each kept key, the value's index
-  // or -1. A combination has the same index in all texts.
+  // The different combinations of values in the rows: for each kept key, the
+  // value's index or -1. A combination has the same index in all texts.
   const std::vector<std::vector<int64_t>>& combinations() const {
     return combinations_;
   }

@@ -1,6 +1,6 @@
-// Scans JSON text for its values' places, as strictly as Python's json module:
-// what this accepts, Python accepts too. Values are tokens: pieces of the text,
-// with the quotes of strings and with their escapes.
+// Finds the positions of values in JSON text. It is as strict as Python's json
+// module: Python accepts every text that this accepts. A value is returned as a
+// token: a piece of the text, with the quotes and escapes of strings.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,8 @@ class JsonScan {
     return true;
   }
 
-  // The next value; empty if it is no JSON, is cut off or nests too deeply.
+  // Returns the next value; empty if the text there is no JSON, is cut off or
+  // nests too deeply.
   std::string_view value(int depth = 0) {
     skipSpace();
     const char* const begin = at_;
@@ -53,9 +54,9 @@ class JsonScan {
     return {begin, size_t(at_ - begin)};
   }
 
-  // Calls `field(key)` for each key of an object, without its quotes; `field`
-  // has to scan the value and returns false to stop. False unless the whole
-  // object was scanned. A key with an escape stops the scan.
+  // Calls `field(key)` for each key of an object; the key is without quotes.
+  // `field` has to scan the value, and returns false to stop. Returns true if
+  // the whole object was scanned. A key with an escape stops the scan.
   template <class Field>
   bool object(Field field) {
     if (!take('{')) {
@@ -188,11 +189,12 @@ class JsonScan {
         return false;
       }
     }
-    return at_ != end_; // else the number may go on in the next piece
+    // At the end of the text, the number may go on in the next piece.
+    return at_ != end_;
   }
 
-  // Eight characters at once: true if none of them ends a string, begins an
-  // escape or is a control character. May also be false if none does.
+  // Tests eight characters at once. True only if none of them ends a string,
+  // begins an escape or is a control character; may wrongly be false.
   static bool arePlain(const char* text) {
     constexpr uint64_t kOnes = 0x0101010101010101;
     constexpr uint64_t kTops = 0x8080808080808080;
@@ -201,7 +203,7 @@ class JsonScan {
     const uint64_t quotes = some ^ (kOnes * '"');
     const uint64_t slashes = some ^ (kOnes * '\\');
     const uint64_t unusual = (quotes - kOnes) | (slashes - kOnes) |
-        (some - kOnes * ' ') | some; // `some`: characters outside of ASCII
+        (some - kOnes * ' ') | some; // a mask of the bytes outside of ASCII
     return (unusual & kTops) == 0;
   }
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int32_t kNone = -1;
 
-// Singly linked lists of numbers, each of which is in one list at most.
+// Singly linked lists of numbers. A number is in at most one list.
 class Chains {
  public:
   Chains(size_t lists, size_t numbers)
@@ -37,8 +37,8 @@ class Chains {
   std::vector<int32_t> next_;
 };
 
-// State of one replay. The rows that are replayed are numbered anew, as
-// "slots", because a long run has many more rows than that.
+// State of one replay. Only replayed rows have an index here, their "slot": a
+// long run has many more rows.
 class Run {
  public:
   Run(const Programs& programs, const Calls& calls, size_t marks)
@@ -110,7 +110,7 @@ class Run {
   }
 
  private:
-  // Lists, for each slot, the conditions that need it.
+  // Lists, for each slot, the conditions that need its row.
   void findNeeding() {
     const auto& needed = calls_.needed;
     firstNeeding_.assign(rowOf_.size() + 1, 0);
@@ -135,8 +135,8 @@ class Run {
     }
   }
 
-  // Takes the recorded issues that a condition needs; opens the condition if it
-  // needs no others.
+  // Takes those issues of a condition whose times are as recorded; opens the
+  // condition if it needs no other issues.
   void prepare(size_t number) {
     const auto& needed = calls_.needed;
     int64_t latest = 0;
@@ -231,7 +231,8 @@ class Run {
     completed_.push_back(slot);
   }
 
-  // Handles what completed collectives cause until there are no more.
+  // Handles the consequences of completed collectives until no completed
+  // collective is left.
   void settle() {
     while (!completed_.empty()) {
       const size_t slot = completed_.back();
@@ -248,21 +249,22 @@ class Run {
   const Calls& calls_;
   size_t ranks_;
   size_t marksOfRank_;
-  std::vector<int32_t> slot_; // by row; kNone: not replayed
-  std::vector<int64_t> rowOf_; // by slot: its row
+  std::vector<int32_t> slot_; // [row]; kNone: not replayed
+  std::vector<int64_t> rowOf_; // [slot]: its row
   std::vector<bool> done_;
   std::vector<double> end_;
-  std::vector<double> begins_; // by slot: start of a wait for an earlier row
-  std::vector<int64_t> at_; // by rank: its next event
+  std::vector<double> begins_; // [slot]: start of a wait for an earlier row
+  std::vector<int64_t> at_; // [rank]: its next event
   std::vector<double> stood_;
   std::vector<double> marks_;
-  std::vector<int32_t> missing_; // by condition: needed rows not yet issued
-  std::vector<double> arrived_; // by condition: the latest issue so far
+  // [condition]: needed rows that are not issued yet.
+  std::vector<int32_t> missing_;
+  std::vector<double> arrived_; // [condition]: the latest issue so far
   std::vector<int64_t> firstNeeding_;
   std::vector<int32_t> needing_;
-  Chains waiting_; // by slot: ranks that wait for it
-  Chains queued_; // by slot: slots that begin once it is complete
-  Chains chained_; // by slot: places in `programs_.chained`
+  Chains waiting_; // [slot]: ranks that wait for it
+  Chains queued_; // [slot]: slots that begin once it is complete
+  Chains chained_; // [slot]: indices in `programs_.chained`
   std::vector<size_t> completed_;
   std::deque<size_t> ready_;
 };

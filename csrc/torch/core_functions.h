@@ -1,10 +1,10 @@
-// What the profiler gives to C++ modules of its satellites, such as csrc/tune:
-// all that they may use of it besides csrc/base, core/record.h and
-// torch/capture/ddp/mean_all_reduce.h.
+// The functions that the profiler gives to C++ modules of its satellites, such
+// as csrc/tune. Besides them, the modules may use only csrc/base, core/record.h
+// and torch/capture/ddp/mean_all_reduce.h.
 //
 // A module is not linked with the core, which has the only recorder of the
-// process: it gets this table of functions from the loaded core, as a capsule,
-// whatever the two files are called and however they were loaded.
+// process: it gets this table of functions from the loaded core, as a capsule.
+// This works for any names of the two files, however they were loaded.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -30,8 +30,8 @@ struct CoreFunctions {
   void (*push)(const Record& record) noexcept;
   // Completion (torch/capture/completion.h): recordEnd().
   void (*record_end)(uint64_t op_id, Op op, bool failed);
-  // Groups (torch/capture/process_groups.h): groupInfo() for CPUs, its id, and
-  // nextMessage(), which also counts while nothing is recorded.
+  // Groups (torch/capture/process_groups.h): groupInfo() for CPUs, the group's
+  // id, and nextMessage(), which counts even while nothing is recorded.
   GroupInfo& (*group)(c10d::ProcessGroup& group);
   uint32_t (*group_id)(const GroupInfo& group) noexcept;
   uint32_t (*next_message)(GroupInfo& group, Op op, int64_t peer);
@@ -52,7 +52,7 @@ inline constexpr const char* kCoreFunctionsAttribute = "CORE_FUNCTIONS";
 inline constexpr const char* kCoreFunctionsName =
     "commprof core functions " COMMPROF_CORE_HASH;
 
-// Only in the core.
+// Defined only in the core.
 const CoreFunctions& coreFunctions() noexcept;
 
 } // namespace commprof

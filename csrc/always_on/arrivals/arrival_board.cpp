@@ -21,8 +21,9 @@ uint32_t lowBits(uint32_t place, int count) noexcept {
   return place & ((uint32_t(1) << count) - 1);
 }
 
-// True if `place` needs `other` in gloo's binomial tree: a place gets its data
-// from the place without its highest bit, and waits for those that it sends to.
+// True if `place` needs `other` in gloo's binomial tree: a place receives from
+// the place whose number lacks the highest bit of its own number, and waits for
+// the places to which it sends.
 bool needsInTree(uint32_t place, uint32_t other) noexcept {
   const bool is_above = lowBits(place, std::bit_width(other)) == other;
   const bool is_child =
@@ -77,14 +78,14 @@ constexpr uint32_t kTimeBits = 45;
 constexpr uint64_t kTimeMask = (uint64_t(1) << kTimeBits) - 1;
 constexpr uint64_t kNoRoom = 1; // no place begins there
 
-// Numbers of collectives wrap around, and so do rounds; the rounds of groups
-// with fewer slots wrap around more often.
+// Sequence numbers of collectives wrap around, and so do rounds. Rounds wrap
+// around more often in groups with fewer slots.
 constexpr uint64_t kRounds = (uint64_t(1) << 32) / ArrivalBoard::kSlots;
 static_assert(kRounds < uint64_t(1) << (64 - kTimeBits));
 
 enum class Age { kEmpty, kOlder, kSame, kNewer };
 
-// Compares the round that a cell holds with another, modulo kRounds.
+// Compares a cell's round with `round`, modulo kRounds.
 Age ageOf(uint64_t cell, uint64_t round) noexcept {
   const uint64_t held = cell >> kTimeBits;
   if (held == 0 || held == round) {
@@ -107,9 +108,9 @@ uint64_t pairOf(uint32_t low, uint32_t high) noexcept {
 
 namespace board_memory {
 
-// The carrier writes these words one after another, and `check`, which is 0
-// meanwhile, last. A reader that finds the same `check` before and after has
-// read the words that belong together.
+// The carrier sets `check` to 0, writes the words one after another, and sets
+// `check` again last. A reader that finds the same `check` before and after its
+// reading has words that belong together.
 struct Checked {
   Word check;
   Word first;
@@ -130,11 +131,12 @@ struct Checked {
   }
 };
 
-// Arrivals of single ranks of other hosts, by a hash of group, number and rank.
+// Arrivals of single ranks of other hosts, found by a hash of group, sequence
+// number and rank.
 struct ListedTable {
   static constexpr size_t kWays = 4; // places of a set; the oldest is reused
   static constexpr size_t kSets = 1 << 13;
-  Checked places[kSets][kWays]; // time, global rank
+  Checked places[kSets][kWays]; // time and global rank
 
   static uint64_t hashOf(uint64_t key, uint32_t seq, uint32_t rank) noexcept {
     Fnv1a hash;
@@ -177,9 +179,10 @@ using board_memory::ListedTable;
 struct ArrivalBoard::Place {
   Word key; // 0: free
   Word shape; // ranks of the group, and slots
-  Word lasts; // offset of last arrivals; 0: none yet; kNoRoom: never
+  Word lasts; // offset of the last arrivals; 0: none yet; kNoRoom: there was no
+              // room for them
   Word columns; // offset of the newest column; 0: none
-  Word local_ranks; // number of columns
+  Word local_ranks; // number of columns, one for each rank of this host
 
   uint32_t size() const noexcept {
     return uint32_t(shape.load(std::memory_order_relaxed));
@@ -192,11 +195,12 @@ struct ArrivalBoard::Place {
   }
 };
 
-// The arrivals of one rank of this host; cells, and their kinds, follow.
+// The arrivals of one rank of this host. Its cells, and the kind of each
+// arrival, follow in memory.
 struct ArrivalBoard::Column {
-  Word who; // rank in the group, and global rank
+  Word who; // rank in the group and global rank
   Word next; // offset of an older column; 0: none
-  Word end; // one past the newest collective; 0: none yet
+  Word end; // sequence number after that of the newest collective; 0: none yet
   Word reserved;
 
   Word* cells() noexcept {
@@ -219,8 +223,8 @@ struct ArrivalBoard::Column {
 struct ArrivalBoard::Header {
   Word token; // written last
   Word used_bytes;
-  Word local_ranks; // expected on this host
-  // The fields of HostLinks.
+  Word local_ranks; // ranks that are expected on this host
+  // The words from here on are the fields of HostLinks.
   Word clock_known;
   Word clock_offset_ns;
   Word peers;
@@ -320,8 +324,8 @@ size_t ArrivalBoard::usedBytes() const noexcept {
   return header_->used_bytes.load();
 }
 
-// The first groups of a job get all slots if their ranks are not too many; the
-// share of later ones shrinks, so that there is room for as many as possible.
+// A job's first groups get all slots unless they have too many ranks. Later
+// groups get fewer and fewer, so that as many groups as possible find room.
 uint32_t ArrivalBoard::slotsFor(uint32_t size) const noexcept {
   const uint64_t local = std::min(
       uint64_t(size), std::max<uint64_t>(header_->local_ranks.load(), 1));
@@ -370,8 +374,8 @@ ArrivalBoard::Column* ArrivalBoard::columnAt(uint64_t offset) const noexcept {
   return offset == 0 ? nullptr : inMemory<Column>(header_, offset);
 }
 
-// Returns the column of a rank, which it makes if there is none; null without
-// room. Only the rank itself makes it.
+// Returns the column of a rank; makes the column if there is none yet. Null if
+// there is no room. Only the rank itself makes its column.
 ArrivalBoard::Column* ArrivalBoard::columnOf(
     Place& place,
     const Member& member) noexcept {
@@ -527,7 +531,8 @@ void ArrivalBoard::Group::post(
   own_->kinds(slots)[seq % slots].store(kind, std::memory_order_relaxed);
   own_->cells()[seq % slots].store(cell, std::memory_order_release);
   const uint64_t end = own_->end.load(std::memory_order_relaxed);
-  const uint32_t further = seq + 1 - uint32_t(end); // numbers wrap around
+  // Sequence numbers wrap around.
+  const uint32_t further = seq + 1 - uint32_t(end);
   if (end == 0 || comesBefore(uint32_t(end), seq + 1)) {
     const uint64_t next = end == 0 ? uint64_t(seq) + 1 : end + further;
     own_->end.store(next, std::memory_order_release);
@@ -542,8 +547,8 @@ ArrivalBoard::State ArrivalBoard::Group::last(
   const uint32_t slots = place_->slots();
   const uint32_t size = place_->size();
   const uint64_t round = place_->roundOf(seq);
-  // Read before the columns, so that each rank of this host that the carrier
-  // knew has a column below.
+  // Read before the columns: then each rank of this host that the carrier knew
+  // has a column in the loop below.
   const auto* lasts = inMemory<Checked>(board_->header_, place_->lasts.load());
   uint64_t who = 0;
   uint64_t error_ns = 0;

@@ -1,13 +1,13 @@
-// Memory shared by the ranks of one host, with the time at which each of them
+// Memory shared by the ranks of one host, with the time at which each rank
 // issued each collective. Any rank can read which rank came last, and when.
 //
-// A group takes a column of cells for each of its ranks on this host, and one
-// word list for all of its other ranks, however many there are: the last
-// arrival of the whole group, which the carrier (hosts/arrival_carrier.h)
-// writes in this host's clock. Every word has one writer, the helper thread of
-// a rank or the carrier, so no process waits for another, and a process that
-// dies leaves nothing half done. A cell is overwritten some collectives of its
-// group later (at most kSlots), which a late reader detects.
+// A group takes a column of cells for each of its ranks on this host. For all
+// of its ranks on other hosts, however many, it takes one list of words: the
+// last arrival of the whole group. The carrier (hosts/arrival_carrier.h) writes
+// this list, with times by this host's clock. Every word has one writer, the
+// helper thread of a rank or the carrier, so that no process waits for another,
+// and a process that dies leaves nothing half done. A cell is overwritten at
+// most kSlots collectives later; a late reader detects this.
 #pragma once
 
 #include <atomic>
@@ -23,7 +23,7 @@ namespace commprof {
 
 // In an operation, a rank waits for all ranks of its group, or for fewer if the
 // operation has a root or is a message. The reasons and measurements are in
-// commprof/analysis/align/matching.py; a test compares the two.
+// commprof/analysis/align/matching.py; a test compares its rules with these.
 
 // One operation as its rank issued it.
 struct Meaning {
@@ -48,10 +48,10 @@ bool needsAll(const Meaning& meaning, uint32_t size, uint32_t rank) noexcept;
 
 // State of this host's carrier, and its links to those of other hosts.
 struct HostLinks {
-  bool clock_known = false; // compared with rank 0's
+  bool clock_known = false; // compared with rank 0's clock
   int64_t clock_offset_ns = 0; // rank 0's clock minus this host's
-  uint32_t peers = 0; // hosts with which it exchanges datagrams
-  uint32_t heard = 0; // other hosts in its tree
+  uint32_t peers = 0; // hosts with which this host exchanges datagrams
+  uint32_t heard = 0; // other hosts in this host's tree
   uint64_t unsent = 0; // datagrams that the network did not accept
   uint64_t skipped = 0; // collectives for which the carrier had no room
 };
@@ -59,23 +59,25 @@ struct HostLinks {
 // An operation that a rank asks about, and when the rank was done with it.
 struct AskedAbout {
   Meaning meaning;
-  uint64_t done_ns = UINT64_MAX; // time by the rank's own clock
+  uint64_t done_ns = UINT64_MAX; // by the rank's own clock
 };
 
 class ArrivalBoard {
  public:
-  // Number of a group's newest collectives that are kept; fewer if the group
-  // has many ranks on this host, or once half of the memory is taken.
+  // Number of collectives that are kept for a group, the newest ones. It is
+  // lower if the group has many ranks on this host, or once half of the memory
+  // is taken.
   static constexpr uint32_t kSlots = 1 << 14;
   static constexpr uint32_t kFewestSlots = 64;
   // Each ordered pair of ranks that exchange messages counts as a group.
   static constexpr uint32_t kMaxGroups = 1024;
-  // Size for all groups of one host, so that with the carrier's table it stays
-  // below 64 MiB. Pages take memory when first written to.
+  // Size of the board for all groups of one host. The board and the carrier's
+  // table together stay below 64 MiB. A page takes memory once it is written
+  // to.
   static constexpr size_t kBytes = 48 << 20;
-  // If a rank may be done before another has arrived, hosts send each other the
-  // arrivals of single ranks. In groups larger than this, they send only the
-  // root's.
+  // In an operation in which a rank may be done before another has arrived,
+  // hosts send each other the arrivals of single ranks. For groups larger than
+  // this, they send only the root's arrival.
   static constexpr uint32_t kMostListed = 256;
 
   // Makes unnamed memory, which is freed with the last process that holds it.
@@ -84,8 +86,9 @@ class ArrivalBoard {
       uint64_t token,
       uint32_t local_ranks = 8);
   // Opens the same memory in another process of this user and host; `path` is
-  // /proc/<pid>/fd/<fd()> of the one that made it. Throws std::system_error, or
-  // std::invalid_argument if the file is not the board with this token.
+  // /proc/<pid>/fd/<fd()> of the process that made it. Throws
+  // std::system_error, or std::invalid_argument if the file is not the board
+  // with this token.
   static std::unique_ptr<ArrivalBoard> open(
       const std::string& path,
       uint64_t token);
@@ -99,29 +102,31 @@ class ArrivalBoard {
 
   enum class State {
     kMissing, // not all ranks of the group have arrived
-    kPartial, // as kKnown, but some ranks of other hosts were not seen
+    kPartial, // like kKnown, but some ranks of other hosts were not seen
     kKnown,
     kLost, // overwritten by now
-    kNoPlace, // the board had no place, or no room, for its group
-    kUnlisted, // needs single ranks of too large a group
+    kNoPlace, // the board had no place, or no room, for the group
+    kUnlisted, // the operation needs arrivals of single ranks, and the group is
+               // too large for them
   };
   struct Last {
     uint64_t at_ns = 0; // when the last rank issued it
     uint32_t rank = 0; // that rank's global rank
-    // Bound on the error of comparing clocks; 0 among ranks of one host.
+    // Bound on the error of `at_ns` from comparing clocks; 0 among ranks of one
+    // host.
     uint64_t clock_error_ns = 0;
   };
   struct Member {
-    uint64_t key = 0; // the group's, the same on all ranks; not 0
+    uint64_t key = 0; // key of the group, the same on all ranks; not 0
     uint32_t rank = 0; // rank in the group
     uint32_t size = 0;
     uint32_t global_rank = 0;
   };
   // How much the other hosts must know of an arrival.
   enum class Kind : uint8_t {
-    kAll, // all ranks wait for all: the last arrival is enough
+    kAll, // all ranks wait for all: the last arrival is sufficient
     kSingle, // a rank may be done before another has arrived
-    kRoot, // the same, and this rank is the root
+    kRoot, // as kSingle, and this rank is the root
   };
   struct Arrival {
     uint32_t rank = 0; // rank in the group
@@ -149,10 +154,10 @@ class ArrivalBoard {
    public:
     Group() = default;
     void post(uint32_t seq, uint64_t issue_ns, Kind kind = Kind::kAll) noexcept;
-    // Of the ranks that this rank needs, finds the last one to issue collective
-    // `seq` before this rank was done with it; this rank itself if none issued
-    // it later. `near_ns` is when any rank issued it: cells keep times modulo
-    // 9.7 hours.
+    // Among the ranks that this rank needs, finds the rank that issued
+    // collective `seq` last, before this rank was done with the collective;
+    // this rank itself if none issued it later. `near_ns` is a time at which
+    // any rank issued it, because cells keep times modulo 9.7 hours.
     State last(
         uint32_t seq,
         uint64_t near_ns,
@@ -165,11 +170,12 @@ class ArrivalBoard {
     // The functions below are for the carrier.
     uint32_t size() const noexcept;
     uint32_t slots() const noexcept;
-    uint32_t localRanks() const noexcept; // ranks of this host that joined
-    // One past the newest collective that a rank of this host wrote down; false
-    // if there is none yet. Numbers wrap around.
+    uint32_t localRanks() const noexcept; // this host's ranks that have joined
+    // Sets `end` to the sequence number after that of the newest collective
+    // that a rank of this host wrote down. False if there is none yet. Sequence
+    // numbers wrap around.
     bool newestEnd(uint32_t& end) const noexcept;
-    // Appends the arrivals of this host's ranks at `seq`.
+    // Appends the arrivals of this host's ranks at collective `seq`.
     void arrivals(uint32_t seq, uint64_t near_ns, std::vector<Arrival>& out)
         const;
     void setLast(uint32_t seq, const GroupLast& last) noexcept;

@@ -8,8 +8,8 @@ namespace commprof {
 
 namespace {
 
-// Never 0. The chance that two of kMaxGroups groups have the same hash is one
-// in 10^15.
+// Never 0. With kMaxGroups groups, the chance that any two have the same hash
+// is one in 10^15.
 uint64_t hashOf(const std::string& text) noexcept {
   Fnv1a hash;
   hash.add(text);

@@ -1,5 +1,6 @@
-// This rank's part in finding who came last to each collective: its groups, and
-// the board to which the ranks of this host write their arrivals.
+// This rank's part in finding which rank came last to each collective. It knows
+// this rank's groups, and the board to which the ranks of this host write their
+// arrivals.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +16,22 @@ namespace commprof {
 
 // A process group, as one process knows it.
 struct GroupMembership {
-  uint32_t id = 0; // number in this process's records
-  std::string name; // the same on all ranks
+  uint32_t id = 0; // id in this process's records
+  std::string name; // name, the same on all ranks
   uint32_t rank = 0;
   uint32_t size = 0;
   bool is_gloo = false; // the group's backend is gloo
 };
 
-// An operation as its rank issued it. A message belongs to a group of two
-// ranks, its sender and its receiver, and is numbered in it.
+// An operation as its rank issued it. A message counts as a collective of a
+// group of two, its sender and its receiver, and has a sequence number in this
+// group.
 struct IssuedOp {
   uint32_t group = 0;
   uint32_t seq = 0;
   Op op = Op::kAllReduce;
-  uint32_t peer = 0; // group rank of the root or of the message's other end
+  // Group rank of the root, or of the other rank of a message.
+  uint32_t peer = 0;
 
   bool isNumbered() const noexcept {
     return op != Op::kRecvAnySource && (!isPointToPoint(op) || seq != kNoSeq);
@@ -70,7 +73,8 @@ class ArrivalExchange {
   std::shared_ptr<ArrivalBoard> board_;
   uint32_t global_rank_ = 0;
   std::unordered_map<uint32_t, Membership> groups_;
-  // Keyed by group, the other end, and true if this rank sends.
+  // Keyed by the group, the other rank of a message, and whether this rank
+  // sends.
   std::map<std::tuple<uint32_t, uint32_t, bool>, Membership> messages_;
   std::map<std::string, uint32_t> turns_;
 };

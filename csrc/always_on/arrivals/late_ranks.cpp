@@ -15,7 +15,8 @@ double before(double begin, double end, double waited_ns, double time) {
   return std::clamp(time - begin, 0.0, length) / length * waited_ns;
 }
 
-// Returns the copy speed with which the replay waits for `blocked_ns`.
+// Returns the copy time per byte at which the replay waits for `blocked_ns` in
+// total.
 double copyNsPerByte(
     const std::vector<double>& end_ns,
     const std::vector<double>& copied_bytes,
@@ -118,7 +119,8 @@ void LateRanks::exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns) {
        waited_ns_.rbegin()->first.first != waited_ns_.begin()->first.first)) {
     doubleBlocks();
   }
-  // One block is left: more ranks were waited for than fit.
+  // Only one block is left, and the ranks that were waited for are still too
+  // many.
   if (waited_ns_.size() > kMaxCells) {
     waited_ns_.erase(
         std::min_element(
@@ -135,7 +137,7 @@ void LateRanks::moveExposed(int64_t by_ns) {
   if (blocks == 0) {
     return;
   }
-  // This wraps modulo 2**64, as the times do.
+  // This wraps modulo 2**64, as unsigned times do.
   const uint64_t whole_ns = uint64_t(blocks) * block_ns_;
   std::map<std::pair<uint64_t, uint32_t>, uint64_t> moved;
   for (const auto& [cell, wait_ns] : waited_ns_) {
@@ -163,8 +165,8 @@ void LateRanks::appendJson(std::string& out) const {
   const auto number = [&out](const char* name, uint64_t value) {
     out.append(name).append(std::to_string(value));
   };
-  // Of more than kMaxCells ranks, only those that were waited for longest are
-  // listed.
+  // If there are more than kMaxCells ranks, only those that were waited for
+  // longest are listed.
   std::vector<uint64_t> waits_ns;
   for (const auto& [rank, last] : last_) {
     waits_ns.push_back(last.wait_ns);

@@ -1,8 +1,8 @@
-// Counts which ranks came last to the collectives of this rank, and how long it
-// waited for each, in total and per block of time for a test against chance.
-//
-// The part of an exposed stretch that was waiting for the last rank equals that
-// of commprof/analysis/step/waiting.py and exposure.py.
+// Counts which ranks came last to the collectives of this rank, and how long
+// this rank waited for each of them. The waits are kept in total, and per block
+// of time for a test against chance. The part of an exposed stretch that was
+// waiting for the last rank is the same as in commprof/analysis/step/waiting.py
+// and exposure.py.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,14 @@ namespace commprof {
 struct Exposure {
   uint64_t begin_ns = 0;
   uint64_t end_ns = 0;
-  uint64_t waited_ns = 0; // at most the stretch, except for clock noise
-  uint64_t op_id = 0; // awaited in Work.wait; 0 for a finalisation
-  uint64_t graph_task = 0; // backward pass of a finalisation
+  // At most the length of the stretch, except for clock noise.
+  uint64_t waited_ns = 0;
+  uint64_t op_id = 0; // operation awaited in Work.wait; 0 for a finalisation
+  uint64_t graph_task = 0; // id of the backward pass of a finalisation
 };
 
-// One bucket of a backward pass as its rank saw it, in order of issue.
+// One bucket of a backward pass as its rank saw the bucket. Buckets are in
+// order of issue.
 struct BucketTimes {
   double size_bytes = 0;
   uint64_t end_ns = 0;
@@ -30,16 +32,18 @@ struct BucketTimes {
   uint32_t last_rank = 0;
 };
 
-// The part of a wait for one collective that lies before its last arrival.
+// Returns the part of a wait for one collective that lies before the
+// collective's last arrival.
 uint64_t waitedBefore(const Exposure& exposure, uint64_t arrival_ns) noexcept;
 
-// The bucket whose last arrival ended the waiting: the last one that arrived
-// after all earlier ones had been transferred. `buckets` is not empty.
+// Returns the bucket whose last arrival ended the waiting: the last bucket
+// whose arrival came after all earlier buckets had been transferred. `buckets`
+// is not empty.
 const BucketTimes& decidingBucket(
     const std::vector<BucketTimes>& buckets) noexcept;
 
-// The part of a finalisation's waiting that lies before `arrival_ns`. The
-// waiting is distributed over the buckets by replaying DDP's loop, as
+// Returns the part of a finalisation's waiting that lies before `arrival_ns`.
+// The waiting is distributed over the buckets by replaying DDP's loop, as
 // exposure.py does. May throw std::bad_alloc.
 uint64_t waitedBefore(
     const Exposure& finalisation,
@@ -54,7 +58,8 @@ class LateRanks {
   static constexpr uint64_t kMaxBlocks = 128;
   static constexpr size_t kMaxCells = 1024;
 
-  // Counts `rank` as the last that this rank needed in an operation.
+  // Counts `rank` as the last rank to arrive among those that this rank needed
+  // in an operation.
   void wasLast(uint32_t rank, uint64_t wait_ns);
   // Counts a wait of the training thread for `rank`, from `at_ns` on.
   void exposed(uint64_t at_ns, uint32_t rank, uint64_t wait_ns);
@@ -76,7 +81,7 @@ class LateRanks {
 
   std::map<uint32_t, Last> last_;
   uint64_t block_ns_ = kFirstBlockNs;
-  // By block (time over block_ns_) and rank.
+  // Keyed by block (time divided by block_ns_) and rank.
   std::map<std::pair<uint64_t, uint32_t>, uint64_t> waited_ns_;
 };
 

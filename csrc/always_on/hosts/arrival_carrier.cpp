@@ -22,7 +22,7 @@ namespace commprof {
 
 namespace {
 
-// Datagrams taken before a check whether to send or to end.
+// Number of datagrams taken before a check whether to send or to end.
 constexpr int kInARow = 256;
 
 int openEvent() {
@@ -75,7 +75,8 @@ void ArrivalCarrier::wake() noexcept {
 void ArrivalCarrier::addPeer(const ArrivalPeer& peer) {
   const IpAddress address = IpAddress::parse(peer.address, peer.port);
   if (peer.host == 0 || peer.host >= options_.host) {
-    throw std::invalid_argument("a parent's number is below the child's");
+    throw std::invalid_argument(
+        "the number of a parent host is below the child's");
   }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -98,7 +99,8 @@ void ArrivalCarrier::loop() noexcept {
         has_others_.load() ? int((left_ns + 999'999) / 1'000'000) : -1;
     const int ready = poll(watched, 2, wait_ms);
     if (ready < 0 && errno != EINTR) {
-      return; // no memory for a poll: the others' arrivals are then not known
+      return; // there is no memory for poll(): arrivals of other hosts stay
+              // unknown
     }
     if (ready > 0 && watched[1].revents != 0) {
       uint64_t count = 0;
@@ -272,8 +274,8 @@ void ArrivalCarrier::sendRoundLocked(uint64_t now_ns) {
   askBetterLocked(now_ns);
 }
 
-// Asks whether better parents live again. Such a parent answers, because it
-// takes this host for a child without a subtree.
+// Asks better parents whether they are alive again. Such a parent answers,
+// because to it this host looks like a child without a subtree.
 void ArrivalCarrier::askBetterLocked(uint64_t now_ns) {
   if (parent_ == 0 || now_ns < asked_ns_ + kReturnNs) {
     return;

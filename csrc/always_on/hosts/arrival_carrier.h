@@ -1,7 +1,6 @@
 // Connects this host's board with those of the other hosts: a node of the tree
-// (arrival_tree.h), with a socket and a thread.
-//
-// One process of each host does this for all: the one that made the board.
+// (arrival_tree.h), with a socket and a thread. Each host has one carrier, in
+// the process that made the board.
 #pragma once
 
 #include <atomic>
@@ -23,23 +22,23 @@ namespace commprof {
 
 // Address of another host's carrier.
 struct ArrivalPeer {
-  uint32_t host = 0; // number of that host, below this host's
+  uint32_t host = 0; // index of that host, below this host's
   std::string address; // numeric
   uint16_t port = 0;
-  uint64_t token = 0; // token that it accepts
+  uint64_t token = 0; // token that this carrier accepts
 };
 
 struct ArrivalCarrierOptions {
-  std::string address; // to listen on, numeric; any free port
+  std::string address; // numeric address to listen on, at any free port
   uint64_t token = 0; // datagrams without it are ignored
-  uint32_t host = 0; // number of this host, from 1
+  uint32_t host = 0; // index of this host, from 1
 };
 
-// A thread that sleeps in poll() and takes the datagrams that come. It sends
-// what is new every kPeriodNs, and kHurryNs after a datagram came, if there are
-// hosts to send to. Datagrams that the network does not accept at once are
-// counted and dropped. Without a clock it passes on what others send, but
-// nothing of this host.
+// A thread that sleeps in poll() and takes the datagrams that come. If there
+// are hosts to send to, it sends new arrivals every kPeriodNs, and kHurryNs
+// after a datagram came. Datagrams that the network does not accept at once are
+// counted and dropped. Until this host's clock is compared, it passes on
+// arrivals of other hosts only.
 //
 // The parent is the first of the peers that answers; without one, this host is
 // the root of those that send to it.
@@ -47,14 +46,14 @@ class ArrivalCarrier {
  public:
   static constexpr uint64_t kPeriodNs = 100'000'000;
   static constexpr uint64_t kHurryNs = 25'000'000;
-  // Time between two signs of life, in either direction. A parent that gave
-  // none for kSilentNs is left for the next peer; a child that gave none for
-  // kForgetNs is forgotten.
+  // Time between two signs of life, in either direction. This host leaves a
+  // parent that is silent for kSilentNs, and tries the next peer. It forgets a
+  // child that is silent for kForgetNs.
   static constexpr uint64_t kAliveNs = 500'000'000;
   static constexpr uint64_t kSilentNs = 2'000'000'000;
   static constexpr uint64_t kForgetNs = 5'000'000'000;
-  // Time between two questions to better peers, and least time with a parent
-  // before the return to a better one.
+  // Time between two questions to better peers. A host stays with a parent at
+  // least this long before it returns to a better one.
   static constexpr uint64_t kReturnNs = 2'000'000'000;
   static constexpr uint64_t kStayNs = 5'000'000'000;
   static constexpr uint32_t kMaxHosts = 1 << 16;
@@ -76,17 +75,18 @@ class ArrivalCarrier {
   // Any thread: adds a possible parent, the best first. Throws
   // std::invalid_argument.
   void addPeer(const ArrivalPeer& peer);
-  // Any thread: sends now what is new.
+  // Any thread: sends new arrivals now.
   void flush() noexcept;
-  // Any thread: datagrams and bytes sent, and other hosts that they go to.
+  // Any thread: the datagrams and bytes sent, and the number of other hosts
+  // that get them.
   struct Traffic {
     uint64_t datagrams = 0;
     uint64_t bytes = 0;
     uint32_t flows = 0;
   };
   Traffic traffic() const;
-  // For a forked child, where the thread does not exist: closes the descriptors
-  // and releases the board. The object must then be leaked.
+  // For a forked child, in which the carrier's thread does not exist: closes
+  // the descriptors and releases the board. The object must then be leaked.
   void abandon() noexcept;
 
  private:
@@ -99,7 +99,8 @@ class ArrivalCarrier {
     IpAddress address;
     uint64_t token;
     uint64_t heard_ns;
-    uint32_t hosts; // hosts in its subtree; 0: it asks if this host lives
+    // Hosts in its subtree; 0: it only asks whether this host lives.
+    uint32_t hosts;
   };
   void loop() noexcept;
   void receiveAll() noexcept;
@@ -127,18 +128,19 @@ class ArrivalCarrier {
   UdpSocket socket_;
   int wake_fd_; // readable when the thread must wake up
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> has_others_{false}; // hosts to send to
+  std::atomic<bool> has_others_{false}; // there are hosts to send to
 
-  mutable std::mutex mutex_; // guards all below except the thread
+  mutable std::mutex mutex_; // guards all fields below except the thread
   ArrivalTree tree_;
   std::vector<Peer> peers_; // possible parents, the best first
-  size_t parent_ = 0; // index in peers_; its size for the root
+  size_t parent_ = 0; // index of the parent in peers_; peers_.size() if this
+                      // host is the root
   uint64_t parent_since_ns_ = 0;
   uint64_t parent_heard_ns_ = 0;
-  uint64_t asked_ns_ = 0; // when better peers were asked last
+  uint64_t asked_ns_ = 0; // when better peers were last asked
   uint64_t alive_ns_ = 0; // time of the last sign of life
-  uint32_t tree_hosts_ = 0; // hosts in the tree, as the root says
-  std::map<uint32_t, Child> children_; // by their hosts' numbers
+  uint32_t tree_hosts_ = 0; // hosts in the whole tree, as the root reports
+  std::map<uint32_t, Child> children_; // keyed by the children's host indices
   uint64_t unsent_ = 0;
   Traffic traffic_;
 
@@ -152,18 +154,18 @@ class HostCarrier {
   // One per process, never destroyed.
   static HostCarrier& instance();
 
-  // Makes a board, which replaces that of an earlier process group. Throws like
-  // ArrivalBoard::create().
+  // Makes a board, which replaces the board of an earlier process group. Throws
+  // like ArrivalBoard::create().
   std::shared_ptr<ArrivalBoard> makeBoard(
       uint64_t token,
       uint32_t local_ranks = 8);
-  // Starts a carrier for the board, which runs until the process ends or
-  // stop(): ranks that finish later still need it. Returns its port. Throws
-  // like ArrivalCarrier, and std::logic_error without a board.
+  // Starts a carrier for the board, which runs until stop() or the end of the
+  // process, because ranks that finish later still need it. Returns its port.
+  // Throws like ArrivalCarrier, and std::logic_error without a board.
   uint16_t carry(const ArrivalCarrierOptions& options);
   // Throws like ArrivalCarrier::addPeer(); std::logic_error without a carrier.
   void addPeer(const ArrivalPeer& peer);
-  // Sends now what is new, if there is a carrier.
+  // Sends new arrivals now, if there is a carrier.
   void flush();
   void stop();
 

@@ -7,7 +7,7 @@ namespace commprof {
 
 namespace {
 
-// Little-endian, as the trace.
+// Little-endian, as in a trace.
 struct DatagramHeader {
   static constexpr uint32_t kMagic = 0x56525241; // "ARRV"
   static constexpr uint16_t kVersion = 2;
@@ -29,8 +29,8 @@ struct RunHeader {
   uint32_t size = 0;
   uint32_t first_seq = 0;
   uint16_t count = 0; // number of collectives
-  uint16_t bytes = 0; // size of what follows
-  uint32_t is_listed = 0; // 1: one collective, with single ranks
+  uint16_t bytes = 0; // bytes that follow
+  uint32_t is_listed = 0; // 1: one collective, with arrivals of single ranks
 };
 static_assert(sizeof(RunHeader) == 32);
 

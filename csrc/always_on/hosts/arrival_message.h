@@ -1,10 +1,10 @@
-// Messages between the carriers of two hosts of the tree: for each collective
-// the last arrival among the ranks that the sender knows of, packed into
-// datagrams that need no fragmentation.
+// Messages between the carriers of two hosts of the tree: for each collective,
+// the last arrival that the sender knows of. Messages are packed into datagrams
+// that need no fragmentation.
 //
 // A datagram is a header and runs of consecutive collectives of one group.
-// Times are in rank 0's clock; within a run, each but the first is stored as
-// the difference from the one before, as a variable-length number.
+// Times are by rank 0's clock. Within a run, each time after the first is
+// stored as its difference from the time before, in a variable-length number.
 #pragma once
 
 #include <cstddef>
@@ -16,28 +16,28 @@
 
 namespace commprof {
 
-// What is known of one collective.
+// Known arrivals at one collective.
 struct KnownArrivals {
   uint32_t seq = 0;
   uint32_t present = 0; // ranks of the group that were seen
-  uint64_t last_ns = 0; // the last arrival of these, by rank 0's clock
-  uint32_t last_rank = 0; // its global rank
-  // Arrivals of single ranks by rank 0's clock, where those are needed; their
-  // kind is not sent.
+  uint64_t last_ns = 0; // the last of these arrivals, by rank 0's clock
+  uint32_t last_rank = 0; // global rank of the last arrival
+  // Arrivals of single ranks by rank 0's clock, if the operation needs them;
+  // their kind is not sent.
   std::vector<ArrivalBoard::Arrival> listed{};
 };
 
 // Collectives of one group.
 struct ArrivalRun {
-  uint64_t key = 0; // of the group
-  uint32_t size = 0; // number of its ranks
+  uint64_t key = 0; // key of the group
+  uint32_t size = 0; // number of ranks in the group
   std::vector<KnownArrivals> collectives{};
 };
 
 struct ArrivalHeader {
   uint64_t token = 0; // token that the receiver accepts
   uint64_t own_token = 0; // token that the sender accepts
-  uint32_t host = 0; // number of the sender, from 1
+  uint32_t host = 0; // index of the sending host, from 1
   // Hosts of the sender's subtree; if the message goes down, of the whole tree.
   uint32_t hosts = 0;
   bool goes_down = false; // the receiver is a child
@@ -45,7 +45,7 @@ struct ArrivalHeader {
 
 struct ArrivalMessage {
   ArrivalHeader header;
-  uint64_t error_ns = 0; // bound on the error of its times
+  uint64_t error_ns = 0; // bound on the error of the message's times
   std::vector<ArrivalRun> runs;
 };
 
@@ -60,14 +60,16 @@ class ArrivalPacker {
 
   explicit ArrivalPacker(const ArrivalHeader& header) : header_(header) {}
 
-  // False if there is no room left: of the collective, nothing was added, or
-  // only some of its single ranks. Add a group's collectives in their order.
+  // Adds one collective. Returns false if there was no room for all of it: then
+  // nothing was added, or only some of its single ranks. Add a group's
+  // collectives in their order.
   bool add(
       uint64_t key,
       uint32_t size,
       const KnownArrivals& known,
       uint64_t error_ns);
-  // Adds a datagram without arrivals, if there is none, as a sign of life.
+  // Adds a datagram without arrivals, as a sign of life, if there is no
+  // datagram yet.
   void addEmpty();
   const std::vector<Datagram>& datagrams() const noexcept {
     return datagrams_;
@@ -84,9 +86,9 @@ class ArrivalPacker {
 
   const ArrivalHeader header_;
   std::vector<Datagram> datagrams_;
-  // The run that is open, in the last datagram.
+  // Group of the open run, which is in the last datagram.
   uint64_t key_ = 0;
-  size_t run_at_ = 0; // 0: none
+  size_t run_at_ = 0; // position of the open run; 0: none
   KnownArrivals before_; // last collective of the open run
 };
 

@@ -8,7 +8,7 @@ namespace commprof {
 
 namespace {
 
-// True if two numbers of a group are at most `distance` collectives apart.
+// True if two sequence numbers of a group differ by at most `distance`.
 bool isNear(uint32_t one, uint32_t other, uint32_t distance) noexcept {
   return std::min(one - other, other - one) <= distance;
 }
@@ -75,7 +75,7 @@ void ArrivalTree::change(Collective& one) {
   }
 }
 
-// Returns the last arrival that any part has seen.
+// Returns the last arrival in all parts together.
 ArrivalTree::Part ArrivalTree::total(const Collective& one) noexcept {
   Part all;
   for (const Part& part : one.parts) {
@@ -95,7 +95,8 @@ void ArrivalTree::gather(const ClockLine& clock, uint64_t now_ns) {
     uint64_t key = 0;
     const ArrivalBoard::Group group = board_.at(place, key);
     uint32_t end = 0;
-    // No other host needs a group that is all here.
+    // All ranks of this group are on this host, so no other host needs its
+    // arrivals.
     if (!group || group.localRanks() == group.size() || !group.newestEnd(end)) {
       continue;
     }
@@ -125,8 +126,8 @@ void ArrivalTree::gather(const ClockLine& clock, uint64_t now_ns) {
   });
 }
 
-// A rank that joins late may still write arrivals at collectives whose other
-// arrivals were written long ago.
+// A rank that joins late may still write its arrivals at collectives that the
+// other ranks reached long ago.
 void ArrivalTree::reopen(uint64_t key) {
   for (auto& [id, one] : all_) {
     if (id.key == key && !one.is_open) {
@@ -283,7 +284,7 @@ void ArrivalTree::advance(bool is_root, uint64_t now_ns) {
       continue;
     }
     if (was_known) {
-      setLast(*one, one->last, now_ns); // for the child that came late
+      setLast(*one, one->last, now_ns); // for a child that sent its part late
     }
     if (!is_root && !one->is_with_former) {
       if (one->up_sends == 0) {
@@ -327,8 +328,8 @@ KnownArrivals ArrivalTree::known(const Collective& one, const Part& part) {
 
 namespace {
 
-// Puts smaller groups last, so that what does not fit costs the fewest ranks,
-// and collectives of a group in order, so that they make runs.
+// Puts smaller groups last, so that the fewest ranks lose when not everything
+// fits. Puts collectives of a group in order, so that they make runs.
 template <class Id, class SizeOf>
 void sortForRuns(std::vector<Id>& ids, SizeOf sizeOf) {
   std::sort(ids.begin(), ids.end(), [&](const Id& a, const Id& b) {
@@ -407,7 +408,8 @@ void ArrivalTree::publish(
     uint64_t now_ns) noexcept {
   ArrivalBoard::Group group = board_.find(one.id.key);
   uint32_t end = 0;
-  // A number far from this host's would overwrite cells still needed.
+  // A sequence number far from this host's would overwrite cells that are still
+  // needed.
   if (!group || group.size() != one.size || !group.newestEnd(end) ||
       !isNear(one.id.seq, end, group.slots())) {
     return;

@@ -1,12 +1,12 @@
 // This host's part in the tree of hosts, in which the last arrivals of groups
-// are found. Each host sends up the last arrival that it knows of a collective,
-// one value whatever the number of ranks, until a host has seen all ranks of
-// the group. The last arrival of all then goes down to the hosts that sent
-// something, and onto their boards.
+// are found. For each collective, a host sends the last arrival that it knows
+// up the tree: one value, for any number of ranks. This goes on until some host
+// has seen all ranks of the group. The last arrival of all ranks then goes down
+// to the hosts that sent something, and onto their boards.
 //
 // If a rank stays unseen for kPartialNs, because its host is dead, slow or cut
-// off or does not record, the root sends what is known and the number of unseen
-// ranks, if these are at most half of the group.
+// off or does not record, the root sends the last known arrival and the number
+// of unseen ranks, if at most half of the group is unseen.
 #pragma once
 
 #include <array>
@@ -27,23 +27,23 @@ namespace commprof {
 // throw std::bad_alloc.
 class ArrivalTree {
  public:
-  // Arrivals farther in the past, or in the future, are rejected.
+  // Arrivals farther than this in the past or in the future are rejected.
   static constexpr uint64_t kPastNs = 60'000'000'000;
   static constexpr uint64_t kFutureNs = 1'000'000'000;
-  // After this time, a host sends up what it knows, even if some of its ranks
-  // are missing.
+  // After this time, a host sends up its last known arrival even if some of its
+  // ranks are missing.
   static constexpr uint64_t kSettleNs = 300'000'000;
   static constexpr uint64_t kPartialNs = 3'000'000'000;
   // How long a collective is kept, and how long after its last arrival is
   // known.
   static constexpr uint64_t kKeepNs = 8'000'000'000;
   static constexpr uint64_t kKeepKnownNs = 1'500'000'000;
-  // Number of earlier collectives that are read if a group is new to the
-  // carrier.
+  // Number of earlier collectives that the carrier reads of a group that is new
+  // to it.
   static constexpr uint32_t kRewind = 1024;
-  // Largest number of collectives that are kept for groups with more than
-  // kLargeRanks ranks, and the same number for smaller groups, so that neither
-  // kind takes the other's room; the oldest is dropped.
+  // At most kMaxCollectives collectives are kept for all groups with more than
+  // kLargeRanks ranks, and as many for all smaller groups, so that neither kind
+  // takes the other's room. The oldest is dropped.
   static constexpr uint32_t kLargeRanks = 64;
   static constexpr size_t kMaxCollectives = 1 << 14;
   static constexpr size_t kMaxListed = 1 << 16; // arrivals of single ranks
@@ -52,21 +52,25 @@ class ArrivalTree {
 
   explicit ArrivalTree(ArrivalBoard& board) : board_(board) {}
 
-  // Takes what the ranks of this host have written since the last call.
+  // Takes the arrivals that the ranks of this host have written since the last
+  // call.
   void gather(const ClockLine& clock, uint64_t now_ns);
-  // Takes what a child or the parent sent.
+  // Takes a message of a child or of the parent.
   void take(const ArrivalMessage& message, uint64_t now_ns);
   // Decides which last arrivals are known by now, and forgets old collectives.
   void advance(bool is_root, uint64_t now_ns);
-  // Packs what is new for the parent, or for a child; what does not fit comes
-  // first in the next call. Then call endOfRound().
+  // packUp() packs new arrivals for the parent, packDown() those for a child.
+  // Arrivals that do not fit come first in the next call. Then call
+  // endOfRound().
   void packUp(ArrivalPacker& out);
   void packDown(uint32_t child, ArrivalPacker& out);
   void endOfRound();
-  // Writes what is known onto the board. Call it after sending: ranks that end
-  // once they have read the board then leave no other host without an answer.
+  // Writes the known arrivals onto the board. Call it after sending: a rank may
+  // end its process as soon as it has read the board, and other hosts must have
+  // their answer by then.
   void publish(const std::optional<ClockLine>& clock, uint64_t now_ns);
-  // What went to the former parent stays there, so that nothing counts twice.
+  // Arrivals sent to the former parent are not sent again, so that no rank
+  // counts twice.
   void changeParent();
 
   bool hasNews() const noexcept {
@@ -88,7 +92,8 @@ class ArrivalTree {
       return size_t(id.key ^ (id.seq * 0x9e3779b97f4a7c15ull));
     }
   };
-  // What one host's subtree sent; for this host (0), what its ranks wrote.
+  // Arrivals that one host's subtree sent; for this host (0), those that its
+  // ranks wrote.
   struct Part {
     uint32_t host = 0;
     uint32_t present = 0;
@@ -99,9 +104,9 @@ class ArrivalTree {
   struct Collective {
     Id id;
     uint32_t size = 0;
-    uint64_t begin_ns = 0; // when this host first heard of it
+    uint64_t begin_ns = 0; // when this host first heard of the collective
     std::vector<Part> parts{};
-    Part last{}; // of the whole group, once known
+    Part last{}; // last arrival of the whole group, once known
     std::vector<ArrivalBoard::Arrival> listed{};
     uint8_t up_sends = 0;
     uint8_t down_sends = 0;
@@ -144,15 +149,18 @@ class ArrivalTree {
 
   ArrivalBoard& board_;
   std::unordered_map<Id, Collective, IdHash> all_;
-  // Collectives in order of begin_ns: by_age_ those of small and of large
-  // groups, waiting_ those whose last arrival is not known yet.
+  // Collectives in order of begin_ns. by_age_ holds those of small groups and
+  // those of large groups; waiting_ holds those whose last arrival is not known
+  // yet.
   std::array<std::deque<Id>, 2> by_age_;
-  std::array<size_t, 2> number_{}; // collectives kept: small, large groups
+  // Number of kept collectives: of small groups, of large groups.
+  std::array<size_t, 2> number_{};
   std::deque<Id> waiting_;
-  std::deque<std::pair<uint64_t, Id>> finished_; // kept until
-  std::unordered_map<uint64_t, Progress> progress_; // by the group's key
-  // Collectives of each state: ranks are still to come, changed, to send up, to
-  // send down, to publish.
+  // Collectives, with the time until which each is kept.
+  std::deque<std::pair<uint64_t, Id>> finished_;
+  std::unordered_map<uint64_t, Progress> progress_; // keyed by the group's key
+  // Collectives in each state: ranks still to come, changed, to be sent up, to
+  // be sent down, to be published.
   std::vector<Id> open_;
   std::vector<Id> changed_;
   std::vector<Id> up_;

@@ -2,8 +2,9 @@
 // 1 % of the exact one. Readers compute quantiles: commprof/trace/summary.py.
 //
 // The buckets are those of HdrHistogram (G. Tene, hdrhistogram.org): each power
-// of two is divided into 64 of equal width, so a bucket is at most 1/64 of its
-// values wide and its middle at most 1/128 (0.8 %) away from any of them.
+// of two is divided into 64 of equal width, so the width of a bucket is at most
+// 1/64 of its values, and its middle differs from each of them by at most 1/128
+// (0.8 %).
 #pragma once
 
 #include <array>
@@ -19,7 +20,7 @@ class Histogram {
   static constexpr uint32_t kPerOctave = 64;
   static constexpr uint32_t kOctaves = 37; // the first one holds 0 to 63 ns
   static constexpr uint32_t kBuckets = kPerOctave * kOctaves;
-  // 73 minutes; longer values count in the last bucket, their sum and maximum
+  // 73 minutes. Longer values count in the last bucket; the sum and the maximum
   // stay exact.
   static constexpr uint64_t kLargestNs = (uint64_t(1) << 42) - 1;
 
@@ -42,8 +43,9 @@ class Histogram {
     return max_;
   }
 
-  // {"count": .., "sum": .., "min": .., "max": .., "buckets": [..]}: for each
-  // bucket that is not empty its distance from the one before, and its count.
+  // {"count": .., "sum": .., "min": .., "max": .., "buckets": [..]}: "buckets"
+  // has two numbers for each bucket that is not empty: its distance from the
+  // bucket before, and its count.
   void appendJson(std::string& out) const;
 
  private:

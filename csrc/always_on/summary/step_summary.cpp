@@ -7,8 +7,9 @@ namespace commprof {
 
 namespace {
 
-// Waits kept between two phases of one step; further ones are merged into the
-// last. A step with more waits in total is not split into wait and transfer.
+// Number of waits kept between two phases of one step; further waits are merged
+// into the last one. A step with more waits in total is not split into wait and
+// transfer.
 constexpr size_t kMaxPending = 1 << 14;
 constexpr uint64_t kNoOperation = UINT64_MAX;
 constexpr size_t kMaxSpans = 1 << 10; // phases that a wait is compared with
@@ -155,7 +156,7 @@ void StepSummary::takePhase(const Record& record) {
   spans_.push_back(span);
 }
 
-// Subtracts from a phase's time the part of the waiting that lies in it.
+// Subtracts from a phase's time the part of the waiting that lies in the phase.
 void StepSummary::cut(const PhaseSpan& span, const Exposure& exposure) {
   const uint64_t length_ns = less(exposure.end_ns, exposure.begin_ns);
   const uint64_t within_ns = less(
@@ -177,7 +178,8 @@ void StepSummary::takeWait(const Record& record) {
   expose({record.timestamp_ns, record.value, waited_ns, record.op_id});
 }
 
-// Counts wall time minus CPU time of the thread, minus waits counted already.
+// Counts the thread's wall time minus its CPU time, and minus waits that were
+// already counted.
 void StepSummary::takeFinalizeEnd(const Record& record) {
   const Record begin = finalize_;
   finalize_ = {};

@@ -1,5 +1,5 @@
-// Histograms of where the time of one rank's steps went, from the stream of its
-// records, which are not kept. The figures equal those of
+// Histograms of how one rank's steps spent their time, made from the rank's
+// records as they come. The records are not kept. The figures equal those of
 // commprof/analysis/step/exposure.py and breakdown.py; a test compares them.
 #pragma once
 
@@ -27,7 +27,7 @@ class StepSummary {
   // The exception is a pause: pass it before the records of its step and phase.
   // Ignores kinds other than steps, phases, waits, finalisations and pauses.
   void take(const Record& record);
-  // Discards all steps so far: nothing is counted, and no step is open.
+  // Discards all steps so far: none is counted, and none is open.
   void forgetSteps();
   // Does not count the open step: some of its records were not made.
   void forgetOpenStep() {
@@ -60,14 +60,17 @@ class StepSummary {
   uint64_t step_ = 0;
   uint64_t begin_ns_ = 0;
   uint64_t exposed_ns_ = 0;
-  std::array<uint64_t, kPhases> phase_ns_{}; // minus what was exposed in them
-  // Waits that may still lie in a phase: its record comes only at its end.
+  std::array<uint64_t, kPhases> phase_ns_{}; // without the exposed time in them
+  // Waits that may lie in a phase that still runs: a phase is recorded only at
+  // its end.
   std::vector<Exposure> pending_;
-  std::vector<PhaseSpan> spans_; // of the step, as a wait may end after them
+  // Phases of the step; a wait may end after them.
+  std::vector<PhaseSpan> spans_;
   std::vector<Exposure> exposures_; // waits of the step, for the ledger
-  Record finalize_; // begin of the open finalisation; else kNone
+  // Begin of the open finalisation; kind kNone if none is open.
+  Record finalize_;
   uint64_t waited_in_finalize_ns_ = 0;
-  std::vector<Pause> pauses_; // minus what was exposed in them
+  std::vector<Pause> pauses_; // without the exposed time in them
   std::array<uint64_t, kPhases> paused_ns_{}; // paused part of phase_ns_
 
   uint64_t complete_steps_ = 0;

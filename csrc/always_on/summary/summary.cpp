@@ -42,8 +42,8 @@ void Summary::fold(const Record* records, uint64_t count) {
     const bool had_device_times = device_steps_.hasDeviceTimes();
     device_steps_.take(*record, replacements_);
     if (device_steps_.hasDeviceTimes() && !had_device_times) {
-      // From here on device_steps_ reports the steps, and repeats the earlier
-      // ones.
+      // From here on device_steps_ reports the steps, and reports the earlier
+      // steps again.
       ledger_.forgetSteps();
       steps_.emplace(ledger_);
     }
@@ -59,8 +59,8 @@ void Summary::takeSteps() {
   replacements_.clear();
 }
 
-// Ids increase, so an id's place is free once kMaxOpen others were issued.
-// Returns null for an operation that lost its place.
+// Ids increase, so that the place of an operation is reused once kMaxOpen later
+// operations were issued. Returns null for an operation whose place was reused.
 Summary::Open* Summary::open(uint64_t op_id) {
   Open& place = open_[op_id % kMaxOpen];
   if (place.op_id > op_id) {
@@ -111,8 +111,8 @@ void Summary::countWaited(uint64_t now_ns) {
   }
 }
 
-// Counts an operation whose end only its first wait shows. If the wait did not
-// block, it is not known when the operation was complete.
+// Counts an operation whose end is known only from its first wait. If the wait
+// did not block, the completion time is unknown.
 void Summary::countWait(Open& open) {
   if (open.wait_end_ns - open.wait_begin_ns >= kBlockedNs) {
     countDuration(open, open.wait_end_ns);
@@ -168,8 +168,8 @@ void Summary::takeReady(const Record& record) {
   }
 }
 
-// Counts an operation on a device: from when the stream reached it until the
-// event after it.
+// Counts an operation on a device, from the time when the stream reached it to
+// the event after it.
 void Summary::countOnDevice(Open& open) {
   if (open.issued && open.ready_ns != 0 && open.end_ns != 0) {
     open.has_end = true;
@@ -230,13 +230,14 @@ void Summary::takeWait(const Record& record) {
   }
   if (open->has_end && !open->counted) {
     if (waited_.size() == kMaxOpen) {
-      waited_.pop_front(); // is counted when another operation takes its place
+      // It is counted when another operation takes its place.
+      waited_.pop_front();
     }
     waited_.push_back(record.op_id);
   }
 }
 
-// True if the waits of streams, which events time, count instead of the host's.
+// True if waits of streams, timed by events, count instead of the host's waits.
 bool Summary::timedByDevice(const Open& open) const {
   return open.issued && open.on_device && device_steps_.hasDeviceTimes();
 }
@@ -287,8 +288,9 @@ Summary::Operation& Summary::operation(uint32_t index) {
   return found.others ? operations_[0] : operation(others_.at(found.op));
 }
 
-// Returns the rarest entry that was not moved; 0 if none is left. With `joins`,
-// considers only entries that can be moved to others of their operation.
+// Returns the index of the rarest entry that was not moved; 0 if none is left.
+// With `joins`, considers only entries that can be moved to others of their
+// operation.
 size_t Summary::rarest(bool joins) const {
   std::array<uint32_t, 256> count_of_op{};
   for (const Operation& one : operations_) {
@@ -309,7 +311,8 @@ size_t Summary::rarest(bool joins) const {
 bool Summary::moveRarest() {
   size_t from = rarest(true);
   if (from == 0) {
-    from = rarest(false); // keeps the limit, but splits an operation's sums
+    // Keeps the limit, but splits the sums of one operation.
+    from = rarest(false);
   }
   if (from == 0) {
     return false;
@@ -339,8 +342,9 @@ const std::string& Summary::json(const State& state, size_t limit) {
             operations_.begin(), operations_.end(), [](const Operation& one) {
               return one.count > 0;
             }));
-    // Moves half of what would be enough if all had the same size. The rarest
-    // are smaller, so this takes a few rounds and seldom moves too many.
+    // Moves half of the entries that would have to go if all had the same size.
+    // The rarest entries are smaller, so this takes a few rounds and seldom
+    // moves too many.
     const size_t excess = json_.size() - limit;
     size_t moves = 1 + excess * live / json_.size() / 2;
     bool moved = false;

@@ -1,7 +1,7 @@
 // Summary that always-on mode keeps instead of records: counts and histograms,
 // per kind of operation and for the steps. Its size is bounded for any length
-// of run: kMaxOperations entries plus one per operation in memory, and json()
-// never exceeds its limit.
+// of run: memory holds kMaxOperations entries plus one per operation, and
+// json() never exceeds its limit.
 #pragma once
 
 #include <algorithm>
@@ -24,23 +24,24 @@ namespace commprof {
 // Not thread-safe. fold() and json() may throw std::bad_alloc.
 class Summary {
  public:
-  // Combinations of operation, group and size; later ones are counted in an
-  // entry for all others of their operation, so that an operation's sums only
-  // grow.
+  // Largest number of combinations of operation, group and size. Further
+  // combinations are counted in one entry for all others of their operation, so
+  // that an operation's sums only grow.
   static constexpr size_t kMaxOperations = 256;
-  // Largest number of operations between issue and end: an operation that has
-  // not ended when this many others have been issued after it counts as
-  // unfinished.
+  // Largest number of operations between issue and end. An operation counts as
+  // unfinished if it has not ended after this many later issues.
   static constexpr size_t kMaxOpen = 8192;
 
-  // `exchange` finds the last ranks of collectives; it must outlive this.
+  // `exchange` finds the last ranks of collectives; it must outlive this
+  // object.
   Summary(uint64_t begin_ns, ArrivalExchange& exchange);
   Summary(const Summary&) = delete;
   Summary& operator=(const Summary&) = delete;
 
   // Takes records as drained: in order per thread, not across threads.
   void fold(const Record* records, uint64_t count);
-  // Does not count the step in which the mode was off, which lacks records.
+  // Does not count the step in which the mode was off, because records are
+  // missing.
   void forgetOpenStep() {
     steps_->forgetOpenStep();
   }
@@ -50,7 +51,7 @@ class Summary {
   bool pending() const noexcept {
     return ledger_.pending();
   }
-  // Counts what is still open, at the end of the process.
+  // Counts the operations that are still open, at the end of the process.
   void settle();
 
   struct State {
@@ -59,18 +60,20 @@ class Summary {
     Mode mode;
     uint64_t dropped; // records lost so far
   };
-  // Returns at most `limit` bytes, if `limit` is at least 350'000. Until it
-  // fits, the rarest combinations are permanently moved to the others of their
-  // operation, and if that is not enough, the rarest operations to kOther.
+  // Returns at most `limit` bytes, if `limit` is at least 350'000. If the JSON
+  // is longer, the rarest combinations are permanently moved to the entry for
+  // the others of their operation. If that is not enough, the rarest operations
+  // are moved to kOther.
   const std::string& json(const State& state, size_t limit);
 
  private:
   struct Operation {
     Op op;
     uint32_t group;
-    uint32_t size_class; // bits of the larger of bytes_in and bytes_out
-    bool others = false; // all others of `op`; no group, no size
-    bool moved = false; // its figures went to another entry
+    // Number of bits of the larger of bytes_in and bytes_out.
+    uint32_t size_class;
+    bool others = false; // entry for all others of `op`, without group and size
+    bool moved = false; // its figures were moved to another entry
     uint64_t count = 0;
     uint64_t bytes = 0;
     uint64_t failed = 0;
@@ -80,7 +83,7 @@ class Summary {
     Histogram until_last{};
     Histogram transfer{};
   };
-  // One operation, or what was drained of it before its issue.
+  // One operation; before its issue was drained, only its other records.
   struct Open {
     uint64_t op_id = 0; // 0: unused
     uint64_t issue_ns = 0;
@@ -123,25 +126,27 @@ class Summary {
   WaitLedger ledger_;
   DeviceSteps device_steps_;
   std::optional<FoundSteps> steps_;
-  std::vector<Record> replacements_; // what replaces one record
+  std::vector<Record> replacements_; // records that replace one record
   std::vector<Operation> operations_; // [0] stands for the others of kOther
-  std::unordered_map<uint64_t, uint32_t> index_; // by combination
+  // Index in operations_, by combination.
+  std::unordered_map<uint64_t, uint32_t> index_;
   std::unordered_map<Op, uint32_t> others_; // indices in operations_
   std::vector<Open> open_;
-  std::deque<uint64_t> waited_; // had no end when a wait for them ended
+  // Operations whose end was unknown when a wait for them ended.
+  std::deque<uint64_t> waited_;
   std::string json_;
 };
 
-// Shortest interval between summaries in the trace. A killed process loses what
-// came after its last summary: at this interval at most one second, because the
-// next drain, at most 0.2 s later, writes the summary.
+// Shortest interval between summaries in the trace. A killed process loses the
+// records after its last summary. At this interval that is at most one second:
+// the drain that writes the summary comes at most 0.2 s after the interval.
 constexpr uint64_t kSummaryEveryNs = 800'000'000;
 constexpr uint64_t kSummaryAtMostNs = 5'000'000'000;
 constexpr uint64_t kIntervalPerCost = 1000;
 
-// Returns the time until the next summary may be written, after one that took
-// this much CPU time: a core spends at most 0.1 % on summaries, unless a killed
-// process would then lose more than five seconds.
+// Returns the time until the next summary may be written, if the last one took
+// this much CPU time. A core spends at most 0.1 % of its time on summaries,
+// unless a killed process would then lose more than five seconds.
 constexpr uint64_t untilNextSummaryNs(uint64_t took_cpu_ns) noexcept {
   const uint64_t took_ns = std::min(took_cpu_ns, kSummaryAtMostNs);
   return std::clamp(

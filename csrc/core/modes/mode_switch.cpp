@@ -76,7 +76,7 @@ bool ModeSwitch::changed() noexcept {
       int64_t(status.st_mtim.tv_nsec),
       uint64_t(status.st_ino),
       uint64_t(status.st_size)};
-  // An empty file is just being written.
+  // An empty file: another process is about to write it.
   if (found == seen_ || found.bytes == 0) {
     return false;
   }
@@ -97,7 +97,7 @@ std::optional<Mode> ModeSwitch::readFile() {
     std::fprintf(
         stderr,
         "commprof: %s does not name a mode (allowed: off, always-on, full); "
-        "write one of these into it. Until then nothing changes.\n",
+        "write one of these into it. Until then the mode does not change.\n",
         path_.c_str());
   }
   return mode;

@@ -21,8 +21,8 @@ class ModeSwitch {
   // or ignores the signal itself, which then does not change.
   static bool countSignals(int number) noexcept;
 
-  // Returns the mode that was asked for since the last call, if any. After a
-  // signal that is the mode after `current`, which is also written to the
+  // Returns the mode that was requested since the last call, if any. A signal
+  // requests the mode after `current`; poll() then also writes this mode to the
   // file for the other ranks.
   std::optional<Mode> poll(Mode current);
 
@@ -41,7 +41,7 @@ class ModeSwitch {
     uint64_t bytes = 0;
     bool operator==(const Version&) const = default;
   } seen_;
-  uint64_t signals_ = 0; // number of signals handled
+  uint64_t signals_ = 0; // signals already handled
 };
 
 } // namespace commprof

@@ -15,8 +15,9 @@ namespace commprof {
 namespace {
 
 constexpr size_t kClocksKept = 64;
-// A script may switch recording off and on in every step, which must not fill
-// the disk; a monitor waits longer than this before it reports a hang.
+// A script may switch recording off and on in every step. Writing each switch
+// would fill the disk, so only longer breaks are written. A monitor waits
+// longer than this before it reports a hang.
 constexpr uint64_t kReportOffAfterNs = 500'000'000;
 // Longest wait for the other ranks' last arrivals when capture stops: they stop
 // at about the same time, or drain within their flush interval.
@@ -53,7 +54,7 @@ void Recorder::flusherLoop() {
     if (!drain_requested_) {
       wake_.wait_for(lock, interval);
     }
-    keepSupposedPause(); // inferred from the sleep before this one
+    keepSupposedPause(); // a pause inferred from the sleep before this one
     pauses_.endSleep();
     lock.unlock(); // the files may lie on a slow disk
     {
@@ -89,7 +90,7 @@ void Recorder::setEnabled(bool on) noexcept {
   refreshEnabled();
 }
 
-// If two threads call this at once, the one that stores last checks again.
+// If two threads call this at once, the thread that stores last checks again.
 void Recorder::refreshEnabled() noexcept {
   bool on = false;
   do {
@@ -150,13 +151,14 @@ void Recorder::setModeLocked(Mode mode) noexcept {
   refreshEnabled();
   drainLocked(); // records pushed meanwhile, still in the earlier mode
   if (keep_records_ && mode != Mode::kFull) {
-    // What a full disk has left in the rings will not be written any more.
+    // Records that a full disk has left in the rings will not be written any
+    // more.
     for (const auto& [ring, until] : marks_) {
       countDropped(until - ring->header().tail.load());
     }
   }
   keep_records_ = mode == Mode::kFull;
-  next_summary_ns_ = 0; // the summary contains the mode
+  next_summary_ns_ = 0; // the summary names the mode, so a new one is due
   drainLocked();
 }
 

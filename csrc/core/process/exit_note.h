@@ -6,8 +6,8 @@
 namespace commprof {
 
 // Makes exit() append its status to the trace at `path`, as a block of
-// metadata, if the status is not 0. To be called in an exit handler of the
-// interpreter, which does not know the status yet. A forked child writes
+// metadata, if the status is not 0. Call it in an exit handler of the
+// interpreter: the status is not known there yet. A forked child writes
 // nothing. Does nothing if the C library has no on_exit, or the file cannot be
 // opened.
 void noteExitStatus(const std::string& path) noexcept;

@@ -20,7 +20,7 @@
 namespace commprof {
 
 struct Pause {
-  uint64_t begin_ns = 0; // CLOCK_MONOTONIC
+  uint64_t begin_ns = 0; // by CLOCK_MONOTONIC
   uint64_t end_ns = 0;
 };
 
@@ -74,9 +74,9 @@ class PauseWatch {
       supposed_ = Pause{begin_ns_ + planned_ns_ / 2, now_ns};
     }
   }
-  // Returns the pause inferred from such a sleep, once; its begin and length
-  // are known to half of planned_ns. Call it one sleep later, when a stop would
-  // have been observed.
+  // Returns the pause inferred from such a sleep, once. Its begin and length
+  // are exact to half of planned_ns. Call it one sleep later, because a stop
+  // would have been observed by then.
   std::optional<Pause> supposed() noexcept {
     if (supposed_) {
       count(*supposed_);

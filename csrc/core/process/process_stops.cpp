@@ -52,8 +52,8 @@ void sleepOnAndOn() noexcept {
   for (;;) {
     g_sleep.remaining.tv_nsec = -1;
     g_sleep.due_ns.store(nowNs() + kSleepNs);
-    // Not the library's clock_nanosleep(): a tool may have replaced it by one
-    // that reads these times itself.
+    // A direct system call: a tool may have replaced the C library's
+    // clock_nanosleep() by a function that reads these times itself.
     const long failed = syscall(
         SYS_clock_nanosleep,
         CLOCK_MONOTONIC,
@@ -81,8 +81,8 @@ void awaitEnds(StopSink sink) noexcept {
       continue;
     }
     const uint64_t begin_ns = lastStopNs();
-    // The sleeper has had no core yet, or has begun its next sleep since the
-    // known stop.
+    // The sleeper has not run yet, or has begun its next sleep since the stop
+    // that is known.
     if (begin_ns == 0 || begin_ns == known_ns) {
       clock_nanosleep(CLOCK_MONOTONIC, 0, &kGrace, nullptr);
       known_ns = lastStopNs();

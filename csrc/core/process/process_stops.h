@@ -5,8 +5,8 @@
 // too. Two threads sleep for this purpose only. One is in clock_nanosleep(),
 // which at a stop stores its remaining time, and after the stop sleeps on: this
 // gives the begin. The other is in rt_sigtimedwait(), which fails with EINTR
-// after a stop (signal(7)): this gives the end. Both are late by the time for
-// which they wait for a core.
+// after a stop (signal(7)): this gives the end. Both times are late by as long
+// as the thread waits for a core.
 #pragma once
 
 #include <cstdint>

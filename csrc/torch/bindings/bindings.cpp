@@ -1,7 +1,7 @@
 // Python bindings of the native module: no logic here.
 //
 // GIL: held throughout, except in calls that do file I/O or join a thread.
-// Nothing relies on it: data that threads share has locks or atomics.
+// No data is protected by it: data that threads share has locks or atomics.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
@@ -84,9 +84,9 @@ std::shared_ptr<c10d::CommHookInterface> pythonHook(
       std::move(state), std::move(hook));
 }
 
-// mark_step, and PhaseMarker's begin and end, are functions of Python's own C
-// interface: every step calls them, and pybind11's dispatcher takes hundreds of
-// instructions.
+// mark_step, and PhaseMarker's begin and end, use Python's own C interface
+// instead of pybind11: every step calls them, and pybind11's dispatcher takes
+// hundreds of instructions.
 
 // Returns null and sets TypeError for an object whose __init__ was not called.
 PhaseMarker* markerOf(PyObject* self) {
@@ -195,7 +195,7 @@ PyMethodDef mark_step_method = {
     asMethod(markStepNow),
     METH_FASTCALL,
     "mark_step(step: int, ended: bool, found: int = 0, /) -> None\n\n"
-    "Records a step boundary now; `ended` is False if no step ends at it."};
+    "Records a step boundary now; `ended` is False if no step ends there."};
 
 } // namespace
 
@@ -374,8 +374,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
          const std::string& token) { noteGroupToken(*group, token); },
       py::arg("group"),
       py::arg("token"),
-      "Notes what the ranks of a group without a c10d name know it by; call it "
-      "before the group's first collective.");
+      "Notes the name that the ranks agreed on for a group without a c10d "
+      "name; call it before the group's first collective.");
   m.def(
       "uninstall_observer",
       &uninstallObserver,
@@ -383,7 +383,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   m.def(
       "set_stacks",
       &setStacks,
-      "Sets whether the Python caller of each operation is recorded; most: of "
+      "Sets whether the Python caller of each operation is recorded; most: for "
       "how many operations from now on, 0 for all.",
       py::arg("on"),
       py::arg("most") = 0);
@@ -407,8 +407,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
             return BucketHook::attach(
                 *reducer, group, pythonHook(std::move(state), std::move(hook)));
           },
-          "Registers a hook with a DDP reducer; `hook(state, bucket)` runs "
-          "inside.",
+          "Registers a hook with a DDP reducer; the registered hook calls "
+          "`hook(state, bucket)`.",
           py::arg("reducer"),
           py::arg("process_group"),
           py::arg("hook"),
@@ -418,7 +418,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
           [](BucketHook& self, py::object hook, py::object state) {
             self.setInner(pythonHook(std::move(state), std::move(hook)));
           },
-          "Replaces the hook inside, from the next bucket on.",
+          "Replaces the Python hook that it calls, from the next bucket on.",
           py::arg("hook"),
           py::arg("state"))
       .def(
@@ -426,7 +426,7 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
           [](BucketHook& self, std::shared_ptr<InnerHook> hook) {
             self.setInner(std::move(hook));
           },
-          "Puts a satellite's hook inside, from the next bucket on.",
+          "Calls a satellite's hook instead, from the next bucket on.",
           py::arg("hook"))
       .def_property(
           "recording", &BucketHook::recording, &BucketHook::setRecording);
@@ -434,7 +434,8 @@ PYBIND11_MODULE(COMMPROF_MODULE, m, py::mod_gil_not_used()) {
   py::class_<ObservedBuckets, std::shared_ptr<ObservedBuckets>>(
       m,
       "ObservedBuckets",
-      "Records the buckets of one model without a hook while it lives.")
+      "Records the buckets of one model without a hook, for as long as this "
+      "object lives.")
       .def(
           py::init(&ObservedBuckets::watch),
           "Registers nothing with the DDP reducer.",

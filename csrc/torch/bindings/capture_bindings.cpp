@@ -1,5 +1,5 @@
-// Python bindings of waits that capture learns of from Python: streams,
-// coalesced calls and futures. No logic here.
+// Python bindings for waits that only Python code can report to capture:
+// streams, coalesced calls and futures. No logic here.
 //
 // GIL: released during waits for a future.
 #include "torch/bindings/bindings.h"
@@ -52,7 +52,7 @@ class PythonStreamWait {
 
 void bindStreams(py::module_& m) {
   py::class_<CollectiveId>(
-      m, "CollectiveId", "Identity of a collective, for StreamWait.");
+      m, "CollectiveId", "A collective's identity, for StreamWait.");
   py::class_<PythonStreamWait>(
       m,
       "StreamWait",
@@ -74,8 +74,9 @@ void bindStreams(py::module_& m) {
         return found.op_id == 0 ? nullptr
                                 : std::make_unique<CollectiveId>(found);
       },
-      "Returns the collective that precedes an event recorded on the stream "
-      "now, if no StreamWait has waited for it yet; else None. A stream is its "
+      "Returns the last collective before an event that is recorded on the "
+      "stream now. None if a StreamWait has already waited for that "
+      "collective. A stream is its "
       "device's index and its id; None is the calling thread's current stream.",
       py::arg("stream"));
 }
@@ -98,15 +99,16 @@ void bindDevices(py::module_& m) {
   m.def(
       "begin_manual_finalize",
       &beginManualFinalize,
-      "Begins a finalisation of a backward pass that the script makes itself.");
+      "Begins a finalisation of a backward pass, if the script makes the "
+      "finalisation itself.");
   m.def(
       "end_manual_finalize",
       &endManualFinalize,
-      "Ends a finalisation that the script makes itself.");
+      "Ends a finalisation that the script made itself.");
   m.def(
       "abandon_coalescing",
       &abandonCoalescing,
-      "Ends a coalesced call that failed in the backend.");
+      "Ends a coalesced call for which the backend raised an error.");
 }
 
 // torch._C.Future
@@ -169,7 +171,7 @@ void bindFutures(py::module_& m) {
         return timed == nullptr ? c10::intrusive_ptr<c10d::Work>()
                                 : timed->inner();
       },
-      "Returns the backend's Work inside a Work of capture's; None for any "
+      "Returns the backend's Work that a Work of capture wraps; None for any "
       "other Work.",
       py::arg("work"));
 }

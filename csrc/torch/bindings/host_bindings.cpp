@@ -34,8 +34,8 @@ void bindClock(py::module_& m) {
          uint32_t interval_ms) {
         ClockSync::instance().follow({address, port, token, rank, interval_ms});
       },
-      "Compares this clock with rank 0's now, every interval_ms, and at the "
-      "end.",
+      "Compares this clock with rank 0's: now, then every interval_ms, and at "
+      "the end.",
       py::arg("address"),
       py::arg("port"),
       py::arg("token"),
@@ -47,8 +47,8 @@ void bindClock(py::module_& m) {
         const py::gil_scoped_release release;
         ClockSync::instance().unfollow();
       },
-      "Compares clocks a last time, for at most 0.8 s, and ends; call it "
-      "before `stop`.");
+      "Compares clocks a last time, for at most 0.8 s, and ends the "
+      "comparison; call it before `stop`.");
   m.def(
       "clock_same",
       [] { ClockSync::instance().track().setSame(); },
@@ -86,9 +86,9 @@ void bindArrivals(py::module_& m) {
       [](const std::string& address, uint64_t token, uint32_t host) {
         return HostCarrier::instance().carry({address, token, host});
       },
-      "Exchanges last arrivals with other hosts until the process ends, as "
-      "host "
-      "number `host`; call it after arrivals_create. Returns the port at which "
+      "Exchanges last arrivals with other hosts until the process ends; this "
+      "host's index is `host`; call it after arrivals_create. Returns the port "
+      "at which "
       "it receives datagrams with `token`.",
       py::arg("address"),
       py::arg("token"),
@@ -102,8 +102,8 @@ void bindArrivals(py::module_& m) {
         HostCarrier::instance().addPeer({host, address, port, token});
       },
       "Adds a possible parent of this host in the tree of hosts, the best "
-      "first; call it after arrivals_carry. Its number `host` is below this "
-      "host's.",
+      "first; call it after arrivals_carry. The parent's index `host` is lower "
+      "than this host's.",
       py::arg("host"),
       py::arg("address"),
       py::arg("port"),

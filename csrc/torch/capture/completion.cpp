@@ -15,7 +15,8 @@ namespace commprof {
 void recordEnd(uint64_t op_id, Op op, bool failed) {
   const uint64_t now_ns = nowNs();
   Recorder& recorder = Recorder::instance();
-  if (!recorder.started()) { // while paused, earlier operations still end
+  // Earlier operations still end while capture is paused.
+  if (!recorder.started()) {
     return;
   }
   Record record;
@@ -36,8 +37,8 @@ struct Coalesced {
   bool open = false;
   DeviceTimeline* timeline = nullptr;
   std::vector<Record> issues;
-  // Finds the stream of the operations. A raw pointer, so that it is not
-  // destroyed at the thread's end: the profiler may no longer exist then.
+  // Finds the stream of the operations. A raw pointer, so that the finder is
+  // not destroyed at the thread's end, when the profiler may no longer exist.
   StreamFinder* finder = nullptr;
 
   void reset(bool opened) {
@@ -70,7 +71,8 @@ bool isCoalesced(const Record& issue, DeviceTimeline* timeline) {
   return true;
 }
 
-// `on` has the operation's stream only if this runs inside the launching call.
+// `on` has the operation's stream only if this callback runs inside the
+// launching call.
 void completed(
     const DeviceOp& on,
     uint64_t op_id,
@@ -93,7 +95,7 @@ bool watchCompletion(
   const uint64_t op_id = issue.op_id;
   const Op op = issue.op;
   const bool on_device = (issue.flags & kDeviceAsync) != 0;
-  if (!on_device && isPointToPoint(op)) { // gloo's have no future
+  if (!on_device && isPointToPoint(op)) { // gloo's messages have no future
     return false;
   }
   const auto future = work.getFuture();
@@ -133,7 +135,8 @@ c10::intrusive_ptr<c10d::Work> timed(
     const Record* issues,
     size_t count,
     const DeviceOp& on) {
-  bool end_recorded = false; // false: a wait's end counts
+  // false: the end of a wait counts as the completion.
+  bool end_recorded = false;
   for (size_t i = 0; i < count; ++i) {
     try {
       end_recorded = watchCompletion(*work, issues[i], on);

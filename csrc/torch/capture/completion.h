@@ -13,14 +13,14 @@ namespace commprof {
 void recordEnd(uint64_t op_id, Op op, bool failed);
 
 // Records the completion of the Work in `result`, which no other code holds
-// yet, and replaces it by a TimedWork, which also times waits.
+// yet. Replaces the Work by a TimedWork, which also times waits.
 void watch(c10::IValue& result, const Record& issue, const DeviceOp& on);
 
 // beginCoalescing() and endCoalescing() are c10d's start and end of coalescing.
 // The backend launches all operations that this thread issues on a device
-// between them together. The Work of the end represents all of them: its
-// completion, if it has a future (NCCL's has none), is theirs, and a wait for
-// it counts as a wait for the last of them. A null Work stays null.
+// between them together. The Work that the end returns represents all of them.
+// If it has a future (NCCL's has none), its completion is theirs. A wait for it
+// counts as a wait for the last operation. A null Work stays null.
 void beginCoalescing();
 c10::intrusive_ptr<c10d::Work> endCoalescing(
     c10::intrusive_ptr<c10d::Work> work);

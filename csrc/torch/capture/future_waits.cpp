@@ -16,7 +16,7 @@ constexpr size_t kMostFutures = 4096;
 
 class FutureTable {
  public:
-  // Adds a future; false if it is known or the table is full.
+  // Adds a future; false if the table has it already, or is full.
   bool add(const c10::intrusive_ptr<Future>& future, AwaitedOp op) {
     Entry entry{op, c10::weak_intrusive_ptr<Future>(future)};
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -32,7 +32,7 @@ class FutureTable {
   }
 
   void remove(const Future& future) {
-    Entries::node_type gone; // destroyed without the lock
+    Entries::node_type gone; // destroyed after the lock is released
     const std::lock_guard<std::mutex> lock(mutex_);
     gone = entries_.extract(&future);
   }
@@ -65,7 +65,7 @@ void noteFuture(const c10::intrusive_ptr<Future>& future, AwaitedOp op) {
   if (future->completed() || !futureTable().add(future, op)) {
     return;
   }
-  // The callback runs immediately if the future has completed meanwhile.
+  // The callback runs immediately if the future is already complete.
   future->addCallback(
       [](Future& done) { futureTable().remove(done); }, /*uses_future=*/false);
 }

@@ -3,9 +3,9 @@
 // c10's Future has no virtual functions, so Python reports the wait
 // (commprof/capture/patches/waits.py). This file knows which futures belong to
 // a collective: those that Python got from a Work, until they are complete. DDP
-// gets the future of each bucket in C++, where nothing can report its wait. A
-// device's future is complete once the collective has been launched, and blocks
-// nobody.
+// gets the future of each bucket in C++, and its waits for them cannot be
+// reported. A device's future is complete once the collective has been
+// launched, so that a wait for it does not block.
 //
 // Any thread may call these functions.
 #pragma once
@@ -22,7 +22,7 @@
 namespace commprof {
 
 // Records for how long a thread was blocked until an operation was complete.
-// Placed around the call that blocks. It also records if the call throws.
+// Placed around the call that blocks. Records the wait even if the call throws.
 class WaitTimer {
  public:
   // `is_end`: no other record tells when the operation was complete.
@@ -81,14 +81,15 @@ void noteFuture(
     const c10::intrusive_ptr<c10::ivalue::Future>& future,
     AwaitedOp op);
 
-// Makes waits for `child`, which follows from `parents`, count as waits for the
-// last parent that is a collective's; does nothing if no parent is.
+// `child` is a future made from `parents`. Makes waits for it count as waits
+// for the last parent that belongs to a collective. Does nothing if no parent
+// does.
 void followFutures(
     const c10::intrusive_ptr<c10::ivalue::Future>& child,
     const std::vector<c10::intrusive_ptr<c10::ivalue::Future>>& parents);
 
-// Blocks until the future is complete and records the wait, if it belongs to a
-// collective; else returns at once. Never throws the future's error.
+// If the future belongs to a collective: blocks until it is complete, and
+// records the wait. Else returns at once. Never throws the future's error.
 void waitForFuture(c10::ivalue::Future& future);
 
 } // namespace commprof

@@ -37,9 +37,9 @@ constexpr c10::DispatchKey kKeys[] = {
     c10::DispatchKey::SparseCPU,
     c10::DispatchKey::SparseCUDA};
 
-// Returns the object of a custom-class argument. The schema guarantees its
-// type, so this avoids the checks and reference counting of
-// IValue::toCustomClass; the IValue keeps it alive.
+// Returns the object of a custom-class argument. The schema guarantees the
+// object's type, and the IValue keeps it alive. So the checks and reference
+// counting of IValue::toCustomClass are not needed.
 template <class T>
 T& customClass(const c10::IValue& value) {
   return static_cast<T&>(*value.toObjectRef().getSlot(0).toCapsule());
@@ -68,7 +68,7 @@ void addBytes(const at::Tensor& tensor, uint64_t& bytes, Call& call) {
 void addBytes(const c10::IValue& value, uint64_t& bytes, Call& call) {
   if (value.isTensor()) {
     addBytes(value.toTensor(), bytes, call);
-  } else if (value.isList()) { // tensors, or lists of tensors
+  } else if (value.isList()) { // list of tensors, or of lists of tensors
     for (const c10::IValue& element : value.toListRef()) {
       addBytes(element, bytes, call);
     }
@@ -132,7 +132,8 @@ class Interposer final : public c10::OperatorKernel {
   }
 
  private:
-  // Tensor that may be a bucket of an observed model, else null.
+  // Returns the tensor that may be a bucket of an observed model; null if there
+  // is none.
   const c10::TensorImpl* gradientsOf(
       const Record& issue,
       const torch::jit::Stack& stack,
@@ -153,7 +154,7 @@ class Interposer final : public c10::OperatorKernel {
       torch::jit::Stack* stack) {
     try {
       original_.callBoxed(op, keys, stack);
-    } catch (...) { // rejected by the backend
+    } catch (...) { // the backend rejected the call
       recordEnd(issue.op_id, issue.op, true);
       throw;
     }
@@ -164,7 +165,7 @@ class Interposer final : public c10::OperatorKernel {
     }
   }
 
-  // Makes the call between marks on the issuing stream.
+  // Makes the call, with marks on the issuing stream before and after.
   void callOnDevice(
       c10::Device device,
       const Record& issue,
@@ -270,7 +271,7 @@ Installed& installed() {
   return *i;
 }
 
-// The dispatcher warns on every kernel that replaces another.
+// The dispatcher warns about every kernel that replaces another.
 struct SilentWarnings : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };

@@ -30,16 +30,18 @@ struct OpPlan {
   int group = -1;
   int reduce_op = -1;
   int peer = -1; // root, source or destination rank
-  int async_op = -1; // false: a device runs it in the caller's stream
-  int placed_by = -1; // a barrier's tensor, which only names the device
+  // false: a device runs the operation in the caller's stream.
+  int async_op = -1;
+  // Index of a barrier's tensor, which only names the device.
+  int placed_by = -1;
   struct Buffers {
     int argument;
     bool is_input;
-    bool is_output; // both: the operator works in place
+    bool is_output; // both true: the operator works in place
   };
   std::vector<Buffers> buffers;
   size_t arguments = 0;
-  bool returns_work = false; // false: the operator blocks
+  bool returns_work = false; // false: the operator blocks and returns nothing
 
   static std::optional<OpPlan> make(const c10::FunctionSchema& schema) {
     OpPlan plan;

@@ -23,16 +23,16 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 BackendPtr backendOf(c10d::ProcessGroup& group, c10::DeviceType type) {
   try {
     return group.getBackend(type);
-  } catch (const c10::Error&) { // none is registered; the call will fail
+  } catch (const c10::Error&) { // no backend is registered; the call will fail
     return nullptr;
   }
 }
 
-// A group's backends; null if it has none of that kind. Groups written in
-// Python have neither.
+// A group's backends, each null if the group has none of that kind. Groups
+// written in Python have neither.
 struct Backends {
   BackendPtr host;
-  BackendPtr device; // of the first device type that has one
+  BackendPtr device; // backend of the first device type that has one
 
   explicit Backends(c10d::ProcessGroup& group) {
     for (const c10::Device& type : group.getDeviceTypes()) {
@@ -64,7 +64,7 @@ std::string backendName(
   return backend != nullptr ? backend->getBackendName() : name;
 }
 
-// Returns the name by which all ranks know a group's backend.
+// Returns the name by which all ranks know one backend of a group.
 std::string apart(const std::string& name, const std::string& backend) {
   return name.empty() ? name : name + ":" + backend;
 }
@@ -96,7 +96,7 @@ void describe(const GroupInfo& info, c10d::ProcessGroup& group, bool of_host) {
 // The weak reference prevents the group's address from being reused.
 struct GroupEntry {
   GroupInfo info;
-  GroupInfo host; // of the CPUs' backend, if it is separate
+  GroupInfo host; // for the CPUs' backend, if it is separate
   std::optional<bool> host_is_apart; // known from the first call on
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
   explicit GroupEntry(c10d::ProcessGroup& g)
@@ -107,7 +107,7 @@ struct GroupTable {
   std::mutex mutex;
   std::unordered_map<const void*, std::unique_ptr<GroupEntry>> entries;
   uint32_t count = 0; // number of all groups so far
-  size_t sweep_at = 64; // number of entries at which to sweep
+  size_t sweep_at = 64; // number of entries at which the next sweep takes place
   // Number of sweeps, which invalidate the entries that threads remember.
   std::atomic<uint64_t> sweeps{0};
 
@@ -126,8 +126,8 @@ struct GroupTable {
     if (entries.size() < sweep_at) {
       return;
     }
-    // Incremented first, so that a thread with a new group at an address
-    // released here sees the new count.
+    // Incremented first: a new group may get an address that is released here,
+    // and its thread then sees the new count.
     sweeps.fetch_add(1, std::memory_order_relaxed);
     std::erase_if(entries, [](const auto& entry) {
       return entry.second->group.expired();
@@ -137,8 +137,9 @@ struct GroupTable {
 };
 
 // Never destroyed: late callbacks may outlive static objects. The recorder is
-// created first, so that its fork handlers are registered first: before a fork,
-// the recorder's lock is then acquired after the table's, as everywhere else.
+// created first, so that its fork handlers are registered first. Before a fork,
+// the recorder's lock is then acquired after the table's lock, in the same
+// order as everywhere else.
 GroupTable& groupTable() {
   static GroupTable* t = [] {
     Recorder::instance();
@@ -166,8 +167,8 @@ GroupInfo& groupInfo(c10d::ProcessGroup& group, c10::DeviceType type) {
   static thread_local GroupInfo* last_info = nullptr;
   static thread_local uint64_t last_sweeps = 0;
   static GroupTable& known = groupTable();
-  // A thread may see an old count here. Its group is alive and was entered
-  // before the sweep that the thread missed, so its entry still exists.
+  // A thread may see an old count here, because it missed a sweep. Its group is
+  // alive and was entered before that sweep, so the group's entry still exists.
   const uint64_t sweeps = known.sweeps.load(std::memory_order_relaxed);
   if (&group == last_group && type == last_type && sweeps == last_sweeps) {
     return *last_info;

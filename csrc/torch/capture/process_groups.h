@@ -1,8 +1,7 @@
-// Numbers of process groups, and their description in the trace.
-//
-// A group with one backend for CPUs and another for devices ("cpu:gloo,
-// cuda:nccl") counts as two: nothing orders the calls of the two backends, so
-// that ranks may interleave them differently, for example when a thread saves a
+// Ids of process groups, and their description in the trace. A group with one
+// backend for CPUs and another for devices ("cpu:gloo, cuda:nccl") counts as
+// two groups. Nothing orders the calls of the two backends, so that each rank
+// may interleave them differently: for example, one thread may save a
 // checkpoint over gloo while the training thread uses NCCL.
 #pragma once
 
@@ -25,12 +24,13 @@ namespace commprof {
 
 struct GroupInfo {
   uint32_t id = 0; // 1, 2, ... in order of first use in this process
-  std::atomic<uint32_t> next_seq{0}; // collectives issued, recorded or not
-  std::string token; // of a group without a name; see noteGroupToken
-  // Returns the number of the next message of this rank to or from a peer,
-  // recorded or not. It is the same on both ranks, because a pair's messages
-  // arrive in order. kNoSeq for messages received after a recv_any_source,
-  // which received a message whose sender is not known at its issue.
+  // Number of collectives issued, recorded or not.
+  std::atomic<uint32_t> next_seq{0};
+  std::string token; // token of a group without a name; see noteGroupToken
+  // Returns the sequence number of the next message of this rank to or from a
+  // peer, recorded or not. The number is the same on both ranks, because a
+  // pair's messages arrive in order. Returns kNoSeq for messages received after
+  // a recv_any_source, because its sender is not known when it is issued.
   uint32_t nextMessage(Op op, int64_t peer);
 
  private:
@@ -46,9 +46,9 @@ struct GroupInfo {
 // reference is valid as long as the group is alive.
 GroupInfo& groupInfo(c10d::ProcessGroup& group, c10::DeviceType type);
 
-// Sets the text by which a group without a c10d name is recognised: the same
-// text on all of its ranks, and different for other groups. Has no effect once
-// the group's description is in the trace.
+// Sets the text by which a group without a c10d name is recognised: the text is
+// the same on all ranks of the group, and different for other groups. Has no
+// effect once the group's description is in the trace.
 void noteGroupToken(c10d::ProcessGroup& group, const std::string& token);
 
 } // namespace commprof

@@ -18,11 +18,11 @@ namespace commprof {
 
 namespace {
 
-// Maximum number of innermost frames of a stack.
+// Number of innermost frames that are kept of a stack.
 constexpr size_t kMostFrames = 48;
 
 std::atomic<bool> g_enabled{false};
-// Operations whose stacks are still to be recorded; negative for all.
+// Operations whose stacks are still to be recorded; negative: of all.
 std::atomic<int64_t> g_left{-1};
 
 // A frame consists of its code object and line: two words that compare fast.
@@ -30,8 +30,9 @@ std::atomic<int64_t> g_left{-1};
 // their addresses are not reused.
 using Frames = std::vector<std::pair<PyCodeObject*, int>>;
 
-// Has its own lock, because the GIL may not exist. No Python function is called
-// under it: a waiting thread would delay a garbage collection.
+// This table has its own lock, because there may be no GIL. Do not call Python
+// functions while holding it: threads that wait for it would delay a garbage
+// collection.
 struct Interned {
   std::mutex mutex;
   std::map<Frames, uint32_t> numbers;
@@ -42,8 +43,9 @@ struct Interned {
     const auto known = numbers.find(frames);
     return known == numbers.end() ? 0 : known->second;
   }
-  // Stores new frames with their references. `json`: their description. Returns
-  // their number; `kept` is false if another thread stored them first.
+  // Stores new frames and takes over their references. `json` describes the
+  // frames. Returns the stack's id; `kept` is false if another thread stored
+  // the same frames first.
   uint32_t keep(const Frames& frames, const std::string& json, bool& kept) {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto [place, is_new] =
@@ -100,8 +102,9 @@ std::string describe(const Frames& frames) {
   return json;
 }
 
-// Returns 0 if there are no frames. A thread that Python never ran in has none,
-// and must not wait for the GIL: whoever holds it may wait for this thread.
+// Returns 0 if there are no frames. A thread in which Python never ran has no
+// frames, and must not wait for the GIL: the thread that holds the GIL may be
+// waiting for this thread.
 uint32_t numberOfCurrentStack() {
   if (PyGILState_GetThisThreadState() == nullptr) {
     return 0;

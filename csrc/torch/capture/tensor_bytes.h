@@ -1,4 +1,4 @@
-// Size of a tensor when it is sent.
+// Size in bytes of a tensor as a collective sends it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,8 @@
 
 namespace commprof {
 
-// Returns the bytes of a tensor's elements; of a sparse tensor, whose nbytes()
-// throws, those of its indices and values.
+// Returns the size of a tensor's elements. For a sparse tensor, whose nbytes()
+// throws, returns the size of its indices and values.
 inline uint64_t tensorBytes(const at::Tensor& tensor) {
   return tensor.is_sparse()
       ? tensor._indices().nbytes() + tensor._values().nbytes()

@@ -29,7 +29,7 @@ const void* reached(const Class& object, Member member) {
   return found;
 }
 
-// Returns the function behind isStreamCapturing(); null if torch has none.
+// Returns isStreamCapturing(); null if this torch has none.
 template <class Interface>
 const void* captureFunction(const Interface& guard) {
   if constexpr (requires(c10::Stream s) { guard.isStreamCapturing(s); }) {

@@ -12,14 +12,14 @@
 
 namespace commprof {
 
-// Priority of commprof's own streams. torch takes streams in turn from a pool
-// per priority. The program's streams and NCCL's come from the first two pools
-// or the last, so no other code uses this priority's streams.
+// Priority of commprof's own streams. torch has one pool of streams for each
+// priority. The program's and NCCL's streams come from the first two pools or
+// the last, so that no other code uses streams of this priority.
 inline constexpr int kUnusualPriority = -2;
 
 // A mark on a stream that is captured into a graph would break the capture.
-// Device guards of torch before 2.12 cannot report a capture, but CUDA can; if
-// neither can, there are no device events.
+// Device guards of torch before 2.12 cannot report a capture, but CUDA can. If
+// neither can, no device events are recorded.
 template <class Guard>
 inline constexpr bool kGuardReportsCapture =
     requires(const Guard& guard, c10::Stream s) { guard.isStreamCapturing(s); };
@@ -85,7 +85,7 @@ class C10Device final : public Device {
   }
 
  private:
-  // An event with timing, which this flag requests; the default has none.
+  // An event with timing. Timing must be requested with this flag.
   struct Timed final : Event {
     c10::Event event;
     explicit Timed(c10::DeviceType type)

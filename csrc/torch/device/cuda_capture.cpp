@@ -27,7 +27,7 @@ struct Cuda {
           loadedSymbol("cudaStreamIsCapturing", {"libcudart"}));
       take_last_error = reinterpret_cast<LastError>(
           loadedSymbol("cudaGetLastError", {"libcudart"}));
-    } catch (const std::exception&) { // out of memory: as if not found
+    } catch (const std::exception&) { // out of memory: treated as not found
     }
   }
 };
@@ -47,7 +47,8 @@ bool cudaReportsCapture(c10::DeviceType type) noexcept {
 bool isCapturedByCuda(c10::Stream stream) {
   int status = 0;
   if (cuda().is_capturing(cuda().handle_of(&stream), &status) != 0) {
-    cuda().take_last_error(); // else torch reports the error after a launch
+    // Otherwise torch reports the error after a launch.
+    cuda().take_last_error();
     return true;
   }
   return status != 0;

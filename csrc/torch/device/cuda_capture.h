@@ -10,7 +10,7 @@ namespace commprof {
 // True if this process has the functions that `isCapturedByCuda` calls.
 bool cudaReportsCapture(c10::DeviceType type) noexcept;
 
-// True if the stream is being captured, or if CUDA refuses the query, as while
+// True if the stream is being captured, or if CUDA refuses the query because
 // another thread captures. Only for devices for which `cudaReportsCapture` is
 // true. Throws c10::Error for an invalid stream.
 bool isCapturedByCuda(c10::Stream stream);

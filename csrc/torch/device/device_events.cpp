@@ -27,7 +27,7 @@ constexpr int64_t kCallersStream = INT64_MIN;
 constexpr c10::DeviceIndex kMaxDevices = 64;
 
 struct Entry {
-  C10Device* device; // owned by the timeline
+  C10Device* device; // the timeline owns the device
   DeviceTimeline timeline;
   QueueStreams streams;
   LastAwaited last_awaited;
@@ -61,7 +61,7 @@ struct Table {
   std::atomic<c10::DeviceType> type{c10::DeviceType::CPU};
   std::atomic<bool> main_is_final{false}; // see noteMain()
   ExchangeCaptureMode shield = nullptr;
-  std::unique_ptr<DevicePoller> poller; // only with a shield
+  std::unique_ptr<DevicePoller> poller; // null without a shield
 };
 
 Table& table() {
@@ -93,8 +93,9 @@ void startPollerLocked(Table& t) {
 }
 
 // Steps and phases are marked on the device of the first collective with data.
-// The device of a barrier counts only until then: a barrier may come before the
-// script has chosen its device, and run on another device than it seems.
+// Until such a collective comes, the device of a barrier counts. A barrier may
+// come before the script has chosen its device, and may run on another device
+// than its arguments say.
 void noteMain(Entry& entry, Op op) noexcept {
   std::atomic<bool>& is_final = table().main_is_final;
   if (op != Op::kBarrier && !is_final.load() && !is_final.exchange(true)) {
@@ -102,8 +103,8 @@ void noteMain(Entry& entry, Op op) noexcept {
   }
 }
 
-// Why a device has no times, as a part of the report's sentence; null if it has
-// times.
+// Why a device has no times, as part of a sentence in the report; null if it
+// has times.
 const char* leftOut(c10::DeviceType type) noexcept {
   const char* setting = std::getenv("COMMPROF_DEVICE_EVENTS");
   const std::string_view wanted = setting == nullptr ? "" : setting;
@@ -117,7 +118,8 @@ const char* leftOut(c10::DeviceType type) noexcept {
   }
   if (wanted != "on" && !implementsCaptureQuery(type)) {
     return "its backend does not say whether a stream is captured into a "
-           "graph; if it captures none, COMMPROF_DEVICE_EVENTS=on takes them";
+           "graph; if it never captures, COMMPROF_DEVICE_EVENTS=on records "
+           "times";
   }
   return nullptr;
 }
@@ -147,7 +149,8 @@ Entry* makeEntry(c10::Device device) noexcept {
   try {
     auto made = std::make_unique<C10Device>(device);
     const OnDevice on_device(*made);
-    // Never destroyed: events must not be destroyed after the device's driver.
+    // The entry is never destroyed: events must not be destroyed after the
+    // device's driver.
     auto* entry = new Entry(std::move(made), index);
     if (t.type == c10::DeviceType::CPU) {
       t.type = device.type();
@@ -219,7 +222,7 @@ void noteAwaited(DeviceTimeline& timeline, CollectiveId behind) noexcept {
   try {
     Entry& entry = entryOf(timeline);
     entry.last_awaited.set(entry.device->currentStream(), behind);
-  } catch (const std::exception&) { // waits for it are not recorded
+  } catch (const std::exception&) { // waits for the collective are not recorded
   }
 }
 
@@ -293,7 +296,8 @@ DeviceIssue::DeviceIssue(
     if (known.should_search && alone) {
       finder_ = std::make_unique<StreamFinder>(device);
     }
-  } catch (const std::exception&) { // the program's own calls report errors
+  } catch (const std::exception&) { // errors also reach the program, in its own
+                                    // calls
   }
 }
 

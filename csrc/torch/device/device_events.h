@@ -35,14 +35,16 @@ struct DeviceOp {
   // stream, and no later call waits for it.
   bool in_stream = false;
   std::optional<int64_t> stream = {}; // where it runs, if its backend showed it
-  bool is_current = false; // the device is the issuing thread's current one
+  // True if the device is the issuing thread's current device.
+  bool is_current = false;
 };
 
 // Placed around a call that issues an operation on a device.
 class DeviceIssue {
  public:
-  // `device`: the tensors'. `in_callers`: async_op=False, for which backends
-  // may use the caller's stream. `alone`: the call launches no other operation.
+  // `device`: device of the tensors. `in_callers`: true for async_op=False, for
+  // which backends may use the caller's stream. `alone`: the call launches no
+  // other operation.
   DeviceIssue(
       c10::Device device,
       const Record& issue,
@@ -98,7 +100,7 @@ struct CollectiveId {
   Op op = Op::kOther;
 };
 
-// Identity of a stream: ids are unique only within a device.
+// Identity of a stream. A stream's id is unique only within its device.
 struct DeviceStream {
   int64_t device;
   int64_t stream;
@@ -107,8 +109,8 @@ struct DeviceStream {
 using StreamOrCurrent = std::optional<DeviceStream>;
 
 // Returns the last collective that the stream waited for or ran, unless a
-// StreamWait has waited for it: an event recorded on the stream now comes after
-// it.
+// StreamWait has waited for it. An event recorded on the stream now comes after
+// this collective.
 CollectiveId lastOnStream(StreamOrCurrent stream) noexcept;
 
 // Placed around a call that makes `stream` wait for an event after the

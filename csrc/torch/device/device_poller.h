@@ -1,5 +1,5 @@
-// A thread that polls devices, so that training threads do not have to: each
-// poll is a call of the device's runtime.
+// A thread that polls devices. Each poll calls the device's runtime, and this
+// thread spares training threads these calls.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -39,7 +39,8 @@ class Shielded {
   Shielded& operator=(const Shielded&) = delete;
 
  private:
-  static constexpr int kRelaxed = 2; // cudaStreamCaptureModeRelaxed, also HIP's
+  // Value of cudaStreamCaptureModeRelaxed, and of HIP's equivalent.
+  static constexpr int kRelaxed = 2;
 
   const ExchangeCaptureMode exchange_;
   int mode_ = kRelaxed;

@@ -52,7 +52,7 @@ void* loadedSymbol(
     const std::string& name,
     std::initializer_list<const char*> files) {
   void* found = dlsym(RTLD_DEFAULT, name.c_str());
-  if (found == nullptr) { // libraries that Python loads are in no global scope
+  if (found == nullptr) { // the global scope lacks libraries that Python loaded
     Libraries libraries{files, {}};
     dl_iterate_phdr(&keepPath, &libraries);
     for (const std::string& path : libraries.paths) {

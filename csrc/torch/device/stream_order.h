@@ -1,5 +1,5 @@
-// Order of collectives on the streams of one device: the stream that runs each
-// queue's operations, and the collective that each stream waited for last.
+// Order of collectives on the streams of one device: which stream runs a
+// queue's operations, and for which collective each stream waited last.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@ inline uint64_t queueOf(uint32_t group, uint32_t peer, Op op) noexcept {
 }
 
 // The stream on which each queue's operations run, as found at the queue's
-// first operations. A mark on that stream after an operation blocks nothing.
-// Waiting for the operation on a separate stream would: CUDA has eight hardware
-// queues, and all work after a wait in one of them waits too, including the
-// program's compute. Thread-safe.
+// first operations. A mark on that stream after an operation blocks nothing. A
+// wait for the operation on a separate stream could block: CUDA has eight
+// hardware queues, and in a queue all work behind the wait is blocked too,
+// including the program's compute. Thread-safe.
 class QueueStreams {
  public:
   // After so many tries, the backend counts as one that does not show streams.
@@ -54,7 +54,8 @@ class QueueStreams {
     int tries = 0;
   };
   std::mutex mutex_;
-  // By queue, and true if the call asks to run in the caller's own stream.
+  // Keyed by queue, and whether the call asks to run in the caller's own
+  // stream.
   std::map<std::pair<uint64_t, bool>, Entry> entries_;
 };
 

@@ -126,7 +126,8 @@ FuturePtr BucketHook::run(c10d::GradBucket& bucket) {
   }
   future->addCallback(
       [op_id = record.op_id, index = record.aux](c10::ivalue::Future& done) {
-        // A device's future is complete at launch, which is not the end.
+        // A device's future is complete at launch, which is before the
+        // operation's end.
         if (done.devices().empty() || done.hasError()) {
           recordBucketEnd(op_id, index, done.hasError());
         }

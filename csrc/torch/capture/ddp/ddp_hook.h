@@ -1,5 +1,5 @@
-// The DDP communication hook: times every gradient bucket and runs another hook
-// inside, the user's or a plain mean all-reduce.
+// The DDP communication hook: times every gradient bucket and calls an inner
+// hook: the user's, or a plain mean all-reduce.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -30,7 +30,7 @@ class BucketHook {
       c10::intrusive_ptr<c10d::ProcessGroup> group,
       std::shared_ptr<c10d::CommHookInterface> inner);
 
-  // Replaces the hook inside from the next bucket on; call it between steps, so
+  // Replaces the inner hook from the next bucket on; call it between steps, so
   // that all ranks switch at the same bucket. Null: mean all-reduce.
   void setInner(std::shared_ptr<c10d::CommHookInterface> inner);
   // Off: buckets pass to the inner hook unrecorded.
@@ -50,9 +50,10 @@ class BucketHook {
   std::shared_ptr<c10d::CommHookInterface> inner();
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  std::atomic<uint32_t> next_seq_{0}; // buckets, recorded or not
-  // Held only while the pointer is copied. GCC 11 and libc++ have no
-  // std::atomic<std::shared_ptr>, which would lock as well.
+  // Number of buckets so far, recorded or not.
+  std::atomic<uint32_t> next_seq_{0};
+  // Held only while the pointer is copied. std::atomic<std::shared_ptr> would
+  // lock too, and GCC 11 and libc++ do not have it.
   std::mutex inner_mutex_;
   std::shared_ptr<c10d::CommHookInterface> inner_;
   std::atomic<bool> recording_{true};

@@ -25,9 +25,9 @@ constexpr size_t kMostAwaited = 1024;
 thread_local int works_for = -1;
 
 thread_local int last_graph_task = -1;
-std::atomic<int> latest_graph_task{-1}; // of any thread
+std::atomic<int> latest_graph_task{-1}; // latest graph task of any thread
 
-// The pass of this thread's open manual finalisation.
+// Backward pass of this thread's open manual finalisation.
 thread_local int manual_graph_task = -1;
 
 // A future that the finalisation of a pass may wait for. It lives at least
@@ -44,9 +44,9 @@ std::vector<Awaited>& awaited() {
   return kept;
 }
 
-// Notes `end_ns` as the completion of the pass's complete futures; they may
-// have completed slightly later, during this call. Incomplete futures are kept
-// for a manual finalisation.
+// Notes `end_ns` as the completion time of those futures of the pass that are
+// complete. They may have completed slightly later, during this call.
+// Incomplete futures are kept for a manual finalisation.
 void noteReturns(int graph_task, uint64_t end_ns) {
   std::erase_if(awaited(), [&](const Awaited& one) {
     if (one.graph_task != graph_task) {
@@ -63,7 +63,8 @@ void noteReturns(int graph_task, uint64_t end_ns) {
   });
 }
 
-// True, at both ends of a finalisation, if its records have the run delay.
+// True if the finalisation's records, at its begin and its end, have the run
+// delay.
 bool readsRunDelay(Kind kind) {
   static thread_local uint64_t last_ns = 0;
   static thread_local bool reads = false;
@@ -106,7 +107,8 @@ uint64_t recordFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
 
 // Marks the begin and end of the finalisation on the device's stream.
 void markFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
-  static thread_local DeviceTimeline* timeline = nullptr; // that of `begin`
+  // The timeline that `begin` belongs to.
+  static thread_local DeviceTimeline* timeline = nullptr;
   static thread_local auto begin = DeviceTimeline::kNoMark;
   static thread_local int begun = -1;
   if (DeviceTimeline::main() == nullptr || !Recorder::instance().enabled()) {
@@ -114,7 +116,7 @@ void markFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   }
   if (kind == Kind::kFinalizeBegin) {
     if (timeline != nullptr) {
-      timeline->forget(begin); // a finalisation without an end
+      timeline->forget(begin); // that finalisation had no end
     }
     timeline = DeviceTimeline::main();
     begin = timeline->mark();
@@ -145,7 +147,7 @@ int bracketFinalize() {
   last_graph_task = graph_task;
   latest_graph_task.store(graph_task, std::memory_order_relaxed);
   auto& engine = torch::autograd::Engine::get_default_engine();
-  if (awaited().size() >= kMostAwaited) { // left by failed passes
+  if (awaited().size() >= kMostAwaited) { // left over from failed passes
     awaited().clear();
   }
   engine.queue_callback([graph_task] {

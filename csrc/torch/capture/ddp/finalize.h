@@ -11,22 +11,23 @@ namespace commprof {
 // backward pass (autograd's graph task) that issues it, or -1 outside of one.
 // The first call of each backward pass queues two autograd-engine callbacks.
 // DDP queues its own finalisation, which waits for all buckets, after the last
-// bucket was issued; so the first callback runs just before it and the second
-// just after it. Both record wall time, thread CPU time and run delay: the
-// training thread waited for wall - CPU - run delay.
+// bucket was issued. So the first callback runs just before DDP's finalisation,
+// and the second just after. Both record wall time, thread CPU time and run
+// delay: the training thread waited for wall - CPU - run delay.
 int bracketFinalize();
 
 // Begins and ends a finalisation that the script makes itself, outside of the
 // engine's callbacks (DDP.finalize_backward(), from torch 2.15 on), on the
 // calling thread. It counts as the finalisation of this thread's latest
 // backward pass that issued collectives; if this thread has none (on devices,
-// autograd has threads of its own), of the process's latest.
+// autograd has threads of its own), it counts as that of the process's latest
+// such pass.
 void beginManualFinalize();
 void endManualFinalize();
 
 // Notes that the finalisation of this thread's backward pass probably waits for
-// the operation's `future`: if the future is complete at the finalisation's
-// end, so is the operation. Does nothing outside of a pass.
+// the operation's `future`: if the future is complete when the finalisation
+// ends, the operation is complete too. Does nothing outside of a pass.
 void awaitInPass(
     const c10::intrusive_ptr<c10::ivalue::Future>& future,
     uint64_t op_id);

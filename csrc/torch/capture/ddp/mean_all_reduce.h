@@ -10,8 +10,9 @@
 namespace commprof {
 
 // DDP's own mean all-reduce, except that the division cannot be fused with the
-// copy into the bucket. Multiplies by the reciprocal, as DDP does: dividing
-// would differ in the last bit if the world size is not a power of two.
+// copy into the bucket. It multiplies by the reciprocal, as DDP does: a
+// division would differ in the last bit if the world size is not a power of
+// two.
 class MeanAllReduce final : public c10d::CommHookInterface {
  public:
   explicit MeanAllReduce(c10::intrusive_ptr<c10d::ProcessGroup> group)

@@ -11,7 +11,7 @@ namespace commprof {
 namespace {
 
 struct Watched {
-  std::mutex mutex; // never held while a reducer's is acquired
+  std::mutex mutex; // never held while a reducer's mutex is acquired
   std::vector<std::weak_ptr<ObservedBuckets>> models;
   std::atomic<size_t> count{0};
 };
@@ -35,7 +35,8 @@ std::vector<std::shared_ptr<ObservedBuckets>> watchedModels() {
   return found;
 }
 
-// Limit of noted all-reduces: far more than unfinished passes can have.
+// Largest number of noted all-reduces: far more than unfinished passes can
+// have.
 constexpr size_t kMostNoted = 1 << 14;
 
 // All-reduces of this thread's backward passes that are not over yet: a pass
@@ -101,7 +102,7 @@ bool ObservedBuckets::record(const NotedAllReduce& noted) const {
     return false;
   }
   if (recording()) {
-    Record record = noted.issue; // the all-reduce's number, group and size
+    Record record = noted.issue; // all-reduce's sequence number, group and size
     record.kind = Kind::kBucket;
     record.aux = found->second.index;
     record.flags = found->second.is_last ? kLastBucket : 0;
@@ -118,7 +119,7 @@ bool observesBuckets() noexcept {
 
 void noteAllReduce(const Record& issue, const c10::TensorImpl* tensor) {
   std::vector<NotedAllReduce>& noted = notedHere();
-  if (noted.size() >= kMostNoted) { // left by failed passes
+  if (noted.size() >= kMostNoted) { // left over from failed passes
     noted.clear();
   }
   noted.push_back({issue, tensor, nowNs()});

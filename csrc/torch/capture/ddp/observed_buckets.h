@@ -1,7 +1,7 @@
-// Observes the gradient buckets of DDP models without a hook: recognises them
-// by the tensors that DDP all-reduces. A hook would get the buckets directly,
-// but with a hook DDP no longer divides while it copies into the bucket, which
-// takes one more pass over all gradients.
+// Observes the gradient buckets of DDP models without a hook: recognises
+// buckets by the tensors that DDP all-reduces. A hook would get the buckets
+// directly. But with a hook, DDP does not divide while it copies into the
+// bucket, and needs one more pass over all gradients.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -18,7 +18,8 @@
 namespace commprof {
 
 // Returns a hash (FNV-1a) of the shapes of a bucket's parameters, which
-// distinguishes buckets of one index: DDP regroups them after the first step.
+// distinguishes buckets with the same index: DDP regroups its buckets after the
+// first step.
 uint64_t signatureOf(const c10d::GradBucket& bucket);
 
 // An all-reduce of a backward pass, and its only tensor.
@@ -41,7 +42,7 @@ class ObservedBuckets {
     return recording_.load(std::memory_order_relaxed);
   }
   // Records the all-reduces of this model and removes them from `noted`. Call
-  // it without the reducer's lock; the GIL does not matter.
+  // it without the reducer's lock, with or without the GIL.
   void take(std::vector<NotedAllReduce>& noted);
 
  private:
@@ -58,10 +59,10 @@ class ObservedBuckets {
   const std::weak_ptr<c10d::Reducer> reducer_;
   std::atomic<bool> recording_{true};
   std::mutex mutex_; // guards the fields below
-  // By the tensors that DDP keeps for buckets; a sparse bucket's tensor is new
-  // in each pass.
+  // Keyed by the tensors that DDP keeps for buckets; a sparse bucket gets a new
+  // tensor in each pass.
   std::unordered_map<const c10::TensorImpl*, Bucket> buckets_;
-  bool settled_ = false; // DDP does not regroup them any more
+  bool settled_ = false; // DDP will not regroup the buckets any more
 };
 
 // True if any model is observed; else all-reduces need not be noted.
