@@ -1,8 +1,8 @@
 """``commprof.attach(ddp)``: times a DDP model's gradient buckets, and runs hooks or compressors.
 
 With a communication hook, DDP divides its gradients in a separate pass, which takes 1 to 3 % of a
-step. So commprof registers its hook only if something is to run inside it; wherever possible, it
-observes buckets without a hook.
+step. So commprof registers its hook only if it has to run another hook or a compressor; otherwise
+it observes buckets without a hook where possible.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from commprof.errors import CommprofError
 #: A DDP communication hook: ``hook(state, bucket) -> Future[Tensor]``.
 Hook = Callable[[Any, Any], Any]
 
-#: For each model of this process with an attachment, the names of the hooks that ran inside it, in
-#: order of first use. Written to the trace's metadata.
+#: For each model of this process with an attachment: the names of its inner hooks, in order of
+#: first use. Written to the trace's metadata.
 _hooks: list[list[str]] = []
 #: Attribute of a model that holds its attachment.
 _HELD = "_commprof_attachment"
@@ -118,10 +118,10 @@ class Attachment:
 
         Raises:
             CommprofError: the ranks differ in compressor or parameters, the compressor works in
-                another model, the compressor needs the native module, or the compressor cannot
-                load the state that its ``load_state_dict()`` got before this call. In the last
-                case, and if the compressor cannot connect to the other ranks,
-                :attr:`compressor` is None afterwards.
+                another model, the native module is missing and the compressor needs it, or the
+                compressor cannot load the state that was passed to its ``load_state_dict()`` before
+                this call. In the last case, and if the compressor cannot connect to the other
+                ranks, :attr:`compressor` is None afterwards.
         """
         if isinstance(hook, HookEngine):
             self._compress(hook)
@@ -156,7 +156,7 @@ class Attachment:
         self._compressor, self._running = compressor, running
 
     def _release(self) -> None:
-        """Stops the compressor of the hook that was replaced."""
+        """Stops the compressor of the replaced hook."""
         if self._compressor is not None and self._running is not None:
             self._compressor.unbind()
             self._running.stop()
@@ -224,7 +224,7 @@ class _Held:
 
 @functools.cache
 def _redirect_register_comm_hook() -> None:
-    """Patches DDP so that a hook registered with an attached model goes to its attachment."""
+    """Patches DDP so that a hook registered with an attached model goes to the attachment."""
     original = DistributedDataParallel.register_comm_hook
 
     @functools.wraps(original)
@@ -287,17 +287,17 @@ def attach(
 ) -> Attachment:
     """Records when each gradient bucket of ``ddp`` is ready, launched and completed.
 
-    Collectives are recorded without this call. The call adds each bucket's times, index and a hash
-    of the bucket's parameter shapes to the trace, and can run a hook or compressor in the model.
-    If ``hook`` is None and the native module is there, no hook is registered, and DDP works as
-    without commprof. With a hook, DDP no longer divides while it copies: dividing takes one more
+    Collectives are recorded without this call. The call adds to the trace the times and index of
+    each bucket and a hash of its parameters' shapes. It can also run a hook or compressor in the
+    model. If ``hook`` is None and the native module is there, no hook is registered, and DDP works
+    as without commprof. With a hook, DDP no longer divides while it copies: dividing takes one more
     pass over the gradients.
 
     Args:
         ddp: the model, before its first backward pass.
         hook: a hook to run as ``ddp.register_comm_hook(state, hook)`` would run it; or one of
-            ``commprof.compressors``, and then all ranks must call this together; None is DDP's
-            own mean all-reduce.
+            ``commprof.compressors``: then all ranks must call this together. None is DDP's own mean
+            all-reduce.
         state: first argument of ``hook``.
 
     Raises:
@@ -332,7 +332,7 @@ def attach(
 
 @functools.cache
 def _say_if_unrecorded() -> None:
-    """Makes rank 0 print at the end of the process, if no capture ran, that nothing is recorded."""
+    """Makes rank 0 print when the process ends that nothing is recorded, if no capture ran."""
     rank = dist.get_rank() if dist.is_initialized() else 0
 
     def at_end() -> None:
@@ -352,7 +352,7 @@ def _say_if_unrecorded() -> None:
 def _observed(ddp: DistributedDataParallel) -> Any:
     """Returns an observer of the model's buckets that needs no hook; None if that cannot work."""
     native = _native.native
-    # This option of torch 2.15 frees buckets before the end of the pass, where we read them.
+    # This option of torch 2.15 frees buckets before the end of the pass, at which they are read.
     gone = getattr(ddp, "lazy_bucket_allocation", False)
     return None if native is None or gone else native.ObservedBuckets(ddp.reducer)
 

@@ -2,9 +2,9 @@
 
 Data is ``DataLoader.__next__``, forward is the call of a DDP model, of an FSDP1 model or of a
 module that ``fully_shard`` was applied to, backward is ``Tensor.backward`` or
-``torch.autograd.backward``, and the optimizer is any ``torch.optim.Optimizer.step`` except its
-closure, or the ``GradScaler.step`` around it. A loss computed after the model's call counts as
-other.
+``torch.autograd.backward``, and the optimizer phase is any ``torch.optim.Optimizer.step`` except
+its closure, or the ``GradScaler.step`` around such a step. A loss computed after the model's call
+counts as other.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class AutoPhases:
         def before(
             optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Arguments | None:
-            # A compiler traces this call: a phase is not part of a graph.
+            # Here a compiler traces the call: a phase is not part of a graph.
             if _traced() or not self._installed:
                 return None
             marker.begin()
@@ -184,7 +184,7 @@ def _scaling(finder: StepFinder) -> Callable[..., AbstractContextManager[None]]:
     return around
 
 
-#: If a batch has more tensors and containers than this, its samples are not counted.
+#: The samples of a batch with more tensors and containers than this are not counted.
 _MOST_ITEMS = 256
 
 
@@ -280,7 +280,10 @@ class ShardedForward:
         self.is_flat = False
 
     def poll(self) -> None:
-        """Starts recording if FSDP has been imported and has ``FSDPModule``; else does nothing."""
+        """Starts recording if the script has imported FSDP and FSDP has ``FSDPModule``.
+
+        Else does nothing.
+        """
         package = sys.modules.get(FSDP)
         owner = getattr(package, _CLASS, None)
         if owner is None:

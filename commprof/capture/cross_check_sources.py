@@ -33,12 +33,12 @@ _DDP_KEYS = (
     *("broadcast_buffers", "has_sync_bn", "find_unused_parameters", "unused_parameter_size"),
     *("static_graph", "num_parameter_tensors", "bucket_cap_bytes", "gradient_as_bucket_view"),
 )
-#: Keys of the bytes of parameters that a pass did not use: the newest, largest and least value.
+#: Keys for the bytes of parameters that a pass did not use: the newest, largest and smallest value.
 _UNUSED, _MOST_UNUSED = "unused_parameter_size", "most_unused_parameter_size"
 _LEAST_UNUSED = "least_unused_parameter_size"
 #: DDP updates its log in its first ten iterations, and then in one of every hundred. Reading it
-#: takes longer than recording a step. So it is read in a model's first forward pass, and then after
-#: as many further passes as the next of these numbers says; the last number repeats.
+#: takes longer than recording a step. So it is read in a model's first forward pass. Each of these
+#: numbers then says after how many further passes the log is read again; the last number repeats.
 _PASSES_TO_NEXT_READ = (1, 1, 2, 4, 2, 90, 100)
 #: Maximum number of models whose logs are kept. A report compares the log of a single model.
 _MOST_MODELS = 32
@@ -48,9 +48,9 @@ _MOST_MODELS = 32
 class _Called:
     """A DDP model that was trained, with its latest log.
 
-    The log is read now and then, because the model may no longer exist when capture stops, for
-    example if a function or a loop of cross-validation made it. If the model is deleted after four
-    to ten iterations, the log may lack the last few iterations.
+    The log is read from time to time, because the model may no longer exist when capture stops, for
+    example if a function or a cross-validation loop made the model. If the model is deleted after
+    four to ten iterations, the log may lack the last few iterations.
     """
 
     model: Callable[[], DistributedDataParallel | None]
@@ -159,7 +159,7 @@ class CrossCheckSources:
         return [model for model in found if model is not None]
 
     def note(self, model: DistributedDataParallel) -> None:
-        """Notes a model's forward pass; a model that was only evaluated so far is left out."""
+        """Notes a model's forward pass, unless the model was only evaluated so far."""
         # Every step runs this: a model that is called again must cost few instructions.
         called = self._latest
         if called is None or called.model() is not model:
@@ -236,7 +236,10 @@ def _group_name(model: DistributedDataParallel) -> str | None:
 
 
 def _own_exchange(model: DistributedDataParallel, log: dict[str, Any]) -> str:
-    """Returns the name of what replaces DDP's all-reduce of its buckets; empty if nothing does."""
+    """Returns the name of the hook or method that replaces DDP's all-reduce of its buckets.
+
+    Empty if none does.
+    """
     if hook := log.get("comm_hook"):
         return f"the communication hook {hook}"
     if getattr(model, "mixed_precision", None) is not None:

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from commprof.capture.recorder import Recorder
 
 _PERIOD_S = 1.0
-#: The figures are written again after this many more samples, or after this fraction more if that
-#: is later: a rank that is killed loses at most that much.
+#: The figures are written again after this many more samples, or after this fraction of samples
+#: more, whichever is later. A killed rank loses at most the samples since then.
 _LEAST_MORE, _FRACTION_MORE = 30, 0.1
-#: NVML's nvmlClocksEventReason bits that stand for a slower clock than the load asks for.
+#: NVML's nvmlClocksEventReason bits that mean that the clock is slower than the load demands.
 LIMITS = {
     "power": 0x4 | 0x80,  # SwPowerCap, HwPowerBrakeSlowdown
     "temperature": 0x20 | 0x40,  # SwThermalSlowdown, HwThermalSlowdown
@@ -103,7 +103,7 @@ def _gpu() -> int:
     """Returns this rank's GPU: the one given to init_process_group, or else the current one."""
     if dist.is_available() and dist.is_initialized():
         given = getattr(dist.group.WORLD, "bound_device_id", None)
-        # it has an index: torch refuses a device_id without one
+        # it has an index: torch refuses a device_id without an index
         if given is not None and given.type == "cuda":
             return int(given.index)
     return int(torch.cuda.current_device())

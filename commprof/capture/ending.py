@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 _MOST_CHARACTERS = 300
-#: Error line of the exception that :func:`exits` was called with.
+#: Error line of the exception that was passed to :func:`exits`.
 _exit_line = ""
 
 
@@ -18,7 +18,7 @@ class _Call(NamedTuple):
 
     ``line`` is the result of :func:`error_line` for the SystemExit that the call raised.
     ``outermost`` is the outermost frame of the thread's stack, and ``instruction`` is the position
-    in that frame's bytecode during the call.
+    in that frame's bytecode at the time of the call.
     """
 
     line: str
@@ -32,9 +32,10 @@ _last_call: _Call | None = None
 def watch_exits() -> None:
     """Wraps ``sys.exit`` to note its argument, which the interpreter hides from exit handlers.
 
-    :func:`unhandled` ignores the argument if the script caught the exit and continued: the script's
-    outermost frame is then at another instruction than during the call. ``raise SystemExit`` is not
-    noted here; the C++ module writes the exit code to the trace when the process ends.
+    If the script caught the exit and continued, :func:`unhandled` ignores the argument: the
+    script's outermost frame is then at another instruction than during the call. ``raise
+    SystemExit`` is not noted here; the C++ module writes the exit code to the trace when the
+    process ends.
     """
     original = sys.exit
     if hasattr(original, "__wrapped__"):

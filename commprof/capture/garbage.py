@@ -1,10 +1,11 @@
 """Long garbage collections of this process, which stop all of its Python threads.
 
-Python collects garbage when enough objects were made, so the ranks do so in different steps, and
-the other ranks wait each time. The times go into the trace when capture stops.
+Python collects garbage when enough objects were made. So ranks collect in different steps, and the
+other ranks wait each time. The times go into the trace when capture stops.
 
 A callback of the collector must not be Python code: a Ctrl-C during the collection would raise
-KeyboardInterrupt in it, where the interpreter prints and ignores it, and the program would run on.
+KeyboardInterrupt in it, and the interpreter prints and ignores exceptions there, so that the
+program would run on.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class GarbageCollections:
             gc.callbacks.append(self._spans)
 
     def remove(self) -> None:
-        """Stops, and writes the collections into the trace."""
+        """Stops noting collections, and writes those that were noted into the trace."""
         spans, self._spans = self._spans, None
         if spans is None or spans not in gc.callbacks:
             return

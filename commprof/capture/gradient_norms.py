@@ -1,8 +1,9 @@
 """Norms of this rank's own gradients, measured at a fixed interval of steps for the live metrics.
 
-In a measured step, a hook of each parameter computes the L2 norm of its gradient as soon as it is
-accumulated, which is before DDP exchanges it. In other steps there are no hooks. A small file next
-to the trace holds the newest figures and the training time that measuring has cost so far.
+In a measured step, a hook of each parameter computes the L2 norm of the parameter's gradient as
+soon as the gradient is accumulated, before DDP exchanges it. In other steps there are no hooks. A
+small file next to the trace holds the newest figures and the training time that measuring has cost
+so far.
 
 If measuring fails, it ends with a line on stderr, and training goes on.
 

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 class RunningEngine(Protocol):
     """An engine at work in one model."""
 
-    #: What commprof's hook calls: a native engine, or a function of a state and a bucket.
+    #: The object that commprof's hook calls: a native engine, or a function of a state and a
+    #: bucket.
     engine: Any
     #: True if ``engine`` is native.
     is_native: bool
@@ -24,7 +25,7 @@ class RunningEngine(Protocol):
 
 
 class HookEngine(ABC):
-    """Replacement for DDP's mean all-reduce that needs more of a model than a hook gets."""
+    """Replacement for DDP's mean all-reduce that needs more access to the model than a hook has."""
 
     @property
     @abstractmethod
@@ -39,7 +40,9 @@ class HookEngine(ABC):
     def start(
         self, ddp: DistributedDataParallel, shared: Any, replaced: RunningEngine | None
     ) -> RunningEngine:
-        """Starts in a model, in place of the engine ``replaced``; all ranks call this together.
+        """Starts the engine in a model, in place of the engine ``replaced``.
+
+        All ranks call this together.
 
         Raises:
             CommprofError: the ranks differ, or the engine cannot start; ``replaced`` may be stopped

@@ -62,11 +62,10 @@ class Listener(Protocol):
         """Called before the capture stops."""
 
 
-#: Time that other threads have to record the last completions when capture stops.
+#: When capture stops, other threads have this time to record the last completions.
 _LATE_COMPLETIONS_S = 0.005
-#: Number of operations, from the first on, whose stacks are recorded in a launched job: the stacks
-#: show which lines of code issue each kind of call. A stack costs 3 to 6 us
-#: (benchmarks/own_cost/stacks.py).
+#: In a launched job, the stacks of this many first operations are recorded: they show which lines
+#: of code issue each kind of call. A stack costs 3 to 6 us (benchmarks/own_cost/stacks.py).
 _FIRST_STACKS = 1024
 
 
@@ -172,7 +171,8 @@ class Profiler:
             )
         clock = ClockLink(self._compared_clocks)
         rank, _ = rank_and_world_size()
-        # Absolute: the working directory may change, and the rings' owner file names the trace.
+        # An absolute path: the working directory may change, and the rings' owner file holds the
+        # trace's path.
         path = beside_other_replicas(self._directory.absolute() / trace_name(rank))
         prefix = ring_prefix()
         metadata = trace_metadata(prefix, self._metadata)
@@ -256,7 +256,7 @@ class Profiler:
         ``error``: error line of the exception that ended the capture, as returned by
         ``error_line``; "" if no exception did.
         """
-        # Does not stop another profiler's capture, nor the parent's in a forked child.
+        # Stops neither another profiler's capture nor, in a forked child, the parent's capture.
         if not (self._running and self._recorder.started()):
             return
         self._running = False
@@ -303,8 +303,8 @@ class Profiler:
     def _note_ending(self, error: str) -> None:
         """Writes ``error``, the error that ended the capture ("" for none), to the metadata.
 
-        Metadata also goes into later traces of this process, so an earlier capture's error is
-        cleared by writing "". Otherwise "" is not written.
+        Metadata also goes into later traces of this process, so "" is written to clear the error of
+        an earlier capture. Without such an error, "" is not written.
         """
         global _ending_noted
         if error or _ending_noted:
@@ -327,7 +327,10 @@ class Profiler:
             self._recorder.add_metadata(json.dumps({"threads": threads}))
 
     def step(self) -> None:
-        """Ends the current step and begins the next; turns off the automatic finding of steps."""
+        """Ends the current step and begins the next.
+
+        And turns off the automatic detection of steps.
+        """
         if self._finder is not None:
             self._finder.stop()
         self._end_step(STEP_DECLARED)
@@ -346,7 +349,7 @@ class Profiler:
         """Tells a listener that a step has ended; a listener that fails is not called again."""
         try:
             listener.step_ended(self._step - 1)
-        except Exception as failure:  # training goes on
+        except Exception as failure:  # training must go on
             self._listeners = [one for one in self._listeners if one is not listener]
             what = f"the listener {type(listener).__name__} failed and is no longer called"
             print(f"commprof: {what}: {error_line(failure)}", file=sys.stderr)

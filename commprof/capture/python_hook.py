@@ -94,8 +94,8 @@ class PythonBucketHook:
             hook, state = self._inner
             result: torch.futures.Future[torch.Tensor] = hook(state, bucket)
             if completed is not None:
-                # The recorded end is late by the wait for the GIL, because DDP does not wait for
-                # this.
+                # DDP does not wait for this callback, so the recorded end is late by the callback's
+                # wait for the GIL.
                 result.add_done_callback(lambda _: completed())
             return result
         buffer = bucket.buffer().mul_(1.0 / self._world_size)

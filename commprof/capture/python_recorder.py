@@ -1,4 +1,4 @@
-"""Recorder in pure Python: the same trace format, without the records that need native code.
+"""Recorder in pure Python: the same trace format, but no records that need native code.
 
 It records phases, steps and the buckets of attached DDP models, but no other collectives and no
 individual waits. A process that is killed loses the records since the last flush, 200 ms at most.
@@ -81,7 +81,8 @@ class PythonMarker:
 
 #: Maximum number of records kept between two flushes.
 _CAPACITY = 1 << 18
-#: How long recording must be off before the trace says so; as in csrc/core/modes/recorder_mode.cpp.
+#: Recording must be off this long before the trace says so; as in
+#: csrc/core/modes/recorder_mode.cpp.
 _REPORT_OFF_AFTER_NS = 500_000_000
 
 
@@ -126,7 +127,8 @@ class PythonRecorder:
         self._enabled = False
         self._complained = False
         self._documents_written = self._written = self._dropped = 0
-        #: When recording went off, 0 if it is on; and whether the trace says that it is off.
+        #: The time when recording went off, 0 if it is on; and whether the trace says that
+        #: recording is off.
         self._off_since_ns, self._off_written = 0, False
         self._last = PythonStats()
 
@@ -310,7 +312,7 @@ class PythonRecorder:
         return seq
 
     def group_id(self, group: dist.ProcessGroup) -> int:
-        """Returns the number of a process group; writes a new group's description to the trace."""
+        """Returns the id of a process group; writes a new group's description to the trace."""
         name = group.group_name
         if name not in self._groups:
             number = len(self._groups) + 1

@@ -1,4 +1,4 @@
-"""Settings of a rank in its environment variables: reads, checks and writes them."""
+"""Reads, checks and writes a rank's settings, which are environment variables."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class RankSettings:
     bucket_cap_mb: float | None = _of(variables.BUCKET_CAP_MB)
     #: In the format that ``commprof.tune.trials.sharding`` parses.
     fsdp: str = _of(variables.FSDP)
-    #: The next four apply to scripts that do not call commprof; ``capture.boot`` checks them.
+    #: The next four settings apply to scripts that do not call commprof; ``capture.boot`` checks
+    #: them.
     hook: str = _of(variables.HOOK)
     trial: str = _of(variables.TRIAL)
     metrics: str = _of(variables.METRICS)
@@ -104,7 +105,7 @@ def mode_code(mode: str | None) -> int:
 
 
 def check_sync_fits_trial(check_sync_every: int, headroom: int) -> None:
-    """Refuses to compare the ranks' models in a trial whose candidate ``noop`` lets them differ.
+    """Refuses to compare the ranks' models in a trial in which ``noop`` lets models differ.
 
     Args:
         check_sync_every: number of steps between two comparisons; 0: none.
@@ -115,9 +116,9 @@ def check_sync_fits_trial(check_sync_every: int, headroom: int) -> None:
     """
     if check_sync_every and headroom:
         raise UsageError(
-            f"--check-sync {check_sync_every} (or {variables.CHECK_SYNC}) would report models that "
-            "differ while the trial's candidate noop, which exchanges no gradients, takes its "
-            "turn; give headroom=0 in the trial, or do not compare models"
+            f"--check-sync {check_sync_every} (or {variables.CHECK_SYNC}) would report differing "
+            f"models whenever the trial runs its candidate noop, which exchanges no gradients; "
+            f"give headroom=0 in the trial, or do not compare models"
         )
 
 

@@ -7,9 +7,9 @@ of further parameter groups that are stepped one by one (as DeepSpeed does).
 
 Training may move on to another optimizer, as in cross-validation. An optimizer that updates twice,
 without an update of the leading optimizer in between, becomes the leading one. The first of the two
-updates also ends a step if three conditions hold: the last two updates of the leading optimizer
-directly followed one another, and it led at both; no third optimizer has updated since; and the new
-optimizer never updated between two updates of the leading one.
+updates also ends a step if three conditions hold. The last two updates of the leading optimizer
+directly followed one another, and it was the leading one at both. No third optimizer has updated
+since. The new optimizer never updated between two updates of the leading one.
 
 An update inside a backward pass (an optimizer per parameter) or inside GradScaler counts when the
 pass or the scaler's step has ended.
@@ -37,7 +37,7 @@ class StepFinder:
         self._turns = _Turns()
         #: Optimizers whose update has begun, the outermost first.
         self._updating: list[object] = []
-        #: Number of updates so far, without those inside other updates.
+        #: Number of updates so far; updates inside other updates are not counted.
         self._updates = 0
         #: Optimizer that a GradScaler is stepping; updates inside count as its updates.
         self._scaling: object = None
@@ -51,7 +51,8 @@ class StepFinder:
     def before_update(self, optimizer: object) -> None:
         """Called before an optimizer steps; only the outermost of nested updates is counted."""
         for place, known in enumerate(self._updating):
-            if known is optimizer:  # its last update raised, so that after_update was not called
+            # its last update raised an exception, so that after_update was not called
+            if known is optimizer:
                 del self._updating[place:]
                 break
         self._updating.append(optimizer)
@@ -130,8 +131,8 @@ class _Turns:
         self._alive: tuple[weakref.ref[Any], ...] = ()
         #: Updates of the leading optimizer since the last update of another optimizer.
         self._alone = 0
-        #: Optimizers that updated since the leading one's last update, and those that ever updated
-        #: between two of its updates.
+        #: Optimizers that updated since the last update of the leading optimizer; and optimizers
+        #: that ever updated between two updates of the leading one.
         self._others: set[_Key] = set()
         self._companions: set[_Key] = set()
 

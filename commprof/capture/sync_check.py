@@ -35,16 +35,18 @@ _PREFIX = "commprof/sync"
 #: How long rank 0 waits for the last hashes of the other ranks when capture ends.
 _LAST_S = 1.0
 _POLL_S = 0.01
-#: Maximum number of checks that wait for hashes, and number of keys of each rank, which its checks
-#: use in turn: neither may pile up if a rank sends no hash.
+#: Maximum number of checks that wait for hashes. Also the number of keys of each rank, which its
+#: checks use in turn. So neither piles up if a rank sends no hash.
 _MOST_PENDING = 64
-#: Numbers the captures of this process, so that none reads keys that an earlier one left.
+#: Numbers the captures of this process, so that no capture reads keys that an earlier capture left.
 _captures = itertools.count()
 _STORE_ERRORS = (RuntimeError, OSError, ValueError, KeyError)
 
 
 def parameters_digest(models: Sequence[nn.Module]) -> str:
-    """Returns a BLAKE2b hash of the models' parameters; of a DDP model's, only those kept equal.
+    """Returns a BLAKE2b hash of the models' parameters.
+
+    In a DDP model, of those that DDP keeps equal.
 
     Two ranks have the same hash only if all bits of their parameters are the same. Buffers are left
     out, because a forward pass may change them differently on each rank; DDP broadcasts rank 0's
@@ -99,7 +101,7 @@ class SyncCheck:
             self._compare_pending()
             self._store.set(self._key(step, self._rank), f"{step} {digest}")
         except _STORE_ERRORS:
-            self._store = None  # the store is gone: the job is ending
+            self._store = None  # the store no longer exists: the job is ending
             return
         if self._rank == 0:
             self._pending.append(step)
@@ -147,7 +149,7 @@ class SyncCheck:
             steps = [int(of_step) for of_step, _ in answers]
             if min(steps) < step:
                 return
-            if max(steps) == step:  # else a rank has overwritten its hash of this step
+            if max(steps) == step:  # otherwise a rank has overwritten its hash of this step
                 self._compare(step, [digest for _, digest in answers])
             self._pending.popleft()
 

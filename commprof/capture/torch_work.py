@@ -1,6 +1,6 @@
 """Work that torch does beside its collectives and the phases of a step.
 
-DDP copies buffers into one tensor before their broadcast and back after it, and its search for
+DDP copies buffers into one tensor before their broadcast, and back afterwards. Its search for
 unused parameters visits each node of the autograd graph. Objects are pickled before their
 collectives and unpickled after them. A DataLoader starts worker processes and ends them.
 torch.compile compiles. The times go into the trace when capture stops.
@@ -23,9 +23,10 @@ from torch.utils.data import dataloader
 from commprof.capture.patches.replaced import Patches, original_of
 from commprof.capture.recorder import Recorder
 
-#: Largest number of times at which each kind of work is noted.
+#: Largest number of times that are kept for each kind of work.
 _MOST = 4096
-#: Work of one kind that goes on after this time is noted as one: the objects of all ranks.
+#: Two pieces of work of one kind with at most this time between them are noted as one, as for the
+#: objects of all ranks.
 _SAME_NS = 20_000
 
 
@@ -41,8 +42,8 @@ def _searches(model: Any, *_: Any) -> bool:
 #: None if torch lacks it.
 _c10d = getattr(dist, "distributed_c10d", None)
 _workers = getattr(dataloader, "_MultiProcessingDataLoaderIter", None)
-#: torch's private functions, by the key of the trace's metadata, and when to note them. The search
-#: is the last thing that a forward pass does.
+#: torch's private functions, by their key in the trace's metadata, and a condition for noting them.
+#: The search is the last thing that a forward pass does.
 _FUNCTIONS: dict[str, tuple[Any, str, Callable[..., bool]]] = {
     "ddp_buffer_syncs": (DistributedDataParallel, "_sync_buffers", _always),
     "ddp_searches": (DistributedDataParallel, "_post_forward", _searches),
@@ -57,7 +58,8 @@ _traced = torch.compiler.is_dynamo_compiling
 def _compilations(since_ns: int) -> list[tuple[int, int]]:
     """Begin and end in ns of the last compilations by torch.compile; torch remembers 64.
 
-    Those that ended before ``since_ns``, as in an earlier recording of the process, are left out.
+    Compilations that ended before ``since_ns``, for example in an earlier recording of the process,
+    are left out.
     """
     utils = sys.modules.get("torch._dynamo.utils")
     remembered: list[Any] = getattr(utils, "get_compilation_metrics", list)()
@@ -81,7 +83,7 @@ class TorchWork:
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
     def install(self) -> None:
-        """Starts to note; if torch lacks a function, work of that kind is not noted."""
+        """Starts to note work; if torch lacks a function, that kind of work is not noted."""
         self._spans, self._installed = {}, True
         self._installed_ns = time.monotonic_ns()
         for key, (owner, name, counts) in _FUNCTIONS.items():
@@ -89,7 +91,7 @@ class TorchWork:
                 self._note(key, owner, name, counts)
 
     def remove(self) -> None:
-        """Stops, and writes the times into the trace."""
+        """Stops noting work, and writes the times into the trace."""
         self._installed = False
         self._patches.remove()
         compiled = _compilations(self._installed_ns)

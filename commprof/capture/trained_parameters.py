@@ -33,8 +33,8 @@ from commprof.trace.reader import read_trace
 
 #: Number of updates, of any optimizers, that are looked at.
 _UPDATES = 10
-#: If there are more untrained modules, none is named: freezing only some of them
-#: would leave unused parameters.
+#: If there are more untrained modules than this, none is named: freezing only some of them would
+#: leave unused parameters.
 _MOST_MODULES = 8
 #: Time until the exchanges that belong to these updates have been issued and written.
 _WRITTEN_S = 0.5
@@ -68,7 +68,7 @@ class TrainedParameters:
         """Notes nothing yet.
 
         Args:
-            recorder: gets what was noted.
+            recorder: gets the noted parameters.
             models: returns the DDP models that were trained so far.
             flat: tells whether FSDP1 has run a forward pass of training.
         """
@@ -78,7 +78,7 @@ class TrainedParameters:
         self._looks = False
         self._path = Path()
         self._updates = 0
-        #: Parameters with gradients, by ``id()``; the references keep an id from being reused.
+        #: Parameters with gradients, by ``id()``; holding them keeps their ids from being reused.
         self._trained: dict[int, torch.Tensor] = {}
 
     def install(self, path: Path) -> None:
@@ -86,7 +86,7 @@ class TrainedParameters:
         self._path, self._updates, self._trained, self._looks = path, 0, {}, True
 
     def remove(self) -> None:
-        """Stops looking, and writes what the updates so far have trained."""
+        """Stops looking, and writes which parameters the updates so far have trained."""
         if not self._looks:
             return
         self._looks = False
@@ -136,7 +136,7 @@ class TrainedParameters:
             by_ddp |= chosen
             ignored |= {id(parameter) for parameter in model.parameters()} - chosen
         is_shard = any(_is_shard(parameter) for parameter in self._trained.values())
-        flat = self._flat() and not is_shard  # beside FSDP2's shards, it may be frozen
+        flat = self._flat() and not is_shard  # beside FSDP2's shards, this parameter may be frozen
         found = {
             "parameter_bytes": sum(own.values()),
             "sharded": flat or is_shard,
@@ -172,7 +172,7 @@ def untrained_modules(model: DistributedDataParallel, trained: set[int]) -> list
     names: list[str] = []
     held: set[int] = set()
     for name, module in model.module.named_modules():
-        # A module's own modules come directly after it.
+        # A module's submodules come directly after it.
         if not name or (names and name.startswith(f"{names[-1]}.")):
             continue
         parts = {id(parameter) for parameter in module.parameters()} & chosen
@@ -199,16 +199,16 @@ def _bytes(parameter: torch.Tensor) -> int:
 
 
 def _is_shard(parameter: torch.Tensor) -> bool:
-    """True if this is a part of a parameter whose other parts other ranks may hold."""
+    """True if this is a shard: other ranks may hold the other parts of the parameter."""
     return hasattr(parameter, "_local_tensor")
 
 
 def _warn(recorder: Recorder, path: Path, rank: int, world_size: int) -> None:
-    """Says once per job that this rank exchanges no gradients, if its trace shows none."""
+    """If this rank's trace shows no exchange of gradients, prints that, once per job."""
     try:
         time.sleep(_WRITTEN_S)
         if recorder.started():
-            recorder.flush()  # a summary may not be due yet
+            recorder.flush()  # the next summary may not be due yet
         trace = read_trace(path)
         found = exchanged_in_summary(trace) or exchanged_by(trace)
         if trace.metadata.get("capture") == "python" or trace.dropped or not alone(found):
@@ -220,7 +220,7 @@ def _warn(recorder: Recorder, path: Path, rank: int, world_size: int) -> None:
 
 
 def alone(found: Exchanged) -> bool:
-    """True if a rank computed and applied gradients, and exchanged none that capture can see."""
+    """True if a rank computed and applied gradients, and capture saw no exchange of them."""
     libraries = found.trained is not None and found.trained.other_libraries
     return found.trains and not libraries and not any(one.of_gradients for one in found.groups)
 

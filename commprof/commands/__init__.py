@@ -46,7 +46,7 @@ class Command(Protocol):
         """Runs the command; returns the exit code."""
 
 
-#: Help line of each command of the profiler itself, by the command's name as typed. A name such as
+#: Help line of each command of the profiler itself, by the name that a user types. A name such as
 #: ``launch-files`` stands for the class ``LaunchFilesCommand`` in the file ``launch_files.py``.
 _OWN_COMMANDS = {
     "run": "train at several world sizes and report each",
@@ -92,7 +92,7 @@ class _CommandParser(Parser):
     _loaded = False
 
     def prepare(self) -> None:
-        """Adds the command's arguments; a second call does nothing."""
+        """Adds the command's arguments; a second call has no effect."""
         if self.command_name and not self._loaded:
             self._loaded = True
             command = load(self.command_name)
@@ -154,17 +154,19 @@ def main_of(command_name: str) -> int:
 
 
 def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Runs the command; turns a user's error into a line on stderr and an exit code."""
+    """Runs the command; reports a user's error in a line on stderr, and returns an exit code."""
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a report prints in any encoding
+        # so that a report can be printed in any encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         args = parser.parse_args(argv)
         if args.command is None:
             parser.print_help()
             return 0
         code: int = args.command.run(args)
-        sys.stdout.flush()  # while Python ends, a closed pipe could not be handled any more
+        # flushed here, because a closed pipe could not be handled while Python ends
+        sys.stdout.flush()
         return code
     except CommprofError as error:
         print(f"{parser.prog}: {printable(str(error))}", file=sys.stderr)
@@ -192,8 +194,8 @@ def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
 def _open_closed_streams() -> None:
     """Opens the null device for each standard stream that was closed when this process started.
 
-    Python has None in its place, which has no ``isatty()``, and ``print(file=None)`` prints to
-    standard output. The ranks inherit the open stream.
+    In place of a closed stream Python has None: None has no ``isatty()``, and ``print(file=None)``
+    prints to standard output. The ranks inherit the open stream.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -89,7 +89,7 @@ def _launched(ranks: int) -> tuple[Outcome, ...]:
         )
         return read_outcomes(result)
     except RankFailedError:
-        kept = True  # the error names a log in the directory
+        kept = True  # the error message names a log in the directory
         raise
     finally:
         stop_fork_server()
@@ -98,7 +98,7 @@ def _launched(ranks: int) -> tuple[Outcome, ...]:
 
 
 def render(outcomes: Sequence[Outcome], ranks: int, width: int) -> str:
-    """Renders a line per check, details and advice below it, and a summary."""
+    """Renders one line for each check, with details and advice below the line, and a summary."""
     widest = max((len(outcome.check) for outcome in outcomes), default=0)
     indent = " " * (widest + 8)
     lines, width = [], max(60, width)

@@ -61,7 +61,8 @@ class CompareCommand:
         parser.add_argument(
             "--fail-above",
             metavar="5%",
-            help="exit with 1 if B is slower by more than this and the difference is beyond noise",
+            help="exit with 1 if AFTER is slower by more than this and the difference is beyond "
+            "noise",
         )
         parser.add_argument(
             "--format", choices=("table", "json"), default="table", help="default: table"
@@ -103,7 +104,7 @@ def _compare_runs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> 
     Args:
         a: run before the change.
         b: run after the change.
-        fail_above: share by which B's step may be longer, 0.05 for 5 %; None for no limit.
+        fail_above: share by which the step of ``b`` may be longer, 0.05 for 5 %; None for no limit.
         shown_as: "table" or "json".
 
     Raises:
@@ -162,8 +163,8 @@ def _must_be_able_to_fail(result: RunComparison) -> None:
 def _compare_logs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
     """Compares the transfers and the waiting of two jobs that NCCL Inspector logged.
 
-    Raises:
-        CommprofError: a path holds no such logs, or as for ``_compare_microbenchmarks``.
+    Raises: CommprofError: a path holds no such logs, or for the reasons of
+    ``_compare_microbenchmarks``.
     """
     if shown_as != "table":
         raise UsageError(
@@ -198,7 +199,7 @@ def _compare_logs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> 
 
 
 def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_as: str) -> int:
-    """Compares two microbenchmark results row by row, as ``_compare_runs`` compares runs.
+    """Compares two microbenchmark results row by row, like ``_compare_runs``.
 
     Raises:
         CommprofError: a file is not a result, the results have no row in common, or
@@ -227,7 +228,7 @@ def _compare_microbenchmarks(a: Path, b: Path, fail_above: float | None, shown_a
 
 
 def _unusable(second: SweepResult, lacking: int) -> Iterator[str]:
-    """Yields the reasons why the second result cannot pass, whatever its times are.
+    """Yields the reasons why the second result fails, independent of its times.
 
     lacking: number of rows that only the first result has.
     """

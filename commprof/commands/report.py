@@ -78,8 +78,9 @@ Works on runs that were cut short: whatever was recorded is shown.
         parser.add_argument(
             "--all-calls",
             action="store_true",
-            help="of a long run (more than a million calls), tables of collectives, gains and "
-            "causes from all steps instead of a sample, in half a kilobyte of memory for each call",
+            help="for a long run (more than a million calls): compute the tables of collectives, "
+            "gains and causes from all steps instead of a sample; takes half a kilobyte of "
+            "memory for each call",
         )
         report_formats.add_arguments(parser)
 
@@ -96,7 +97,7 @@ Works on runs that were cut short: whatever was recorded is shown.
             if is_folder(output):
                 return _write_folder(args, output, of_other_tool is None)
         if output is not None:
-            # without -o, an older default file is replaced
+            # without -o, an older file of the default name is replaced
             writable_output(output, args.force or args.output is None)
         text: str | bytes
         if of_other_tool is None:
@@ -148,7 +149,7 @@ def _write_folder(args: argparse.Namespace, folder: Path, has_steps: bool) -> in
 
 
 def _of_other_tool(path: Path) -> Callable[[argparse.Namespace], str | bytes] | None:
-    """Returns the function that reports on files without steps; None for all others."""
+    """Returns the function that reports on files without steps; None for other files."""
     if is_flight_recorder(path):
         return _hang
     return _inspector if is_inspector(path) else None
@@ -250,7 +251,8 @@ def _tables(args: argparse.Namespace) -> str:
 
 def _again(run: Path) -> str:
     """Returns the line that says how to repeat the run; empty if its options were not saved."""
-    for directory in (run, run.parent):  # the directory of one strategy has its file in the parent
+    # the options of a single strategy are saved in the parent directory
+    for directory in (run, run.parent):
         if (directory / CONFIG_FILE).exists():
             return reproduce_line(directory / CONFIG_FILE, read_context(run))
     return ""

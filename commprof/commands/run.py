@@ -78,7 +78,7 @@ class RunCommand:
         check_samples(args)
         beside = partial(watched, threshold=watch_threshold_of(args), samples=bool(args.samples))
         targets = checked_targets(args, world_sizes)
-        # On several machines, each target uses other ports than the targets before it.
+        # On several machines, each target uses ports that no earlier target used.
         turns = [rendezvous.turn(index * len(world_sizes)) for index in range(len(targets))]
         descriptions = [
             target.check(world_sizes, there) for target, there in zip(targets, turns, strict=True)
@@ -90,8 +90,8 @@ class RunCommand:
             print(dry_run_text(args, *planned), end="")
             return 0
         check_ranks(max(world_sizes) // rendezvous.nodes)
-        # Other machines create no file: it may lie in the run directory, which must be new on
-        # machine 0.
+        # Other machines do not create this file: it may lie in the run directory, which must be new
+        # on machine 0.
         json_file = writable_file(args.json if rendezvous.is_first else None)
         args.settings.leave_for_ranks()
         remove_orphans()
@@ -155,8 +155,8 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
     """Returns the rendezvous of all machines' launchers; fills in missing values in ``args``.
 
     Raises:
-        UsageError: this process is one of several that would each start all ranks, or the number
-            of machines and this machine's number contradict each other.
+        UsageError: this process is one of several that would each start all ranks, or the number of
+            machines and this machine's index contradict each other.
     """
     nodes, number = 1, 0
     if args.nnodes is None or args.node_rank is None:
@@ -183,7 +183,7 @@ def _of_slurm(
     """
     tasks, nodes = slurm_tasks_and_hosts(variables)
     if "SLURM_STEP_ID" not in variables or "SLURM_NODEID" not in variables or tasks < 2:
-        return 1, 0  # a batch script runs once, whatever number of tasks the job may start
+        return 1, 0  # a batch script runs once, however many tasks the job may start
     if tasks == nodes and (endpoint is not None or given is not None):
         return nodes, number_of(variables, "SLURM_NODEID")
     if given is not None:

@@ -28,14 +28,14 @@ from commprof.report.live_frame import frame, waiting_frame
 if TYPE_CHECKING:
     from rich.live import Live
 
-#: Largest number of reads with which ``--once`` catches up with a recorded run; a read covers some
+#: ``--once`` catches up with a recorded run in at most this many reads; a read covers some
 #: megabytes per rank.
 _MOST_LOOKS = 200
-#: Seconds that the command, without a terminal, waits for a next job in the directory, such as the
-#: next world size of ``commprof run``.
+#: Without a terminal, the command waits this many seconds for a next job in the directory, such as
+#: the next world size of ``commprof run``.
 _NEXT_JOB_S = 30.0
-#: Seconds without a new line in any log of NCCL Inspector, or without a word from hosts whose ranks
-#: are not followed, after which the command, without a terminal, waits no longer.
+#: Without a terminal, the command stops waiting after this many seconds without a new line in any
+#: log of NCCL Inspector, or without a new summary of the hosts whose ranks are not followed.
 _SILENT_S = 300.0
 _SILENT = (
     "The ranks of the missing hosts are too many to follow without their monitors, which wrote "
@@ -106,10 +106,10 @@ whenever something has changed, until the job has ended. See docs/monitoring.md.
 
 
 class _Watched:
-    """What the command shows: a job's traces, or its logs of NCCL Inspector."""
+    """The data that the command shows: a job's traces, or its logs of NCCL Inspector."""
 
     def __init__(self, observer: Observer, run: Path, logs: LiveLogs | None) -> None:
-        """Reads nothing yet; with ``logs`` None, looks for logs until the job writes traces."""
+        """Reads nothing yet. If ``logs`` is None, looks for logs until the job writes traces."""
         self.logs = logs
         self._observer, self._run = observer, run
 
@@ -178,7 +178,7 @@ def _watch(watched: _Watched, refresh_s: float, screen: Live | None) -> None:
 
 
 def _left(seconds: float, interactive: bool) -> bool:
-    """Waits for some seconds; returns True as soon as q is typed, False if it is not.
+    """Waits for some seconds; returns True as soon as q is typed, and False after the wait.
 
     ``interactive``: False if there is no terminal in which to type.
     """

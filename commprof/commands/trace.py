@@ -185,7 +185,7 @@ def _warnings(view: Overview, missing: list[int]) -> list[str]:
 
 @contextmanager
 def _written(path: Path) -> Iterator[TextIO]:
-    """Opens a file for writing, compressed if named ``.gz``; the file appears once complete."""
+    """Opens a file to write, compressed if named ``.gz``; it appears once it is complete."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (

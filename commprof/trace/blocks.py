@@ -1,7 +1,7 @@
 """Splits a trace file into its complete blocks, without reading their content.
 
-Lengths are checked against the file's size before they are used. One block is in memory at a time,
-unless the caller keeps more.
+Lengths are checked against the file's size before they are used. Only one block at a time is in
+memory, unless the caller keeps more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from commprof.files import available_memory_bytes
 from commprof.trace import schema
 from commprof.trace.schema import BlockType
 
-#: A block up to this size is read without asking how much memory there is.
+#: A block up to this size is read without a check of the available memory.
 _SURELY_FITS_BYTES = 64 << 20
 
 
@@ -85,7 +85,8 @@ class BlockStream:
             _, block_type, _, crc, _ = schema.BLOCK_HEADER.unpack(header)
             begin, self.end = self.end, self.end + len(header) + length
             if block_type == BlockType.SPARE:
-                continue  # reserved space, or a summary being written, whose checksum comes last
+                # reserved space, or a summary that is being written: its checksum is written last
+                continue
             payload = self._file.read(length)
             if zlib.crc32(payload) == crc:
                 yield Block(block_type, memoryview(payload))

@@ -21,8 +21,8 @@ Ints = npt.NDArray[np.int64]
 
 Table = TypeVar("Table")
 
-#: What a column of times holds: moments on the rank's clock, which are other numbers on another
-#: clock and 0 if unknown, or durations, which are the same on each.
+#: A column of times holds moments or durations. Moments are by the rank's clock: on another clock
+#: they are other numbers, and 0 means unknown. Durations are the same on every clock.
 MOMENT: Final[Mapping[str, str]] = {"time": "moment"}
 DURATION: Final[Mapping[str, str]] = {"time": "duration"}
 
@@ -33,7 +33,7 @@ _LONG = 64
 
 @dataclass(frozen=True)
 class Collectives:
-    """One row per collective issued, in order of issue."""
+    """One row per collective, in order of issue."""
 
     op_id: Ints
     #: Code of the operation; ``schema.OPS`` names it.
@@ -54,11 +54,12 @@ class Collectives:
     issue_ns: Ints = field(metadata=MOMENT)
     #: True if the tensors are sparse; their sizes may differ from rank to rank.
     sparse: npt.NDArray[np.bool_]
-    #: Completion on the host. If the backend does not report it (gloo's point-to-point and
-    #: reduce-scatter), the return of the wait for it; 0 if neither is known, and on devices.
+    #: Completion on the host. If the backend does not report completion (gloo's point-to-point and
+    #: reduce-scatter), the return of the wait for the operation. 0 if neither is known, and on
+    #: devices.
     end_ns: Ints = field(metadata=MOMENT)
     #: True if the operation completed at ``end_ns``. Otherwise ``end_ns`` is 0, or the return of a
-    #: wait that did not block: the operation completed at some time before.
+    #: wait that did not block, and the operation completed some time before.
     end_is_exact: npt.NDArray[np.bool_]
     #: True if the operation ended with an error, at ``end_ns``.
     failed: npt.NDArray[np.bool_]
@@ -117,7 +118,7 @@ class Finalizations:
     """DDP's wait for its buckets at the end of each backward pass."""
 
     span: Spans
-    #: Wall time less CPU time of the thread, which waited for a bucket or for a core.
+    #: Wall time minus CPU time of the thread: it waited for a bucket or for a core.
     blocked_ns: Ints = field(metadata=DURATION)
     #: Part of ``blocked_ns`` in which the thread was ready to run and had no core; NaN if capture
     #: did not read it, as in most steps when steps are short.
@@ -130,8 +131,9 @@ class Buckets:
 
     op_id: Ints
     group: Ints
-    #: Equal on all ranks for the same bucket: the number of buckets that the model's hook had
-    #: before, or without a hook the sequence number of the bucket's all-reduce in the group.
+    #: Number that is equal on all ranks for the same bucket. With a hook: how many buckets the
+    #: model's hook had before. Without a hook: the sequence number of the bucket's all-reduce in
+    #: the group.
     seq: Ints
     index: Ints
     #: Hash of the shapes of the bucket's parameters.
@@ -234,7 +236,10 @@ def collectives(trace: Trace) -> Collectives:
 
 
 def blocked(waits: Records) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the waits that blocked, at whose end the operation was just complete."""
+    """Returns a mask of the waits that blocked.
+
+    At the end of such a wait the operation has just completed.
+    """
     mask: npt.NDArray[np.bool_] = (
         ints(waits["value"]) - ints(waits["timestamp_ns"]) >= schema.BLOCKED_NS
     )
@@ -245,8 +250,8 @@ def blocked(waits: Records) -> npt.NDArray[np.bool_]:
 def steps(trace: Trace) -> Steps:
     """Returns the complete steps, which lie between successive boundaries of ``step_marks``.
 
-    If a full ring dropped the boundary at which a step begins, the step is left out: the boundary
-    before it in the trace begins an earlier step.
+    If a full ring dropped the boundary at which a step begins, the step is left out: the last
+    boundary before the step then begins an earlier step.
     """
     marks = step_marks(trace.records)
     begun = marks.step + marks.ends  # index of the step that begins at each boundary
@@ -286,7 +291,7 @@ def pauses(trace: Trace) -> Spans:
 
 @once_per_trace
 def run_delays(trace: Trace) -> Spans:
-    """Returns intervals in which threads lacked a core; ``key``: ns without a core in each."""
+    """Returns intervals in which threads lacked a core; ``key`` is that time in ns."""
     records = of_kind(trace.records, Kind.RUN_DELAY)
     return _spans(records, ints(records["bytes_in"]))
 
@@ -297,7 +302,7 @@ def helpers_cpu(trace: Trace) -> Spans:
 
     An interval belongs to one thread; helper threads are all other threads of the process, such as
     the backend's. If the rank has several intra-op threads, or their number is unknown, ``key`` is
-    0: further intra-op threads would count as helper threads, but do the rank's own work.
+    0: the other intra-op threads do the rank's own work, and must not count as helper threads.
     """
     records = of_kind(trace.records, Kind.RUN_DELAY)
     return _spans(records, has_one_thread(trace) * ints(records["bytes_out"]))
@@ -309,7 +314,9 @@ def has_one_thread(trace: Trace) -> bool:
 
 
 def own_run_delays(trace: Trace) -> Spans:
-    """Returns the intervals of ``run_delays``; ``key``: upper bound on the delay by helper threads.
+    """Returns the intervals of ``run_delays``.
+
+    ``key`` is an upper bound on the delay caused by helper threads.
 
     ``key`` is the time without a core in ns, but at most the CPU time of the helper threads. This
     is an upper bound, because helper threads may have run on another core.
@@ -344,8 +351,8 @@ def host_counts(trace: Trace) -> dict[str, Spans]:
 def finalizations(trace: Trace) -> Finalizations:
     """Returns DDP's waits for its buckets; ``span.key`` is the id of the autograd graph task.
 
-    A pass that the script finalises itself, by ``finalize_backward()``, has this finalisation only:
-    DDP waits for nothing at the end of the pass.
+    A pass that the script finalises itself, by ``finalize_backward()``, has only that finalisation:
+    DDP does not wait at the end of such a pass.
     """
     begin, end = _paired_finalizations(trace.records)
     wall = ints(end["timestamp_ns"]) - ints(begin["timestamp_ns"])
@@ -365,7 +372,7 @@ def finalizations(trace: Trace) -> Finalizations:
 
 
 def _paired_finalizations(records: Records) -> tuple[Records, Records]:
-    """Returns begins of finalisations, and the end of each, which comes next on its thread."""
+    """Returns the begins of finalisations, and for each the next end on the same thread."""
     begin, end = of_kind(records, Kind.FINALIZE_BEGIN), of_kind(records, Kind.FINALIZE_END)
     if not _take_turns(begin, end):
         both = of_kinds(records, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
@@ -383,7 +390,7 @@ def _paired_finalizations(records: Records) -> tuple[Records, Records]:
 
 
 def _take_turns(begin: Records, end: Records) -> bool:
-    """True if begins and ends alternate on one thread: each pass was finalised once."""
+    """True if begins and ends alternate on one thread, so that each pass was finalised once."""
     if len(begin) != len(end):
         return False
     if not len(begin):
@@ -457,7 +464,7 @@ def one_of(records: Records, *kinds: schema.Kind) -> npt.NDArray[np.bool_]:
 def ints(values: npt.NDArray[np.generic]) -> Ints:
     """Converts a field to signed integers, which can be subtracted.
 
-    The result is read-only if the field has one value in all rows, which is then kept once.
+    If the field has the same value in all rows, the result is read-only and stores this value once.
     """
     if values.strides == (0,) and len(values):
         return repeated(values[0].astype(np.int64), len(values))
@@ -480,7 +487,7 @@ class Compressions:
     #: Operation id of the bucket.
     op_id: Ints
     scheme: tuple[str, ...]
-    #: Size of this rank's encoded gradients, and bytes that it sent for the bucket.
+    #: Size of this rank's encoded gradients, and number of bytes that the rank sent for the bucket.
     payload_bytes: Ints
     wire_bytes: Ints
     #: True if some rank's gradients were not finite.
@@ -489,8 +496,8 @@ class Compressions:
     begin_ns: Ints = field(metadata=MOMENT)
     #: [stages of ``schema.STAGES``, buckets]: sum of the times of each stage.
     stage_ns: Ints = field(metadata=DURATION)
-    #: Figures of kind QUALITY, see ``commprof.trace.schema``; if not measured NaN, and for the
-    #: counts -1.
+    #: Figures of kind QUALITY, see ``commprof.trace.schema``. A figure that was not measured is
+    #: NaN; a count is then -1.
     relative_error: npt.NDArray[np.float64]
     cosine: npt.NDArray[np.float64]
     residual_ratio: npt.NDArray[np.float64]

@@ -39,12 +39,15 @@ class DeviceActivity:
 
     @cached_property
     def hiding(self) -> Stretches:
-        """Times at which communication, if it ran, was hidden."""
+        """Times at which communication would be hidden if it ran."""
         return union(self.compute, self.copies_within)
 
     @cached_property
     def exposed(self) -> Stretches:
-        """Times at which communication ran and was not hidden; none if it was not recorded."""
+        """Times at which communication ran and was not hidden.
+
+        Empty if communication was not recorded.
+        """
         return _NONE if self.communication is None else outside(self.communication, self.hiding)
 
     @cached_property
@@ -76,7 +79,7 @@ class DeviceActivity:
 
     @classmethod
     def joined(cls, of_ranks: Sequence[DeviceActivity], shift_ns: Ints) -> DeviceActivity:
-        """Joins the activity of ranks whose times, each shifted, follow one another.
+        """Joins the activity of ranks; their times are shifted so that they follow one another.
 
         All ranks or none have ``communication``.
         """

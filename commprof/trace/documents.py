@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from commprof.files import Shape, checked
 
-#: Keys of the first metadata block, which also holds those given to ``profile(metadata=...)``.
+#: Keys of the first metadata block, which also holds the keys given to ``profile(metadata=...)``.
 METADATA: Final[dict[str, Shape]] = {
     "rank": int,  # global rank of the process
     "world_size": int,  # ranks of the job
@@ -18,14 +18,14 @@ METADATA: Final[dict[str, Shape]] = {
     "restart_count": int,  # elastic restarts before this one
     "pid": int,  # process id
     "main_thread": int,  # kernel id of the thread that started capture
-    "command": list[str],  # arguments
+    "command": list[str],  # command line as a list of arguments
     "python": str,  # version
     "torch": str,  # version
     "commprof": str,  # version
-    "backend": str,  # of the default process group; empty if there is none
+    "backend": str,  # backend of the default process group; empty if there is no group
     "threads": int,  # torch's intra-op threads of the process
     "capture": str,  # native, python, or nccl (NCCL's plugin; versions unknown to it are empty)
-    # usable_cpus: numbers of the CPUs that the rank may use, or is pinned to.
+    # usable_cpus: indices of the CPUs that the rank may use, or to which it is pinned.
     "machine": {
         "hostname": str,
         "boot_id": str,
@@ -39,7 +39,7 @@ METADATA: Final[dict[str, Shape]] = {
         "kernel": str,
         "cuda_devices": int,
     },
-    # Two clocks read at the same moment.
+    # The same moment on two clocks.
     "clock": {"source": str, "monotonic_ns": int, "realtime_ns": int},
     "ring_prefix": str,  # ring files are this prefix, a number and .ring; empty without rings
     "record_bytes": int,  # 64
@@ -47,8 +47,8 @@ METADATA: Final[dict[str, Shape]] = {
     "ops": list[str],  # operations, in c10d's words
     "phases": list[str],  # phases of a step
     "dtypes": list[str],  # empty in a trace of the Python capture
-    # For each model given to ``attach`` the hooks that ran inside it, in order of first use; a
-    # compressor as NAME:option=value,...
+    # For each model given to ``attach``: its inner hooks, in order of first use. A compressor is
+    # written as NAME:option=value,...
     "hooks": list[str],
     # TORCHELASTIC_RUN_ID, which the attempts of an elastic job share; empty if unset. Traces of
     # older versions do not have it.
@@ -65,27 +65,27 @@ METADATA: Final[dict[str, Shape]] = {
     # Traces of older versions do not have it.
     "script_path": str | None,
 }
-#: More ranks than any job has: bounds the memory that a number in a file can make readers use.
+#: More ranks than any job has. It bounds the memory that readers use because of a number in a file.
 MOST_RANKS: Final = 1 << 20
 #: Figures of a GPU, each with its mean, least and most.
 _TELEMETRY: Final = ("utilisation_percent", "sm_clock_mhz", "power_w", "memory_used_bytes")
-#: Keys that a later metadata block may set anew; each block may hold any of them.
+#: Keys that a later metadata block may set again; a block may hold any of them.
 MORE_METADATA: Final[dict[str, Shape]] = {
     # "hooks" and "threads" as in the first block; "threads" if the script has changed the number.
     "hooks": list[str],
-    "threads": int,  # as set by the script last
-    # From the start of capture on: begin_monotonic_ns, before which another trace of the process
-    # ended; network_namespace, empty if unknown. Older versions wrote both at the end of capture.
-    # From the end on also: interfaces, by name received_bytes and sent_bytes while capture was on;
-    # mtu_bytes, by name; rated_mbit_per_s, by name of those with an IPv4 address that are not
-    # bridges, 0 if not known; ddp_logs, for each trained DDP model (32 at most) its own log,
-    # group_name, own_exchange (what exchanges gradients instead of DDP's all-reduce),
-    # parameter_bytes in the order of the log's indices, and sparse_modules.
+    "threads": int,  # as the script set it last
+    # Written when capture starts: begin_monotonic_ns (earlier traces of the process ended before
+    # it), and network_namespace, empty if unknown. Older versions wrote both at the end of capture.
+    # Written when capture ends: interfaces, by name received_bytes and sent_bytes while capture was
+    # on; mtu_bytes, by name; rated_mbit_per_s, by name of the interfaces with an IPv4 address that
+    # are not bridges, 0 if not known; ddp_logs, for each trained DDP model (32 at most) DDP's log
+    # of it, group_name, own_exchange (the hook or method that exchanges gradients instead of DDP's
+    # all-reduce), parameter_bytes in the order of the log's indices, and sparse_modules.
     "cross_check_sources": dict,
     # Number of threads that run the collectives of each gloo group, by the group's name.
     "gloo_threads": dict,
-    # NVML's figures of the rank's GPU so far, each with its mean, least and most, and the number of
-    # samples in which each reason limited the clock.
+    # NVML's figures of the rank's GPU so far, each with mean, minimum and maximum; and for each
+    # reason the number of samples in which it limited the clock.
     "device_telemetry": {
         "uuid": str,
         "samples": int,
@@ -99,23 +99,24 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # plan in the format of --trial; first_step, the first step of a candidate; left_out, the reason
     # for each candidate that was not tried.
     "trial": {"plan": str, "first_step": int, "begin_monotonic_ns": int, "left_out": dict},
-    # values: for each step of the trial the number on which backward() was called, or null.
+    # values: for each step of the trial the value on which backward() was called, or null.
     "trial_losses": dict,
     # Why a trial that was asked for did not begin.
     "no_trial": {"reason": str, "begin_monotonic_ns": int},
-    # The exception that ended the capture, in a line, or "SystemExit with exit code N"; empty if a
-    # later capture of the process ended well.
+    # The exception that ended the capture, as one line, or "SystemExit with exit code N"; empty if
+    # a later capture of the process ended without one.
     "ending": {"error": str},
     # The first write that failed.
     "write_failed": {"errno": int, "reason": str, "monotonic_ns": int},
-    # recording is False if no records have been made for half a second because the mode is "off",
-    # or recording was switched off, at monotonic_ns; it is True once recording goes on. Absent
-    # before the first such time, and in traces of the capture in Python.
+    # recording is False if recording was off for half a second at monotonic_ns: because the mode
+    # was "off", or because the script switched recording off. It is True once recording goes on.
+    # Absent before the first such time, and in traces of the capture in Python.
     "capture_state": {"recording": bool, "monotonic_ns": int},
-    # True if ring files were asked for and some threads' rings have none, for lack of space: the
-    # other ring files then do not hold all new records. Absent otherwise.
+    # True if ring files were requested but some threads' rings have no file, for lack of space: the
+    # existing ring files then do not hold all new records. Absent otherwise.
     "private_rings": bool,
-    # Times of half a second or more in which the process did not run; each is a record too.
+    # Pauses of half a second or more in which the process did not run; each pause also has a
+    # record.
     "pauses": {"count": int, "total_ns": int, "longest_ns": int, "longest_begin_ns": int},
     # Garbage collections of 1 ms or more: the begin and end of each, 4,096 at most, and the total.
     "garbage": {"total_ns": int, "begin_ns": list[int], "end_ns": list[int]},
@@ -127,19 +128,20 @@ MORE_METADATA: Final[dict[str, Shape]] = {
     # Times at which torch pickled Python objects for a collective, 4,096 at most; objects that
     # follow one another count as one.
     "object_pickles": {"begin_ns": list[int], "end_ns": list[int]},
-    # Times at which torch unpickled objects after a collective, likewise.
+    # Times at which torch unpickled objects after a collective; limited and joined in the same way.
     "object_unpickles": {"begin_ns": list[int], "end_ns": list[int]},
     # Times at which a DataLoader started worker processes for a pass over the data.
     "loader_worker_starts": {"begin_ns": list[int], "end_ns": list[int]},
-    # Times at which it ended them.
+    # Times at which a DataLoader ended its worker processes.
     "loader_worker_stops": {"begin_ns": list[int], "end_ns": list[int]},
-    # Times of the last 64 compilations by torch.compile, those before the capture among them.
+    # Times of the last 64 compilations by torch.compile, including those before the capture.
     "compilations": {"begin_ns": list[int], "end_ns": list[int]},
-    # Bytes of the parameters that the optimizers updated in their first updates: of all, of those
-    # that DDP models reduce, and of those that DDP models were told to ignore; sharded is True if
-    # some are shards; other_libraries, those loaded that communicate outside of torch.distributed.
-    # From later versions also flat, see trace.exchanged, and untrained_modules: the outermost
-    # modules of DDP models whose gradients are reduced and whose parameters no update trained.
+    # Bytes of the parameters that the optimizers updated in their first updates: of all parameters,
+    # of those that DDP models reduce, and of those that DDP models were told to ignore. sharded is
+    # True if some parameters are shards. other_libraries: loaded libraries that communicate outside
+    # of torch.distributed. Later versions also write flat, see trace.exchanged, and
+    # untrained_modules: the outermost modules of DDP models whose gradients are reduced but whose
+    # parameters no update trained.
     "trained": {
         "parameter_bytes": int,
         "sharded": bool,
@@ -147,15 +149,15 @@ MORE_METADATA: Final[dict[str, Shape]] = {
         "ignored_bytes": int,
         "other_libraries": list[str],
     },
-    # On rank 0: comparisons of all ranks' models, one every ``every`` steps; first_step is the step
-    # after which the models of these ranks differed.
+    # On rank 0: comparisons of all ranks' models, one every ``every`` steps; first_step is the
+    # first step after which the models of the listed ranks differed.
     "sync_checks": {"every": int, "checks": int, "first_step": int, "ranks": list[str]},
 }
-#: Python frames that issued operations: number from 1 in order of first use; innermost frame first,
-#: 48 at most, as ``file:line function``.
+#: Python frames that issued operations. id counts from 1 in order of first use. The frames are
+#: written as ``file:line function``, innermost first, 48 at most.
 STACK: Final[dict[str, Shape]] = {"id": int, "frames": list[str]}
-#: End of a trace that was closed: records written, records lost (a ring was full, all rings were in
-#: use, or the disk stayed full), and when it was closed.
+#: Last block of a closed trace: number of records written, number lost (a ring was full, all rings
+#: were in use, or the disk stayed full), and the time of closing.
 END: Final[dict[str, Shape]] = {"records": int, "dropped": int, "end_monotonic_ns": int}
 #: Replaces END if the process died: records moved from ring files into the trace, and records that
 #: full rings had dropped.
@@ -166,7 +168,7 @@ SALVAGED: Final[dict[str, Shape]] = {"records": int, "dropped": int}
 class Communicator:
     """One communicator of NCCL."""
 
-    #: Number from 1 in this process.
+    #: Id, from 1, in this process.
     id: int
     #: NCCL's hash in hexadecimal digits, equal on all ranks.
     hash: str
@@ -191,7 +193,7 @@ _SHOWN_OF_TOKEN: Final = 4
 class Group:
     """One process group, as described by the rank that wrote the trace."""
 
-    #: Number from 1, in order of first use in this process.
+    #: Id, from 1, in order of first use in this process.
     id: int
     #: c10d's name of the group, equal on all ranks; ``token`` if the group has no name.
     name: str
@@ -211,7 +213,7 @@ class Group:
         label = group_label(self.name, self.description)
         if self.token and self.name == self.token and self.description in ("", "undefined"):
             label = f"unnamed {self.token[:_SHOWN_OF_TOKEN]}"
-        # If a group also has a backend for devices, the name of its CPU part ends in the CPU's
+        # If a group also has a backend for devices, the name of its CPU part ends with the CPU's
         # backend.
         suffix = f":{self.backend}"
         return label + suffix if label != self.name and self.name.endswith(suffix) else label
@@ -270,7 +272,8 @@ def _metadata(payload: bytes) -> dict[str, Any]:
     return value
 
 
-#: A report reads the first block of each rank twice; up to this size its content is kept.
+#: A report reads the first block of each rank twice. Its content is kept if the block is no larger
+#: than this.
 _MOST_KEPT_BYTES = 16 << 10
 _metadata_once = functools.lru_cache(maxsize=4096)(_metadata)
 
@@ -295,7 +298,7 @@ def read_communicator(payload: memoryview) -> Communicator:
 
 
 def read_stack(payload: memoryview) -> tuple[int, tuple[str, ...]]:
-    """Reads a stack: its number, and its frames, innermost first; ValueError if malformed."""
+    """Reads a stack: its id, and its frames, innermost first; ValueError if malformed."""
     value = _read(payload, STACK)
     return value["id"], tuple(value["frames"])
 

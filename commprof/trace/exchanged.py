@@ -1,8 +1,8 @@
-"""What one rank trained, and what it exchanged with other ranks since its first backward pass.
+"""Finds which parameters a rank trained, and which data it exchanged with other ranks.
 
 Ranks that train one model exchange gradients, or parameters from time to time. A rank that only
-gathers a loss or waits at barriers does not. Small models and compressed gradients need few bytes,
-so each of these rules alone makes an exchange count as one of gradients:
+gathers a loss or waits at barriers exchanges no gradients. Small models and compressed gradients
+need few bytes. So an exchange counts as one of gradients if any one of these rules holds:
 
 - DDP waited for its buckets, or a backward pass issued the call;
 - a call is a message between two ranks, or an all-to-all: pipelines and experts exchange
@@ -42,7 +42,7 @@ class Trained:
     """The parameters that one rank's optimizers updated in their first updates, in bytes."""
 
     parameter_bytes: int
-    #: True if some are shards of parameters.
+    #: True if some parameters are shards.
     sharded: bool
     #: True if FSDP1 shards them; None if this was not recorded.
     flat: bool | None
@@ -60,7 +60,10 @@ class Trained:
 
 
 def trained_by(metadata: dict[str, Any]) -> Trained | None:
-    """Reads what a rank trained from the metadata of its trace; None if it was not recorded."""
+    """Reads from a trace's metadata which parameters the rank trained.
+
+    None if this was not recorded.
+    """
     found = metadata.get("trained")
     if not isinstance(found, dict):
         return None
@@ -76,14 +79,14 @@ def trained_by(metadata: dict[str, Any]) -> Trained | None:
 
 @dataclass(frozen=True)
 class GroupExchange:
-    """What one rank exchanged in one process group since its first backward pass."""
+    """The data that one rank exchanged in one process group since its first backward pass."""
 
     #: c10d's name of the group, and its number of ranks.
     group: str
     size: int
     calls: int
     total_bytes: int
-    #: True if this counts as an exchange of gradients by one of the rules of this module.
+    #: True if one of the rules of this module makes this count as an exchange of gradients.
     of_gradients: bool
     #: Most frequent operation, in c10d's words.
     op: str
@@ -91,7 +94,7 @@ class GroupExchange:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What one rank trained and exchanged."""
+    """The parameters that one rank trained, and the data that it exchanged."""
 
     rank: int
     #: Numbers of backward passes and of optimizer updates; 0 if not recorded.
@@ -195,14 +198,17 @@ def exchanged_by_each(traces: Sequence[Trace]) -> list[Exchanged]:
 
 
 def _sums(number: Ints, values: Ints, chosen: npt.NDArray[np.bool_], count: int) -> Ints:
-    """Returns the sum of the chosen values of each number below ``count``."""
+    """Returns for each group number below ``count`` the sum of its chosen values."""
     total = np.zeros(count, dtype=np.int64)
     np.add.at(total, number[chosen], values[chosen])
     return total
 
 
 def _most_frequent(number: Ints, op: Ints) -> Ints:
-    """Returns each number's most frequent operation; among equals, that with the least code."""
+    """Returns each group's most frequent operation.
+
+    Among equally frequent ones, that with the lowest code.
+    """
     kind, first = distinct_rows(number, op)
     order = np.lexsort((op[first], -np.bincount(kind, minlength=len(first)), number[first]))
     _, at = np.unique(number[first][order], return_index=True)
@@ -213,8 +219,8 @@ def _most_frequent(number: Ints, op: Ints) -> Ints:
 def exchanged_in_summary(trace: Trace) -> Exchanged | None:
     """Does what :func:`exchanged_by` does, from a summary of always-on mode; None without one.
 
-    A summary does not tell what backward passes issued, nor when: a DDP model that was trained
-    counts as an exchange.
+    A summary does not show which calls backward passes issued. So a trained DDP model counts as an
+    exchange.
     """
     summary, trained = trace.summary, trained_by(trace.metadata)
     if summary is None:

@@ -1,4 +1,4 @@
-"""Step boundaries of a trace: declared by the script, else at updates or backward passes."""
+"""Step boundaries: declared by the script, or found at updates or backward passes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class StepMarks:
 def step_marks(records: Records) -> StepMarks:
     """Returns the step boundaries of a trace.
 
-    If the script declared any, those found at updates are ignored. If the whole trace has neither,
-    each backward pass that issued a collective ends a step.
+    If the script declared any boundary, boundaries found at updates are ignored. If the whole trace
+    has neither kind, each backward pass that issued a collective ends a step.
     """
     marks = records_of(records, Kind.STEP)
     ends = marks["aux"] == 1

@@ -6,12 +6,12 @@ single ranks. A file holds at most ``MOST_BYTES``, whatever the number of ranks:
 ``MOST_LISTED`` ranks are listed, and the sum is made coarser until it fits. It is replaced as a
 whole, so a reader finds a complete one.
 
-It has two lines, each the CRC-32 (8 hexadecimal digits), a space and a JSON value: an object with
-everything but the operations, which is all that is read while a job is watched, and the list of
-operations.
+It has two lines; each consists of the CRC-32 (8 hexadecimal digits), a space and a JSON value. The
+first value is an object with everything but the operations: while a job is watched, only this line
+is read. The second value is the list of operations.
 
-A host is missing if the time at which its file promised the next one is past: the monitor was
-killed, is frozen or cannot write. Only that host's figures are lost.
+A file promises when it will be written next. If that time is past, the host is missing: its monitor
+was killed, is frozen or cannot write. Only that host's figures are lost.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from commprof.trace.documents import MOST_RANKS
 from commprof.trace.summary import Summary, summary_of
 
 VERSION: Final = 1
-#: Largest size of a file, written or read.
+#: Largest size in bytes of a file, when written and when read.
 MOST_BYTES: Final = 128 << 10
 #: Largest number of ranks of a host with figures of their own.
 MOST_LISTED: Final = 64
@@ -43,11 +43,11 @@ MOST_WAITED_FOR: Final = 8
 #: Largest number of arithmetic series of a host's ranks.
 _MOST_SERIES: Final = 512
 _MOST_HOSTS: Final = 16_384
-#: Time after the promised time of its next writing at which a file counts as missing.
+#: A file counts as missing this long after the time that it promised for its next writing.
 _LATENESS_S: Final = 5.0
 #: Largest difference between the clocks of two hosts.
 _SKEW_S: Final = 30.0
-#: A time that is further ahead of this host's clock is taken as damaged.
+#: A time further ahead of this host's clock than this counts as damaged.
 _AHEAD_S: Final = 86_400.0
 
 
@@ -61,29 +61,30 @@ class HostSummary:
     machine: tuple[str, str, str]
     #: Number of elastic restarts before this one.
     attempt: int
-    #: When the first of the host's ranks began to record, and time of writing, both in seconds
-    #: since the epoch; seconds until the next time of writing at the latest.
+    #: Three times: when the first of the host's ranks began to record, and when the file was
+    #: written, both in seconds since the epoch; and within how many seconds it will be written
+    #: again.
     began_s: float
     time_s: float
     next_s: float
-    #: True if all ranks of the host have ended; no newer summary comes.
+    #: True if all ranks of the host have ended: no newer summary will come.
     ended: bool
     world_size: int
     backend: str
     mode: str
-    #: Number of the host's ranks, and the ranks as series of first, last and step; fewer ranks if
-    #: they would be too many series.
+    #: Number of the host's ranks, and the ranks as series of first, last and step. If they make too
+    #: many series, the last ranks are left out of the series.
     rank_count: int
     series: list[tuple[int, int, int]]
     #: Smallest number of steps of a rank.
     fewest_steps: int
-    #: Figures of single ranks by name, one value per listed rank; null if not known.
+    #: Figures of single ranks by name, one value per listed rank; null if the value is not known.
     figures: Any
     #: Time per step in ns of each listed rank's own work, by ``exposure.ORIGINS``.
     work_ns: list[Any]
     #: Ranks that each listed rank waited for longest, with the time in ns: rank, time, rank, ...
     waited_ns: list[Any]
-    #: Names of operations by code; id, name and size of the groups in the sum.
+    #: Names of operations, by code; and id, name and size of the groups in the sum.
     ops: list[str]
     groups: list[tuple[int, str, int]]
     #: Sum of the summaries of the host's ranks, without operations; read by :attr:`waits`.
@@ -99,8 +100,7 @@ class HostSummary:
     def waits(self) -> Summary:
         """The sum of the summaries of the host's ranks, without operations.
 
-        Raises:
-            ValueError: it cannot be used.
+        Raises: ValueError: the sum cannot be used.
         """
         return summary_of({**self.summary, "operations": []})
 
@@ -114,7 +114,10 @@ class HostSummary:
         return f"host {printable(self.host)} ({named_ranks(self.ranks)})"
 
     def is_missing(self, age_s: float) -> bool:
-        """True if a newer summary should have come, and has not; ``age_s``: age of this one."""
+        """True if a newer summary should have come but has not.
+
+        ``age_s`` is the age of this summary.
+        """
         return not self.ended and age_s > 2 * self.next_s + _LATENESS_S
 
 
@@ -133,7 +136,7 @@ def summary_paths(directory: Path) -> list[Path]:
 
 
 def read_host_summary(path: Path) -> HostSummary:
-    """Reads the first line of a host's file; its ``summary`` is checked when it is first used.
+    """Reads the first line of a host's file; the ``summary`` in it is checked when first used.
 
     Raises:
         OSError: the file cannot be read.
@@ -219,7 +222,10 @@ def _series_of(summary: HostSummary) -> Iterator[tuple[int, int, int]]:
 
 
 def series_of(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Writes ordered ranks as series of first, last and step; only the first ranks if too many."""
+    """Writes ordered ranks as series of first, last and step.
+
+    Only the first ranks if there are too many series.
+    """
     series: list[tuple[int, int, int]] = []
     for rank in ranks:
         if series:
@@ -243,7 +249,10 @@ def encoded(document: Mapping[str, Any], operations: Sequence[Any]) -> bytes:
 
 
 class HostSummaries:
-    """Follows the files of a job's hosts; if a file is damaged, the last sound content stays."""
+    """Follows the files of a job's hosts.
+
+    If a file is damaged, its last intact content stays in use.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Reads nothing yet; ``directory`` holds the job's traces."""
@@ -269,14 +278,17 @@ class HostSummaries:
 
 
 def running_hosts(directory: Path) -> list[SeenHost]:
-    """Returns the hosts of a job that runs; none if no host has written lately that it runs."""
+    """Returns the hosts of a running job; empty if no host has recently reported that it runs."""
     hosts = HostSummaries(directory).look()
     running = any(h.summary and not h.summary.ended and not h.missing for h in hosts)
     return hosts if running else []
 
 
 def _named(hosts: list[SeenHost]) -> list[SeenHost]:
-    """Returns the hosts; names that are not unique get the begin of the host's boot id."""
+    """Returns the hosts.
+
+    A name that is not unique is followed by the first part of the host's boot id.
+    """
     count = Counter(host.name for host in hosts)
     return [
         replace(host, name=f"{host.name} ({host.summary.machine[0][:8]})")
@@ -295,16 +307,16 @@ def _of_job(host: SeenHost, attempt: int, since_s: float) -> bool:
 
 @dataclass(frozen=True)
 class SeenHost:
-    """What is known of one host."""
+    """Known facts about one host."""
 
-    #: The newest sound summary; None if there was none.
+    #: The newest intact summary; None if there was none.
     summary: HostSummary | None
-    #: The host's name; the file's if nothing more is known.
+    #: The host's name; the file's name if nothing more is known.
     name: str
     #: Name and ranks, for messages.
     described: str
-    #: Age of the figures in seconds, and when they were written, in seconds since the epoch.
-    #: Without figures, the age and time of the file's last change.
+    #: Age of the figures in seconds, and the time when they were written, in seconds since the
+    #: epoch. Without figures: age and time of the file's last change.
     age_s: float
     since_s: float
     #: True if a newer summary should have come, or no summary can be read.
@@ -314,14 +326,14 @@ class SeenHost:
     problem: str = ""
 
     def sentence(self) -> str:
-        """Says that the host is missing, since when and why."""
+        """Returns a sentence that says that the host is missing, since when and why."""
         at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since_s))
         why = f": {self.problem}" if self.problem else ""
         return f"{self.described} is missing: no figures since {at} ({self.age_s:.0f} s ago){why}"
 
 
 class _File:
-    """One host's file, and the newest sound summary in it."""
+    """One host's file, and the newest intact summary in it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -360,8 +372,8 @@ class _File:
             )
             return
         # Clocks of hosts differ, so the smallest of three ages counts: by the time in the file; by
-        # the file system's time, unless the file was copied later; and since this process saw it
-        # change.
+        # the file system's time, unless the file was copied later; and by the time at which this
+        # process saw the file change.
         written_s, changed_s = self._summary.time_s, self._stamp[0] / 1e9
         if abs(changed_s - written_s) <= _SKEW_S:
             written_s = max(written_s, changed_s)

@@ -1,4 +1,4 @@
-"""Records of several ranks as if one rank had made them, ordered by rank."""
+"""Joins the records of several ranks as if one rank had made them; they are ordered by rank."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from commprof.trace.schema import TIME_IN_VALUE, Kind
 
 Ints = npt.NDArray[np.int64]
 
-#: Fields that hold the number of an operation, and fields that hold that of a backward pass. An
-#: issue holds the number of its pass plus 1, or 0 for no pass. No other kind of record that holds
-#: such a number may be read from joined records.
+#: Fields that hold the id of an operation, and fields that hold the id of a backward pass. An issue
+#: holds the id of its pass plus 1, or 0 for no pass. Other kinds of records that hold such an id
+#: must not be read from joined records.
 _OPERATIONS = ((Kind.ISSUE, "op_id"), (Kind.END, "op_id"), (Kind.WAIT, "op_id"))
 _PASSES = ((Kind.ISSUE, "value"), (Kind.FINALIZE_BEGIN, "op_id"), (Kind.FINALIZE_END, "op_id"))
-#: Added to the numbers of every rank if the numbers are too large to be kept apart.
+#: This is added to every rank's ids if the ids are too large to be kept apart.
 LARGEST = 2**62
 
 
 @dataclass(frozen=True)
 class JoinedRecords(PackedRecords):
-    """Records of ranks, one rank after the other, with times and numbers that do not overlap."""
+    """Records of ranks, one rank after the other, with times and ids that do not overlap."""
 
     of_ranks: tuple[PackedRecords, ...] = ()
-    #: By rank: ns that are added to the rank's times.
+    #: [rank]: ns that are added to the rank's times.
     shift_ns: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @cached_property
     def pass_shift(self) -> Ints:
-        """By rank: added to the ids of its backward passes, so that no two ranks share an id."""
+        """[rank]: added to the ids of its backward passes, so that no two ranks share an id."""
         return self._apart(_PASSES)
 
     @cached_property
     def operation_shift(self) -> Ints:
-        """By rank: added to the ids of its operations, so that no two ranks share an id."""
+        """[rank]: added to the ids of the rank's operations, so that no two ranks share an id."""
         return self._apart(_OPERATIONS)
 
     def _apart(self, fields: Sequence[tuple[Kind, str]]) -> Ints:
@@ -50,7 +50,7 @@ class JoinedRecords(PackedRecords):
         return np.arange(last + 1) * most if last * most < LARGEST else np.full(last + 1, LARGEST)
 
     def counts(self, kind: int) -> list[int]:
-        """Returns the number of records of a kind by rank."""
+        """Returns for each rank the number of records of a kind."""
         return [records.count(kind) for records in self.of_ranks]
 
     def __len__(self) -> int:
@@ -81,7 +81,10 @@ class JoinedRecords(PackedRecords):
         return column
 
     def recorded(self, kind: int, field: str) -> npt.NDArray[Any]:
-        """Returns a field of all ranks; times are converted as each rank's records demand."""
+        """Returns a field of all ranks.
+
+        The times of each rank are converted by its own records' rule.
+        """
         values = columns_of(self.of_ranks, kind, field)
         if field != "timestamp_ns" and field != "value":
             return values

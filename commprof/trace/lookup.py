@@ -1,4 +1,4 @@
-"""Rows of a table by operation, by time, and by equal values; columns of several tables."""
+"""Finds rows of a table by operation, time or equal values; joins columns of tables."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ Table = TypeVar("Table")
 
 #: Largest number of possible keys of rows, so that a key fits into a signed integer of 64 bits.
 _MOST_KEYS = 2**62
-#: Keys are counted in a table, not sorted, if the possible keys are at most this many per row.
+#: If there are at most this many possible keys per row, keys are counted in a table instead of
+#: sorted.
 _DENSE = 4
 
 
 def among(codes: npt.NDArray[np.integer[Any]], *chosen: int) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the codes that are chosen; a code, such as an operation's, is one byte.
+    """Returns a mask of the rows whose code is chosen; a code, such as an operation's, is one byte.
 
     The result is that of ``np.isin``, which takes ten times as long for the columns of one rank.
     """
@@ -93,7 +94,10 @@ def kept_once(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def joined_column(parts: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Joins columns; if all of them store one value, and the same one, so does the result."""
+    """Joins columns.
+
+    If all of them store one value, and it is the same value, the result stores it once too.
+    """
     some = list(parts)
     filled = [part for part in some if len(part)]
     is_one = bool(filled) and all(part.strides == (0,) for part in filled)
@@ -117,17 +121,16 @@ def map_columns(make: Callable[..., Any], *tables: Table) -> Table:
 
 
 def rows_of(table: Table, rows: Any) -> Table:
-    """Returns some rows of a table, by a slice, which copies nothing, a mask, or row numbers."""
+    """Returns rows of a table, chosen by a slice (without a copy), a mask or row indices."""
     return map_columns(lambda column: column[rows], table)
 
 
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
-    """Numbers the distinct rows of a table, in ascending order of their columns.
+    """Gives ids to the distinct rows of a table, in ascending order of their columns.
 
     The order is that of ``np.unique(table, axis=0)``, which takes some 50 times as long.
 
-    Returns:
-        The number of each row, and the first row that has each number.
+    Returns: The id of each row, and the first row that has each id.
     """
     size = len(columns[0])
     key, keys = np.zeros(size, dtype=np.int64), 1
@@ -148,12 +151,13 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
             keys *= width
     number, count = _numbered(key, keys)
     first = np.empty(count, dtype=np.int64)
-    first[number[::-1]] = np.arange(size)[::-1]  # of an index, the last assignment counts
+    # if an index occurs several times, the last assignment counts
+    first[number[::-1]] = np.arange(size)[::-1]
     return number, first
 
 
 def _numbered(key: Ints, keys: int) -> tuple[Ints, int]:
-    """Numbers distinct keys in ascending order; also returns how many there are.
+    """Gives distinct keys ids in ascending order; also returns how many distinct keys there are.
 
     ``keys``: number of possible keys; if it is at most ``_DENSE`` per row, keys count from 0.
     """

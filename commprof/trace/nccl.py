@@ -1,4 +1,4 @@
-"""Tables of what NCCL's profiler plugin recorded (``csrc/nccl_plugin``)."""
+"""Tables of the records of NCCL's profiler plugin (``csrc/nccl_plugin``)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class NcclOps(FieldGroup):
     """One row per operation that NCCL launched, in order of begin."""
 
     #: Id in ``columns.collectives`` of the collective that the operation carries out, in whole or
-    #: in part; an id that is not in that table if the call did not come through c10d.
+    #: in part; if the call did not come through c10d, the id is not in that table.
     op_id: Ints
     op: Ints
-    #: Number of the communicator, a key of ``Trace.communicators``.
+    #: Id of the communicator, a key of ``Trace.communicators``.
     communicator: Ints
-    #: Number of the operation in its communicator; calls and replays are numbered separately, and
-    #: messages per pair of ranks. ``schema.NO_SEQ`` if not known.
+    #: Sequence number of the operation in its communicator; calls and replays are numbered
+    #: separately, and messages per pair of ranks. ``schema.NO_SEQ`` if not known.
     seq: Ints
-    #: Number of the CUDA graph's replay from 1; 0: a call; ``schema.NO_REPLAY``.
+    #: Index of the CUDA graph's replay, from 1; 0 for a call; ``schema.NO_REPLAY`` if not known.
     replay: Ints
     #: Root or peer rank.
     peer: Ints
@@ -37,14 +37,16 @@ class NcclOps(FieldGroup):
     #: Indices of ``schema.NCCL_ALGORITHMS`` and ``NCCL_PROTOCOLS``.
     algorithm: Ints
     protocol: Ints
-    #: As in NCCL's call.
+    #: Size as in NCCL's call.
     size_bytes: Ints
     begin_ns: Ints = field(metadata=MOMENT)
-    #: If the times are not known, ``begin_ns`` is the time of issue and ``end_ns`` the same.
+    #: If the times are not known, ``begin_ns`` and ``end_ns`` are both the time of issue.
     end_ns: Ints = field(metadata=MOMENT)
-    #: True if the times are the GPU's, not those at which NCCL saw begin and end.
+    #: True if the times are by the GPU; otherwise they are the times at which NCCL saw the begin
+    #: and the end.
     on_gpu: Bools
-    #: Time from the first channel's begin to the last one's begin; then the same for their ends.
+    #: Time from the first channel's begin to the last channel's begin; the next field is the same
+    #: for their ends.
     begin_spread_ns: Ints = field(metadata=DURATION)
     end_spread_ns: Ints = field(metadata=DURATION)
 
@@ -85,7 +87,7 @@ def nccl_ops(trace: Trace) -> NcclOps:
 class Transfers:
     """One row per channel of an operation whose data NCCL's proxy moved between two ranks."""
 
-    #: As in ``NcclOps``; 0 if the operation is another process's.
+    #: As in ``NcclOps``; 0 if the operation belongs to another process.
     op_id: Ints
     communicator: Ints
     peer: Ints
@@ -94,10 +96,10 @@ class Transfers:
     begin_ns: Ints = field(metadata=MOMENT)
     #: Time in which a buffer waited to be filled, or emptied, by the GPU.
     gpu_ns: Ints = field(metadata=DURATION)
-    #: Of sends: time in which the peer had no buffer to offer. Of receives: time in which data were
+    #: For sends: time in which the peer had no free buffer. For receives: time in which data were
     #: flushed to the GPU's memory.
     peer_or_flush_ns: Ints = field(metadata=DURATION)
-    #: Of sends: time in which the network was sending. Of receives: time in which data had not
+    #: For sends: time in which the network was sending. For receives: time in which data had not
     #: arrived.
     transfer_ns: Ints = field(metadata=DURATION)
 
@@ -108,13 +110,16 @@ class Transfers:
 
 @once_per_trace
 def sends(trace: Trace) -> Transfers:
-    """Returns the transfers to other ranks; empty unless they were asked for."""
+    """Returns the transfers to other ranks; empty unless their recording was requested."""
     return _transfers(trace, Kind.NCCL_SEND)
 
 
 @once_per_trace
 def receives(trace: Trace) -> Transfers:
-    """Returns the transfers from other ranks; empty unless they were asked for."""
+    """Returns the transfers from other ranks.
+
+    Empty unless the recording of transfers was requested.
+    """
     return _transfers(trace, Kind.NCCL_RECV)
 
 

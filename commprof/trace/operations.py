@@ -1,4 +1,4 @@
-"""Families of operations: c10d has several operations that do the same with other arguments.
+"""Families of operations: variants in c10d that differ only in their arguments.
 
 Rules about what an operation does name its family, so that they hold for every variant. A new
 operation of the trace format needs a row here.
@@ -11,8 +11,8 @@ from typing import Final
 
 from commprof.trace.schema import OPS
 
-#: Family of each operation of ``schema.OPS``, named after its plainest variant; empty for an
-#: operation that is not known.
+#: Family of each operation of ``schema.OPS``, named after its simplest variant; empty for an
+#: unknown operation.
 FAMILIES: Final[Mapping[str, str]] = {
     "other": "",
     "all_reduce": "all_reduce",
@@ -40,7 +40,7 @@ FAMILIES: Final[Mapping[str, str]] = {
 #: Families that add up, or otherwise reduce, the inputs of the ranks.
 REDUCING: Final = ("all_reduce", "reduce", "reduce_scatter")
 #: Families that complete on no rank before all ranks have issued them; a broadcast, for example,
-#: may complete on its root before.
+#: may complete earlier on its root.
 SYNCHRONISING: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 #: Families in which the sizes of different ranks may differ.
 UNEVEN: Final = ("all_to_all", "gather", "scatter")
@@ -49,8 +49,8 @@ UNEVEN: Final = ("all_to_all", "gather", "scatter")
 def family(op: str) -> str:
     """Returns the family of an operation; empty if it is not listed.
 
-    Other tools name variants that c10d's table lacks, as ``all_reduce_barrier``: they belong to the
-    synchronising family that their name begins with.
+    Other tools use names that c10d's table lacks, such as ``all_reduce_barrier``. Such an operation
+    belongs to the synchronising family with which its name begins.
     """
     listed = FAMILIES.get(op)
     if listed is not None:

@@ -1,8 +1,8 @@
-"""The records of one trace in a tenth of their bytes: a column for each kind and field.
+"""Stores the records of one trace in a tenth of their bytes: a column for each kind and field.
 
-Most fields of a kind never change, and the others need few bytes once the smallest value is taken
-off. So a report of many ranks holds all of their records. A column is widened as it is read, and
-its times are converted to another clock then.
+Most fields of a kind never change, and the others need few bytes once the smallest value is
+subtracted. So a report of many ranks can hold all of their records. A column is widened when it is
+read; its times are converted to another clock at that time.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from commprof.trace.schema import RECORD_DTYPE, TIME_IN_VALUE, Kind, Records
 
 Ints = npt.NDArray[np.int64]
 Column = npt.NDArray[Any]
-#: Kind of each record; kinds that occur; number of records of each; ``[kind, field, 3]``: base,
-#: width and offset (see ``_Stored``); and the data.
+#: Kind of each record; kinds that occur; number of records of each kind; base, width and offset as
+#: an array ``[kind, field, 3]`` (see ``_Stored``); and the data.
 Parts = tuple[
     npt.NDArray[np.uint8],
     npt.NDArray[np.uint8],
@@ -33,23 +33,25 @@ Parts = tuple[
     npt.NDArray[np.uint8],
 ]
 
-#: Fields of a record without its kind, and the place of each.
+#: Fields of a record except its kind, and the index of each.
 _FIELDS = tuple(name for name in RECORD_DTYPE.names or () if name != "kind")
 _PLACE = {name: place for place, name in enumerate(_FIELDS)}
-#: Number of records that are packed together: so few that reading a short stretch of time unpacks
-#: little else.
+#: Number of records that are packed together. It is small, so that reading a short stretch of time
+#: unpacks few other records.
 _CHUNK_RECORDS = 1 << 14
-#: In place of a width: the data are differences of 4 bytes, see csrc/reading/packed_records.h.
+#: This code in place of a width means that the data are differences of 4 bytes; see
+#: csrc/reading/packed_records.h.
 _DIFFERENCES = 5
 _DTYPES = {name: RECORD_DTYPE[name] for name in RECORD_DTYPE.names or ()}
-#: Bytes of each value by width.
+#: Number of bytes of each value, by width.
 _BYTES = {0: 0, 1: 1, 2: 2, 4: 4, _DIFFERENCES: 4, 8: 8}
 _REACH = ("first_ns", "last_ns")
 _NARROW = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 #: How each field of a chunk's records of one kind is stored, as ``[field, 3]``: base, which is
-#: subtracted from all values; bytes of each difference; and offset of the first in the data.
+#: subtracted from all values; number of bytes of each difference; and offset of the first
+#: difference in the data.
 _Stored = npt.NDArray[np.uint64]
 
 
@@ -62,7 +64,7 @@ class _Chunk:
     #: By kind: the number of its records, and how each field is stored.
     stored: dict[int, tuple[int, _Stored]]
     data: Bytes | InFile
-    #: Times of the first and of the last record, as they were recorded.
+    #: Times of the first and the last record, as recorded.
     first_ns: int
     last_ns: int
 
@@ -95,7 +97,7 @@ class _Chunk:
         return bool((times[1:] == times[:-1]).any())
 
     def between(self, begin_ns: int, end_ns: int) -> _Chunk:
-        """Returns the records from one recorded time on until before another, without a copy."""
+        """Returns the records from one recorded time until before another, without a copy."""
         ends_ns = np.array((begin_ns, end_ns), dtype=np.uint64)
         first = last = 0
         stored: dict[int, tuple[int, _Stored]] = {}
@@ -166,7 +168,7 @@ class PackedRecords:
         return replace(self, to_common=to_common)
 
     def between(self, stretches_ns: Sequence[tuple[int, int]]) -> PackedRecords:
-        """Returns the records whose recorded times lie in one of some stretches of time.
+        """Returns the records whose recorded times lie in any of the given stretches.
 
         Args:
             stretches_ns: begin and end of each, ascending; a stretch does not contain its end.
@@ -221,7 +223,10 @@ class PackedRecords:
         return column if self.to_common is None else converted(self.to_common, kind, field, column)
 
     def __getitem__(self, chosen: Any) -> Any:
-        """Returns the column of a named field, or the records of a mask, rows or a slice."""
+        """Returns the column of a field if given a name.
+
+        The chosen records if given a mask, rows or a slice.
+        """
         if not isinstance(chosen, str):
             return self._whole[chosen]
         if chosen == "kind":
@@ -312,7 +317,10 @@ class KindRecords:
         return len(self)
 
     def __getitem__(self, chosen: Any) -> Any:
-        """Returns the column of a named field, or the records of a mask, rows or a slice."""
+        """Returns the column of a field if given a name.
+
+        The chosen records if given a mask, rows or a slice.
+        """
         if not isinstance(chosen, str):
             return np.asarray(cast("Records", self))[chosen]
         column = self._packed.column(self._kind, chosen)
@@ -388,7 +396,10 @@ class Packer:
     """
 
     def __init__(self, data: PackedData | None = None) -> None:
-        """``data``: takes the packed records of a run's traces; None to hold these in memory."""
+        """``data`` holds the packed records of a run's traces.
+
+        None to keep the packed records in memory.
+        """
         self.data = data
         self._waiting: list[Records] = []
         self._chunks: list[_Chunk] = []
@@ -419,10 +430,10 @@ class Packer:
 
 
 def in_order(batches: Sequence[Records]) -> Records:
-    """Joins records and sorts them by time; leaves out rows that no record was written into."""
+    """Joins records and sorts them by time; leaves out rows into which no record was written."""
     if not batches:
         return np.empty(0, dtype=RECORD_DTYPE)
-    # numpy would join and choose records field by field; as bytes it copies them whole.
+    # numpy would join and choose records field by field; as bytes, each record is copied whole.
     records = np.concatenate([batch.view(np.uint8) for batch in batches]).view(RECORD_DTYPE)
     if not records["kind"].all():
         records = records.compress(records["kind"] != Kind.NONE)
@@ -433,7 +444,7 @@ def in_order(batches: Sequence[Records]) -> Records:
 
 
 def without_twins(records: Records) -> Records:
-    """Drops duplicates from records sorted by time, in which only neighbours can be equal."""
+    """Drops duplicates from records that are sorted so that only neighbours can be equal."""
     same_time = records["timestamp_ns"][1:] == records["timestamp_ns"][:-1]
     suspects = np.flatnonzero(np.append(same_time, False) | np.append(False, same_time))
     raw = records.take(suspects).view(f"V{RECORD_DTYPE.itemsize}")
@@ -447,8 +458,8 @@ def without_twins(records: Records) -> Records:
 def joined_once(records: PackedRecords, added: Sequence[Records]) -> PackedRecords:
     """Joins the records of a file and others; equal records are kept once.
 
-    Chunks are unpacked only beside added records, or if two of their records have the same time: a
-    long trace is never whole in memory.
+    A chunk is unpacked only if added records fall into it or next to it, or if two of its records
+    have the same time. So a long trace is never in memory as a whole.
 
     Args:
         records: records of a file, in the order of time.
@@ -498,7 +509,7 @@ def _unpacking() -> Callable[[list[Any], npt.NDArray[np.uint64]], npt.NDArray[np
 
 
 def packing() -> Callable[[npt.NDArray[np.uint8]], Parts]:
-    """Returns the function that packs; imports it here because ranks that train never pack."""
+    """Returns the function that packs; imported here because training ranks never pack."""
     try:
         from commprof._reading import pack_records
     except ImportError:  # the module was not built, or is too old
@@ -507,7 +518,10 @@ def packing() -> Callable[[npt.NDArray[np.uint8]], Parts]:
 
 
 def pack_in_python(raw: npt.NDArray[np.uint8]) -> Parts:
-    """Does what ``csrc/reading/packed_records.cpp`` does; takes the bytes of whole records."""
+    """Packs records in the same way as ``csrc/reading/packed_records.cpp``.
+
+    Takes the bytes of whole records.
+    """
     records = raw.view(RECORD_DTYPE)
     kinds = records["kind"].copy()
     present, counts = np.unique(kinds, return_counts=True)

@@ -1,4 +1,4 @@
-"""Bytes of a run's packed records, which do not all fit into memory in a long run."""
+"""Stores a run's packed records, which do not all fit into memory if the run is long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_IN_MEMORY = 64 << 20
 
 
 class _TemporaryFile:
-    """A file without a name, which is gone once nothing refers to it."""
+    """A file without a name; it is deleted once nothing refers to it."""
 
     def __init__(self) -> None:
         import tempfile  # takes long to import, and few runs are so long
@@ -45,7 +45,7 @@ class _TemporaryFile:
 
 @dataclass(frozen=True)
 class InFile:
-    """Bytes that lie in a temporary file; each slice of them is read when it is asked for."""
+    """Bytes in a temporary file; each slice is read when it is requested."""
 
     file: _TemporaryFile
     offset: int

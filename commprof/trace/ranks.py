@@ -1,4 +1,4 @@
-"""Columns of several ranks, whose rows follow one another rank by rank.
+"""Handles columns of several ranks, whose rows follow one another rank by rank.
 
 ``first`` holds the first row of each rank, and then the number of all rows.
 """
@@ -19,7 +19,7 @@ _MOST_NS = 2**62
 
 
 def firsts(lengths: Sequence[int] | Ints) -> Ints:
-    """Returns ``first`` of ranks with these numbers of rows."""
+    """Returns ``first`` of ranks that have these numbers of rows."""
     return np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
 
 
@@ -44,7 +44,7 @@ def accumulated(ufunc: np.ufunc, values: npt.NDArray[Any], first: Ints) -> npt.N
 
 
 class RankTimes:
-    """Maps times of all ranks to one order: all times of a rank come before those of the next."""
+    """Maps times of all ranks to one order: a rank's times come before the next rank's."""
 
     def __init__(self, begin_ns: Ints, until_ns: Ints) -> None:
         """``begin_ns``, ``until_ns``: for each rank, the first and last time whose order is kept.
@@ -52,13 +52,13 @@ class RankTimes:
         Times of a rank before ``begin_ns`` count as equal, and so do times after ``until_ns``.
         """
         self._begin_ns = begin_ns
-        # The limit changes only damaged traces, whose times are farther apart.
+        # The limit matters only for damaged traces, in which times are farther apart.
         self._length_ns = np.minimum(until_ns - begin_ns, _MOST_NS // max(1, len(begin_ns)))
         self._base = firsts(self._length_ns + 4)[:-1]
 
     @classmethod
     def of(cls, ranks: int, *columns: tuple[Ints, Ints]) -> RankTimes:
-        """Keeps the order of all times in some columns: the rank of each time, and the times."""
+        """Makes the map that keeps the order of all times in some columns of all ranks."""
         begin_ns = np.full(ranks, _MOST_NS)
         until_ns = np.zeros(ranks, dtype=np.int64)
         for rank, time_ns in columns:

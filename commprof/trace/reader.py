@@ -37,11 +37,12 @@ from commprof.trace.run.processes import State, state_of
 from commprof.trace.schema import BlockType, Records
 from commprof.trace.summary import Summary, read_newest
 
-#: ``capture`` in the metadata of a trace that was converted from torch.profiler's.
+#: Value of ``capture`` in the metadata of a trace that was converted from a trace of
+#: torch.profiler.
 TORCH_PROFILER = "torch.profiler"
-#: The same of a trace that the plugin of NCCL wrote (``csrc/nccl_plugin``).
+#: The same for a trace that NCCL's plugin wrote (``csrc/nccl_plugin``).
 NCCL_PLUGIN = "nccl"
-#: Bytes that hold the first block: in most files, and in all unless `profile()` got much metadata.
+#: The first block of a file lies mostly within these bytes, unless `profile()` got much metadata.
 _METADATA_MOSTLY_WITHIN_BYTES = (32 << 10, 4 << 20)
 
 
@@ -59,21 +60,22 @@ class Trace:
     complete: bool
     #: Number of records for which no ring had room, or that could not be written.
     dropped: int
-    #: Sentences about parts that could not be read; empty if the trace is sound.
+    #: Sentences about parts that could not be read; empty if all could be read.
     problems: tuple[str, ...]
     #: Summary of always-on mode; None if that mode never ran. It covers everything since the mode
     #: began, including ``records`` of a later full mode.
     summary: Summary | None = None
-    #: Frames of each stack by its number, innermost first, as "file:line function".
+    #: Frames of each stack, by the stack's id: innermost first, as "file:line function".
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: Communicators of NCCL by their number, if its plugin recorded.
+    #: Communicators of NCCL by id, if NCCL's plugin recorded.
     communicators: dict[int, Communicator] = field(default_factory=dict)
-    #: What the device ran; None if no kernels and copies of a device were recorded.
+    #: Kernels and copies that the device ran; None if none were recorded.
     device_activity: DeviceActivity | None = None
-    #: DDP's buckets and finalisations that the recording of another profiler implies, as records of
-    #: kinds ``bucket`` and ``finalize``; reports count only those in ``records``.
+    #: DDP's buckets and finalisations that are implied by the recording of another profiler, as
+    #: records of kinds ``bucket`` and ``finalize``. Reports count only the buckets and
+    #: finalisations in ``records``.
     passes: Records | None = None
-    #: What the recording of another profiler holds; None if commprof recorded the rank.
+    #: Facts about the recording of another profiler; None if commprof recorded the rank.
     recorded: Recorded | None = None
     #: Tables of ``columns.once_per_trace``, by the function that made each.
     #: ``dataclasses.replace`` does not copy them.
@@ -97,7 +99,7 @@ class Trace:
 
     @property
     def is_of_nccl(self) -> bool:
-        """True if the plugin of NCCL wrote the trace, which sees no thread of the program."""
+        """True if NCCL's plugin wrote the trace; the plugin sees no thread of the program."""
         return str(self.metadata["capture"]) == NCCL_PLUGIN
 
     @property
@@ -108,7 +110,7 @@ class Trace:
 
 @dataclass
 class TraceContent:
-    """Content of the blocks of a trace that were read so far."""
+    """Content of those blocks of a trace that were read so far."""
 
     metadata: dict[str, Any] | None = None
     groups: dict[int, Group] = field(default_factory=dict)
@@ -120,7 +122,7 @@ class TraceContent:
     summary: Summary | None = None
     stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
     communicators: dict[int, Communicator] = field(default_factory=dict)
-    #: Takes the records instead of ``batches``; None to keep them as they are.
+    #: Gets the records instead of ``batches``; None to keep them unpacked.
     packer: Packer | None = None
 
     def take_records(self, records: Records) -> None:
@@ -206,7 +208,8 @@ def _read_with_rings(path: Path, packer: Packer | None = None) -> _File:
         if file.content.is_open:
             summary = file.content.summary
             if summary is not None and summary.mode != "full":
-                # Always-on mode keeps no records, and the rings hold only those of the last moment.
+                # Always-on mode keeps no records, and the rings hold only records of the last
+                # moment.
                 rings.batches.clear()
             file.rings = rings
     return file
@@ -229,7 +232,7 @@ def _read_file(path: Path, packer: Packer | None) -> _File:
 
 
 def first_metadata(path: Path) -> dict[str, Any]:
-    """Does what :func:`read_first_metadata` does, and caches the result until the file changes.
+    """Returns the result of :func:`read_first_metadata`, cached until the file changes.
 
     Callers share the result and must not change it.
     """
@@ -239,7 +242,7 @@ def first_metadata(path: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _first_metadata(path: Path, _place: str, _stamp: int, _size: int) -> dict[str, Any]:
-    """All but ``path`` are only keys of the cache."""
+    """Parameters other than ``path`` are only keys of the cache."""
     return read_first_metadata(path)
 
 
@@ -302,7 +305,7 @@ def take_block(path: Path, block: Block, content: TraceContent) -> None:
 
 
 def take_newest_summary(payloads: Sequence[memoryview], content: TraceContent) -> None:
-    """Takes the newest of some summary blocks, if it is newer than the one taken before."""
+    """Takes the newest of some summary blocks, if it is newer than the summary taken before."""
     try:
         content.summary = read_newest(payloads, content.summary) or content.summary
     except ValueError as error:
@@ -321,8 +324,9 @@ def salvage(path: Path) -> int:
     """Moves a dead process's records from its ring files into its trace, and removes the files.
 
     Call it only when the process is gone. A trace that was closed or salvaged before does not
-    change. Several processes may do this at the same time: each either finds the trace salvaged, or
-    has read the rings before any process removed them and writes the same records.
+    change. Several processes may do this at the same time: each of them either finds the trace
+    salvaged, or has read the rings before any process removed them, and then writes the same
+    records.
 
     Returns:
         The number of records moved.
@@ -362,8 +366,8 @@ def salvage_dead(directory: Path) -> None:
 def _append(path: Path, end: int, blocks: bytes) -> None:
     """Replaces all bytes after the last complete block, which ends at ``end``, by ``blocks``.
 
-    The file is cut only after it was written: if another process has already written the same
-    blocks, no reader misses them meanwhile. If the blocks cannot be written, cuts the file off at
+    The file is cut only after it was written: so if another process has already written the same
+    blocks, readers find them at any time. If the blocks cannot be written, cuts the file off at
     ``end`` and raises OSError, unless another process has written them.
     """
     with path.open("r+b", buffering=0) as file:

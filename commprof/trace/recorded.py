@@ -18,7 +18,8 @@ Mask = npt.NDArray[np.bool_]
 class Recorded:
     """Facts about the recording of one rank.
 
-    The arrays have one value per collective or message: that with ``op_id`` k is at place k - 1.
+    The arrays have one value per collective or message: the value for ``op_id`` k is at index k -
+    1.
     """
 
     #: True if kernels or copies of a device were recorded.
@@ -28,10 +29,11 @@ class Recorded:
     #: True where the times of the transfer were recorded: by kernels of a device, or by a backend
     #: that transfers on the host. False where only the call on the host was recorded.
     times: Mask
-    #: True where c10d's number of the collective in its group was recorded; else it was counted, so
-    #: that each missing record shifts the numbers after it.
+    #: True where c10d's sequence number of the collective in its group was recorded. Elsewhere the
+    #: number was counted, so that each missing record shifts the numbers after it.
     number: Mask
-    #: True where c10d named the operation; else it is derived from a kernel's name, or unknown.
+    #: True where c10d named the operation; elsewhere the operation is derived from a kernel's name,
+    #: or unknown.
     operation: Mask
     #: True where size and type were recorded.
     size: Mask
@@ -40,9 +42,10 @@ class Recorded:
     #: True where the root was recorded.
     root: Mask
     #: Phase in which the host launched each collective, if kernels of a device were recorded;
-    #: ``Phase.OTHER`` if it was launched in no known phase. None for recordings of the host, whose
+    #: ``Phase.OTHER`` if the phase is not known. None for recordings of the host, because there the
     #: phases contain the calls.
     phase: npt.NDArray[np.int64] | None = None
     #: True if the script's profiler or an optimizer's updates mark the steps. False if repeating
-    #: calls, or the whole recording, count as steps: those may be parts of steps, or hold several.
+    #: calls, or the whole recording, count as steps: such a step may be a part of a real step, or
+    #: hold several.
     steps_marked: bool = True

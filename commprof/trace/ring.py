@@ -60,7 +60,7 @@ def read_rings(ring_prefix: str, session: int) -> RingContent:
 
 
 def dropped_so_far(ring_prefix: str, session: int) -> int:
-    """Counts the records for which a running process's rings had no room; reads only headers."""
+    """Counts records for which a running process's rings had no room, from the rings' headers."""
     dropped = 0
     for path in ring_files(ring_prefix):
         try:
@@ -92,7 +92,7 @@ def remove_rings(ring_prefix: str, session: int) -> None:
         try:
             with open_regular(path) as file:
                 header = file.read(schema.RING_HEADER_BYTES)
-            # Without a header: the process died while it made the file.
+            # A file without a header: the process died while making the file.
             if not any(header) or _session(header) == session:
                 path.unlink()
         except OSError:
@@ -107,7 +107,9 @@ def owner_path(ring_prefix: str) -> Path:
 
 
 def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any) -> None:
-    """Writes the rings' owner file, which names process and trace; raises OSError.
+    """Writes the rings' owner file, which names their process and trace.
+
+    Raises OSError if that fails.
 
     :func:`remove_orphans` reads it. ``metadata`` is the trace's.
     """
@@ -121,7 +123,7 @@ def write_owner(ring_prefix: str, trace_path: Path, session: int, metadata: Any)
 
 
 def remove_orphans(memory: Path = _MEMORY) -> int:
-    """Removes this user's rings that nobody will read: their process and trace are both gone.
+    """Removes this user's rings whose process and trace are both gone: nobody will read them.
 
     Rings whose trace still exists are kept: ``reader.salvage`` moves their records into the trace.
     ``memory`` is the directory of the ring files.
@@ -153,7 +155,7 @@ def _owner_session(path: Path) -> int | None:
 def ring_files(ring_prefix: str) -> Iterator[Path]:
     """Lists the ring files with this prefix.
 
-    Skips all but regular files, because the prefix comes from a trace that is not trusted.
+    Returns regular files only, because the prefix comes from a trace that is not trusted.
     """
     if not ring_prefix:
         return
@@ -167,8 +169,8 @@ def ring_files(ring_prefix: str) -> Iterator[Path]:
 
 
 _NUMBERED: Final = re.compile(r"\d+\.ring")
-#: A directory that changed this recently may change again without another time of change: the
-#: clock of files advances every few milliseconds.
+#: A directory that changed this recently may change again without a new modification time: the
+#: clock of file times advances only every few milliseconds.
 _UNSETTLED_NS: Final = 1_000_000_000
 
 
@@ -182,13 +184,13 @@ def _names_in(directory: str) -> Sequence[str]:
         if time.time_ns() - changed_ns < _UNSETTLED_NS:
             return sorted(os.listdir(directory))
         return _listing(directory, changed_ns)
-    except (OSError, ValueError):  # a prefix that cannot be a path, too
+    except (OSError, ValueError):  # ValueError: the prefix cannot be a path
         return ()
 
 
 @functools.lru_cache(maxsize=1)
 def _listing(directory: str, changed_ns: int) -> Sequence[str]:
-    del changed_ns  # only keeps listings apart
+    del changed_ns  # the parameter is only a key of the cache
     return sorted(os.listdir(directory))
 
 
@@ -224,7 +226,7 @@ def _take_ring(header: bytes, data: bytes, content: RingContent) -> None:
 
 
 _RECORD_BYTES = schema.RECORD_DTYPE.itemsize
-#: A file with a larger capacity is not commprof's: the recorder's rings have 16384 records.
+#: A file with a larger capacity is not commprof's: the recorder's rings hold 16384 records.
 _LARGEST_CAPACITY = 1 << 20
 
 
@@ -234,14 +236,14 @@ class _Open:
 
     fd: int
     capacity: int
-    #: Number of the next record to read, on the same count as the ring's head.
+    #: Index of the next record to read, counted as the ring's head counts.
     next: int
 
 
 class RingTail:
     """Reader of one process's newest records. Not thread-safe; close it after use.
 
-    Files stay open, so records that a process pushed before it removed its rings are still read.
+    Files stay open, so that records pushed before the process removed its rings are still read.
     """
 
     def __init__(self, ring_prefix: str, session: int) -> None:
@@ -283,7 +285,8 @@ class RingTail:
             return
         header = os.pread(fd, schema.RING_HEADER_BYTES, 0)
         capacity = ring_capacity(header, self._session, os.fstat(fd).st_size)
-        if not 0 < capacity <= _LARGEST_CAPACITY:  # foreign, or just being made
+        # a file that is not commprof's, or that is just being made
+        if not 0 < capacity <= _LARGEST_CAPACITY:
             os.close(fd)
             return
         self._rings[path] = _Open(fd, capacity, 0)
@@ -301,7 +304,8 @@ class RingTail:
             if len(piece) < run * _RECORD_BYTES:
                 return np.empty(0, schema.RECORD_DTYPE)
             data += piece
-        # The thread may have gone on: drop slots that it overwrote, or may be writing now.
+        # The thread may have gone on: drop slots that it has overwritten, or may be overwriting
+        # now.
         valid = max(begin, _head(ring) - ring.capacity + 1)
         if ring.next:
             self.missed += max(min(valid, head) - ring.next, 0)

@@ -1,7 +1,7 @@
 """The trace format in Python: layouts, codes and names.
 
 The codes are made from the C++ headers (``codes.py``). The metadata of a trace hold the names of
-its codes; codes are only ever appended, so the codes here are right for older traces too.
+its codes; new codes are only appended, so that the codes here are also valid for older traces.
 
 Kinds of records, and the fields that each uses besides ``timestamp_ns`` (when it happened, or
 began), ``kind`` and ``thread``; the other fields are 0:
@@ -114,7 +114,8 @@ RING_MAGIC: Final = b"CPRING01"
 FILE_HEADER: Final = struct.Struct("<8sIIQQ")
 #: magic, block type, payload_bytes, crc32 of the payload, reserved
 BLOCK_HEADER: Final = struct.Struct("<IIQII")
-#: magic, record_bytes, pid, capacity, session; then head, tail, dropped, each on its own cache line
+#: magic, record_bytes, pid, capacity, session. After these come head, tail and dropped, each on its
+#: own cache line
 RING_HEADER: Final = struct.Struct("<8sIIQQ")
 RING_HEADER_BYTES: Final = 256
 RING_HEAD_OFFSET: Final = 64
@@ -122,7 +123,7 @@ RING_TAIL_OFFSET: Final = 128
 RING_DROPPED_OFFSET: Final = 192
 
 
-#: Bytes of an element, by the names of torch's types (``c10::ScalarType``).
+#: Number of bytes of an element, by the name of its type in torch (``c10::ScalarType``).
 ELEMENT_BYTES: Final = {
     **dict.fromkeys(("Byte", "Char", "Bool"), 1),
     **dict.fromkeys(("Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz", "Float8_e5m2fnuz"), 1),
@@ -155,8 +156,8 @@ def comes_before(seq: int, other: int) -> bool:
     return seq != other and (other - seq) % 2**32 < 2**31
 
 
-#: Codes of the operations with a root, of messages, and of both: in these, a rank may be done
-#: before another rank has arrived.
+#: Codes of operations with a root, of messages, and of both together. In these operations a rank
+#: may be done before another rank has arrived.
 ROOTED: Final = tuple(
     code for code, awaits in enumerate(codes.AWAITS) if awaits in ("tree", "ring", "root")
 )
@@ -165,14 +166,14 @@ SOME_WAIT: Final = (*ROOTED, *POINT_TO_POINT)
 
 KINDS: Final = tuple(kind.name.lower() for kind in Kind)
 PHASES: Final = tuple(phase.name.lower() for phase in Phase)
-#: Names of ``reduce_op``'s values, which are those of ``c10d::ReduceOp::RedOpType``.
+#: Names of the values of ``reduce_op``, which are the values of ``c10d::ReduceOp::RedOpType``.
 REDUCE_OPS: Final = (
     *("sum", "avg", "product", "min", "max"),
     *("band", "bor", "bxor", "premul_sum"),
 )
-#: Number of a replay that is not known.
+#: Index of a replay if it is not known.
 NO_REPLAY: Final = 0xFFFFFFFF
-#: ``reduce_op`` of collectives in recordings that do not say which reduction it was.
+#: Value of ``reduce_op`` in recordings that do not name the reduction.
 UNKNOWN_REDUCE_OP: Final = 255
 
 

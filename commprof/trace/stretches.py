@@ -45,7 +45,7 @@ def union(*some: Stretches) -> Stretches:
 
 
 def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
-    """Removes overlaps, giving each to the interval that began first.
+    """Removes overlaps; each overlap stays in the interval that began first.
 
     Returns:
         For each remaining interval, its row in the input and the interval itself.
@@ -59,7 +59,10 @@ def each_once(begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Stretches]:
 
 
 def rows_within(some: Stretches, others: Stretches) -> tuple[Ints, Stretches]:
-    """Intersects two sets of intervals; returns each piece's row in ``some``, and the pieces."""
+    """Intersects two sets of intervals.
+
+    Returns the resulting pieces, and for each piece its row in ``some``.
+    """
     first = np.searchsorted(others.end_ns, some.begin_ns, side="right")
     last = np.searchsorted(others.begin_ns, some.end_ns, side="left")
     count = np.maximum(0, last - first)
@@ -85,7 +88,7 @@ def gaps(others: Stretches) -> Stretches:
 
 
 def between(moments_ns: Ints) -> Stretches:
-    """Returns intervals that together cover all time and meet at these moments."""
+    """Returns adjacent intervals that cover all time; these moments are their borders."""
     moments_ns = np.unique(moments_ns)
     return Stretches(np.concatenate(([-_EVER], moments_ns)), np.concatenate((moments_ns, [_EVER])))
 
@@ -102,7 +105,7 @@ def covered(
     first_ns: Ints,
     last_ns: Ints,
 ) -> npt.NDArray[np.float64]:
-    """Returns how much of each window from ``first_ns`` to ``last_ns`` the intervals cover.
+    """Returns how much of each window, from ``first_ns`` to ``last_ns``, the intervals cover.
 
     Each interval counts with its length in ns or, if ``amount`` is given, with its amount, which is
     spread evenly over the interval.
@@ -145,7 +148,7 @@ def _reached(
     """Returns a function that gives the intervals' length or amount up to each moment."""
     held = (end_ns - begin_ns).astype(np.float64) if amount is None else amount
     total = np.cumsum(held)
-    # Times count from the first one: a float cannot hold ns since 1970 exactly.
+    # Times count from the first time: a float cannot hold ns since 1970 exactly.
     since_ns = np.stack([begin_ns, end_ns], axis=1).ravel() - begin_ns[0]
     reached = np.stack([total - held, total], axis=1).ravel()
     return lambda moments_ns: np.interp(moments_ns - begin_ns[0], since_ns, reached)

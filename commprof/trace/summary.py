@@ -7,8 +7,8 @@ is an object of ``count``, ``sum``, ``min``, ``max`` and ``buckets``: for each b
 empty, its distance from the previous non-empty bucket (the first: from bucket 0), and its count. At
 most 255 combinations of operation, group and size class are kept; further ones, and the rarest if
 the block gets too long, are added up in an entry of the same ``op`` whose ``group`` and
-``size_class`` are 0. If the block is then still too long, the rarest operations are added up in
-such an entry whose ``op`` is 0, where older versions added up all of these.
+``size_class`` are 0. If the block is then still too long, the rarest operations are added up in an
+entry whose ``op`` is 0 too. Older versions added up all further combinations in that entry.
 
 This module also computes quantiles, means and sums of these histograms. The buckets are those of
 ``csrc/always_on/summary/histogram.h`` (HdrHistogram's): 64 of equal width for each power of two. A
@@ -35,7 +35,8 @@ from commprof.trace.found_steps import DECLARED, SOURCES
 
 Ints = npt.NDArray[np.int64]
 
-#: Buckets of a histogram; ``csrc/always_on/summary/histogram.h`` gives each value its bucket.
+#: Number of buckets of a histogram; ``csrc/always_on/summary/histogram.h`` assigns values to
+#: buckets.
 BUCKETS = PER_OCTAVE * OCTAVES
 
 
@@ -44,11 +45,11 @@ class Histogram:
     """Histogram of times."""
 
     count: int
-    #: Exact, like the next two.
+    #: Exact, like the next two fields.
     sum_ns: int
     min_ns: int
     max_ns: int
-    #: Numbers of the buckets that are not empty, in order, and how many values each holds.
+    #: Indices of the buckets that are not empty, in order; and how many values each of them holds.
     buckets: Ints
     counts: Ints
 
@@ -61,8 +62,8 @@ class OperationSummary:
     op: int
     #: ``id`` of the group; 0 for the sum of several groups or size classes.
     group: int
-    #: Number n of bits of the larger of input and output size: 0 for no bytes, else for 2**(n-1) to
-    #: 2**n - 1 bytes; 0 also for a sum of several size classes.
+    #: Number n of bits of the larger of input and output size: class n holds sizes from 2**(n-1) to
+    #: 2**n - 1 bytes, class 0 holds size 0. 0 also stands for a sum of several size classes.
     size_class: int
     #: Number of operations issued.
     count: int
@@ -74,17 +75,18 @@ class OperationSummary:
     unfinished: int
     #: Times from issue to completion.
     duration: Histogram
-    #: Times in ``Work.wait`` of the waits that blocked.
+    #: Times spent in ``Work.wait`` by waits that blocked.
     wait: Histogram
-    #: Times from this rank's issue to that of the last rank, if the last rank became known.
+    #: Times from this rank's issue to the last rank's issue, for operations whose last rank is
+    #: known.
     until_last: Histogram
-    #: Times from the last rank's issue to completion, of the same operations.
+    #: Times from the last rank's issue to completion, for the same operations.
     transfer: Histogram
 
 
 @dataclass(frozen=True)
 class LastRank:
-    """How often ``rank`` issued an operation last, and how long after the summary's own rank.
+    """How often ``rank`` issued an operation last, and how long after the summary's rank.
 
     The summary's own rank, "this rank" below, is the rank that wrote the summary. It takes part in
     all of these operations. Only this rank and the ranks that it needs are compared: those that
@@ -115,13 +117,14 @@ class SummarisedLinks:
 
     #: 1 if the host's clock was compared with rank 0's, or is the same; else 0.
     clock: int
-    #: Number of other hosts that this host exchanges arrivals with, and that are in the tree.
+    #: Number of other hosts with which this host exchanges arrivals; the next field is the number
+    #: of other hosts in the tree.
     peers: int
     heard: int
     #: Number of datagrams that could not be sent.
     unsent: int
-    #: Number of collectives for which the host had no room when it passed on their arrivals; 0 in
-    #: summaries of older versions.
+    #: Number of collectives whose arrivals the host did not pass on, because it had no room for
+    #: them; 0 in summaries of older versions.
     skipped: int = 0
 
 
@@ -129,37 +132,36 @@ class SummarisedLinks:
 class Summary:
     """Summary of one rank's records since its always-on mode began."""
 
-    #: Number of this summary; the summary with the highest number in a trace counts.
+    #: Sequence number of this summary; in a trace, the summary with the highest number counts.
     sequence: int
-    #: Mode when this was written, one of ``schema.MODES``.
+    #: Mode when the summary was written, one of ``schema.MODES``.
     mode: str
     begin_ns: int
     end_ns: int
     #: Number of records folded into the summary.
     records: int
-    #: Number of records lost before they could be folded in.
+    #: Number of records that were lost before they could be folded into the summary.
     dropped: int
     #: Number of completions and waits without a recorded issue.
     unmatched: int
     #: Number of operations counted in sums of several groups or size classes.
     moved: int
-    #: Length and exposed time of each complete step but the first.
+    #: Lengths of all complete steps except the first; the next field has their exposed times.
     steps: Histogram
     exposed: Histogram
-    #: By ``schema.Phase``: time per step without the exposed time in the phase.
+    #: By ``schema.Phase``: time of the phase per step, without the exposed time in it.
     phases: tuple[Histogram, ...]
-    #: Number of operations whose last rank became known, of operations whose last rank did not, and
-    #: of steps whose waiting could therefore not be split.
+    #: Three numbers: of operations whose last rank is known, of operations whose last rank is not
+    #: known, and of steps whose waiting could therefore not be split.
     arrivals_known: int
     arrivals_unknown: int
     unsplit_steps: int
-    #: Bound on the clock error of the last arrival, for each collective between hosts whose last
-    #: arrival is known.
+    #: Bounds on the clock error of last arrivals, for collectives between hosts.
     arrival_clock_error: Histogram
     hosts: SummarisedLinks
-    #: Exposed time before and after the arrival that ended the waiting, of each step except the
-    #: first, the steps in ``unsplit_steps``, and the steps of the last seconds, whose arrivals may
-    #: still come.
+    #: Exposed time per step before and after the arrival that ended the waiting. Not included are
+    #: the first step, the steps in ``unsplit_steps``, and steps of the last seconds, whose arrivals
+    #: may still come.
     exposed_wait: Histogram
     exposed_transfer: Histogram
     last: tuple[LastRank, ...]
@@ -171,14 +173,14 @@ class Summary:
     #: Part of ``arrivals_unknown`` from groups that had no place in the shared memory; 0 in
     #: summaries of older versions.
     arrivals_without_place: int = 0
-    #: Part of ``arrivals_unknown`` that depends on arrivals of single ranks in groups of more than
-    #: 256 ranks, which hosts do not send each other; 0 in summaries of older versions.
+    #: Part of ``arrivals_unknown`` in groups of more than 256 ranks that needs arrivals of single
+    #: ranks, which hosts do not send each other for such groups; 0 in summaries of older versions.
     arrivals_unlisted: int = 0
-    #: Part of ``arrivals_known`` for which ranks of other hosts were not seen, so that one of those
-    #: may have come last; 0 in summaries of older versions.
+    #: Part of ``arrivals_known`` for which ranks of other hosts were not seen, so that an unseen
+    #: rank may have come last; 0 in summaries of older versions.
     arrivals_partial: int = 0
-    #: Number of operations whose last rank is not in ``last``, which holds the 1,024 costliest, and
-    #: the sum of the waits for these ranks; 0 in summaries of older versions.
+    #: Number of operations whose last rank is not in ``last`` (which holds the 1,024 costliest
+    #: ranks), and the sum of the waits for these ranks; 0 in summaries of older versions.
     last_others_count: int = 0
     last_others_wait_ns: int = 0
     #: Sum of the exposed times of the steps in ``unsplit_steps``; None in summaries of older
@@ -199,9 +201,12 @@ def read_summary(payload: memoryview) -> Summary:
 
 
 def read_newest(payloads: Sequence[memoryview], after: Summary | None) -> Summary | None:
-    """Reads the summary with the highest number of some blocks; the others are not checked.
+    """Of some summary blocks, reads the one with the highest sequence number.
 
-    Returns None if no number is above that of ``after``. Raises as :func:`read_summary`.
+    The others are not checked.
+
+    Returns None if no number is higher than that of ``after``. Raises the same errors as
+    :func:`read_summary`.
     """
     newest = max(payloads, key=_number_of)
     if after is not None and _number_of(newest) <= after.sequence:
@@ -209,7 +214,8 @@ def read_newest(payloads: Sequence[memoryview], after: Summary | None) -> Summar
     return read_summary(newest)
 
 
-#: How the recorder begins a summary, so that an older one need not be read to be left out.
+#: The first characters of a summary, as the recorder writes them: they suffice to skip an older
+#: summary.
 _BEGIN = re.compile(rb'\{"sequence": ?([0-9]{1,19}),')
 
 
@@ -220,7 +226,7 @@ def _number_of(payload: memoryview) -> int:
 
 def _document(payload: memoryview) -> Any:
     try:
-        return json.loads(bytes(payload).rstrip())  # most of a block is spaces
+        return json.loads(bytes(payload).rstrip())  # most of a block consists of spaces
     except RecursionError:
         raise ValueError("JSON nested too deep") from None
 
@@ -328,8 +334,8 @@ def _histogram(value: object, where: str) -> Histogram:
     """Reads a histogram.
 
     Its list ``buckets`` holds two numbers per bucket: the distance from the previous bucket (of the
-    first one, from bucket 0), and the count. Most have few buckets, so that Python's own integers,
-    which do not overflow, are checked faster than arrays.
+    first one, from bucket 0), and the count. Most histograms have few buckets: then Python's own
+    integers, which do not overflow, are checked faster than arrays.
     """
     numbers = _list(value, "buckets")
     if not _are_whole(numbers) or len(numbers) % 2:
@@ -365,8 +371,8 @@ def _whole(value: object, name: str) -> int:
 def _are_whole(values: list[Any]) -> bool:
     """True if all are whole numbers from 0 to 2**63 - 1.
 
-    The types are checked all at once: a summary holds thousands of numbers, and a job thousands of
-    summaries.
+    All types are checked at once, because a summary holds thousands of numbers and a job has
+    thousands of summaries.
     """
     if not values:
         return True

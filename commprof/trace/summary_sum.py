@@ -1,7 +1,7 @@
 """Adds up the summaries of several ranks, and writes a summary in few bytes.
 
-The sum is a summary like those of :mod:`commprof.trace.summary`: of steps, operations and waiting
-it holds the totals of all ranks, so ``steps.count`` is the number of steps of all ranks together.
+The sum has the form of a rank's summary (:mod:`commprof.trace.summary`). It holds the totals of all
+ranks: ``steps.count``, for example, is the number of steps of all ranks together.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from commprof.trace.summary import (
     merged_histogram,
 )
 
-#: Largest number of blocks of waiting in a sum, of their cells, and of ranks that were waited for.
+#: Largest numbers in a sum: of blocks of waiting, of their cells, and of ranks that were waited
+#: for.
 _MOST_BLOCKS: Final = 128
 _MOST_CELLS: Final = 512
 _MOST_RANKS: Final = 512
-#: If there are more cells, only so many ranks keep a cell for each block.
+#: If there are more cells, only this many ranks keep a cell for each block.
 _COSTLIEST: Final = 32
 #: Largest number of ranks in a sum that have figures on how often they came last.
 _MOST_LAST: Final = 64
@@ -102,7 +103,7 @@ def _links(summaries: Sequence[Summary]) -> SummarisedLinks:
 
 
 def _last(summaries: Sequence[Summary]) -> tuple[tuple[LastRank, ...], LastRank]:
-    """Returns the costliest ranks that came last, and the sum of the others under rank 0."""
+    """Of the ranks that came last, returns the costliest; the sum of the others is under rank 0."""
     count: dict[int, int] = {}
     wait_ns: dict[int, int] = {}
     for summary in summaries:
@@ -122,8 +123,8 @@ def summed_waits(parts: Sequence[WaitedFor]) -> WaitedFor:
     If there are too many, only the ranks that were waited for longest keep their blocks, because
     the test of a late rank against chance needs blocks; each other rank has one cell, in the block
     in which it was waited for longest. Then neighbouring blocks are joined until few cells are
-    left. If more than ``_MOST_RANKS`` ranks were waited for, those of the shortest waits are left
-    out.
+    left. If more than ``_MOST_RANKS`` ranks were waited for, the ranks with the shortest waits are
+    left out.
     """
     block_ns = max(part.block_ns for part in parts)
     blocks = [part.cells[:, 0] * part.block_ns // block_ns for part in parts]
@@ -166,7 +167,7 @@ def _cells(block: Ints, rank: Ints, waited: Ints) -> Ints:
 
 
 def _operations(operations: Iterable[OperationSummary]) -> Iterator[OperationSummary]:
-    """Yields an entry for each operation, group and size class; the costliest first."""
+    """Yields an entry for each operation, group and size class, the costliest entries first."""
     parts: dict[tuple[int, int, int], list[OperationSummary]] = {}
     for entry in operations:
         parts.setdefault((entry.op, entry.group, entry.size_class), []).append(entry)
@@ -194,8 +195,8 @@ def _joined(key: tuple[int, int, int], parts: Sequence[OperationSummary]) -> Ope
 def shortened(summary: Summary, most: int) -> Summary:
     """Returns a sum with ``most`` entries of operations; the others are added up by operation.
 
-    Operations so added up count in ``moved``, as in a rank's own summary; if even these entries
-    are too many, the rarest are one entry of operation 0.
+    Operations that are added up count in ``moved``, as in a rank's own summary. If there are still
+    too many entries, the rarest become one entry of operation 0.
     """
     kept, rest = summary.operations[:most], summary.operations[most:]
     moved = sum(entry.count for entry in rest if entry.group)
@@ -210,7 +211,7 @@ def _without_group(operation: OperationSummary, op: int) -> OperationSummary:
 
 
 def coarser(summary: Summary, times: int) -> Summary:
-    """Returns a summary whose histograms have buckets ``times`` as wide."""
+    """Returns a summary whose histograms have buckets that are ``times`` as wide."""
 
     def wider(histogram: Histogram) -> Histogram:
         buckets, row = np.unique(histogram.buckets // times * times, return_inverse=True)

@@ -1,7 +1,7 @@
 """Starts capture in a script that does not use commprof itself.
 
-Two entry points lead here: ``sitecustomize.py`` next to this file, which a launcher puts first on
-PYTHONPATH, and ``commprof.wrap``. Neither imports torch; the script may do so later. This file
+Two entry points use this file: ``sitecustomize.py`` in the same folder, which a launcher puts first
+on PYTHONPATH, and ``commprof.wrap``. Neither imports torch; the script may do so later. This file
 imports commprof's other modules only when capture starts: every Python process of a job runs this
 file, including processes that never train.
 """
@@ -99,11 +99,10 @@ def arm(directory: str) -> None:
 
 
 def explain(directory: str, always: bool = False) -> None:
-    """Makes this process, if it records nothing, print the reason when it ends.
+    """If this process records nothing, makes it print the reason when it ends.
 
-    Of several ranks only rank 0 prints. A process without a rank from a launcher may be one
-    that only starts the ranks; it prints only if it trained and no other process has recorded
-    meanwhile.
+    Of several ranks only rank 0 prints. A process that has no rank from a launcher may only start
+    the ranks. It prints only if it trained itself and no other process has recorded meanwhile.
 
     Args:
         directory: directory of the traces; the reason also goes to a file in it.
@@ -128,7 +127,7 @@ class _Seen:
 
 
 def _speaks(directory: str, always: bool, begin_s: float) -> bool:
-    """True if it is this process that prints that nothing was recorded."""
+    """True if this process is the one that prints that nothing was recorded."""
     if not (always or "RANK" in os.environ or _trained()):
         return False
     _make_importable()
@@ -188,7 +187,7 @@ def _say_why(directory: str) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """One-time import hook: lets other finders load one module, then calls ``then`` with it."""
+    """One-time import hook: lets other finders load a module, then passes it to ``then``."""
 
     def __init__(self, then: Callable[[ModuleType], None]) -> None:
         self._then = then
@@ -322,7 +321,7 @@ def _start(directory: str, group: Any = None) -> None:
         if group is not None:
             note_group(group)
         watch_exits()
-        profiler.says_end = control_path(job).parent == job  # else `commprof run` prints
+        profiler.says_end = control_path(job).parent == job  # otherwise `commprof run` prints it
         allow_tracer(settings.tracer)
         watch_as_asked(job, settings.watchdog)
         if settings.metrics:

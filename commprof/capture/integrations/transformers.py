@@ -23,9 +23,10 @@ except ModuleNotFoundError as error:
 class CommprofCallback(TrainerCallback):
     """Records the communication of ``Trainer.train``, with one step per update.
 
-    ``trainer.add_callback(CommprofCallback(trainer))``: callbacks are not given the wrapped model,
-    so this one takes it from the trainer. Evaluation and checkpoints between two updates belong to
-    the step that follows. Each time the trainer logs, figures are logged under ``commprof/...``.
+    Use ``trainer.add_callback(CommprofCallback(trainer))``. Callbacks are not given the wrapped
+    model, so this callback takes the model from the trainer. Evaluation and checkpoints between two
+    updates belong to the step that follows. Each time the trainer logs, figures are logged under
+    ``commprof/...``.
     """
 
     def __init__(self, trainer: Any, directory: str | Path = DIRECTORY) -> None:

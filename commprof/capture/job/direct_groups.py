@@ -59,7 +59,7 @@ def note_group(group: Any) -> None:
     """Gives a token to a group without a name, for the group's description in the trace.
 
     Does nothing for groups of one rank, for groups that ``init_process_group`` and ``new_group``
-    make, which get a name, and if the group has no store or its store fails.
+    make, which get a name. Also does nothing if the group has no store or its store fails.
     """
     if _native.native is None or group.size() < 2 or _made_by_c10d():
         return

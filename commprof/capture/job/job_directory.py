@@ -1,4 +1,4 @@
-"""Chooses the directory of a job's traces, and the place of its ring buffers ("rings").
+"""Chooses the directory of a job's traces, and the location of its ring buffers ("rings").
 
 Several jobs may be started with the same directory. The first job writes into that directory, the
 next jobs into its subdirectories ``job_2``, ``job_3`` and so on. Rank 0 chooses the first of these
@@ -30,10 +30,11 @@ _KEY = "commprof/job_directory"
 #: How long a rank waits for rank 0's choice before it records to the given directory.
 _PATIENCE = timedelta(seconds=10)
 _MOST_JOBS = 1_000
-#: Variables in which a launcher identifies a job and its rendezvous; file that holds their values.
+#: Variables in which a launcher identifies a job and its rendezvous, and the file that holds their
+#: values.
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
 _LAUNCH_FILE = "launch.txt"
-#: A rank that has made this file writes it within this time.
+#: A rank that has made this file fills it within this time.
 _WRITES_WITHIN_S = 2.0
 
 #: Traces made by `_take` that no profiler has opened yet.
@@ -49,7 +50,8 @@ def agree(directory: Path) -> Path:
     """Agrees with the other ranks on the job's directory, and returns it.
 
     Call it on all ranks after ``init_process_group``, equally often on each. Without a default
-    group, ranks of a launcher choose the same directory by what the launcher says of their job.
+    group, ranks of one launcher choose the same directory by the variables in which the launcher
+    identifies their job.
 
     Raises:
         CommprofError: rank 0 cannot make a trace in the directory, or the environment variable
@@ -67,7 +69,7 @@ def agree(directory: Path) -> Path:
     rank = dist.get_rank()
     try:
         key = _next_key(store, rank)
-    except RuntimeError:  # the store is gone
+    except RuntimeError:  # the store no longer exists
         return directory
     if rank == 0:
         name = ""
@@ -86,9 +88,9 @@ def agree(directory: Path) -> Path:
 def _next_key(store: Any, rank: int) -> str:
     """Returns the key of the next answer of rank 0, which is the same on all ranks.
 
-    An answer must not be read again by a later call. The store may keep it for the whole job: that
-    of torchrun outlives process groups and restarted processes. So the key holds the attempt and
-    the number of the call, which the store counts for each rank.
+    An answer must not be read again by a later call. The store may keep the answer for the whole
+    job: torchrun's store outlives process groups and restarted processes. So the key holds the
+    attempt and the index of the call, which the store counts for each rank.
     """
     attempt = f"{_KEY}/attempt_{restart_count()}"
     return f"{attempt}/{store.add(f'{attempt}/calls_of_rank_{rank}', 1)}"
@@ -129,8 +131,9 @@ def _take(directory: Path, rank: int) -> str:
 def _take_by_launch(directory: Path, rank: int) -> str:
     """Makes this rank's trace next to those of the other ranks that the same launcher started.
 
-    The first of these ranks leaves a file with what the launcher calls the job. A later rank takes
-    the first directory whose file says the same, if its own trace is not in it yet.
+    The first of these ranks writes a file with the launcher's variables of the job. A later rank
+    takes the first directory whose file has the same content, if the rank's own trace is not in
+    that directory yet.
 
     Returns the name ``job_N``; empty for ``directory`` itself.
     """
@@ -155,7 +158,7 @@ def _is_of_this_launch(place: Path) -> bool:
     own, path = " ".join(os.environ.get(name, "") for name in _LAUNCH), place / _LAUNCH_FILE
     try:
         place.mkdir(parents=True, exist_ok=True)
-        # Ranks with such a file make it before their traces.
+        # Ranks that write such a file make it before their traces.
         if any(place.glob("rank_*.trace")) and not path.exists():
             return False
         with open(path, "x") as file:
@@ -204,7 +207,7 @@ def beside_other_replicas(path: Path) -> Path:
 
     Replicas that separate launchers start, as torchft's, all are rank 0 of 1. If a process still
     records to the directory of ``path``, or to a ``job_N`` in it, this process takes a ``job_N`` of
-    its own there, also if it is a replica that was killed and started again. Otherwise ``path``
+    its own there. A replica that was killed and started again does so too. Otherwise ``path``
     belongs to an earlier job, and is returned for :func:`claim` to refuse.
     """
     alone = not dist.is_initialized() and rank_and_world_size()[1] == 1
@@ -268,7 +271,7 @@ def ring_prefix() -> str:
 
 
 def own_rings(prefix: str, path: Path, session: int, metadata: dict[str, Any]) -> None:
-    """Writes a file that names the process and the trace of this process's rings.
+    """Writes a file that names the process that owns the rings, and its trace.
 
     The host's first rank also removes this user's old rings whose process and trace are both gone.
     ``prefix`` is a result of ``ring_prefix``; ``path``, ``session`` and ``metadata`` are the

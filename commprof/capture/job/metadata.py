@@ -42,9 +42,9 @@ def _backend() -> str:
 def script_path() -> str:
     """Absolute path of the file that this process runs; empty if there is none, or not found."""
     file = str(getattr(sys.modules.get("__main__"), "__file__", None) or "")
-    # runpy leaves a relative path as it is, and the script may have changed its working folder; the
-    # first folder on the path of imports is then that of the script.
-    # It is "" if Python was given no script, and then not a script's.
+    # runpy leaves a relative path unchanged, and the script may have changed its working folder.
+    # The first entry of sys.path is then the script's folder; it is "" if Python was given no
+    # script.
     folder = sys.path[0] if sys.path else ""
     paths = [os.path.abspath(file)]
     if folder:

@@ -10,8 +10,8 @@ from commprof.trace.run.endings import rank_and_attempt
 if TYPE_CHECKING:
     from commprof.monitor.observer import Observer
 
-#: Age at which records count as complete. The caller has flushed, but other threads may still
-#: record the completions of the newest collectives.
+#: Records older than this count as complete. The caller has flushed, but other threads may still
+#: record completions of newer collectives.
 _SETTLED_NS = 10_000_000
 
 

@@ -22,10 +22,10 @@ from commprof import _native
 from commprof.address import own_address
 from commprof.capture.job.metadata import clock_identity
 
-#: How long the start of capture waits for another rank's entry in the store.
+#: How long capture waits at its start for another rank's entry in the store.
 _WAIT_S = 0.5
 _POLL_S = 0.01
-#: Least time between two tries at the ends of steps, and the largest number of such tries: each try
+#: Least time between two tries at the ends of steps, and the largest number of such tries. Each try
 #: costs an exchange with the store.
 _LATER_S = 0.1
 _LOOKS = 100
@@ -126,7 +126,7 @@ class ClockLink(StoreLink):
 
 
 def _open_clock_server(store: Any, world_size: int) -> dict[str, Any]:
-    """Starts rank 0's clock server; returns how to reach it, with port 0 if it did not start."""
+    """Starts rank 0's clock server; returns its address, with port 0 if it did not start."""
     server = {"address": "", "port": 0, "token": 0, "clock": clock_identity()}
     try:
         address = own_address(store)
@@ -192,7 +192,7 @@ class _BoardRendezvous:
         self._host_prefix = "commprof_arrivals/" + "/".join(identity)
         self._is_first: bool | None = None
         self._has_board = False
-        #: Hosts (numbered from 1) whose addresses this rank has yet to read from the store.
+        #: Indices (from 1) of hosts whose addresses this rank has yet to read from the store.
         self._parents: list[int] = []
 
     def agreed(self) -> bool:
@@ -226,7 +226,7 @@ class _BoardRendezvous:
         """Starts sharing arrivals with other hosts.
 
         Writes this host's address into ``job``, the store that the ranks of all hosts share.
-        Returns this host's number, counted from 1; 0 on failure.
+        Returns this host's index, from 1; 0 on failure.
         """
         number = int(job.add("hosts", 1))
         here = {"address": "", "port": 0, "token": secrets.randbits(63) | 1}
@@ -254,10 +254,10 @@ class _BoardRendezvous:
 def possible_parents(host: int) -> list[int]:
     """Returns the hosts to which a host may send its arrivals, the best first.
 
-    Hosts are numbered from 1 in a tree in which each has at most 16 children. A host sends to its
-    parent. If the parent does not answer, the host sends to the parent's parent, and so on up to
-    the root, and then to the root's stand-ins. All of these have lower numbers, and so exist
-    already. Host 1 sends to none; for 0 (no host) the result is empty too.
+    Hosts have indices from 1 in a tree in which each host has at most 16 children. A host sends to
+    its parent. If the parent does not answer, the host sends to the parent's parent, and so on up
+    to the root, and then to the root's stand-ins. All of these have lower indices, and so exist
+    already. Host 1 is the root; for it, and for 0 (no host), the result is empty.
     """
     above = []
     number = host

@@ -22,8 +22,9 @@ def attach_every_model(compressor: str) -> None:
     """Attaches a new compressor to each DDP model that is made later.
 
     If the script registers a hook later, the hook replaces the compressor in that model, and
-    commprof reports this on stderr. A model that cannot have the compressor trains without it, on
-    all its ranks, and the first of them says why: attaching fails on all ranks or on none.
+    commprof reports this on stderr. If a model cannot have the compressor, it trains without the
+    compressor on all of its ranks, and the first of these ranks prints why: attaching fails on all
+    ranks or on none.
 
     Args:
         compressor: text that ``commprof.compressors.parse`` accepts.

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 _NOTHING = object()
-#: Replacements that stayed in place after their capture, by identity, with what they replaced.
+#: Replacements that stayed in place after their capture: by identity, each with the function that
+#: it replaced.
 _left: dict[int, tuple[Any, Any]] = {}
 
 

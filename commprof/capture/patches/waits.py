@@ -1,19 +1,19 @@
 """Python patches for waits that the native module cannot see, and for attributes of Works.
 
 ``work.get_future().wait()`` and ``torch.futures.wait_all``: the native module times a Work's
-``wait``, but the future inside is torch's own, which C++ cannot distinguish from other futures. So
-the Work's Python methods tell which futures are a collective's, and the futures' Python methods
-report the waits. Their results and exceptions stay the same. A rank that has left the loop of
-``ddp.join()`` early takes part in the other ranks' all-reduces, and waits for futures that DDP's
-reducer made; so the reducer's method tells which they are.
+``wait``. But the future in the Work is torch's own, and C++ cannot distinguish it from other
+futures. So the Work's Python methods tell which futures are a collective's, and the futures' Python
+methods report the waits. Their results and exceptions stay the same. A rank that has left the loop
+of ``ddp.join()`` early takes part in the other ranks' all-reduces, and waits for futures that DDP's
+reducer made. So a patch of the reducer's method tells which futures these are.
 
 ``stream.wait_event`` and ``stream.wait_stream``: the native module times the wait if a ``Work``
-makes a device's stream wait. FSDP2 issues its collectives on streams of its own, records an event
-after them, and makes the compute stream wait for that event, without a Work. So the events'
-Python methods report that wait. ``record`` stores in the event which collective the stream ran or
-waited for last. A later wait for the event is reported as a wait for this collective. Nothing is
-reported if there was no collective before the event, or if a wait for the collective was reported
-before.
+makes a device's stream wait. FSDP2 makes a stream wait without a Work: it issues its collectives on
+streams of its own, records an event after them, and makes the compute stream wait for the event. So
+the events' Python methods report that wait. ``record`` stores in the event which collective the
+stream ran or waited for last. A later wait for the event is reported as a wait for this collective.
+Nothing is reported if there was no collective before the event, or if a wait for the collective was
+reported before.
 
 Attributes of Works: while capture runs, scripts get a Work of the native module, which times waits.
 This native Work holds the backend's Work. All of c10d's methods go through the native Work; any
@@ -172,12 +172,12 @@ def _timed_finalisation(original: Callable[..., Any], marks: Any) -> Any:
     return finalize_backward
 
 
-#: Attribute of an event that holds the collective it was recorded after.
+#: Attribute of an event that holds the collective before the event.
 _BEHIND = "_commprof_behind"
 
 
 class StreamWaits:
-    """Patches of the methods that record an event on a stream, or make a stream wait for one."""
+    """Patches of the methods that record an event on a stream, or let a stream wait for it."""
 
     def __init__(self) -> None:
         """Makes the list of patches; nothing is replaced yet."""

@@ -1,8 +1,8 @@
 """``--config FILE``: options of a command from a YAML file; the command line overrides them.
 
 A key is an option's name without its leading dashes; the command's parser defines the keys and
-their types. A value is the text of a YAML scalar, converted as on the command line: `mode: off` is
-the word `off`, not False, and no YAML tag can construct a Python object.
+their types. A value is the text of a YAML scalar, and is converted as on the command line. So
+`mode: off` is the word `off`, not False, and no YAML tag can construct a Python object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_BYTES = 1 << 20
 _LISTS = ("world_sizes", "strategy", "trial")
 #: Options that read NAME:key=value,...; a file may give {NAME: {key: value}}.
 _SPECS = ("workload", "hook", "strategy", "trial")
-#: Pairs of options: if one is on the command line, the other one in the file is ignored.
+#: Pairs of options: if one is on the command line, the other is ignored if it is in the file.
 RIVALS = (
     *(("steps", "epochs"), ("nproc", "world_sizes")),
     *(("hook", "trial"), ("bucket_cap_mb", "trial"), ("fsdp", "trial")),
@@ -186,7 +186,8 @@ def _spec(where: str, node: Node) -> str:
     If ``node`` is a list, its items are joined by commas.
     """
     if node.id == "sequence":
-        # No list within a list: by a YAML alias, a list may contain itself, and would have no end.
+        # A list within a list is not allowed: through a YAML alias, a list may contain itself, and
+        # would have no end.
         items = [item if item.id == "mapping" else _text(where, item) for item in node.value]
         return ",".join(item if isinstance(item, str) else _spec(where, item) for item in items)
     words = []
@@ -215,7 +216,7 @@ def _text(where: str, node: Node) -> str:
 
 
 def _check_plain(where: str, node: Node) -> None:
-    """Raises UsageError for a tag other than those of plain values."""
+    """Raises UsageError for a tag that is not of a plain value."""
     plain = ("str", "int", "float", "bool", "null", "timestamp", "seq", "map")
     if node.tag.removeprefix(_TAG) not in plain:
         raise UsageError(f"{where}: YAML tag {node.tag!r} given (allowed: plain values)")
@@ -232,7 +233,7 @@ def _kind(node: Node) -> str:
 def merged(
     given: argparse.Namespace, values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns the file's options, to serve as defaults, and the script's arguments.
+    """Returns the file's options, which become defaults, and the script's arguments.
 
     If one option of a pair in ``RIVALS`` is on the command line, the file's value of the other one
     is left out. A script on the command line, with its arguments, replaces the file's script or
@@ -257,7 +258,7 @@ def merged(
 
 
 def _replaced(given: argparse.Namespace) -> tuple[str, ...]:
-    """Names the options of a file that a script or workload on the command line replaces."""
+    """Returns the file's options that a script or workload on the command line replaces."""
     if getattr(given, "script", None) is not None:
         # imported here because reports do not need it
         from commprof.launch.target import WORKLOAD_OPTIONS

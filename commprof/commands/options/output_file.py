@@ -1,4 +1,4 @@
-"""Files that a command writes: checked before the command's work, and replaced atomically."""
+"""Checks output files before a command's work, and replaces them atomically after it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from commprof.invocation import quoted
 def writable_file(path: Path | None, option: str = "--json") -> Path | None:
     """Checks, before a command's work, that the file can be written; returns its path.
 
-    Creates the file if it does not exist. Raises UsageError if it cannot be written, or if it is a
-    device or pipe such as /dev/stdout, which the finished file would replace.
+    Creates the file if it does not exist. Raises UsageError if the file cannot be written. A device
+    or pipe such as /dev/stdout is refused too, because the finished file would replace it.
     """
     if path is not None:
         if is_a_device(path):
@@ -55,7 +55,9 @@ def writable_output(path: Path, force: bool) -> None:
 
 
 def write_output(path: Path, content: str | bytes) -> None:
-    """Writes the output, atomically if it is a file; if that fails, an older file is unchanged.
+    """Writes the output.
+
+    A file is written atomically, so that an older file stays unchanged if writing fails.
 
     Raises:
         UsageError: the disk is full, or the directory cannot be written to.

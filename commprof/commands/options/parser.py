@@ -102,7 +102,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, rest
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Converts a value; the error for a wrong number names no type of Python's."""
+        """Converts a value; the error message for a wrong number names no Python type."""
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError:
@@ -112,7 +112,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{arg_string!r} is not {number}") from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuses a value that is not among the choices, and names the nearest choice."""
+        """Refuses a value that is not among the choices, and names the most similar choice."""
         if action.choices is not None and value not in action.choices:
             names = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(

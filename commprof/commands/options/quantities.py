@@ -13,7 +13,7 @@ _Value = TypeVar("_Value")
 
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 #: Bytes/s of each unit: b and bit are bits, B is a byte. In small letters only ``gbps`` and
-#: ``gbit/s`` are read: with ``gb/s`` some mean gigabytes.
+#: ``gbit/s`` are accepted, because some people write ``gb/s`` for gigabytes.
 _BYTES_PER_S = {
     spelled + unit: factor * size_bytes
     for prefix, factor in _PREFIXES.items()

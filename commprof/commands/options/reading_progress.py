@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def reading_progress() -> Iterator[Callable[[int, int], None]]:
-    """Gives a function that draws the bytes read so far, of all bytes, if there is a terminal.
+    """Yields a function that draws a bar of the bytes read so far, if there is a terminal.
 
     Compressed files unpack to more than their size, so the bar may be full before the end.
     """

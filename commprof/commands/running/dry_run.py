@@ -1,4 +1,4 @@
-"""``commprof run --dry-run``: what would be launched, as text."""
+"""``commprof run --dry-run``: describes what would be launched."""
 
 from __future__ import annotations
 

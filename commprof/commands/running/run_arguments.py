@@ -191,8 +191,8 @@ def _add_what(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument(
         "--threads-per-rank",
         metavar="N|auto",
-        help="intra-op threads of each rank, the same at every world size; auto: the rank's part "
-        "of the cores at the largest world size (default: OMP_NUM_THREADS, or 1)",
+        help="intra-op threads of each rank, the same at every world size; auto: the rank's "
+        "share of the cores at the largest world size (default: OMP_NUM_THREADS, or 1)",
     )
     parser.add_argument(
         "--pin",
@@ -283,7 +283,7 @@ def _add_where(parser: argparse._ArgumentGroup) -> None:
         "--node-rank",
         type=int,
         metavar="N",
-        help="number of this machine, counted from 0; machine 0 prints the report (default: 0, or "
+        help="index of this machine, counted from 0; machine 0 prints the report (default: 0, or "
         "SLURM_NODEID if srun started one task per machine)",
     )
     parser.add_argument(

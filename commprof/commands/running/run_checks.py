@@ -146,7 +146,9 @@ def _check_fsdp(args: argparse.Namespace) -> None:
 
 
 def _predicted(args: argparse.Namespace, world_sizes: list[int]) -> BestPrediction | None:
-    """Returns the prediction to check; None if --check-prediction is not given.
+    """Returns the prediction that the run is compared with.
+
+    None if --check-prediction is not given.
 
     Raises UsageError if the world sizes or options differ from those of the prediction.
     """

@@ -1,4 +1,4 @@
-"""Files in which ``commprof run`` describes a run: ``run.json``, and options for repeating it."""
+"""Writes the files that describe a run: ``run.json``, and the options for repeating it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def save_config(directory: Path, args: argparse.Namespace, world_sizes: Sequence
         f"#   {repeating_command(directory / CONFIG_FILE, args.nnodes or 1)}\n"
     )
     text += yaml_text(effective_options(args, world_sizes))
-    # The path in the comment may hold bytes that are not UTF-8; the options have theirs escaped.
+    # The path in the comment may hold bytes that are not UTF-8; in options such bytes are escaped.
     keep_text(directory / CONFIG_FILE, text.encode(errors="backslashreplace").decode())
 
 
@@ -111,5 +111,5 @@ def _plain(value: Any) -> Any:
 
 
 def _user_directory(args: argparse.Namespace) -> Path:
-    """Returns the directory of the user's code: the script's, or the current one."""
+    """Returns the directory of the user's code: that of the script, or the current directory."""
     return Path(args.script).resolve().parent if args.script and not args.module else Path.cwd()

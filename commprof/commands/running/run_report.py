@@ -21,7 +21,7 @@ from commprof.trace.run.run_directory import CONFIG_FILE
 def show_run(
     directory: Path, json_file: Path | None, args: argparse.Namespace, width: int, failed: bool
 ) -> None:
-    """Prints the report and writes ``result.json``, also for a run that failed."""
+    """Prints the report and writes ``result.json``, even for a run that failed."""
     try:
         run = OpenedRun(directory)
         report = shown(run)

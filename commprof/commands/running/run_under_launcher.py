@@ -34,7 +34,7 @@ from commprof.workloads.strategies import listed_strategies
 
 #: Torch's gloo threads may abort a process that ends right after its last collective.
 _EXIT_PAUSE_S = 0.02
-#: Options that the ranks' launcher has decided, or would have to carry out; None if not given.
+#: Options that only the ranks' launcher can decide or carry out; their value is None if not given.
 _LAUNCHERS = ("nproc", "world_sizes", "nnodes", "node_rank", "watchdog")
 
 
@@ -70,7 +70,8 @@ def _lead(args: argparse.Namespace, given: LaunchedRank, word: StoreMessage) -> 
     try:
         run = _prepared(args, given)
     except CommprofError as error:
-        # Printed before the other ranks are told: once they end, the launcher ends this process.
+        # Printed before the other ranks are told, because the launcher ends this process once they
+        # end.
         print(f"commprof run: {printable(str(error))}", file=sys.stderr, flush=True)
         word.say(exit_code=error.exit_code)
         return error.exit_code
@@ -108,7 +109,8 @@ def _prepared(args: argparse.Namespace, given: LaunchedRank) -> _Prepared:
     rendezvous = StartedRendezvous(given.endpoint, given.hosts)
     description = target.check(sizes, rendezvous)
     directory = chosen_directory(args, target.name, rendezvous)
-    json_file = writable_file(args.json)  # last, as it may create the file in that directory
+    # last, because it may create the file in the run directory
+    json_file = writable_file(args.json)
     make_directory(directory, rendezvous)
     context = {
         **run_context(args, sizes),

@@ -65,7 +65,7 @@ class LoadedRun:
         return rows(self._report, name, self._added)
 
     def __repr__(self) -> str:
-        """Returns the report's first screen as text, or a short description if it has none."""
+        """Returns the report's first screen as text, or a short description of the run."""
         if self._report.card is None:
             return f"LoadedRun({self.result.context['description']!r})"
         return screen.render(self._report.card)

@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 
 class OpenedRun:
-    """A run directory or a recording; each trace is read once, each result made once and lazily."""
+    """A run directory or a recording.
+
+    Each trace is read once; each result is made once, when it is first needed.
+    """
 
     def __init__(self, directory: Path, all_calls: bool = False) -> None:
         """Reads nothing yet.
 
         Args:
             directory: the run or recording.
-            all_calls: True to hold the calls of all steps at once, also of a long run.
+            all_calls: True to hold the calls of all steps at once, even of a long run.
         """
         self.directory = directory
         self._all_calls = all_calls
@@ -73,7 +76,7 @@ class OpenedRun:
 
     @cached_property
     def verdict(self) -> Verdict | None:
-        """What bounds the step; None if the run has no figures."""
+        """The verdict, which says what bounds the step; None if the run has no figures."""
         return verdict(self.result, self.details)
 
     @cached_property

@@ -21,7 +21,9 @@ def add_price_arguments(parser: argparse._ActionsContainer) -> None:
         metavar="PRICE",
         help="price per hour, for a table of time and money per 1,000 samples and per epoch",
     )
-    parser.add_argument("--price-per", choices=UNITS, help="unit that PRICE is for (default: node)")
+    parser.add_argument(
+        "--price-per", choices=UNITS, help="the unit whose price PRICE is (default: node)"
+    )
 
 
 def price_of(args: argparse.Namespace) -> Price | None:

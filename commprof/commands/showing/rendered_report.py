@@ -1,6 +1,6 @@
 """Report of a run directory: one run, or the runs of several strategies side by side.
 
-A renderer is imported where it is used, so that no other one is loaded.
+A renderer is imported where it is used, so that no other renderer is loaded.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class _Comparison:
 
 
 def other_job_lines(directory: Path) -> str:
-    """Returns a line for each further job that recorded into a run's directory, with its report."""
+    """Returns a line for each further job in a run's directory, with the command to report it."""
     return "".join(
         f"Another job in this directory: {invocation.command('report', invocation.quoted(job))}\n"
         for job in other_jobs(directory)

@@ -65,7 +65,7 @@ def last_attempt(directory: Path) -> dict[int, Path]:
 
 
 def stem_of(rank: int, attempt: int) -> str:
-    """Returns the common first part of the names of a rank's files."""
+    """Returns the first part of the file name that all files of a rank share."""
     return f"rank_{rank}" if attempt == 0 else f"rank_{rank}.attempt_{attempt}"
 
 
@@ -101,15 +101,16 @@ _SCHEMA_VERSION = 1
 class LaunchedAttempt:
     """One start of all ranks by a launcher."""
 
-    #: Number of the attempt, from 0; each restart is one more.
+    #: Index of the attempt, from 0; each restart adds 1.
     attempt: int
     #: CLOCK_MONOTONIC of the launcher's machine before the ranks were started.
     begin_ns: int
-    #: The same clock after all ranks were gone; 0 if ranks run, or the launcher was killed.
+    #: The same clock after all ranks had ended; 0 if ranks still run, or the launcher was killed.
     end_ns: int
     #: Exit code of each rank that failed, or minus the number of the signal that ended it.
     exit_codes: Mapping[int, int]
-    #: Number of processes in the launcher's cgroup that the kernel's OOM killer ended meanwhile.
+    #: Number of processes in the launcher's cgroup that the kernel's OOM killer ended during the
+    #: attempt.
     oom_kills: int
 
     @property
@@ -127,7 +128,7 @@ class Endings:
     attempts: tuple[LaunchedAttempt, ...]
 
     def save(self, directory: Path) -> None:
-        """Writes the file whole or not at all; raises OSError."""
+        """Writes the file as a whole or not at all; raises OSError if that fails."""
         rows = [
             {**asdict(a), "exit_codes": {str(rank): code for rank, code in a.exit_codes.items()}}
             for a in self.attempts
@@ -166,7 +167,7 @@ def _attempt(row: Any) -> LaunchedAttempt:
 
 
 def launcher_problem(endings: Endings | None) -> str:
-    """Says what happened to the launcher if it did not end normally; else empty."""
+    """Returns a sentence on what happened to the launcher; empty if it ended normally."""
     if endings is None or not endings.attempts or endings.attempts[-1].ended:
         return ""
     pid = endings.launcher["pid"]
@@ -181,7 +182,9 @@ def launcher_problem(endings: Endings | None) -> str:
 
 
 def rank_problems(traces: Sequence[Trace], launched: LaunchedAttempt | None = None) -> list[str]:
-    """Says what disturbed ranks and how they ended; empty if all ran and ended normally.
+    """Returns sentences on what disturbed ranks and how they ended.
+
+    Empty if all ran and ended normally.
 
     Equal statements on several ranks become one sentence.
     """
@@ -195,7 +198,9 @@ def rank_problems(traces: Sequence[Trace], launched: LaunchedAttempt | None = No
 
 
 def _versions_of_torch(traces: Sequence[Trace]) -> list[str]:
-    """Returns a sentence if ranks ran different releases of torch; none if a release is unknown.
+    """Returns a sentence if ranks ran different releases of torch.
+
+    No sentence if a release is unknown.
 
     One release may use two collectives where another uses one, so that such ranks can exchange the
     wrong data, or wait for ever (``docs/pytorch_really.md``).
@@ -215,7 +220,7 @@ def _versions_of_torch(traces: Sequence[Trace]) -> list[str]:
 
 
 def exit_text(code: int, oom_kills: int = 0, of_several: bool = False) -> str:
-    """Describes how a process (or each of several) ended by its code in a :class:`LaunchedAttempt`.
+    """Describes an exit code of a :class:`LaunchedAttempt`, of one process or each of several.
 
     ``oom_kills`` is the attempt's field; the text includes it if SIGKILL ended the process.
     """
@@ -300,7 +305,7 @@ def _paused(trace: Trace) -> _Predicate | None:
 
 
 def _in_sync(trace: Trace) -> str:
-    """Says what rank 0 found when it compared the ranks' models (``capture/sync_check.py``)."""
+    """Returns a sentence on the comparison of models (``capture/sync_check.py``)."""
     sync_checks = trace.metadata.get("sync_checks")
     if not sync_checks:
         return ""

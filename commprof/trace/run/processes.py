@@ -70,7 +70,7 @@ def stat_of(pid: int | str, proc: Path = PROC) -> Stat | None:
 
 
 def identity(pid: int) -> str:
-    """Returns a process's start in clock ticks, which tells it from others with the same id.
+    """Returns a process's start in clock ticks: it distinguishes processes with the same id.
 
     The result is empty if the process has ended or is hidden.
     """
@@ -119,7 +119,7 @@ class Here:
         if status is None or status.ended:
             return State.GONE, None
         if self.shares_clock(metadata) and _began_later(status.start_ticks, metadata["clock"]):
-            return State.GONE, None  # another process has its id now
+            return State.GONE, None  # another process has the id now
         return State.STOPPED if status.code in "tT" else State.RUNS, status
 
 

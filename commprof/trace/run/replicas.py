@@ -2,8 +2,8 @@
 
 Libraries that survive failures, such as torchft, train the same model in several replicas. Each
 replica has a launcher of its own, and so records as a job of its own, into another ``job_N`` of the
-same directory. A process that is killed and started again leaves one more ``job_N``. Jobs that
-share a group which the replicas made themselves (``Group.token``) trained together. The replicas'
+same directory. A process that is killed and started again leaves one more ``job_N``. Jobs trained
+together if they share a group that the replicas made themselves (``Group.token``). The replicas'
 ranks, one replica after the other, become the ranks of the world.
 """
 
@@ -33,7 +33,7 @@ from commprof.units import ns_to_s
 class Life:
     """One start of a replica: its ranks, from their first record to their last."""
 
-    #: Number of the replica, from 0.
+    #: Index of the replica, from 0.
     replica: int
     #: torchft's name of the replica; empty if none is known.
     label: str
@@ -51,7 +51,10 @@ class Life:
 
     @property
     def ending(self) -> str:
-        """What ended a rank that did not end normally; empty if all did."""
+        """The cause of the end of a rank that did not end normally.
+
+        Empty if all ranks ended normally.
+        """
         return "; ".join(rank_problems(list(self.traces.values())))
 
 
@@ -59,10 +62,11 @@ class Life:
 class Replicas:
     """All lives of a job's replicas, and the world that consists of one life of each.
 
-    The world has each replica's last life that communicated with another replica, or else the last.
+    The world has of each replica the last life that communicated with another replica, or else the
+    last life.
     """
 
-    #: By replica, then in order of time.
+    #: Sorted by replica, then by time.
     lives: tuple[Life, ...]
     #: Traces of the lives in the world, by rank in the world. Rank, world size, groups and the
     #: numbers of steps are those of the world.
@@ -92,7 +96,10 @@ def replicas_of(run: Path) -> Replicas | None:
 def _read_once(
     _run: str, found: tuple[tuple[Path, int], ...], _stamps: tuple[tuple[int, int], ...]
 ) -> Replicas | None:
-    """Reads and joins replicas, and caches them; ``_stamps``, times and sizes, are only a key."""
+    """Reads, joins and caches replicas.
+
+    ``_stamps`` (times and sizes of files) is only a key of the cache.
+    """
     starts: dict[_Start, dict[int, Trace]] = {}
     for path, attempt in found:
         with suppress(TraceError, OSError):  # a report on that job alone gives the reason
@@ -118,7 +125,7 @@ def _calls(life: Life) -> set[tuple[str, int]]:
     return {key for trace in life.traces.values() for key in _steps_of_calls(trace)}
 
 
-#: Directory of traces, and number of the attempt.
+#: Directory of traces, and index of the attempt.
 _Start: TypeAlias = "tuple[Path, int]"
 
 
@@ -129,7 +136,7 @@ def _together(starts: dict[_Start, dict[int, Trace]]) -> list[Life]:
         for start, traces in starts.items()
     }
     joined = list(starts)[:1]
-    for start in joined:  # the loop appends to it
+    for start in joined:  # the loop appends to this list
         joined += [
             other
             for other in starts
@@ -154,7 +161,7 @@ def _chains(lives: Sequence[Life]) -> list[list[Life]]:
     """Returns the lives of each replica, in order of time; replicas in order of their group's rank.
 
     A life continues a replica that has ended before and has the same name or, where names are not
-    known, had the same rank in its groups.
+    known, the same rank in its groups.
     """
     chains: list[list[Life]] = []
     for life in sorted(lives, key=lambda life_of: life_of.begin_s):
@@ -173,7 +180,10 @@ def _is_same(life: Life, other: Life) -> bool:
 
 
 def _place(life: Life) -> tuple[int, int]:
-    """Returns size and own rank of a life's largest group; among equals, the newest."""
+    """Returns size and own rank of a life's largest group.
+
+    Of the newest, if several are equally large.
+    """
     groups = [g for trace in life.traces.values() for g in trace.groups.values() if g.token]
     largest = max(groups, key=lambda group: (group.size, group.id), default=None)
     return (0, 0) if largest is None else (largest.size, largest.rank)
@@ -197,7 +207,7 @@ def _world_size(life: Life) -> int:
 
 
 def _named(group: Group, replica: int) -> Group:
-    """Adds the replica's number to the name of a group within one replica."""
+    """Adds the replica's index to the name of a group within one replica."""
     return group if group.token else replace(group, name=f"{group.name} of replica {replica}")
 
 
@@ -222,9 +232,9 @@ def _with_common_steps(traces: Sequence[Trace]) -> list[Trace]:
 
 
 def _pairs(found: Sequence[dict[tuple[str, int], int]]) -> list[tuple[int, int]]:
-    """Returns pairs (reached rank, new rank) with common calls, beginning at rank 0."""
+    """Returns pairs (reached rank, new rank) of ranks with common calls, beginning at rank 0."""
     reached, pairs = [0], []
-    for known in reached:  # the loop appends to it
+    for known in reached:  # the loop appends to this list
         for new in range(len(found)):
             if new not in reached and found[known].keys() & found[new].keys():
                 reached.append(new)

@@ -57,7 +57,7 @@ _ACCOUNT: Final[dict[str, Shape]] = {
     "step_samples": list[int],
     "losses": list[float],
     "average_loss": float,
-    # State of the capture and time in ns of each step of the overhead block.
+    # For each step of the overhead block: state of the capture, and time in ns.
     "overhead": list[tuple[str, int]],
     # CPU time of the training thread in the same steps.
     "overhead_cpu_ns": list[int] | None,
@@ -74,7 +74,7 @@ RUN_FILE = "run.json"
 CONFIG_FILE = "config.yaml"
 #: Last answers of ``commprof predict``, for the run's page.
 PREDICTIONS_FILE = "predictions.json"
-#: Inputs accepted by every command that reads a run.
+#: Sentence that names the inputs of every command that reads a run.
 _GIVE = (
     "give a directory that commprof recorded into, or traces of torch.profiler (a file, a folder "
     "or an archive); commprof report also reads Flight Recorder dumps"
@@ -95,7 +95,7 @@ class WorldRun:
     traces: dict[int, Trace]
     #: Sentences about files that could not be read, and about what happened to the ranks.
     problems: tuple[str, ...]
-    #: Number of the last attempt: 0, and one more for each restart.
+    #: Index of the last attempt: 0, plus 1 for each restart.
     attempt: int = 0
     #: The launcher's record of all attempts; None if there is none.
     endings: Endings | None = None
@@ -198,7 +198,7 @@ def read_world(run: Path, world_size: int) -> WorldRun:
 
 
 def _about_damage(traces: Mapping[int, Trace]) -> list[tuple[int, str, str]]:
-    """Says what is wrong with traces that could be read; see :func:`about_file`."""
+    """Returns sentences on damage in traces that could be read; see :func:`about_file`."""
     return [
         about_file(rank, f"{problem} ({trace.path})", trace.path)
         for rank, trace in traces.items()
@@ -243,7 +243,10 @@ def _read_once(path: Path, _place: str, _stamp: int) -> Recording | None:
 
 
 def trace_sources(run: Path, world_size: int) -> Mapping[int, Path | Trace]:
-    """Lists the traces of one world size's last attempt, by rank; those of replicas are read."""
+    """Lists the traces of one world size's last attempt, by rank.
+
+    Traces of replicas are already read.
+    """
     replicas = _replicas(run)
     if replicas is not None and len(replicas.traces) == world_size:
         return replicas.traces
@@ -274,7 +277,10 @@ def _launched(endings: Endings | None, number: int) -> LaunchedAttempt | None:
 
 
 def about_file(rank: int, text: str, path: Path) -> tuple[int, str, str]:
-    """Returns the rank, ``text`` about its file, and the text for such files of several ranks."""
+    """Returns three things: the rank.
+
+    ``text`` about the rank's file; and the text for such files of several ranks.
+    """
     name = path.name.replace(f"rank_{rank}.", "rank_N.", 1)
     return rank, text, text.replace(str(path), str(path.with_name(name)))
 
@@ -282,7 +288,7 @@ def about_file(rank: int, text: str, path: Path) -> tuple[int, str, str]:
 def other_jobs(run: Path) -> list[Path]:
     """Lists the directories of further jobs that recorded into this directory, in order.
 
-    Those of the job's own replicas are left out.
+    Directories of the job's own replicas are left out.
     """
     patterns = ("job_*/rank_*.trace", "world_*/job_*/rank_*.trace")
     jobs = {trace.parent for pattern in patterns for trace in run.glob(pattern)}
@@ -292,7 +298,7 @@ def other_jobs(run: Path) -> list[Path]:
 
 
 def _context_of_traces(run: Path) -> dict[str, Any]:
-    """Makes the content of a ``run.json``, as far as traces contain it."""
+    """Makes the content of a ``run.json``, as far as it can be known from traces."""
     paths = list(last_attempt(run).values())
     if not paths and (jobs := other_jobs(run)):
         raise CommprofError(
