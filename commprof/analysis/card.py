@@ -52,7 +52,7 @@ class CardRank:
     """The rank that the others wait for."""
 
     rank: int
-    #: Where the rank falls behind, as the end of a sentence; empty if unknown.
+    #: Where the rank falls behind, as the last words of a sentence; empty if unknown.
     where: str
     #: Mean waiting for this rank, per step and waiting rank.
     wait_ms: float
@@ -60,7 +60,8 @@ class CardRank:
     share: float
     late_steps: int
     measured_steps: int
-    #: Probability that chance puts as much of the waiting on one rank; as in ``LateRank``.
+    #: Probability that chance alone makes one rank cause this much of the waiting; see
+    #: ``LateRank``.
     p_value: float
 
 
@@ -74,7 +75,7 @@ class CardLink:
     #: Rate of one host's outgoing link while a collective was in flight.
     in_flight_gbit_per_s: float
     #: Interfaces that every host has, that carried nearly nothing, and are rated at least as fast
-    #: as the one in use.
+    #: as the interface in use.
     idle: tuple[str, ...]
 
 
@@ -92,8 +93,8 @@ class CardSize:
 class CardCommunication(FieldGroup):
     """How much of the mean step is communication, and how it is divided."""
 
-    #: NaN if not known; so are ``exposed_share``, ``best_step_ms``, and the
-    #: times of hidden communication, waiting and transfer.
+    #: NaN if not known. Then ``exposed_share``, ``best_step_ms``, and the times of hidden
+    #: communication, waiting and transfer are NaN too.
     exposed_ms: float
     #: Fraction of the mean step; also an upper bound on the gain from faster communication.
     exposed_share: float
@@ -101,7 +102,7 @@ class CardCommunication(FieldGroup):
     exposed_lacks: str
     #: Communication in flight while the ranks did other work.
     hidden_ms: float
-    #: NaN if waiting and transfer are not separated; so is ``transfer_ms``.
+    #: NaN if waiting and transfer are not separated; ``transfer_ms`` is NaN too then.
     wait_ms: float
     transfer_ms: float
     #: Mean step if no communication were exposed and all else stayed the same: a lower bound.
@@ -116,7 +117,8 @@ class CardLateness(FieldGroup):
     late: CardRank | None
     #: True if there is no late rank, and enough is known to say so.
     nobody_late: bool
-    #: What the recordings lack to say that no rank is late, as a clause; empty if nothing.
+    #: What the recordings lack for the statement that no rank is late, as a clause; empty if they
+    #: lack nothing.
     nobody_late_lacks: str
 
 
@@ -130,8 +132,8 @@ class CardNextStep(FieldGroup):
     command: str
     #: Command that prints the full report.
     all_command: str
-    #: Name in the catalogue of the cause that ``advice`` is about, and the lines that mend it;
-    #: empty for other advice.
+    #: Name of the cause in the catalogue that ``advice`` is about, and the lines of code that mend
+    #: it; empty for other advice.
     cause: str = ""
     fix: str = ""
 
@@ -141,11 +143,11 @@ class Card:
     """A run's figures for one screen."""
 
     description: str
-    #: Backend and version of torch, those that are recorded; may be empty.
+    #: Backend and version of torch, as far as they are recorded; may be empty.
     setup: str
     #: World size that the verdict judges.
     world_size: int
-    #: Number of steps that the times are means of; stalled steps are left out.
+    #: Number of steps over which the times are means; stalled steps are left out.
     steps: int
     step_ms: float
     #: A hang, ranks that issued different collectives, or a mistake that makes the result wrong, in
@@ -161,7 +163,7 @@ class Card:
     #: The link between hosts, if the transfer takes long enough to matter; None on one host.
     link: CardLink | None
     scaling: tuple[CardSize, ...]
-    #: Caveats that can change the verdict, a sentence each, the most important first.
+    #: Caveats that can change the verdict, one sentence each, the most important first.
     caveats: tuple[str, ...]
     following: CardNextStep
 
@@ -245,11 +247,11 @@ def _setup(context: Mapping[str, Any]) -> str:
 
 
 def _comes_first(of_size: Incidents, is_cause: bool) -> bool:
-    """True if incidents are to be looked at before other advice is followed.
+    """True if the user should look at incidents before following other advice.
 
     False if all that happened is that ranks still waited when the job was stopped. Also False if
-    only the speed changed and ``is_cause``, that is, the steps show a cause: this cause comes
-    first, and the change becomes a caveat.
+    only the speed changed and the steps show a cause (``is_cause``): then the cause comes first,
+    and the change becomes a caveat.
     """
     if of_size.hangs or of_size.mismatches:
         return True

@@ -46,16 +46,17 @@ from commprof.trace.columns import Ints
 from commprof.trace.lookup import distinct_rows
 from commprof.units import NS_PER_MS
 
-#: A kind of call, and its bucket's number or ``NO_BUCKET``.
+#: A kind of call, and its bucket's index or ``NO_BUCKET``.
 _Kind: TypeAlias = "tuple[CallKind, int]"
-#: Largest number of steps that count; a longer run is thinned out evenly, so that the bootstrap is
-#: cheap.
+#: Largest number of compared steps. Of a longer run, steps are left out evenly, so that the
+#: bootstrap stays cheap.
 _MOST_STEPS = 1000
-#: Largest number of kinds of calls that each run adds to those that are compared.
+#: Each run adds at most this many kinds of calls to the comparison.
 _MOST_KINDS = 24
-#: Ranks lack cores if they had none for this fraction of their time outside of waiting.
+#: Ranks count as lacking cores if they had none for this fraction of their time outside of waiting.
 _BUSY = 0.03
-#: Entries of the context that are results, or that differ between any two runs.
+#: Entries of the context that are no settings: results, and entries that differ between any two
+#: runs.
 _NO_SETTINGS = {
     *("timestamp", "errors", "description", "world_sizes"),
     *("machine.boot_id", "machine.time_namespace", "machine.pid_namespace"),
@@ -67,12 +68,12 @@ class Change:
     """One figure of two runs, as medians over the steps in ms."""
 
     #: "step" (of the slowest rank), a part of the step (mean over ranks), or a kind of collective,
-    #: per DDP bucket if both runs record bucket numbers.
+    #: per DDP bucket if both runs record bucket indices.
     name: str
     a_ms: float
     b_ms: float
-    #: B divided by A; NaN if a run lacks the figure, or if A's is 0. Without a p-value, the bounds
-    #: are NaN.
+    #: B divided by A; NaN if a run lacks the figure, or if it is 0 in A. Without a p-value, the
+    #: bounds are NaN.
     ratio: Interval
     #: Corrected for the number of comparisons, see this module's docstring; NaN if a run lacks the
     #: figure, or has too few steps.
@@ -91,8 +92,8 @@ class WorldComparison:
 
     world_size: int
     steps: tuple[int, int]
-    #: Number of independent steps that each run's steps are worth, from their correlation. Of a
-    #: run of more than ``_MOST_STEPS`` steps, only the compared ones count.
+    #: Number of independent steps to which each run's steps are equivalent, given their
+    #: correlation. Of a run of more than ``_MOST_STEPS`` steps, only the compared ones count.
     effective_steps: tuple[float, float]
     #: Fraction of each run's time outside of waiting in which the ranks had no core.
     no_core_share: tuple[float, float]
@@ -116,7 +117,7 @@ class WorldComparison:
 
     @property
     def too_short(self) -> bool:
-        """True if there are too few independent steps for any difference to be more than chance."""
+        """True if there are too few independent steps for any difference to be significant."""
         return smallest_p_value(*self.effective_steps) >= SIGNIFICANCE
 
 
@@ -202,7 +203,7 @@ def compare_runs(
 
 
 def _not_compared(run: str, world: WorldResult) -> Iterator[NotCompared]:
-    """Yields the figures of a world size that its recordings do not support."""
+    """Yields those figures of a world size that its recordings do not support."""
     of, size = world.evidence, world.world_size
     if lacking := of.lacking(Figure.PARTS):
         yield NotCompared(run, size, "the parts of the step", lacking)
@@ -277,7 +278,7 @@ def _change(name: str, a: Floats, b: Floats) -> Change:
     a, b = _thinned(a), _thinned(b)
     medians = [float(np.median(values)) if len(values) else math.nan for values in (a, b)]
     ratio, p_value = _ratio(b, a), step_test(a, b)
-    if math.isnan(p_value):  # then the ratio's interval is not reliable either
+    if math.isnan(p_value):  # then the interval of the ratio is not reliable either
         ratio = Interval(ratio.value, math.nan, math.nan)
     return Change(name, medians[0], medians[1], ratio, p_value)
 
@@ -311,12 +312,12 @@ def _knows_buckets(timeline: Timeline) -> bool:
 def _by_kind(runs: Sequence[Timeline], numbered: bool) -> list[dict[_Kind, Floats]]:
     """Returns the mean time in flight of each kind of call, in ms, per step with such calls.
 
-    The list has an entry per run. Its kinds are those of the run's kinds that are among the
-    ``_MOST_KINDS`` with the longest total time in flight in at least one of the runs.
+    The list has an entry per run. It holds those kinds of the run that belong, in at least one of
+    the runs, to the ``_MOST_KINDS`` kinds with the longest total time in flight.
 
     Args:
         runs: timelines of the runs.
-        numbered: True if each bucket is its own kind; all runs must record bucket numbers.
+        numbered: True if each bucket is its own kind; all runs must record bucket indices.
     """
     found = [_InFlight.of(run, numbered) for run in runs]
     longest = {kind for calls in found for kind in calls.longest()}
@@ -330,9 +331,9 @@ def _by_kind(runs: Sequence[Timeline], numbered: bool) -> list[dict[_Kind, Float
 class _InFlight:
     """Times in flight of one run's calls."""
 
-    #: Number of each kind of call, from 0.
+    #: Index of each kind of call, from 0.
     number: dict[_Kind, int]
-    #: Number of the kind, step, and time in flight in ns, per call.
+    #: Per call: index of its kind; the next fields are its step and its time in flight in ns.
     kind: Ints
     step: Ints
     time_ns: Ints
@@ -368,7 +369,7 @@ class _InFlight:
 
 
 def _names(kinds: Set[_Kind]) -> dict[_Kind, str]:
-    """Names each kind, with its exact size if the rounded size does not distinguish it."""
+    """Names each kind; with its exact size if another kind has the same rounded size."""
     rounded = {k: _name(*k, f"{plain_digits(k[0].size_bytes / 1e6, 4)} MB") for k in kinds}
     uses = Counter(rounded.values())
     return {

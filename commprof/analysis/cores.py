@@ -22,7 +22,7 @@ _OF_STEP = 0.02
 
 
 def usable_cores(machine: Mapping[str, Any]) -> int:
-    """Number of physical cores, or of hardware threads if the run did not record cores."""
+    """Number of physical cores; of hardware threads if the run did not record cores."""
     return int(machine.get("usable_core_count", machine["usable_cpu_count"]))
 
 

@@ -19,8 +19,8 @@ from commprof.analysis.world import WorldResult
 from commprof.stats.intervals import Interval, mean_interval, percentile_interval, resampled_means
 
 UNITS = ("node", "rank")
-#: Largest relative difference between epoch lengths that count as equal: samplers pad an epoch to
-#: equal batches on all ranks.
+#: Largest relative difference between epoch lengths that count as equal: samplers pad epochs so
+#: that all ranks get equal batches.
 _PADDING = 0.05
 
 
@@ -28,7 +28,7 @@ _PADDING = 0.05
 class Price:
     """Price per hour of a node or a rank."""
 
-    #: In any currency; costs are in the same currency.
+    #: Price in any currency; costs are in the same currency.
     per_hour: float
     #: "node" (a machine with ranks on it) or "rank".
     unit: str
@@ -39,15 +39,15 @@ class CostRow:
     """Cost of training at one world size; times and costs are NaN if samples/s are unknown."""
 
     world_size: int
-    #: Nodes or ranks that are paid for; None if the nodes of missing ranks are unknown.
+    #: Number of nodes or ranks that are paid for; None if the nodes of missing ranks are unknown.
     billed: int | None
     s_per_1000_samples: float
     cost_per_1000_samples: Interval
     #: NaN if the samples of an epoch are unknown, or differ between world sizes.
     s_per_epoch: float
     cost_per_epoch: float
-    #: Cost per sample at the smallest world size divided by the cost at this one; above 1 this
-    #: one is cheaper. NaN if there is only one world size.
+    #: Cost per sample at the smallest world size, divided by the cost at this world size. Above 1,
+    #: this world size is cheaper. NaN if there is only one world size.
     cost_efficiency: float
 
 
@@ -61,7 +61,7 @@ class Cost:
     cheapest: int | None
     #: World size with the most samples per second.
     fastest: int | None
-    #: World sizes whose cost did not differ measurably from the cheapest's.
+    #: World sizes whose cost does not differ measurably from that of the cheapest.
     as_cheap: tuple[int, ...]
 
 

@@ -18,8 +18,8 @@ from commprof.units import NS_PER_MS
 
 #: Parts of "other" on a device, which add up to it; NaN if no kernels were recorded.
 OF_OTHER = ("unphased_compute", "copies", "idle")
-#: Names of ``WorldDetail.parts_ms``. The parts before "wait" add up to "step"; wait and transfer
-#: are parts of exposed.
+#: Names of ``WorldDetail.parts_ms``. The parts before "wait" add up to "step"; "wait" and
+#: "transfer" are parts of "exposed".
 PARTS = (
     *("step", "data", "forward", "backward", "exposed", "optimizer", "other"),
     *("wait", "transfer", "hidden", *OF_OTHER),
@@ -32,7 +32,7 @@ class Later:
     def __init__(
         self, make: Callable[[], Timeline], seen: Callable[[], MeasuredWorld] | None = None
     ) -> None:
-        """``make`` is called once at most; then it is dropped with ``seen``, to free memory.
+        """``make`` is called at most once; then ``make`` and ``seen`` are dropped, to free memory.
 
         ``seen`` returns the ranks' records, for tables with a row per call of a rank.
         """
@@ -59,25 +59,25 @@ class WorldDetail:
     world_size: int
     #: Global ranks that left a trace.
     ranks: tuple[int, ...]
-    #: Numbers of the measured steps.
+    #: Indices of the measured steps.
     steps: Ints
-    #: By name: ``[rank, step]``; NaN if unknown.
+    #: By name of the part: ``[rank, step]``; NaN if unknown.
     parts_ms: Mapping[str, Floats]
     #: Per step: the slowest rank's wall time.
     slowest_ms: Floats
-    #: Per step, mean over ranks: step time without the time in which the rank, or a rank that it
-    #: waited for, could run and had no core.
+    #: Step time minus run delay, per step, as a mean over ranks: without the time in which the
+    #: rank, or a rank that it waited for, could run but had no core.
     with_cores_ms: Floats
     #: ``[rank, culprit]``: mean waiting per step of each of ``ranks`` for each global rank.
     waited_for_ms: Floats
-    #: Makes :attr:`timeline`, which takes long, and which not every report needs.
+    #: Makes :attr:`timeline`. This takes long, and not every report needs the timeline.
     drawn: Later
     #: True if times of different ranks can be compared.
     clocks_shared: bool
     #: Samples of all ranks in one epoch; NaN if no whole epoch was trained or counted.
     epoch_samples: float
-    #: Fraction of the ranks' time outside of waiting in which they could run and had no core; 0
-    #: if the kernel does not count it, NaN on GPUs and for recordings of other profilers.
+    #: Fraction of the ranks' time outside of waiting in which they could run but had no core; 0 if
+    #: the kernel does not count this, NaN on GPUs and for recordings of other profilers.
     no_core_share: float = 0.0
 
     @property
@@ -129,7 +129,8 @@ def _no_core_share(seen: MeasuredSteps) -> float:
     if any(of_kind(trace.records, Kind.DEVICE_CLOCK).size for trace in seen.traces) or any(
         trace.device_activity is not None for trace in seen.traces
     ):
-        return math.nan  # other profilers do not record it; a host's delay need not delay its GPU
+        # other profilers do not record run delay; and a host's delay need not delay its GPU
+        return math.nan
     work = sum(float(part.work_ns.sum()) for part in seen.measured)
     delay = sum(float(part.host.run_delay_ns.sum()) for part in seen.measured)
     return delay / work if work > 0 else 0.0

@@ -1,10 +1,10 @@
 """A figure needs its evidence: decides which figures the recordings of one world size support.
 
-This module is the only place with such rules. :mod:`commprof.analysis.world` replaces each figure
-that is not supported by NaN, None or nothing, and everything that is said about a run (verdict,
-card, remarks, advice, incidents, pages, exports) asks :class:`Evidence`. What is not supported is
-printed as "-" and exported as null, with the sentence of :meth:`Evidence.lacking`, and no verdict
-rests on it.
+This module is the only place with such rules. :mod:`commprof.analysis.world` replaces each
+unsupported figure by NaN or None, or leaves it out. All outputs about a run (verdict, card,
+remarks, advice, incidents, pages, exports) ask :class:`Evidence`. An unsupported figure is printed
+as "-" and exported as null, with the sentence of :meth:`Evidence.lacking`, and no verdict rests on
+it.
 
 A figure without evidence differs from a figure of 0: a recording without kernels does not show that
 transfers took no time, and a recording of one rank does not show that no rank was late.
@@ -32,11 +32,12 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, POINT_TO_POINT, Kind
 from commprof.units import ns_to_ms
 
-#: Fraction of records, and of collectives, whose loss changes figures too little to matter.
+#: The loss of these fractions, of records and of collectives, changes figures too little to matter.
 _FEW, _SOME = 0.01, 0.1
 #: A rank is called late only if at least this fraction of the exposed time is split.
 _HALF = 0.5
-#: A rank stands out, whatever a test over the steps says, if it caused this share of all waiting.
+#: A rank stands out if it caused this share of all waiting, even if no test over the steps names
+#: it.
 _STANDS_OUT = 2 / 3
 
 
@@ -77,16 +78,16 @@ def _ran_on_device(trace: Trace) -> bool:
 
 @dataclass(frozen=True)
 class RecordedKinds(FieldGroup):
-    """What kinds of things were recorded at all."""
+    """Which kinds of data were recorded at all."""
 
     #: False if the times of a transfer were not recorded, but only the calls on the host.
     times: bool
     #: True if kernels or copies of a device were recorded on all ranks.
     device: bool
-    #: False if nothing of the training thread was recorded next to its collectives.
+    #: False if only collectives of the training thread were recorded.
     training_thread: bool
-    #: False if the recording of some rank's device holds communication kernels only, but those of
-    #: other ranks' devices also hold compute kernels.
+    #: False if the recording of some rank's device holds only communication kernels, while
+    #: recordings of other ranks' devices also hold compute kernels.
     work: bool
     #: False if capture in pure Python saw no collective.
     collectives: bool
@@ -96,9 +97,9 @@ class RecordedKinds(FieldGroup):
 
 @dataclass(frozen=True)
 class DeviceTiming(FieldGroup):
-    """Whether device events timed the collectives that ran on a device."""
+    """Facts on whether device events timed the collectives that ran on a device."""
 
-    #: False if a rank's collectives ran on a device, and no device event timed any of them.
+    #: False if some rank's collectives ran on a device and no device event timed any of them.
     on_all_ranks: bool
     #: True if collectives ran on a device, no device event timed any of them, and the host waited
     #: for less than ``WORTH_A_LOOK`` of the step.
@@ -109,9 +110,9 @@ class DeviceTiming(FieldGroup):
 
 @dataclass(frozen=True)
 class KnownSplit(FieldGroup):
-    """How far the exposed time is split into waiting and transfer."""
+    """Facts on how far the exposed time is split into waiting and transfer."""
 
-    #: Mean exposed time per step, and the part of it that is not split.
+    #: Mean exposed time per step; the next field is the part of it that is not split.
     exposed_ms: float
     unsplit_ms: float
     #: False if the exposed time of no step is split.
@@ -125,34 +126,36 @@ class LostRecords(FieldGroup):
     #: Largest fraction of a rank's records that were lost because a buffer was full.
     records_share: float = 0.0
     #: The rank whose recording lacks most of the calls that other ranks recorded in the same
-    #: groups, and the fraction of them that it lacks; 0 for commprof's own traces.
+    #: groups. The next field is the fraction of these calls that it lacks; 0 for commprof's own
+    #: traces.
     poorest_rank: int = -1
     calls_share: float = 0.0
 
 
 @dataclass(frozen=True)
 class MostWaitedFor(FieldGroup):
-    """The rank that caused most waiting, whether or not a test calls it late."""
+    """The rank that caused most waiting, even if no test calls it late."""
 
     #: -1 if unknown.
     rank: int = -1
     #: Fraction of all waiting; NaN if unknown.
     share: float = math.nan
-    #: Clause on steps that are too few to name a late rank, and how many would do; else empty.
+    #: If the steps are too few to name a late rank: clause on that, and on how many would suffice.
+    #: Else empty.
     few_steps: str = ""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of the recordings of one world size, and the rules on its figures."""
+    """Facts about the recordings of one world size, and the rules on its figures."""
 
     world_size: int
-    #: Numbers of the ranks that left no usable trace.
+    #: Ranks that left no usable trace.
     missing_ranks: tuple[int, ...]
     #: True if the ranks' times can be compared.
     clocks_shared: bool
-    #: False if no step is marked: what repeats then counts as steps, and any number of these may
-    #: be one step of the job, so that they are not independent.
+    #: False if no step is marked: then repeating calls count as steps. Several of these may be one
+    #: step of the job, so that they are not independent.
     steps_marked: bool
     recorded: RecordedKinds
     device_timing: DeviceTiming
@@ -168,12 +171,12 @@ class Evidence:
         return ""
 
     def supports(self, figure: Figure) -> bool:
-        """True if the recordings hold what the figure needs."""
+        """True if the recordings hold all that the figure needs."""
         return not self.lacking(figure)
 
     @property
     def not_known(self) -> Mapping[str, str]:
-        """What each figure without evidence lacks, by the name of the figure."""
+        """For each figure without evidence, by its name: what the recordings lack."""
         return {each.value: said for each in Figure if (said := self.lacking(each))}
 
     @property
@@ -191,7 +194,7 @@ class Evidence:
 
     @property
     def remedy(self) -> tuple[str, str]:
-        """Advice on how to record what exposed time lacks, and a command; empty if none helps."""
+        """Advice on recording what exposed time needs, and a command; empty if none helps."""
         if not self.recorded.times and self.recorded.device:
             return (
                 "First find out why no kernel of communication was recorded: the profiler may have "
@@ -249,7 +252,7 @@ class Evidence:
 
 
 def evidence_of(seen: MeasuredWorld) -> Evidence:
-    """Finds what the recordings of one world size hold."""
+    """Examines which data the recordings of one world size hold."""
     traces, world_size = seen.recorded, seen.recorded[0].world_size
     exposed_ms, unsplit_ms, step_ms = (
         ns_to_ms(sum(float(part.part_ns(name).sum()) for part in seen.measured))
@@ -271,7 +274,7 @@ def evidence_of(seen: MeasuredWorld) -> Evidence:
             device=bool(facts) and all(each.device for each in facts),
             training_thread=all(each.device or each.training_thread for each in facts)
             and not any(trace.is_of_nccl for trace in traces),
-            # A benchmark of communication has no other kernels on any rank.
+            # A benchmark of communication has only communication kernels, on all ranks.
             work=not any(map(_lacks_work, traces)) or all(map(_lacks_work, traces)),
             collectives=not by_python or world_size < 2 or any(map(len, seen.tables)),
             forward=any(float(part.work.forward_ns.sum()) > 0 for part in seen.measured),
@@ -390,7 +393,7 @@ def _lost_records(of: Evidence) -> str:
 
 
 def were_dropped(records: str) -> str:
-    """Says, within a sentence, that these records found no room."""
+    """Returns a clause saying that these records were dropped."""
     return f"{records} were dropped because a buffer was full"
 
 
@@ -417,7 +420,7 @@ def _no_ranks(of: Evidence) -> str:
 
 
 def no_trace_from(missing_ranks: Sequence[int]) -> str:
-    """Says, within a sentence, which ranks left no usable trace; empty if all left one."""
+    """Returns a clause on the ranks that left no usable trace; empty if all left one."""
     return f"no usable trace came from {named_ranks(missing_ranks)}" if missing_ranks else ""
 
 
@@ -447,7 +450,7 @@ def _stands_out(of: Evidence) -> str:
 
 _DEVICE = (_no_kernels, _no_operators, _no_work)
 _SEEN = (*_DEVICE, _lacking_calls_of, _no_collectives, _no_device_times, _lost_records)
-#: What each figure needs. If several are missing, the first of them is the reason that is given.
+#: The requirements of each figure. If several are not met, the first one is given as the reason.
 _NEEDS: Mapping[Figure, Sequence[Callable[[Evidence], str]]] = {
     Figure.STEP: (),
     Figure.PARTS: (_no_device, _no_operators, _no_work),

@@ -25,11 +25,11 @@ _LATENCY_BYTES: Final = 2**12
 _MANY: Final = 16
 #: ... and if they hold at least this share of the exposed time.
 _MOST: Final = 0.5
-#: A line is named without its share if it issued at least this share of the calls.
+#: If a line issued at least this share of the calls, the line is named without its share.
 _NEARLY_ALL: Final = 0.95
-#: Values of ``bucket_cap_mb`` to try: DDP's default, if calls are small; and two far smaller ones,
-#: with which the first gradients are sent earlier, and the last bucket, which no compute can hide,
-#: is short.
+#: Values of ``bucket_cap_mb`` to try. The first is DDP's default, for jobs with small calls. The
+#: two others are far smaller: the first gradients are then sent earlier, and the last bucket, which
+#: no compute can hide, is short.
 _LARGER_MB, _SMALLER_MB, _SMALLEST_MB = 25, 5, 1
 
 
@@ -37,22 +37,22 @@ _LARGER_MB, _SMALLER_MB, _SMALLEST_MB = 25, 5, 1
 class SmallCalls:
     """Collectives so small that their number may matter more than their size."""
 
-    #: Small calls of a rank; mean over all ranks.
+    #: Number of small calls of a rank per step; mean over all ranks.
     calls_per_step: float
     mean_bytes: float
     #: Fraction of the exposed time.
     exposed_share: float
     #: True if most are gradients that DDP exchanges in buckets.
     of_buckets: bool = True
-    #: Operation with the most exposed time, the line of code that issued most of its calls, and the
-    #: share of its calls that this line issued; the line is empty without stacks.
+    #: Operation with the most exposed time. The next fields are the line of code that issued most
+    #: of its calls (empty without stacks), and the line's share of these calls.
     op: str = "all_reduce"
     caller: str = ""
     caller_share: float = 1.0
     #: True if the operation reduces tensors in backward passes, and no DDP model exchanges
     #: gradients, not even by a communication hook.
     of_script_gradients: bool = False
-    #: Calls per step of each operation, the most exposed time first.
+    #: Number of calls per step by operation; the operation with the most exposed time comes first.
     ops: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -64,7 +64,7 @@ class SmallCalls:
 
     @property
     def remedy(self) -> str:
-        """How the job's code can make fewer or larger calls, as the end of a sentence."""
+        """Advice on fewer or larger calls, as the end of a sentence."""
         if self.op.startswith(("send", "recv")):
             return "send fewer and larger messages, for example of larger micro batches"
         if self.of_script_gradients:
@@ -94,7 +94,7 @@ def small_calls(world: WorldResult, step: MeanStep) -> SmallCalls | None:
     """Returns the small calls if they hold much of the exposed time; else None.
 
     Small gradient buckets count only if they are many, because a few small ones are usual. Other
-    small calls always count, because neither other bucket sizes nor compression would shorten them.
+    small calls always count, because other bucket sizes or compression would not shorten them.
     """
     known = [row for row in world.communication.collectives if row.kind.sizes_known]
     rows = [row for row in known if row.total_bytes < _SMALL_BYTES * row.calls]
@@ -111,7 +111,7 @@ def _held_by(
     calls, exposed = sum(row.calls for row in rows), world.parts.exposed_ms
     if calls == 0 or not exposed > 0:
         return None
-    # A row's own ``calls_per_step`` is a mean over the ranks that made its calls.
+    # The ``calls_per_step`` of a row is a mean over the ranks that made its calls only.
     steps = len(world.ranks) * world.communication.call_steps
     number = calls / steps
     share = sum(row.times.exposed_ms for row in rows) / exposed
@@ -130,7 +130,7 @@ def _held_by(
     op = most.kind.op
     of_script = not of_buckets and op.startswith(_GRADIENTS) and _of_backward(most)
     is_one = of_script and world.communication.sharding is None
-    # A model whose gradients a communication hook exchanges is DDP's already.
+    # If a communication hook exchanges a model's gradients, the model is a DDP model.
     is_one = is_one and world.communication.no_ddp == NO_DDP_MODEL
     return SmallCalls(
         *(number, mean, min(1.0, share), of_buckets, op, caller, caller_share, is_one, ops)
@@ -147,7 +147,7 @@ _GRADIENTS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def compressible_share(world: WorldResult) -> float:
-    """Fraction of the exposed time that compression or other buckets of gradients could shorten.
+    """Fraction of the exposed time that compression or other bucket sizes could shorten.
 
     This is the time in exchanges of ``_LATENCY_BYTES`` or more in backward passes; NaN if no call
     has exposed time.
@@ -184,7 +184,7 @@ def cap_to_try_mb(world: WorldResult, step: MeanStep, serial: bool = False) -> i
     return next((cap for cap in caps if largest_bytes > cap * 2**20), None)
 
 
-#: An exchange is serial if work hides less than this fraction of what backward could hide of it.
+#: An exchange is serial if work hides less than this fraction of the part that backward could hide.
 _OVERLAPS: Final = 0.2
 
 
@@ -195,9 +195,9 @@ class Exchange:
     #: None unless calls are small and many.
     small_calls: SmallCalls | None = None
     #: Links between hosts, if the transfer is long enough to matter; None on one host, or if the
-    #: interfaces or the rate on them are not known.
+    #: interfaces or their rate are not known.
     link: HostLinks | None = None
-    #: Overlapped fraction of the transfer, if work could hide far more of it; else NaN.
+    #: Overlapped fraction of the transfer, if work could hide far more of the transfer; else NaN.
     overlapped: float = math.nan
 
     @property

@@ -1,7 +1,7 @@
 """What limits the figures of one world size: each fact once, with its figures and its words.
 
-Card, verdict, caveats, pages and the JSON result choose from this one list, so that a fact has the
-same figures wherever it is told.
+Card, verdict, caveats, pages and the JSON result choose from this single list, so that a fact has
+the same figures everywhere.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from commprof.analysis.step.waiting import NOT_SPLIT, is_split
 from commprof.analysis.world import WorldResult
 from commprof.text import counted, in_ms, in_seconds, listed, named_ranks, plural
 
-#: Fewer measured steps than this say little about spread.
+#: With fewer measured steps than this, the spread is hardly known.
 FEW_STEPS = 10
-#: Largest unsplit fraction of the exposed time that is not mentioned.
+#: An unsplit fraction of the exposed time up to this is not mentioned.
 _WORTH_A_WORD = 0.005
 
 
@@ -30,15 +30,15 @@ class RunFinding:
 
     #: Name of the fact, such as "dropped_records".
     kind: str
-    #: World size that it is about.
+    #: World size that the fact is about.
     world_size: int
-    #: Its figures by name, with their units; NaN if one was not measured.
+    #: The fact's figures by name; names carry units. NaN if a figure was not measured.
     figures: Mapping[str, Any]
-    #: Sentence for the card, of less than a line; empty if the card does not tell it.
+    #: Sentence for the card, of less than a line; empty if the card does not mention the fact.
     brief: str
-    #: Sentence for the list of caveats; empty if it is not one of them.
+    #: Sentence for the list of caveats; empty if the fact is no caveat.
     caveat: str
-    #: Sentence for the verdict on this world size; empty if it does not tell it.
+    #: Sentence for the verdict on this world size; empty if the verdict does not mention the fact.
     verdict: str = ""
 
 
@@ -70,7 +70,7 @@ def captured_in_python(context: Mapping[str, Any]) -> bool:
     return context.get("capture") == "python"
 
 
-#: Sentences on such a capture, for the card and for the list of caveats.
+#: Sentences on a capture in Python, for the card and for the list of caveats.
 PYTHON_BRIEF = "Capture ran in pure Python: only the buckets of DDP were seen."
 PYTHON_CAVEAT = (
     f"{PYTHON_BRIEF.rstrip('.')}, no other collective, and the DDP hook that pure-Python capture "
@@ -79,7 +79,7 @@ PYTHON_CAVEAT = (
 
 
 def _cores(context: Mapping[str, Any], world: WorldResult) -> Iterator[RunFinding]:
-    """Yields the finding that ranks waited for cores, or run more threads than there are."""
+    """Yields the finding that ranks waited for cores, or run more threads than cores."""
     share, is_crowded = no_core_share(world), crowded(context, world)
     if not (is_crowded or lacked_cores(world)):
         return
@@ -93,9 +93,10 @@ def _cores(context: Mapping[str, Any], world: WorldResult) -> Iterator[RunFindin
         )
     elif math.isnan(share):
         brief = "More threads than cores; whether ranks waited for cores was not measured."
-    elif not world.parts.exposed_ms >= WORTH_A_LOOK * world.parts.step_ms:  # also if not known
+    # true also if the exposed time is not known
+    elif not world.parts.exposed_ms >= WORTH_A_LOOK * world.parts.step_ms:
         brief = "More threads than cores: ranks may have waited for cores while they computed."
-    elif "gloo" in context["backend"]:  # their waits for cores are not measured
+    elif "gloo" in context["backend"]:  # gloo's threads: their waits for cores are not measured
         brief = "More threads than cores: gloo's threads may have waited for cores."
     caveat = (
         "Whether they waited for cores was not measured."
@@ -193,7 +194,7 @@ def _missing_ranks(world: WorldResult) -> Iterator[RunFinding]:
 
 
 def _not_split(world: WorldResult) -> Iterator[RunFinding]:
-    """Yields the findings that waiting and transfer are not, or not all, separated."""
+    """Yields the findings that waiting and transfer are not, or not completely, separated."""
     parts, ranks, recording = world.parts, _ranks(world), world.recording
     if world.world_size > 1 and not recording.clocks_shared:
         # For a recording of another tool, one of its ``problems`` says why.
@@ -231,7 +232,7 @@ def _not_split(world: WorldResult) -> Iterator[RunFinding]:
 
 def _failed_calls(world: WorldResult) -> Iterator[RunFinding]:
     failed = [(row.kind.op, row.failed) for row in world.communication.collectives if row.failed]
-    if world.recording.sampled_steps:  # the table of collectives then lacks calls
+    if world.recording.sampled_steps:  # then the table of collectives lacks calls
         failed = list(world.recording.failed_calls)
     if not failed:
         return
@@ -259,7 +260,7 @@ def _dropped_records(world: WorldResult) -> Iterator[RunFinding]:
 
 
 def dropped_records(count: int, meaning: str) -> str:
-    """Returns a sentence on records that found no room; ``meaning``: what may be wrong."""
+    """Returns a sentence on dropped records; ``meaning`` says which figures may be wrong."""
     return f"{were_dropped(f'{count} records')}: {meaning}."
 
 

@@ -1,7 +1,7 @@
 """The mean step of one world size and its parts, without steps that stalled.
 
-A step that hung for seconds can dominate a mean. It shows what happened once and not what usually
-bounds a step, so it is left out of the mean step and reported separately.
+A step that hung for seconds can dominate a mean. Such a step shows a single event, and not the
+usual bound of a step. So it is left out of the mean step, and reported separately.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class MeanStep:
     #: Communication in flight while the training thread worked; not part of the sum. NaN if the
     #: capture could not see communication.
     hidden_ms: float
-    #: The parts of compute. The last is that of kernels of no known phase, 0 if none were recorded.
+    #: This and the next fields are the parts of compute. The last is the time of kernels of no
+    #: known phase, 0 if none were recorded.
     forward_ms: float
     backward_ms: float
     unphased_compute_ms: float = 0.0

@@ -1,4 +1,4 @@
-"""A cause of the catalogue that a recording shows, and what its fix would win."""
+"""A cause of the catalogue that a recording shows, and the saving by its fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from commprof.text import percent_digits
 
 @dataclass(frozen=True)
 class Saving:
-    """What the fix of a cause would win."""
+    """The saving by the fix of a cause."""
 
     #: Fraction of the mean step that is saved, with its 95 % bootstrap interval over the steps.
     saved: Interval
@@ -37,7 +37,7 @@ class NamedCause:
 
     @property
     def wins(self) -> str:
-        """What the fix wins, as the end of a sentence; empty if nothing is known."""
+        """The saving, as the end of a sentence; empty if nothing is known."""
         if self.saving is not None:
             saved = self.saving.saved
             value, low, high = map(percent_digits, (saved.value, saved.low, saved.high))
@@ -46,12 +46,12 @@ class NamedCause:
 
     @property
     def told(self) -> str:
-        """The sentences, with what the fix wins."""
+        """The sentences on the cause, including the saving by its fix."""
         return f"{self.sentence} The fix {self.wins}." if self.wins else self.sentence
 
     @property
     def weight(self) -> float:
-        """Sort key of causes: fraction of the step that the fix saves, or else the cause takes."""
+        """Sort key: the fraction of the step that the fix saves, or else that the cause takes."""
         if self.saving is not None:
             return self.saving.saved.value
         return 0.0 if math.isnan(self.share) else self.share

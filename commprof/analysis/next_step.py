@@ -27,16 +27,17 @@ from commprof.analysis.world import WorldResult
 from commprof.text import in_bytes, listed
 from commprof.units import ns_to_ms
 
-#: Causes that explain why a rank is late: their fix saves the waiting for this rank, so they come
-#: first even if the waiting is larger than what their fix is computed to save.
+#: Causes that explain why a rank is late: their fix saves the waiting for this rank. So they come
+#: first even if the waiting is larger than the computed saving of their fix.
 _OF_THE_LATE_RANK = ("late-loading", "batches-from-one-rank")
-#: The advice is about data, optimizer or other code if that takes at least this many times as long
-#: as communication.
+#: The advice is about data, optimizer or other code if one of these takes at least this many times
+#: as long as communication.
 _FAR_LARGER = 2.0
 
-#: A trial is advised if the gradients that it changes hold this fraction of the exposed time.
+#: A trial is advised if the gradients that it changes hold at least this fraction of the exposed
+#: time.
 _MOST = 0.5
-#: Candidates of the trial that is proposed.
+#: Candidates of the advised trial.
 _CANDIDATES = "fp16,int8,topk:ratio=0.01"
 #: Options of a run that a trial sets differently or rejects; each has one value.
 _REPLACED = (
@@ -46,13 +47,13 @@ _REPLACED = (
 )
 #: Environment variable that selects the network interface of each backend.
 _CHOOSES = {"gloo": "GLOO_SOCKET_IFNAME", "nccl": "NCCL_SOCKET_IFNAME"}
-#: Options of the rendezvous of several machines.
+#: Options of ``commprof run`` on several machines.
 _MACHINES = ("--nnodes", "--node-rank", "--rdzv-endpoint")
 
 
 @dataclass(frozen=True)
 class NextStep:
-    """First action to take on a run, based on measured shares and never on hoped-for gains."""
+    """First action to take on a run, based on measured shares, never on expected gains."""
 
     #: One or two sentences; empty if there is no advice.
     advice: str
@@ -157,8 +158,8 @@ def next_step(
 def _cause(world: WorldResult, late: LateRank | None, step: MeanStep) -> NamedCause | None:
     """Returns the cause from the catalogue to fix first; None if the catalogue has none.
 
-    None also if a late rank costs more, unless the cause makes the result of training wrong or says
-    why the rank is late.
+    None also if a late rank costs more, unless the cause makes the result of training wrong or
+    explains why the rank is late.
     """
     cause = next(iter(world.named_causes), None)
     if cause is None or cause.is_wrong or late is None or cause.id in _OF_THE_LATE_RANK:
@@ -169,7 +170,7 @@ def _cause(world: WorldResult, late: LateRank | None, step: MeanStep) -> NamedCa
 def _change(
     context: Mapping[str, Any], world: WorldResult, exchange: Exchange, cap_mb: int | None
 ) -> NextStep:
-    """Returns advice on the calls that hold the exposed time, or the trial of a change to them.
+    """Returns advice on the calls that hold the exposed time, or a trial that changes them.
 
     A trial changes buckets and compression of DDP's gradients. It is advised only if the job has a
     DDP model that can take part, and only if these gradients hold most of the exposed time.
@@ -199,7 +200,7 @@ def _longest(world: WorldResult) -> str:
     row = world.communication.collectives[0]
     phase = row.phases[0][0] if row.phases else "other"
     outside = " outside of all phases" if phase == "other" else f" in {phase}"
-    if world.recording.foreign and phase == "other":  # a recording may lack the phase
+    if world.recording.foreign and phase == "other":  # a recording may lack this phase
         outside = ""
     op = "kernels of an unknown operation" if row.kind.op == "other" else row.kind.op
     size = f" of {in_bytes(row.total_bytes / row.calls)}" if row.kind.sizes_known else ""
@@ -213,7 +214,7 @@ def _longest(world: WorldResult) -> str:
 def _balance(world: WorldResult, step: MeanStep) -> str:
     """Returns advice on ranks that wait for one another.
 
-    The advice denies that a single rank is late only if the evidence supports this.
+    The advice says that no single rank is late only if the evidence supports this.
     """
     waiting = f"wait for one another during {step.share('waiting'):.0%} of the step"
     evidence = world.evidence
@@ -232,7 +233,7 @@ def _balance(world: WorldResult, step: MeanStep) -> str:
 
 
 def _predicted(found: Sharding, on_device: bool) -> NextStep:
-    """Returns advice on the part of the sharded communication that a step waits for longest.
+    """Returns advice on the part of sharded communication with the longest waits.
 
     The advice is to predict the effect of a change with ``commprof predict``. If collectives ran on
     a device such as a GPU, steps cannot be predicted, and the advice is to try the change.
@@ -247,7 +248,7 @@ def _predicted(found: Sharding, on_device: bool) -> NextStep:
         SUM: ("reducing gradients in bf16", ("--reduce-dtype", "bf16")),
     }
     change, options = changes[found.most.part]
-    if on_device:  # the order on streams differs between ranks: no step can be replayed
+    if on_device:  # the order on streams differs between ranks, so that no step can be replayed
         return NextStep(f"The longest waits are for {found.most.part}. Try {change}.", "")
     return NextStep(
         f"The longest waits are for {found.most.part}. To predict the effect of {change}, type:",
@@ -280,7 +281,7 @@ def rank_to_look_at(
         return None
     unsure = crowded(context, world) and math.isnan(no_core_share(world))
     little = step.exposed_ms < WORTH_A_LOOK * step.step_ms
-    # A lack of cores explains a late rank, but not a process that was stopped.
+    # A lack of cores may explain a late rank, but not a stopped process.
     unsure = (unsure or lacked_cores(world)) and late.phase != HOST_PAUSE
     return None if unsure or little else late
 
@@ -291,7 +292,7 @@ def _late_share(late: LateRank, step: MeanStep) -> float:
 
 
 def time_spent(late: LateRank, world_size: int, step: MeanStep) -> str:
-    """Returns who spends which fraction of the step waiting for the late rank, as a clause."""
+    """Returns a clause: who spends which fraction of the step waiting for the late rank."""
     who, several = who_waits(late.waiting_ranks, world_size)
     spend, their = ("spend", "their") if several else ("spends", "its")
     return f"{who} {spend} {_late_share(late, step):.0%} of {their} step waiting for it"
@@ -318,7 +319,7 @@ def _trial(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> N
         )
     return NextStep(
         f"To measure whether {changes} would make the step shorter, type this on every machine, "
-        "with N replaced by the machine's number, and NEW by a new directory that all machines can "
+        "with N replaced by the machine's index, and NEW by a new directory that all machines can "
         "see:",
         command,
     )
@@ -355,7 +356,7 @@ def _give_cores(context: Mapping[str, Any], world: WorldResult) -> str:
 def trial_command(context: Mapping[str, Any], world_size: int, cap_mb: int | None) -> str:
     """Returns the command that repeats the run as a trial; empty if there is none.
 
-    For a run on several machines, N in the command stands for a machine's number, and NEW for a new
+    For a run on several machines, N in the command stands for a machine's index, and NEW for a new
     directory. ``cap_mb`` is the bucket cap in MiB of a further candidate; None to leave it out.
 
     The command is empty if the context is not of a ``commprof run``, or if a trial cannot use the

@@ -110,8 +110,8 @@ class BestPrediction:
     setting: str
     #: Options of ``commprof run`` that choose the setting, by their names.
     options: Mapping[str, str]
-    #: Median step of the slowest rank, with its interval or, if nothing was held out, the range of
-    #: sampling and fit alone.
+    #: Median step of the slowest rank with its interval. If no steps were held out, the interval
+    #: covers only the errors of sampling and fit.
     step_ms: Interval
     #: True if ``step_ms`` includes the model's held-out error.
     is_interval: bool

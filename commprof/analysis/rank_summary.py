@@ -22,7 +22,7 @@ from commprof.units import NS_PER_MS, ns_to_ms, ns_to_s
 
 @dataclass(frozen=True)
 class StepParts:
-    """Mean step in milliseconds; the fields before ``step_ms`` add up to it."""
+    """Mean step in milliseconds; the fields before ``step_ms`` add up to ``step_ms``."""
 
     data_ms: float
     forward_ms: float
@@ -32,7 +32,8 @@ class StepParts:
     optimizer_ms: float
     other_ms: float
     step_ms: float
-    #: Parts of ``exposed_ms`` before and after the last rank arrived; NaN if that is never known.
+    #: Part of ``exposed_ms`` before the last rank arrived; the next field is the part after it. NaN
+    #: if that is never known.
     wait_ms: float
     transfer_ms: float
     #: The rest of ``exposed_ms``: time of operations whose last arrival is not known.
@@ -42,15 +43,15 @@ class StepParts:
     no_core_ms: float
     #: Communication in flight while the training thread worked; not part of the sum.
     hidden_ms: float
-    #: Parts of ``other_ms`` on a device, which add up to it: kernels launched in no known phase,
-    #: copies, and the time in which nothing ran. NaN if no kernels were recorded.
+    #: This and the next two fields are the parts of ``other_ms`` on a device: kernels launched in
+    #: no known phase, copies, and the time in which nothing ran. NaN if no kernels were recorded.
     unphased_compute_ms: float = math.nan
     copies_ms: float = math.nan
     idle_ms: float = math.nan
 
     @property
     def own_work_ms(self) -> float:
-        """Mean step less exposed communication, in milliseconds."""
+        """Mean step minus exposed communication, in milliseconds."""
         return self.step_ms - self.exposed_ms
 
     def unseen(self) -> StepParts:
@@ -75,23 +76,26 @@ class RankSummary:
 
     rank: int
     parts: StepParts
-    #: From what the training loop recorded, else from the batches of DataLoaders, else NaN.
+    #: Number of samples, as the training loop recorded it, or else from the batches of DataLoaders;
+    #: NaN if neither is known.
     samples: float
     duration_s: float
     samples_per_s: float
-    #: NaN if the training loop recorded no loss; so is ``final_loss``.
+    #: NaN if the training loop recorded no loss; ``final_loss`` is NaN too then.
     average_loss: float
     final_loss: float
-    #: Hostname. Several machines may have the same, and a machine's containers may differ in it.
+    #: Hostname. Several machines may have the same hostname, and containers of one machine may have
+    #: different ones.
     host: str
     #: Identity of the rank's machine: equal for ranks of one machine only.
     machine: str
-    #: Resident memory before the model was made, and its peak in training; NaN if not measured.
+    #: Resident memory before the model was made; the next field is its peak in training. NaN if not
+    #: measured.
     before_rss_bytes: float = math.nan
     peak_rss_bytes: float = math.nan
     #: Peak of torch's allocator on a GPU; NaN on a CPU, or if not measured.
     device_peak_bytes: float = math.nan
-    #: Readings of the GPU's driver; None if it was not asked.
+    #: Readings of the GPU's driver; None if the driver was not queried.
     device: DeviceTelemetry | None = None
     #: None if the trace holds no kernels.
     kernels: KernelTimes | None = None
@@ -129,7 +133,7 @@ def rank_summary(
         average_loss=average_loss,
         final_loss=final_loss,
         host=host,
-        # In another profiler's recording, the machine only tells which ranks share a clock.
+        # In another profiler's recording, the machine only identifies the ranks that share a clock.
         machine=host if run.traces[rank].is_foreign else machine_of(run.traces[rank]),
         before_rss_bytes=_bytes(result, "before_bytes"),
         peak_rss_bytes=_bytes(result, "peak_bytes"),
@@ -159,7 +163,8 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
 
     def mean_ms(name: str) -> list[float]:
         means = (stacked(name).mean(axis=1) / NS_PER_MS).tolist()
-        return [math.nan if math.isnan(mean) else mean for mean in means]  # all NaNs are one object
+        # all NaNs are made one object
+        return [math.nan if math.isnan(mean) else mean for mean in means]
 
     exposed = stacked("exposed")
     no_core = stacked("no_core")
@@ -182,7 +187,7 @@ def step_parts(of_ranks: Sequence[Breakdown]) -> list[StepParts]:
             for part, was_read in zip(no_core, ~np.isnan(no_core), strict=True)
         ],
         "hidden_ms": mean_ms("hidden"),
-        # Each of these is known in all steps or in none.
+        # Each of these figures is known in all steps or in none.
         **{f"{name}_ms": mean_ms(name) for name in ("unphased_compute", "copies", "idle")},
     }
     return [

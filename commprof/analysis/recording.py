@@ -42,8 +42,9 @@ class WorldRecording(FieldGroup):
     #: In a long run, figures of single calls come from a sample of the steps: first and last step
     #: number of each stretch of the sample. Empty if these figures come from all steps.
     sampled_steps: tuple[tuple[int, int], ...] = ()
-    #: In a run with so many steps that all figures come from some of them: measured steps that are
-    #: left out, and the mean length of all; 0 and NaN if none is left out.
+    #: Number of measured steps that are left out, in a run so long that all figures come from some
+    #: of the steps. The next field is the mean length of all steps. 0 and NaN if no step is left
+    #: out.
     left_out_steps: int = 0
     mean_of_all_ms: float = math.nan
     #: In a long run: operations with calls that ended with an error, and the number of such calls.

@@ -32,15 +32,15 @@ from commprof.text import counted, in_ms, listed, plain_digits
 from commprof.trace.found_steps import BACKWARD, UPDATE
 from commprof.units import ns_to_ms
 
-#: Fraction of the step that waiting must take for its causes to be named.
+#: The causes of waiting are named only if waiting takes at least this fraction of the step.
 _MUCH_WAITING = 0.05
 #: Largest number of causes that are named.
 _MOST_CAUSES = 3
-#: Fraction of the waiting that the named causes must explain; with less, none is named.
+#: The named causes must explain at least this fraction of the waiting; otherwise no cause is named.
 _MOSTLY = 0.5
-#: Interquartile range divided by the median above which a run is called noisy.
+#: A run is called noisy if its interquartile range divided by the median is above this.
 _NOISY = 0.15
-#: Findings in the order in which they are told, after the remarks on clocks and devices.
+#: Findings that follow the remarks on clocks and devices, in this order.
 _TOLD_AFTER_CLOCKS = (
     *("missing_ranks", "not_split", "unsplit", "failed_calls", "dropped_records"),
 )
@@ -213,7 +213,7 @@ def _about_causes(world: WorldResult) -> list[str]:
 
 
 def _what_held_up(phase: LongerPhase) -> list[str]:
-    """Returns clauses that explain the phase's extra time with the Linux kernel's counts."""
+    """Returns clauses that explain the phase's extra time by the Linux kernel's counts."""
     found = []
     if phase.throttled_ms >= phase.no_core_ms / 2 > 0:
         found.append(
@@ -401,12 +401,12 @@ def _about_devices(world: WorldResult, name: str) -> str:
     return text.rstrip()
 
 
-#: Ranks whose CPUs are listed one by one.
+#: The CPUs of at most this many ranks are listed one by one.
 _LISTED = 4
 
 
 def placement_remarks(context: Mapping[str, Any]) -> list[str]:
-    """Returns a remark on the CPUs that ranks were pinned to at the largest world size."""
+    """Returns a remark on the CPUs to which ranks were pinned at the largest world size."""
     worlds = (context.get("pinning") or {}).get("worlds") or {}
     pinned = [size for size, found in worlds.items() if found["mode"] != "none"]
     if not pinned:

@@ -1,4 +1,4 @@
-"""Sentences on the replicas of a job, each of which may have been started several times."""
+"""Sentences on the replicas of a job; a replica may have been started several times."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from commprof.text import counted, listed, named_ranks
 
 
 def replicas_remarks(context: Mapping[str, Any]) -> list[str]:
-    """Says which ranks form which replica, and what a replica trained after each of its starts.
+    """Sentences on the ranks of each replica, and on its training after each of its starts.
 
     Empty for a job without replicas. ``context["replicas"]`` has the keys that
     ``commprof.trace.run.run_directory`` writes.
@@ -34,7 +34,7 @@ def replicas_remarks(context: Mapping[str, Any]) -> list[str]:
 
 
 def times_started(context: Mapping[str, Any]) -> str:
-    """Says in a few words which replicas were started again; empty if none was."""
+    """Returns a short text on the replicas that were started again; empty if there are none."""
     lives: Sequence[Mapping[str, Any]] = context.get("replicas") or ()
     again = [
         f"replica {_name(own[-1])} ({len(own)} lives)"
@@ -47,7 +47,7 @@ def times_started(context: Mapping[str, Any]) -> str:
 
 
 def _lived(lives: Sequence[Mapping[str, Any]]) -> str:
-    """Describes the lives of one replica, that is the times from each start to its end."""
+    """Describes the lives of a replica: each lasts from a start of the replica to its end."""
     parts = [
         f"from {life['begin_s']:.1f} to {life['end_s']:.1f} s {counted(life['steps'], 'step')} "
         f"({life['directory']}{'; ' + life['ending'] if life['ending'] else ''})"

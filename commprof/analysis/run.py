@@ -41,7 +41,8 @@ _MARK_STEPS = "Call commprof.step() at the end of each training iteration to see
 def _uncollected() -> Iterator[None]:
     """Pauses Python's garbage collector, which would find nothing to free.
 
-    It would scan the tables of all ranks again and again, which takes a sixth of a report's time.
+    The collector would scan the tables of all ranks repeatedly, which takes a sixth of a report's
+    time.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -95,10 +96,10 @@ def analyse_in_detail(
         backends |= {
             group.backend for trace in run.traces.values() for group in trace.groups.values()
         }
-        if not {"workload", "script"} & context.keys():  # no launcher described the machine
+        if not {"workload", "script"} & context.keys():  # no launcher described this machine
             machine = with_all_cpus(context["machine"], run.traces.values())
             context = {**context, "machine": machine}
-        if "replicas" not in context:  # else restarts are reported per replica
+        if "replicas" not in context:  # otherwise restarts are reported per replica
             attempts += attempts_of(run)
         shared = shared or in_turns(run)
         summary = analyse_summaries(run)
@@ -124,8 +125,8 @@ def analyse_in_detail(
             reason = f"{reason.rstrip('.')}. {_MARK_STEPS}"
         if reason:
             failures.append((world_size, _with_problems(reason, run, world)))
-    # For a script, run.json names what a built-in workload would use; a trace names the default
-    # group's backend, also if the process has only other groups.
+    # For a script, run.json names the backend that a built-in workload would use. A trace names the
+    # default group's backend, even if the process has only other groups.
     backends.discard("")
     if backends and ("script" in context or not context["backend"]):
         context = {**context, "backend": ", ".join(sorted(backends))}
@@ -156,7 +157,7 @@ def analyse_in_detail(
 
 
 def _last_heard(hosts: Sequence[SeenHost]) -> str:
-    """Says how old the figures are; whether the job runs on is not known."""
+    """Returns a sentence on the age of the figures; whether the job still runs is not known."""
     ages = [host.age_s for host in hosts]
     heard = f"{min(ages):.0f} to {max(ages):.0f} s ago"
     return (
@@ -192,7 +193,7 @@ def _of_nccl(run: WorldRun, seen: MeasuredWorld | None) -> list[NcclWorld]:
 
 
 def _without_figures(world: WorldResult | None, run: WorldRun) -> str:
-    """Returns the reason why a world size without an error has no figures; empty if it has some."""
+    """Returns why a world size without an error has no figures; empty if it has figures."""
     if world is None:
         ended = run.endings is not None and all(
             attempt.ended and not attempt.exit_codes for attempt in run.endings.attempts[-1:]
@@ -208,7 +209,7 @@ def _without_figures(world: WorldResult | None, run: WorldRun) -> str:
 
 
 def _with_problems(reason: str, run: WorldRun, world: WorldResult | None) -> str:
-    """Returns the reason, with the problems of the run if the world size has no figures."""
+    """Returns the reason, followed by the problems of the run if there are no figures."""
     if not _without_figures(world, run):
         return reason
     return ". ".join([reason.rstrip("."), *run.problems])
@@ -221,8 +222,9 @@ def _further_jobs(directory: Path) -> list[str]:
         return []
     names = listed([str(job.relative_to(directory)) for job in jobs])
     return [
-        f"The figures leave out the recordings in {names} of this directory: of another job, or of "
-        "further processes of this job's ranks, as for asynchronous checkpoints. Each of these "
+        f"The figures leave out the recordings in {names} of this directory: these are of "
+        f"another job, or of further processes of this job's ranks, for example for asynchronous "
+        f"checkpoints. Each of these "
         "directories has its own report."
     ]
 

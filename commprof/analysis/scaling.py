@@ -46,7 +46,7 @@ class RunResult:
     summaries: tuple[SummaryResult, ...] = ()
     #: None if the world sizes are not expected to train equally.
     loss_agreement: LossAgreement | None = None
-    #: Every start of all ranks of a job that was restarted, in order.
+    #: The attempts of a restarted job, in order.
     attempts: tuple[Attempt, ...] = ()
     #: World sizes with hangs, mismatched collectives, or lasting changes of speed.
     incidents: tuple[Incidents, ...] = ()

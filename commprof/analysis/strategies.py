@@ -16,7 +16,7 @@ class StrategyOperation:
     """All calls of one operation under one strategy, per step and rank."""
 
     op: str
-    #: The phases in which its calls were issued, the most calls first.
+    #: The phases in which its calls were issued; the phase with most calls comes first.
     phase: str
     calls: float
     #: Sum of the sizes, as nccl-tests counts them.
@@ -49,7 +49,7 @@ class StrategyRow:
     step_median_ms: float
     #: Interquartile range of the step divided by its median: smaller differences may be noise.
     step_spread: float
-    #: Mean over ranks and steps.
+    #: Exposed time, as a mean over ranks and steps.
     exposed_ms: float
     exposed_share: float
     #: ``RankSummary.training_bytes`` of the rank that used most.

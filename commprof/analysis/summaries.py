@@ -47,8 +47,8 @@ from commprof.units import ns_to_ms, ns_to_s, ns_to_us
 
 Floats = npt.NDArray[np.float64]
 
-#: The late rank is named if one phase, or pauses, make up this fraction of its excess of own work,
-#: and if the excess is at least this fraction of the waiting.
+#: The late rank is named if one phase, or pauses, make up at least this fraction of its excess of
+#: own work, and if this excess is at least this fraction of the waiting.
 _MOST = 0.5
 
 
@@ -75,12 +75,13 @@ class SummaryPart:
     fewest_steps: int
     #: Identifies the host: boot ID, time namespace and namespace of process ids.
     host: tuple[str, ...]
-    #: Names of operations by code, and name and size of each group.
+    #: Names of operations, by code; the next field has name and size of each group.
     ops: Sequence[str]
     groups: Mapping[int, tuple[str, int]]
     dropped: int
-    #: Ranks with figures of their own: for each the time in ns that it waited for other ranks, as
-    #: ``[n, 2]``: rank and time; and the mean time per step in ns of each of ``ORIGINS``.
+    #: Ranks with figures of their own. The next fields are, for each such rank, the time in ns that
+    #: it waited for other ranks, as ``[n, 2]`` (rank and time), and the mean time per step in ns of
+    #: each of ``ORIGINS``.
     listed: tuple[int, ...]
     waited_ns: Sequence[Ints]
     work_ns: Sequence[Sequence[float]]
@@ -148,7 +149,7 @@ def late_rank_of(
     """Finds the rank that the others wait for, as :func:`stragglers.find_late_rank` does.
 
     Returns None if there is no such rank, if the waits of half of the ranks or more are missing or
-    cannot be compared, see :func:`_comparable`, or if nothing is known of the rank itself. Also
+    cannot be compared, see :func:`_comparable`, or if the rank itself has no figures. Also
     returns None if the cause is unclear: neither a single phase nor pauses account for at least
     half of the rank's total excess of time, see :func:`_slow_phase`, or the excess is less than
     half of the waiting.
@@ -188,7 +189,7 @@ def late_rank_of(
 def _with_cause(
     late: LateRank, per_row: float, parts: Sequence[SummaryPart]
 ) -> SummaryLateRank | None:
-    """Adds the phase in which a late rank loses time; None if its own work does not explain it."""
+    """Adds the phase in which a late rank loses time; None if its own work is not the reason."""
     wait_ns = late.wait_ns / per_row
     phase, share, excess_ns = _slow_phase(late.rank, parts)
     if share < _MOST or excess_ns < _MOST * wait_ns:
@@ -206,7 +207,7 @@ def _with_cause(
 
 
 def _excess_ns(world_size: int, parts: Sequence[SummaryPart]) -> Floats:
-    """Returns by how many ns per step each rank's own work exceeds the others'; NaN if unknown."""
+    """Returns by how many ns per step each rank's work exceeds the others'; NaN if unknown."""
     excess = np.full(world_size, np.nan)
     listed = [rank for part in parts for rank in part.listed]
     beyond = beyond_the_others(np.array([work for part in parts for work in part.work_ns]))
@@ -247,8 +248,8 @@ def _by_waiting(
 ) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
     """Returns waiting time in ns as ``[waiting rank, rank waited for]``, over all blocks.
 
-    The waiting of a host's ranks that are not listed is the host's waiting less that of its listed
-    ranks, divided evenly among those that are not listed.
+    The waiting of a host's unlisted ranks is the host's waiting minus that of its listed ranks,
+    divided evenly among the unlisted ranks.
     """
     total = np.zeros((world_size, world_size))
     for part in parts:
@@ -270,7 +271,7 @@ def _by_waiting(
 def _slow_phase(rank: int, parts: Sequence[SummaryPart]) -> tuple[str, float, float]:
     """Returns the entry of ``ORIGINS`` (phases and pauses) with the rank's largest excess of time.
 
-    The excess is the rank's mean own time in the phase, or in pauses, less the median of the other
+    The excess is the rank's mean own time in the phase, or in pauses, minus the median of the other
     ranks' means; 0 if negative. Also returns the entry's fraction of the rank's total excess, or 0
     if there is no excess, and the total excess in ns per step. All are 0 if the rank is not listed.
     """
@@ -413,7 +414,7 @@ def _mean_ms(histograms: Sequence[Histogram]) -> float:
 def _operations(parts: Sequence[SummaryPart]) -> tuple[OperationRow, ...]:
     """Joins the operations by operation name, group name and size class.
 
-    Group numbers cannot be used, because they differ between processes.
+    Group ids cannot be used, because they differ between processes.
     """
     rows: dict[tuple[str, str, int], list[OperationSummary]] = {}
     for part in parts:

@@ -1,4 +1,4 @@
-"""Result of always-on mode for one world size: what its summaries tell, with and without steps."""
+"""Result of always-on mode for one world size, from its summaries, with or without steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LastRow:
     rank: int
     #: Fraction of all operations; each counts once per rank that took part and reported it.
     share: float
-    #: Sum over the other ranks of the time from their issue to this rank's, or to their own
+    #: Sum over the other ranks of the time from their issue to this rank's issue, or to their own
     #: completion if that came first. Collectives overlap, so the sum can exceed elapsed time.
     cost_s: float
 
@@ -34,13 +34,13 @@ class SummaryLateRank:
     p_value: float
     #: Waiting that this rank caused, summed over the ranks that waited.
     cost_s: float
-    #: Entry of ``exposure.ORIGINS`` in which the rank's own work exceeds the others' most.
+    #: Entry of ``exposure.ORIGINS`` in which the rank's own work exceeds that of the others most.
     phase: str
     #: Fraction of the rank's excess of own work that lies in ``phase``.
     phase_share: float
     #: As ``stragglers.LateRank.waiting_ranks``.
     waiting_ranks: int = 0
-    #: Ranks that came late because they waited for this rank, and that others waited for in turn.
+    #: Ranks that came late because they waited for this rank, so that others waited for them.
     through: tuple[int, ...] = ()
 
 
@@ -66,8 +66,8 @@ class OperationRow:
     #: Name of the process group, the same on all ranks; empty if the row adds up rare groups and
     #: sizes, for which the summary had no room.
     group: str
-    #: Size class: sizes in bytes are below this, and at least half of it; 0 for no bytes, and for
-    #: such a row.
+    #: Size class: sizes in bytes are below this, and at least half of it. 0 for no bytes, and for a
+    #: row that adds up rare groups and sizes.
     below_bytes: int
     #: Number of operations that all ranks issued.
     count: int
@@ -79,13 +79,14 @@ class OperationRow:
     duration: Quantiles
     #: Length of the waits that blocked.
     wait: Quantiles
-    #: For collectives whose last arrival is known: from issue to the last rank's issue, and from
-    #: there to completion. With gloo, ``transfer`` includes the time in gloo's queue.
+    #: For collectives whose last arrival is known: time from issue to the last rank's issue. The
+    #: next field, ``transfer``, is the time from there to completion; with gloo, it includes the
+    #: time in gloo's queue.
     until_last: Quantiles
     transfer: Quantiles
-    #: nccl-tests' algorithm bandwidth (mean size divided by mean ``transfer``) and bus bandwidth
-    #: (algorithm bandwidth times bus factor). NaN without ``transfer``, and for gather and scatter,
-    #: whose size a summary does not keep.
+    #: nccl-tests' algorithm bandwidth: mean size divided by mean ``transfer``. The next field is
+    #: its bus bandwidth: algorithm bandwidth times bus factor. NaN without ``transfer``, and for
+    #: gather and scatter, whose size a summary does not keep.
     algbw_gb_per_s: float
     busbw_gb_per_s: float
 
@@ -97,12 +98,13 @@ class SummaryTiming(FieldGroup):
     #: Smallest number of steps, over the ranks.
     steps: int
     #: Event that ends a step: an entry of ``found_steps.SOURCES``; if ranks differ, the least
-    #: certain.
+    #: certain entry.
     steps_end: str
-    #: Quantiles over all steps of all ranks, within 1 %.
+    #: Median over all steps of all ranks, within 1 %; the next fields are further quantiles.
     step_median_ms: float
     step_p95_ms: float
-    #: Means over all steps of all ranks, exact; the parts add up to ``step_ms``.
+    #: This and the next fields are exact means over all steps of all ranks; the parts add up to
+    #: ``step_ms``.
     data_ms: float
     forward_ms: float
     backward_ms: float
@@ -111,8 +113,8 @@ class SummaryTiming(FieldGroup):
     other_ms: float
     step_ms: float
     exposed_p95_ms: float
-    #: Means of the exposed time before and after the deciding rank's arrival, over the steps for
-    #: which that is known; NaN without any.
+    #: Mean exposed time before the deciding rank's arrival, over the steps for which the arrival is
+    #: known; the next field is that after the arrival. NaN without such steps.
     exposed_wait_ms: float
     exposed_transfer_ms: float
     #: Number of steps whose deciding arrival is not known.
@@ -121,30 +123,32 @@ class SummaryTiming(FieldGroup):
 
 @dataclass(frozen=True)
 class SummaryArrivals(FieldGroup):
-    """How far the ranks know when other ranks issued each collective."""
+    """How many collectives' last arrivals the ranks know."""
 
     #: Number of collectives whose last arrival is not known.
     arrivals_unknown: int
-    #: Those in ``arrivals_unknown`` whose group has no place in the ranks' shared memory.
+    #: Number of collectives in ``arrivals_unknown`` whose group has no place in the ranks' shared
+    #: memory.
     arrivals_without_place: int
-    #: Those in ``arrivals_unknown`` that need arrivals of single ranks, in groups above 256 ranks.
+    #: Number of collectives in ``arrivals_unknown`` that need arrivals of single ranks, in groups
+    #: above 256 ranks.
     arrivals_unlisted: int
     #: Number of collectives whose last arrival is known, summed over the ranks.
     arrivals_known: int
-    #: Those in ``arrivals_known`` for which ranks of other hosts were not seen.
+    #: Number of collectives in ``arrivals_known`` for which ranks of other hosts were not seen.
     arrivals_partial: int
     #: Number of hosts with ranks; the ranks of a host share memory and a clock.
     machines: int
     #: True if the offset of every host's clock to rank 0's is known.
     clocks_compared: bool
-    #: Hosts exchange arrivals in trees: smallest number of other hosts in the tree of a host.
+    #: Smallest number of other hosts in the tree of a host; hosts exchange arrivals in trees.
     hosts_heard: int
-    #: Datagrams with arrivals that the network refused.
+    #: Number of datagrams with arrivals that the network refused.
     unsent_datagrams: int
-    #: Collectives for which a host had no room when it passed on their arrivals.
+    #: Number of collectives whose arrivals a host did not pass on, for lack of room.
     skipped_collectives: int
-    #: Bound on the error of arrivals, in µs, over known collectives between ranks of several
-    #: hosts: 95th percentile, within 1 %, and maximum. NaN without any.
+    #: Bound on the error of arrivals, in µs, over known collectives between ranks of several hosts:
+    #: 95th percentile, within 1 %. The next field is the maximum. NaN without any.
     arrival_clock_error_p95_us: float
     arrival_clock_error_us: float
 
@@ -167,10 +171,10 @@ class SummaryResult:
     #: Number of operations that count in rows without a group.
     moved: int
     dropped_records: int
-    #: Completions and waits whose issue was not seen.
+    #: Number of completions and waits whose issue was not seen.
     unmatched: int
-    #: Sentences on traces that could not be read, or not to their end.
+    #: Sentences on traces that could not be read, or could not be read to their end.
     problems: tuple[str, ...]
     cross_checks: tuple[CrossCheck, ...]
-    #: As ``Communication.apart``.
+    #: Ranks or parameters that are trained apart; see ``Communication.apart``.
     apart: TrainedApart | None = None

@@ -22,27 +22,29 @@ class TrainingAccount(FieldGroup):
     """Samples, losses and weights of one world size."""
 
     #: Samples of all ranks divided by the time of the slowest of ``WorldResult.ranks``, in measured
-    #: steps. NaN if the samples of a rank are unknown, for example if it left neither a trace nor
-    #: an account.
+    #: steps. NaN if the samples of a rank are unknown, for example because the rank left neither a
+    #: trace nor an account.
     samples_per_s: float
-    #: Fewest and most samples of a step, over all ranks; NaN without the loop's account.
+    #: Smallest and largest number of samples of a step, over all ranks; NaN without the loop's
+    #: account.
     samples_per_step: tuple[float, float]
     #: Mean over ranks of the last epoch's mean loss.
     average_loss: float
     #: Source of the sample counts: the training "loop", the "dataloader", or "" for none.
     samples_source: str = "loop"
-    #: Mean loss over all ranks' samples per trained step, and the number of these samples; empty
-    #: without the account of every rank.
+    #: Mean loss over all ranks' samples, per trained step; the next field is the number of these
+    #: samples. Empty unless every rank left an account.
     step_losses: tuple[float, ...] = ()
     step_samples: tuple[int, ...] = ()
-    #: Ranks whose weights after training differ from most ranks' weights, if all must be equal.
+    #: Ranks whose weights after training differ from most ranks' weights, if the weights must be
+    #: equal on all ranks.
     weights_differ: tuple[int, ...] = ()
 
 
 def training_account(
     run: WorldRun, ranks: tuple[RankSummary, ...], measured_steps: Ints
 ) -> TrainingAccount:
-    """Returns what the ranks trained, from the loop's account and from the ranks' traces."""
+    """Returns samples, losses and weights, from the loop's account and the ranks' traces."""
     duration_s = max(rank.duration_s for rank in ranks)
     trained = _samples(run, ranks, measured_steps)
     losses, samples = global_losses(run)

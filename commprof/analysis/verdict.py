@@ -3,8 +3,8 @@
 Communication that the training thread waits for is one part of the mean step, next to compute,
 data, optimizer and other. The step is bound by the largest part if this part is the largest in at
 least 95 % of bootstrap samples of the steps; otherwise the two largest are named. If the other
-ranks wait long for a late rank, this rank is named first, whatever part is the largest. The verdict
-promises no gain: a change has to be tried, and the verdict ends with the command that tries it.
+ranks wait long for a late rank, this rank is named first, for any largest part. The verdict
+promises no gain: it ends with the command that tries a change.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from commprof.units import ns_to_ms
 
 #: A part bounds the step if it is the largest in at least this fraction of bootstrap resamples.
 _TOLD_APART = 0.95
-#: Ratio of the second largest to the largest part from which the two are called about equal.
+#: The two largest parts are called about equal if their ratio is at least this.
 _ABOUT_EQUAL = 0.8
 #: Smallest fraction that is mentioned: growth of the step, a part of this growth, communication.
 _WORTH_A_WORD = 0.03
@@ -52,7 +52,7 @@ _WORDS = {
     "transfer": "data transfer",
     "unsplit": "not attributed",
 }
-#: "Other" if forward passes were not recorded, so that it may hold them.
+#: The name of "other" if forward passes were not recorded, because "other" may then hold them.
 _NO_PHASE = "time in no recorded phase (no forward pass was seen)"
 #: The same for parts of a device's time.
 _DEVICE_WORDS = {
@@ -60,7 +60,7 @@ _DEVICE_WORDS = {
     "copies": "copies to, from and within the GPUs",
     "idle": "idle GPUs (no kernel and no copy ran)",
 }
-#: Names of the parts in a list of differences, if other than their keys.
+#: Names of the parts in a list of differences, if they differ from their keys.
 _SHORT = {"transfer": "data transfer", "unsplit": "communication not attributed"}
 
 
@@ -69,10 +69,11 @@ class Binding:
     """The part that bounds the step of one world size."""
 
     world_size: int
-    #: A key of ``MeanStep.parts_ms``; None if either of the two largest may be the larger one.
+    #: A key of ``MeanStep.parts_ms``; None if it is uncertain which of the two largest parts is
+    #: larger.
     part: str | None
     #: The two largest parts with their fractions of the mean step, the larger one first. Empty if
-    #: the recordings do not tell communication from the rest of the step.
+    #: the recordings do not distinguish communication from the rest of the step.
     largest: tuple[tuple[str, float], ...]
     #: Communication as "waiting", "transfer" and "unsplit" with their fractions of the mean step;
     #: empty if waiting and transfer are not separated.
@@ -150,7 +151,7 @@ def _not_known(world: WorldResult, step: MeanStep) -> str:
 
 
 def _against_prediction(context: Mapping[str, Any], world: WorldResult) -> str:
-    """Compares the step with the prediction that the run checks; empty if there is none."""
+    """Sentence on the step and the prediction that the run checks; empty without a prediction."""
     predicted = context.get("predicted")
     if predicted is None or predicted["world_size"] != world.world_size:
         return ""
@@ -204,7 +205,7 @@ def _words(world: WorldResult, step: MeanStep) -> Mapping[str, str]:
 
 
 def _ranks(world: WorldResult) -> str:
-    """Returns the number of ranks, with the number of recorded ones if some were not."""
+    """Returns the number of ranks as text, with the number of recorded ranks if some are missing."""
     ranks = counted(world.world_size, "rank")
     if not world.recording.missing_ranks:
         return ranks
@@ -340,7 +341,7 @@ def _in_the_phases(world: WorldResult) -> list[str]:
 def _growth(result: RunResult, steps: Sequence[MeanStep], place: int) -> list[str]:
     """Returns sentences on throughput growth and on the parts that make a step longer than ideal.
 
-    ``place`` is a position in ``result.worlds``. Empty for the smallest world size.
+    ``place`` is an index in ``result.worlds``. Empty for the smallest world size.
     """
     worlds, scale = result.worlds, result.scaling[place]
     first = min(range(len(worlds)), key=lambda i: worlds[i].world_size)

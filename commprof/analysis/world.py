@@ -40,12 +40,13 @@ class WorldResult:
     ranks: tuple[RankSummary, ...]
     #: Mean over ranks and steps.
     parts: StepParts
-    #: Largest divided by mean own work (step less exposed) of the ranks, less 1.
+    #: Own work (step minus exposed time) of the rank with the most, divided by the mean over ranks,
+    #: minus 1.
     imbalance: float
     timing: StepTiming
     training: TrainingAccount
     recording: WorldRecording
-    #: Decides which figures the recordings support; the others are NaN, None or empty.
+    #: Decides which figures the recordings support; all other figures are NaN, None or empty.
     evidence: Evidence
     profiler_cost: ProfilerCost
     communication: Communication
@@ -54,8 +55,8 @@ class WorldResult:
     cross_checks: tuple[CrossCheck, ...] = ()
     #: Gains of replayed changes; None if the steps cannot be replayed.
     gains: Gains | None = None
-    #: Causes of the catalogue that the recordings show, those that make the result of training
-    #: wrong first, then those whose fix wins most.
+    #: Causes of the catalogue that the recordings show: first those that make the result of
+    #: training wrong, then those whose fix saves most.
     named_causes: tuple[NamedCause, ...] = ()
 
     def known(self, name: str) -> list[float]:

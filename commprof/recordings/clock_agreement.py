@@ -2,9 +2,9 @@
 
 A collective in which every rank receives data from all others ends on all ranks at about the same
 time: within some microseconds with NCCL. The median difference of the ends is the offset of two
-clocks; it is taken in windows of time, so that drift is followed. The differences that remain show
-how well the ends agree. If they are too large to separate waiting from transfer, the clocks are
-left as recorded.
+clocks; the median is taken in windows of time, so that it follows drift. The differences that
+remain show how well the ends agree. If they are too large to separate waiting from transfer, the
+clocks are left as recorded.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _ENDS_TOGETHER = codes_of(*SYNCHRONISING)
-#: Fewest collectives and shortest time of a window that gets its own offset.
+#: Least number of collectives, and least length, of a window with an offset of its own.
 _IN_WINDOW: Final = 16
 _WINDOW_NS: Final = 1_000_000_000
 _MOST_WINDOWS: Final = 64
-#: Largest disagreement of the ends, as a share of the collectives' longest time on any rank.
+#: Largest accepted disagreement of the ends, as a share of the collectives' longest time on any
+#: rank.
 _MOST_SHARE: Final = 0.2
 #: Quantile of the collectives' disagreements that is printed.
 _MOSTLY: Final = 0.95
-#: A clock that gains more than both limits against another was stepped: NTP slews by 0.0005 at
-#: most.
+#: A clock that gains more than both of these limits against another clock was stepped: NTP slews by
+#: at most 0.0005.
 _MOST_GAIN: Final = 0.001
 _MOST_GAINED_NS: Final = 10_000_000
 
@@ -128,7 +129,7 @@ def _ends(traces: Sequence[Trace]) -> Ends:
 
 @dataclass(frozen=True)
 class _Offsets:
-    """Offset of each rank, the first rank's clock less the rank's own, and the offset's spread."""
+    """Offset of each rank (the first rank's clock minus its own), and the offset's spread."""
 
     offset_ns: Ints
     error_ns: Ints
@@ -158,7 +159,7 @@ def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
 
     1 for a rank whose clock gains no more than an unstepped clock can gain. A rate is computed from
     the medians of the first and of the last quarter of the shared collectives' ends, because a
-    single end may be late where a thread had no core.
+    single end may be late if a thread had no core.
     """
     rates = np.ones(end_ns.shape[1])
     for rank, parent in reached:
@@ -175,7 +176,7 @@ def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
 
 
 def _stepped(rates: Floats, ranks: Sequence[int]) -> str:
-    """Says which clocks ran at another rate than most; empty if all ran alike."""
+    """Sentence on clocks that ran at another rate than most; empty if all ran alike."""
     usual = int(np.argmin(np.abs(rates - np.sort(rates)[(len(rates) - 1) // 2])))
     others = np.flatnonzero(np.abs(rates / rates[usual] - 1) > _MOST_GAIN)
     if len(others) == 0:
@@ -191,7 +192,7 @@ def _stepped(rates: Floats, ranks: Sequence[int]) -> str:
 
 
 def _quantiles(values: Ints, chosen: npt.NDArray[np.bool_], quantile: float) -> Floats:
-    """Returns a quantile of the chosen values of each column, as ``np.quantile`` interpolates."""
+    """Returns a quantile of each column's chosen values, interpolated as by ``np.quantile``."""
     ordered = np.sort(np.where(chosen, values, np.iinfo(np.int64).max), axis=0)
     last = chosen.sum(axis=0) - 1
     at = last * quantile

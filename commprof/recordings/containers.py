@@ -26,7 +26,7 @@ _MOST_FILES = 100_000
 #: Largest number of unreadable files that are named one by one.
 _MOST_PROBLEMS = 3
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
-#: Argument for zlib that means a gzip header and the largest window.
+#: Argument for zlib: a gzip header and the largest window.
 _GZIP_WINDOW = 31
 _TAR_MAGIC_AT, _HEAD_BYTES = 257, 64 << 10
 _ERRORS = (OSError, EOFError, zlib.error, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
@@ -52,7 +52,7 @@ class Unpacked(io.RawIOBase):
             OSError: the data unpack to too much, or are damaged from the beginning.
         """
         try:
-            data = self._stream.read1(len(buffer))  # read() would lose data before damage
+            data = self._stream.read1(len(buffer))  # read() would lose the data before the damage
         except _ERRORS as error:
             if self._given == 0:
                 raise OSError(f"its compressed data is damaged or cut off ({error})") from None
@@ -76,7 +76,7 @@ class GrowingGzip:
         self._packed_bytes = self._unpacked_bytes = 0
 
     def unpack(self, data: bytes) -> bytes:
-        """Returns what the next bytes of the file unpack to; at most about 1,000 times as much.
+        """Unpacks the next bytes of the file; returns at most about 1,000 times as many.
 
         Raises:
             OSError: the data are damaged, or unpack to too much. No more can be unpacked then.
@@ -136,7 +136,7 @@ def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[s
 
 
 def few(problems: Sequence[str]) -> list[str]:
-    """Returns sentences about files that are left out; of many, one with their number."""
+    """Returns sentences about left-out files; if they are many, a single one with their number."""
     if len(problems) <= _MOST_PROBLEMS:
         return list(problems)
     first = "; ".join(problem.rstrip(".") for problem in problems[:_MOST_PROBLEMS])

@@ -5,13 +5,13 @@ entries has no entries of completed operations, only their last sequence number 
 NCCL numbers point-to-point messages on each rank and in each group separately, so a send and its
 receive are matched by their order among the pending messages, not by number.
 
-What a retired entry without a completion means depends on what recorded it (torch's
+The meaning of a retired entry without a completion depends on its recorder (torch's
 ``FlightRecorder.hpp`` and ``FlightRecorderHook.hpp``). gloo retires an entry when its Work has
 ended, and updates no state: the entry counts as complete. A recorder that learns of completions
 (those of NCCL and XCCL, and from torch 2.15 on the hook of a backend that reports completions)
 retires an entry without a completion if the operation has timed out. The hook of any other backend
-retires an entry when the operation has been issued, because nothing tells it of the end: whether
-the operation is pending is not known. The last two are told apart by the dumps: only NCCL's
+retires an entry when the operation has been issued, because the end is never reported to the hook:
+whether the operation is pending is not known. The dumps distinguish the last two cases: only NCCL's
 recorder writes the version of a communication library, dumps before 2.10 have no hook, and a hook
 that learns of completions shows complete entries of the same group.
 """
@@ -38,7 +38,7 @@ from commprof.trace.schema import ELEMENT_BYTES
 #: Largest size of a tensor in bytes; a damaged dump may contain larger ones.
 _LARGEST_SIZE = 1 << 63
 _MESSAGE = re.compile(r"(send|recv) (\d+|\?)(?:->|<-)(\d+|\?)")
-#: Files whose lines are not the script's.
+#: Files whose lines do not belong to the script.
 _OF_LIBRARY = re.compile(
     r"/(?:site|dist)-packages/|^<|/torch/distributed/|/commprof/(?:capture|compressors|trials)/|\.(?:cpp|h)$"
 )
@@ -78,7 +78,7 @@ class Entry(NamedTuple):
     #: c10d's public name; "send" or "recv" for a point-to-point message.
     op: str
     is_message: bool
-    #: Number of a collective in its group, from 0 as in traces; messages are numbered by each rank
+    #: Sequence number of a collective in its group, from 0 as in traces; each rank numbers messages
     #: on its own.
     seq: int
     #: Other rank of a message, as its rank in the group; -1 for a collective, and for a message
@@ -86,12 +86,13 @@ class Entry(NamedTuple):
     peer: int
     #: "scheduled", "started", "completed", or ``UNTOLD``.
     state: str
-    #: Sizes; -1 if the size of the element type is not known.
+    #: Size of the input; the next field is that of the output. -1 if the size of the element type
+    #: is not known.
     bytes_in: int
     bytes_out: int
     dtype: str
     created_ns: int
-    #: True if the dump says when the operation was seen to start.
+    #: True if the dump holds the time at which the operation was seen to start.
     has_start: bool = False
     #: File and line that issued the operation: "train.py:7"; empty if the dump has no stack of it.
     line: str = ""
@@ -118,7 +119,8 @@ class Dump:
     of_library: bool = True
     #: Time of the first entry, if the rank's buffer has dropped earlier ones; else 0.
     since_ns: int = 0
-    #: Numbers of the process groups that the entries do not name; each rank counts on its own.
+    #: Indices of the process groups that the entries do not name; each rank counts its groups on
+    #: its own.
     unnamed: frozenset[int] = frozenset()
 
 
@@ -218,10 +220,10 @@ def _entry_before(entry: Entry) -> Entry:
 
 
 def _before(seq: int, dump: Dump) -> int:
-    """Returns a number of a group's status, counted from 0; -1 if the status has none.
+    """Returns a sequence number of a group's status, counted from 0; -1 if there is none.
 
-    The status of a hook counts from 0 already. A dump without a library's recorder is a hook's if
-    it lists the groups' ranks, else gloo's.
+    The status of a hook already counts from 0. A dump that no library's recorder wrote is from a
+    hook if it lists the groups' ranks, and else from gloo.
     """
     return max(-1, seq - (1 if dump.of_library or not dump.members else 0))
 
@@ -317,8 +319,8 @@ def _dump(rank: int, value: Any, entries_of: _Entries) -> Dump:
     ids = {about.pg_id: about.before[0] for about in descriptions}
     of_library = _is_of_library(value, version)
     if any(entry.backend == "gloo" for entry in entries) or (entries and not of_library):
-        # The status is of no use: gloo also counts operations without entries, a hook also
-        # messages.
+        # The status is not usable: gloo also counts operations without entries, and a hook also
+        # counts messages.
         status = {}
     elif not of_library:
         status = {key: one for key, one in status.items() if _has_completed(one)}
@@ -334,7 +336,7 @@ def _dump(rank: int, value: Any, entries_of: _Entries) -> Dump:
         last_completed=_in_status("last_completed_collective", status, ids, list(named)),
         unknown_pending=len(enqueued) < sum(_is_behind(one) for one in status.values()),
         of_library=of_library,
-        # If the first record's number is above 0, earlier records were dropped.
+        # If the first record's id is above 0, earlier records were dropped.
         since_ns=min((entry.created_ns for entry in entries), default=0) if first > 0 else 0,
         unnamed=frozenset(about.pg_id for about in descriptions if not about.names_group),
     )
@@ -401,7 +403,7 @@ def _ranks(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1 << 8)
 def _numbers_in(text: str) -> tuple[int, ...]:
-    """Returns the numbers in a text; cached, because all ranks of a group have the same text."""
+    """Returns the ranks in a text; cached, because all ranks of a group have the same text."""
     return tuple(map(int, re.findall(r"\d{1,7}", text)))
 
 
@@ -435,12 +437,13 @@ def _in_status(
 class _Description(NamedTuple):
     """The fields that are equal in all entries that are alike."""
 
-    #: Fields of an entry before its number, between number and time, and after the time.
+    #: Fields of an entry before its sequence number; the next fields are those between number and
+    #: time, and those after the time.
     before: tuple[str, str, str, bool]
     between: tuple[int, str, int, int, str]
     after: tuple[bool, str]
     pg_id: int
-    #: Name of the field with the entry's number.
+    #: Name of the field with the entry's sequence number.
     number: str
     names_group: bool
 
@@ -450,7 +453,7 @@ class _Entries:
 
     def __init__(self) -> None:
         self._alike = alike_entries()
-        #: Descriptions by the numbers of alike entries; none for entries that cannot be read.
+        #: Descriptions by the ids of alike entries; there is none for entries that cannot be read.
         self._descriptions: dict[int, _Description] = {}
 
     def of(self, values: list[Any]) -> tuple[list[Entry], list[_Description], int]:
@@ -527,7 +530,8 @@ def _description_of(value: Mapping[str, Any]) -> _Description:
 def _profiled(name: str) -> tuple[str, str, tuple[str, int] | None]:
     """Returns the backend and the operation in a ``profiling_name``.
 
-    Also returns the operation and the peer of a message, -1 for any; None if it is no message.
+    For a message, also returns its operation and its peer (-1: any rank); None for other
+    operations.
     """
     backend, _, op = name.rpartition(":")
     message = _MESSAGE.match(op)
@@ -558,7 +562,7 @@ def _line_of(frames: Any) -> str:
 
 
 def _called(frames: Any) -> str:
-    """Returns the function that a script called where gloo recorded an all-reduce, by the stack.
+    """Returns the function that a script called, if gloo recorded it as an all-reduce.
 
     Without a stack, as in JSON, this is "all_reduce".
     """

@@ -1,4 +1,4 @@
-"""Gives alike entries of dumps the same number, so that each kind of entry is read once.
+"""Gives alike entries of dumps the same id, so that each kind of entry is read once.
 
 The ranks of a job issue the same operations, from the same lines: entries differ in numbers and
 times.
@@ -16,19 +16,19 @@ Ints = npt.NDArray[np.int64]
 
 #: Integers that differ between entries that are alike; columns in this order.
 INTEGERS: Final = (*("record_id", "seq_id", "collective_seq_id", "p2p_seq_id", "time_created_ns"),)
-#: Fields of which readers only ask whether they are 0 or missing; fields that no reader uses.
+#: Fields for which only the truth value is used; below, fields that no reader uses.
 _TRUTHS: Final = ("time_discovered_started_ns", "time_discovered_completed_ns")
 _IGNORED: Final = ("op_id", "duration_ms", "thread_id", "thread_name", "timeout_ms")
 _WITHOUT_REFERENCES: Final = 2
 
 
 class AlikeEntries(Protocol):
-    """Gives numbers to entries; entries of all dumps with the same number are alike."""
+    """Gives ids to entries; entries of all dumps with the same id are alike."""
 
     def read(self, dictionaries: list[Any]) -> tuple[Ints, Ints]:
-        """Returns the entries' numbers, which count up from 0, and a row of ``INTEGERS`` for each.
+        """Returns the entries' ids, which count up from 0, and a row of ``INTEGERS`` for each.
 
-        An integer is -1 if the entry has none, or none from 0 to 2**63 - 1.
+        An integer is -1 if it is missing, or outside of 0 to 2**63 - 1.
 
         Raises:
             ValueError: an entry is not a dictionary of plain values.
@@ -36,7 +36,7 @@ class AlikeEntries(Protocol):
 
 
 class AlikeInPython:
-    """Does what commprof's C++ module does (``csrc/reading/alike_dictionaries.cpp``)."""
+    """The same in Python as in C++ (``csrc/reading/alike_dictionaries.cpp``)."""
 
     def __init__(self) -> None:
         """Knows no entry yet."""
@@ -70,7 +70,7 @@ def _integer(value: Any) -> int:
 
 
 def alike_entries() -> AlikeEntries:
-    """Returns the C++ implementation, or the Python one if commprof's module is missing."""
+    """Returns the C++ implementation, or the one in Python if the C++ module is missing."""
     try:
         from commprof._reading import AlikeDictionaries
     except ImportError:

@@ -24,7 +24,7 @@ _NUMBER = re.compile(
 _LARGEST_BYTES = 1 << 30
 _HEAD_BYTES = 1 << 16
 _PICKLE, _GZIP = b"\x80", b"\x1f\x8b"
-#: Argument for zlib that means a gzip header and the largest window.
+#: Argument for zlib: a gzip header and the largest window.
 _GZIP_WINDOW = 31
 _OF_TORCH_PROFILER = b'"traceEvents"'
 #: File of a run directory, whose folders hold no dumps.
@@ -91,7 +91,7 @@ def dump_files(path: Path) -> tuple[list[DumpFile], list[str]]:
     else:
         dumps = list(_dumps_in(path))
     places = {(dump.rank, dump.file.parent) for dump in dumps}
-    if len(places) > len({rank for rank, _ in places}):  # a rank is in several
+    if len(places) > len({rank for rank, _ in places}):  # a rank has dumps in several folders
         folders = sorted({dump.file.parent for dump in dumps})
         named = ", ".join(quoted(folder) for folder in folders[:10])
         raise TraceError(f"{quoted(path)} holds dumps in several folders; give only one: {named}")

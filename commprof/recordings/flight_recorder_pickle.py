@@ -1,8 +1,9 @@
 """Reader of pickled dumps that accepts plain values only and runs no code of the file.
 
 A pickle is a program. This reader executes the instructions that build numbers, strings, lists,
-tuples and dictionaries and refuses all others: no class, no global, no call. Python's unpickler,
-even with all classes forbidden, would allocate a memo as large as any index in a damaged file.
+tuples and dictionaries and refuses all others: no class, no global, no call. Python's own unpickler
+is not used: even with all classes forbidden, it would allocate a memo as large as any index in a
+damaged file.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ _DO: dict[int, Callable[[_Machine], Any]] = {
 def read_plain_pickle(data: bytes) -> Any:
     """Reads a pickle of plain values without running any code of the pickle.
 
-    commprof's C++ module does it where it is installed (``csrc/reading/plain_pickle.cpp``).
+    commprof's C++ module reads it if that module is installed (``csrc/reading/plain_pickle.cpp``).
 
     Raises:
         ValueError: the pickle is damaged or holds more than plain values. The error's message is
@@ -153,7 +154,7 @@ def read_plain_pickle(data: bytes) -> Any:
 
 
 def read_in_python(data: bytes) -> Any:
-    """Does what :func:`read_plain_pickle` does, without C++."""
+    """Like :func:`read_plain_pickle`, without C++."""
     machine = _Machine(data)
     try:
         while (code := machine.take(1)[0]) != _STOP:

@@ -1,7 +1,8 @@
 """Reads logs of NCCL Inspector, NVIDIA's profiler plugin that ships with NCCL.
 
 Each process writes ``<host>-pid<PID>.log`` with a JSON object per completed operation. The C++
-reader (``csrc/inspector``) takes every version of the format, one file per process or joined ones.
+reader (``csrc/inspector``) takes every version of the format, with one file per process, or with
+joined files.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class InspectorLogs:
 
     path: Path
     logs: tuple[InspectorLog, ...]
-    #: Names of the plugin's files that hold nothing.
+    #: Names of the plugin's files that are empty.
     empty: tuple[str, ...]
     #: Caveats, as sentences without a full stop.
     problems: tuple[str, ...]
@@ -71,7 +72,7 @@ def looks_like_log(head: bytes) -> bool:
 def is_inspector(path: Path) -> bool:
     """True if a file, folder or archive holds a log of NCCL Inspector.
 
-    Also if the names alone say so: of an empty file, or of all files in a folder.
+    The names alone also suffice: of an empty file, or of all files in a folder.
     """
 
     def wanted(head: bytes) -> bool:

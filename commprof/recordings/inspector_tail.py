@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _BYTES_PER_LOOK: Final = 64 << 20
 #: Largest number of bytes that a look reads of one log before it turns to the next.
 _BYTES_PER_LOG: Final = 4 << 20
-#: The same for a compressed log, which unpacks to many times as much.
+#: The same for a compressed log, which unpacks to many times as many bytes.
 _PACKED_BYTES_PER_LOG: Final = 64 << 10
 _HEAD_BYTES: Final = 64 << 10
 _MOST_PROBLEMS: Final = 20
@@ -46,13 +46,13 @@ class GrowingLog:
     path: Path
     log: InspectorLog
     read_bytes: int = 0
-    #: Time of :func:`time.monotonic` at which the log was last written to, as far as was seen.
+    #: Time of :func:`time.monotonic` at which the log was last seen to have grown.
     grew_s: float = 0.0
     #: Number of looks that found new content.
     growths: int = 0
-    #: Longest time between two writes that was seen; 0 before the second.
+    #: Longest observed time between two writes; 0 before the second write.
     longest_gap_s: float = 0.0
-    #: True if there was nothing more to read at the last look.
+    #: True if the last look read to the end of the log.
     is_read: bool = False
     #: None if the file is not compressed.
     unpacker: GrowingGzip | None = None
@@ -69,9 +69,9 @@ class InspectorTail:
         """Reads nothing yet; there may be no log before the job begins to communicate."""
         self.folder = folder
         self.logs: dict[Path, GrowingLog] = {}
-        #: Names of the plugin's logs that hold nothing yet.
+        #: Names of the plugin's logs that are still empty.
         self.empty: list[str] = []
-        #: Sentences about what could not be read.
+        #: Sentences about content that could not be read.
         self.problems: list[str] = []
         self._others: set[Path] = set()
 
@@ -86,7 +86,7 @@ class InspectorTail:
         self._find()
         waiting = [log for log in self.logs.values() if not log.is_given_up]
         while waiting and left > 0:
-            # The log that is furthest behind comes first, so that all advance alike.
+            # The log that is furthest behind comes first, so that all logs advance equally.
             for log in sorted(waiting, key=lambda log: log.read_bytes):
                 try:
                     left -= self._read(log, min(left, _BYTES_PER_LOG))
@@ -126,7 +126,7 @@ class InspectorTail:
             is_whole = len(head) == _HEAD_BYTES
             head = GrowingGzip().unpack(head)
             if not is_whole and b"\n" not in head:
-                return  # too little is written to tell if it is a log
+                return  # not enough is written yet to tell if it is a log
         if is_archive(head):
             if is_inspector(file):
                 self._leave_out(

@@ -29,12 +29,12 @@ _NEXT_EVENT = re.compile(r'\n\s*(?=\{\s*"ph")')
 _NEXT_MEMBER = re.compile(rf'\n\s*(?="(?:traceEvents|{"|".join(_KEPT)})":)')
 #: Errors of json that may vanish when more of the text is read.
 _MAY_CONTINUE = ("Unterminated string", "Invalid \\")
-#: Any error this close to the end of the text, in characters, may vanish likewise.
+#: Any error at most this many characters from the end of the text may vanish too.
 _MAY_BE_CUT_CHARS = 64
 
 
-#: Function that takes events from a position in the text on. Returns the position of the first
-#: event that it leaves to Python; None if it takes no further events.
+#: Function that takes the events from a position on. It returns the position of the first event
+#: that it leaves to Python; None if it will take no further events.
 Scan = Callable[[str, int], int | None]
 
 
@@ -58,9 +58,9 @@ class EventReader:
     found_events: bool = False
     #: The reason if the text ended early or was damaged; empty for a sound trace.
     problem: str = ""
-    #: Numbers of events and of top-level values that are not JSON and were passed over. torch's
-    #: profiler writes a double quote in the name of a range, in a process group's description or in
-    #: metadata as it is (``findings/profiler_quotes_break_json.sh``).
+    #: Number of events that are not JSON and were passed over; the next field is the same for
+    #: top-level values. torch's profiler writes a double quote in the name of a range, in a process
+    #: group's description or in metadata as it is (``findings/profiler_quotes_break_json.sh``).
     passed_over: int = 0
     passed_over_in_head: int = 0
     _text: str = ""
@@ -93,7 +93,7 @@ class EventReader:
             self._skip()
             if self._peek() == "}":
                 return
-            if self._peek() != '"':  # the rest of a value that a quote in its text ended early
+            if self._peek() != '"':  # the rest of a value: a quote in its text ended it early
                 self._pass_over(_NEXT_MEMBER, _DAMAGED)
                 self.passed_over_in_head += 1
                 continue
@@ -174,7 +174,7 @@ class EventReader:
     def _value_or_pass_over(self, following: re.Pattern[str]) -> list[Any]:
         """Returns a list with the value at the current position.
 
-        If the value is not JSON, goes to what follows the value, and returns an empty list.
+        If the value is not JSON, goes to the end of the value, and returns an empty list.
 
         Raises:
             DamagedError: the value is not JSON, and nothing that follows is found.
@@ -186,7 +186,7 @@ class EventReader:
             return []
 
     def _pass_over(self, following: re.Pattern[str], reason: str) -> None:
-        """Goes to what follows; raises DamagedError with the reason if it is not found."""
+        """Goes to the end of a value; raises DamagedError with the reason if it is not found."""
         begin = following.search(self._text, self._at)
         if begin is None:
             raise DamagedError(reason)
@@ -196,8 +196,8 @@ class EventReader:
         """Returns the value at the current position, reading further text as needed."""
         while True:
             if 0 < len(self._text) - self._at < _SHORT_CHARS < self._at:
-                # On an error, which each piece's cut-off event causes, Python counts all lines
-                # before it.
+                # The decoded text is dropped, because Python counts all lines before an error, and
+                # the cut-off event of each piece causes an error.
                 self._text, self._at = self._text[self._at :], 0
             try:
                 value, end = _DECODER.raw_decode(self._text, self._at)
@@ -221,7 +221,7 @@ class EventReader:
 
     def _may_continue(self, error: ValueError) -> bool:
         """True if the value may be valid once more of the text is there."""
-        if not isinstance(error, json.JSONDecodeError):  # a number of thousands of digits
+        if not isinstance(error, json.JSONDecodeError):  # an integer of thousands of digits
             return False
         cut = len(self._text) - error.pos < _MAY_BE_CUT_CHARS
         return cut or error.msg.startswith(_MAY_CONTINUE)

@@ -35,7 +35,7 @@ from commprof.recordings.nccl_tests_rows import (
 _HALF_DIGIT = 5e-7
 _BYTES = {"half": 2, "bfloat16": 2, "double": 8, "int64": 8, "uint64": 8, "float": 4, "int": 4}
 _ONE_BYTE = re.compile(r"u?int8|char|fp8.*|f8.*")
-#: Operations whose calls count the elements of one rank's part.
+#: Operations whose calls state the number of elements of one rank's part.
 _OF_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 
 
@@ -167,8 +167,8 @@ def _of_records(
 def _hosts(record: Mapping[str, str], ranks: int) -> int | None:
     """Returns the number of hosts; None if several communicators make it unknown.
 
-    ``nodes`` is the processes of the job divided by those of a communicator. It can only be the
-    number of hosts if all processes are in one.
+    ``nodes`` is the processes of the job divided by those of a communicator. It can be the number
+    of hosts only if all processes are in one communicator.
     """
     if "gpus" in record:
         return 1
@@ -179,7 +179,7 @@ def _hosts(record: Mapping[str, str], ranks: int) -> int | None:
 
 
 def _processes(record: Mapping[str, str], name: str) -> int:
-    """Returns the ranks of as many processes as field ``name`` says; 0 if it is missing.
+    """Returns the number of ranks in as many processes as field ``name`` states; 0 if missing.
 
     A build without MPI has one process, whose number of GPUs is ``gpus``.
     """
@@ -205,7 +205,7 @@ def _of_csv(text: str) -> Iterator[dict[str, str]]:
         aligned = names
         if len(cells) == len(names) + 1 and "nodes" not in names:
             aligned = [*names[:2], "nodes", *names[2:]]
-        if len(cells) == len(aligned):  # else the line was cut off
+        if len(cells) == len(aligned):  # otherwise the line was cut off
             yield dict(zip(aligned, (cell.strip() for cell in cells), strict=True))
 
 

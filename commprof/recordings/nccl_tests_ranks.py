@@ -2,8 +2,8 @@
 
 nccl-tests computes busbw from algbw with a factor of the number of ranks (``doc/PERFORMANCE.md``):
 2 (n - 1) / n for all_reduce, (n - 1) / n for operations whose buffers hold a part per rank, and 1
-for the others, whose ratio does not show n. Before 2.9 the second factor was within algbw, and
-busbw equal to it. The digits that the file shows limit what busbw / algbw tells.
+for the others, whose ratio does not show n. Before 2.9 the second factor was part of algbw, and
+busbw was equal to algbw. The digits in the file limit the accuracy of busbw / algbw.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MOST_RANKS = 1 << 16
 _OF_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 #: Share of the rows that must agree with a number of ranks: other rows may be damaged.
 _MOST_ROWS = 0.9
-#: Rows are left out if their digits give the ratio ten times less exactly than those of the best
+#: A row is left out if its digits give the ratio ten times less exactly than those of the best
 #: rows.
 _DECADE = 10
 #: Rounding of the arithmetic itself.
@@ -32,10 +32,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class RanksOfBandwidths:
-    """What busbw / algbw of a log's rows tells about the number of ranks."""
+    """Information on the number of ranks from busbw / algbw of a log's rows."""
 
     op: str
-    #: Least and most busbw / algbw that each row's digits allow.
+    #: Smallest busbw / algbw that each row's digits allow; the next field is the largest.
     least: _Floats
     most: _Floats
 
@@ -44,7 +44,7 @@ class RanksOfBandwidths:
         return len(self.least) > 0
 
     def agrees(self, ranks: int) -> bool:
-        """True if the rows may be of this number of ranks."""
+        """True if the rows may be from this number of ranks."""
         return bool(self._share(np.array([float(ranks)]))[0] >= _MOST_ROWS)
 
     def agrees_with(self, ratio: float) -> bool:
@@ -52,7 +52,7 @@ class RanksOfBandwidths:
         return bool(self._agreeing(np.array([ratio]))[0] >= _MOST_ROWS)
 
     def candidates(self) -> list[int]:
-        """Numbers of ranks that most rows agree with, ascending."""
+        """Numbers of ranks with which most rows agree, ascending."""
         numbers = np.arange(1, _MOST_RANKS + 1, dtype=np.float64)
         shares = self._share(numbers)
         best = shares.max()
@@ -76,7 +76,7 @@ class RanksOfBandwidths:
 
 
 def ranks_of_bandwidths(op: str, rows: Sequence[NcclTestsRow]) -> RanksOfBandwidths:
-    """Collects the ratios of the rows that tell a number of ranks."""
+    """Collects the ratios of the rows that show a number of ranks."""
     least, most = [], []
     for row in rows if op == "all_reduce" or op in _OF_PARTS else ():
         algbw, busbw = row.algbw, row.busbw
@@ -103,7 +103,7 @@ def _exact(evidence: RanksOfBandwidths) -> RanksOfBandwidths:
 def settled_ranks(
     op: str, stated: Sequence[int], source: str, rows: Sequence[NcclTestsRow]
 ) -> tuple[int, list[str]]:
-    """Returns the number of ranks, and remarks if it is not the one that the file states.
+    """Returns the number of ranks, and remarks if it differs from the stated number.
 
     Args:
         op: operation of the log.
@@ -113,8 +113,8 @@ def settled_ranks(
         rows: rows of the log.
 
     Raises:
-        ValueError: the number is neither stated nor told by the bandwidths, or both contradict
-            each other and the bandwidths do not tell a single number.
+        ValueError: the number follows neither from the statements nor from the bandwidths; or the
+            two contradict each other, and the bandwidths do not show a single number.
     """
     evidence = ranks_of_bandwidths(op, rows)
     if not evidence.tells():

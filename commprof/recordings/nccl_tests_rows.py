@@ -16,7 +16,8 @@ _DAMAGED = 0.1
 _ROUNDING = 1e-3
 #: A program of nccl-tests that measures no collective of NCCL's.
 _NO_COLLECTIVE = "hypercube"
-#: c10d's operation by its name within the program's name. A name that contains others comes first.
+#: c10d's operation by its name within the program's name. A name that contains other names comes
+#: first.
 _OPS = {
     "all_reduce": "all_reduce",
     "all_gather": "all_gather",
@@ -67,13 +68,14 @@ class NcclTestsRow:
     #: Number of wrong elements; None if results were not checked. Where the file shows only the
     #: largest error, 1 stands for at least one wrong element.
     wrong: int | None
-    #: Times of single iterations, if the file has them, without those that the run skips.
+    #: Times of single iterations, if the file has them, without the iterations that the run skips.
     samples_us: tuple[float, ...] = ()
-    #: Number of the pass over all sizes that measured the row, from 0 (``-N``, or a repeated run).
+    #: Index of the pass over all sizes that measured the row, from 0 (``-N``, or a repeated run).
     round: int = 0
     #: Half of the last digit that the file shows of the time.
     half_digit_us: float = 0.0
-    #: Bandwidths in GB/s as the file shows them; None if it shows none.
+    #: algbw in GB/s, as the file shows it; the next field is busbw. None if the file does not show
+    #: it.
     algbw: TestedFigure | None = None
     busbw: TestedFigure | None = None
     #: Summary of single iterations; None if the file has none.
@@ -85,12 +87,12 @@ class NcclTestsLog:
     """The result of one run of one test."""
 
     op: str
-    #: Ranks of the communicator; of the first one if ``NCCL_TESTS_SPLIT`` made several.
+    #: Number of ranks in the communicator; in the first one if ``NCCL_TESTS_SPLIT`` made several.
     ranks: int
-    #: Hosts of these ranks; None if the file does not tell.
+    #: Number of hosts of these ranks; None if the file does not show it.
     hosts: int | None
     rows: tuple[NcclTestsRow, ...]
-    #: What a reader of the figures must know, as sentences without a full stop.
+    #: Facts that a reader of the figures must know, as sentences without a full stop.
     remarks: tuple[str, ...] = ()
 
 
@@ -144,7 +146,7 @@ def without_contradictions(
 ) -> tuple[list[NcclTestsRow], list[str]]:
     """Leaves out single rows whose algbw is not size / time; also returns remarks on them.
 
-    If more rows are damaged, it is not known which figure is right, and the times are used.
+    If more rows are damaged, it is not known which figures are right, and the times are used.
     """
     agreeing = [row for row in rows if _agrees(row, ranks)]
     damaged = len(rows) - len(agreeing)
@@ -161,7 +163,7 @@ def without_contradictions(
 
 
 def _agrees(row: NcclTestsRow, ranks: int) -> bool:
-    """True if algbw may be size / time, as far as their digits tell.
+    """True if algbw may be size / time within the accuracy of their digits.
 
     Before 2.9, algbw of some operations has the factor (n - 1) / n.
     """
@@ -185,7 +187,7 @@ def about_roots(rows: Sequence[NcclTestsRow]) -> list[str]:
 
 
 def in_rounds(rows: Iterable[NcclTestsRow], first: int = 0) -> list[NcclTestsRow]:
-    """Gives the passes over all sizes of one table their numbers, from ``first`` on.
+    """Numbers the passes over all sizes of one table, from ``first`` on.
 
     A pass begins where the size falls. Rows of one size follow each other within a pass if sizes
     were rounded to the same; if the table has one size only, each row is a pass.

@@ -58,12 +58,12 @@ class _Description:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A row whose other results may follow behind other output, or in the next line."""
+    """A row whose remaining results may follow after other output, or in the next line."""
 
     described: _Description
     #: Placements of the results that are missing.
     places: list[str]
-    #: Cells that were read of the first of these results.
+    #: Cells of the first missing result that were already read.
     cells: list[str]
     #: True if other output broke the row; False if its line just ends.
     broken: bool
@@ -110,7 +110,8 @@ class Table:
             (index for index, name in enumerate(self._names) if name in _NAMES_OF_WRONG), None
         )
         self._places = _places(above, len(begins))
-        #: Distance in characters from the cell before the first result to each result's first cell.
+        #: Distances in characters, from the cell before the first result to each result's first
+        #: cell.
         self._distance = [
             cells[first + begin].end() - cells[first - 1].end() for begin in begins if first
         ]
@@ -126,7 +127,7 @@ class Table:
             description, position, interrupted = self._description(match, line)
             cells = ([], 0, True) if interrupted else self._cells(line, position)
             if len(cells[0]) < len(self._names) and not _TYPE.fullmatch(description.dtype):
-                continue  # numbers and a word in a line of other output
+                continue  # a line of other output that has numbers and a word
             self.end()
             return self._results(description, cells, position)
         return self._continued(line) if self._pending else []
@@ -201,8 +202,8 @@ class Table:
                 return cells, first_end, not _is_time_of_day(word[0])
             position = word.start() + cell.end()
             whole = cell.end() == len(word[0])
-            # Other output may follow a result's last cell directly; after other cells, digits may
-            # be lost.
+            # Other output may directly follow the last cell of a result. If it follows another
+            # cell, digits may be lost.
             if not whole and (len(cells) + 1) % len(self._names):
                 return cells, first_end, not _is_time_of_day(word[0])
             cells.append(cell[0])
@@ -234,7 +235,7 @@ class Table:
         return rows
 
     def _is_cell(self, number_of_cell: int, word: str) -> bool:
-        """True if a word may be, or begin with, the cell of this number of a row's results."""
+        """True if a word may be, or begin with, the cell with this index in a row's results."""
         name = self._names[number_of_cell % len(self._names)]
         numbers = name in (*_NUMBERS, *_NAMES_OF_WRONG) or name.startswith("i_")
         return not numbers or _CELL.match(word) is not None

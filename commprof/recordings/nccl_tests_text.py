@@ -30,7 +30,7 @@ from commprof.text import counted, rank_list
 
 #: Longest piece of a line that is read at once.
 _LONGEST_LINE = 1 << 16
-#: Bytes of a file in which the column names are looked for.
+#: The column names are searched in this many bytes of a file.
 _MOST_SEARCHED = 1 << 30
 _PIECE = 1 << 20
 #: Byte order marks of the text that PowerShell writes.
@@ -38,7 +38,7 @@ _UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 _MARK = re.compile(
     rb"(?:size[ \t]+count|bytes[ \t]+N)[ \t]+type\b[^\r\n]{0,400}?time\b[^\r\n]{0,200}?algbw"
 )
-#: Control sequences of terminals, and mpirun's tags, which may stand between a row's parts, too.
+#: Control sequences of terminals, and mpirun's tags, which may also stand between a row's parts.
 _NOT_PRINTED = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\[(?:[^\[\]\s]*@)?\d+,\d+\]<std\w+>: ?")
 _RANK = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?(?:Pid\s+(\d+)\s+)?on\s+(\S+)\s+device\b"
@@ -46,7 +46,7 @@ _RANK = re.compile(
 _STARTING = re.compile(r"Collective test starting: *(\w+)")
 _CONCLUDED = re.compile(r"Collective test concluded: *(\w+)")
 _PROGRAM = re.compile(r"\w+_perf")
-#: Number of lines above the column names among which the placement is looked for.
+#: The placement is searched in this many lines above the column names.
 _ABOVE = 4
 
 
@@ -56,13 +56,13 @@ class _Device:
 
     rank: int
     host: str
-    #: Number of the communicator (``NCCL_TESTS_SPLIT``); 0 in versions without splits.
+    #: Index of the communicator (``NCCL_TESTS_SPLIT``); 0 in versions without splits.
     group: int
 
 
 @dataclass
 class _About:
-    """What stands between a table's last row and the next table."""
+    """Data from the lines between a table's last row and the next table."""
 
     starting: str = ""
     named: str = ""
@@ -71,7 +71,7 @@ class _About:
 
 @dataclass
 class _Section:
-    """A table of a file, with what stands above it."""
+    """A table of a file, with data from the lines above it."""
 
     table: Table
     about: _About

@@ -1,4 +1,4 @@
-"""Makes many objects at once, which Python's collector of cycles would visit again and again."""
+"""Makes many objects at once, without repeated visits by Python's cycle collector."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Names the programs whose files commprof does not read, for a refusal that helps.
 
-Each is recognised by the words that its own sources print. None of these files tells all that a
-cost or a comparison needs: which ranks took part, on which hosts, and times of single sizes.
+Each program is recognised by words that its own sources print. None of these files holds all data
+that a cost or a comparison needs: the ranks, their hosts, and times of single sizes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Final
 
 from commprof.files import open_regular
 
-#: Bytes of a file that are searched: a summary may stand at the end of a long training log.
+#: This many bytes of a file are searched, because a summary may stand at the end of a long training
+#: log.
 _MOST_BYTES: Final = 256 << 20
 _CHUNK_BYTES: Final = 1 << 20
 #: Longest text that a pattern matches.
@@ -51,7 +52,7 @@ _ANY: Final = re.compile(b"|".join(b"(" + pattern + b")" for pattern, _, _ in _T
 
 
 def other_tool(path: Path) -> str:
-    """Says what another program's file is and why it is not read; empty if not recognised."""
+    """Text on another program's file, and on why it is not read; empty if not recognised."""
     tail, searched = b"", 0
     try:
         with open_regular(path) as opened:

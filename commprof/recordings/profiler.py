@@ -69,9 +69,9 @@ _OUR_TIMELINE: Final = b'"otherData":{"commprof"'
 _FEW: Final = 8
 #: First sequence number given to collectives that have no recorded number.
 _FIRST_SEQ: Final = 1 << 24
-#: Begins of the names of operations whose sizes may differ between ranks.
+#: First parts of the names of operations whose sizes may differ between ranks.
 _UNEVEN: Final = ("all_to_all", "gather", "scatter")
-#: Sequence numbers reserved for each window of a recording.
+#: Number of sequence numbers that are reserved for each window of a recording.
 _OF_WINDOW: Final = 1 << 19
 
 
@@ -111,7 +111,7 @@ def read_recording(path: Path) -> Recording | None:
 
 
 def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Recording:
-    """Makes a recording of the ranks that were read, which it takes out of the list."""
+    """Makes a recording of the ranks that were read; removes them from the list."""
     _one_job(path, read)
     recordings, caveats = _of_all_processes(read)
     by_rank, about_ranks = _by_rank(recordings)
@@ -127,7 +127,7 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
     by_rank, without_kernels = _with_times(_with_distinct_groups(by_rank))
     caveats += without_kernels
     seqs, counted_so = _numbers(by_rank)
-    # Analyses compare the numbers of element types between ranks.
+    # Analyses compare the codes of element types between ranks.
     dtypes = sorted(
         {kind.dtype for recording in by_rank.values() for kind in recording.calls.used()}
     )
@@ -136,7 +136,7 @@ def _recording(path: Path, read: list[RankRecording], problems: list[str]) -> Re
     read.clear()
     recordings.clear()
     traces = {}
-    for rank in sorted(by_rank):  # once its trace is made, its events are needed no more
+    for rank in sorted(by_rank):  # once a rank's trace is made, its events are no longer needed
         recording = by_rank.pop(rank)
         traces[rank] = trace_of(recording, rank, world_size, seqs.pop(rank), dtypes)
     if len(traces) > 1:
@@ -258,7 +258,7 @@ def _natural(name: str) -> list[tuple[str, int]]:
 def _by_rank(
     recordings_read: Sequence[RankRecording],
 ) -> tuple[dict[int, RankRecording], list[str]]:
-    """Returns one recording per rank, and caveats; numbers files without a rank by name order."""
+    """Returns one recording per rank, and caveats; files without a rank follow name order."""
     recordings: dict[int, list[RankRecording]] = {}
     for recording in sorted(
         recordings_read, key=lambda recording: (_begin_ns(recording), recording.name)
@@ -296,9 +296,9 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, Ints], list[s
 
     The recorded numbers of a group are used if they are complete and distinct on every rank; else
     calls are counted. Point-to-point and unknown operations get no number, because ranks may issue
-    different ones. The count starts at the first step that all ranks recorded, so that a rank
-    whose recording begins earlier gets the same numbers. If a rank's recording was joined from
-    several files, the count starts anew in each file.
+    different ones. The count starts at the first step that all ranks recorded, so that ranks whose
+    recordings begin earlier get the same numbers. If a rank's recording was joined from several
+    files, the count starts anew in each file.
 
     If ranks have different numbers of calls in the steps that all of them recorded, or calls of
     other operations or sizes, a record may be missing anywhere: the count then starts anew in each
@@ -354,9 +354,9 @@ def _numbers_by_step(
 ) -> dict[tuple[int, str], list[int]]:
     """Returns the numbers of the calls by rank and group, for groups whose calls differ.
 
-    Each step that all ranks recorded has a number for each of its calls. A step in which the calls
-    differ, or that some rank did not record, has other numbers for each rank, so that no call of
-    the step matches those of other ranks.
+    Each call in a step that all ranks recorded has a number. If the calls of a step differ, or if
+    some rank did not record the step, each rank has different numbers, so that no call of the step
+    matches a call of another rank.
     """
     common = set[int].intersection(
         *({*recording.steps.number.tolist()} for recording in by_rank.values())
@@ -399,7 +399,7 @@ def _numbers_by_step(
 
 
 def _have_same_steps(by_rank: dict[int, RankRecording]) -> bool:
-    """True if a number means one step on all ranks: steps are marked, or updates equally many."""
+    """True if a step index means the same step on all ranks."""
     steps = [recording.steps for recording in by_rank.values()]
     counts = {len(of_rank.number) for of_rank in steps}
     return all(not of_rank.said for of_rank in steps) or (
@@ -408,7 +408,7 @@ def _have_same_steps(by_rank: dict[int, RankRecording]) -> bool:
 
 
 def _kind(call: Call) -> tuple[str, int]:
-    """Returns what all ranks of a collective have in common: operation, and size or -1."""
+    """Returns the properties that all ranks of a collective share: operation, and size or -1."""
     is_even = not call.op.startswith(_UNEVEN) and call.dtype != ""
     return form_of(call.op), max(call.bytes_in, call.bytes_out) if is_even else -1
 
@@ -439,7 +439,7 @@ def _joins(call: Call) -> bool:
     """True if the call can be matched with those of other ranks, in the order of issue.
 
     False for operations that not all ranks of the group issue, and if the group is not known. On
-    the host it depends on the root who waits for whom, so the root must be known too.
+    the host, the root determines which rank waits for which, so the root must be known too.
     """
     root_lacks = call.backend != "" and call.op in ROOTED and not call.root_known
     return call.op not in OF_FEW and call.group_known and not root_lacks

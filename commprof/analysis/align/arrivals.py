@@ -26,15 +26,15 @@ class BucketArrivals:
     the exchange proceeds. So a rank counts as arrived once its gradients are ready.
     """
 
-    #: Number of the backward pass that waited for the bucket; -1 if unknown.
+    #: Id of the backward pass that waited for the bucket; -1 if unknown.
     graph_task: Ints = field(default_factory=_none)
     ready_ns: Ints = field(default_factory=_none, metadata=MOMENT)
     #: Time at which the bucket's mean was ready; 0 if not recorded.
     end_ns: Ints = field(default_factory=_none, metadata=MOMENT)
-    #: As in ``Arrivals``: the time at which the last rank's gradients were ready.
+    #: Time at which the last rank's gradients were ready; see ``Arrivals``.
     last_arrival_ns: Ints = field(default_factory=_none, metadata=MOMENT)
     late_rank: Ints = field(default_factory=_none)
-    #: Number of the bucket's exchange, the same on all ranks, larger than any
+    #: Index of the bucket's exchange, the same on all ranks, and larger than any index in
     #: ``Arrivals.collective``; -1 if not all ranks of the group recorded the bucket.
     number: Ints = field(default_factory=_none)
 
@@ -54,7 +54,7 @@ class Arrivals:
     last_arrival_ns: Ints = field(metadata=MOMENT)
     #: Global rank that arrived last; -1 if unknown.
     late_rank: Ints
-    #: Number of the collective, the same on all ranks; -1 if not all ranks were recorded.
+    #: Index of the collective, the same on all ranks; -1 if not all ranks were recorded.
     collective: Ints
     #: Buckets of the same rank.
     buckets: BucketArrivals = field(default_factory=BucketArrivals)
@@ -90,8 +90,8 @@ def match_arrivals(
 def bucket_arrivals(traces: Sequence[Trace], first_number: int) -> list[BucketArrivals]:
     """Finds the last rank to arrive at each gradient bucket of the models given to ``attach``.
 
-    If not all ranks of the group recorded the bucket, ``last_arrival_ns`` is 0 and the other two
-    results, ``late_rank`` and ``number``, are -1.
+    If not all ranks of the group recorded the bucket, ``last_arrival_ns`` is 0; ``late_rank`` and
+    ``number`` are -1.
 
     Args:
         traces: traces of the ranks, on a common clock.

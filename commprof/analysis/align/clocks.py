@@ -21,10 +21,10 @@ from commprof.units import ns_to_us
 
 Floats = npt.NDArray[np.float64]
 
-#: A clock comparison counts as disturbed and is left out if its error bound is more than this many
-#: times the bound that better comparisons give for the offset at the same time. This choice assumes
-#: that the drift changes by up to ``UNSEEN_WANDER`` between comparisons, for example with a
-#: crystal's temperature.
+#: Better comparisons give an error bound for the offset at the time of a clock comparison. If the
+#: comparison's own error bound is more than this many times as large, it counts as disturbed and is
+#: left out. Between comparisons, the drift is assumed to change by up to ``UNSEEN_WANDER``, for
+#: example with a crystal's temperature.
 _DISTURBED = 3.0
 #: Comparisons closer together than this do not determine drift: only the best of them is kept.
 _APART_NS = 100_000_000
@@ -44,11 +44,12 @@ class ClockMap:
     offset_ns: Ints
     #: Bound on each offset's error.
     error_ns: Floats
-    #: Drift outside of the comparisons: ns of offset gained per ns.
+    #: Drift before the first and after the last comparison: ns of offset gained per ns.
     rate: float
     #: Bound on the error of ``rate``.
     rate_error: float
-    #: Smallest change of drift, in ns per ns, that explains the comparisons; 0 if one drift does.
+    #: Smallest change of drift, in ns per ns, that explains the comparisons; 0 if a constant drift
+    #: explains them.
     wander: float
 
     @property
@@ -157,7 +158,7 @@ def _error_bound(kept: Sequence[tuple[int, int]], errors: Sequence[int], time_ns
     return errors[near] + (unsure + UNSEEN_WANDER) * distance
 
 
-#: Boot ID and time namespace of a rank; the rank's number if both are unknown.
+#: Boot ID and time namespace of a rank; the rank itself if both are unknown.
 _Clock = tuple[str, str] | int
 
 

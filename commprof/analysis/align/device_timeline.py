@@ -32,8 +32,8 @@ def on_device_timeline(trace: Trace) -> Trace:
     Collectives of CPU tensors, and records before the first event, keep the host's times.
     The result lacks:
 
-    - the host's waits and run delay, which need not delay a stream; the ends that these waits show,
-      of operations on the host, are kept
+    - the host's waits and run delay, which need not delay a stream; but the ends of host operations
+    that these waits show are kept
     - the waits of streams other than the compute stream
     - steps and phases whose events were lost
     """
@@ -69,7 +69,8 @@ def timed_collectives(trace: Trace) -> int:
     timed = np.concatenate((*ended, of_kind(records, Kind.DEVICE_WAIT)["op_id"]))
     if not len(timed):
         return 0
-    issues = in_parts(records, Kind.ISSUE, "op_id", "flags")  # a full ring may have dropped some
+    # a full ring may have dropped some records
+    issues = in_parts(records, Kind.ISSUE, "op_id", "flags")
     on_device = [op_id[flags & schema.FLAG_DEVICE_ASYNC != 0] for op_id, flags in issues]
     return int(np.isin(np.concatenate((*on_device, timed[:0])), timed).sum())
 
@@ -79,8 +80,8 @@ def clock_error_ns(trace: Trace) -> float:
 
     An anchor is a comparison of the two clocks and records the error bound of this comparison. It
     also records the largest error bound of the device times that were converted to the host's clock
-    since the previous anchor. If no anchor holds such a bound of converted times (older traces, or
-    a single anchor), the result is the largest bound of a comparison, which may be far too large.
+    since the previous anchor. If no anchor holds such a bound (in older traces, or with a single
+    anchor), the result is the largest bound of a comparison, which may be far too large.
     """
     anchors = of_kind(trace.records, Kind.DEVICE_CLOCK)
     if len(anchors) == 0:
@@ -132,7 +133,7 @@ def _computing_stream(records: Records) -> _Stream:
 
 
 def _training_thread(records: Records) -> int:
-    """Returns the thread that ends the steps; another thread may have begun capture."""
+    """Returns the thread that ends the steps; it need not be the thread that began capture."""
     marks = step_marks(records)
     threads = marks.thread[marks.ends] if marks.ends.any() else marks.thread
     return int(threads[0]) if len(threads) else 0
@@ -162,7 +163,9 @@ def _issues(records: Records) -> Records:
 
 
 def _buckets(records: Records, issued: Records) -> Records:
-    """Returns DDP's bucket records, each ready at the time its stream reached its first collective.
+    """Returns DDP's bucket records.
+
+    A bucket counts as ready when the stream reached the bucket's first collective.
 
     A bucket's collectives are those that its thread issued while launching the bucket. The bucket
     gets the thread of its first collective. Buckets without a device collective are unchanged.
@@ -222,11 +225,11 @@ def _waits(records: Records, stream: _Stream) -> Records:
 
 
 def _ends_by_wait(records: Records) -> Records:
-    """Returns the ends of the host's operations that only their first wait shows.
+    """Returns the ends of host operations whose end is known only from their first wait.
 
     Such operations are gloo's messages and reduce-scatters. A wait that blocked becomes the record
-    of an end. A shorter one, before which the operation may have been complete, stays a wait, of no
-    length.
+    of an end. Before a shorter wait, the operation may already have been complete: that wait stays
+    a wait, with length 0.
     """
     issues = of_kind(records, Kind.ISSUE)
     on_host = issues["op_id"][(issues["flags"] & schema.FLAG_DEVICE_ASYNC) == 0]
@@ -248,8 +251,8 @@ def _ends_by_wait(records: Records) -> Records:
 def _finalizations(records: Records, stream: _Stream) -> Records:
     """Makes records of DDP's finalisations on the device.
 
-    In a finalisation, at the end of a backward pass, DDP waits for all buckets. The record of its
-    end holds the time in which the stream copied buckets, in ns, in place of CPU time.
+    In a finalisation, at the end of a backward pass, DDP waits for all buckets. In place of CPU
+    time, the record of its end holds the time in ns in which the stream copied buckets.
     """
     found = stream.of(of_kind(records, Kind.DEVICE_FINALIZE))
     found = found[columns.finalises(found["op_id"], found["flags"])]

@@ -1,4 +1,4 @@
-"""Host, network interfaces and DDP logs that a trace's metadata describe."""
+"""Reads host, network interfaces and DDP logs from a trace's metadata."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any, TypeAlias
 from commprof.text import named_ranks
 from commprof.trace.reader import Trace
 
-#: A machine, and one of its network namespaces: ranks with both in common share interfaces.
+#: A machine, and one of its network namespaces: ranks with the same machine and namespace share
+#: interfaces.
 Host: TypeAlias = "tuple[str, str]"
 
 #: Interface of a host to itself; all other interfaces lead outward.
 LOOPBACK = "lo"
-#: An idle interface sent at most this fraction of what the interface in use sent.
+#: An interface counts as idle if it sent at most this fraction of the bytes of the interface in
+#: use.
 _NEARLY_NOTHING = 0.01
-#: Bytes of headers per segment.
+#: Bytes of headers per segment: Ethernet; IP and TCP.
 _ETHERNET, _IP_AND_TCP = 14, 52
 
 
@@ -34,7 +36,7 @@ def ddp_logs(trace: Trace) -> list[Mapping[str, Any]]:
 def trained_no_ddp(trace: Trace) -> bool:
     """True if the capture ended without having seen a DDP model train.
 
-    All-reduces of backward are then those of HSDP, tensor parallelism or the script itself. False
+    All-reduces in backward then belong to HSDP, tensor parallelism or the script itself. False
     if this is not known, as for a killed rank, or in another profiler's recording.
     """
     found = cross_check_sources(trace)
@@ -79,8 +81,8 @@ def host_of_each(traces: Sequence[Trace]) -> list[Host | None]:
     """Returns the host of each trace's rank; None if it is unknown.
 
     A trace may lack the network namespace: older versions of commprof wrote it only at the end of
-    capture, which a killed rank does not reach. Such a rank was on the host that the other traces
-    of its machine name. If they name several hosts, its host is unknown.
+    capture, which a killed rank does not reach. Such a rank counts to the host that the other
+    traces of its machine name. If they name several hosts, its host is unknown.
     """
     named = [(machine_of(trace), _network_namespace(trace)) for trace in traces]
     namespaces: dict[str, set[str]] = {}
@@ -97,13 +99,17 @@ def host_of_each(traces: Sequence[Trace]) -> list[Host | None]:
 def _network_namespace(trace: Trace) -> str:
     """Returns a rank's network namespace; empty if unknown.
 
-    A trace may inherit it from an earlier capture of the same process, where it was the same.
+    A trace may inherit the namespace from an earlier capture of the same process, for which it is
+    the same.
     """
     return str(trace.metadata.get("cross_check_sources", {}).get("network_namespace") or "")
 
 
 def unknown_hosts(traces: Sequence[Trace], hosts: Sequence[Host | None]) -> str:
-    """Says for which ranks ``host_of_each`` found no host; empty if it found all."""
+    """Returns a sentence naming the ranks whose host ``host_of_each`` did not find.
+
+    Empty if it found all.
+    """
     lost = [trace.rank for trace, host in zip(traces, hosts, strict=True) if host is None]
     return f"the host of {named_ranks(lost)} is not known" if lost else ""
 
@@ -123,7 +129,7 @@ def header_share(trace: Trace, interface: str) -> float:
 
 
 def idle_interfaces(trace: Trace, used: str | None) -> set[str]:
-    """Returns interfaces that sent nearly nothing and have at least the rated speed of ``used``.
+    """Returns interfaces that sent nearly nothing and are rated at least as fast as ``used``.
 
     ``used`` is the interface that carried the traffic; if it is None, the result is empty.
     Interfaces without an IPv4 address, and bridges, are left out. If the rated speed of an

@@ -39,26 +39,26 @@ from commprof.trace.schema import AWAITS, NO_SEQ, OPS, POINT_TO_POINT, SOME_WAIT
 
 SEND, RECV, RECV_ANY_SOURCE = (OPS.index(name) for name in ("send", "recv", "recv_any_source"))
 
-#: Bucket number of a collective that belongs to no bucket, or to an unknown bucket.
+#: Bucket index of a collective that belongs to no bucket, or to an unknown bucket.
 NO_BUCKET = -1
 _ALL_REDUCE = OPS.index("all_reduce")
 
 
 @dataclass(frozen=True)
 class Matching:
-    """Rows of all ranks' tables, concatenated, and the collective that each row belongs to."""
+    """Rows of all ranks' tables, concatenated, and the collective of each row."""
 
-    #: Number of the collective that each row belongs to.
+    #: Per row: index of its collective.
     member: Ints
     #: Per collective: True if each of its ranks was recorded issuing it exactly once.
     complete: npt.NDArray[np.bool_]
-    #: Per row: number of the process group, common to all ranks; -1 if it is not described.
+    #: Per row: index of the process group, common to all ranks; -1 if the group is not described.
     group: Ints
     #: Per row: global rank.
     rank: Ints
-    #: Rows per rank.
+    #: Number of rows of each rank.
     lengths: tuple[int, ...]
-    #: Process groups in the order of their common number, each as its first rank describes it.
+    #: Process groups in the order of their common index, each as its first rank describes it.
     groups: tuple[Group, ...]
 
     def every(self, holds: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -101,7 +101,8 @@ class Matching:
         rows = np.flatnonzero(times_ns == latest[self.member])
         rows = rows[np.argsort(-self.rank[rows], kind="stable")]
         last = np.full(len(self.complete), -1, dtype=np.int64)
-        last[self.member[rows]] = rows  # the one assigned last counts, which is the lowest rank's
+        # the last assignment counts, which is that of the lowest rank
+        last[self.member[rows]] = rows
         return np.where(self.complete, last, -1)[self.member]
 
 
@@ -113,7 +114,7 @@ def match(traces: Sequence[Trace], tables: Sequence[Collectives]) -> Matching:
     sequence number and size in bytes. Rows without a sequence number are not matched. These rows
     are every ``recv_any_source``, all messages that the same rank receives after it in the same
     group, and, in recordings of other profilers, all messages, unknown kernels, and collectives
-    whose group or number is not known.
+    whose group or sequence number is not known.
     """
     groups: dict[tuple[str, int], tuple[int, Group]] = {}
     parts = [_keys(trace, table, groups) for trace, table in zip(traces, tables, strict=True)]
@@ -135,12 +136,12 @@ def matched(
     """Groups rows with equal keys into collectives.
 
     Args:
-        keys: columns of a key per row of all ranks' tables; the first is the number of the process
+        keys: columns of a key per row of all ranks' tables; the first is the index of the process
             group.
         expected: per row, the number of ranks that issue the collective.
         rank: per row, the global rank.
         lengths: number of rows per rank.
-        groups: process groups by number.
+        groups: process groups, by index.
     """
     member, first = distinct_rows(*keys)
     issued = np.bincount(member)
@@ -165,8 +166,9 @@ def _keys(
 
     The number of ranks is 0 if the row cannot be matched with rows of other ranks.
 
-    Ranks number their groups independently, but share the names. Groups that reuse a name (the
-    default group after ``destroy_process_group``) are distinguished by their order.
+    Each rank numbers its groups independently, but group names are the same on all ranks. Groups
+    that reuse a name (the default group after ``destroy_process_group``) are distinguished by their
+    order.
     """
     group = np.full(len(table), -1, dtype=np.int64)
     expected = np.zeros(len(table), dtype=np.int64)
@@ -197,7 +199,7 @@ def _keys(
 Mask = npt.NDArray[np.bool_]
 
 _OTHER = OPS.index("other")
-#: Pairs of ranks that are compared at once: 32 MB per column.
+#: Number of pairs of ranks that are compared at once: 32 MB per column.
 _PAIRS = 1 << 22
 
 
@@ -232,7 +234,7 @@ def held_up_by(
 
     Yields:
         For some of the operations, all with equally many ranks: an array ``[operation, rank]`` of
-        row numbers, and a mask ``[operation, rank, other]``. The mask is True if ``rank`` needed
+        row indices, and a mask ``[operation, rank, other]``. The mask is True if ``rank`` needed
         ``other`` and ``other`` arrived before ``rank`` was done. It is also True where both are the
         same rank.
     """
@@ -254,7 +256,7 @@ def held_up_by(
         group = matching.groups[kind[0]] if kind[0] >= 0 else None
         size = group.size if group is not None else 2
         mine = first[(kinds == kind).all(axis=1) & (count == size)]
-        if len(mine) == 0:  # a damaged document may name any size
+        if len(mine) == 0:  # a damaged document may state any size
             continue
         # [collective, rank in the group]
         grid = rows[mine[:, np.newaxis] + np.arange(size)]
@@ -288,7 +290,7 @@ def needed_ranks(op: int, root: int, size: int, is_gloo: bool) -> Mask:
         needs = np.eye(size, dtype=bool)
         for place in range(1, size):
             at = place
-            needs[parents[place], place] = True  # waits until its child has arrived
+            needs[parents[place], place] = True  # a rank waits until its child has arrived
             while at:
                 at = parents[at]
                 needs[place, at] = True
@@ -298,7 +300,7 @@ def needed_ranks(op: int, root: int, size: int, is_gloo: bool) -> Mask:
 
 
 def _parents(size: int) -> list[int]:
-    """Parent of each node in the binomial tree: the node's number without its highest bit."""
+    """Parent of each node in the binomial tree: the node's index without its highest bit."""
     return [place ^ (1 << (place.bit_length() - 1)) if place else 0 for place in range(size)]
 
 
@@ -307,10 +309,10 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
 
     With commprof's DDP hook, collectives issued while the hook launches a bucket, or by a
     compressor's thread while it works on a bucket, belong to that bucket. Without the hook, the
-    order of DDP's all-reduces gives the index: within one backward pass DDP launches its buckets
-    in the order of their numbers, and waits for all of them at the end. If another all-reduce may
-    be among them (for example of SyncBatchNorm or a second DDP model), no collective of the pass
-    has an index. No collective has one if no DDP model was trained while capture ran.
+    order of DDP's all-reduces gives the index: within one backward pass DDP launches its buckets in
+    the order of their indices, and waits for all of them at the end. If other all-reduces may be
+    among them (for example those of SyncBatchNorm or a second DDP model), no collective of the pass
+    has an index. If no DDP model was trained while capture ran, no collective has an index.
 
     Args:
         trace: as it was recorded, on the host's clock.
@@ -324,7 +326,7 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
 
 
 def _by_hook(trace: Trace, hooked: Buckets) -> tuple[Ints, Ints]:
-    """Operations and their bucket indices, from records of the hook and of compressors."""
+    """Returns operations and their bucket indices, from records of the hook and of compressors."""
     issues = columns.of_kind(trace.records, Kind.ISSUE)
     op_id, thread = columns.ints(issues["op_id"]), columns.ints(issues["thread"])
     at = columns.ints(issues["timestamp_ns"])
@@ -332,7 +334,7 @@ def _by_hook(trace: Trace, hooked: Buckets) -> tuple[Ints, Ints]:
     span_thread, span_begin = columns.ints(spans["thread"]), columns.ints(spans["timestamp_ns"])
     span_of = look_up(columns.ints(spans["op_id"]), hooked.op_id, hooked.index + 1) - 1
     found = [
-        # Python capture gives a bucket and its exchange the same number.
+        # Capture in Python gives a bucket and its exchange the same id.
         look_up(op_id, hooked.op_id, hooked.index + 1) - 1,
         _within(at, thread, hooked.ready_ns, hooked.launch_ns, hooked.thread, hooked.index),
         _within(at, thread, span_begin, columns.ints(spans["value"]), span_thread, span_of),

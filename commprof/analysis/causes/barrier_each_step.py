@@ -11,7 +11,8 @@ from commprof.text import in_ms, plural
 from commprof.trace.operations import names_of
 from commprof.units import ns_to_ms
 
-#: Fewest barriers per step, as a mean: fewer belong to an evaluation or a checkpoint now and then.
+#: Least mean number of barriers per step: fewer barriers belong to occasional evaluations or
+#: checkpoints.
 _PER_STEP = 0.5
 #: The cause is named only if the low end of the gain is at least this fraction of the step. The
 #: fraction is small, because a script does not issue a barrier in each step by chance.

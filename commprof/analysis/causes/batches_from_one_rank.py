@@ -15,17 +15,17 @@ from commprof.trace.schema import Phase
 from commprof.units import ns_to_ms
 
 _OPS = ("broadcast", "scatter")
-#: Fewest bytes of a step: smaller ones are flags and sizes.
+#: Least number of bytes of a step: smaller messages are flags and sizes.
 _LEAST_BYTES = 2**14
-#: Time for which the other ranks wait in these calls, as a fraction of the step.
+#: Least fraction of the step for which the other ranks wait in these calls.
 _SHARE = 0.05
-#: The calls broadcast weights, not batches, if the bytes of a step differ from those of the trained
-#: parameters by at most this fraction.
+#: If the bytes of a step differ by at most this fraction from the bytes of the trained parameters,
+#: the calls broadcast weights, not batches.
 _ALIKE = 0.02
 
 
 def _before_forward(calls: RankCalls) -> Mask:
-    """Calls of the script in the measured steps before the first forward pass of their step."""
+    """Calls of the script in measured steps, before the first forward pass of the step."""
     phases = columns.phases(calls.trace)
     forward = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
     first = np.append(forward, np.iinfo(np.int64).max)[np.searchsorted(forward, calls.begin_ns)]
@@ -47,7 +47,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     root, group = first.table.peer[mask], first.table.group[mask]
     described = first.trace.groups.get(int(group[0]))
-    # A group of model parallel ranks needs the same batch; the whole world does not.
+    # Ranks of a model-parallel group need the same batch; the whole world does not.
     if described is None or described.size != facts.world.world_size or (group != group[0]).any():
         return None
     if (root != root[0]).any() or first.per_step(mask) < 1:
@@ -71,11 +71,11 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _is_of_weights(facts: Facts, step_bytes: float) -> bool:
-    """True if the calls broadcast weights: they follow an update and have their size."""
+    """True if the calls broadcast weights: they follow an update and have the weights' size."""
     trained = trained_by(facts.first.trace.metadata)
     if trained is None:
         return False
-    sizes = (trained.parameter_bytes, trained.parameter_bytes / 2)  # or in 16 bits
+    sizes = (trained.parameter_bytes, trained.parameter_bytes / 2)  # the same in 16 bits
     return any(abs(step_bytes - size) <= _ALIKE * size for size in sizes)
 
 
@@ -97,7 +97,7 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "Not predicted, because the records do not tell how long each rank takes to read its own "
-        "part: the waiting in the calls is what the fix wins at most."
+        "part: the fix wins at most the waiting in the calls."
     ),
     fix=(
         "sampler = torch.utils.data.distributed.DistributedSampler(YOUR_DATA)\n"

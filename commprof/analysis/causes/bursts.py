@@ -1,4 +1,4 @@
-"""Calls that the training thread makes one right after the other, waiting for each of them."""
+"""Finds calls that the training thread makes in a row, waiting for each of them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ class Bursts:
     """Sequences of calls of one rank that one call could replace.
 
     The calls of a burst have the same operation, group and root, lie between the same phases of one
-    step, follow one another without another call between them, and each is waited for.
+    step, and follow one another without another call between them. The thread waits for each of
+    them.
     """
 
     calls: RankCalls
-    #: Row of each call in the rank's table, and the burst that it belongs to.
+    #: Row of each call in the rank's table; the next field is the call's burst.
     row: Ints
     burst: Ints
 
@@ -42,7 +43,7 @@ class Bursts:
 
     @property
     def joined(self) -> Mask:
-        """Mask over the table: calls that joining makes unnecessary."""
+        """Mask over the table: calls that become unnecessary if bursts are joined."""
         mask = np.zeros(len(self.calls.table), dtype=bool)
         mask[self.row[~self.remains]] = True
         return mask
@@ -85,7 +86,7 @@ class Bursts:
 
 
 def bursts(calls: RankCalls, mask: Mask, least: int) -> Bursts:
-    """Finds the bursts of at least ``least`` calls, all of them masked."""
+    """Finds the bursts of at least ``least`` calls in which all calls are masked."""
     table = calls.table
     chosen = mask & calls.is_blocking & (calls.step >= 0)
     root = np.where(among(table.op, *ROOTED), table.peer, 0)

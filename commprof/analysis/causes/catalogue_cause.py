@@ -1,9 +1,9 @@
 """The form that every cause of the catalogue has.
 
 A cause is one mistake that public reports of slow jobs describe. Each has a file of its own with a
-:class:`CatalogueCause`: what the mistake looks like in the records, as a rule with named
-thresholds; what is said of it; the change of the script that mends it; and the report. The list
-is in :mod:`commprof.analysis.causes.registry`.
+:class:`CatalogueCause`: how the mistake looks in the records, as a rule with named thresholds; the
+text about it; the change of the script that mends it; and the public report. The list is in
+:mod:`commprof.analysis.causes.registry`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from commprof.analysis.named_cause import Saving
 
 #: A cause is named if it takes at least this fraction of the mean step.
 WORTH_NAMING = 0.03
-#: ``worth`` of causes that act in few steps but certainly not by chance. Resampled steps may
-#: contain none of these steps, so the low end of the interval says nothing.
+#: Value of ``worth`` for causes that act in few steps, but certainly not by chance. Resampled steps
+#: may contain none of these steps, so the low end of the interval is not meaningful.
 FEW_STEPS = -math.inf
 
 
 @dataclass(frozen=True)
 class Sighting:
-    """What a rule has seen in a recording."""
+    """Evidence that a rule has found in a recording."""
 
     #: Sentences with the figures of this job.
     sentence: str
     #: Fraction of the mean step that the cause takes; NaN if not known. If ``saving`` is None, the
-    #: fix wins at most this.
+    #: fix wins at most this fraction.
     share: float = math.nan
     #: None if not known.
     saving: Saving | None = None
@@ -38,7 +38,7 @@ class Sighting:
     line: str = ""
     #: Change of the script, if it depends on the job; empty to use the cause's own.
     fix: str = ""
-    #: All lines of code that issue the calls, if these are several.
+    #: All lines of code that issue the calls, if there are several.
     lines: tuple[str, ...] = ()
     #: Operation of the calls, if the change depends on it.
     op: str = ""
@@ -65,8 +65,8 @@ class CatalogueCause:
     fix: str
     #: The fix for a model that FSDP1 shards, if ``fix`` is for FSDP2; else empty.
     fix_of_fsdp1: str = field(default="", kw_only=True)
-    #: Makes the fix in the lines and names of the job's own script, see
-    #: :mod:`commprof.analysis.causes.edits`; returns "" if the script does not tell.
+    #: Writes the fix with the lines and names of the job's own script, see
+    #: :mod:`commprof.analysis.causes.edits`; returns "" if the script does not show enough.
     edit: Callable[[Facts, Sighting], str] | None = field(default=None, kw_only=True)
     #: Address of a public report that describes the mistake.
     source: str
@@ -76,8 +76,8 @@ class CatalogueCause:
     #: The cause is named only if the low end of the gain of its fix is at least this fraction of
     #: the step, or if the gain is not known.
     worth: float = WORTH_NAMING
-    #: True if the rule counts calls, which chance does not change: the cause is named if there is a
-    #: gain and its high end is at least ``worth``.
+    #: True if the rule counts calls, whose number does not depend on chance. The cause is then
+    #: named if there is a gain and the gain's high end is at least ``worth``.
     is_certain: bool = False
     #: True if the mistake makes the result of training wrong; it is then named first.
     is_wrong: bool = False

@@ -19,13 +19,14 @@ from commprof.trace.lookup import row_containing
 from commprof.trace.stretches import Stretches, stretches
 from commprof.units import ns_to_ms
 
-#: Fewest measured steps in which a rank compiles, and fewest of them in the second half of the
-#: measured steps: a job that compiles in its first steps, and once for an evaluation, is healthy.
+#: Least number of measured steps in which a rank compiles, and least number of these in the second
+#: half of the measured steps. A job that compiles in its first steps, and once for an evaluation,
+#: is healthy.
 _LEAST, _LATE = 3, 2
 
 
 def _share_from(facts: Facts, spans: list[Stretches], first: int) -> float:
-    """Fraction of the time from a measured step on that the mean rank compiles."""
+    """Fraction of the time, counted from a measured step on, for which the mean rank compiles."""
     compiling = length = 0
     for calls, compiled in zip(facts.ranks, spans, strict=True):
         compiling += int(compiled.length_ns[compiled.begin_ns >= calls.begin_ns[first]].sum())
@@ -37,7 +38,7 @@ def _rule(facts: Facts) -> Sighting | None:
     noted = [facts.noted_ns(position, "compilations") for position in range(len(facts.ranks))]
     if max(len(begin) for begin, _ in noted) < _LEAST:
         return None
-    spans = [stretches(*of_rank) for of_rank in noted]  # frames are compiled within others
+    spans = [stretches(*of_rank) for of_rank in noted]  # some frames are compiled while others are
     steps = [
         np.unique(row_containing(calls.begin_ns, calls.end_ns, compiled.begin_ns))
         for calls, compiled in zip(facts.ranks, spans, strict=True)

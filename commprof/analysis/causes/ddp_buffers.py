@@ -15,7 +15,8 @@ from commprof.text import counted, in_bytes, in_ms
 from commprof.trace.schema import Phase
 from commprof.units import ns_to_ms
 
-#: Version of torch from which the setting ``broadcast_buffers`` is called ``forward_sync_buffers``.
+#: From this version of torch on, the setting ``broadcast_buffers`` is called
+#: ``forward_sync_buffers``.
 _RENAMED = (2, 13)
 
 
@@ -25,7 +26,7 @@ def _broadcasts(calls: RankCalls) -> Mask:
 
 
 def _with_copies(facts: Facts, position: int, mask: Mask) -> Removed:
-    """The broadcasts, with DDP's copies of the buffers into one tensor before and back after them.
+    """The broadcasts, with DDP's copies of the buffers before and after them.
 
     A pass whose copies were not recorded gets the median length of the recorded ones.
     """
@@ -79,14 +80,14 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _setting(facts: Facts) -> str:
-    """The name that the job's torch has for the setting."""
+    """The setting's name in the job's version of torch."""
     number = re.match(r"(\d+)\.(\d+)", str(facts.first.trace.metadata.get("torch", "")))
     renamed = number is not None and tuple(map(int, number.groups())) >= _RENAMED
     return "forward_sync_buffers" if renamed else "broadcast_buffers"
 
 
 def _edit(facts: Facts) -> str:
-    """The call that makes the model, and the exchange that BatchNorm needs before evaluation."""
+    """Returns the call that makes the model, and the exchange for BatchNorm before evaluation."""
     site = facts.script.only(*DDP)
     if site is None:
         return ""

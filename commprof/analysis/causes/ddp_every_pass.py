@@ -15,12 +15,12 @@ from commprof.trace.columns import Ints
 from commprof.trace.schema import OPS, Phase
 
 _SCATTER = OPS.index("reduce_scatter_tensor")
-#: Fraction of the updates before which the numbers of passes must be the same.
+#: At least this fraction of the updates must have the same number of passes before them.
 _USUAL = 0.9
 
 
 def exchanging_ns(calls: RankCalls) -> Ints:
-    """When DDP began to wait for its buckets, at the end of each pass that exchanged them.
+    """Returns when DDP began to wait for its buckets, for each pass that exchanged them.
 
     Passes with reduce-scatters are left out: FSDP2 ends its passes in the same way.
     """
@@ -46,7 +46,7 @@ def _needless(calls: RankCalls, copies: bool) -> tuple[Mask, Ints, Ints]:
 
 
 def _same_buckets(calls: RankCalls) -> bool:
-    """True if most passes exchange the same sizes: they are passes of one model."""
+    """True if most passes exchange the same sizes: then they are passes of one model."""
     table = calls.table
     rows = np.isin(table.graph_task, columns.finalizations(calls.trace).span.key)
     rows &= calls.step >= 0
@@ -62,7 +62,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if passes.last_share < _USUAL or not all(map(_same_buckets, facts.ranks)):
         return None
     if not facts.ddp_models or passes.exchanged <= facts.ddp_models:
-        return None  # each model exchanges once
+        return None  # with several models, each exchanges once
     views = facts.logged("gradient_as_bucket_view")
     copies = bool(views) and not any(views) and not facts.on_device
     parts = [_needless(calls, copies) for calls in facts.ranks]

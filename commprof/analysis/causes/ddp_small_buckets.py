@@ -1,4 +1,4 @@
-"""DDP's buckets are so small that latency rules."""
+"""DDP's buckets are so small that their time is mostly latency."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from commprof.trace.columns import Ints
 _DEFAULT_BYTES = 25 * 2**20
 #: Cap of the first bucket of a pass.
 _FIRST_BYTES = 2**20
-#: Fewest buckets of a pass, and largest mean size.
+#: Least number of buckets in a pass, and their largest mean size.
 _LEAST, _MEAN_BYTES = 8, 2**18
-#: The training thread waits for the buckets for at least this fraction of the step.
+#: The cause needs a training thread that waits for the buckets for at least this fraction of the
+#: step.
 _EXPOSED = 0.05
 #: The cause is named only if the low end of the gain is at least this fraction of the step. The
 #: fraction is small, because the script itself sets the cap.
@@ -122,8 +123,8 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "Every bucket is one all-reduce, and an all-reduce takes its latency however small it is. "
-        "Small buckets begin earlier, which pays only as long as each still takes longer to "
-        "transfer than to start. The default of 25 MiB, with a first bucket of 1 MiB, suits most "
+        "Small buckets begin earlier. That pays only while each bucket takes longer to transfer "
+        "than to start. The default of 25 MiB, with a first bucket of 1 MiB, suits most "
         "models."
     ),
     gain_note=(

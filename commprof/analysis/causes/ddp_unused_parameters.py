@@ -15,15 +15,15 @@ from commprof.text import in_ms
 from commprof.trace.columns import Ints
 from commprof.units import ns_to_ms
 
-#: The search and the all-reduce of the used parameters are mentioned if they take at least this
-#: fraction of the step.
+#: DDP's search and the all-reduce of its result are mentioned if they take at least this fraction
+#: of the step.
 WORTH = 0.01
-#: Bytes of one parameter's mark in that all-reduce.
+#: Number of bytes that one parameter takes in that all-reduce.
 _MARK_BYTES = 4
 
 
 def _marks(calls: RankCalls, parameters: set[int]) -> Mask:
-    """All-reduces of a 32-bit mark per parameter, which DDP issues at the end of backward."""
+    """All-reduces of a 32-bit mark for each parameter, which DDP issues after backward."""
     names = list(calls.trace.metadata.get("dtypes", ()))
     whole = [number * _MARK_BYTES for number in parameters]
     mask: Mask = calls.chosen(["all_reduce"]) & (calls.table.graph_task >= 0)
@@ -53,11 +53,11 @@ def _rule(facts: Facts) -> Sighting | None:
 
 @dataclass(frozen=True)
 class SearchCost:
-    """What DDP's search for unused parameters costs."""
+    """The cost of DDP's search for unused parameters."""
 
     share: float
     removed: list[Removed]
-    #: What is known of the cost, as a sentence.
+    #: A sentence on the cost, as far as it is known.
     cost: str
 
 
@@ -85,7 +85,8 @@ def searched(facts: Facts) -> SearchCost | None:
         for calls, mask, times in zip(facts.ranks, masks, searches, strict=True)
     ]
     search_ms = ns_to_ms(sum(searching) / len(searching) / facts.steps)
-    # How long the ranks wait for the agreement says little: the buckets end at about the same time.
+    # The ranks' wait for the agreement says little about its cost, because the buckets end at about
+    # the same time.
     cost = f"The search takes {in_ms(search_ms)} per step, and the" if search_ms else "The"
     agreed = f"{cost} ranks agree on its result by one more all-reduce after backward."
     return SearchCost(share, removed, agreed)

@@ -1,4 +1,4 @@
-"""DDP exchanges the gradients of an early micro batch, and those of later ones never."""
+"""DDP exchanges the gradients of an early micro batch, and never those of later micro batches."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from commprof.analysis.causes.edits.training_loop import last_pass_only
 from commprof.analysis.causes.facts import Facts
 from commprof.text import counted
 
-#: The last pass before an update exchanges nothing in at least this fraction of the updates.
+#: In at least this fraction of the updates, the last pass before the update exchanges nothing.
 _MOSTLY = 0.9
-#: Fewest recorded updates.
+#: Least number of recorded updates.
 _UPDATES = 5
 
 
@@ -41,9 +41,9 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "With gradient accumulation only the last backward pass before the update may exchange "
-        "gradients, outside of `no_sync()`. If an earlier one does (`batch_idx % n == 0` in place "
-        "of `(batch_idx + 1) % n == 0`), the passes after it add gradients that no other rank "
-        "gets. Each rank then trains a different model, and the loss does not show it."
+        "gradients, outside of `no_sync()`. If an earlier pass exchanges them (`batch_idx % n == "
+        "0` in place of `(batch_idx + 1) % n == 0`), the passes after it add gradients that no "
+        "other rank gets. Each rank then trains a different model, and the loss does not show it."
     ),
     fix=(
         "import contextlib\n\n"

@@ -23,7 +23,7 @@ def _rule(facts: Facts) -> Sighting | None:
     compared = [calls.in_call_ns[(calls.step >= 0)] for calls in facts.ranks]
     if len({len(of_rank) for of_rank in compared}) > 1 or not len(compared[0]):
         return None
-    # The rank that comes last waits for nobody: its time in the call is that of the comparison.
+    # The rank that comes last waits for nobody: its time in the call is the time of the comparison.
     cost_ns = np.min(compared, axis=0)
     share = facts.share([float(cost_ns.sum())])
     number = int((cost_ns > 0).sum()) / facts.steps

@@ -1,4 +1,4 @@
-"""What the rules of the catalogue may look at: the measured steps, call by call.
+"""The facts that rules of the catalogue may use: the measured steps, call by call.
 
 Rules ask these facts instead of records, so that each rule is only a condition with thresholds.
 """
@@ -51,23 +51,23 @@ class RankCalls:
     #: Begin and end of each measured step.
     begin_ns: Ints
     end_ns: Ints
-    #: Position in the measured steps; -1 outside of them.
+    #: Index among the measured steps; -1 outside of them.
     step: Ints
-    #: Phase of the training thread at the issue; ``Phase.OTHER`` outside of all phases.
+    #: Phase of the training thread when it issued the call; ``Phase.OTHER`` outside of all phases.
     phase: Ints
     #: Number of phases that the training thread began before the issue: calls with the same
     #: number have no forward, backward, update or loading between them.
     segment: Ints
     #: Size as nccl-tests counts it.
     size_bytes: Ints
-    #: When the training thread began to wait for the call, and when it went on; 0 if it did not
-    #: wait.
+    #: Time at which the training thread began to wait for the call; the next field is when it went
+    #: on. 0 if it did not wait.
     wait_begin_ns: Ints
     wait_end_ns: Ints
     #: Time for which the call blocked the training thread.
     exposed_ns: Floats
-    #: The part of ``exposed_ns`` inside the call that issues the collective: there torch compares
-    #: the ranks' calls if it is told to, and backends connect.
+    #: The part of ``exposed_ns`` inside the call that issues the collective: in it, torch may
+    #: compare the ranks' calls, and backends connect.
     in_call_ns: Floats
     #: True if the call works on a device's tensors.
     on_device: Mask
@@ -88,7 +88,7 @@ class RankCalls:
     def of_script(self) -> Mask:
         """True for the calls that no forward and no backward pass issued.
 
-        Those of a pass belong to the model: FSDP2's units, statistics of SyncBatchNorm and
+        Calls of a pass belong to the model: FSDP2's units, statistics of SyncBatchNorm and
         activations of tensor parallelism cannot be joined.
         """
         mask: Mask = ~self.in_backward & (self.phase != Phase.FORWARD)
@@ -98,7 +98,7 @@ class RankCalls:
     def after_backward(self) -> Mask:
         """True for the calls after a backward pass that no forward pass has followed yet.
 
-        Those between forward and backward may be of the loss, as in contrastive learning.
+        Calls between forward and backward may belong to the loss, as in contrastive learning.
         """
         mask: Mask = self._last_begun(Phase.FORWARD, Phase.BACKWARD) == Phase.BACKWARD
         return mask
@@ -134,12 +134,14 @@ class RankCalls:
         return float(np.median(np.bincount(self.step[mask], minlength=len(self.begin_ns))))
 
     def blocked_ns(self, mask: Mask) -> float:
-        """Time from the issue of each masked call until the training thread went on, in all."""
+        """Total time from the issue of each masked call until the training thread went on."""
         until = np.maximum(self.wait_end_ns, self.table.issue_ns)[mask]
         return float((until - self.table.issue_ns[mask]).sum())
 
     def line(self, mask: Mask) -> str:
-        """Line of code that issued most of these calls, or calls of their kind; else empty.
+        """Line of code that issued most of these calls, or of other calls of their kind.
+
+        Empty if unknown.
 
         Stacks may be recorded in some steps only. So the line may be that of any call of the same
         operation, group and size.
@@ -190,11 +192,11 @@ def at_lines(lines: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Passes:
-    """Backward passes between two updates of one rank, as medians over the measured updates."""
+    """Numbers of backward passes between two updates of one rank: medians over the updates."""
 
-    #: Backward passes before an update.
+    #: Number of backward passes before an update.
     backward: int
-    #: Passes at whose end the gradients were exchanged.
+    #: Number of passes that end with an exchange of gradients.
     exchanged: int
     #: Fraction of the updates before which the last pass exchanged gradients.
     last_share: float
@@ -205,12 +207,12 @@ class Passes:
 
 @dataclass(frozen=True)
 class Facts:
-    """One world size, as the rules see it."""
+    """Facts about one world size, for the rules."""
 
     context: Mapping[str, Any]
     world: WorldResult
     seen: MeasuredWorld
-    #: What functions that are decorated with :func:`once` have returned.
+    #: Results of functions that are decorated with :func:`once`.
     results: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -239,7 +241,7 @@ class Facts:
 
     @cached_property
     def transfer_ns(self) -> tuple[Floats, ...]:
-        """Per rank, the time of each call of its table without waiting; empty without a replay."""
+        """By rank: time of each call in its table without waiting; empty without a replay."""
         if self.replays is None:
             return ()
         recorded_ns = self.replays.stretches[0][1].transfer_ns
@@ -275,7 +277,7 @@ class Facts:
 
     @property
     def on_device(self) -> bool:
-        """True if collectives ran on a device, whose work is not that of the training thread."""
+        """True if collectives ran on a device, so that they are not work of the training thread."""
         of_ranks = zip(self.seen.traces, self.seen.tables, strict=True)
         return any(bool(_on_device(*of_rank).any()) for of_rank in of_ranks)
 
@@ -294,7 +296,7 @@ class Facts:
         return max((int(source.get("ddp_models") or 0) for source in sources), default=0)
 
     def logged(self, key: str) -> list[int]:
-        """Values of a number in DDP's logs; empty unless every log has it."""
+        """Values of one figure in DDP's logs; empty unless every log has the figure."""
         values = [log.get(key) for log in self.ddp_logs]
         return [int(value) for value in values if isinstance(value, int)] * all(
             isinstance(value, int) for value in values
@@ -348,7 +350,7 @@ class Facts:
 
 
 def once(look: Callable[[Facts], Seen]) -> Callable[[Facts], Seen]:
-    """Decorates a function that several rules ask, so that the facts keep its result."""
+    """Decorates a function that several rules call, so that the facts keep its result."""
 
     @wraps(look)
     def kept(facts: Facts) -> Seen:
@@ -449,7 +451,7 @@ def _passes(calls: RankCalls, exchanging_ns: Ints) -> Passes | None:
     exchanging = inside(exchanging_ns)
     if not len(update) or not len(backward):
         return None
-    # The pass that each exchange belongs to, and the update that each pass precedes.
+    # The pass to which each exchange belongs; below, the update that follows each pass.
     of_pass = np.searchsorted(backward, exchanging, side="right") - 1
     exchanged = np.bincount(of_pass[of_pass >= 0], minlength=len(backward)) > 0
     before = np.searchsorted(update, backward, side="right")

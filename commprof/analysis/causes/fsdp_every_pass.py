@@ -24,7 +24,7 @@ _FIX_OF_FSDP1 = (
     "    with contextlib.nullcontext() if last else YOUR_MODEL.no_sync():\n"
     "        YOUR_LOSS(YOUR_MODEL(batch)).backward()"
 )
-#: Fraction of the updates before which the numbers of passes must be the same.
+#: At least this fraction of the updates must have the same number of passes before them.
 _USUAL = 0.9
 
 
@@ -43,7 +43,7 @@ def _needless(calls: RankCalls) -> Mask:
     rows = np.flatnonzero(reductions(calls.trace, table, int(calls.begin_ns[0])))
     update = np.sort(phases.begin_ns[phases.key == Phase.OPTIMIZER])
     before = np.searchsorted(update, table.issue_ns[rows])
-    # The last backward pass before each update, by the number that autograd gave it.
+    # The last backward pass before each update, by autograd's id of the pass.
     last = np.zeros(int(before.max(initial=0)) + 1, dtype=np.int64)
     np.maximum.at(last, before, table.graph_task[rows])
     mask = np.zeros(len(table), dtype=bool)
@@ -97,7 +97,7 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "FSDP2's copies of gradients into and out of the reductions are not counted, because the "
-        "records do not tell them from the backward pass: the fix wins somewhat more."
+        "records do not distinguish them from the backward pass: the fix wins somewhat more."
     ),
     fix=(
         "for i, batch in enumerate(YOUR_MICRO_BATCHES):\n"

@@ -14,10 +14,11 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
 
-#: Because the fix costs memory, the gathers must delay the step by at least the first fraction of
-#: the step, and the low end of the gain must be at least the second.
+#: Because the fix costs memory, the gathers must delay the step by at least the first of these
+#: fractions of the step, and the low end of the gain must be at least the second.
 _WORTH, _LOW = 0.1, 0.05
-#: The units of the whole model may take this fraction of a rank's part of the host's memory.
+#: The gathered units of the whole model may take at most this fraction of a rank's share of the
+#: host's memory.
 _OF_MEMORY = 0.05
 _FIX_OF_FSDP1 = (
     "from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy\n\n"
@@ -34,7 +35,7 @@ def _again(calls: RankCalls) -> Mask:
 
 
 def _with_copies(calls: RankCalls, mask: Mask) -> Removed:
-    """Removes the gathers, and before each of them FSDP2's copies for this and the previous one.
+    """Removes the gathers, and FSDP2's copies before each of them.
 
     FSDP2 copies out of the previous gather and into the next one between the end of a
     reduce-scatter and the backward pass of the next unit. Modules between the units may compute in
@@ -54,7 +55,7 @@ def _with_copies(calls: RankCalls, mask: Mask) -> Removed:
 
 def _rule(facts: Facts) -> Sighting | None:
     sharding = facts.world.communication.sharding
-    if sharding is None or facts.on_device:  # a device's memory is not recorded
+    if sharding is None or facts.on_device:  # the memory of a device is not recorded
         return None
     masks = [_again(calls) for calls in facts.ranks]
     exposed = [
@@ -105,8 +106,8 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "By default FSDP2 frees the gathered parameters of a unit after its forward pass, and "
-        "gathers them again in backward. That is what makes a large model fit, and costs half as "
-        "much communication again. A model that fits can keep its parameters from forward to "
+        "gathers them again in backward. This makes large models fit into memory, and adds half "
+        "as much communication again. A model that fits can keep its parameters from forward to "
         "backward: gradients and optimizer states stay sharded."
     ),
     gain_note=(

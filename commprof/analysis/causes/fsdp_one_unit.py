@@ -13,14 +13,15 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
 
-#: One unit is a mistake if the sharded collectives are exposed for this fraction of the step.
+#: One unit is a mistake if the sharded collectives are exposed for at least this fraction of the
+#: step.
 _EXPOSED = 0.1
-#: A smaller model is not worth cutting: its one gather takes hardly longer than the latency.
+#: A smaller model is not worth dividing: its single gather takes hardly longer than the latency.
 _LEAST_BYTES = 2**20
-#: On CPUs FSDP gathers in the training thread, which then hides nothing.
+#: On CPUs FSDP gathers in the training thread, so that nothing is hidden.
 _ON_CPU = " This job runs on CPUs, where more units save memory but may lengthen the step."
-#: The repeated blocks of a model, whatever their names: those of the outermost list of modules that
-#: holds most parameters.
+#: Code that finds the repeated blocks of a model, whatever their names: the modules in the
+#: outermost list that holds most parameters.
 BLOCKS = (
     "lists = (torch.nn.ModuleList, torch.nn.Sequential)\n"
     "found = [m for m in YOUR_MODEL.modules() if isinstance(m, lists)]\n"
@@ -62,7 +63,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _edit(facts: Facts) -> str:
-    """Shards the blocks before the model, with the settings that the script gives the model."""
+    """Shards the blocks before the model, with the settings that the script uses for the model."""
     if is_flat(facts):
         return edit_of_fsdp1(facts)
     sites = [site for site in facts.script.places("fully_shard") if site.loop is None]

@@ -45,7 +45,7 @@ def _same_group(facts: Facts) -> bool:
 
 
 def _apart(facts: Facts) -> Interval | None:
-    """Replays the steps with reduce-scatters in a group of their own."""
+    """Replays the steps with the reduce-scatters in a group of their own."""
     recorded = facts.replays
     base = None if recorded is None else recorded.step_ns()
     if recorded is None or base is None:
@@ -61,7 +61,7 @@ def _apart(facts: Facts) -> Interval | None:
 
 
 def _same_kind(before: Ints, is_scatter: Mask) -> Ints:
-    """Returns each row's predecessor of its own kind; -1 for none."""
+    """Returns for each row the last earlier row of the same kind; -1 if there is none."""
     first_rows = before.copy()
     while True:
         other = (first_rows >= 0) & (is_scatter[first_rows] != is_scatter)
@@ -88,7 +88,8 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "Not predicted, because the network may be slower when it carries both kinds of calls at "
-        "once. The replay ignores this, so it tells what the fix wins at most. A trial measures "
+        "once. The replay ignores this, so that its result is the most that the fix can win. A "
+        "trial measures "
         "it: `commprof run --trial scatter-group=own`."
     ),
     fix="YOUR_MODEL.set_separate_reduce_scatter_group(True)  # from torch 2.13 on",

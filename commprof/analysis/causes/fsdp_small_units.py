@@ -1,4 +1,4 @@
-"""FSDP2's units are so small that latency rules."""
+"""FSDP2's units are so small that their time is mostly latency."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.units import ns_to_ms
 
-#: Fewest units, and largest mean size of their all-gathers.
+#: Least number of units, and largest mean size of their all-gathers.
 _LEAST, _MEAN_BYTES = 8, 2**18
-#: Number of units that the fix leaves of modules that are sharded one by one.
+#: Number of units into which the fix joins modules that are sharded one by one.
 _UNITS = 4
-#: Exposed time of the sharded collectives.
+#: Least exposed time of the sharded collectives, as a fraction of the step.
 _EXPOSED = 0.1
 
 
@@ -44,7 +44,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _edit(facts: Facts) -> str:
-    """Shards several modules of the script's own loop as one unit, in the order of their use."""
+    """Changes the script's own loop: several modules become one unit, in order of use."""
     if is_flat(facts):
         return edit_of_fsdp1(facts)
     sites = [site for site in facts.script.places("fully_shard") if site.loop is not None]
@@ -84,7 +84,7 @@ CAUSE = CatalogueCause(
     ),
     gain_note=(
         "Not predicted, because fewer units also save FSDP2's own work for each unit, and the "
-        "records do not tell this work from that of the model."
+        "records do not distinguish this work from the model's work."
     ),
     fix=(
         "from torch.distributed.fsdp import fully_shard\n\n"

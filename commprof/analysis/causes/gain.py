@@ -1,4 +1,4 @@
-"""What a fix would win: the recorded steps, replayed without the calls that the fix removes."""
+"""Predicts the gain of a fix, by a replay of the steps without the calls that it removes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from commprof.trace.stretches import gaps, stretches
 
 @dataclass(frozen=True)
 class Removed:
-    """What a fix removes from one rank's recording."""
+    """The calls and the work that a fix removes from one rank's recording."""
 
-    #: Mask over the rank's table: the calls that are not made.
+    #: Mask over the rank's table: the calls that the fix removes.
     calls: Mask
     #: Begins and ends, in ns, of intervals that do not overlap; the thread's own work in them is
     #: removed too.
     begin_ns: Ints
     end_ns: Ints
-    #: True if the calls that remain carry the bytes of those that are not made.
+    #: True if the remaining calls carry the bytes of the removed calls.
     bytes_remain: bool = False
 
     @classmethod
@@ -37,7 +37,7 @@ class Removed:
 
     @classmethod
     def whole(cls, calls: RankCalls, mask: Mask) -> Removed:
-        """Removes the masked calls, with the thread's work from their issue until it went on."""
+        """Removes the masked calls, and the thread's work from their issue until it went on."""
         rows = np.flatnonzero(mask & (calls.wait_end_ns > 0))
         begin, end = calls.table.issue_ns[rows], calls.wait_end_ns[rows]
         last = np.maximum.accumulate(end)
@@ -50,8 +50,8 @@ def saving_without(
 ) -> Saving | None:
     """Replays the steps without some calls of each rank; None if no replay is possible.
 
-    A removed call takes no time, and nobody waits in it: ranks that were not there yet are waited
-    for in the next call. Nor do its helper threads take a core from the training thread.
+    A removed call takes no time, and no rank waits in it: ranks that arrive late are waited for in
+    the next call. The call's helper threads no longer take a core from the training thread.
 
     Args:
         facts: the world size.

@@ -1,4 +1,4 @@
-"""Python collects garbage in a different step on each rank, and the others wait for it."""
+"""Python collects garbage in a different step on each rank, and the other ranks wait."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ def _rule(facts: Facts) -> Sighting | None:
     saving = saving_without(facts, removed)
     if saving is not None and saving.saved.value < WORTH_NAMING:
         return None
-    # All ranks wait for each collection: at most the sum over the ranks is lost.
+    # All ranks wait for each collection, so that at most the sum over the ranks is lost.
     lost = sum(collected_ns) / facts.steps / facts.step_ns
     mean_ms = ns_to_ms(sum(collected_ns) / number)
     return Sighting(
         f"Python's garbage collector stops the ranks {number} times in {facts.steps} steps, for "
-        f"{in_ms(mean_ms)} on average and on each rank at times of its own; the other ranks wait.",
+        f"{in_ms(mean_ms)} on average. Each rank collects at times of its own, and the other "
+        f"ranks wait.",
         lost,
         saving,
     )

@@ -17,25 +17,27 @@ from commprof.trace.schema import Phase
 from commprof.units import ns_to_ms
 
 _OPS = ("all_gather", "all_gather_into_tensor", "gather")
-#: Smaller gathers are scalars, which have a cause of their own if they are many.
+#: Smaller gathers are of scalars; many of those are a cause of their own.
 _LEAST_BYTES = 2**12
-#: Most calls of a step: more of them are no outputs, or small tensors that can be joined.
+#: Largest number of calls in a step: more calls do not gather outputs, or gather small tensors that
+#: can be joined.
 _MOST = 3
-#: Gathers of this fraction of the trained parameters' bytes are of parameters or gradients.
+#: Gathers with at least this fraction of the trained parameters' bytes are of parameters or
+#: gradients.
 _OF_PARAMETERS = 0.5
-#: Files of optimizers that gather what they updated.
+#: Files of optimizers that gather the parameters that they updated.
 _OPTIMIZERS = ("/optim/", "/deepspeed/", "/apex/", "/megatron/")
 
 
 def _gathers(calls: RankCalls) -> Mask:
     """Gathers of the script in measured steps, between backward and the next forward."""
     mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls) & calls.after_backward
-    mask &= calls.phase != Phase.OPTIMIZER  # optimizers gather what they updated
+    mask &= calls.phase != Phase.OPTIMIZER  # optimizers gather the parameters that they updated
     return mask & (calls.size_bytes >= _LEAST_BYTES)
 
 
 def _is_of_optimizer(calls: RankCalls, mask: Mask) -> bool:
-    """True if an optimizer issues the calls, or if no stack tells who does."""
+    """True if an optimizer issues the calls, or if no stack shows who issues them."""
     numbers = np.unique(columns.stacks(calls.trace, calls.table.op_id)[mask])
     stacks = [calls.trace.stacks.get(int(number), ()) for number in numbers if number > 0]
     frames = [frame for stack in stacks for frame in stack]

@@ -17,12 +17,16 @@ from commprof.trace.schema import Phase
 from commprof.units import ns_to_ms
 
 _OPS = names_of("all_gather")
-#: Gathers of a step are of the parameters if they hold this fraction of the rank's own shards.
+#: The gathers of a step are of the parameters if they hold at least this fraction of the rank's own
+#: shards.
 _OF_SHARDS = 0.5
 
 
 def _outside(calls: RankCalls) -> Mask:
-    """Gathers of the script after backward; an optimizer may have to gather what it updated."""
+    """Gathers of the script after backward.
+
+    Gathers of optimizers are left out: they may need the updated parameters.
+    """
     mask: Mask = calls.chosen(_OPS) & calls.of_script & ~of_objects(calls) & calls.after_backward
     return mask & (calls.phase != Phase.OPTIMIZER)
 
@@ -46,7 +50,7 @@ def _holds_model(calls: RankCalls, mask: Mask) -> bool:
 def _rule(facts: Facts) -> Sighting | None:
     if facts.world.communication.sharding is None:
         return None
-    # If forward gathers nothing, the script gathers for it.
+    # If forward gathers nothing, the script gathers for the forward pass.
     of_ranks = facts.on_all_ranks(
         lambda calls: (calls, _outside(calls)),
         lambda seen: _holds_model(*seen) and _holds_model(seen[0], _in_forward(seen[0])),
@@ -86,7 +90,7 @@ CAUSE = CatalogueCause(
         "ranks, and nothing overlaps this. An exponential moving average of the weights needs "
         "none of it: it is computed element by element, so each rank can average its own shards, "
         "in a fraction of the memory. Gather the average only to save it. An engine that "
-        "generates with the new weights does need them, once per round of generation."
+        "generates with the new weights does need them whole, once per round of generation."
     ),
     gain_note=(
         "The steps are replayed without these gathers. Averaging shards instead of whole tensors "

@@ -12,13 +12,16 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
 from commprof.units import ns_to_ms
 
-#: Fewest calls in a row.
+#: Least number of calls in a row.
 _LEAST = 4
 _OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
 
 
 def _in_turns(calls: RankCalls) -> Mask:
-    """Calls that follow one another, each waited for, and each in another group than the last."""
+    """Returns calls that follow one another.
+
+    Each is waited for, and each is in another group than the call before.
+    """
     table = calls.table
     chosen = calls.chosen(_OPS) & calls.of_script & calls.is_blocking & ~of_objects(calls)
     if not chosen.any():
@@ -31,7 +34,7 @@ def _in_turns(calls: RankCalls) -> Mask:
 
 
 def _wins_ns(calls: RankCalls, mask: Mask) -> float:
-    """Time of all groups but the one that takes longest, in each step."""
+    """Time of all groups except the slowest, in each step."""
     blocked = np.maximum(calls.wait_end_ns, calls.table.issue_ns) - calls.table.issue_ns
     groups, group_row = np.unique(calls.table.group[mask], return_inverse=True)
     total = np.zeros((len(calls.begin_ns), len(groups)))
@@ -77,9 +80,10 @@ CAUSE = CatalogueCause(
     ),
     why=(
         "A group has a communicator of its own, so that calls in different groups can be in "
-        "progress at once; calls of one group follow one another. A loop that reduces a value "
-        "over the rows and another over the columns of the ranks, waiting each time, uses one "
-        "group at a time. Issue all calls with `async_op=True`, in the same order on every rank, "
+        "progress at once; calls of one group follow one another. If a loop reduces one value "
+        "over the rows of the ranks and another over the columns, and waits each time, it uses "
+        "one group at a time. Issue all calls with `async_op=True`, in the same order on every "
+        "rank, "
         "and wait afterwards; or join the calls of each group into one."
     ),
     gain_note=(

@@ -14,7 +14,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import row_containing
 
-#: Cost to helper threads of a call without data, as the number of bytes that cost as much.
+#: Cost of a call without data for helper threads, as the number of bytes that cost the same.
 _CALL_BYTES = 2**16
 
 
@@ -23,8 +23,9 @@ def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> Expos
 
     The run delay between two readings counts up to the CPU time of the rank's helper threads in
     between, and is divided among the calls then in progress by their bytes. It is 0 for ranks with
-    several intra-op threads, because their CPU time cannot be told from that of helper threads.
-    ``bytes_remain``: True if other calls carry the bytes of the masked calls instead.
+    several intra-op threads, because the CPU time of these threads cannot be distinguished from
+    that of helper threads. ``bytes_remain``: True if other calls carry the bytes of the masked
+    calls instead.
     """
     trace, table = calls.trace, calls.table
     steps = columns.steps(trace)
@@ -51,7 +52,10 @@ def delays_by(calls: RankCalls, mask: Mask, bytes_remain: bool = False) -> Expos
 
 
 def _reached(begin_ns: Ints, end_ns: Ints, weight: Floats, times_ns: Ints) -> Floats:
-    """Returns, per time, the sum of weights until then, each spread evenly over its interval."""
+    """Returns for each time the sum of the weights until then.
+
+    Each weight is spread evenly over its interval.
+    """
     rate = weight / (end_ns - begin_ns)
     moments, change = np.concatenate((begin_ns, end_ns)), np.concatenate((rate, -rate))
     order = np.argsort(moments, kind="stable")

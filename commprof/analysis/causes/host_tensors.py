@@ -1,4 +1,4 @@
-"""Tensors of the host are exchanged in a job whose devices exchange theirs."""
+"""Tensors of the host are exchanged although the job has devices with collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from commprof.units import ns_to_ms
 
 
 def _on_host(calls: RankCalls) -> Mask:
-    """Calls of the script on tensors of the host."""
+    """Calls of the script that work on tensors of the host."""
     mask: Mask = ~calls.on_device & calls.of_script & (calls.step >= 0) & (calls.size_bytes > 0)
     return mask
 

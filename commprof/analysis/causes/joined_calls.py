@@ -10,8 +10,8 @@ import numpy as np
 from commprof.analysis.causes.facts import Facts, Floats, Mask
 from commprof.trace.columns import Ints
 
-#: The largest calls must hold this many times the bytes of the smallest: else the latency and the
-#: transfer are not told apart.
+#: The largest calls must hold this many times the bytes of the smallest: otherwise latency and
+#: transfer cannot be told apart.
 _SPREAD = 2.0
 
 
@@ -28,7 +28,9 @@ class CallCost:
 
 
 def call_cost(facts: Facts, masks: Sequence[Mask]) -> CallCost | None:
-    """Fits the transfer of each rank's masked calls, alike in operation and group, to their bytes.
+    """Fits the transfer times of each rank's masked calls to their bytes.
+
+    The calls have the same operation and group.
 
     None if their sizes are too alike, if larger calls take no longer, or if no replay is possible.
     """

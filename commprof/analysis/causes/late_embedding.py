@@ -12,9 +12,9 @@ from commprof.text import in_bytes, in_ms
 from commprof.trace import columns
 from commprof.units import ns_to_ms
 
-#: Fraction of all gradients that one parameter holds.
+#: One parameter must hold at least this fraction of all gradients.
 _HALF = 0.5
-#: A smaller parameter is no embedding whose exchange is worth a sparse gradient.
+#: A smaller embedding is not worth a sparse gradient.
 _LEAST_BYTES = 2**20
 #: The training thread waits for that parameter's bucket for at least this fraction of the step.
 _EXPOSED = 0.1

@@ -59,7 +59,8 @@ CAUSE = CatalogueCause(
     why=(
         "If one rank reads from a slower disk, has fewer cores for its loaders or gets larger "
         "samples, every rank waits for it in every step. Workers load batches while the last one "
-        "trains; a look at the rank's disk and at the length of its samples tells the rest."
+        "trains; if that does not suffice, look at the rank's disk and at the length of its "
+        "samples."
     ),
     gain_note=(
         "The steps are replayed with this rank as fast as the others. Workers that load while the "

@@ -31,7 +31,7 @@ _FUNCTIONS = {
     "gather": "gather_object",
     "scatter": "scatter_object_list",
 }
-#: Their arguments, where the script does not tell them.
+#: The arguments of these functions, if they cannot be read from the script.
 _ARGUMENTS = {
     "all_gather_object": "YOUR_OUTPUTS, YOUR_OBJECT",
     "broadcast_object_list": "YOUR_OBJECTS, src=0",
@@ -53,7 +53,7 @@ def _dtype(calls: RankCalls, name: str) -> int:
 
 
 def _contents(calls: RankCalls) -> Ints:
-    """Rows of calls of bytes that follow a call of 64-bit sizes in the same group.
+    """Rows of calls that exchange bytes right after 64-bit sizes in the same group.
 
     c10d exchanges an object as two collectives: its pickle's size, and the bytes.
     """
@@ -65,7 +65,7 @@ def _contents(calls: RankCalls) -> Ints:
 
 
 def of_objects(calls: RankCalls) -> Mask:
-    """True for the calls that exchange pickled objects, their sizes among them."""
+    """True for the calls that exchange pickled objects or their sizes."""
     mask = np.zeros(len(calls.table), dtype=bool)
     rows = _contents(calls)
     mask[rows] = mask[rows - 1] = True
@@ -76,7 +76,7 @@ def of_objects(calls: RankCalls) -> Mask:
 class _Exchanges:
     """The exchanges of objects of one rank in measured steps."""
 
-    #: What one call of a tensor, in place of the sizes, would spare.
+    #: The part that would be saved if one call of a tensor replaced the exchange.
     removed: Removed
     #: Time from the first pickling of each exchange to the end of its unpickling, in ns, in all.
     total_ns: float
@@ -95,7 +95,8 @@ def _exchanges(facts: Facts, position: int) -> _Exchanges:
     pickling = _pickling_ns(facts, position, rows)
     before_ns, after_ns = pickling or (np.zeros_like(rows), np.zeros_like(rows))
     edges = np.stack([issue_ns - before_ns, issue_ns, size_end_ns, end_ns + after_ns], axis=1)
-    # A median in place of what was not noted may reach into the next exchange.
+    # Where pickling was not noted, a median takes its place, which may reach into the next
+    # exchange.
     edges = np.maximum.accumulate(edges.reshape(-1))
     removed = Removed(second, edges[::2], edges[1::2])
     total_ns = (removed.end_ns - removed.begin_ns).sum() + (size_end_ns - issue_ns).sum()
@@ -105,7 +106,7 @@ def _exchanges(facts: Facts, position: int) -> _Exchanges:
 def _pickling_ns(facts: Facts, position: int, rows: Ints) -> tuple[Ints, Ints] | None:
     """Times of pickling before each of these exchanges, and of unpickling after it, in ns.
 
-    Exchanges after the last that was noted have the median; None if none was noted.
+    Exchanges after the last noted one have the median time. None if none was noted.
 
     ``rows``: the call of bytes of each exchange, which follows that of its size.
     """
@@ -156,7 +157,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _fix(name: str, mean_bytes: float) -> str:
-    """Returns the fix for these objects; empty for the cause's own, which is for numbers."""
+    """Returns the fix for these objects; empty for the cause's own fix, which is for numbers."""
     if mean_bytes > _NUMBERS_BYTES:
         return (
             "if YOUR_STEP % 100 == 0:  # only in steps that use what was exchanged\n"
@@ -166,7 +167,10 @@ def _fix(name: str, mean_bytes: float) -> str:
 
 
 def _edit(facts: Facts, sighting: Sighting) -> str:
-    """Gathers in few steps only, as for a log; what is broadcast or scattered is used at once."""
+    """Changes the script to gather in few steps only, as for a log.
+
+    Broadcasts and scatters stay, because their results are used at once.
+    """
     return gathered_seldom(
         facts.script, sighting.line, ("all_gather_object", "gather_object"), every=100
     )

@@ -19,12 +19,12 @@ from commprof.trace.columns import Ints
 from commprof.trace.schema import PHASES, Phase
 from commprof.units import ns_to_ms
 
-#: Share of the waiting in long steps that one rank causes.
+#: One rank must cause at least this share of the waiting in long steps.
 _MOSTLY = 0.8
-#: Fewest long steps of that rank, and largest fraction of all steps: a rank that is late in more
-#: is a slow rank.
+#: Least number of long steps of that rank, and their largest fraction of all steps: a rank that is
+#: late in more steps is a slow rank.
 _LEAST, _MOST_SHARE = 2, 0.5
-#: Fraction of the unusual work that lies outside of backward, loading and updates.
+#: At least this fraction of the unusual work must lie outside of backward, loading and updates.
 _OUTSIDE = 0.7
 
 
@@ -69,7 +69,10 @@ def _how_often(steps: LongSteps, position: int) -> str:
 
 
 def _more_forwards(facts: Facts, position: int, rows: Ints) -> float:
-    """Median number of forward passes in the long steps beyond that of the others; else 0."""
+    """By how many forward passes the median long step exceeds the median of the other steps.
+
+    At least 0.
+    """
     calls = facts.ranks[position]
     phases = columns.phases(calls.trace)
     begun = np.sort(phases.begin_ns[phases.key == Phase.FORWARD])
@@ -103,8 +106,9 @@ CAUSE = CatalogueCause(
         f"updates. The other ranks wait for it for at least {WORTH_NAMING:.0%} of all time."
     ),
     why=(
-        "What only rank 0 does keeps all others waiting at the next exchange: they compute "
-        "nothing meanwhile, and a long evaluation can run into a time-out. An evaluation can be "
+        "Work that only rank 0 does keeps all other ranks waiting at the next exchange: they "
+        "compute nothing during this time, and a long evaluation can run into a time-out. An "
+        "evaluation can be "
         "divided over the ranks, a checkpoint be written in the background or by all ranks, and a "
         "log be written less often."
     ),

@@ -12,12 +12,14 @@ from commprof.text import in_ms, named_ranks
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
-#: Waiting in the long steps, as a fraction of all time.
+#: Least waiting in the long steps, as a fraction of all time.
 _SHARE = 0.05
-#: Fewest long steps of a rank that takes turns, and largest share of the waiting by one rank.
+#: Least number of long steps of each rank that takes turns, and largest share of the waiting that
+#: one rank may cause.
 _LEAST, _ONE_RANK = 2, 0.8
-#: Fraction of the long steps in which one rank alone is long, and of the unusual work that lies
-#: outside of forward, backward and updates: slow compute of several ranks has other reasons.
+#: Two least fractions: of the long steps, those in which a single rank is long; of the unusual
+#: work, the part outside of forward, backward and updates. Slow compute of several ranks has other
+#: reasons.
 _ALONE, _OUTSIDE = 0.9, 0.8
 
 
@@ -63,10 +65,10 @@ CAUSE = CatalogueCause(
         "torch.compile explains it, `garbage-in-turns` or `compiled-anew` is named instead."
     ),
     why=(
-        "Work that every rank does now and then, such as collecting garbage, clearing a cache, "
-        "writing a log or its part of a checkpoint, delays the job once if all ranks do it in the "
-        "same step, and once per rank if each rank does it in a step of its own, because all ranks "
-        "wait for each other. Tie such work to the step's number."
+        "Every rank does some work now and then, such as collecting garbage, clearing a cache, "
+        "or writing a log or its part of a checkpoint. If all ranks do it in the same step, it "
+        "delays the job once. If each rank does it in a step of its own, it delays the job once "
+        "per rank, because all ranks wait for each other. Tie such work to the index of the step."
     ),
     fix=(
         "if YOUR_STEP % 500 == 0:  # the same steps on every rank\n"

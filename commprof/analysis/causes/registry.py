@@ -1,4 +1,4 @@
-"""The catalogue of causes, and the search for those that a recording shows."""
+"""The catalogue of causes, and the search for the causes that a recording shows."""
 
 from __future__ import annotations
 
@@ -132,7 +132,10 @@ def named_causes(
 
 
 def _sizes_are_told(facts: Facts) -> bool:
-    """True if the size of each call in measured steps was recorded; barriers have none."""
+    """True if the size of each call in measured steps was recorded.
+
+    Barriers have no size and do not count.
+    """
     barriers = codes_of("barrier", "monitored_barrier")
     for place, trace in enumerate(facts.seen.traces):
         if trace.recorded is None:
@@ -145,7 +148,10 @@ def _sizes_are_told(facts: Facts) -> bool:
 
 
 def _fix(cause: CatalogueCause, facts: Facts, sighting: Sighting) -> str:
-    """The fix in the script's own lines, else the sighting's; empty to use the cause's own fix."""
+    """Returns the fix in the script's own lines, or else the sighting's fix.
+
+    Empty to use the cause's own fix.
+    """
     edited = cause.edit(facts, sighting) if cause.edit is not None else ""
     return edited or sighting.fix
 
@@ -153,8 +159,8 @@ def _fix(cause: CatalogueCause, facts: Facts, sighting: Sighting) -> str:
 def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
     """False if the saving, as far as it is known, may be less than the cause's ``worth``.
 
-    Chance may then explain it: healthy jobs come close to the thresholds. Where it cannot, enough
-    need only be possible.
+    Then chance may explain the cause, because healthy jobs come close to the thresholds. If chance
+    cannot explain it, the saving only has to be possibly large enough.
     """
     if sighting.saving is None:
         return True
@@ -164,9 +170,10 @@ def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
     return saved.low >= cause.worth
 
 
-#: What all rules need.
+#: Figures that all rules need.
 _ALWAYS = (Figure.EXPOSED,)
-#: Causes that are left out if one of these other causes, which explains them, is named.
+#: Causes that are left out if another cause that explains them is named; these are the other
+#: causes.
 _EXPLAINED_BY = {
     ranks_in_turns.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},
     rank_alone.CAUSE.id: {garbage_in_turns.CAUSE.id, compiled_anew.CAUSE.id},

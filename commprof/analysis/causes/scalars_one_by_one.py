@@ -16,13 +16,13 @@ from commprof.trace.schema import OPS
 
 #: A call of up to this size (64 numbers of float32) takes as long as a call of one byte.
 _SCALAR_BYTES = 256
-#: Fewest calls in a row.
+#: Least number of calls in a row.
 _LEAST = 3
 _OPS = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor")
 
 
 def small(calls: RankCalls) -> Mask:
-    """Small calls of the script itself that are no pickled objects."""
+    """Small calls of the script itself that do not exchange pickled objects."""
     mask: Mask = (
         calls.chosen(_OPS)
         & calls.of_script
@@ -43,7 +43,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def sighting(facts: Facts, rows: list[Bursts], least: float, what: str) -> Sighting | None:
-    """Returns what is seen in bursts if joining them would spare this fraction of the step."""
+    """Returns the evidence in bursts if joining their calls saves this fraction of the step."""
     removed = [row.removed() for row in rows]
     share = facts.share([float((spans.end_ns - spans.begin_ns).sum()) for spans in removed])
     if not share >= least:

@@ -17,7 +17,7 @@ def is_flat(facts: Facts) -> bool:
 
 
 def library(facts: Facts) -> str:
-    """Name of the library, as sentences say it; "FSDP" if its version is not known."""
+    """Name of the library for use in sentences; "FSDP" if its version is not known."""
     return {True: "FSDP1", False: "FSDP2", None: "FSDP"}[_flat(facts)]
 
 

@@ -12,7 +12,7 @@ from commprof.text import listed
 
 #: The idle interface is rated at least this many times faster.
 _FASTER = 2.0
-#: Exposed time, as a fraction of the step.
+#: Least exposed time, as a fraction of the step.
 _EXPOSED = 0.1
 _EXAMPLE = "ib0"
 _FIX = f"""\
@@ -67,8 +67,8 @@ CAUSE = CatalogueCause(
         "job is only several times slower."
     ),
     gain_note=(
-        "Not predicted, because the idle interface was not measured. The given share is what the "
-        "fix wins at most, at the rated speeds, which are seldom reached."
+        "Not predicted, because the idle interface was not measured. The given share is the most "
+        "that the fix can win: it assumes the rated speeds, which are seldom reached."
     ),
     fix=_FIX,
     source="https://github.com/areal-project/AReaL/issues/639",

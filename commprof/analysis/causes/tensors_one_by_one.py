@@ -17,13 +17,13 @@ from commprof.text import counted, in_bytes
 from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import OPS, REDUCE_OPS
 
-#: Fewest calls in a row.
+#: Least number of calls in a row.
 _LEAST = 4
-#: Larger calls on average spend most of their time on the transfer, which joining does not spare.
+#: If the mean call is larger, most of its time is transfer, which joining does not save.
 _MEAN_BYTES = 2**20
-#: A burst counts as gradients if it has this fraction of the trained parameters' bytes.
+#: A burst counts as gradients if it has at least this fraction of the trained parameters' bytes.
 _GRADIENTS = 0.5
-#: Operations, with what is said of them if the tensors of a step are as large as the model.
+#: For each operation, the sentence about it if the tensors of a step are as large as the model.
 _SUBJECTS = {
     "all_reduce": "Tensors of the model's size are all-reduced",
     "reduce": "Tensors of the model's size are reduced",
@@ -84,7 +84,10 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _fix(op: str, of: Bursts, world_size: int, of_gradients: bool) -> str:
-    """Lines that join the tensors of these calls; empty for averaged gradients, see ``fix``."""
+    """Returns lines of code that join the tensors of these calls.
+
+    Empty for averaged gradients, for which the cause's ``fix`` is used.
+    """
     table, trace = of.calls.table, of.calls.trace
     group = trace.groups.get(int(table.group[of.row[0]]))
     whole = group is None or group.size == world_size
@@ -127,7 +130,10 @@ def _fix(op: str, of: Bursts, world_size: int, of_gradients: bool) -> str:
 
 
 def _saving(facts: Facts, rows: list[Bursts], spans: list[Removed]) -> Saving | None:
-    """Replays the steps with one call in place of each burst, of the bytes of all of its calls."""
+    """Replays the steps with one call in place of each burst.
+
+    That call has the bytes of all calls of the burst.
+    """
     cost = call_cost(facts, [calls.all_calls for calls in rows])
     if cost is None:
         return None
@@ -155,8 +161,8 @@ CAUSE = CatalogueCause(
     gain_note=(
         "The steps are replayed with one call in place of each series of calls. The time of this "
         "call is computed from the times and bytes of this run's calls; the copies are not "
-        "counted. Not predicted if all calls have nearly one size, because the run then does not "
-        "tell the latency from the transfer."
+        "counted. Not predicted if all calls have nearly one size, because latency and transfer "
+        "cannot then be told apart."
     ),
     fix=(
         "grads = [p.grad for p in YOUR_MODEL.parameters() if p.grad is not None]\n"

@@ -11,7 +11,8 @@ from commprof.text import counted
 
 
 def _rule(facts: Facts) -> Sighting | None:
-    # A script may set the number of threads after capture began; only the traces then have it.
+    # A script may set the number of threads after capture began; only the traces then hold the
+    # right number.
     recorded = (int(trace.metadata.get("threads") or 0) for trace in facts.seen.traces)
     threads = max(int(facts.context.get("threads_per_rank") or 0), *recorded)
     context, world = {**facts.context, "threads_per_rank": threads}, facts.world
@@ -31,7 +32,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _fix(facts: Facts, call: str) -> str:
-    """The call; it replaces the script's own call, if the script has one."""
+    """Returns the call that sets the threads; if the script has such a call, it is replaced."""
     site = facts.script.only("set_num_threads")
     if site is None or not site.is_whole:
         return call

@@ -18,16 +18,17 @@ from commprof.stats.intervals import robust_deviation
 from commprof.trace.schema import PHASES
 from commprof.units import ms_to_ns
 
-#: Own work is an outlier if it exceeds the rank's median by this many robust deviations, by this
-#: fraction of the median step, and by this time. In steps of few ms, the host alone makes outliers.
+#: A rank's own work is an outlier if it exceeds the rank's median by all three: this many robust
+#: deviations, this fraction of the median step, and this time. In steps of a few ms, the host alone
+#: causes outliers.
 _DEVIATIONS, _OF_STEP, LEAST_MS = 6.0, 0.2, 5.0
-#: Fewest measured steps.
+#: Least number of measured steps.
 _STEPS = 8
 
 
 @dataclass(frozen=True)
 class LongSteps:
-    """The steps in which a rank kept the others waiting by unusual work, as ``[rank, step]``."""
+    """The steps in which a rank's unusual work kept the others waiting, as ``[rank, step]``."""
 
     #: True where the rank of this row worked far longer than it usually does.
     is_long: Mask
@@ -37,7 +38,7 @@ class LongSteps:
     extra_ns: Floats
 
     def share(self, step_ns: float) -> float:
-        """Fraction of all measured time for which ranks wait in these steps."""
+        """Waiting of the ranks in these steps, as a fraction of all measured time."""
         return float(self.cost_ns.sum()) / (self.cost_ns.shape[1] * step_ns)
 
     def phase(self, rank: int) -> str:
@@ -49,16 +50,16 @@ class LongSteps:
 def saving_without(
     facts: Facts, steps: LongSteps, places: Sequence[int], is_divided: bool = False
 ) -> Saving:
-    """What is won if some ranks never work longer than they usually do.
+    """Returns the saving if some ranks never worked longer than they usually do.
 
     The steps are replayed with these ranks' median work in their long steps. If no replay is
-    possible, the result is the others' waiting in these steps, which includes what they wait for in
-    any step.
+    possible, the result is the other ranks' waiting in these steps, which includes the waiting of a
+    usual step.
 
     Args:
         facts: the world size.
-        steps: what :func:`long_steps` returns.
-        places: positions of the ranks.
+        steps: result of :func:`long_steps`.
+        places: indices of the ranks.
         is_divided: True if all ranks share the removed work equally, instead of nobody doing it.
     """
     recorded = facts.replays

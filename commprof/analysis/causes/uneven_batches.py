@@ -1,4 +1,4 @@
-"""The ranks' batches take unequal work, another rank the most in each step."""
+"""The ranks' batches take unequal work; in each step, another rank's batch takes the most."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from commprof.text import in_ms
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
-#: Fewest replayed steps.
+#: Least number of replayed steps.
 _STEPS = 8
-#: Time by which the rank with the most compute exceeds the mean rank, as a fraction of the step.
+#: The rank with the most compute must exceed the mean rank by at least this fraction of the step.
 _SPREAD = 0.05
-#: Standard deviation of a rank's compute over the steps, as a fraction of its mean. Compute of
-#: equal batches varies less, unless ranks are without a core, which is not counted.
+#: Least standard deviation of a rank's compute over the steps, as a fraction of its mean. Compute
+#: of equal batches varies less. Time in which a rank lacked a core is not counted.
 _VARIES = 0.3
-#: Correlation of what forward and backward take beyond the mean rank: a larger batch takes longer
-#: in both, a disturbance only in one of them.
+#: Least correlation between the excess of forward and the excess of backward over the mean rank. A
+#: larger batch takes longer in both, a disturbance only in one of them.
 _TOGETHER = 0.8
 #: Largest fraction of the steps in which the same rank computes the longest.
 _ONE_RANK = 0.8
@@ -59,7 +59,7 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _beyond_mean(work_ns: Floats) -> Floats:
-    """Returns each rank's work beyond the step's mean over ranks, less its mean over the steps."""
+    """Returns each rank's excess over the mean rank of the step, minus its mean excess."""
     beyond: Floats = work_ns - work_ns.mean(axis=0)
     return beyond - beyond.mean(axis=1, keepdims=True)
 
@@ -71,7 +71,7 @@ def _correlation(a: Floats, b: Floats) -> float:
 
 
 def _saving(facts: Facts) -> Saving | None:
-    """Replays the steps with forward and backward of the mean rank on every rank."""
+    """Replays the steps; on every rank, forward and backward take as long as on the mean rank."""
     recorded = facts.replays
     base = None if recorded is None else recorded.step_ns()
     if recorded is None or base is None:

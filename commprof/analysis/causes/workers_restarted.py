@@ -22,9 +22,10 @@ from commprof.trace.schema import Phase
 from commprof.trace.stretches import Stretches, stretches
 from commprof.units import ns_to_ms
 
-#: Fewest starts of each rank in its measured steps.
+#: Least number of starts of each rank in its measured steps.
 _LEAST = 2
-#: Keys of the metadata under which capture notes when workers were started and ended.
+#: Keys of the metadata under which capture writes the times at which workers were started and
+#: ended.
 _STARTS, _STOPS = "loader_worker_starts", "loader_worker_stops"
 
 
@@ -54,7 +55,7 @@ def _spans(facts: Facts, position: int) -> tuple[Stretches, int]:
 
 
 def _between(noted: tuple[Ints, Ints], begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
-    """Leaves out what was noted while the training thread worked: another thread did it."""
+    """Leaves out times at which the training thread worked: another thread started workers."""
     inside = row_containing(begin_ns, end_ns, noted[0]) >= 0
     first, last = (np.searchsorted(begin_ns, times) for times in noted)
     is_between = ~inside & (first == last)
@@ -85,7 +86,10 @@ def _rule(facts: Facts) -> Sighting | None:
 
 
 def _edit(script: Script) -> str:
-    """Sets ``persistent_workers``; "" if the call has no workers, or makes a loader per epoch."""
+    """Returns the call with ``persistent_workers``.
+
+    "" if the call has no workers, or makes a loader per epoch.
+    """
     site = script.only("DataLoader")
     if site is None or site.loop is not None or not site.target:
         return ""
@@ -110,8 +114,8 @@ CAUSE = CatalogueCause(
         "and ends them after it. Until the first batch is there, all ranks wait: for the "
         "processes, for their imports where they are spawned, and for a whole batch of loading. "
         "With short epochs this happens often. Workers that persist keep their copy of the data "
-        "set, and only begin at its start again: what the script changes in the data set between "
-        "epochs no longer reaches them. A sampler's `set_epoch` still works."
+        "set and begin again at its start. So changes that the script makes to the data set "
+        "between epochs no longer reach them. A sampler's `set_epoch` still works."
     ),
     gain_note=(
         "The steps are replayed without these times. Workers that persist still load the first "

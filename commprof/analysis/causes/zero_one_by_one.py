@@ -17,7 +17,8 @@ from commprof.units import ns_to_ms
 
 #: File of torch whose frame is in the stacks of these calls.
 _FILE = "/distributed/optim/zero_redundancy_optimizer.py:"
-#: Fewest calls of a step, and largest mean size: larger ones spend their time on the transfer.
+#: Least number of calls in a step, and their largest mean size: larger calls spend their time on
+#: the transfer.
 _LEAST, _MEAN_BYTES = 8, 2**20
 
 
@@ -28,7 +29,8 @@ def _sent(calls: RankCalls) -> Mask:
     if not numbers or not mask.any():
         return mask & False
     of_zero = np.isin(columns.stacks(calls.trace, calls.table.op_id), numbers)
-    # Stacks may be recorded in some steps only: the others' calls are alike in group and size.
+    # Stacks may be recorded in some steps only. Calls of other steps are recognised by group and
+    # size.
     keys = [
         (int(g), int(size)) for g, size in zip(calls.table.group, calls.size_bytes, strict=True)
     ]
@@ -39,7 +41,7 @@ def _sent(calls: RankCalls) -> Mask:
 
 def _rule(facts: Facts) -> Sighting | None:
     number = facts.first.per_step(_sent(facts.first))
-    if number < _LEAST:  # before the calls of all ranks are looked at, which takes long
+    if number < _LEAST:  # checked before the calls of all ranks are examined, which takes long
         return None
     masks = [_sent(calls) for calls in facts.ranks]
     if min(c.per_step(mask) for c, mask in zip(facts.ranks, masks, strict=True)) < _LEAST:

@@ -40,7 +40,7 @@ _ALL_REDUCES = codes_of("all_reduce")
 def cross_checks(
     run: WorldRun, ranks: Sequence[Observed], are_sampled: bool
 ) -> tuple[CrossCheck, ...]:
-    """Returns all cross-checks of one world size; a check without data gives the reason.
+    """Returns all cross-checks of one world size; a check without data states the reason.
 
     ``are_sampled``: True if the ranks hold the calls of some of the steps only.
     """
@@ -106,7 +106,7 @@ def _mean(values: npt.NDArray[Any]) -> float:
 
 
 def _gradient_bytes(rank: Observed, buckets: Buckets, group: str | None) -> float:
-    """Returns the bytes that a backward pass of a measured step all-reduced, median over passes.
+    """Returns the bytes that the median backward pass of measured steps all-reduced.
 
     If the trace holds DDP's buckets, these are the bytes of the buckets, although a communication
     hook may send fewer. Otherwise, these are the input bytes of the all-reduces that the pass
@@ -146,8 +146,8 @@ def _network(run: WorldRun, ranks: Sequence[Observed], are_sampled: bool) -> Cro
     return network_check(run.world_size, traces, payload)
 
 
-#: Largest relative difference that counts as agreement: the formulas leave out the few bytes of the
-#: norm that gradient clipping all-reduces.
+#: Largest relative difference that counts as agreement. The formulas leave out a few bytes:
+#: gradient clipping all-reduces a norm.
 _SAME = 0.001
 
 

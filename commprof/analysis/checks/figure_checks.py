@@ -43,14 +43,17 @@ class CrossCheck:
     ours: float
     #: The other measurement; NaN if there is none.
     other: float
-    #: None if there is nothing to compare, or no tolerance would be fair.
+    #: None if there is nothing to compare, or if no tolerance can be justified.
     agrees: bool | None
     #: Why a figure is missing, or how the definitions of the two differ.
     note: str
 
     @property
     def difference(self) -> float:
-        """Relative difference: the other figure divided by ours, less 1; NaN without both."""
+        """Relative difference: the other figure divided by commprof's figure, minus 1.
+
+        NaN unless both are known.
+        """
         if self.ours > 0 and not math.isnan(self.other):
             return self.other / self.ours - 1
         return math.nan
@@ -94,8 +97,8 @@ class OfRank:
 
     #: Bytes of gradients per backward pass.
     gradient_bytes: float
-    #: True if ``gradient_bytes`` counts the buckets as commprof's DDP hook saw them, before the
-    #: user's hook, which commprof's hook wraps, changes what is sent.
+    #: True if ``gradient_bytes`` counts the buckets as commprof's DDP hook saw them. The user's
+    #: hook, which runs inside commprof's hook, may send fewer bytes.
     buckets_seen: bool
     backward_ns: float
     exposed_ns: float
@@ -151,7 +154,7 @@ def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
         if not backward_ns > 0 or math.isnan(value_ns):
             checks.append(missing(name, *_DDP_FIGURES[name], "DDP's log holds no times"))
             continue
-        # No verdict: DDP sampled other steps, warm-up among them.
+        # No verdict, because DDP sampled other steps, including warm-up.
         times = ns_to_ms(value_ns), ns_to_ms(other_ns)
         checks.append(compared(name, *_DDP_FIGURES[name], *times, None, sampled))
     return checks
@@ -160,7 +163,7 @@ def _of(rank: int, log: Mapping[str, Any], ours: OfRank) -> list[CrossCheck]:
 def _bytes(logged: int, log: Mapping[str, Any], ours: OfRank, where: str) -> CrossCheck:
     own = log.get("own_exchange")
     if isinstance(own, str) and own and not ours.buckets_seen:
-        # The hook decides what it sends, how often and in which type.
+        # The hook decides what to send, how often and in which type.
         return missing(
             "ddp_bytes",
             *_DDP_FIGURES["ddp_bytes"],
@@ -196,8 +199,8 @@ def network_check(
     Args:
         world_size: ranks of the job, each of which must have left a trace.
         traces: traces of the ranks.
-        payload_bytes: per trace, the least bytes that its rank's recorded calls send; NaN if
-            unknown.
+        payload_bytes: per trace, the least number of bytes that the rank's recorded calls send; NaN
+            if unknown.
         note: how the definitions of the two figures differ.
     """
     if len(traces) < world_size:
@@ -237,7 +240,8 @@ def _sent_by_hosts(
         hosts.setdefault(place, []).append(counters)
     names, total_bytes = set(), 0
     for members in hosts.values():
-        # All ranks of a host read the same counter: the rank that captured longest read most.
+        # All ranks of a host read the same counter, so the rank that captured longest has the
+        # highest figure.
         counters = {name: max(of.get(name, 0) for of in members) for name in set().union(*members)}
         for name in _interfaces_used(counters, len(hosts), len(members)):
             names.add(name)
@@ -246,7 +250,7 @@ def _sent_by_hosts(
 
 
 def _interfaces_used(sent: Mapping[str, int], hosts: int, ranks_here: int) -> list[str]:
-    """Returns the interfaces in use: ``lo`` within a host, the busiest other one between hosts."""
+    """Returns the interfaces in use: ``lo`` within a host, else the busiest other interface."""
     used = [LOOPBACK] if ranks_here > 1 and LOOPBACK in sent else []
     outward = outward_interface(sent)
     if hosts > 1 and outward is not None:

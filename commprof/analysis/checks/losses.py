@@ -21,7 +21,8 @@ from commprof.trace.run.run_directory import WorldRun
 LEAST_STEPS = 10
 #: Significance level of a trend.
 _LEVEL = 0.01
-#: The test compares all pairs; more losses than this are averaged over neighbouring steps.
+#: The test compares all pairs of losses. If there are more losses than this, neighbouring steps are
+#: averaged.
 _MOST_POINTS = 500
 
 
@@ -37,8 +38,8 @@ class LossTrend:
     #: Means of the first and the last tenth of the steps; NaN if not finite.
     first: float
     last: float
-    #: Kendall's tau of loss against step: -1 if every step lowers it, 1 if every step raises it;
-    #: NaN below LEAST_STEPS, or if some loss is not finite.
+    #: Kendall's tau of loss against step: -1 if every step lowers the loss, 1 if every step raises
+    #: it; NaN below LEAST_STEPS, or if some loss is not finite.
     tau: float
     #: Two-sided p-value of tau; NaN if tau is NaN.
     p_value: float
@@ -99,7 +100,7 @@ def _mann_kendall(values: Sequence[float]) -> tuple[float, float]:
     return score / (n * (n - 1) / 2), two_sided(deviate)
 
 
-#: By precision: how much the losses of a step may differ, relatively, if sums are only computed in
+#: By precision: largest relative difference between losses of a step if sums are only computed in
 #: another order.
 TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 2e-2}
 
@@ -128,7 +129,7 @@ class LossAgreement:
 
 
 def global_losses(run: WorldRun) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Per trained step: mean loss over the samples of all ranks, and number of these samples.
+    """Returns each step's mean loss over the samples of all ranks, and the number of samples.
 
     Both are empty if a rank left no losses.
     """

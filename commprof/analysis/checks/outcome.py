@@ -33,7 +33,7 @@ class Outcome:
 
 
 def per_host(values: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """Returns one value per host, that of its first rank.
+    """Returns one value per host: the value of its first rank.
 
     ``values``: host and value of each rank, in order of rank.
     """
@@ -44,7 +44,7 @@ def per_host(values: Iterable[tuple[str, _T]]) -> dict[str, _T]:
 
 
 def far_off(values: Sequence[float], factor: float, deviations: float = 5.0) -> list[int]:
-    """Returns the positions of values that are far above the others.
+    """Returns the indices of values that are far above the others.
 
     Such a value exceeds ``factor`` times the median. It also exceeds the median by more than
     ``deviations`` times the median absolute deviation, which is scaled to the standard deviation of

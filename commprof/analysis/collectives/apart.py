@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from commprof.text import counted, in_bytes, listed, named_ranks
 from commprof.trace.exchanged import Exchanged
 
-#: Why ranks may exchange no gradients, the likeliest reason first.
+#: Reasons why ranks may exchange no gradients, the likeliest first.
 _REASONS = (
     "Likely reasons: the model is not wrapped in DistributedDataParallel, or fully_shard was not "
     "applied to it; the script calls the inner model instead of the wrapper; or the launcher's "
     "settings are for GPUs and take no effect on CPUs"
 )
-#: Updated parameters outside of DDP models are mentioned from this fraction of all updated bytes.
+#: Updated parameters outside of DDP models are mentioned if they hold at least this fraction of all
+#: updated bytes.
 _WORTH_A_WORD = 0.01
 
 
@@ -30,7 +31,7 @@ class TrainedApart:
 
     #: "nothing": no rank exchanges gradients; "groups": some ranks do not exchange them with the
     #: others; "parameters": ranks exchange the gradients of some parameters only; "not seen": no
-    #: exchange was seen, but it may be one that capture cannot see.
+    #: exchange was seen, but there may be an exchange that capture cannot see.
     kind: str
     #: Ranks that train together, a tuple per set; ranks that were not recorded are left out.
     together: tuple[tuple[int, ...], ...]
@@ -135,7 +136,7 @@ def _not_seen(
 def _of_parameters(
     training: Sequence[Exchanged], together: tuple[tuple[int, ...], ...]
 ) -> TrainedApart | None:
-    """Returns the parameters whose gradients are not exchanged although those of others are."""
+    """Returns parameters whose gradients are not exchanged, although others are."""
     apart = []
     for rank in training:
         trained = rank.trained
@@ -144,7 +145,8 @@ def _of_parameters(
         outside = trained.outside_ddp_bytes
         if trained.ddp_bytes == 0 or outside < _WORTH_A_WORD * trained.parameter_bytes:
             return None
-        if rank.beside_ddp_bytes >= outside / 2:  # all were exchanged once, maybe in half precision
+        # all parameters were exchanged once, maybe in half precision
+        if rank.beside_ddp_bytes >= outside / 2:
             return None
         apart.append((outside, trained.parameter_bytes))
     outside, whole = max(apart)

@@ -95,7 +95,7 @@ def _kinds(calls: Calls, groups: Sequence[str], trace: Trace) -> Columns:
     dtypes: Sequence[str] = trace.metadata["dtypes"]
     is_barrier = _by_code(calls.op, lambda code: family(op_name(code)) == "barrier")
     is_named = _by_code(calls.dtype, lambda code: code < len(dtypes) and dtypes[code] != "")
-    # A profiler's recording that does not say the type does not say the size either.
+    # If a profiler's recording lacks the type, it lacks the size too.
     unsaid = ~is_named & ~is_barrier & (trace.metadata["capture"] == TORCH_PROFILER)
     has_size = calls.size_bytes > 0
     return {

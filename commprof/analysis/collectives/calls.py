@@ -6,13 +6,13 @@ runs the oldest collective to its end before it begins another. Hence with n thr
 
     start_k = max(issue_k, n-th largest end among the collectives issued before k)
 
-per group and rank: until that time all threads were busy. So starts are not measured, but derived
-from issue and end, which are measured. Point-to-point messages (send, recv) and
+per group and rank: until that time all threads were busy. So starts are not measured; they are
+derived from issue and end, which are measured. Point-to-point messages (send, recv) and
 ``monitored_barrier`` do not pass through the queue.
 
 On a device the collectives of a group follow each other on one stream, as with a single thread.
 This applies to groups with a collective whose completion was timed by a device event. A group may
-have a backend for CPU tensors, too, whose queue is another one.
+also have a backend for CPU tensors, with a queue of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from commprof.trace.schema import (
     Phase,
 )
 
-#: torch's default for a process group, assumed if the trace does not record the number.
+#: torch's default for a process group, assumed if the trace does not hold the number.
 DEFAULT_GLOO_THREADS = 2
 #: Streams of a process group on a device.
 DEVICE_STREAMS = 1
@@ -66,7 +66,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
     start is unknown.
     """
     if trace.device_activity is not None:
-        return table.issue_ns  # the times at which kernels began
+        return table.issue_ns  # on a device, starts are the times at which kernels began
     start = np.zeros(len(table), dtype=np.int64)
     unqueued = among(table.op, *_UNQUEUED)
     on_device = _on_timed_device(trace, table)
@@ -75,7 +75,7 @@ def start_times(trace: Trace, table: Collectives) -> Ints:
         queues = [(DEVICE_STREAMS, in_group & on_device)]
         # The trace has the number of threads of groups of gloo and of the backend commprof.
         gloo_threads = _threads(trace, group)
-        # Rows of a gloo group without a name may belong to several groups.
+        # Rows of a gloo group without a name may belong to several different groups.
         if (group.backend == "gloo" and group.name) or gloo_threads > 0:
             queues.append((gloo_threads or DEFAULT_GLOO_THREADS, in_group & ~on_device))
         for threads, rows in queues:
@@ -95,7 +95,8 @@ def _starts_in_queue(table: Collectives, rows: Ints, threads: int) -> Ints:
         if threads == 1:  # a later call also ends later, unless gloo refused it
             bound = np.minimum.accumulate(bound[::-1])[::-1]
         latest = fifo_starts(issue, np.where(exact, end, bound), threads)
-    # Ends are recorded a little late, so a derived start may be later than its own end.
+    # Ends are recorded a little late, so that a derived start may be later than the collective's
+    # own end.
     earliest = np.where(exact, np.minimum(earliest, np.maximum(end, issue)), earliest)
     latest = np.where(exact, np.minimum(latest, np.maximum(end, issue)), latest)
     starts: Ints = np.where(earliest == latest, earliest, 0)
@@ -157,7 +158,7 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
 
 def _fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     """Computes :func:`fifo_starts` for many threads, call by call."""
-    latest = [0] * threads  # a heap: the latest ends so far, the earliest of them first
+    latest = [0] * threads  # a heap of the latest ends so far, with the earliest of them first
     starts = np.empty(len(issue_ns), dtype=np.int64)
     for k, (issue, end) in enumerate(zip(issue_ns.tolist(), end_ns.tolist(), strict=True)):
         starts[k] = max(issue, latest[0])
@@ -172,7 +173,7 @@ Floats = npt.NDArray[np.float64]
 class CallTimes(FieldGroup):
     """Times of calls in nanoseconds; NaN if unknown.
 
-    Of a failed call only the exposed time is known: the call ended when its error occurred, not
+    For a failed call only the exposed time is known: the call ended when its error occurred, not
     when a transfer was complete.
     """
 
@@ -194,7 +195,7 @@ class Calls:
 
     rank: Ints
     op: Ints
-    #: Number of the process group, common to all ranks; -1 if it is not described.
+    #: Index of the process group, common to all ranks; -1 if the group is not described.
     group: Ints
     #: Ranks in the group.
     group_size: Ints
@@ -204,7 +205,7 @@ class Calls:
     size_bytes: Ints
     #: Code of the phase in which the call was issued.
     phase: Ints
-    #: Number of the issuing stack in the rank's own trace; 0 if there is none.
+    #: Id of the issuing stack in the rank's own trace; 0 if there is none.
     stack: Ints
     times: CallTimes
     #: True if the call ended with an error.
@@ -256,7 +257,8 @@ def calls_of(
             return repeated(column[0], count)
         return column[chosen]
 
-    # Joined columns of all ranks are large: each is cut at once, and few are held at a time.
+    # Joined columns of all ranks are large. So each column is cut at once, and few are held at a
+    # time.
     exposed, phase, stack = cut(exposed), cut(phase), cut(stack)
     times = _Times.of(traces, tables)
     failed = np.concatenate([table.failed for table in tables])

@@ -31,7 +31,7 @@ NO_DDP_MODEL: Final = "no DDP model exchanged gradients in this run"
 class Communication(FieldGroup):
     """Collectives, traffic and exchange of parameters at one world size."""
 
-    #: Number of measured steps whose calls these are: in a long run, those of its sample.
+    #: Number of measured steps whose calls these are: in a long run, the number of sampled steps.
     call_steps: int
     #: Kinds of collectives, the most exposed time first.
     collectives: tuple[CollectiveRow, ...] = ()
@@ -44,7 +44,7 @@ class Communication(FieldGroup):
     #: None if no parameters are sharded.
     sharding: Sharding | None = None
     #: Why no DDP model exchanged its gradients by DDP's own all-reduce, which a trial needs, as a
-    #: clause; empty if one did.
+    #: clause; empty if a DDP model did.
     no_ddp: str = ""
     #: Ranks or parameters that are trained without an exchange of gradients; None if there are
     #: none, or if too little is known to say so.
@@ -83,8 +83,8 @@ def _apart(run: WorldRun, seen: MeasuredWorld) -> TrainedApart | None:
     if seen.whole is not None or any(trace.dropped for trace in seen.recorded):
         return None
     by_python = any(trace.metadata.get("capture") == "python" for trace in seen.recorded)
-    # ``seen.traces`` have cached tables, but on a device timeline they differ from the recorded
-    # ones.
+    # The tables of ``seen.traces`` are cached, but on a device timeline they differ from the
+    # recorded tables.
     on_device = any(map(has_device_times, seen.recorded))
     found = exchanged_by_each(seen.recorded if on_device else seen.traces)
     return trained_apart(found, run.world_size, sees_all=not by_python)
@@ -100,7 +100,8 @@ def _no_ddp(traces: Sequence[Trace]) -> str:
     trained = [trained_by(trace.metadata) for trace in traces]
     is_sharded = any(of_rank is None or of_rank.sharded for of_rank in trained)
     if all(map(trained_no_ddp, traces)) and not is_sharded:
-        return NO_DDP_MODEL  # passes of the script's own exchange end as those of DDP do
+        # passes with the script's own exchange end in the same way as passes of DDP
+        return NO_DDP_MODEL
     by_ddp = (columns.finalizations(trace).span.key for trace in traces)
     buckets = (columns.of_kind(trace.records, Kind.BUCKET) for trace in traces)
     if any(map(len, by_ddp)) or any(map(len, buckets)):

@@ -38,7 +38,7 @@ class BucketTimes(FieldGroup):
     exchange_ms: float
     reduce_ms: float
     decode_ms: float
-    #: From the bucket's gradients being ready to their mean being ready.
+    #: Time from when the bucket's gradients are ready until their mean is ready.
     done_ms: float
 
     @property
@@ -51,7 +51,8 @@ class BucketTimes(FieldGroup):
 class BucketBytes(FieldGroup):
     """Mean bytes per call of one bucket."""
 
-    #: Of a rank's encoded gradients, and of what it sends to other ranks.
+    #: Size of a rank's encoded gradients; the next field is the size of all that the rank sends to
+    #: other ranks.
     payload_bytes: float
     wire_bytes: float
     #: Bytes that a ring all-reduce in fp32 among the model's ranks sends, divided by
@@ -68,12 +69,13 @@ class BucketBytes(FieldGroup):
 class BucketErrors(FieldGroup):
     """Means over the calls of one bucket whose error was measured; NaN if there are none."""
 
-    #: L2 norm of the error divided by that of the encoder's input, cosine between this input and
-    #: what was sent, and norm of the residual divided by that of the gradient.
+    #: Three figures: L2 norm of the error divided by that of the encoder's input; cosine between
+    #: this input and the values that were sent; norm of the residual divided by that of the
+    #: gradient.
     relative_error: float
     cosine: float
     residual_ratio: float
-    #: Fraction of the values that became 0, and fraction that was clipped.
+    #: Fraction of the values that became 0; the next field is the fraction that was clipped.
     zeroed: float
     saturated: float
 

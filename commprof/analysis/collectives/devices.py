@@ -11,8 +11,8 @@ A communication kernel is ``wait`` until the last rank has begun and ``transfer`
 
 Kernels of several streams may run at once: communication, compute and busy are the times in which
 at least one communication kernel, at least one other kernel, or any kernel ran. Copies is the time
-in which copies or fills of memory ran alone, or only beside communication that they hid. The rules
-are in :mod:`commprof.trace.device_activity`.
+in which copies or fills of memory ran alone, or beside communication that they hid. The rules are
+in :mod:`commprof.trace.device_activity`.
 
 Telemetry is the utilisation, clock, power and throttling that NVML reported while capture ran.
 """
@@ -50,9 +50,9 @@ class KernelTimes:
     busy_ms: float
     #: Time in which neither kernels nor copies nor fills of memory ran.
     idle_ms: float
-    #: Sums over the communication kernels, which may overlap on several streams: time until the
-    #: last rank had begun, time from then to the end, and time of kernels for which the last begin
-    #: is not known. The first two are NaN if they are known for no kernel.
+    #: This and the next two fields are sums over the communication kernels, which may overlap on
+    #: several streams: time until the last rank had begun; time from then to the end; and time of
+    #: kernels whose last begin is not known. The first two are NaN if they are known for no kernel.
     wait_ms: float
     transfer_ms: float
     unsplit_ms: float
@@ -123,7 +123,7 @@ class DeviceTelemetry:
     power_w: float
     #: Largest memory use by all processes on this GPU.
     memory_used_bytes: float
-    #: By reason: fraction of samples in which it limited the clock; empty if not reported.
+    #: By reason: fraction of samples in which the reason limited the clock; empty if not reported.
     limited: Mapping[str, float]
 
 

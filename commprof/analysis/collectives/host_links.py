@@ -37,7 +37,8 @@ from commprof.units import ns_to_s
 #: Largest relative difference at which counted and recorded bytes agree, beyond headers and
 #: acknowledgements.
 SAME_LINK_BYTES = 0.02
-#: TCP acknowledgements as a fraction of headers: one without data per two segments received.
+#: Size of TCP acknowledgements as a fraction of headers: one segment without data for every two
+#: received.
 _ACKNOWLEDGED = 0.5
 
 
@@ -55,7 +56,8 @@ class HostLinks:
     in_flight_gbit_per_s: float
     #: Rate of one host's outgoing link over the whole step.
     step_gbit_per_s: float
-    #: Bytes sent by all hosts over the whole capture, according to records and to interfaces.
+    #: Bytes sent by all hosts over the whole capture, according to records; the next field is
+    #: according to interfaces.
     recorded_bytes: float
     counted_bytes: float
     #: Reason why a figure is missing; empty if none is missing.
@@ -63,12 +65,13 @@ class HostLinks:
     #: Largest ``header_share`` of the interfaces; NaN if unknown. An interface with offload, which
     #: accepts more than a segment at once, may count fewer headers.
     header_share: float = math.nan
-    #: Interfaces of every host that carried nearly nothing, rated no slower than the one in use.
+    #: Interfaces of every host that carried nearly nothing, rated no slower than the interface in
+    #: use.
     idle: tuple[str, ...] = ()
 
     @property
     def difference(self) -> float:
-        """Relative difference: counted divided by recorded bytes, less 1; NaN if unknown."""
+        """Relative difference: counted bytes divided by recorded bytes, minus 1; NaN if unknown."""
         if self.recorded_bytes > 0:
             return self.counted_bytes / self.recorded_bytes - 1
         return math.nan
@@ -154,7 +157,9 @@ def _by_host(
 
 
 def _witness(members: Sequence[Observed]) -> Trace:
-    """Returns the first trace with the counters that a host's ranks share; if none, any trace.
+    """Returns the first trace with the counters that a host's ranks share.
+
+    Any trace if there is none.
 
     The trace of a killed rank has no counters.
     """
@@ -168,14 +173,14 @@ def _problem(world_size: int, ranks: Sequence[Observed], places: Sequence[Host |
     if unknown := unknown_hosts([rank.trace for rank in ranks], places):
         return unknown
     if any(group.backend != "gloo" for rank in ranks for group in rank.trace.groups.values()):
-        return "which rank sends to which is known only for the backend gloo"
+        return "only for the backend gloo is it known which rank sends to which"
     if any(rank.trace.summary is not None for rank in ranks):
         return "always-on mode kept no record of some collectives"
     return ""
 
 
 def _sent_in_steps(ranks: Sequence[Observed], sent: npt.NDArray[np.float64]) -> dict[int, float]:
-    """Returns, by rank, the bytes that it sends to other hosts in its measured steps.
+    """Returns for each rank the bytes that it sends to other hosts in its measured steps.
 
     ``sent``: bytes to other hosts of each collective, for the tables of all ranks joined.
     """

@@ -66,7 +66,8 @@ def times_in_flight(
     )
 
 
-#: Value of ``negotiate_ns`` if the time in flight cannot be split: ``transfer_ns`` is all of it.
+#: Value of ``negotiate_ns`` if the time in flight cannot be split: ``transfer_ns`` is then the
+#: whole time.
 UNSPLIT = -1
 
 
@@ -88,7 +89,7 @@ class InFlightIntervals:
     step: Ints
     #: Index into ``Timeline.kinds``.
     kind: Ints
-    #: Number of the collective, the same on all ranks.
+    #: Index of the collective, the same on all ranks.
     collective: Ints
     #: Index of DDP's gradient bucket; ``NO_BUCKET`` if there is none, or it is unknown.
     bucket: Ints

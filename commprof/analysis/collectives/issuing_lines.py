@@ -1,4 +1,6 @@
-"""Lines of the script that issued a group's collectives: where ranks parted before a mismatch.
+"""Lines of the script that issued a group's collectives.
+
+They show where ranks took different paths before a mismatch.
 
 If a rank leaves out or adds a call, its later calls are compared with the wrong calls of the other
 ranks. This goes unnoticed while these calls have the same operation and size; the lines that issued
@@ -16,12 +18,12 @@ LinesByNumber = Mapping[int, Mapping[int, str]]
 
 @dataclass(frozen=True)
 class OwnLine:
-    """A line at which only some ranks of a group issue collectives, and other ranks none."""
+    """A line at which only some ranks of a group issue collectives."""
 
     #: The ranks that issue collectives at ``line``, sorted.
     ranks: tuple[int, ...]
     line: str
-    #: Number of earlier collectives issued at ``line``, by the one of ``ranks`` with the most.
+    #: Number of earlier collectives issued at ``line``: the largest number among ``ranks``.
     calls: int
 
 
@@ -76,8 +78,9 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
 
     Returns:
         The sequence number and each rank's line. None if the ranks were at one line in the
-        collective before the mismatch, if its lines are known of fewer than two ranks or occurred
-        before, or if no earlier collective is known in which the ranks were at one line.
+        collective before the mismatch; if the lines of that collective are known of fewer than two
+        ranks, or occurred before; or if no earlier collective is known in which the ranks were at
+        one line.
     """
 
     def of(number: int) -> tuple[tuple[int, str], ...]:
@@ -90,7 +93,7 @@ def shifted_since(lines: LinesByNumber, seq: int) -> tuple[int, tuple[tuple[int,
     while differ(first - 1):
         first -= 1
     if len(of(first - 1)) < 2:
-        return None  # the ranks may always have been at lines of their own
+        return None  # the ranks may always have issued at different lines
     usual = {of(number) for number in lines if number < first and differ(number)}
     while first < seq and of(first) in usual:
         first += 1

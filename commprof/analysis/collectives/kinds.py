@@ -44,7 +44,7 @@ UNKNOWN: Final = Spread(math.nan, math.nan)
 
 @dataclass(frozen=True)
 class CollectiveKind(FieldGroup):
-    """What calls of one kind have in common."""
+    """Properties that the calls of one kind share."""
 
     op: str
     #: c10d's name of the process group, and the user's description of it; empty if not known.
@@ -74,7 +74,7 @@ class KindTimes(FieldGroup):
 
     #: From issue to completion; the sum of queue, wait and transfer.
     duration: Spread = UNKNOWN
-    #: From issue to start: in gloo's queue, or behind other work on a device.
+    #: From issue to start: time in gloo's queue, or behind other work on a device.
     queue: Spread = UNKNOWN
     #: From the start on this rank to the last start on the ranks that the call waits for.
     wait: Spread = UNKNOWN
@@ -82,8 +82,8 @@ class KindTimes(FieldGroup):
     transfer: Spread = UNKNOWN
     #: Time for which these calls blocked the training thread; mean per step over all ranks.
     exposed_ms: float = math.nan
-    #: Median over the calls of size / (last completion - last start); busbw is algbw times the bus
-    #: factor.
+    #: Median over the calls of: size / (last completion - last start). The next field, busbw, is
+    #: algbw times the bus factor.
     algbw_gb_per_s: float = math.nan
     busbw_gb_per_s: float = math.nan
 
@@ -108,11 +108,11 @@ class CollectiveRow:
     times: KindTimes
 
     def untimed(self) -> CollectiveRow:
-        """Returns a copy without times, for recordings that do not tell when calls ended."""
+        """Returns a copy without times, for recordings that lack the ends of calls."""
         return replace(self, times=KindTimes())
 
     def unexposed(self) -> CollectiveRow:
-        """Returns a copy without exposed time, for recordings that do not tell what blocked."""
+        """Returns a copy without exposed time, for recordings that do not show what blocked."""
         return replace(self, times=replace(self.times, exposed_ms=math.nan))
 
 
@@ -171,7 +171,8 @@ def stepless_collectives(
     if any(len(columns.steps(trace)) for trace in traces) or not any(map(len, tables)):
         return None
     rows = collective_rows(matching, traces, tables, None, clocks_shared)
-    if any(trace.is_of_nccl for trace in traces):  # no thread was seen that may have been held up
+    # no thread was seen, so none is known to have been blocked
+    if any(trace.is_of_nccl for trace in traces):
         rows = tuple(map(CollectiveRow.unexposed, rows))
     return SteplessCollectives(world_size, rows)
 
@@ -257,7 +258,7 @@ def _times(calls: Calls, rank_steps: int) -> KindTimes:
 
 
 def caller(frames: Sequence[str]) -> str:
-    """Returns the innermost frame outside of torch and commprof's capture, else the innermost."""
+    """Returns the innermost frame outside of torch and capture, or else the innermost frame."""
     own = (frame for frame in frames if not any(part in frame for part in _NOT_THE_CALLER))
     return next(own, frames[0] if frames else "")
 
@@ -274,7 +275,10 @@ def _named(names: Sequence[str], code: int) -> str:
 def _counted(
     columns: tuple[Ints, ...], name: Callable[..., str | None]
 ) -> tuple[tuple[str, int], ...]:
-    """Counts the calls by the name of their values in the columns, most frequent first."""
+    """Counts the calls by the names of their values in the columns.
+
+    The most frequent name comes first.
+    """
     number, first = distinct_rows(*columns)
     order = np.argsort(first)  # equally frequent names are in the order of their first calls
     found: Counter[str] = Counter()

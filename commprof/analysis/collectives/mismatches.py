@@ -40,21 +40,25 @@ from commprof.trace.schema import (
 )
 
 _REDUCING = codes_of(*REDUCING)
-#: Each rank's output holds the inputs of all ranks, so its size is the same even if inputs differ.
+#: Each rank's output holds the inputs of all ranks, so that its size is the same even if the ranks'
+#: inputs have different sizes.
 _GATHERING = codes_of("all_gather")
 _UNEVEN = codes_of(*UNEVEN)
 _BARRIERS = codes_of("barrier")
-#: Largest number of collectives kept that some rank has yet to issue; a rank further behind hangs.
+#: Largest number of kept collectives that some rank has not issued yet; a rank that is further
+#: behind hangs.
 _MOST_OPEN = 4096
 #: Largest number of collectives of a group that are remembered.
 _REMEMBERED = 512
-#: Length of the longest sequence of latest collectives that is looked up among the earlier ones.
+#: The sequence of latest collectives that is looked up among the earlier collectives has at most
+#: this length.
 _COMPARED = 64
-#: What followed a sequence of calls is usual if the sequence was issued this many times before.
+#: The call that followed a sequence of calls counts as usual if the sequence was issued this many
+#: times before.
 _TIMES = 2
-#: Largest number of collectives of a group, of all ranks together, whose issuing lines are read.
+#: Issuing lines are read for at most this many collectives of a group, over all ranks.
 _MOST_LINES = 1 << 16
-#: Largest number of mismatches kept; further ones are only counted.
+#: Largest number of kept mismatches; further mismatches are only counted.
 _MOST_KEPT = 8
 #: A call, of any type that can be compared with other calls.
 Call = TypeVar("Call")
@@ -65,7 +69,7 @@ class Issued:
     """Properties of one collective that must agree on all ranks of its group."""
 
     op: str
-    #: Empty if the trace has no name for the type, or nothing is sent.
+    #: Empty if the trace has no name for the type, or if nothing is sent.
     dtype: str
     #: Empty if nothing is reduced, or if the recording does not say how.
     reduce_op: str
@@ -99,12 +103,12 @@ class Mismatch:
     issued: tuple[tuple[Issued, tuple[int, ...]], ...]
     #: Each rank and the time of its issue, on the rank's own clock; sorted by rank.
     issue_ns: tuple[tuple[int, int], ...]
-    #: What all ranks issued at this place in earlier steps; None if this is not known.
+    #: The collective that all ranks issued at this place in earlier steps; None if not known.
     usual: Issued | None = None
     #: Ranks with the file and line at which they issued the collective, as far as known.
     lines: tuple[tuple[int, str], ...] = ()
-    #: Number of the earlier collective from which on the ranks issued at different lines, see
-    #: ``issuing_lines.shifted_since``, and each rank's line. None if this is not known.
+    #: Sequence number of the earlier collective since which the ranks have issued at different
+    #: lines (see ``issuing_lines.shifted_since``), and each rank's line. None if not known.
     shifted: tuple[int, tuple[tuple[int, str], ...]] | None = None
     #: The line of the mismatch that only some ranks used before; None if there is none or several.
     own_line: OwnLine | None = None
@@ -119,9 +123,9 @@ class Mismatch:
     def told_ranks(self) -> tuple[int, ...]:
         """Ranks that differ from the others.
 
-        If most ranks issued the same, these are the other ranks. If not, these are the ranks of
-        ``own_line``, or else the ranks that did not issue what was usual. Empty if none of this is
-        known, for example if two ranks differ in their first step.
+        If most ranks issued the same collective, these are the other ranks. If not, these are the
+        ranks of ``own_line``, or else the ranks that did not issue the usual collective. Empty if
+        none of this is known, for example if two ranks differ in their first step.
         """
         first, *others = (ranks for _, ranks in self.issued)
         odd = tuple(sorted(rank for ranks in others for rank in ranks))
@@ -137,7 +141,7 @@ class Mismatch:
 
     @property
     def difference(self) -> str:
-        """Says what differs, and who: "rank 1 issued a barrier where rank 0 issued ..."."""
+        """Text on which collectives differ: "rank 1 issued a barrier where rank 0 issued ..."."""
         told = self.told_ranks
         odd = [part for part in self.issued if {*part[1]} <= {*told}] or self.issued[1:]
         rest = [part for part in self.issued if part not in odd]
@@ -154,7 +158,7 @@ class Mismatch:
 
     @property
     def _shift(self) -> str:
-        """Says from which earlier collective on the ranks' calls are shifted; empty if unknown."""
+        """Text on since which collective the ranks' calls are shifted; empty if unknown."""
         if self.shifted is None:
             return ""
         seq, lines = self.shifted
@@ -172,7 +176,7 @@ class Mismatch:
         return listed(said)
 
     def of_rank(self, rank: int) -> str:
-        """Returns what a rank issued, and at which line: "barrier (train.py:7)"."""
+        """Returns a rank's collective and its line as text: "barrier (train.py:7)"."""
         issued, ranks = next(part for part in self.issued if rank in part[1])
         places = {line for at, line in self.lines if at in ranks}
         return f"{issued}" + (f" ({min(places)})" if len(places) == 1 else "")
@@ -185,7 +189,7 @@ class Mismatch:
 
     @property
     def remedy(self) -> str:
-        """Says what to change, at the lines at which the ranks issued the collective."""
+        """Advice on the change, with the lines at which the ranks issued the collective."""
         places = [f"{named_ranks(ranks)} at {line}" for line, ranks in self._by_line(self.lines)]
         if len(places) == 1 and len(self.lines) > 1:
             return (
@@ -206,7 +210,7 @@ class Mismatch:
 
 
 def who_differs(ranks: Sequence[int], by_majority: bool) -> str:
-    """Names the ranks that differ, and from what; says that it cannot be told if there are none.
+    """Names the ranks that differ, and from what they differ.
 
     by_majority: True if they differ from the majority, False if from their own earlier steps.
     """
@@ -218,7 +222,7 @@ def who_differs(ranks: Sequence[int], by_majority: bool) -> str:
 
 
 def common_bytes(op: int, bytes_in: int, bytes_out: int) -> int:
-    """Buffer size in bytes that must agree on all ranks of a collective; -1 if it may differ."""
+    """Buffer size in bytes that must be equal on all ranks of a collective; -1 if it may differ."""
     if op in _UNEVEN or op in _BARRIERS:
         return -1
     return bytes_out if op in _GATHERING else bytes_in or bytes_out
@@ -250,8 +254,8 @@ def usual_after(earlier: Sequence[Call]) -> Call | None:
     before, and returns the call that followed it. None if there is no such sequence, or if
     different calls followed it.
 
-    earlier: calls in order: collectives of a group that were the same on all ranks, or all calls of
-    a rank.
+    earlier: calls in order. These are the collectives of a group that were the same on all ranks,
+    or all calls of a rank.
     """
     count = len(earlier)
     for length in range(min(_COMPARED, count - 1), 0, -1):
@@ -285,9 +289,10 @@ class MismatchFinder:
         self._complete: list[tuple[tuple[str, int], dict[int, tuple[Issued, int]]]] = []
         #: The latest collectives of each group that were the same on all ranks.
         self._earlier: dict[str, deque[Issued]] = {}
-        #: Number and members of the latest mismatch of up to ``_MOST_KEPT`` groups.
+        #: Sequence number and members of the latest mismatch, for up to ``_MOST_KEPT`` groups.
         self._latest: dict[str, tuple[int, dict[int, tuple[Issued, int]]]] = {}
-        #: For collectives in ``_open`` that differ: number of polls so far; -1 once reported.
+        #: For each differing collective in ``_open``: number of polls so far; -1 once it is
+        #: reported.
         self._differing: dict[tuple[str, int], int] = {}
 
     def add(
@@ -345,7 +350,7 @@ class MismatchFinder:
         return reported
 
     def known(self) -> list[Mismatch]:
-        """Returns the latest known mismatches, with those that some ranks have yet to issue.
+        """Returns the latest known mismatches, also those that some ranks have not issued yet.
 
         These are the latest reported mismatch of each group, and up to ``_MOST_KEPT`` that are not
         yet reported.
@@ -374,7 +379,7 @@ def find_mismatches(
 def mismatches_by_group(
     traces: Sequence[Trace], tables: Sequence[Collectives]
 ) -> tuple[tuple[Mismatch, ...], dict[tuple[str, int], Ints]]:
-    """Returns the first mismatch of each group, and the sequence numbers of all by group.
+    """Returns the first mismatch of each group, and by group the sequence numbers of all.
 
     Arguments and limits are those of :func:`find_mismatches`.
     """
@@ -425,7 +430,7 @@ def _lines(
     group: int,
     seq: int,
 ) -> dict[int, dict[int, str]]:
-    """Returns the lines that issued a group's collectives up to a number, by number and rank.
+    """Returns the lines that issued a group's collectives up to ``seq``, by number and rank.
 
     The more ranks, the fewer earlier collectives are read. Calls without a recorded stack are
     left out.
@@ -450,7 +455,7 @@ def _lines(
 def _earlier(trace: Trace, table: Collectives, keys: _Keys, group: int, seq: int) -> list[Issued]:
     """Returns a rank's latest collectives of a group before a sequence number.
 
-    Returns none for a recording by another profiler, which may lack some of them.
+    Returns none for a recording by another profiler, because it may lack some collectives.
     """
     if trace.recorded is not None:
         return []
@@ -462,7 +467,7 @@ def _earlier(trace: Trace, table: Collectives, keys: _Keys, group: int, seq: int
 class _Keys(NamedTuple):
     """The collectives of one rank that are compared with those of other ranks."""
 
-    #: The group's number, and the sequence number.
+    #: The group's index combined with the sequence number.
     key: Ints
     #: ``[property, collective]``: properties that must agree.
     value: npt.NDArray[np.uint64]
@@ -477,7 +482,7 @@ def _differ(
 ) -> npt.NDArray[np.bool_]:
     """Returns for each collective whether the known values of a property differ between ranks.
 
-    ``starts``: first row of each collective; the rows after it are those of its other ranks.
+    ``starts``: first row of each collective; the rows of its other ranks follow.
     """
     most = np.iinfo(np.uint64).max
     largest = np.maximum.reduceat(np.where(known, value, 0), starts, axis=1)
@@ -490,9 +495,9 @@ def _differ(
 def _keys(trace: Trace, table: Collectives, names: dict[tuple[str, int], int]) -> _Keys:
     """Returns a rank's collectives to compare with those of other ranks.
 
-    A key combines the group's number with the collective's sequence number. ``names`` holds the
-    numbers of the groups known so far, by name and order; new groups are added. The order tells
-    apart groups that reuse a name after ``destroy_process_group``.
+    A key combines the group's index with the collective's sequence number. ``names`` holds the
+    indices of the groups known so far, by name and order; new groups are added. The order
+    distinguishes groups that reuse a name after ``destroy_process_group``.
     """
     group = np.full(len(table), -1, dtype=np.int64)
     turns: Counter[str] = Counter()

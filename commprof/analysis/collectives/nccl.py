@@ -1,10 +1,10 @@
 """How NCCL carried out the calls, how long its kernels waited, and how its transfers went.
 
-The kernels of an all-reduce, all-gather or reduce-scatter end together, so the rank whose kernel
-is the shortest came last, and each other kernel waited for as long as it took longer. This needs no
-common clock. With a common clock, a kernel's wait lasts from its own begin to the last kernel's
-begin. In operations with a root, and in messages, a kernel ends when its own part is done; for
-these only durations are given.
+The kernels of an all-reduce, all-gather or reduce-scatter end together, so the rank with the
+shortest kernel came last, and every other kernel waited for as long as it exceeds the shortest.
+This rule needs no common clock. With a common clock, a kernel's wait lasts from its own begin to
+the last kernel's begin. In operations with a root, and in messages, a kernel ends when its own part
+is done; so only durations are given for these operations.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Split:
 
 @dataclass(frozen=True)
 class NcclKind(FieldGroup):
-    """How NCCL carried out operations of one communicator."""
+    """Properties that NCCL's operations of one kind share."""
 
     communicator: str
     #: Ranks of the communicator; 0 if not known.
@@ -76,11 +76,11 @@ class NcclKind(FieldGroup):
 class NcclTimes(FieldGroup):
     """Times of operations of one kind; NaN if not known."""
 
-    #: Medians.
+    #: Median durations.
     duration_ms: float
     begin_spread_ms: float
     end_spread_ms: float
-    #: Mean wait computed from the shortest kernel, and from the clocks.
+    #: Mean wait, computed from the shortest kernel; the next field is computed from the clocks.
     wait_by_kernels_ms: float
     wait_by_clocks_ms: float
     #: Mean of the shortest kernels.
@@ -92,13 +92,14 @@ class NcclRow:
     """Operations of one communicator that NCCL carried out in the same way."""
 
     kind: NcclKind
-    #: Operations of all ranks, and how many of them were replays of CUDA graphs.
+    #: Number of operations of all ranks; the next field is how many of them were replays of CUDA
+    #: graphs.
     operations: int
     replayed: int
     #: Operations that belong to a call of c10d, by the phase in which the call was issued, or
     #: captured; largest number first.
     phases: tuple[tuple[str, int], ...]
-    #: Indices of the DDP buckets that they reduced.
+    #: Indices of the DDP buckets that these operations reduced.
     buckets: tuple[int, ...]
     #: Number of steps in which the operations began; 0 without steps.
     steps: int
@@ -117,7 +118,7 @@ class NcclLink:
     transfers: int
     total_bytes: int
     split: Split
-    #: Bytes per time in which the network was sending, median of the transfers.
+    #: Bytes divided by the time in which the network was sending; median over the transfers.
     gb_per_s: float
     #: How many times longer a byte takes than on the communicator's median link; NaN if there are
     #: too few links to compare.
@@ -143,17 +144,17 @@ class WaitsCompared:
 
 @dataclass(frozen=True)
 class NcclWorld:
-    """What the plugin recorded of the ranks of one world size."""
+    """Figures of the plugin's records at one world size."""
 
     world_size: int
     rows: tuple[NcclRow, ...]
     #: Slowest first.
     links: tuple[NcclLink, ...]
-    #: Transfers that this job's processes made for operations of other processes.
+    #: Number of transfers that this job's processes made for operations of other processes.
     for_others: int
     #: Replays of CUDA graphs, the largest number over the operations of a rank.
     replays: int
-    #: None if the clocks cannot be compared, or no collective has both waits.
+    #: None if the clocks cannot be compared, or if no collective has both waits.
     waits: WaitsCompared | None
 
 
@@ -242,7 +243,7 @@ def _waits(
 ) -> tuple[Floats, Floats, Floats, WaitsCompared | None]:
     """Returns each operation's wait by kernels, the shortest kernel, and its wait by clocks.
 
-    They are NaN if not known.
+    Each is NaN if not known.
     """
     ops = of_ranks.recorded
     wait, transfer, late = (np.full(len(ops), math.nan) for _ in range(3))

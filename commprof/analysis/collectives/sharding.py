@@ -1,14 +1,14 @@
 """Exposed time of FSDP's collectives, by kind, pass and group of parameters.
 
-Groups are numbered from 1 in the order in which forward gathers them. Backward goes through them in
-reverse: it gathers again the groups that were resharded after forward, and reduce-scatters the
-gradients of each group; under HSDP an all-reduce between the model replicas follows. If backward
+Groups are numbered from 1 in the order in which forward gathers them. Backward goes through the
+groups in reverse: it gathers those again that were resharded after forward, and reduce-scatters the
+gradients of each group. Under HSDP an all-reduce between the model replicas follows. If backward
 gathers fewer groups than forward, the groups are identified by the sizes of the all-gathers.
 
 With gradient accumulation a step has several such passes. The first pass of most steps shows the
-groups; a later pass gathers all of them again, or those that were resharded. The calls of a pass
-that gathers other sizes, of a second model or with an evaluation before it, are not assigned to
-groups.
+groups; a later pass gathers all of them again, or those that were resharded. A pass may gather
+other sizes, for example for a second model, or if an evaluation comes before it. The calls of such
+a pass are not assigned to groups.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from commprof.units import ns_to_ms
 
 Mask = npt.NDArray[np.bool_]
 
-#: Parts of the communication, as sentences name them.
+#: Names of the parts of the communication, for sentences.
 FORWARD: Final = "all-gathers in forward"
 BACKWARD: Final = "all-gathers in backward"
 SCATTER: Final = "reduce-scatters"
@@ -53,8 +53,8 @@ class ShardedPart:
     part: str
     calls: float
     exposed_ms: float
-    #: The group with the most exposed time, and that time in all passes of a step; 0 if groups
-    #: cannot be distinguished.
+    #: The group with the most exposed time; the next field is this time in all passes of a step.
+    #: Both are 0 if groups cannot be distinguished.
     group: int
     group_ms: float
     #: Exposed time of the part's last call in a step, which no compute can hide; 0 for
@@ -144,8 +144,8 @@ def _rows(trace: Trace, table: Collectives, measured: Ints) -> Iterator[_Row]:
     windows = list(zip(steps.begin_ns[rows].tolist(), steps.end_ns[rows].tolist(), strict=True))
     of_part = _of_part(trace, table, windows[0][0])
     found = [_passes(table, of_part, begins, window) for window in windows]
-    # Evaluation before a step's first pass gathers too, and its calls cannot be told from the
-    # pass's.
+    # An evaluation before a step's first pass gathers too, and its calls cannot be distinguished
+    # from those of the pass.
     firsts = Counter(tuple(table.bytes_out[passes[0][FORWARD]].tolist()) for passes in found)
     whole = max(firsts, key=lambda sizes: (len(sizes) > 0, firsts[sizes]))
     for passes in found:
@@ -167,7 +167,7 @@ def _of_part(trace: Trace, table: Collectives, begin_ns: int) -> dict[str, Mask]
 
     Sequence parallelism gathers and reduce-scatters activations, in a process group whose first
     reduce-scatter is issued in forward. Tensor parallelism sums gradients of activations in
-    backward. An all-reduce between model replicas sums what the reduce-scatter before it returned.
+    backward. An all-reduce between model replicas sums the result of the reduce-scatter before it.
 
     Args:
         trace: the rank's recording.
@@ -197,7 +197,7 @@ def _in_passes(trace: Trace, table: Collectives) -> Mask:
     """True for the calls that forward and backward issue.
 
     FSDP1 gathers CPU tensors with the same operation that scripts use for metrics, so the operation
-    alone does not tell.
+    alone is not sufficient.
     """
     phases = columns.phases(trace)
     begun = (phases.key == Phase.FORWARD) | (phases.key == Phase.BACKWARD)
@@ -269,14 +269,15 @@ def _groups(part: str, whole: Sequence[int], sizes: Sequence[int]) -> list[int]:
     Args:
         part: FORWARD, BACKWARD, SCATTER or SUM.
         whole: sizes of the all-gathers of all groups, in forward's order.
-        sizes: output sizes of the calls in order; for reductions only their number counts.
+        sizes: output sizes of the calls in order; for reductions only the number of sizes counts.
     """
     if part == FORWARD:
-        # In reversed order, forward's calls gather the groups from last to first, as backward does.
+        # In reversed order, forward's calls gather the groups from last to first, like backward's.
         return groups_in_reverse(whole, sizes[::-1])[::-1]
     if part == BACKWARD:
         return groups_in_reverse(whole, sizes)
-    # More calls than groups: several passes count as one if only the first gathers in forward.
+    # There may be more calls than groups: several passes count as one if only the first gathers in
+    # forward.
     has_one_call_per_group = len(sizes) == len(whole)
     return [len(whole) - at if has_one_call_per_group else 0 for at in range(len(sizes))]
 
@@ -297,7 +298,7 @@ def groups_in_reverse(forward: Sequence[int], backward: Sequence[int]) -> list[i
     latest = _places(forward, list(reversed(backward)))
     if earliest is None or latest is None:
         return [0] * len(backward)
-    # A call has one possible place if the earliest and the latest one are the same.
+    # A call has a single possible place if its earliest and latest possible places are the same.
     last = [len(there) - 1 - place for place in reversed(latest)]
     return [
         len(there) - place if place == other else 0

@@ -30,7 +30,7 @@ from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
 from commprof.trace.summary import Summary
 
-#: Families of operations by where their size stands.
+#: Families of operations, by the buffer from which their size is taken.
 _FROM_INPUT = ("reduce_scatter", "all_to_all", "send")
 _FROM_OUTPUT = ("all_gather", "recv")
 
@@ -68,12 +68,13 @@ def bus_factor(op: str, ranks: int) -> float:
 Floats = npt.NDArray[np.float64]
 _Factor = Callable[[Floats], Floats]
 
-#: Payload that a rank sends in an operation of a family, on average over the ranks of the group: as
-#: a multiple of the bytes of its input ...
+#: Payload that a rank sends in an operation of a family, as a mean over the ranks of the group. The
+#: factors here multiply the bytes of the operation's input ...
 _OF_INPUT: dict[str, _Factor] = {
     # a ring's reduce-scatter and all-gather, each (n - 1) / n
     "all_reduce": lambda n: 2 * (n - 1) / n,
-    # each other rank must receive, or send, all of it once: n - 1 times, averaged over n ranks
+    # each other rank must receive, or send, the whole buffer once: n - 1 times, averaged over n
+    # ranks
     "broadcast": lambda n: (n - 1) / n,
     "reduce": lambda n: (n - 1) / n,
     "gather": lambda n: (n - 1) / n,
@@ -86,16 +87,17 @@ _OF_INPUT: dict[str, _Factor] = {
     "barrier": np.zeros_like,
     "recv": np.zeros_like,
 }
-#: ... or of its output, if the root's input holds all ranks' parts.
+#: ... and these the bytes of its output, for operations in which the root's input holds all ranks'
+#: parts.
 _OF_OUTPUT: dict[str, _Factor] = {"scatter": lambda n: (n - 1) / n}
 
 
 def sent_bytes(trace: Trace, table: Collectives) -> Floats:
     """Payload that a rank sends in each collective, on average over the ranks of its group.
 
-    The sum over all ranks is the least that must pass between them. For example, each of n ranks
-    sends 2 (n - 1) / n S in a ring all-reduce of S bytes. NaN for an unknown operation and for a
-    group that is not in the trace.
+    The sum over all ranks is the least number of bytes that must pass between them. For example,
+    each of n ranks sends 2 (n - 1) / n S in a ring all-reduce of S bytes. NaN for an unknown
+    operation and for a group that is not in the trace.
     """
     n = np.zeros(len(table))
     for group in trace.groups.values():
@@ -154,7 +156,7 @@ def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
         if of_family not in _OF_INPUT or of_family == "gather" or n == 0:
             return math.nan
         factor = float(_OF_INPUT[of_family](np.array([n], dtype=np.float64))[0])
-        # The output of an all_gather is its larger side, n inputs.
+        # The output of an all_gather is its larger side: n times the input.
         total += operation.bytes * (factor / n if of_family == "all_gather" else factor)
     return total
 
@@ -162,7 +164,7 @@ def summarised_sent_bytes(trace: Trace, summary: Summary) -> float:
 def sent_to_other_hosts(
     traces: Sequence[Trace], tables: Sequence[Collectives], hosts: Sequence[object]
 ) -> Floats:
-    """Per collective of all ranks: payload in bytes that its rank sends to ranks of other hosts.
+    """Returns for each collective the payload in bytes that its rank sends to other hosts.
 
     NaN for an unknown operation, and for a group that does not hold all ranks in their order.
 
@@ -227,13 +229,13 @@ class _Factors:
     """
 
     def __init__(self, me: int, hosts: Ints) -> None:
-        """``hosts``: number of each rank's host. ``me``: the sending rank."""
+        """``hosts``: index of each rank's host. ``me``: the sending rank."""
         self._me, self._hosts, self._n = me, hosts, len(hosts)
 
     def ring_reduce(self, peer: int) -> float:
         """Factor of a ring all-reduce.
 
-        The rank sends n - 1 of n parts to the previous rank twice: to reduce, and to gather.
+        The rank sends n - 1 of n parts to the previous rank twice: once to reduce, once to gather.
         """
         return 2 * (self._n - 1) / self._n * self._to(self._me - 1)
 

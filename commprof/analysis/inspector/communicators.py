@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: A run is divided into parts of equally many calls: at most ``_MOST_BLOCKS``, at least
-#: ``_FEWEST_BLOCKS``, and if possible of ``_CALLS_A_BLOCK`` calls or more, because the parts of two
-#: communicators do not begin at the same time.
+#: A run is divided into parts with equal numbers of calls: at most ``_MOST_BLOCKS`` parts and at
+#: least ``_FEWEST_BLOCKS``. If possible a part has ``_CALLS_A_BLOCK`` calls or more, because the
+#: parts of two communicators do not begin at the same time.
 _MOST_BLOCKS, _FEWEST_BLOCKS, _CALLS_A_BLOCK = 200, 12, 8
 
 
@@ -63,20 +63,20 @@ class InspectedCommunicator:
     """A communicator with the processes that recorded it."""
 
     id: str
-    #: Name that the job gave it; "" if none.
+    #: Name that the job gave to the communicator; "" if none.
     name: str
-    #: Size, as NCCL states it.
+    #: Size of the communicator, as NCCL reports it.
     ranks: int
     nodes: int
-    #: Ranks in the communicator that left a log, and the index of each in
+    #: Ranks in the communicator that left a log; the next field has the index of each in
     #: ``InspectedJob.processes``.
     recorded: tuple[int, ...]
     process: npt.NDArray[np.int64]
     operations: tuple[Operations, ...]
-    #: Records that rings lost, as far as the logs say (from format v4.1 on).
+    #: Number of records that rings lost, as far as the logs tell (from format v4.1 on).
     dropped: int
-    #: Records by operation, size in NCCL's bytes, and algorithm and protocol, as "RING/LL"; empty
-    #: if the format has none.
+    #: Number of records by operation, by size in NCCL's bytes, and by algorithm and protocol such
+    #: as "RING/LL"; empty if the format does not name algorithms.
     algorithms: dict[tuple[str, int, str], int]
 
     @property
@@ -112,7 +112,7 @@ class InspectedJob:
     #: Number of parts (blocks) into which the run is divided.
     blocks: int
     problems: tuple[str, ...]
-    #: Per communicator with collectives: the calls that it repeats; None if nothing repeats.
+    #: Per communicator with collectives: the calls that it repeats; None if no calls repeat.
     repeated: tuple[RepeatedCalls | None, ...] = ()
 
 
@@ -157,7 +157,7 @@ ById = dict[tuple[str, int], dict[int, "InspectorMember"]]
 
 
 def members_by_id(members: Iterable[InspectorMember]) -> tuple[ById, list[str]]:
-    """Returns the members of each communicator, and sentences on those that are left out.
+    """Returns the members of each communicator, and sentences on members that are left out.
 
     Several logs of one process, such as those that were split by their size, are joined.
     """
@@ -222,11 +222,11 @@ def split_job(logs: InspectorLogs) -> InspectedJob:
 def split_communicators(
     by_id: ById, processes: dict[Process, int], splitter: Splitter, blocks: int
 ) -> tuple[InspectedCommunicator, ...]:
-    """Splits the operations of several communicators, some at once.
+    """Splits the operations of several communicators, some of them concurrently.
 
     Args:
         by_id: the members.
-        processes: numbers of the processes; new ones are added.
+        processes: indices of the processes; new processes are added.
         splitter: how to split.
         blocks: number of parts into which the run is divided.
     """
@@ -286,7 +286,8 @@ def _operations(
         captured.update(dict.fromkeys(member.kinds, 0))
     made = []
     for kind in sorted(set(captured) - {*MESSAGES}):
-        if ranks > 1:  # of a kind not in SPLIT, only the time beyond the shortest rank's is used
+        # for kinds not in SPLIT, only the time beyond that of the shortest rank is used
+        if ranks > 1:
             waits = splitter.collectives(members, kind, ranks, blocks)
         else:
             waits = splitter.unsplit(members, kind)

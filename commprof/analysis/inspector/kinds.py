@@ -1,4 +1,4 @@
-"""Kinds of operations in NCCL Inspector's logs, and what is known of them."""
+"""Kinds of operations in NCCL Inspector's logs, and their properties."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES: Final = ("Send", "Recv")
 MESSAGE_PAIR: Final = "SendRecv"
 #: Operations whose root, or whose meaning, the logs do not give.
 UNSPLIT: Final = {"Broadcast": "broadcast", "Reduce": "reduce"}
-#: Number of bytes that nccl-tests calls the size, per byte that NCCL counts on one rank.
+#: nccl-tests' size of an operation, divided by the bytes that NCCL counts on one rank.
 _OF_ALL_RANKS: Final = (
     *("AllGather", "AllGatherV", "ReduceScatter", "AllToAll", "All2All", "AlltoAll"),
 )

@@ -22,26 +22,28 @@ from commprof.stats.outliers import chance_beyond
 
 Floats = npt.NDArray[np.float64]
 
-#: Largest number of processes that are named as late. If more are needed to explain the waiting, or
-#: others cause nearly as much, none is named.
+#: Largest number of processes that are named as late. If more processes are needed to explain the
+#: waiting, or if others cause nearly as much, no process is named.
 _MOST_LATE = 8
-#: The same limit as a fraction of all processes; up to ``_ALWAYS_ALLOWED`` may always be named.
+#: The same limit as a fraction of all processes; but up to ``_ALWAYS_ALLOWED`` processes may always
+#: be named.
 _MOST_LATE_PART, _ALWAYS_ALLOWED = 1 / 16, 2
 #: A late process causes at least the fraction ``_LEAST_OF_LATEST`` of the waiting that the latest
-#: process causes. ``_LEAST_IF_APART`` is enough if the next process causes ``_APART`` times less
-#: than this late process, as waiting that is wrongly traced through other communicators falls on
-#: several processes. It is also enough if the next process causes ``_GAP`` times less and this one
-#: works longer than the others, with at most the probability ``_CHANCE_OF_LONGER`` by chance.
+#: process causes. ``_LEAST_IF_APART`` is enough in two cases. In the first, the next process causes
+#: ``_APART`` times less than this late process: waiting that is wrongly traced through other
+#: communicators falls on several processes. In the second, the next process causes ``_GAP`` times
+#: less, and this process works longer than the others, with a probability of at most
+#: ``_CHANCE_OF_LONGER`` that this is chance.
 _LEAST_OF_LATEST, _LEAST_IF_APART, _APART = 0.05, 0.03, 50.0
 _CHANCE_OF_LONGER = 0.05
 #: Least ratio of the waiting that a late process causes to that of any process that is not late.
 _CLEARLY = 2.0
-#: The same ratio, if it is this large, ends the list of late processes even if a larger ratio comes
-#: before it, because one late process is much later than the rest.
+#: If the same ratio is this large, it ends the list of late processes. A larger ratio may come
+#: earlier in the list, because one late process is much later than the rest.
 _GAP = 4.0
-#: Least fraction of the excess waiting that late processes must cause, if there is a ratio of
-#: ``_GAP``. This is less than usual, because the little that each other process causes adds up in a
-#: large job.
+#: If there is a ratio of ``_GAP``, late processes must cause at least this fraction of the excess
+#: waiting. It is lower than usual, because the small waiting that each other process causes adds up
+#: in a large job.
 _SHARE_BEYOND_GAP = 0.4
 _NS_PER_US = 1e3
 
@@ -53,20 +55,22 @@ class LateProcess:
     process: Process
     #: The communicators of the process: label, and rank of the process in it.
     ranks: tuple[tuple[str, int], ...]
-    #: Waiting that began with this process: sum over the waiting processes, and fraction of all
-    #: waiting.
+    #: Waiting that began with this process, summed over the waiting processes; the next field is
+    #: its fraction of all waiting.
     wait_s: float
     share: float
     #: The same waiting, as a mean over the ``waiting_processes``.
     wait_per_process_s: float
     waiting_processes: int
-    #: Number of parts of the run in which the process is late; ``parts`` have any waiting.
+    #: Number of parts of the run in which the process is late, out of ``parts`` parts with any
+    #: waiting.
     late_parts: int
     parts: int
     p_value: float
     #: The process's own waiting.
     waits_s: float
-    #: Time outside of all operations beyond that of the median process; NaN if it is not known.
+    #: The process's time outside of all operations, minus that of the median process; NaN if not
+    #: known.
     own_s: float
 
 
@@ -111,7 +115,7 @@ def late_processes(
     candidates, least_share = _by_waiting(traced, by_process, own_us, allowed, uneven)
     longer = _by_own_time(own_us, by_process, allowed)
     if longer:
-        # A process was late by at least the mean waiting over all others.
+        # A process was late by at least the mean of the waiting of all others.
         delay_us = traced.began_us.sum(axis=0) / (count - 1)
         also = [
             one
@@ -144,7 +148,8 @@ def _by_waiting(
     is_apart = (ratio >= _APART) | (works_longer & (ratio >= _GAP))
     least = np.maximum(uneven, np.where(is_apart, _LEAST_IF_APART, _LEAST_OF_LATEST))
     large = falling[:-1] >= least * falling[0]
-    # By construction the excess falls to 0 at the last process, so the total must have a gap too.
+    # The excess always falls to 0 at the last process, so that the total waiting must have a gap
+    # too.
     total = traced.began_us.sum(axis=0)[order]
     rest = np.maximum.accumulate(total[::-1])[::-1]
     parts = total[: len(ratio)] >= _GAP * rest[1 : len(ratio) + 1]
@@ -190,7 +195,7 @@ def _tested(
         pairs = traced.pairs_us * _NS_PER_US
         pairs[:, first] = pairs[:, list(candidates)].sum(axis=1)
         pairs[:, others] = 0.0
-        if not pairs[:, first].any():  # over the whole run, the waiting began elsewhere
+        if not pairs[:, first].any():  # over the whole run, the waiting began with another process
             return None
     block_ns = float(time_us.mean()) / job.blocks * _NS_PER_US
     late = find_late_rank(merged * _NS_PER_US, block_ns, 0.0, pairs, least_share=least_share)

@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 #: A process is no longer waited for if it has written nothing for ``_PATIENCE_S``, and for
-#: ``_GAPS`` times the median over the processes of their longest gap between two writes.
+#: ``_GAPS`` times the usual longest gap between two writes (the median over the processes).
 _PATIENCE_S: Final = 30.0
 _GAPS: Final = 3.0
 #: Number of parts of the run that the test of late processes covers. A part ends once every process
-#: has written ``_WRITES_A_PART`` times in it: the members write at different times, so within a
-#: short part the communicators would advance unevenly.
+#: has written ``_WRITES_A_PART`` times in it. The members write at different times, so that in a
+#: shorter part the communicators would advance unevenly.
 _MOST_PARTS: Final = 200
 _WRITES_A_PART: Final = 5
 #: Calls in each part of a snapshot, if possible.
 _CALLS_A_PART: Final = 8
-#: Largest job for which waiting is kept by pairs of processes.
+#: Largest number of processes for which waiting is kept for each pair of processes.
 _MOST_PAIRS: Final = 2048
 _MOST_KINDS: Final = 12
 
@@ -66,11 +66,12 @@ class LiveProcess:
     rank: int | None
     #: False if the process has written nothing for much longer than usual.
     writes: bool
-    #: Time in collectives and messages whose waiting is known, and the waiting in it.
+    #: Time in collectives and messages whose waiting is known; the next field is the waiting in
+    #: this time.
     time_s: float
     waited_s: float
-    #: Waiting of other processes that began with this one, summed over them, without the current
-    #: part of the run.
+    #: Waiting of other processes that began with this one, summed over these processes; the current
+    #: part of the run is not included.
     caused_s: float
     #: The three times above, over the parts of the run that ``InspectorState.late`` covers.
     recent_time_s: float
@@ -87,7 +88,8 @@ class InspectorState:
     processes: tuple[LiveProcess, ...]
     late: tuple[LateProcess, ...]
     communicators: int
-    #: Calls counted so far, and missing records of these calls.
+    #: Number of calls counted so far; the next field is the number of missing records of these
+    #: calls.
     calls: int
     lost_records: int
     #: The kinds of operations that took most time in the latest look that read any operation.
@@ -122,11 +124,11 @@ class _Growing:
     """Splits complete calls and removes them from the members; see :class:`Splitter`."""
 
     def __init__(self, stopped: set[tuple[str, int]], is_snapshot: bool) -> None:
-        """Splits what is written.
+        """Splits the operations that were written.
 
         Args:
             stopped: processes that are not waited for, as host and process id.
-            is_snapshot: True if nothing more is waited for.
+            is_snapshot: True if no further writes are awaited.
         """
         self._stopped, self._is_snapshot = stopped, is_snapshot
 
@@ -157,7 +159,8 @@ class LiveLogs:
 
         Args:
             folder: where the job writes its logs.
-            is_snapshot: True to count what the logs hold now, without waiting for any process.
+            is_snapshot: True to count the present content of the logs, without waiting for any
+                process.
         """
         self._tail = InspectorTail(folder)
         self._is_snapshot = is_snapshot
@@ -202,7 +205,7 @@ class LiveLogs:
         return found
 
     def look(self) -> InspectorState | None:
-        """Reads and counts what is new; None before the first operation."""
+        """Reads and counts new operations; None before the first operation."""
         self._tail.look()
         if not self._is_snapshot or self._tail.caught_up:
             self._count()
@@ -228,13 +231,14 @@ class LiveLogs:
             self._end_part()
 
     def _members(self) -> list[InspectorMember]:
-        """Returns the members of all logs, but for those that follow a log not read to its end.
+        """Returns the members of all logs, except logs that follow a log not yet read to its end.
 
         Of several logs of one process, calls are counted in the order of their dumps.
         """
         logs = self._tail.logs
         unread = [log for log in logs.values() if not log.is_read]
-        if all(log.log.members for log in unread):  # else it is not known which logs follow them
+        # otherwise it is not known which logs follow them
+        if all(log.log.members for log in unread):
             first_us: dict[tuple[str, int], int] = {}
             for log in unread:
                 for member in log.log.members:
@@ -266,7 +270,7 @@ class LiveLogs:
         return max(_PATIENCE_S, _GAPS * float(np.median(gaps)) if gaps else 0.0)
 
     def _stopped(self) -> set[tuple[str, int]]:
-        """Returns the processes that write no more, by host and process id."""
+        """Returns the processes that no longer write, as host and process id."""
         grew_s: dict[tuple[str, int], float] = {}  # in any of the process's logs
         for log in self._tail.logs.values():
             for member in log.log.members:
@@ -283,7 +287,7 @@ class LiveLogs:
     def _add(self, job: InspectedJob) -> None:
         """Adds the calls of one look to the totals, and to the current part of the run."""
         totals, count = self._totals, len(job.processes)
-        if self._is_snapshot:  # of a running job, communicators may have advanced unevenly
+        if self._is_snapshot:  # in a running job, communicators may have advanced unevenly
             self._operation_us = operation_time(job)
         is_new = False
         for one in job.communicators:
@@ -425,5 +429,5 @@ def _widened(values: Floats, count: int) -> Floats:
 
 
 def logs_in(folder: Path, is_snapshot: bool = False) -> LiveLogs | None:
-    """Returns a reader of the logs in a folder; None if it holds none, not even empty ones."""
+    """Returns a reader of the logs in a folder; None if there are none, not even empty ones."""
     return LiveLogs(folder, is_snapshot) if holds_logs(folder) else None

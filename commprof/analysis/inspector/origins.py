@@ -7,10 +7,10 @@ the process itself wait for ``s`` in all its other communicators. Then ``max(0, 
 waiting began with this process. The rest is passed on to the processes that it waited for in the
 other communicators, in proportion to that waiting, and so on.
 
-Waiting can be passed on to nobody, if it is not known for whom a process waited: in a broadcast, a
+If it is not known for whom a process waited, the waiting counts for nobody: in a broadcast, a
 reduce, or a message without its partner's record. The same holds for calls of which the process's
 record is lost; in these it is assumed to have waited as long as in its mean call of that
-communicator. The waiting that began with each process, plus that of nobody, adds up to all waiting.
+communicator. The waiting of all processes and of nobody adds up to all waiting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Ints = npt.NDArray[np.int64]
 #: Waiting is passed on this many times; the rest counts for the process that it has reached.
 _MOST_PASSES = 8
 _NEGLIGIBLE = 1e-3
-#: Largest number of processes of a job whose waiting is kept for each pair of them, in 512 MB.
+#: Largest number of processes for which waiting is kept for each pair of processes, in 512 MB.
 _MOST_PAIRS = 8192
 
 
@@ -56,13 +56,14 @@ class WaitingGroup:
     #: Identifies the group among all groups of the job.
     key: tuple[str | int, ...]
     process: Ints
-    #: In µs, as ``[block, member]``: waiting of others for the member, and waiting of the member.
+    #: In µs, as ``[block, member]``: waiting of others for the member; the next field is the
+    #: member's own waiting.
     caused: Floats
     waited: Floats
     #: False if it is known that a rank waited in these operations, but not for which rank.
     is_known: bool = True
-    #: If this group holds waiting in which all members of a communicator wait together, the key of
-    #: that communicator: such waiting makes no member late in its other groups. Empty: ``key``.
+    #: Key of the communicator whose members all wait together in this group, if there is one: such
+    #: waiting makes no member late in its other groups. If empty, ``key`` counts.
     together_key: tuple[str | int, ...] = ()
 
 
@@ -72,9 +73,9 @@ class _Entries:
 
     communicator: Ints
     process: Ints
-    #: Number of the pair of process and ``WaitingGroup.together_key``. Two entries have the same
-    #: number if they are of one process, and its waiting in one group does not make it late in the
-    #: other.
+    #: Index of the pair of process and ``WaitingGroup.together_key``. Two entries have the same
+    #: index if they belong to one process, and the process's waiting in one group does not make it
+    #: late in the other group.
     together: Ints
     others: Ints
     caused: Floats
@@ -112,7 +113,7 @@ def traced(groups: Sequence[WaitingGroup], count: int) -> InspectedOrigins:
 
 
 def groups_of(job: InspectedJob) -> list[WaitingGroup]:
-    """Returns each communicator's waiting; a further group holds waiting for an unknown rank."""
+    """Returns each communicator's waiting; another group holds waiting for unknown ranks."""
     found = []
     for each in job.communicators:
         key = (each.id, each.ranks)
@@ -182,7 +183,7 @@ def _carried_back(
     elsewhere = np.bincount(entries.process, waited, processes)[entries.process]
     elsewhere = elsewhere - np.bincount(entries.together, waited)[entries.together]
     in_communicator = np.bincount(entries.communicator, caused)
-    # Waiting is never passed on to a communicator in which it is for nobody.
+    # Waiting is never passed on to a communicator in which the waiting counts for nobody.
     causing = np.flatnonzero(in_communicator[entries.communicator])
     communicators, process, together, others = (
         column[causing]
@@ -192,7 +193,7 @@ def _carried_back(
     mass = mass[:, causing]
     delay = caused / others
     passed = np.where(delay > 0, np.minimum(1.0, elsewhere / np.where(delay > 0, delay, 1.0)), 0.0)
-    # Fraction of a communicator's waiting that is for this entry's process.
+    # Fraction of a communicator's waiting that is waiting for this entry's process.
     part = caused / in_communicator[communicators]
     began = np.zeros((len(mass), processes))
     least = _NEGLIGIBLE * mass.sum()
@@ -219,8 +220,8 @@ def _pairs(process: Ints, communicator: Ints, waited: Floats, began: Floats) -> 
     All members of a communicator are taken to wait for the same processes.
 
     Args:
-        process: of each entry.
-        communicator: of each entry, as a row of ``began``.
+        process: process of each entry.
+        communicator: communicator of each entry, as a row of ``began``.
         waited: waiting of each entry.
         began: ``[communicator, process]``: where the waiting seen in a communicator began.
     """

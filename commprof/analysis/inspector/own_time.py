@@ -1,15 +1,15 @@
 """Time that processes spend outside of all operations, without any clock.
 
 Processes that exchange data leave their operations together, so between two such moments the same
-time passes for all: what a process spends in operations it does not spend outside of them. The
-process that works longer than the others is therefore the one with the least time in all of its
+time passes for all: and the time that a process spends in operations is not spent outside of them.
+The process that works longer than the others is therefore the one with the least time in all of its
 operations together, waiting and transfer, over all communicators. This holds for the sum over any
 part of the run. So unlike waiting, this time need not be traced across communicators, and processes
 that are late in turns are not confused.
 
 It does not hold where operations overlap in one process, or where processes do not depend on each
 other: then the times differ for other reasons too, and no process stands out from their spread. So
-this evidence counts only together with that of the waiting.
+this evidence counts only together with the evidence of the waiting.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Floats = npt.NDArray[np.float64]
 
 #: Largest allowed probability that any process of the job stands out by chance.
 _SIGNIFICANCE: Final = 0.001
-#: A process stands out if it exceeds the median by this many times what any other process does.
+#: A process stands out if its excess over the median is this many times that of any other process.
 _CLEARLY: Final = 2.0
-#: Fewest processes whose spread is measured.
+#: Least number of processes for which a spread is measured.
 _FEWEST: Final = 3
-#: Number of times that the interval in which a limit is searched is halved.
+#: A limit is searched by bisection; the interval is halved this many times.
 _HALVINGS: Final = 60
 
 
@@ -82,9 +82,9 @@ def standing_out(own_us: Floats, most: int) -> list[int]:
 def least_standing_out_us(own_us: Floats, standing: Sequence[int]) -> float:
     """Returns the least time outside of operations with which one more process would stand out.
 
-    Logs that lost records tell the times of processes with an error, and so who is late by less may
-    be missed. The longest of all others is left out, as it may be such a process. NaN if a time is
-    not known, or of too few processes.
+    If logs lost records, times of processes have an error, so that a process that is late by less
+    may be missed. The longest time of the others is left out, because it may belong to such a
+    process. NaN if a time is not known, or of too few processes.
 
     Args:
         own_us: result of :func:`own_time`.
@@ -106,7 +106,8 @@ def is_too_short(own_us: Floats, standing: Sequence[int], process: int, delay_us
 
     Args:
         own_us: result of :func:`own_time`.
-        standing: result of :func:`standing_out`; the spread of all others is that of chance.
+        standing: result of :func:`standing_out`; the spread of all other processes counts as
+            chance.
         process: a process that is not in ``standing``.
         delay_us: by how much the process was late, over the whole run, if waiting began with it.
     """

@@ -51,7 +51,8 @@ class ProcessRow:
     process: Process
     #: Rank in the communicator of all processes; None if there is no such communicator.
     rank: int | None
-    #: Time in collectives and messages whose waiting is known, and the waiting in it.
+    #: Time in collectives and messages whose waiting is known; the next field is the waiting in
+    #: this time.
     time_s: float
     waited_s: float
     #: Waiting of other processes that began with this one, summed over them.
@@ -64,10 +65,10 @@ class ProcessRow:
 class KindRow:
     """Operations of one kind, size and number of ranks, over all communicators."""
 
-    #: c10d's name; NCCL's if c10d has none.
+    #: c10d's name of the operation; NCCL's name if c10d has none.
     op: str
     ranks: int
-    #: As nccl-tests counts it.
+    #: Size as nccl-tests counts it.
     size_bytes: int
     calls: int
     #: Mean time of a rank in a call, waiting and transfer.
@@ -90,10 +91,12 @@ class StepRow:
     """A step, as repeated calls show it; it may be only a part of a step, such as a micro-batch."""
 
     steps: int
-    #: Communicator whose repeated calls define a step, and these calls in words.
+    #: Communicator whose repeated calls define a step; the next field describes these calls in
+    #: words.
     communicator: str
     calls: str
-    #: Waiting and transfer of a process in a step, as means over processes and steps.
+    #: Waiting of a process in a step, as a mean over processes and steps; the next field is its
+    #: transfer.
     wait_ms: float
     transfer_ms: float
 
@@ -114,7 +117,7 @@ class CommunicatorRow:
     time_s: float
     wait_s: float
     #: Process that caused most of the waiting in this communicator, before waiting is traced to
-    #: others, and the fraction that it caused.
+    #: others; the next field is the fraction that it caused.
     most_waited_for: Process | None
     most_share: float
     lost_records: int
@@ -124,7 +127,7 @@ class CommunicatorRow:
 
 @dataclass(frozen=True)
 class InspectedLogs(FieldGroup):
-    """What was read."""
+    """Numbers of logs and of their contents."""
 
     path: Path
     versions: tuple[str, ...]
@@ -137,7 +140,7 @@ class InspectedLogs(FieldGroup):
 class MeanTimes(FieldGroup):
     """Means per process."""
 
-    #: Time in collectives and messages whose waiting is known, and the waiting.
+    #: Time in collectives and messages whose waiting is known; the next field is the waiting.
     time_s: float
     wait_s: float
     #: Time in operations whose waiting is not known, such as broadcasts.
@@ -155,17 +158,17 @@ class LowestBandwidth(FieldGroup):
 
     #: None if no operation's waiting is known.
     lowest_bandwidth: Process | None
-    #: Fraction of its time in operations that is waiting.
+    #: Waiting as a fraction of its time in operations.
     lowest_waits: float
 
 
 @dataclass(frozen=True)
 class InspectorResult:
-    """What the logs of NCCL Inspector say about a job."""
+    """Figures of a job from the logs of NCCL Inspector."""
 
     logs: InspectedLogs
     mean: MeanTimes
-    #: None if it is not known what a step is.
+    #: None if it is not known which calls make a step.
     step: StepRow | None
     late: tuple[LateProcess, ...]
     lowest: LowestBandwidth
@@ -175,10 +178,10 @@ class InspectorResult:
     graph_captured: int
     #: True if calls or ranks are missing, so that waiting is at least what is shown.
     is_lower_bound: bool
-    #: Least time over the run by which a process must be late, or work longer than the others, to
-    #: be told from them; a process that is late by less may be missed. NaN if it is not known.
+    #: A process must be late, or work longer than the others, by at least this time over the run to
+    #: be distinguished from them; if it is late by less, it may be missed. NaN if it is not known.
     least_late_s: float
-    #: What is not known, and what could not be read, as sentences without a full stop.
+    #: Caveats on unknown figures and unreadable data, as sentences without a full stop.
     caveats: tuple[str, ...]
 
 
@@ -237,7 +240,7 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
 
 
 def _step(job: InspectedJob, time_us: float, waited_us: float) -> StepRow | None:
-    """Returns a step's mean waiting and transfer; arguments are sums over the run, per process."""
+    """Returns a step's mean waiting and transfer; arguments are sums over the run by process."""
     found = steps_of(job.repeated)
     if found is None:
         return None
@@ -261,7 +264,7 @@ def world_ranks(job: InspectedJob) -> dict[int, int]:
 def _process_rows(
     job: InspectedJob, traced: InspectedOrigins, time_us: Floats, unsplit_us: Floats
 ) -> tuple[ProcessRow, ...]:
-    """Returns a row per process, in the order of ranks, or of hosts and process ids."""
+    """Returns a row per process, ordered by rank, or else by host and process id."""
     ranks = world_ranks(job)
     columns = (time_us, traced.waited_us.sum(axis=0), traced.began_us.sum(axis=0), unsplit_us)
     figures = (np.array(columns).T / 1e6).tolist()
@@ -292,7 +295,7 @@ def time_by_process(job: InspectedJob, is_split: bool) -> Floats:
 
 
 def _lowest_bandwidth(job: InspectedJob, time_us: Floats, waited_us: Floats) -> LowestBandwidth:
-    """Returns the process with the lowest mean bandwidth: the one with most time in operations.
+    """Returns the process with the lowest mean bandwidth: it has most time in operations.
 
     All ranks of a communicator exchange the same bytes, so the mean bandwidth falls with the time.
     """
@@ -389,7 +392,7 @@ def _by_loss(job: InspectedJob) -> str:
 def _unknown(
     logs: InspectorLogs, job: InspectedJob, traced: InspectedOrigins, least_late_s: float
 ) -> list[str]:
-    """Returns sentences on what these logs cannot show."""
+    """Returns sentences on figures that these logs cannot show."""
     waits_of_all = [each.waits for one in job.communicators for each in one.operations]
     lost = sum(each.lost_records for each in waits_of_all)
     dropped = sum(one.dropped for one in job.communicators)

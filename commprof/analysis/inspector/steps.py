@@ -18,7 +18,7 @@ from commprof.analysis.inspector.kinds import SPLIT, UNSPLIT, size_factor
 if TYPE_CHECKING:
     from commprof._reading import InspectorMember
 
-#: Turns at the beginning and end of a log that may be cut off.
+#: Number of turns at the beginning and end of a log that may be cut off.
 _EDGES = 2
 _FEWEST_TURNS = 3
 
@@ -36,7 +36,7 @@ class RepeatedCalls:
 
     @property
     def text(self) -> str:
-        """The calls in words; equal ones in a row are counted."""
+        """The calls in words; equal calls in a row are counted."""
         words = []
         for (op, size_bytes), same in groupby(self.calls):
             times = len(list(same))

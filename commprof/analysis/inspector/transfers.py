@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float32]
 
 #: Value of ``instrument`` in the context of a sweep that was made from logs of NCCL Inspector.
 INSPECTOR: Final = "NCCL Inspector"
-#: Fewest calls of one kind and size whose median is used.
+#: A median is used only of at least this many calls of one kind and size.
 LEAST_CALLS: Final = 3
 #: Number of parts of a run; :func:`sweep_of` takes each part as a round.
 _ROUNDS: Final = 20
@@ -34,7 +34,7 @@ class InspectedTransfers:
     #: c10d's name.
     op: str
     ranks: int
-    #: As nccl-tests counts it.
+    #: Size as nccl-tests counts it.
     size_bytes: int
     #: True if the ranks were on several hosts; None if the logs do not tell.
     crosses_hosts: bool | None
@@ -131,7 +131,7 @@ def _row(op: str, ranks: int, size_bytes: int, parts: list[Floats]) -> SweepRow:
 
 
 def _rounds(parts: list[Floats]) -> Iterator[Floats]:
-    """Yields the calls of each part of the run, of all communicators together."""
+    """Yields the calls of all communicators in each part of the run."""
     split = [np.array_split(part, _ROUNDS) for part in parts]
     for place in range(_ROUNDS):
         yield np.concatenate([part[place] for part in split])

@@ -44,21 +44,22 @@ from commprof.units import NS_PER_MS, ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
-#: Number of values that a level is learnt from, at the begin and after each change.
+#: Number of values from which a level is learnt, at the begin and after each change.
 REFERENCE = 40
 #: Robust standard deviations at which a value is cut.
 CUT = 3.0
-#: Robust standard deviations that a value must exceed to add to the sum.
+#: A value adds to the sum only its excess over this many robust standard deviations.
 SLACK = 1.0
-#: Sum at which the level has changed: 8 values in a row beyond the cut, or more that are nearer.
+#: Sum at which the level has changed: 8 values in a row beyond the cut, or more values that are
+#: closer.
 LIMIT = 15.0
-#: Fraction of the level by which the medians must differ.
+#: The medians must differ by at least this fraction of the level.
 SMALLEST_CHANGE = 0.1
 #: Smallest spread, as a fraction of the level: timers and schedulers have a limited resolution.
 _SMALLEST_SPREAD = 0.01
-#: A sum that is computed in another order differs by less than this.
+#: Sums that are computed in different orders differ by less than this.
 _ROUNDED = 1e-6
-#: Largest number of values in a row for which a sum may stay above 0 without a change.
+#: A sum may stay above 0 without a change for at most this many values in a row.
 _LONGEST = 4 * REFERENCE
 
 
@@ -66,9 +67,9 @@ _LONGEST = 4 * REFERENCE
 class SpeedChange:
     """A change of level in a series of values."""
 
-    #: Place in the series of the first value at the new level.
+    #: Index in the series of the first value at the new level.
     begin: int
-    #: Place of the value at which the change was certain.
+    #: Index of the value at which the change became certain.
     found: int
     #: Median of the reference.
     before: float
@@ -89,12 +90,12 @@ class ChangeDetector:
         self._reference: list[float] = []
         self._median = 0.0
         self._spread = 0.0
-        # Per direction: the sum, and the values since it was 0.
+        # Per direction: the sum; below, the values since the sum was 0.
         self._sums = [0.0, 0.0]
         self._since: list[list[float]] = [[], []]
 
     def add(self, value: float) -> SpeedChange | None:
-        """Adds the next value; returns the change that became certain with it, else None."""
+        """Adds the next value; returns the change that became certain with this value, else None."""
         self._count += 1
         if len(self._reference) < REFERENCE:
             self._reference.append(value)
@@ -157,10 +158,10 @@ BULK_BYTES = 64 * 1024
 _BITS_PER_BYTE = 8
 #: Number of steps whose phases are kept, to find the phase that changed.
 _KEPT_STEPS = 6 * REFERENCE
-#: Number of values in a row whose median decides that the former level is back.
+#: The median of this many values in a row decides whether the former level is back.
 _BACK = 8
-#: Largest number of anomalies that are reported per kind and rank: an unstable job would fill the
-#: report.
+#: At most this many anomalies are reported per kind and rank, because an unstable job would fill
+#: the report.
 _MOST_EACH = 20
 
 STEP, COMPUTE, BANDWIDTH = "step time", "own work", "bandwidth"
@@ -186,7 +187,7 @@ class StepFigures:
 class Anomaly:
     """A lasting change of level of one figure of a job."""
 
-    #: ``STEP``, ``COMPUTE`` or ``BANDWIDTH``.
+    #: ``STEP``, ``COMPUTE`` or ``BANDWIDTH``: the figure that changed.
     what: str
     #: -1 if the figure concerns all ranks.
     rank: int
@@ -196,12 +197,13 @@ class Anomaly:
     time_ns: int
     #: Step after which the change was certain.
     found_step: int
-    #: For own work, the phase that changed most; else empty.
+    #: For a change of a rank's own work, the phase that changed most; else empty.
     phase: str
-    #: Medians, in ms or Gbit/s.
+    #: Level before the change (a median), in ms or Gbit/s; the next field is the level after it.
     before: float
     after: float
-    #: Last step before the former level was back; None if it never was, or cannot be known yet.
+    #: Last step before the former level came back; None if it never came back, or if this is not
+    #: known yet.
     last_step: int | None = None
 
     @property
@@ -211,7 +213,7 @@ class Anomaly:
 
     @property
     def sentence(self) -> str:
-        """Sentence on which rank and phase changed, at which step and by how much."""
+        """Sentence on the change: which rank and phase, from which step on, and by how much."""
         verb = "rose" if self.after > self.before else "fell"
         whose = f"rank {self.rank}'s {self.what}" if self.rank >= 0 else self.what
         where = f", most of it in {self.phase}" if self.phase else ""
@@ -227,7 +229,7 @@ class AnomalyFinder:
     """Finds anomalies in a job's steps, which are added in order."""
 
     def __init__(self, watched: Set[tuple[str, int]] | None = None) -> None:
-        """``watched``: the series that can have changed, by kind and rank; None for all."""
+        """``watched``: the series that are searched for changes, by kind and rank; None for all."""
         self._watched = watched
         self._detectors: dict[tuple[str, int], ChangeDetector] = {}
         #: Per series: the steps of its newest values.
@@ -283,7 +285,7 @@ def find_anomalies(seen: MeasuredSteps, gbit_per_s: Mapping[int, float]) -> tupl
 def _series(
     seen: MeasuredSteps, gbit_per_s: Mapping[int, float]
 ) -> dict[tuple[str, int], tuple[Ints, Floats]]:
-    """Returns the steps and the values of each series that is watched, see :func:`_values`."""
+    """Returns the steps and the values of each watched series, see :func:`_values`."""
     step = seen.measured[0].step
     values = {
         (STEP, -1): np.max([part.wall_ns for part in seen.measured], axis=0) / NS_PER_MS,
@@ -358,7 +360,7 @@ def _values(figures: StepFigures) -> dict[tuple[str, int], float]:
     """Returns the figures of a step that are watched for changes, by kind and rank."""
     series = {(STEP, -1): figures.wall_ms, (BANDWIDTH, -1): figures.gbit_per_s}
     series |= {(COMPUTE, rank): float(sum(work)) for rank, work in figures.work_ms.items()}
-    # A level of 0 has no ratio, and a rank that does nothing cannot be slow.
+    # Zeros are left out: a level of 0 has no ratio, and a rank that does nothing cannot be slow.
     return {key: value for key, value in series.items() if math.isfinite(value) and value > 0}
 
 
@@ -390,7 +392,7 @@ def step_figures(
 
 
 def _bulk_bytes(op: Ints, bytes_in: Ints, bytes_out: Ints, group_size: Ints) -> Ints:
-    """Returns the size of each collective that tells of bandwidth, and 0 for all other rows.
+    """Returns the size of each collective that shows bandwidth, and 0 for all other rows.
 
     The others are messages, collectives below ``BULK_BYTES``, and collectives in groups of one
     rank, which send nothing, or of unknown size (0).
@@ -426,7 +428,7 @@ def bandwidth_by_step(seen: MeasuredWorld) -> dict[int, float]:
 
 
 def _latest_ns(seen: MeasuredWorld, name: str) -> Ints:
-    """Returns the latest of a time of all ranks' calls, for each row of all tables."""
+    """Returns for each row the latest of the given times among all ranks of its collective."""
     return seen.matching.latest(joined(seen.tables, name))[0]
 
 

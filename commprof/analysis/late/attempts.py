@@ -20,7 +20,7 @@ class Attempt:
     """One start of all ranks by a launcher."""
 
     world_size: int
-    #: Number of restarts before this attempt.
+    #: Index of the attempt: the number of restarts before it.
     number: int
     #: Number of ranks that left a trace.
     ranks: int
@@ -30,8 +30,8 @@ class Attempt:
     duration_s: float
     #: Time from the end of the last complete step (or the begin of the first attempt, if it has
     #: none) to the next attempt with steps: restart, start-up, the step that was cut off, and
-    #: attempts without steps in between. NaN for an attempt without steps between others, and if no
-    #: later attempt has steps.
+    #: attempts without steps in between. NaN for an attempt without steps that lies between others,
+    #: and if no later attempt has steps.
     lost_s: float
     #: Reason for the end, in words; empty for an attempt that finished.
     ending: str
@@ -77,7 +77,7 @@ def attempts_remarks(attempts: tuple[Attempt, ...]) -> list[str]:
         return []
     known = [each.lost_s for each in attempts if not math.isnan(each.lost_s)]
     lost = f"{sum(known):.1f} s" if known else "an unknown time"
-    restarts = attempts[-1].number  # an attempt that died early may have left nothing to list
+    restarts = attempts[-1].number  # an attempt that ended early may have left no trace
     return [
         f"At {attempts[0].world_size} ranks the job was restarted "
         f"{'once' if restarts == 1 else f'{restarts} times'}: for {lost} no step was "
@@ -128,7 +128,7 @@ def _readable(paths: Mapping[int, Path]) -> list[Trace]:
         try:
             traces.append(read_trace(path))
         except (TraceError, OSError):
-            continue  # counts as a rank that left no trace
+            continue  # the rank counts as one without a trace
     return traces
 
 

@@ -30,7 +30,7 @@ def chains_to(
         waiting: the ranks that may wait.
         waits: result of ``waits_of``.
         culprits: ranks at which the chains end.
-        words: puts groups and operations into words.
+        words: describes groups and operations.
     """
     shared: dict[tuple[str, ...], list[int]] = {}
     for rank in waiting:
@@ -65,7 +65,8 @@ def _by_distance(
     """Yields the ranks that wait for the culprits, then those that wait for these, and so on."""
     reached, left = {*culprits}, [rank for rank in waiting if rank not in culprits]
     while left:
-        #: Operation and number, then its groups, waiting ranks and ranks that are waited for.
+        #: Key: operation and sequence number. Value: its groups, the waiting ranks, and the ranks
+        #: that are waited for.
         found: dict[tuple[str, int], tuple[set[str], list[int], set[int], PendingOperation]] = {}
         for rank in left:
             for operation, absent in waits[rank]:

@@ -1,10 +1,10 @@
 """Ranks that wait for each other in a circle, and which of them differ from the others.
 
 The ranks differ in what they issued next. As with collectives that do not match, the ranks that
-differ are those outside of the majority, or else those that issued something else than in their own
-earlier steps. A majority exists only among ranks that could all have issued the same: if all ranks
-of the circle belong to the groups of all operations in which they wait. A send and its receive are
-meant to differ.
+differ are those outside of the majority, or else those that did not repeat their own earlier steps.
+A majority exists only if all ranks of the circle could have issued the same: if they all belong to
+the groups of all operations in which ranks of the circle wait. A send and its receive are meant to
+differ.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from commprof.text import listed, named_ranks, plural
 
 #: Largest number of operations that a sentence describes.
 _MOST_DESCRIBED = 4
-#: Largest number of calls that are compared with a rank's earlier steps, from the oldest one in
-#: which it waits.
+#: At most this many calls are compared with a rank's earlier steps, beginning with the oldest call
+#: in which the rank waits.
 _MOST_COMPARED = 16
 
 
 @dataclass(frozen=True)
 class Circle:
-    """Ranks that wait for each other, and in what."""
+    """Ranks that wait for each other, and the operations in which they wait."""
 
     #: Each operation with the ranks that wait in it, the most common first.
     waiting: tuple[tuple[PendingOperation, tuple[int, ...]], ...]
@@ -40,7 +40,7 @@ class Circle:
         return tuple(sorted(rank for _, ranks in self.waiting for rank in ranks))
 
     def difference(self, words: Words, lines: Mapping[int, str]) -> str:
-        """Says who waits in what, and who differs, as a predicate of the circle's ranks.
+        """Predicate for the circle's ranks: who waits in which operation, and who differs.
 
         "wait for each other: rank 1 waits in X where rank 0 waits in Y; rank 1 differs from ...".
 

@@ -18,10 +18,11 @@ from commprof.trace import columns
 from commprof.trace.schema import PHASES
 from commprof.units import ns_to_ms
 
-#: Work of a rank is reported as longer if the excess is at least this fraction of the step.
+#: A rank's work is reported as longer if it exceeds the others' by at least this fraction of the
+#: step.
 LEAST_SHARE = 0.01
-#: Minor page faults per ms of excess that explain a longer phase. One major page fault per step, or
-#: a lack of cores for ``LEAST_SHARE`` of the step, also explains it.
+#: A longer phase is explained by at least this many minor page faults per ms of excess. One major
+#: page fault per step, or a lack of cores for ``LEAST_SHARE`` of the step, also explains it.
 _FAULTS_PER_MS = 500.0
 
 Floats = npt.NDArray[np.float64]
@@ -52,13 +53,15 @@ class LongerPhase:
     rank: int
     phase: str
     longer_ms: float
-    #: Parts of ``longer_ms``: the training thread could run and had no core; its cgroup's CPU quota
-    #: was used up meanwhile; tasks of its host stalled for memory.
+    #: Part of ``longer_ms`` in which the training thread could run but had no core. The next fields
+    #: are the time in which its cgroup's CPU quota was used up, and the time in which tasks of its
+    #: host stalled for memory.
     no_core_ms: float
     throttled_ms: float
     memory_stall_ms: float
     involuntary_switches: float
-    #: Faults on pages that were in memory or new, and on pages read from disk.
+    #: Faults on pages that were in memory or new; the next field counts faults on pages read from
+    #: disk.
     minor_faults: float
     major_faults: float
 
@@ -124,7 +127,7 @@ def _longer(
         phase=phase,
         longer_ms=ns_to_ms(longer_ns),
         no_core_ms=ns_to_ms(no_core_ns),
-        # The cgroup's time is the sum over its cores, so it may exceed the thread's run delay.
+        # The cgroup's time is a sum over cores, so it may exceed the thread's run delay.
         throttled_ms=ns_to_ms(min(counted["throttled_ns"], no_core_ns)),
         memory_stall_ms=ns_to_ms(min(counted["memory_stall_ns"], longer_ns)),
         involuntary_switches=counted["involuntary_switches"],

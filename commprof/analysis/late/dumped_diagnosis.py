@@ -1,4 +1,4 @@
-"""What Flight Recorder dumps of a hang tell: its cause, culprits, victims and chains, in words."""
+"""Describes a hang from Flight Recorder dumps: its cause, culprits, victims and chains."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class GroupProgress:
     description: str
     #: Ranks of the group that the dumps name.
     ranks: tuple[int, ...]
-    #: Last sequence number by rank, without ranks whose number is unknown or that left no dump.
+    #: Last sequence number by rank. Ranks with an unknown number or without a dump are left out.
     scheduled: Mapping[int, int]
-    #: Likewise; empty unless the backend records starts.
+    #: The same for started collectives; empty unless the backend records starts.
     started: Mapping[int, int]
     completed: Mapping[int, int]
     #: Number of point-to-point messages that are known to be pending.
@@ -46,7 +46,7 @@ class GroupProgress:
 
 @dataclass(frozen=True)
 class DumpsRead(FieldGroup):
-    """What was read, and what is missing."""
+    """Which dumps were read, and which are missing."""
 
     dumps: int
     versions: tuple[str, ...]
@@ -58,13 +58,13 @@ class DumpsRead(FieldGroup):
 
 @dataclass(frozen=True)
 class Untold(FieldGroup):
-    """What the dumps do not tell."""
+    """Facts that the dumps do not show."""
 
     #: True if a culprit with nothing pending may wait in a message: gloo's dumps hold no messages.
     messages_untold: bool = False
     #: True if the dumps name the ranks of every group with pending operations.
     members_told: bool = True
-    #: Backends that do not tell Flight Recorder whether an operation has completed.
+    #: Backends that do not report to Flight Recorder whether an operation has completed.
     untold: tuple[str, ...] = ()
 
 
@@ -92,7 +92,7 @@ class Diagnosis:
     oldest: tuple[str, ...] = ()
     #: The mismatch that is the cause, if one is.
     mismatch: Mismatch | None = None
-    #: What the ranks of a circle wait in, and which of them differ, if a circle is the cause.
+    #: If a circle is the cause: the operations in which its ranks wait, and the ranks that differ.
     difference: str = ""
     lacks: Untold = Untold()
 
@@ -160,7 +160,7 @@ class Diagnosis:
 
 
 class DumpedWords(Words):
-    """Puts groups and operations into words, with the job's descriptions and global ranks."""
+    """Describes groups and operations, with the job's own descriptions and global ranks."""
 
     def __init__(self, dumps: Sequence[Dump], members: Mapping[str, tuple[int, ...]]) -> None:
         """Takes descriptions from the dumps; members: global ranks by group."""

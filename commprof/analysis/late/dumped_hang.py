@@ -59,11 +59,12 @@ class DumpedRank:
     receives_any: Collection[str]
     groups: Mapping[str, Group]
     recent: Sequence[OwnCall] = ()
-    #: The last operation in the dump; None if it has none.
+    #: The last operation in the dump; None if the dump has no operation.
     last: Entry | None = None
 
 
-#: If more culprits than this are missing, each in groups of its own, the groups are not named.
+#: If more culprits than this are missing and each is in groups of its own, the groups are not
+#: named.
 _MOST_ALONE = 10
 
 
@@ -154,8 +155,8 @@ def _may_wait_in_a_message(
 def _supported(waits: Mapping[int, Waits], since_ns: Mapping[int, int]) -> Mapping[int, Waits]:
     """Leaves out waits for a message that the other rank's buffer may have dropped.
 
-    Messages have no numbers that ranks share. If a rank's first entry is later than the message for
-    which another rank waits, the rank may have issued its part before.
+    Messages have no sequence numbers common to both ranks. If a rank's first entry is later than
+    the message for which another rank waits, the rank may have issued its part earlier.
     """
     return {
         rank: [
@@ -240,8 +241,8 @@ def _standing(
 ) -> DumpedRank:
     pending: dict[int, PendingOperation] = {}
     messages: Counter[tuple[str, str, int]] = Counter()
-    # The status also counts entries that a full buffer has dropped. In a group with messages it may
-    # count these too, so it is not used there.
+    # The status also counts entries that a full buffer has dropped. In a group with messages, the
+    # status may count the messages too, so it is not used there.
     next_seq = {
         name: seq + 1 for name, seq in dump.last_enqueued.items() if name not in with_messages
     }
@@ -316,7 +317,7 @@ def _culprits(
 
 
 def _short_for(ranks: Sequence[int], waits: Mapping[int, Waits], words: Words) -> Words:
-    """Returns words without groups if many ranks are missing, each in groups of its own."""
+    """Returns a description without groups if many ranks are missing, each in groups of its own."""
     if len(ranks) <= _MOST_ALONE:
         return words
     missed: dict[int, set[str]] = {rank: set() for rank in ranks}
@@ -367,7 +368,8 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
         for entry in dump.entries:
             if entry.is_message or entry.group not in mixed:
                 continue
-            # Entries of one coalesced launch share its number: the first stands for it.
+            # Entries of one coalesced launch share a sequence number: the first entry represents
+            # the launch.
             key = entry.group, entry.seq
             what = _issued(entry.op, entry.bytes_in, entry.bytes_out, entry.dtype)
             issued.setdefault(key, {}).setdefault(dump.rank, (what, entry.created_ns))
@@ -398,7 +400,7 @@ def _mismatches(dumps: Sequence[Dump]) -> tuple[Mismatch, ...]:
 
 
 def _mixed_groups(dumps: Sequence[Dump]) -> set[str]:
-    """Returns the groups in which ranks describe a collective differently, if only in part."""
+    """Returns the groups in which ranks describe a collective differently, even if only partly."""
     first: dict[tuple[str, int], tuple[str, int, int, str]] = {}
     mixed = set()
     for dump in dumps:
@@ -415,7 +417,7 @@ def _mixed_groups(dumps: Sequence[Dump]) -> set[str]:
 
 
 def _comparable(issued: Sequence[Issued]) -> list[Issued]:
-    """If all operations are equal, drops size or type where the dump of some rank lacks them."""
+    """If all operations are equal, drops size or type if the dump of some rank lacks them."""
     if len({one.op for one in issued}) > 1:
         return list(issued)
     sized = all(one.size_bytes >= 0 for one in issued)
@@ -437,7 +439,7 @@ def _issued(op: str, bytes_in: int, bytes_out: int, dtype: str) -> Issued:
 
 
 def _started(dumps: Sequence[Dump]) -> dict[str, dict[int, int]]:
-    """Returns the number of each rank's last collective that has started, by group and rank."""
+    """Returns by group and rank the number of the last collective that has started."""
     numbers: dict[str, dict[int, int]] = {}
     for dump in dumps:
         for entry in dump.entries:
@@ -466,7 +468,7 @@ def _progress(
         collective = [(rank, one.seq) for rank, one in mine if one.peer < 0 and one.seq >= 0]
         here = [by_rank[rank] for rank in sorted({*ranks} & by_rank.keys())]
         scheduled = {s.rank: s.next_seq[group] - 1 for s in here if group in s.next_seq}
-        oldest = dict(sorted(collective, reverse=True))  # keeps the smallest per rank
+        oldest = dict(sorted(collective, reverse=True))  # keeps the smallest number of each rank
         begun = in_start.get(group, {})
         started = {state.rank: begun[state.rank] for state in here if state.rank in begun}
         completed = {}

@@ -26,10 +26,10 @@ Floats = npt.NDArray[np.float64]
 
 
 def enough_steps(waited_for_ns: Floats, by_waiting_ns: Floats) -> int:
-    """Returns from how many steps on :func:`find_late_rank` can name a rank.
+    """Returns the least number of steps with which :func:`find_late_rank` can name a rank.
 
-    The arguments are those of :func:`find_late_rank`. Its test that needs the most steps shuffles
-    only the rank that caused the most waiting and the ranks that wait for it.
+    The arguments are those of :func:`find_late_rank`. The number is for its most demanding test,
+    which shuffles only the rank that caused the most waiting and the ranks that wait for it.
     """
     rank = int(np.argmax(waited_for_ns.sum(axis=0)))
     shuffled = 1 + int(waiting_ranks(by_waiting_ns, rank).sum())
@@ -47,12 +47,12 @@ def late_rank_of_few_steps(
     """Returns the late rank of steps that are too few for :func:`find_late_rank`; else None.
 
     The rank that caused most waiting is named if its share and its cost are material, if it is late
-    in each step, and if it waits less than the others beyond chance: the same time passes for all
-    ranks, so a rank that waits less works longer by as much.
+    in each step, and if it waits less than the others by more than chance explains. The same time
+    passes for all ranks, so a rank that waits less works longer by the same amount.
 
-    Chance is measured by a two-way analysis of variance. If ranks are alike, their waiting differs
-    from step to step equally for all ranks, and otherwise by chance, whose spread is that of the
-    residuals of all ranks and steps. A rank's mean difference from the others then follows
+    Chance is measured by a two-way analysis of variance. If ranks are alike, their waiting varies
+    from step to step equally for all ranks. Any other variation is chance; its spread is that of
+    the residuals of all ranks and steps. A rank's mean difference from the others then follows
     Student's t distribution. The probability that any rank differs so much must be at most 1 %.
 
     Args:

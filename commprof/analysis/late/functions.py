@@ -5,8 +5,8 @@ outermost frame first. A sample counts only for the function of its innermost fr
 function has its own time without its callees; functions of the same name and file count together.
 Waiting for collectives counts for no function: samples within ``torch.distributed`` are left out,
 and the time that DDP waited, according to the rank's trace, is subtracted from the time of the
-backward engine. If there are too few cores, py-spy itself waits for a core at times and takes no
-samples meanwhile. Therefore differences smaller than the largest run delay per step of a rank (the
+backward engine. If there are too few cores, py-spy itself sometimes waits for a core, and then
+takes no samples. Therefore differences smaller than the largest run delay per step of a rank (the
 time that its thread waits for a core) are not reported.
 """
 
@@ -38,13 +38,13 @@ _MOST: Final = 5
 #: Number of standard errors by which a function's time must exceed that on the other ranks.
 _ERRORS: Final = 3.0
 _MOST_BYTES: Final = 256 << 20
-#: Frame that names a thread: the outermost, or the second if the outermost names the process.
+#: Frame that names a thread: the outermost frame, or the second if the outermost names the process.
 _THREAD: Final = re.compile(r"thread \(([^()]*)\)(?:: (.*))?")
 _COUNT: Final = re.compile(r"[0-9]{1,15}")
 _WAITING: Final = re.compile(r"(^|/)(torch/distributed|commprof/capture)/")
 #: Function in which torch runs a backward pass, at whose end DDP waits.
 _ENGINE: Final = "_engine_run_backward"
-#: Name and file of a function.
+#: A function, as its name and its file.
 _Function: TypeAlias = tuple[str, str]
 
 
@@ -66,8 +66,8 @@ class GrownFunctions:
 
     #: Global rank.
     rank: int
-    #: Sorted by growth, the largest first; each grew by at least ``least_ms``, and by more than
-    #: sampling noise.
+    #: Sorted by growth, the largest first; each is longer by at least ``least_ms``, and by more
+    #: than sampling noise.
     functions: tuple[GrownFunction, ...]
     #: Least growth that is reported: the largest mean run delay of these ranks per step, and at
     #: least 1 % of the step; NaN if the ranks are not compared.
@@ -198,7 +198,7 @@ class _Times:
     own_ms: dict[_Function, float]
 
     def error_ms(self, own_ms: float) -> float:
-        """Returns the standard error of a function's own time as estimated from samples."""
+        """Returns the standard error of a function's own time, estimated from samples."""
         share = min(1.0, own_ms / self.step_ms)
         return self.step_ms * math.sqrt(share * (1 - share) / self.samples.total)
 
@@ -219,7 +219,7 @@ def _times(path: Path, seen: MeasuredWorld, place: int) -> _Times:
 
 
 def _waited_in_backward(trace: Trace) -> float:
-    """Returns the fraction of the steps' time that DDP waited at the end of backward passes."""
+    """Returns the fraction of the steps in which DDP waited at the end of backward passes."""
     exposed, steps = exposures_of(trace), columns.steps(trace)
     waited_ns = exposed.waited_ns[exposed.graph_task >= 0].sum()
     return float(waited_ns / (steps.end_ns - steps.begin_ns).sum())

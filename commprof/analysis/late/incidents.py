@@ -32,13 +32,13 @@ from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 
 HANG_SCHEMA_VERSION = 1
-#: Figure that the recordings must support for each kind of anomaly.
+#: The figure that the recordings must support, for each kind of anomaly.
 _RESTS_ON = {STEP: Figure.STEP, COMPUTE: Figure.EXPOSED, BANDWIDTH: Figure.CALLS}
 HANG_FILES = "hang_*.json"
 EVENT_FILES = "watchdog_*.jsonl"
 #: Larger files are not the watchdog's.
 _LARGEST_BYTES = 16 << 20
-#: Largest number of hangs, and of events, that are read; the files hold all.
+#: At most this many hangs, and this many events, are read; the files hold all of them.
 _MOST = 50
 
 
@@ -164,11 +164,12 @@ class Incidents:
     mismatches: tuple[Mismatch, ...]
     #: Number of collectives that were not the same on all ranks, in all groups.
     mismatch_count: int
-    #: Anomalies from the records, each with its time (ISO 8601, UTC; empty if unknown).
+    #: Anomalies from the records, each after its time (ISO 8601, UTC; empty if unknown).
     anomalies: tuple[tuple[str, Anomaly], ...]
-    #: Mismatches and anomalies that the watchdog reported, if the records are gone.
+    #: Mismatches and anomalies that the watchdog reported; used if the records no longer exist.
     events: tuple[WatchEvent, ...]
-    #: The hang with which the recordings end, if the watchdog reported none; None if there is none.
+    #: The hang with which the recordings end; None if there is none, or if the watchdog reported
+    #: one.
     last_wait: LastWait | None = None
 
     def __bool__(self) -> bool:
@@ -178,7 +179,7 @@ class Incidents:
 
 
 class WatchedCalls:
-    """Collects what incidents need from all calls; a long run's calls come window by window."""
+    """Collects data on incidents from all calls; a long run's calls come window by window."""
 
     def __init__(self) -> None:
         self._first: dict[str, Mismatch] = {}
@@ -187,7 +188,7 @@ class WatchedCalls:
         self.gbit_per_s: dict[int, float] = {}
 
     def add(self, seen: MeasuredWorld) -> None:
-        """Takes the calls of the next steps; windows of steps may share calls at their ends."""
+        """Takes the calls of the next steps; adjacent windows may share calls."""
         first, differing = mismatches_by_group(seen.traces, seen.tables)
         for mismatch in first:
             self._first.setdefault(mismatch.group, mismatch)
@@ -215,7 +216,7 @@ def find_incidents(
     Args:
         run: the ranks' recordings.
         seen: their measured steps.
-        calls: the collector that got all calls of a long run; None if the run is not long.
+        calls: the collector that has seen all calls of a long run; None if the run is not long.
 
     Trials are not searched for changes of speed: their candidates change the step on purpose.
     """

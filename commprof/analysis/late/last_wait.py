@@ -3,9 +3,9 @@
 The hang is found from the records alone, without a watchdog: a rank's last collectives either ended
 with an error after a long wait, as when the user interrupts the job, or did not end. The rule is
 that of :mod:`commprof.analysis.late.standstill`. On several hosts only collectives that ended with
-an error are used, because a waiting rank writes nothing, and another host's clock does not tell for
-how long it has waited. Jobs on devices are left to the watchdog and to Flight Recorder, because
-their collectives end on the device.
+an error are used: a waiting rank writes nothing, and its waiting time cannot be measured by another
+host's clock. Jobs on devices are left to the watchdog and to Flight Recorder, because their
+collectives end on the device.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from commprof.trace.schema import (
 )
 
 _NS_PER_S = 1e9
-#: A wait is a hang if it is at least this long, and this many times as long as a typical step.
+#: A wait is a hang if it is at least this many seconds long, and at least this many times as long
+#: as a typical step.
 _LEAST_S, _OF_STEP = 5.0, 10.0
 _ALIVE = (State.RUNS, State.STOPPED)
-#: Number of a rank's latest collectives that are looked at.
+#: Number of a rank's latest collectives that are examined.
 _LATEST = 256
 #: Number of a rank's last records that are searched for these collectives.
 _TAIL = 1 << 18
@@ -56,7 +57,8 @@ class LastWait:
     waiting: tuple[int, ...]
     #: The longest wait.
     waited_s: float
-    #: False if the ranks that the others waited for still wrote records meanwhile: they worked.
+    #: False if the ranks that the others waited for still wrote records during the wait: they
+    #: worked.
     hung: bool
     #: A sentence without its period, which begins in lower case.
     sentence: str
@@ -68,9 +70,9 @@ class _End:
 
     rank: int
     world_size: int
-    #: Line of the rank's last collective; empty if not known.
+    #: Line of code of the rank's last collective; empty if not known.
     line: str
-    #: Phase and step in which its records end.
+    #: Phase and step in which the rank's records end.
     seen: str
     #: The longest wait in a collective that never ended, or ended with an error; 0 if there is none
     #: or its length is not known.
@@ -102,7 +104,7 @@ def last_wait(traces: Sequence[Trace], world_size: int) -> LastWait | None:
     if all(trace.complete and not _error(trace) for trace in traces):
         return None  # the job came to its regular end
     if any(not trace.complete and state_of(trace.metadata) in _ALIVE for trace in traces):
-        return None  # it still runs: the watchdog tells
+        return None  # it still runs, so the watchdog reports its hangs
     traces = [_tail(trace) for trace in traces]
     if any(trace.dropped or _on_device(trace) for trace in traces):
         return None
@@ -156,7 +158,7 @@ def _error(trace: Trace) -> str:
 
 
 def _wrote(trace: Trace, since_ns: float, until_ns: float) -> bool:
-    """True if a rank recorded the begin of anything between two times on its host's clock."""
+    """True if a rank recorded any begin between two times on its host's clock."""
     time_ns = columns.ints(trace.records["timestamp_ns"])
     return bool(((time_ns > since_ns) & (time_ns < until_ns)).any())
 
@@ -249,7 +251,7 @@ def _line(trace: Trace, table: Collectives, row: int) -> str:
 
 
 def _place(trace: Trace) -> str:
-    """Says in which step a rank's records end, and after which phase."""
+    """Returns a phrase on the step in which a rank's records end, and the phase before."""
     phases, steps = columns.phases(trace), columns.steps(trace)
     where = f"in step {int(steps.index[-1]) + 1}" if len(steps) else "before the end of a step"
     since = int(steps.end_ns[-1]) if len(steps) else 0

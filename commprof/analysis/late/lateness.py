@@ -27,9 +27,9 @@ from commprof.text import counted
 from commprof.trace.run.run_directory import WorldRun
 from commprof.units import ms_to_ns, us_to_ns
 
-#: Largest probability at which a rank is named in a run of few steps that commprof itself recorded.
-#: With the limit for other tools' recordings, a rank was named in 2 of 600 schedules without a late
-#: rank; with this limit in none.
+#: In a run of few steps that commprof itself recorded, a rank is named only if its probability is
+#: at most this. With the limit for other tools' recordings, a rank was named in 2 of 600 schedules
+#: without a late rank; with this limit in none.
 _SIGNIFICANCE_OF_OWN_RUNS = 0.001
 
 
@@ -47,8 +47,8 @@ class Lateness(FieldGroup):
     longer_lines: tuple[LongerLines, ...] = ()
     #: Functions in which the late rank takes longer; None without a late rank or samples.
     grown_functions: GrownFunctions | None = None
-    #: Clause that says that the steps are too few to name any rank, and how many would suffice;
-    #: empty if there are enough.
+    #: Clause saying that the steps are too few to name any rank, and how many would suffice; empty
+    #: if there are enough steps.
     few_steps: str = ""
 
     def most_waited_for(self) -> MostWaitedFor:
@@ -99,7 +99,7 @@ def lateness(
     enough = enough_steps(of_ranks(caused), by_waiting)
     step_ns, error_ns = ms_to_ns(step_median_ms), us_to_ns(between_ranks_us)
     if len(caused) < enough:
-        # As in ``of_ranks``, without the waiting for ranks that lacked cores.
+        # Like ``of_ranks``: without the waiting for ranks that lacked cores.
         waited = np.stack(
             [
                 np.nan_to_num(part.wait_ns - part.caused.of_cause_ns(NO_CORE))[taken]
@@ -112,7 +112,7 @@ def lateness(
         if late is not None and not seen.recorded[0].is_foreign:
             is_beyond_chance = late.p_value <= _SIGNIFICANCE_OF_OWN_RUNS
             late = with_cause(late, caused) if is_beyond_chance else None
-        if late is not None:  # its share is of a part of all waiting
+        if late is not None:  # its share refers to a part of all waiting
             late = replace(late, share=late.share * float(of_ranks(caused).sum() / caused.sum()))
     else:
         origin_ns = np.stack([part.by_origin_ns[:, taken] for part in seen.measured])

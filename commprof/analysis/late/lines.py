@@ -40,7 +40,7 @@ _Cell: TypeAlias = tuple[str, str, str]
 class LongerLines:
     """Work between two lines of the script that takes longer on one rank than on the others.
 
-    Waiting, pauses and run delay do not count as work. Extra time is the rank's time less the
+    Waiting, pauses and run delay do not count as work. Extra time is the rank's time minus the
     median of the other ranks.
     """
 
@@ -76,7 +76,7 @@ def longer_lines(rank: int, seen: MeasuredWorld) -> tuple[LongerLines, ...]:
     for phase in PHASES:
         of_phase = [i for i, cell in enumerate(cells) if cell[0] == phase]
         if not of_phase or (len(of_phase) == 1 and "" in cells[of_phase[0]]):
-            continue  # a pair with the begin or end of a step says no more than the phase does
+            continue  # a pair with the begin or end of a step adds no information to the phase
         left_ms = phase_ms = float(beyond_the_others(values[:, of_phase].sum(axis=1))[place])
         longer = beyond_the_others(values[:, of_phase])[place]
         for i in np.argsort(-longer)[:_MOST_PAIRS].tolist():

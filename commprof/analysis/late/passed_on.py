@@ -1,9 +1,9 @@
 """Follows waiting through ranks that came late because they had waited themselves.
 
 Rank A is late in one group; B waits for it there, and is therefore late in another group, where C
-waits for B. Always-on mode keeps only sums of waiting over many steps, which do not tell which wait
-led to which. The sums are enough if B's own work takes no longer than that of others: the part of
-B's lateness that its own work does not explain was passed on, as far as B itself waited.
+waits for B. Always-on mode keeps only sums of waiting over many steps, which do not show which wait
+caused which. The sums are sufficient if B's own work takes no longer than that of others: the part
+of B's lateness that B's own work does not explain was passed on, as far as B itself waited.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Floats = npt.NDArray[np.float64]
 
 #: A rank passes waiting on if its own waits explain at least this fraction of its lateness.
 _MOST = 0.5
-#: Ranks that cause less than this fraction of all waiting are left as they are, and at most so many
-#: of the others are followed.
+#: Ranks that cause less than this fraction of all waiting are not followed, and at most this many
+#: other ranks are.
 _OF_ALL, _MOST_RANKS = 0.002, 256
 #: Longest chain of ranks that is followed.
 _LONGEST = 16
@@ -31,8 +31,8 @@ _LONGEST = 16
 class PassedOn:
     """Waiting by the rank at which it begins."""
 
-    #: As the arguments of :func:`passed_on`. Of ``by_waiting_ns`` only the column of the rank that
-    #: caused the most waiting is filled.
+    #: Like the argument of :func:`passed_on`. In ``by_waiting_ns``, only the column of the rank
+    #: that caused the most waiting is filled.
     waited_for_ns: Floats
     by_waiting_ns: Floats
     #: Ranks that passed most of the waiting for them on to that rank.
@@ -42,7 +42,7 @@ class PassedOn:
 def passed_on(
     waited_for_ns: Floats, by_waiting_ns: Floats, excess_ns: Floats, steps: int
 ) -> PassedOn | None:
-    """Returns the waiting by the rank at which it begins; None if no rank passed any on.
+    """Returns the waiting by the rank at which it begins; None if no rank passed waiting on.
 
     Args:
         waited_for_ns: ``[block, rank]`` as in ``find_late_rank``.
@@ -95,7 +95,7 @@ def _moved(
         share[through] = begins[through] + moved @ share
     column = by_waiting_ns @ share
     if not column.sum() > column[first]:
-        return None  # a circle: the rank would only wait for itself
+        return None  # a circle: the rank would wait only for itself
     # Leaves out the first rank's waiting for ranks that it had made late itself.
     settled[:, first] *= 1 - column[first] / column.sum()
     column[first] = 0.0

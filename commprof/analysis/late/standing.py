@@ -1,4 +1,4 @@
-"""State of a rank in a job that hangs, as a running job's records or a dump tell it."""
+"""State of a rank in a job that hangs, from a running job's records or from a dump."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from commprof.trace.documents import Group
 from commprof.trace.operations import codes_of
 from commprof.trace.schema import OPS, POINT_TO_POINT
 
-#: Operations whose completion gloo does not report; it is known only if a wait for one blocked.
+#: Operations whose completion gloo does not report. It is known only if a wait for the operation
+#: blocked.
 SILENT = {
     *POINT_TO_POINT,
     *codes_of("reduce_scatter"),
@@ -28,8 +29,8 @@ class PendingOperation:
     group: str
     #: Sequence number of a collective in its group, or of a message between two ranks; -1: unknown.
     seq: int
-    #: Other end of a point-to-point message, as rank in the group; -1 for a collective, and for a
-    #: receive from any rank, which has no number either.
+    #: The other rank of a point-to-point message, as rank in the group. -1 for a collective, and
+    #: for a receive from any rank, which has no sequence number either.
     peer: int
     bytes_in: int
     bytes_out: int
@@ -38,7 +39,7 @@ class PendingOperation:
     bucket: int
     #: True if a backward pass issued the operation; written to ``hang_N.json`` for its reader.
     in_backward: bool
-    #: True if its completion may never be recorded: some operations of gloo, and on devices.
+    #: True if its completion may never be recorded: for some operations of gloo, and on devices.
     silent: bool = False
     #: True if the operation runs on its device; None if the start of operations is not recorded.
     started: bool | None = None
@@ -60,7 +61,7 @@ class Standing(Protocol):
 
     @property
     def rank(self) -> int:
-        """The rank's global number."""
+        """The rank's global rank."""
 
     @property
     def world_size(self) -> int:
@@ -88,11 +89,11 @@ class Standing(Protocol):
 
     @property
     def groups(self) -> Mapping[str, Group]:
-        """Groups that the rank is known to belong to, by name."""
+        """Groups to which the rank is known to belong, by name."""
 
 
 class OwnCall(NamedTuple):
-    """What tells an operation from others that the same rank issues in a step."""
+    """Properties that distinguish an operation from others that the rank issues in a step."""
 
     op: str
     group: str
@@ -110,7 +111,7 @@ def own_call(op: str, group: str, bytes_in: int, bytes_out: int, peer: int) -> O
 
 
 class Words:
-    """Puts groups and operations into words."""
+    """Describes groups and operations in words."""
 
     def group(self, name: str) -> str:
         """Returns the group's name in words."""

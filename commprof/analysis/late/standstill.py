@@ -4,12 +4,12 @@ An operation needs all ranks of its group, or fewer if the operation has a root,
 :mod:`commprof.analysis.align.matching`. A rank that has issued an operation waits for the needed
 ranks that have not issued it. Following these waits leads to ranks that wait for no other rank:
 these ranks did not arrive. If the waits form a circle, ranks issued the operations of several
-groups in different orders; the ranks that differ are told as in a mismatch, see
+groups in different orders; the ranks that differ are found as in a mismatch, see
 :mod:`commprof.analysis.late.circles`.
 
-If a collective is pending that is not the same on all ranks, this mismatch is the cause, and
-neither an absent rank nor the network. It is the cause, too, if all ranks have arrived at what is
-pending and there was a mismatch in the same group before.
+If a pending collective is not the same on all ranks, this mismatch is the cause, not an absent rank
+or the network. An earlier mismatch of the same group is the cause if all ranks have arrived at the
+pending operations.
 
 A rank is behind if its oldest pending operation is a collective that other ranks have completed.
 A rank is also behind if all ranks have issued the collective, and the collective runs on the device
@@ -37,16 +37,16 @@ class Cause:
     """Cause of a hang."""
 
     #: "mismatch": ranks issued different collectives; "absent": ranks did not arrive; "behind":
-    #: ranks have not completed operations that others have; "circle": ranks wait for each other;
-    #: "arrived": all ranks arrived; "unmatched": it is not known who takes part in a pending
-    #: message, such as a receive from any rank.
+    #: ranks have not completed operations that other ranks have completed; "circle": ranks wait for
+    #: each other; "arrived": all ranks arrived; "unmatched": it is not known who takes part in a
+    #: pending message, such as a receive from any rank.
     kind: str
-    #: The culprits, sorted; all ranks of a circle if it tells no culprit; empty if all ranks
+    #: The culprits, sorted. All ranks of a circle if no culprit can be told; empty if all ranks
     #: arrived, or if unmatched.
     ranks: tuple[int, ...]
-    #: For each rank that is behind, the operation that it has not completed, or not begun.
+    #: For each rank that is behind, the operation that it has not completed or not begun.
     behind: Mapping[int, PendingOperation]
-    #: The mismatch that is the cause, if one is. It may tell no culprit.
+    #: The mismatch that is the cause, if one is. It need not show a culprit.
     mismatch: Mismatch | None = None
     #: The circle in which ranks wait for each other, if that is the cause.
     circle: Circle | None = None
@@ -78,13 +78,13 @@ def reasons(accused: Iterable[Accused]) -> list[str]:
 def accused_of(
     cause: Cause, waits: Mapping[int, Waits], words: Words, absent: Callable[[int], Accused]
 ) -> tuple[Accused, ...]:
-    """Says of each culprit what it did, or did not do.
+    """Describes for each culprit what it did or did not do.
 
     Args:
         cause: the cause.
         waits: result of ``waits_of``.
         words: puts groups and operations into words.
-        absent: says where a rank is that did not arrive.
+        absent: describes where a rank is that did not arrive.
     """
     return tuple(_accused(rank, cause, waits, words) or absent(rank) for rank in cause.ranks)
 
@@ -123,7 +123,7 @@ def waits_of(states: Sequence[Standing]) -> dict[int, Waits]:
 
 
 class _LateRanks:
-    """Finds ranks that have not issued an operation; searches once for all its waiting ranks."""
+    """Finds ranks that have not issued an operation, once for all ranks that wait in it."""
 
     def __init__(self, states: Sequence[Standing]) -> None:
         self._states = states
@@ -134,7 +134,7 @@ class _LateRanks:
             for name, group in state.groups.items():
                 self._by_place.setdefault((name, group.rank), []).append(state)
                 self._users.setdefault(name, []).append(state)
-        #: By group, sequence number and group size: states of the late ranks, and their numbers.
+        #: By group, sequence number and group size: states of the late ranks, and these ranks.
         self._found: dict[tuple[str, int, int], tuple[list[Standing], tuple[int, ...]]] = {}
 
     def to(self, operation: PendingOperation, issuer: Standing) -> tuple[int, ...]:
@@ -156,7 +156,7 @@ class _LateRanks:
     ) -> tuple[list[Standing], tuple[int, ...]]:
         key = operation.group, operation.seq, own.size if own is not None else -1
         if key not in self._found:
-            # Ranks that never used the group count only if it has all ranks of the job.
+            # Ranks that never used the group count only if the group has all ranks of the job.
             of_all = own is not None and own.size in self._world_sizes
             others = self._states if of_all else self._users.get(operation.group, [])
             late = [other for other in others if _is_late(other, operation, own)]
@@ -172,8 +172,9 @@ def find_cause(
     Args:
         states: states of the ranks.
         waits: result of ``waits_of``.
-        mismatches: collectives that were not the same on all ranks. One that is pending is the
-            cause. One before a pending collective of its group is the cause if all ranks arrived.
+        mismatches: collectives that were not the same on all ranks. A pending mismatch is the
+            cause. A mismatch before a pending collective of its group is the cause if all ranks
+            arrived.
     """
     mixed = _mismatched(states, mismatches)
     if mixed is not None:
@@ -202,7 +203,7 @@ def find_cause(
     if free or behind:
         return Cause("absent" if free else "behind", tuple(sorted({*free, *behind})), behind)
     if absent:
-        # Ranks that wait for the circle are waited for too, but do not wait for themselves.
+        # Ranks that wait for the circle may be waited for too, but they do not wait for themselves.
         ranks = [rank for rank in absent if chain_to(rank, waits, [rank])]
         circle = circle_of(ranks, waits, by_rank)
         return Cause("circle", circle.told_ranks or circle.ranks, {}, circle=circle)
@@ -219,7 +220,7 @@ def _mismatched(
 ) -> Mismatch | None:
     """Returns the first mismatch that is pending on a rank; None if there is none.
 
-    before: also a mismatch before a pending collective of its group.
+    before: True to accept also a mismatch before a pending collective of its group.
     """
     pending = [
         (one.group, one.seq)
@@ -251,14 +252,15 @@ def _misses(other: Standing, operation: PendingOperation, issuer: Standing) -> b
 def _is_late(other: Standing, operation: PendingOperation, own: Group | None) -> bool:
     """True if a rank takes part in the operation and has not issued it.
 
-    ``own`` is the ``Group`` as the issuing rank describes it; of a collective, only its size
+    ``own`` is the ``Group`` as the issuing rank describes it; for a collective, only its size
     matters.
     """
     if operation.seq < 0:
         return False
     group = other.groups.get(operation.group)
     if group is None:
-        # The rank has never used the group: only the group of all ranks is known to include it.
+        # The rank has never used the group: only the group of all ranks is known to include the
+        # rank.
         return operation.peer < 0 and own is not None and own.size == other.world_size
     if operation.peer < 0:
         return _before(other.next_seq.get(operation.group), operation)
@@ -266,7 +268,7 @@ def _is_late(other: Standing, operation: PendingOperation, own: Group | None) ->
         return False
     counterpart = "recv" if operation.op == "send" else "send"
     if counterpart == "recv" and operation.group in other.receives_any:
-        return False  # a receive from any rank may be this message's
+        return False  # a receive from any rank may be the receive of this message
     return _before(other.next_message.get((operation.group, counterpart, own.rank)), operation)
 
 
@@ -285,8 +287,8 @@ def _is_needed(rank: int, operation: PendingOperation, own: Group | None) -> boo
 def _before(next_seq: int | None, operation: PendingOperation) -> bool:
     """True if a rank has yet to issue the operation.
 
-    ``next_seq`` is the number of the rank's next collective in the operation's group, or of its
-    next message; None if the rank has issued none.
+    ``next_seq`` is the sequence number of the rank's next collective in the operation's group, or
+    of its next message; None if the rank has issued none.
     """
     return next_seq is None or not comes_before(operation.seq, next_seq)
 
@@ -303,7 +305,7 @@ def _behind_in(
     Args:
         state: the rank's state.
         users: the states of the ranks of each group, by its name.
-        pending: each rank's pending collectives, by rank, group and number.
+        pending: each rank's pending collectives, by rank, group and sequence number.
     """
     oldest = next(iter(_oldest_first(state)), None)
     if oldest is None or oldest.peer >= 0 or oldest.silent or oldest.seq < 0:

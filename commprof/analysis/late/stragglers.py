@@ -22,15 +22,15 @@ from commprof.units import ns_to_ms, ns_to_s
 
 Floats = npt.NDArray[np.float64]
 
-#: Fraction of the steps in which a slow rank's phase must exceed the others' median ...
+#: A slow rank's phase must exceed the others' median in this fraction of the steps ...
 _OF_STEPS = 0.75
-#: ... by this fraction of the step. All of its work must do so in half of the steps, so that no
-#: other phase makes up for it.
+#: ... by this fraction of the step. Its whole work must exceed theirs too, in half of the steps, so
+#: that no other phase compensates.
 _OF_STEP = 0.02
 #: If several ranks are slow, the slowest is named if its excess is this many times the next
 #: largest.
 _CLEARLY = 2.0
-#: Significance level: a rank is named if chance would name one with at most this probability.
+#: Significance level: a rank is named if chance would name some rank with at most this probability.
 SIGNIFICANCE = 0.01
 #: A cause is named if it explains at least this fraction of the waiting that a rank caused.
 _MOST = 0.5
@@ -40,14 +40,14 @@ _MOST = 0.5
 class SlowRank:
     """A rank whose own work takes longer than the others'."""
 
-    #: Global rank; in the result of :func:`find_slow_rank`, position among the compared ranks.
+    #: Global rank; in the result of :func:`find_slow_rank`, index among the compared ranks.
     rank: int
     #: One of ``exposure.ORIGINS``: the phase in which the rank exceeds the others most.
     phase: str
     #: Least time by which the phase exceeds the others' median in three of four steps.
     excess_ns: float
-    #: p-value of a sign test: the probability that chance puts some phase of some rank beyond the
-    #: others' median in so many steps. Correlated steps count as fewer.
+    #: p-value of a sign test: the probability that by chance some phase of some rank exceeds the
+    #: others' median in this many steps. Correlated steps count as fewer.
     p_value: float
 
 
@@ -62,7 +62,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
     ranks, phases, steps = work_ns.shape
     if ranks < 2 or steps == 0:
         return None
-    # One phase after the other: a table of all of a long run is large.
+    # One phase after the other, because a table of all phases of a long run is large.
     of_phases = (beyond_the_others(work_ns[:, number]) for number in range(phases))
     excess = np.stack([np.quantile(some, 1 - _OF_STEPS, axis=1) for some in of_phases], axis=1)
     phase = np.argmax(excess, axis=1)
@@ -80,7 +80,7 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
 
 
 def beyond_the_others(work_ns: Floats) -> Floats:
-    """Returns each rank's values less the median of the other ranks; the first axis is the rank.
+    """Returns each rank's values minus the others' median; the first axis is the rank.
 
     NaN if a value of another rank is NaN, or if there is no other rank.
     """
@@ -88,7 +88,7 @@ def beyond_the_others(work_ns: Floats) -> Floats:
     if others < 1:
         return np.full(work_ns.shape, np.nan)
     ordered = np.sort(work_ns, axis=0)
-    # Without a rank's own value, the values from its place on move down by one place.
+    # When a rank's own value is left out, the values after it move down by one place.
     low, high = (
         np.where(work_ns <= ordered[place], ordered[place + 1], ordered[place])
         for place in ((others - 1) // 2, others // 2)
@@ -118,12 +118,14 @@ def _chance_of_heads(more: int, steps: int) -> float:
     return sum(math.exp(log - steps * math.log(2)) for log in logs)
 
 
-#: Least fraction of the waiting attributed to ranks, see :func:`of_ranks`, that a late rank causes.
+#: A late rank causes at least this fraction of the waiting that is attributed to ranks, see
+#: :func:`of_ranks`.
 MOST_WAITING = 0.6
 #: Significance level for a rank that is late in less than half of the steps.
 _SIGNIFICANCE_NOW_AND_THEN = 0.001
 _PERMUTATIONS = 2000
-#: In longer runs neighbouring steps are relabelled together, to limit the cost of the test.
+#: In runs with more steps than this, neighbouring steps are shuffled together, to limit the cost of
+#: the test.
 _BLOCKS = 500
 _SEED = 20240501
 #: A rank waits for the late rank if it waits at least this fraction of the longest such waiting.
@@ -137,13 +139,14 @@ class LateRank:
     rank: int
     #: Mean waiting that the rank caused, per step and waiting rank.
     wait_ns: float
-    #: Waiting that the rank caused, without that for its lack of a core, divided by all waiting.
+    #: Waiting that the rank caused, except by lacking a core, divided by all waiting.
     share: float
-    #: Probability that chance puts as much of the waiting on one rank, see :func:`find_late_rank`.
-    #: For a rank that is named for its own work, ``SlowRank.p_value``. In runs of few steps, the
-    #: probability of :func:`few_steps.late_rank_of_few_steps`.
+    #: Probability that by chance one rank causes this much of the waiting, see
+    #: :func:`find_late_rank`. For a rank that is named for its own work, ``SlowRank.p_value``. In
+    #: runs of few steps, the probability of :func:`few_steps.late_rank_of_few_steps`.
     p_value: float
-    #: Measured steps in which the waiting ranks waited for it 2 % of the step or more, on average.
+    #: Number of measured steps in which the waiting ranks waited for this rank for 2 % of the step
+    #: or more, on average.
     late_steps: int
     measured_steps: int
     #: Waiting that the rank caused in the measured steps, summed over the ranks that waited.
@@ -151,13 +154,13 @@ class LateRank:
     #: Main cause of the waiting, one of ``exposure.CAUSES``; None if no cause explains half of it,
     #: or if the causes are unknown.
     phase: str | None = None
-    #: Fraction of the waiting that ``phase`` explains, or if ``phase`` is None, the cause that
-    #: explains most; NaN if unknown, or if the rank is named for its own work.
+    #: Fraction of the waiting that ``phase`` explains; if ``phase`` is None, fraction that the
+    #: largest cause explains. NaN if unknown, or if the rank is named for its own work.
     phase_share: float = math.nan
     #: If the rank is named for its own work: least time by which ``phase`` exceeds the median of
     #: the others in three of four steps; else NaN.
     slower_ms: float = math.nan
-    #: Number of ranks that wait for it, see :func:`waiting_ranks`; 0 if not known.
+    #: Number of ranks that wait for this rank, see :func:`waiting_ranks`; 0 if not known.
     waiting_ranks: int = 0
 
 
@@ -189,7 +192,7 @@ def late_rank(
     late = late_by_own_work(late, slow, waited_for, step_ns, by_waiting_ns)
     if late is None or _within_clock_error(late, clock_error_ns):
         return None
-    # Waiting for a lack of cores is no part of ``waited_for``, but it is a part of all waiting.
+    # Waiting caused by a lack of cores is left out of ``waited_for``, but is a part of all waiting.
     return replace(late, share=late.share * float(waited_for.sum() / caused_ns.sum()))
 
 
@@ -211,9 +214,9 @@ def waiting_ranks(by_waiting_ns: Floats, rank: int) -> npt.NDArray[np.bool_]:
         rank: global rank.
 
     A rank that waits less than a tenth as long as the rank that waits longest does not count: such
-    waiting occurs by chance, or in passing, and would make the mean wait smaller than what each
-    rank that does wait sees. If all ranks wait for each other, chance makes their mean waits differ
-    by far less than this factor, so all other ranks count.
+    waiting occurs by chance, and would make the mean smaller than the waiting that each waiting
+    rank sees. If all ranks wait for each other, chance makes their mean waits differ by far less
+    than this factor, so all other ranks count.
     """
     waited: Floats = by_waiting_ns[:, rank]
     mask: npt.NDArray[np.bool_] = (waited > 0) & (waited >= _WAITS * waited.max())
@@ -238,17 +241,17 @@ def find_late_rank(
             over steps and waiting ranks, exceeds twice the bound. With NaN no rank is named.
         by_waiting_ns: the same waiting as ``[waiting rank, rank]``, summed over the steps; both
             axes are global ranks. None if each rank makes all other ranks wait equally.
-        least_share: part of the waiting that a late rank causes at least.
+        least_share: a late rank causes at least this part of the waiting.
 
     The rank that caused the most waiting is named if it caused ``least_share`` of it, if the
     mean wait is at least 2 % of the step, and if chance does not explain the waiting. A permutation
-    test, which shuffles the ranks within each step, gives the probability that chance puts as much
-    waiting on one rank. The probability must be at most 1 %, or 0.1 % if the rank is late in less
-    than half of the steps. Correlated neighbouring steps are shuffled together (Bayley and
+    test, which shuffles the ranks within each step, gives the probability that by chance one rank
+    causes this much waiting. The probability must be at most 1 %, or 0.1 % if the rank is late in
+    less than half of the steps. Correlated neighbouring steps are shuffled together (Bayley and
     Hammersley 1946), because a rank may be late in one long series of steps, for example while
-    another process uses its core. If only some ranks wait for the rank, the larger of two
-    probabilities counts, among all ranks and among only these ranks: of two ranks that only wait
-    for each other, one is last in each step, however many other ranks the job has.
+    another process uses its core. If only some ranks wait for the rank, two probabilities are
+    computed, among all ranks and among these ranks only, and the larger one counts: of two ranks
+    that only wait for each other, one is last in each step, even if the job has many other ranks.
     """
     late = most_waited_for(waited_for_ns, step_ns, clock_error_ns, by_waiting_ns, least_share)
     if late is None:
@@ -286,7 +289,7 @@ def most_waited_for(
 
 
 def _within_clock_error(late: LateRank, clock_error_ns: float) -> bool:
-    """True if errors of two clocks could explain the mean wait, or if their bound is not known."""
+    """True if errors of two clocks may explain the mean wait, or if their bound is not known."""
     is_within = clock_error_ns > 0 and late.wait_ns <= 2 * clock_error_ns
     return is_within or math.isnan(clock_error_ns)
 
@@ -345,7 +348,7 @@ def with_cause(late: LateRank, caused_ns: Floats) -> LateRank:
 
 
 def fell_behind(late: LateRank) -> str:
-    """Returns where the rank fell behind, as the end of a sentence; empty if unknown."""
+    """Returns the end of a sentence on where the rank fell behind; empty if unknown."""
     if late.phase is None:
         return ""
     if late.phase == HOST_PAUSE:
@@ -401,7 +404,7 @@ def _late_rank(
 
 
 def _steps_alike(waited_for_ns: npt.NDArray[np.float64], rank: int, late_ns: float) -> int:
-    """Returns the number of consecutive steps that are worth one independent step.
+    """Returns how many consecutive steps are equivalent to one independent step.
 
     The number follows from the lag-1 correlation of a difference per step: the waiting that
     ``rank`` caused, minus the most waiting that any other rank caused. The difference is clipped to
@@ -427,7 +430,7 @@ def _blocks(waited_for_ns: npt.NDArray[np.float64], alike: int) -> npt.NDArray[n
 
 
 def _chance(waited_for_ns: npt.NDArray[np.float64], most_ns: float) -> float:
-    """Returns the p-value of a permutation test: how often chance puts this waiting on one rank.
+    """Returns the p-value of a permutation test: how often one rank gets this waiting by chance.
 
     Each permutation assigns the values of every row to the ranks at random. Returns the fraction of
     permutations in which the sum of some rank is ``most_ns`` or more.
@@ -444,12 +447,12 @@ def _chance(waited_for_ns: npt.NDArray[np.float64], most_ns: float) -> float:
 
 #: Chernoff's bound is tried at these exponents, divided by the largest value of all rows.
 _EXPONENTS = 2.0 ** np.arange(-2, 8)
-#: Below this probability that any permutation exceeds the waiting, none is tried.
+#: If the probability that a permutation reaches the waiting is below this, no permutation is tried.
 _NEVER = 1e-12
 
 
 def _is_beyond(waited_for_ns: Floats, most_ns: float) -> bool:
-    """True if certainly no permutation of :func:`_chance` puts so much waiting on one rank.
+    """True if practically no permutation of :func:`_chance` gives one rank this much waiting.
 
     The sum of one rank in a permutation is a sum of independent values, one drawn from each row. By
     Chernoff's bound it reaches ``most_ns`` with a probability of at most the product over the rows

@@ -35,7 +35,7 @@ from commprof.trace.schema import POINT_TO_POINT
 
 try:
     from commprof._reading import replay as native_replay
-except ImportError:  # not built, or too old: ``_Run`` does the same
+except ImportError:  # not built, or too old: then ``_Run`` replays in Python
     native_replay = None  # type: ignore[assignment]
 
 
@@ -82,8 +82,8 @@ Time = Any
 class Condition:
     """The rows ``opens`` can begin once all rows ``needed`` are issued.
 
-    A row is one rank's call of one collective. The number of a row is its index in the
-    concatenated tables of all ranks.
+    A row is one rank's call of one collective. A row is given by its index in the concatenated
+    tables of all ranks.
     """
 
     #: Rows that must be issued first.
@@ -94,7 +94,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of rows: list k holds ``rows`` from ``first[k]`` to ``first[k + 1]``; none is empty."""
+    """Lists of rows: list k holds ``rows`` from ``first[k]`` to ``first[k + 1]``. No list is empty."""
 
     first: Ints
     rows: Ints
@@ -146,7 +146,7 @@ class Conditions(Sequence[Condition]):
 class ReplayedCalls:
     """Every collective of every rank, with the data that a replay needs."""
 
-    #: The conditions that at least one row of the replayed steps depends on.
+    #: The conditions on which at least one row of the replayed steps depends.
     conditions: Sequence[Condition]
     #: Previous row in the group on the same rank, which must be complete; -1 for none.
     before: Ints
@@ -154,19 +154,21 @@ class ReplayedCalls:
     #: Time to completion, from when the condition holds and the previous row is complete.
     transfer_ns: Floats
     end_ns: Ints
-    #: True if issued before the first or after the last replayed step; such rows keep their times.
+    #: True for rows issued before the first or after the last replayed step; such rows keep their
+    #: times.
     outside: Mask
-    #: Process group, as in ``Matching``.
+    #: Index of the process group, as in ``Matching``.
     group: Ints
-    #: If collectives are queued in a ``Line``: time from the end of ``transfer_ns``, which is then
-    #: the time on the link, to completion. None if each begins once the previous one is complete.
+    #: Used if collectives are queued in a ``Line``; ``transfer_ns`` is then the time on the link,
+    #: and this is the time from its end to completion. None if each collective begins once the
+    #: previous one is complete.
     latency_ns: Floats | None = None
-    #: Number of collectives that run at a time in each ``Line``.
+    #: Number of collectives that run at the same time in each ``Line``.
     workers: int = 1
 
 
 def calls(seen: MeasuredWorld, stretches: Sequence[Sequence[Program]]) -> list[ReplayedCalls]:
-    """Collects the collectives of all ranks, for the replay of each stretch of steps.
+    """Collects all ranks' collectives, for the replay of each stretch of steps.
 
     ``stretches``: for each stretch, the programs of all ranks.
     """
@@ -200,7 +202,7 @@ def _completed(seen: MeasuredWorld, end: Ints, begins: Floats) -> Ints:
 
     If a row's end was not recorded, ``end`` is the end of a wait that did not block, which may come
     long after the row was complete. Such a row ends with the last row of its collective whose end
-    was recorded, or where the row itself begins if there is none; in no case later than ``end``.
+    was recorded; without such a row, it ends where it begins. It never ends later than ``end``.
     """
     exact = np.concatenate([table.end_is_exact for table in seen.tables])
     if exact.all():
@@ -235,7 +237,8 @@ def _conditions(seen: MeasuredWorld, issue: Ints) -> Conditions:
         opened.append(np.ones(grid.size, dtype=np.int64))
     rows = np.flatnonzero(left)
     member = matching.member[rows]
-    # The rows of a complete collective share a condition; each other row has one of its own.
+    # The rows of a complete collective share a condition; every other row has a condition of its
+    # own.
     number, _ = distinct_rows(
         member, np.where(matching.complete[member], 0, 1 + np.arange(len(rows)))
     )
@@ -259,7 +262,7 @@ def _before(seen: MeasuredWorld, op: Ints, end: Ints) -> Ints:
     rows = np.flatnonzero(~among(op, *POINT_TO_POINT))
     group = seen.matching.group
     if not len(rows) or (group[rows] == group[rows[0]]).all():
-        same = rank[rows[1:]] == rank[rows[:-1]]  # one queue a rank: in order already
+        same = rank[rows[1:]] == rank[rows[:-1]]  # one queue for each rank: already in order
     else:
         rows = rows[np.lexsort((rows, group[rows], rank[rows]))]
         later, earlier = rows[1:], rows[:-1]
@@ -309,7 +312,7 @@ def _replayed(
     own_ns: Floats | None,
     free: Mask | None,
 ) -> Floats | None:
-    """Does what :func:`replay` does, in C++: 12,000 events take about a millisecond."""
+    """Replays in C++, with the result of :func:`replay`: 12,000 events take about a millisecond."""
     events = Events.of(ranks)
     extra, transfer = events.extra_ns, known.transfer_ns
     if free is not None:
@@ -359,7 +362,7 @@ class DrawnSteps:
 
     #: Time of the rank's last event.
     end_ns: Floats
-    #: Time that the rank stood still for communication.
+    #: Time for which the rank stood still for communication.
     stood_ns: Floats
 
 

@@ -4,10 +4,9 @@ Each gain is a replay of the recorded steps (:mod:`commprof.analysis.replay.engi
 change. A rank "as fast as the others" gets the other ranks' own times (times without waiting for
 communication) in each phase: its longest time becomes their longest, its median their median, and
 so on; its long and short steps keep their order. Phases in which the rank is faster than the others
-change too: if only its slower phases changed, the rank would become faster than the others. Issues
-of collectives divide a phase into pieces, and the delay may lie in one piece. So if other ranks
-issue the same collectives in the same phases, the rank's phase is divided in proportion to their
-pieces.
+change too, because otherwise the rank would become faster than the others. Issues of collectives
+divide a phase into pieces, and the delay may lie in one piece. So if other ranks issue the same
+collectives in the same phases, the rank's phase is divided in proportion to their pieces.
 
 A rank may be late in only some of the steps. If the steps form two groups by how much longer the
 other ranks waited than the rank did, those with longer waits are the late steps. If they do not
@@ -55,16 +54,17 @@ from commprof.units import ns_to_ms
 
 Floats = npt.NDArray[np.float64]
 
-#: Largest number of ranks that are tried: those with the most own time.
+#: At most this many ranks are tried: those with the most own time.
 _MOST_RANKS = 3
-#: Largest number of groups that are tried: those with the most collectives.
+#: At most this many groups are tried: those with the most collectives.
 _MOST_GROUPS = 3
 #: A rank or phase is tried if it would save at least this fraction of the own time.
 _LEAST_SHARE = 0.005
-#: The first replayed step does not count if the ranks begin it more than this fraction of a step
-#: apart.
+#: The first replayed step does not count if the times at which the ranks begin it differ by more
+#: than this fraction of a step.
 _APART = 0.01
-#: After a long wait, own work takes longer by up to this fraction: up to a tenth was measured.
+#: After a long wait, own work is assumed to take longer by up to this fraction; up to a tenth was
+#: measured.
 _COLD = 0.15
 
 
@@ -91,7 +91,8 @@ class Gain:
 class Gains:
     """Gains of all replayed changes at one world size, and POP's efficiencies."""
 
-    #: Mean step over steps and ranks, and the number of steps, without stalled steps.
+    #: Mean step over steps and ranks, without stalled steps; the next field is the number of these
+    #: steps.
     step_ms: float
     steps: int
     gains: tuple[Gain, ...]
@@ -101,16 +102,16 @@ class Gains:
     serialisation: float
     #: The step replayed with transfers that take no time, divided by the step.
     transfer: float
-    #: Measured steps, of which ``steps`` are a sample if they are fewer: stretches of steps, spread
-    #: evenly over the run. 0 if not known.
+    #: Number of measured steps; 0 if not known. If ``steps`` is lower, the replayed steps are a
+    #: sample: stretches of steps, spread evenly over the run.
     measured_steps: int = 0
 
 
 def gains(seen: MeasuredWorld, evidence: Evidence | None = None) -> Gains | None:
     """Replays the steps with each change; returns the gains, or None if no replay is possible.
 
-    No replay is possible if there is only one rank, if there are too few steps, or if the ranks
-    deadlock in the replay; nor if the recordings do not support gains, see ``evidence``.
+    No replay is possible if there is only one rank, if there are too few steps, if the ranks
+    deadlock in the replay, or if the recordings do not support gains, see ``evidence``.
 
     ``evidence``: the evidence of the world size; None to compute it.
     """
@@ -152,7 +153,7 @@ def recorded_replays(seen: MeasuredWorld, evidence: Evidence | None = None) -> R
     counted = ~stalled(slowest_ns(seen.measured))[used]
     wall = np.stack([part.wall_ns[used] for part in seen.measured])
     made = [programs(seen, each) for each in chosen]
-    # A rank that begins a stretch late does so in the replay, too, whatever was changed.
+    # A rank that begins a stretch late also begins it late in the replay, with any change.
     first = np.cumsum([0, *map(len, chosen)])[:-1]
     apart = np.array([np.ptp(ranks.begin_ns) for ranks in made])
     late = apart > _APART * float(wall.mean())
@@ -195,15 +196,16 @@ class Replays:
             stretches: the ranks' programs and the recorded calls, for each sequence of consecutive
                 steps that :func:`replayed_steps` chose.
             wall_ns: recorded time ``[rank, step]`` of each step.
-            kept_ns: run delay ``[rank, step, phase]`` that helper threads may have caused; never
-                replaced by another rank's.
+            kept_ns: run delay ``[rank, step, phase]`` that helper threads may have caused; it is
+                never replaced by that of another rank.
             counted: mask of the steps used for figures; steps that stalled are not used.
-            begun: mask of the steps that begin a stretch: replayed, but not used for figures.
+            begun: mask of the steps that begin a stretch: they are replayed, but not used for
+                figures.
             is_sample: True if only some of the measured steps are replayed.
         """
         self.stretches, self.counted, self.begun = stretches, counted, begun
         self.is_sample = is_sample
-        #: Global numbers of the ranks, and each call's group; both are the same in every stretch.
+        #: Global ranks; below, each call's group. Both are the same in every stretch.
         self.ranks = stretches[0][0].ranks
         self.group = stretches[0][1].group
         #: Own time ``[rank, step, phase]``.
@@ -214,7 +216,7 @@ class Replays:
         self.all_rows = np.ones(len(self.group), dtype=bool)
 
     def saved(self, base_ns: Floats, changed_ns: Floats) -> Interval:
-        """Returns the fraction of the mean step that a change saves, by the steps that count.
+        """Returns the fraction of the mean step that a change saves, over the counted steps.
 
         Args:
             base_ns: time of each step as :meth:`step_ns` returns it without a change.
@@ -233,7 +235,7 @@ class Replays:
         Args:
             own_ns: own time ``[rank, step, phase]``; None for the recorded own times.
             free: collectives whose transfer takes no time; None for no collectives.
-            pieces_ns: for some ranks' positions, lengths ``[step, piece]`` of ``Pieces`` in
+            pieces_ns: by the index of a rank: lengths ``[step, piece]`` of ``Pieces``, in
                 proportion to which each phase of ``own_ns`` is divided.
         """
         found, first = [], 0
@@ -288,7 +290,7 @@ class Replays:
         )
 
     def _late_steps(self, place: int) -> npt.NDArray[np.bool_]:
-        """Mask over the counted steps: True where a rank is late, if not late in all of them.
+        """Mask over the counted steps: True where a rank is late, unless it is late in all.
 
         All False if the rank is late in no step or in all steps.
 
@@ -301,15 +303,16 @@ class Replays:
         return np.zeros(len(late_ns), dtype=bool) if border is None else late_ns > border
 
     def _as_others(self, place: int, late: npt.NDArray[np.bool_]) -> Floats:
-        """Returns own time ``[rank, step, phase]`` as if one rank were as fast as the others.
+        """Returns own time ``[rank, step, phase]`` with one rank as fast as the others.
 
         Args:
             place: position of that rank in :attr:`ranks`.
             late: as :meth:`_late_steps` returns it.
 
         The times of the other ranks are those of steps that are not late. Steps outside of
-        :attr:`counted` keep their recorded times, except that in a step that begins a stretch, the
-        rank gets the others' mean time; otherwise it would be late in the next step.
+        :attr:`counted` keep their recorded times. There is one exception: in a step that begins a
+        stretch, the rank gets the others' mean time, because otherwise it would be late in the next
+        step.
         """
         kept = self.kept_ns[:, self.counted]
         work = self.own_ns[:, self.counted] - kept
@@ -336,7 +339,7 @@ class Replays:
         return np.concatenate(found) if len({part.shape[1] for part in found}) == 1 else None
 
     def _of_alike(self, place: int) -> Floats | None:
-        """Lengths ``[rank, step, piece]``: the rank at ``place``, then the ranks with its pieces.
+        """Lengths ``[rank, step, piece]``: the rank at ``place``, then ranks with equal pieces.
 
         None if there are no such ranks, or if :meth:`_pieces_ns` returns None.
         """
@@ -354,7 +357,7 @@ class Replays:
         return np.concatenate(found, axis=1)
 
     def _mean_pieces_ns(self) -> dict[int, Floats]:
-        """Returns all ranks' mean lengths, by each rank's place; empty if pieces differ."""
+        """Returns all ranks' mean lengths, by the index of the rank; empty if pieces differ."""
         alike = self._of_alike(0)
         if alike is None or len(alike) < len(self.ranks):
             return {}
@@ -431,7 +434,7 @@ class Replays:
 
 
 def _common(a: Floats, b: Floats) -> float:
-    """Fraction of the variance that two series share; 0 if one falls while the other rises."""
+    """Fraction of the variance that two series share; 0 if one falls as the other rises."""
     if not (a.std() > 0 and b.std() > 0):
         return 0.0
     return max(0.0, float(np.corrcoef(a, b)[0, 1])) ** 2
@@ -451,7 +454,7 @@ def _in_place_of(mine: Floats, others: Floats) -> Floats:
 
 
 def _groups(seen: MeasuredWorld, group: Ints) -> list[tuple[int, str]]:
-    """Returns the number and name of the ``_MOST_GROUPS`` groups with the most collectives.
+    """Returns index and name of the ``_MOST_GROUPS`` groups with the most collectives.
 
     Empty if fewer than two groups are used.
     """

@@ -30,7 +30,7 @@ def apart(exposed: Exposures, first: Ints) -> Exposures:
 
 
 class OwnTimes:
-    """Converts times of ranks to own time: time since the rank's begin, less its waiting."""
+    """Converts times of ranks to own time: time since the rank's begin, minus its waiting."""
 
     def __init__(self, exposed: Exposures, first: Ints, begin_ns: Ints, until_ns: Ints) -> None:
         """Prepares own time.
@@ -54,7 +54,7 @@ class OwnTimes:
         self._stood_ns = self._stood(ranks, begin_ns)
 
     def wait_at(self, rank: Ints, time_ns: Ints) -> Ints:
-        """Returns, per time, the row of the rank's last exposure that began by then; -1 if none."""
+        """Returns, per time, the row of the last exposure begun by then; -1 if there is none."""
         row = np.searchsorted(self._key, self.times.key(rank, time_ns), side="right") - 1
         return np.where(row >= self._first[rank], row, -1)
 

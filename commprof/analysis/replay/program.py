@@ -33,16 +33,16 @@ from commprof.trace.schema import OPS, PHASES, Phase
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-#: Kinds of events, in the order in which simultaneous events happen.
+#: Kinds of events; simultaneous events happen in this order.
 ISSUE, WAIT, STAND, MARK = range(4)
 _REDUCE_SCATTER = OPS.index("reduce_scatter_tensor")
-#: Fewest steps of a replay.
+#: Least number of steps of a replay.
 LEAST_STEPS = 5
-#: Wanted number of events of all ranks in all replayed steps.
+#: About this many events of all ranks are wanted in all replayed steps.
 _MOST_EVENTS = 12_000
 #: Largest number of stretches of replayed steps.
 _MOST_STRETCHES = 4
-#: Smallest number of steps of a stretch, if there are several.
+#: Smallest number of steps of a stretch, if there are several stretches.
 _STRETCH_STEPS = 25
 
 
@@ -62,19 +62,19 @@ class Program:
     #: By event: the rank's own time from ``begin_ns`` to the event.
     own_ns: Floats
     kind: Ints
-    #: ISSUE and WAIT: number of the collective's row over all ranks. MARK: 2 * step for the begin
+    #: ISSUE and WAIT: index of the collective's row over all ranks. MARK: 2 * step for the begin
     #: and 2 * step + 1 for the end of a step, where step is an index into the replayed steps.
     row: Ints
-    #: WAIT: time at which the thread continued, less the completion of the collective. STAND: time
-    #: that the thread stood still for an unknown reason.
+    #: WAIT: time at which the thread continued, minus the completion time of the collective. STAND:
+    #: time for which the thread stood still for an unknown reason.
     extra_ns: Floats
     #: Rows that another thread issued while the training thread stood still: they follow the
     #: completion of the row ``after`` by ``lag_ns``, and have no event.
     chained: Ints = field(default_factory=_none)
     after: Ints = field(default_factory=_none)
     lag_ns: Ints = field(default_factory=_none)
-    #: Own time at the borders of steps and phases, and for each border but the last the phase (its
-    #: code) that begins there.
+    #: Own time at the borders of steps and phases. The next field is, for each border except the
+    #: last, the code of the phase that begins there.
     border_ns: Floats = field(default_factory=lambda: np.zeros(0))
     border_phase: Ints = field(default_factory=_none)
 
@@ -131,10 +131,10 @@ class Pieces:
     first: Ints
     #: Own time at each cut.
     edge_ns: Floats
-    #: True for the cuts that are issues; those of a program are in the order of its events.
+    #: True for the cuts that are issues. The issues of a program are in the order of its events.
     is_issue: Mask
-    #: Step (its index, -1 for none) and phase (its code) of the piece after each cut; -1 for the
-    #: last cut of a rank.
+    #: Index of the step (-1 for none) of the piece after each cut; the next field is the code of
+    #: its phase. -1 for the last cut of a rank.
     step: Ints
     phase: Ints
 
@@ -185,7 +185,7 @@ class Pieces:
     def with_lengths(self, by_step_ns: Mapping[int, Floats]) -> Floats:
         """Returns ``length_ns`` with new lengths for the pieces of some ranks inside steps.
 
-        ``by_step_ns``: new lengths ``[step, piece]``, by the rank's place.
+        ``by_step_ns``: new lengths ``[step, piece]``, by the index of the rank.
         """
         length = self.length_ns.copy()
         for place, lengths in by_step_ns.items():
@@ -202,8 +202,8 @@ class _Borders:
     first: Ints
     #: Own time at each border.
     own_ns: Floats
-    #: Step (its index, -1 for none) and phase (its code) that begin there; -1 at the last border
-    #: of a rank.
+    #: Index of the step (-1 for none) that begins at the border; the next field is the code of the
+    #: phase that begins there. -1 at the last border of a rank.
     step: Ints
     phase: Ints
 
@@ -275,7 +275,7 @@ class Programs(Sequence[Program]):
 
     @cached_property
     def pieces(self) -> Pieces:
-        """Own time between issues of collectives, and between these and the borders of phases."""
+        """Own time, cut at issues of collectives and at borders of phases."""
         events, borders = self.events, self._borders
         issued = np.flatnonzero(events.kind == ISSUE)
         issued_ns = events.own_ns[issued]
@@ -330,7 +330,7 @@ class Programs(Sequence[Program]):
 
 
 def _last_until(edges: Floats, first: Ints, values: Floats, cuts: Ints) -> Ints:
-    """Returns, per value, the index of the last edge of its rank that is not above it.
+    """Returns, per value, the index of the rank's last edge that is not above the value.
 
     For a value below all edges of the rank, this is the rank's first edge. ``edges`` and ``values``
     hold one rank after the other; ``first`` and ``cuts`` are the indices of each rank's first edge
@@ -346,7 +346,7 @@ def _last_until(edges: Floats, first: Ints, values: Floats, cuts: Ints) -> Ints:
 
 
 def programs(seen: MeasuredWorld, step: Ints) -> Programs:
-    """Makes one program per rank; ``step``: the numbers of the replayed steps, in order."""
+    """Makes one program per rank; ``step``: indices of the replayed steps, in order."""
     ranks = _Ranks(seen, step)
     return Programs(seen.ranks, ranks.until_ns, len(step), ranks.events(), ranks.borders())
 
@@ -476,14 +476,14 @@ class _Ranks:
             (step_rank, self._step_begin_ns.ravel(), MARK, 2 * steps, np.zeros(len(steps))),
             (step_rank, self._step_end_ns.ravel(), MARK, 2 * steps + 1, np.zeros(len(steps))),
         ]
-        # Columns of all ranks' events are large: no part or order is held longer than it is needed.
+        # Columns of all ranks' events are large, so none is held longer than it is needed.
         del rank_of_wait, waits, wait_rank, begun_ns, waited_ns, row, end_ns, known, went_on
         del rank_of_call, is_issued, issued, issue_ns, done, done_ns, done_rank
         kind = np.repeat([part[2] for part in parts], [len(part[0]) for part in parts])
         of_parts = [[part[at] for part in parts] for at in (4, 3, 1, 0)]
         del parts
         rank, time_ns, number, extra = (np.concatenate(of_parts.pop()) for _ in range(4))
-        # A step's end comes before the begin of the next one, which is at the same time.
+        # A step's end comes before the begin of the next step, which has the same time.
         simultaneous = (2 * kind + (kind == MARK) * (1 - number % 2)).astype(np.int8)
         order = np.lexsort((simultaneous, self._own.times.key(rank, time_ns)))
         first = firsts(np.bincount(rank, minlength=len(self._begin_ns)))
@@ -508,8 +508,8 @@ class _Ranks:
         """Returns those of ``issued`` that other threads issued while the training thread waited.
 
         Also returns each row's predecessor: the last row of the same group and rank to complete
-        before the row was issued. For example, a hook's first all-reduce precedes its second one.
-        Rows without a predecessor are left out.
+        before the row was issued. For example, a hook's first all-reduce precedes its second
+        all-reduce. Rows without a predecessor are left out.
         """
         thread = self._calls("thread")
         others = issued[thread[issued] != self._thread[rank_of_call[issued]]]
@@ -524,8 +524,7 @@ class _Ranks:
         ended = np.flatnonzero(self._end_ns > 0)
         both = np.concatenate((ended, others))
         queue, _ = distinct_rows(rank_of_call[both], group[both])
-        # Within a queue, rows that ended before the replayed steps stay in order, before all
-        # others.
+        # Within a queue, rows that ended before the replayed steps come first, in their order.
         ended_queue, others_queue = queue[: len(ended)], queue[len(ended) :]
         order = np.lexsort((self._end_ns[ended], ended_queue))
         ended, ended_queue = ended[order], ended_queue[order]
@@ -548,8 +547,8 @@ class _Ranks:
         """Returns the rows of buckets for which a finalisation did not wait, and a time in ns each.
 
         A finalisation is the end of a backward pass, where DDP waits for the buckets. The time is
-        the bucket's completion, clipped to the begin and end of the finalisation. Collectives that
-        the script waited for itself are left out. Backward passes of FSDP2 have no finalisation,
+        the bucket's completion, clipped to the begin and end of the finalisation. Collectives for
+        which the script itself waited are left out. Backward passes of FSDP2 have no finalisation,
         because FSDP2 waits for its collectives earlier in backward.
         """
         spans = [columns.finalizations(trace).span for trace in self._seen.traces]
@@ -571,7 +570,7 @@ class _Ranks:
         number, first = distinct_rows(ranks, tasks)
         sharded = np.zeros(len(first), dtype=np.bool_)
         sharded[number[len(mine) + len(rows) :]] = True
-        # Finalisations come first in the columns, so a number's first row is its first
+        # Finalisations come first in the columns, so the first row of a bucket is its first
         # finalisation.
         at = first[number[len(mine) : len(mine) + len(rows)]]
         found = (at < len(mine)) & ~sharded[number[len(mine) : len(mine) + len(rows)]]

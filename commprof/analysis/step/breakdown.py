@@ -45,20 +45,20 @@ from commprof.trace.stretches import Stretches, covered, outside, stretches, wit
 
 Floats = npt.NDArray[np.float64]
 
-#: Parts below this fraction of a step are too short to be worth optimising.
+#: A part below this fraction of a step is not worth optimising.
 WORTH_A_LOOK = 0.10
 
 
 @dataclass(frozen=True)
 class Caused:
-    """Waiting of one rank by step, root-cause rank and activity; only the parts that are not 0.
+    """Waiting of one rank by step, root-cause rank and activity, without parts that are 0.
 
     A full table per rank would need memory in proportion to the square of the number of ranks.
     """
 
     #: Row of the step in ``Breakdown``.
     step: npt.NDArray[np.int32]
-    #: Global rank that is the root cause of the wait, not the rank that waited.
+    #: Global rank that is the root cause of the wait; not the rank that waited.
     rank: npt.NDArray[np.int32]
     #: Activity of this rank that caused the wait, in the order of ``exposure.CAUSES``.
     cause: npt.NDArray[np.int8]
@@ -107,7 +107,7 @@ class Caused:
         np.add.at(total_ns, (self.step, self.rank, self.cause), self.wait_ns)
 
     def by_rank_ns(self, without: str | None = None) -> Floats:
-        """Returns the waiting by root-cause rank, summed over steps, less cause ``without``."""
+        """Returns the waiting by root-cause rank, summed over steps, except cause ``without``."""
         kept = slice(None) if without is None else self.cause != CAUSES.index(without)
         return np.bincount(
             self.rank[kept], weights=self.wait_ns[kept], minlength=self.world_size
@@ -153,11 +153,11 @@ class OtherOnDevice(FieldGroup):
 
 @dataclass(frozen=True)
 class HostDelays(FieldGroup):
-    """What the host took from the training thread, as ``[step, phase]`` in the order of PHASES."""
+    """Time that the training thread lost to the host, as ``[step, phase]`` in order of PHASES."""
 
     #: Time in each phase, outside of waiting, in which the process did not run.
     paused_ns: Floats
-    #: Time in which the training thread could run and had no core.
+    #: Time in which the training thread could run but had no core.
     run_delay_ns: Floats
     #: Part of ``run_delay_ns`` that other threads of the rank's process may have caused.
     own_run_delay_ns: Floats
@@ -189,7 +189,7 @@ class Breakdown:
     #: Time in which a collective was issued and not complete.
     in_flight_ns: Floats
     host: HostDelays
-    #: Waiting of this rank by its root causes, see :mod:`analysis.step.origins`; none if arrivals
+    #: Waiting of this rank by its root causes, see :mod:`analysis.step.origins`; empty if arrivals
     #: are unknown.
     caused: Caused
 
@@ -216,7 +216,7 @@ class Breakdown:
 
     @property
     def with_cores_ns(self) -> Floats:
-        """Step time less the run delay of this rank and of the ranks that it waited for."""
+        """Step time minus the run delay of this rank and of the ranks for which it waited."""
         waited = self.caused.of_cause_ns(NO_CORE)
         left: Floats = self.wall_ns - self.host.run_delay_ns.sum(axis=1) - waited
         return left
@@ -264,7 +264,7 @@ class Breakdown:
 
 
 def _joined(columns_: Sequence[Any]) -> Any:
-    """Joins columns; if all are zeros, as for counts that never rose, this takes no memory."""
+    """Joins columns; columns of zeros, as for counts that never rose, take no memory."""
     if isinstance(columns_[0], Caused):
         return Caused.joined(columns_)
     if columns_[0].ndim == 1:
@@ -314,7 +314,7 @@ def of_split(
     world_size: int,
     origins: Origins | None = None,
 ) -> Breakdown:
-    """Does what :func:`breakdown` does, with the split of ``exposures_of(trace)`` as ``waiting``.
+    """Like :func:`breakdown`; ``waiting`` is the split of ``exposures_of(trace)``.
 
     The trace may be that of a block of ranks, see :mod:`commprof.analysis.step.joined`; the result
     then has the steps of all of them.
@@ -476,7 +476,7 @@ def _paused_by_phase(steps: Steps, phases: Spans, paused: Stretches, thread: int
 
 
 def _by_phase(steps: Steps, phases: Spans, counted: ExposedSpread, thread: int) -> Floats:
-    """Returns ``[step, phase]``: sum of ``counted`` in each phase; sums in no phase go to OTHER."""
+    """Returns ``[step, phase]``: sum of ``counted`` in each phase; outside of phases OTHER."""
     times = np.zeros((len(steps), len(Phase)))
     step = _step_of(steps, phases.begin_ns)
     mine = (phases.thread == thread) & (phases.key < len(Phase)) & (step >= 0)
@@ -504,7 +504,7 @@ def _by_origin(steps: Steps, exposed_step: Ints, origins: Origins, world_size: i
 
 def _no_core(steps: Steps, finalizations: Finalizations, thread: int) -> Floats:
     mine = finalizations.span.thread == thread
-    if not mine.any():  # this time is read only in finalisations
+    if not mine.any():  # run delay is read only in finalisations
         return np.full(len(steps), np.nan)
     step = _step_of(steps, finalizations.span.begin_ns[mine])
     return _sum_by_step(steps, step, finalizations.no_core_ns[mine])

@@ -1,4 +1,4 @@
-"""What the device of a rank did in each step."""
+"""Times of a rank's device in each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 class DeviceTimes:
     """Times of a device in each complete step, in ns; see :mod:`commprof.trace.device_activity`."""
 
-    #: NaN if kernels of communication were not recorded, and so is ``kernels_ns``.
+    #: NaN if kernels of communication were not recorded; ``kernels_ns`` is NaN too then.
     communication_ns: Floats
     compute_ns: Floats
     kernels_ns: Floats

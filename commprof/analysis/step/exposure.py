@@ -42,7 +42,7 @@ class Exposures:
     graph_task: Ints
     begin_ns: Ints
     end_ns: Ints
-    #: Time waited in the interval; apart from clock noise, at most ``end_ns - begin_ns``.
+    #: Waiting in the interval; apart from clock noise, at most ``end_ns - begin_ns``.
     waited_ns: Floats
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ def exposures(
 ) -> Exposures:
     """Finds all waiting of ``thread``: in ``Work.wait``, for a future, in DDP's finalisation.
 
-    The total waiting in a finalisation is measured: wall time less thread CPU time. The total is
+    The total waiting in a finalisation is measured: wall time minus thread CPU time. The total is
     divided among the buckets by replaying DDP's loop, which waits for each bucket in turn and
     copies it back. The copy speed is chosen so that the waiting in the replay adds up to the
     measured total.
@@ -159,7 +159,7 @@ def _awaited_by(table: Collectives, span: Spans, thread: int) -> Ints:
 
 
 def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) -> Exposures:
-    """Divides the waiting of finalisations among their buckets; a row per bucket waited for.
+    """Divides the waiting of finalisations among their buckets; one row per bucket.
 
     DDP's loop waits until a bucket is complete, copies the bucket and goes on to the next bucket.
     A bucket completes ``end`` ns after the finalisation begins. The earlier buckets have ``copied``
@@ -172,7 +172,7 @@ def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) ->
         span: the finalisations.
         blocked_ns: waiting in each finalisation.
     """
-    # The bucket is copied, but not what a hook sends for it in a callback.
+    # Only the bucket is copied, not data that a hook sends for it in a callback.
     own = table.graph_task[buckets] >= 0
     size = np.where(own, table.bytes_in[buckets], 0).astype(np.float64)
     copied = np.cumsum(size, axis=1) - size
@@ -187,7 +187,7 @@ def _shared(table: Collectives, buckets: Ints, span: Spans, blocked_ns: Ints) ->
     scale = np.minimum(1.0, np.divide(blocked_ns, total, out=np.ones(len(span)), where=total > 0))
     at = np.nonzero(stretch > 0)
     until, length = (begin_ns + end)[at], stretch[at]
-    # The rest is not waiting for a bucket: the thread stopped for a core, or for memory.
+    # The rest is not waiting for a bucket: the thread lacked a core, or waited for memory.
     rest = blocked_ns - total * scale
     late = np.flatnonzero(rest > 0.5)
     return Exposures(
@@ -222,10 +222,11 @@ HOST_PAUSE: Final = "host pause"
 ORIGINS: Final = (*PHASES, HOST_PAUSE)
 #: The training thread could run and had no core.
 NO_CORE: Final = "no core"
-#: The rank transferred data of other collectives, or waited in one whose last arrival is unknown.
+#: The rank transferred data of other collectives, or waited in a collective whose last arrival is
+#: unknown.
 TRANSFER: Final = "transfer"
-#: No earlier moment is known at which the waiting rank and the late rank were synchronised, or no
-#: activity took the late rank longer since then.
+#: The cause is unknown: no earlier moment is known at which the two ranks were synchronised, or no
+#: activity of the late rank took longer since then.
 UNKNOWN: Final = "unknown"
 #: Possible causes of waiting: activities of the rank that is the root cause.
 CAUSES: Final = (*ORIGINS, NO_CORE, TRANSFER, UNKNOWN)
@@ -265,7 +266,7 @@ class ExposedSpread:
         return covered(self.at.begin_ns, self.at.end_ns, self.amount, begin_ns, end_ns)
 
     def in_windows(self, windows: Windows) -> Floats:
-        """Does what :meth:`amount_in` does, for prepared windows."""
+        """Like :meth:`amount_in`, for prepared windows."""
         if not self.amount.any():
             return np.zeros(len(windows))
         return windows.covered(self.at.begin_ns, self.at.end_ns, self.amount)
@@ -315,8 +316,8 @@ def _outside_of_waiting(
     """Cuts waiting and pauses out of the intervals of ``found``.
 
     ``found`` holds readings of a Linux kernel count, such as run delay; a reading covers the
-    interval since the previous reading. A thread that waits for communication does not ask for a
-    core, so a reading's amount belongs to the rest of its interval.
+    interval since the previous reading. A thread that waits for communication needs no core, so the
+    amount of a reading belongs to the rest of its interval.
 
     Returns:
         Three values: for each remaining interval, the index of its reading; the amount of each

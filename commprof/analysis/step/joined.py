@@ -2,11 +2,11 @@
 
 The computation for one rank takes hundreds of numpy calls. If a rank has only a few thousand
 records, the calls cost more than the work in them. So several ranks are computed as one block: the
-times of each rank are shifted so that no interval of one rank touches another's, and the numbers of
+times of each rank are shifted so that no interval of one rank touches another's, and the ids of
 backward passes and operations are shifted too. Results have a row per step, interval or call, and
 are then split by rank.
 
-A block covers at most so much time that sums of its times keep their digits in a float. A rank that
+A block's time span is limited, so that sums of its times keep their digits in a float. A rank that
 cannot be joined is a block of its own, with its own trace.
 """
 
@@ -68,21 +68,21 @@ class RankBlock:
     #: Holds the joined tables of the block's ranks, except for their calls; for a block of one
     #: rank, the rank's own trace.
     trace: Trace
-    #: Per rank: where its times begin in the block.
+    #: Per rank: the time at which its records begin in the block.
     begins_ns: Ints
-    #: Per rank: what was added to its times.
+    #: Per rank: number that was added to its times.
     shift_ns: Ints
-    #: Per rank: what was added to its numbers of backward passes.
+    #: Per rank: number that was added to its ids of backward passes.
     task_shift: Ints
-    #: Per rank: what was added to its numbers of operations.
+    #: Per rank: number that was added to its ids of operations.
     call_shift: Ints
     #: Training thread of each rank.
     threads: Ints
-    #: First row of each rank among the block's calls, and among its steps. The last entry of each
-    #: array is the total number of rows.
+    #: First row of each rank among the block's calls; the next field is the same among its steps.
+    #: The last entry of each array is the total number of rows.
     calls: Ints
     steps: Ints
-    #: Calls of each rank, with the rank's own times and numbers.
+    #: Calls of each rank, with the rank's own times and ids.
     tables: list[Collectives]
 
     def __len__(self) -> int:
@@ -95,7 +95,7 @@ class RankBlock:
         return slice(self.first, self.first + len(self))
 
     def rank_at(self, time_ns: Ints) -> Ints:
-        """Returns, for each of the block's times, which rank of the block it belongs to, from 0."""
+        """Returns for each of the block's times the index of its rank in the block."""
         return np.maximum(0, np.searchsorted(self.begins_ns, time_ns, side="right") - 1)
 
     def arrivals(self, of_ranks: Sequence[Arrivals]) -> Arrivals:
@@ -134,7 +134,7 @@ class RankBlock:
     def find_exposures(self, calls: Collectives) -> None:
         """Finds the waiting of all ranks at once, and caches it for ``exposures_of`` of the block.
 
-        Then the block holds neither the calls nor its waits any more.
+        After that, the block no longer holds the calls and its waits.
 
         Args:
             calls: calls of all ranks, as :meth:`join_calls` joins them.
@@ -147,7 +147,7 @@ class RankBlock:
         discard(self.trace, columns.waits)
 
     def exposures_of_ranks(self) -> list[Exposures]:
-        """Returns the waiting of each rank, with the rank's own times and numbers."""
+        """Returns the waiting of each rank, with the rank's own times and ids."""
         found = exposures_of(self.trace)
         if len(self) == 1:
             return [found]
@@ -217,13 +217,13 @@ def alone(place: int, trace: Trace) -> RankBlock:
 
 
 def _rows(trace: Trace) -> int:
-    """Returns what a rank counts towards ``_MOST_ROWS``."""
+    """Returns the number of rows with which a rank counts for ``_MOST_ROWS``."""
     ran = () if trace.device_activity is None else trace.device_activity.kinds
     return len(columns.of_kind(trace.records, Kind.ISSUE)) + sum(map(len, ran))
 
 
 def _shape(trace: Trace) -> tuple[bool, ...]:
-    """Returns what all ranks of a block have or lack; without it, some figures are unknown.
+    """Returns which data the rank has; all ranks of a block must have the same.
 
     That is finalised backward passes of the training thread, device activity, and kernels of
     communication in it.
@@ -305,12 +305,13 @@ def _block(
         Steps(index, begin_ns + moved_ns, end_ns + moved_ns, in_training, source=steps[0].source),
     )
     activities = [trace.device_activity for trace in traces if trace.device_activity is not None]
-    if activities:  # the block holds no joined activity: it is large
+    if activities:  # the block holds no joined activity, which would be large
         activity = DeviceActivity.joined(activities, shift_ns)
         keep(trace, device_times, times_in_steps(activity, columns.steps(trace)))
     phases, count = columns.phases(source), records.counts(Kind.PHASE)
     keep(trace, columns.phases, ranks.share(columns.phases, phases, count))
-    # Only the figures of a block need these tables; a rank makes its own if it is asked for them.
+    # Only the figures of a block need these tables; a rank makes its own tables when they are
+    # needed.
     for make, kind in (
         (columns.waits, Kind.WAIT),
         (columns.pauses, Kind.PAUSE),
@@ -375,9 +376,9 @@ class _Ranks:
     def spans(
         self, spans: Spans, count: Sequence[int], keys: Ints | None
     ) -> tuple[Spans, list[Spans]]:
-        """Returns :meth:`of_block` of a table, and each rank's rows as it recorded them.
+        """Returns :meth:`of_block` of a table, and each rank's rows as recorded.
 
-        ``keys``: per rank, what was added to its keys; None if keys were not shifted.
+        ``keys``: per rank, the number that was added to its keys; None if keys were not shifted.
         """
         own = shifted(spans, -np.repeat(self.shift_ns, count))
         if keys is not None:
@@ -390,7 +391,7 @@ class _Ranks:
         return replace(spans, thread=thread)
 
     def calls(self, calls: Collectives, count: Sequence[int]) -> list[Collectives]:
-        """Returns each rank's calls as it recorded them."""
+        """Returns each rank's calls as recorded."""
         passes, task = calls.graph_task, np.repeat(self.task_shift, count)
         own = replace(
             shifted(calls, -np.repeat(self.shift_ns, count)),

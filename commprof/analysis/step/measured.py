@@ -69,7 +69,7 @@ def median_per_step(steps: Steps, measured: Ints, begin_ns: Ints) -> int:
 
     Args:
         steps: steps of one rank.
-        measured: numbers of the steps to count in.
+        measured: indices of the steps in which events are counted.
         begin_ns: when each event began.
     """
     chosen = np.isin(steps.index, measured)
@@ -91,9 +91,10 @@ def backward_begins(trace: Trace) -> Ints:
     return phases.begin_ns[mine]
 
 
-#: Robust standard deviations above the later steps' median that make a step warm-up ...
+#: A step counts as warm-up if it is this many robust standard deviations above the later steps'
+#: median ...
 _DEVIATIONS = 5.0
-#: ... if it is also this much longer than that median.
+#: ... and if it is also longer than this median by this factor.
 _LONGER = 1.1
 
 
@@ -159,7 +160,7 @@ def trial_of(trace: Trace) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Steps of a run with too many steps to keep the parts of each, see ``StepWindows.kept``."""
+    """The left-out steps of a run with too many steps, see ``StepWindows.kept``."""
 
     #: Number of measured steps whose parts are not kept.
     steps: int
@@ -169,7 +170,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class MeasuredSteps:
-    """Parts of the steps of one world size, with what was recorded beside the calls."""
+    """Parts of the steps of one world size, and data that was recorded beside the calls."""
 
     #: Global ranks that left a trace.
     ranks: list[int]
@@ -181,13 +182,13 @@ class MeasuredSteps:
     parts: list[Breakdown]
     #: Number of leading steps in ``parts`` that count as warm-up.
     warmup: int
-    #: Number of steps left out because they hold several iterations in one.
+    #: Number of steps that are left out because each holds several iterations.
     merged: int
     #: True if the ranks' times can be compared.
     clocks_shared: bool
     #: Bound on the error of a rank's clock against rank 0's; 0 on a shared clock, NaN if unknown.
     clock_error_us: float
-    #: None if the steps were not too many to keep the parts of each.
+    #: None if the parts of all steps are kept.
     left_out: LeftOut | None
 
     @cached_property

@@ -1,20 +1,21 @@
 """Points of the program at which two ranks met.
 
 Consider a collective in which every rank waits for all ranks, and two of its ranks. When it ends,
-the training thread of each of the two stands at its wait for the collective, or has yet to reach
-this wait. The two ranks *meet* there if at least one of the threads stands. (DDP's finalisation is
-one wait for all buckets of its backward pass, and ends with the last of them.) What third ranks do
-makes no difference: a rank that is still in backward when another rank waits for an early bucket
-does not meet this rank there.
+the training thread of each of the two stands at its wait for the collective, or has not reached
+this wait yet. The two ranks *meet* there if at least one of the threads stands. (DDP's finalisation
+is one wait for all buckets of its backward pass, and ends with the last of them.) Third ranks make
+no difference. For example, if one rank is still in backward when another rank waits for an early
+bucket, the two do not meet there.
 
 If both threads stand, both ranks leave the same point of the program at the same time. If only one
 stands, the other rank is behind: between its issue of the collective and its wait. The work of the
-two is then compared from the time at which each of them issued the collective, and waiting and
-transfer in the standing do not count.
+two ranks is then compared from the time at which each of them issued the collective. Waiting and
+transfer while a thread stands do not count.
 
-A meeting counts for a later wait if both ranks have left it before: the late rank before it arrives
-at the later collective, the waiting rank before it begins to wait. So the ranks do not meet between
-two buckets of one backward pass: each issues all of them before it waits for the first.
+A meeting counts for a later wait if both ranks have left the meeting before: the late rank before
+it arrives at the later collective, the waiting rank before it begins to wait. So the ranks do not
+meet between two buckets of one backward pass: each issues all of them before it waits for the
+first.
 
 In a point-to-point message or a collective with a root, two ranks meet when one arrives while the
 other waits for it.
@@ -43,7 +44,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Stretch:
-    """The time of one rank, per wait, that is compared with another rank's since they last met."""
+    """Per wait, the time of a rank since its last meeting with the rank it is compared with."""
 
     #: 0 if the two ranks have not met before.
     begin_ns: Ints
@@ -73,9 +74,9 @@ class Wait:
 
     #: Index of the rank that waits.
     place: Ints
-    #: Index of the rank that it waits for.
+    #: Index of the rank for which it waits.
     late: Ints
-    #: Number of the call.
+    #: Index of the call, the same on all ranks.
     number: Ints
     #: Time at which the training thread began to wait.
     stood_ns: Ints
@@ -85,14 +86,16 @@ class Wait:
 class _Stops:
     """Calls for which the training thread of their rank waited, one row per rank and call.
 
-    Only calls in which every rank waits for all others. Rows are sorted by rank, then by number.
+    Holds only calls in which every rank waits for all others. Rows are sorted by rank, then by
+    number.
     """
 
     rank: Ints
     number: Ints
     arrived_ns: Ints
     begin_ns: Ints
-    #: When the thread left: the call's end if the thread stood there then, else the wait's end.
+    #: When the thread left: at the call's end if the thread stood there then, else at the wait's
+    #: end.
     left_ns: Ints
     #: True if the thread stood there when the call ended.
     stood: Mask
@@ -125,7 +128,7 @@ class _Calls:
         first_bucket = firsts(list(map(len, buckets)))
         of_call = joined(arrivals, "collective")
         number = _both(of_call, joined(buckets, "number"))
-        #: Numbers of calls are below this one.
+        #: Indices of calls are below this number.
         self.count = 1 + int(number.max(initial=-1))
         rank = _both(ranks_of(first_call), ranks_of(first_bucket))
         rows = _rows(number >= 0)
@@ -201,7 +204,7 @@ def _in_order(key: Ints, rows: Ints | slice) -> Ints | slice:
 
 
 class SharedCalls:
-    """Collectives and buckets that several ranks take part in, and where pairs of ranks met."""
+    """Collectives and buckets of several ranks, and the meetings of pairs of ranks."""
 
     def __init__(
         self,
@@ -218,9 +221,9 @@ class SharedCalls:
         """Finds the time of each waiting rank, and of its late rank, that explains the wait.
 
         The late rank's time ends as it arrives at the call. The waiting rank's time ends as it
-        arrives at the call itself, so that both stretches hold the same part of the program; or,
-        for messages, calls with a root, and calls that another thread issued while it waited, as it
-        begins to wait.
+        arrives at the call itself, so that both stretches hold the same part of the program; For
+        messages, calls with a root, and calls that another thread issued while the rank waited, it
+        ends as the rank begins to wait.
         """
         own_ns, arrived_ns = (
             self._calls.look_up(self._calls.arrived_ns, rank, waits.number)
@@ -261,7 +264,7 @@ class SharedCalls:
 
     @cached_property
     def _groups(self) -> list[_InTurn]:
-        """Per set of ranks: their waits for calls of exactly this set."""
+        """Returns for each set of ranks its waits for calls of exactly this set."""
         calls = self._calls
         salt = np.random.default_rng(_SEED).integers(2**63, size=self._ranks, dtype=np.uint64)
         # A sum of random numbers identifies the set of ranks.
@@ -300,20 +303,21 @@ class SharedCalls:
             yield mine, moment_ns, ((moment_ns,) * 3, (moment_ns,) * 3)
 
 
-#: Rows of waits before which the two ranks had met; time at which the late rank left the meeting;
-#: and the first three columns of ``Stretch`` for the waiting rank and for the late rank.
+#: Three things: rows of waits before which the two ranks had met; the time at which the late rank
+#: left the meeting; and the first three columns of ``Stretch``, for the waiting rank and for the
+#: late rank.
 _Met = tuple[Ints, Ints, tuple[tuple[Ints, Ints, Ints], tuple[Ints, Ints, Ints]]]
 
 _SEED = 20261124
-#: Rows are looked up in a table of all ranks and numbers if it has at most this many times as many
-#: entries as there are rows.
+#: Rows are looked up in a table of all ranks and calls if the table has at most this many entries
+#: per row.
 _DENSE = 4
 #: Number of waits for which meetings are found at once.
 _CHUNK = 1 << 16
 
 
 class _InTurn:
-    """The waits of one set of ranks for calls of exactly this set, in the order of the program.
+    """The waits of one set of ranks for calls of exactly this set, in program order.
 
     Waits are sorted by rank, then by turn: the position of the call among the set's calls, which is
     the same on all ranks.
@@ -326,7 +330,8 @@ class _InTurn:
         used = np.zeros(len(last_left), dtype=np.bool_)
         used[stops.number] = True
         numbers = np.flatnonzero(used)
-        # Every rank leaves its waits in this order, and so do the last ranks to leave.
+        # Every rank leaves its waits in this order, so the times at which the last ranks leave are
+        # in this order too.
         place = np.zeros(len(last_left), dtype=np.int64)
         in_turn = numbers[np.argsort(last_left[numbers], kind="stable")]
         place[in_turn] = np.arange(len(numbers))
@@ -377,7 +382,7 @@ class _InTurn:
         return np.minimum(rows.arrived_ns, rows.begin_ns), rows.begin_ns, rows.left_ns
 
     def _row(self, rank: Ints, turn: Ints) -> Ints:
-        """Returns, per turn, the row of the rank's last wait up to it, or its first row less 1."""
+        """Returns, per turn, the row of the rank's last wait up to it, or its first row minus 1."""
         if self._key is None:  # every rank of the set waited for every call
             return self._first[rank] + turn
         return np.searchsorted(self._key, rank * self._turns + turn, side="right") - 1
@@ -435,8 +440,7 @@ def _stops(
         buckets: arrivals of their buckets.
         exposed: their exposures.
         first_call: index of each rank's first collective, then the number of all collectives.
-        of_call: number of each collective of all ranks.
-        count: all numbers are below this.
+        of_call: index of each collective of all ranks. count: all indices are below this.
     """
     rank_of_wait = ranks_of(firsts(list(map(len, exposed))))
     collective = joined(exposed, "collective")
@@ -479,9 +483,9 @@ def _passes(
 ) -> tuple[Ints, Ints, Ints, Ints, Ints] | None:
     """Returns, per DDP finalisation: rank, number, begin, end, and end of its pass's last call.
 
-    The number is the largest one among the calls of the backward pass, which is the same on all
-    ranks; -1 if the pass has none. None without finalisations. ``known_ns``: end of each collective
-    of all ranks, 0 if not known. The other arguments are as for :func:`_stops`.
+    The number is the largest index among the calls of the backward pass, which is the same on all
+    ranks; -1 if the pass has no calls. None without finalisations. ``known_ns``: end of each
+    collective of all ranks, 0 if not known. The other arguments are as for :func:`_stops`.
     """
     spans = [columns.finalizations(trace).span for trace in traces]
     if not any(map(len, spans)):

@@ -19,11 +19,11 @@ from commprof.trace.schema import Phase
 
 
 def merged_steps(traces: Sequence[Trace], tables: Sequence[Collectives] | None = None) -> set[int]:
-    """Returns the numbers of the steps that hold several iterations in one on some rank.
+    """Returns the indices of the steps that hold several iterations on some rank.
 
     Such a step holds m >= 2 times the rank's usual number of backward passes that communicated, and
     fewer than m times its usual number of updates. A number is usual if more than half of all steps
-    have it; a rank without usual numbers has no such step.
+    have it. A rank without usual numbers has no merged step.
 
     Args:
         traces: traces of the ranks.

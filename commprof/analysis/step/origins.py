@@ -2,9 +2,9 @@
 
 If rank 2 waits for rank 1, and rank 1 came late because it had waited for rank 0, the cause is
 rank 0. Consider the last point of the program at which the two ranks met (see :mod:`meetings`).
-Each rank's interval lasts from this point until it arrives at the collective that is waited for, so
-that both intervals hold the same part of the program. In its interval a rank waits for third ranks,
-or it works (in a phase), is paused, lacks a core or transfers. Let "third" be the time for which a
+Each rank's interval lasts from this point until its arrival at the collective of the wait, so that
+both intervals hold the same part of the program. In its interval a rank waits for third ranks, or
+it works (in a phase), is paused, lacks a core or transfers. Let "third" be the time for which a
 rank waits for third ranks in its interval, and "own" the rest of the interval. The late rank
 exceeds the waiting rank by
 
@@ -70,7 +70,7 @@ class _Waits:
     place: Ints
     #: Row among the exposures of the rank's block.
     row: Ints
-    #: Index of the rank that was waited for.
+    #: Index of the rank for which it waited.
     late: Ints
     #: The late rank's time that explains the wait.
     explained_by: Stretch
@@ -118,9 +118,9 @@ class _Times:
         """Yields columns of the waits of each block.
 
         They are: place, row, late, number, end_ns, stood_ns and wait_ns. ``place``, ``row``,
-        ``late`` and ``wait_ns`` are as in ``_Waits``. ``number`` is the number of the collective or
-        bucket that was waited for, ``end_ns`` the end of the wait, and ``stood_ns`` the time at
-        which the training thread began to wait.
+        ``late`` and ``wait_ns`` are as in ``_Waits``. ``number`` is the index of the awaited
+        collective or bucket, ``end_ns`` the end of the wait, and ``stood_ns`` the time at which the
+        training thread began to wait.
 
         Args:
             places: index among the traces, by global rank.
@@ -208,7 +208,7 @@ def _waits(
     )
     order = np.argsort(end_ns, kind="stable")
     del end_ns
-    # Of all ranks' waits each column is large: no second one is held longer than it is needed.
+    # The columns of all ranks' waits are large, so a copy is not held longer than it is needed.
     place, row, late = place[order], row[order], late[order]
     number, stood_ns, wait_ns = number[order], stood_ns[order], wait_ns[order]
     del order

@@ -23,14 +23,14 @@ import numpy as np
 from commprof.stats.intervals import Interval, signed_rank_ratio
 
 #: Per step: state of capture (see ``overhead_states``), wall time, and CPU time of the training
-#: threads; the latter is NaN if unknown.
+#: threads; the CPU time is NaN if unknown.
 Samples = Sequence[tuple[str, float, float]]
 
 Timed = Sequence[tuple[str, float]]
 
 _LEAST_PAIRS = 2
-#: Largest distance from a conclusive interval's value to either bound. The cost of recording is far
-#: below this, so a wider interval does not show whether recording cost anything.
+#: An interval is conclusive if its value differs from both bounds by at most this. The cost of
+#: recording is far lower, so a wider interval does not show whether recording cost anything.
 MOST_REACH = 0.02
 
 
@@ -81,8 +81,8 @@ class Overhead:
 def overhead(samples: Samples) -> Overhead | None:
     """Computes the overhead from labelled step times; None if there are too few pairs of steps.
 
-    This takes at least two pairs of neighbouring steps in which one step had capture on and the
-    other had capture off, and two control pairs in which both steps had capture off.
+    Needed are at least two pairs of neighbouring steps with capture on in one step and off in the
+    other, and two control pairs with capture off in both steps.
 
     Args:
         samples: samples of one world size, in the order in which the steps ran.

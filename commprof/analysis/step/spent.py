@@ -47,7 +47,7 @@ class RankTime:
         self._exposed = exposed
         length = exposed.end_ns - exposed.begin_ns
         share = self.wait_ns / np.maximum(1.0, exposed.waited_ns)
-        #: Time at which each exposure turned from waiting into transfer.
+        #: Time at which waiting turned into transfer in each exposure.
         self._turned_ns = exposed.begin_ns + np.rint(share * length).astype(np.int64)
         self._paused = pauses(trace, exposed)
         steps, phases = columns.steps(trace), columns.phases(trace)

@@ -1,4 +1,4 @@
-"""Steps that stalled: so rare and so long that a mean over steps leaves them out."""
+"""Finds stalled steps: so rare and so long that a mean over steps leaves them out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from commprof.analysis.step.breakdown import Floats
 
 #: A step stalled if it took longer than this many median steps ...
 _STALLED = 10.0
-#: ... and if at most this fraction of steps is so long, or only one: more are normal for the job.
+#: ... and if at most this fraction of the steps, or a single step, is so long. If more steps are so
+#: long, they are normal for the job.
 _RARE = 0.05
 
 

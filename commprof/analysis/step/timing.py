@@ -1,4 +1,4 @@
-"""Number and length of the measured steps of one world size, and what such a step consists of."""
+"""Number, length and contents of the measured steps of one world size."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class StepTiming(FieldGroup):
     #: Number of trained steps; the first ``warmup_steps`` are left out of all figures.
     steps: int
     warmup_steps: int
-    #: Median, 95th percentile and quartiles over steps of the slowest rank's wall time.
+    #: Median over steps of the slowest rank's wall time; the next fields are the 95th percentile
+    #: and the quartiles.
     step_median_ms: float
     step_p95_ms: float
     step_quartiles_ms: tuple[float, float]
@@ -86,9 +87,9 @@ class StepTiming(FieldGroup):
     step_mean_ms: float = math.nan
     #: Event that ends a step: "declared" by the script, an optimizer's "update", or "backward".
     steps_end: str = DECLARED
-    #: Number of steps left out because they hold several iterations in one.
+    #: Number of steps that are left out because each holds several iterations.
     merged_steps: int = 0
-    #: Number and wall time in ms (slowest rank) of steps that stalled, see ``stalls.stalled``.
+    #: Index and wall time in ms (slowest rank) of steps that stalled, see ``stalls.stalled``.
     #: They are in the means over steps, but are left out of the verdict and the late rank.
     stalled_steps: tuple[tuple[int, float], ...] = ()
     #: Counts of the first rank that left a trace.

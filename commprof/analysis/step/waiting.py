@@ -2,11 +2,11 @@
 
 A single collective is simple: the ranks wait until the last rank has arrived, and from then on
 data are transferred. The buckets of one backward pass follow each other over the same
-link, so the critical path is traced back from the last bucket: a bucket whose last rank arrived
-while an earlier bucket was still in transfer was delayed by that one. The path ends at the latest
-bucket that was not delayed so: all ranks waited for this bucket's last rank. Exposed time
-before that rank arrived at this bucket is waiting. After this arrival the link was busy without a
-pause, so a rank that arrived late at a later bucket delayed nothing.
+link, so the critical path is traced back from the last bucket. If a bucket's last rank arrived
+while an earlier bucket was still in transfer, the earlier bucket delayed it. The path ends at the
+latest bucket that was not delayed in this way: all ranks waited for this bucket's last rank.
+Exposed time before that rank arrived at this bucket is waiting. After this arrival the link was
+busy without a pause, so a rank that arrived late at a later bucket delayed nothing.
 
 If commprof's DDP hook saw the buckets, a rank arrives when a bucket's gradients are ready. Another
 hook or a compressor may run inside commprof's hook. All collectives and messages that this hook or
@@ -27,15 +27,15 @@ from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among
 from commprof.trace.schema import POINT_TO_POINT
 
-#: Largest fraction of the exposed time that may be unsplit if a figure or sentence relies on the
-#: split into waiting and transfer.
+#: A figure or sentence may rely on the split into waiting and transfer only if at most this
+#: fraction of the exposed time is unsplit.
 _MOST_UNSPLIT = 0.1
 #: Words for unsplit time, to be put after its amount.
 NOT_SPLIT = "of the exposed time could not be split into waiting and transfer"
 
 
 def is_split(exposed: float, unsplit: float) -> bool:
-    """True if figures may rely on the split of exposed time; both times in the same unit."""
+    """True if figures may rely on the split of exposed time. Both times have the same unit."""
     return unsplit <= _MOST_UNSPLIT * exposed
 
 
@@ -47,7 +47,7 @@ class Waiting:
     wait_ns: npt.NDArray[np.float64]
     #: Global rank that arrived last at the deciding collective; -1 if unknown.
     culprit: Ints
-    #: Number of the deciding collective or bucket, see ``Arrivals``; -1 if unknown.
+    #: Index of the deciding collective or bucket, see ``Arrivals``; -1 if unknown.
     number: Ints
 
 
@@ -89,7 +89,7 @@ def not_split(exposed: Exposures) -> Waiting:
     return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
 
 
-#: Time of the last arrival, rank that arrived last, number of the collective or bucket.
+#: Time of the last arrival, rank that arrived last, index of the collective or bucket.
 _UNKNOWN = (0, -1, -1)
 
 

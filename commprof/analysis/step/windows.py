@@ -1,11 +1,11 @@
 """Windows of steps: a long run is read a stretch at a time, so that memory hardly grows with it.
 
 A run with more than ``LONG_CALLS`` calls is analysed in windows of whole steps, the same on all
-ranks; each window's records reach further at both ends, as a step may wait for what began in the
-steps before, and its calls may end in the step after. Parts of steps, waits and their causes come
-from all windows. What needs all calls at once, such as medians over the calls of a kind, comes
-from a sample of steps: stretches that are spread evenly over the measured steps. If the steps are
-too many to keep a row for each, rows are kept of a larger sample, of 64 such stretches.
+ranks; each window holds further records at both ends, because a step may wait for work of earlier
+steps, and its calls may end in the next step. Parts of steps, waits and their causes come from all
+windows. Figures that need all calls at once, such as medians over the calls of a kind, come from a
+sample of steps: stretches that are spread evenly over the measured steps. If there are too many
+steps to keep a row for each, rows are kept for a larger sample of 64 such stretches.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from commprof.trace.packed import PackedRecords, packed
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
 
-#: Number of calls of all ranks above which a run is long; calls in a window, and in the sample.
+#: A run is long if its ranks have more calls than this; then the number of calls in a window, and
+#: in the sample.
 LONG_CALLS = 1_000_000
 WINDOW_CALLS = 400_000
 SAMPLE_CALLS = 250_000
-#: Rows of steps and ranks whose parts are kept, fewest steps that are kept, and their stretches.
+#: Number of rows of steps and ranks whose parts are kept; then the least number of kept steps, and
+#: of their stretches.
 KEPT_ROWS = 1 << 19
 KEPT_STEPS = 5000
 _KEPT_STRETCHES = 64
-#: Stretches of the sample, and fewest steps of each.
+#: Number of stretches in the sample, and least number of steps in each.
 _STRETCHES, _FEWEST_STEPS = 5, 8
-#: A window also holds the records of this many steps before it: waiting that passed from rank to
-#: rank may have begun two steps earlier.
+#: A window also holds the records of this many steps before it: waiting that was passed from rank
+#: to rank may have begun two steps earlier.
 _BEFORE = 2
 #: A window also holds the records of this many steps after it: calls may end in the next step.
 _AFTER = 1
@@ -44,20 +46,20 @@ _EVER_NS = 2**63 - 1
 
 @dataclass(frozen=True)
 class StepWindows:
-    """How the steps of a long run are cut."""
+    """The windows and the sample of a long run's steps."""
 
-    #: Numbers of the steps that all ranks completed, ascending.
+    #: Indices of the steps that all ranks completed, ascending.
     steps: Ints
-    #: Calls of all ranks in a step, in the mean.
+    #: Mean number of calls of all ranks in a step.
     calls: float
 
     def windows(self) -> list[Ints]:
-        """Returns the numbers of the steps of each window."""
+        """Returns the indices of the steps in each window."""
         size = max(1, int(WINDOW_CALLS / self.calls))
         return [self.steps[at : at + size] for at in range(0, len(self.steps), size)]
 
     def kept(self, ranks: int) -> list[Ints]:
-        """Returns the step numbers of each stretch whose parts are kept: all, unless too many."""
+        """Returns the step indices of each stretch whose parts are kept: all, if not too many."""
         most = max(KEPT_STEPS, KEPT_ROWS // ranks)
         if len(self.steps) <= most:
             return [self.steps]
@@ -77,7 +79,7 @@ class StepWindows:
         ]
 
     def _longest_row(self, steps: Ints) -> Ints:
-        """Returns the most of some steps between which no step was left out."""
+        """Returns the longest run of steps without a gap."""
         gaps = np.flatnonzero(np.diff(np.searchsorted(self.steps, steps)) != 1) + 1
         return max(np.split(steps, gaps), key=len)
 

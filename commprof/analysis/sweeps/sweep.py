@@ -17,7 +17,7 @@ from commprof.trace.columns import Ints
 Floats = npt.NDArray[np.float64]
 
 NCCL_TESTS = "nccl-tests"
-"""``instrument`` in the context of a result that was read from an output of nccl-tests."""
+"""Value of ``instrument`` in the context of a result that was read from an output of nccl-tests."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Times:
     """Times at which one rank's calls began and ended; the calls' order is equal on all ranks."""
 
     begin_ns: Ints
-    """When the rank made each call, in ns of its own CLOCK_MONOTONIC."""
+    """Time of each call, in ns of the rank's own CLOCK_MONOTONIC."""
     end_ns: Ints
-    """When the rank had each result, on the same clock."""
+    """Time at which the rank had each result, on the same clock."""
 
 
 def durations_us(ranks: Sequence[Times], one_clock: bool) -> Floats:
@@ -51,7 +51,7 @@ def skews_us(ranks: Sequence[Times]) -> Floats:
 
 @dataclass(frozen=True)
 class RowKey:
-    """Key of a row: the measured case. Rows of two results can be compared if their keys agree."""
+    """Key of a row: the measured case. Rows of two results are compared if their keys are equal."""
 
     op: str
     """c10d's name of the operation, or ``hook:`` and a compressor."""
@@ -60,7 +60,7 @@ class RowKey:
     redop: str
     """Reduce op; empty if nothing is reduced."""
     world_size: int
-    """Ranks of the group."""
+    """Number of ranks in the group."""
     backend: str
     """torch.distributed backend of the group."""
     placement: str
@@ -122,7 +122,8 @@ class OverlapRow:
     overlapped_us: float
     """t_ovrl: from issue, through the compute, to the end of the wait."""
     overlap: float
-    """0: no overlap; 1: the shorter of collective and compute is hidden. See `overlap_share`."""
+    """0: no overlap; 1: the shorter one of collective and compute is hidden. See `overlap_share`.
+    """
     iterations: int
     """Number of samples; all times are medians."""
     wrong: int | None = None

@@ -13,7 +13,7 @@ from commprof.errors import UsageError
 from commprof.stats.rank_tests import holm, least_p, rank_test, with_correlation
 from commprof.text import counted
 
-#: Probability that a comparison of two equal results flags any row at all.
+#: Probability that a comparison of two equal results flags any row.
 SIGNIFICANCE = 0.01
 
 _MOST_CORRELATION = 0.95
@@ -36,8 +36,9 @@ class RowComparison:
     corrected_p: float
     """p-value corrected for the number of rows by Holm's rule."""
     verdict: str
-    """Second result against the first: ``slower`` or ``faster`` if ``corrected_p`` is below
-    SIGNIFICANCE, else ``same``."""
+    """Verdict on the second result compared with the first: ``slower`` or ``faster`` if
+    ``corrected_p`` is below SIGNIFICANCE, else ``same``.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class SweepComparison:
     remarks: tuple[str, ...]
     """Sentences on the limits of the conclusion, without their full stops."""
     can_tell: bool
-    """False if every row's verdict is ``same`` however much its times differ; `remarks` says why.
+    """False if every row's verdict would be ``same`` for any difference of times; `remarks` says
+    why.
     """
 
     def slower_than(self, limit: float) -> tuple[RowComparison, ...]:
@@ -165,7 +167,7 @@ def _differences(first: dict[str, Any], second: dict[str, Any]) -> tuple[tuple[s
 
 
 def _least_p(a: SweepRow, b: SweepRow, correlation: float) -> float:
-    """Returns the smallest p-value that rows of as many rounds as these two can have."""
+    """Returns the smallest p-value that two rows with these numbers of rounds can have."""
     p_value = least_p(len(round_medians(a)), len(round_medians(b)))
     return with_correlation(p_value, correlation)
 
@@ -173,7 +175,7 @@ def _least_p(a: SweepRow, b: SweepRow, correlation: float) -> float:
 def _cannot_tell(
     pairs: list[tuple[SweepRow, SweepRow]], correlation: float, by_nccl_tests: bool
 ) -> str:
-    """Says why no row can be called slower or faster, and what to do next.
+    """Sentence on why no row can be called slower or faster, and on what to do next.
 
     by_nccl_tests: True if at least one of the results was read from an output of nccl-tests.
     """
@@ -199,6 +201,6 @@ def _cannot_tell(
 
 
 def _enough_rounds(rows: int) -> str:
-    """Says how many cycles of nccl-tests can tell a difference, if they are not correlated."""
+    """Clause on how many cycles of nccl-tests can show a difference, if not correlated."""
     rounds = next((n for n in range(2, 100) if least_p(n, n) * rows < SIGNIFICANCE), None)
     return "" if rounds is None else f", or with nccl-tests -N {rounds} or more"

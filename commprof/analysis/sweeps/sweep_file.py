@@ -42,7 +42,7 @@ def read_nccl_tests_sweep(path: Path) -> SweepResult:
         "remarks": list(dict.fromkeys(remarks)),
         "machine": {},
     }
-    # If two runs measured a case, the first one counts.
+    # If two runs measured the same case, the first one counts.
     unique = {row.key: row for row in reversed(rows)}
     return SweepResult(context=context, rows=tuple(row for row in rows if unique[row.key] is row))
 
@@ -66,10 +66,10 @@ def _rows_of_log(log: NcclTestsLog) -> list[SweepRow]:
 
 
 def _row(key: RowKey, rows: Sequence[NcclTestsRow]) -> SweepRow:
-    """Makes a row of all results of one case, which nccl-tests measured in one pass or several.
+    """Makes a row from all results of one case, measured by nccl-tests in one or more passes.
 
     A pass's samples are the times of its iterations. If the file has only their mean, the mean is
-    the pass's only sample. The spread of a single mean is that of nccl-tests' own columns, or
+    the pass's only sample. The spread of a single mean is taken from nccl-tests' own columns, or is
     unknown.
     """
     passes: dict[int, list[float]] = {}
@@ -102,7 +102,7 @@ def _row(key: RowKey, rows: Sequence[NcclTestsRow]) -> SweepRow:
     )
 
 
-#: Increased when a field changes its meaning or goes away, not when a field is added.
+#: Increased when a field changes its meaning or is removed, not when a field is added.
 SCHEMA_VERSION = 1
 KIND = "commprof microbench"
 
@@ -172,7 +172,7 @@ def read_document(path: Path) -> dict[str, Any]:
 
 
 def _no_result(path: Path, why: str = "") -> UsageError:
-    from commprof.recordings.recognise import not_measured  # only for files that are refused
+    from commprof.recordings.recognise import not_measured  # needed only for files that are refused
 
     if recognised := not_measured(path):
         return UsageError(recognised)

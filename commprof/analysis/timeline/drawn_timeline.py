@@ -51,7 +51,7 @@ class RankTimeline:
 class Timeline:
     """Timelines of all ranks of one world size over measured steps."""
 
-    #: Numbers of the steps in this timeline, out of ``measured_steps``.
+    #: Indices of the steps in this timeline, out of ``measured_steps``.
     steps: Ints
     measured_steps: int
     kinds: tuple[CallKind, ...]
@@ -79,8 +79,8 @@ class Timeline:
         middle = first = count // 2
         end, total = first + 1, int(by_step[first])
         while True:
-            # Per side that can grow: steps on this side so far, the grown window's first step and
-            # end, and the spans of the added step.
+            # For each side on which the window can grow: number of steps on this side so far, first
+            # step and end of the grown window, and the spans of the added step.
             ways = [(middle - first, first - 1, end, int(by_step[first - 1]))] if first else []
             ways += [(end - middle, first, end + 1, int(by_step[end]))] if end < count else []
             fitting = [way for way in ways if total + way[3] <= most_spans]

@@ -34,7 +34,8 @@ from commprof.trace.schema import Kind
 
 _BUCKETS = (Kind.BUCKET, Kind.BUCKET_END, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END)
 #: Kinds of records that are kept: comparisons of clocks; issues, which bound the clocks' error;
-#: buckets and their ends; ends of calls, since a bucket without a hook ends with its all-reduce.
+#: buckets and their ends; and ends of calls, because a bucket without a hook ends with its
+#: all-reduce.
 _KEPT = (Kind.CLOCK, Kind.ISSUE, Kind.END, *_BUCKETS)
 #: Latest time that is shown; a damaged record may have a later time.
 _LAST_NS = 2**63 - 1
@@ -63,8 +64,8 @@ class Window:
 class Flows:
     """Arrows from the rank that arrived last to the waiting ranks, per row of ``Collectives``."""
 
-    #: Number of the arrow that ends in this row, -1 if none does, and the last arrival: until then
-    #: this rank waited, from then on the collective was transferred.
+    #: Index of the arrow that ends in this row; -1 if none does. The next field is the last
+    #: arrival: until then this rank waited, and from then on the collective was transferred.
     received: Ints
     transfer_begin_ns: Ints
     #: Arrows that begin in this row: ``sent[first[row] : first[row + 1]]``.
@@ -87,12 +88,13 @@ class Overview:
     window: Window
     #: Metadata of the first rank's trace.
     metadata: Mapping[str, Any]
-    #: How the ranks' times came onto one clock: "shared", "compared", or, if they could not be
-    #: compared, "wall" for the hosts' wall clocks, read when capture began.
+    #: How the ranks' times were converted to one clock: "shared", "compared", or, if the clocks
+    #: could not be compared, "wall" for the hosts' wall clocks, read when capture began.
     aligned_by: str
     #: Bound on the error of a rank's clock against rank 0's; 0 if shared, NaN for "wall".
     clock_error_us: float
-    #: Per rank: Unix time less the rank's monotonic clock when capture began, and the process ID.
+    #: Per rank: Unix time minus the rank's monotonic clock when capture began; the next field is
+    #: the process id.
     unix_offsets_ns: tuple[int, ...]
     pids: tuple[int, ...]
     #: Sentences on traces that could not be read.
@@ -244,7 +246,8 @@ def _matched(
     is_late[awaited[awaited >= 0]] = True
     held_up = awaited != np.arange(len(awaited))
     shown = (late >= 0) & window.holds(issue_ns)
-    # An arrow ends in the slice of the waiting rank, if that slice goes on after the last arrival.
+    # An arrow ends in the slice of the waiting rank, if this slice continues after the last
+    # arrival.
     receives = shown & held_up & (end_ns - np.maximum(last_ns, issue_ns) >= 2)
     sends = shown & is_late & (end_ns > issue_ns)
     received, first, sent = _arrows(awaited, receives, sends)
@@ -265,7 +268,8 @@ def _arrows(
     """Returns the columns ``received``, ``first`` and ``sent`` of ``Flows``.
 
     An arrow leads from the row ``source[row]`` to ``row`` if ``sends`` is True for the former and
-    ``receives`` is True for the latter. Arrows are numbered in the order of the rows they lead to.
+    ``receives`` is True for the latter. Arrows are numbered in the order of the rows to which they
+    lead.
     """
     ends = np.flatnonzero(receives & sends[source])
     received = np.full(len(source), -1, dtype=np.int64)

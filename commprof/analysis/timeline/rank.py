@@ -119,7 +119,7 @@ def _phases(trace: Trace) -> list[Track]:
 
 
 def _exposed(trace: Trace, table: Collectives, arrivals: Arrivals) -> Track:
-    """Makes the track of exposed time, with the rank that was waited for."""
+    """Makes the track of exposed time, with the rank for which the thread waited."""
     exposed = exposures_of(trace)
     waiting = split(exposed, table, arrivals)
     ops = _op_names(trace, table)
@@ -143,7 +143,7 @@ def _pauses(trace: Trace) -> Track:
 
 
 def _waits(trace: Trace, table: Collectives) -> list[Track]:
-    """Makes a Work.wait track per thread except the training one, whose waits are exposed time."""
+    """Makes a Work.wait track for each thread except the training thread."""
     training = training_thread(trace)
     ops = dict(zip(table.op_id.tolist(), _op_names(trace, table), strict=True))
     found = []
@@ -193,7 +193,7 @@ def _collectives(trace: Trace, table: Collectives, arrivals: Arrivals, flows: Fl
 
 
 def _buckets(trace: Trace) -> Track:
-    """Makes the track of buckets, from their gradients being ready to the end of their exchange."""
+    """Makes the track of buckets, from ready gradients to the end of the exchange."""
     table = columns.buckets(trace)
     label = [f"bucket {index}, {_size(bytes)}" for index, bytes in _pairs(table.index, table.bytes)]
     launched = np.where(table.launch_ns > 0, table.launch_ns - table.ready_ns, np.nan)
@@ -266,7 +266,7 @@ def _by_thread(spans: Spans) -> list[tuple[int, Spans]]:
 
 
 def _of_thread(name: str, trace: Trace, thread: int) -> str:
-    """Returns ``name``, followed by the thread's number unless it is the training thread."""
+    """Returns ``name``, followed by the thread's id unless it is the training thread."""
     steps = columns.steps(trace)
     training = int(steps.thread[0]) if len(steps) else trace.metadata["main_thread"]
     return name if thread == training else f"{name} of thread {thread}"
@@ -322,7 +322,7 @@ def assign_lanes(begin_ns: Ints, end_ns: Ints) -> Ints:
     in order of begin uses the fewest colours (Kleinberg and Tardos, Algorithm Design, 4.1).
     """
     lanes = np.zeros(len(begin_ns), dtype=np.int64)
-    busy: list[tuple[int, int]] = []  # end, lane
+    busy: list[tuple[int, int]] = []  # end and lane
     free: list[int] = []
     opened = 0
     until_ns = np.maximum(end_ns, begin_ns + 1)

@@ -48,7 +48,7 @@ class TorchTrace:
     base_ns: int
     #: Rank in ``distributedInfo``; None if no process group existed when the trace was written.
     rank: int | None
-    #: Process ids of the events, if they are numbers: of the operating system or of a device.
+    #: Process ids of the events, if they are numbers: ids of the operating system or of a device.
     pids: frozenset[int]
     #: Begin of the first event, in µs since ``base_ns``.
     first_us: float
@@ -177,18 +177,18 @@ def _skip(text: str, position: int) -> int:
     return match.end()
 
 
-#: Number of events moved at once.
+#: Number of events that are moved at once.
 _CHUNK = 4096
-#: Process ids of the ranks are below this number, those of merged traces are not.
+#: Process ids of the ranks are below this number; those of merged traces are not.
 _FIRST_PID = 1_000_000
 #: Largest time of a 64-bit clock.
 _NEVER_NS = 2**63 - 1
-#: First number of torch's own arrows in a trace.
+#: First id of torch's own arrows in a trace.
 _FIRST_ARROW = 2**40
 
 
 def rank_index(view: Overview, trace: TorchTrace) -> int:
-    """Position in ``view.ranks`` of the rank that a trace belongs to.
+    """Index in ``view.ranks`` of the rank to which a trace belongs.
 
     The rank is that in the trace's ``distributedInfo``; without one, it is found from the trace's
     process ids, else from its file's name.
@@ -235,7 +235,7 @@ def torch_events(view: Overview, trace: TorchTrace, number: int) -> Iterator[dic
     Args:
         view: overview of the run.
         trace: trace of one rank of the run.
-        number: number of the trace among the merged traces, from 0.
+        number: index of the trace among the merged traces, from 0.
 
     Raises:
         CommprofError: see :func:`rank_index`.
@@ -287,7 +287,7 @@ def _moved(
         event: event of a torch.profiler trace.
         pid: new process id.
         rank: rank that the trace belongs to.
-        place: number of the event's process among the processes of the trace, from 0.
+        place: index of the event's process among the processes of the trace, from 0.
         time_ns: new time, since the begin of the window.
         first_arrow: number added to the ids of flow events, which viewers draw as arrows.
     """

@@ -1,4 +1,4 @@
-"""Changes of the calls by which a script communicates: fewer, joined, at once, or elsewhere."""
+"""Changes a script's communication: fewer, joined, simultaneous or moved calls."""
 
 from __future__ import annotations
 
@@ -182,13 +182,13 @@ def _each(source: Source, loop: ast.For, call: ast.Call, argument: ast.expr, mad
 
 
 def _is_guarded(site: Site) -> bool:
-    """True if the loop makes the call on a condition, or not in the line after its head."""
+    """True if the loop makes the call conditionally, or not in the line after the loop's head."""
     loop = site.loop
     return loop is None or site.statement not in loop.body or shares_lines(loop)
 
 
 def issued_at_once(script: Script, line: str, names: tuple[str, ...]) -> str:
-    """Issues all calls of a loop before the first is waited for."""
+    """Issues all calls of a loop before waiting for the first."""
     site = script.at(line, names)
     if site is None or site.loop is None or not site.is_whole or _is_guarded(site):
         return ""

@@ -1,4 +1,4 @@
-"""Changes of how a script makes and wraps its model, its optimizer and its data loader."""
+"""Changes how a script makes and wraps its model, its optimizer and its data loader."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from commprof.analysis.causes.edits.syntax import calls_in, innermost
 
 DDP = ("DistributedDataParallel",)
 FSDP1 = ("FullyShardedDataParallel",)
-#: Optimizers of torch, whose first argument tells the model.
+#: Optimizers of torch; their first argument shows the model.
 _OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Muon")
 
 
@@ -20,7 +20,7 @@ def with_settings(script: Script, names: tuple[str, ...], **settings: object) ->
 
 
 def sharded_model(script: Script) -> str:
-    """Returns the name of the whole model that FSDP shards: what the last ``fully_shard`` gets."""
+    """Returns the name of the whole sharded model: the argument of the last ``fully_shard``."""
     if name := script.model(*FSDP1):
         return name
     for site in reversed(script.places("fully_shard")):
@@ -82,7 +82,7 @@ def _not_the_inner(script: Script, wrapper: str) -> str:
 
 
 def _results(value: ast.expr) -> list[ast.expr]:
-    """Returns what an expression may result in: both ``x`` and ``z`` of ``x if y else z``."""
+    """Returns the possible results of an expression: both ``x`` and ``z`` of ``x if y else z``."""
     return [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
 
 

@@ -20,16 +20,17 @@ from commprof.trace.reader import Trace
 #: Parts of the paths of files that are not the user's.
 _OF_OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3")
 _COMMPROF = Path(__file__).parents[3]
-#: Columns of a line of a fix.
+#: Largest number of columns of a line of a fix.
 _WIDTH = 78
-#: Most positional arguments of a call; further ones may be settings that a fix sets.
+#: Largest number of positional arguments of a call; further arguments may be settings that a fix
+#: sets.
 _POSITIONAL = 2
-#: A larger file is no training script.
+#: A file with more bytes than this is no training script.
 _MOST_BYTES = 2**20
 
 
 class Code(str):
-    """An expression, as a setting's value."""
+    """An expression that is the value of a setting."""
 
     __slots__ = ()
 
@@ -49,7 +50,7 @@ class Source:
     @cached_property
     def lines(self) -> list[str]:
         """The lines of the file."""
-        return self.text.split("\n")  # as ast counts them: not also at a form feed
+        return self.text.split("\n")  # lines as ast counts them: a form feed ends no line
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
@@ -58,7 +59,7 @@ class Source:
 
     @cached_property
     def original_names(self) -> dict[str, str]:
-        """The name that each imported name has in its module."""
+        """For each imported name, its name in its own module."""
         return {
             alias.asname or alias.name: alias.name
             for node in ast.walk(self.tree)
@@ -67,7 +68,7 @@ class Source:
         }
 
     def unused(self, *names: str) -> tuple[str, ...]:
-        """The names, each with underscores appended until the file does not use it."""
+        """Returns the names; underscores are appended to a name until the file does not use it."""
         used = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         free = []
         for name in names:
@@ -81,7 +82,7 @@ class Source:
         return (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
 
     def called(self, call: ast.Call) -> str:
-        """The last name of what is called: "all_reduce" of ``dist.all_reduce(x)``."""
+        """The last part of the called name: "all_reduce" for ``dist.all_reduce(x)``."""
         if isinstance(call.func, ast.Attribute):
             return call.func.attr
         name = call.func.id if isinstance(call.func, ast.Name) else ""
@@ -144,11 +145,14 @@ class Source:
         return frozenset(inside)
 
     def can_be_indented(self, first: int, last: int) -> bool:
-        """True if other indentation of these lines would change no text of the script."""
+        """True if another indentation of these lines would change no string of the script."""
         return self.lines_of_text.isdisjoint(range(first, last + 1))
 
     def code(self, first: int, last: int) -> str:
-        """These lines without the indentation of the first; "" if they cannot be indented anew."""
+        """These lines without the indentation of the first line.
+
+        "" if their indentation cannot be changed.
+        """
         if not self.can_be_indented(first, last):
             return ""
         lines = self.lines[first - 1 : last]
@@ -173,7 +177,7 @@ class Source:
         return self.edit("before", statement.lineno, statement.lineno, code)
 
     def deleted(self, statements: Sequence[ast.stmt]) -> str:
-        """Deletes statements, and leaves no body empty."""
+        """Deletes statements; a body that would be empty gets ``pass``."""
         changes = []
         for statement in statements:
             body = self.body(statement)
@@ -251,7 +255,7 @@ class Site:
         return is_call and self.source.is_alone(statement)
 
     def values(self, setting: str) -> list[str]:
-        """The text of a keyword argument; empty if the call does not have it."""
+        """The text of a keyword argument's value; empty if the call does not have the argument."""
         keywords = self.call.keywords
         return [self.source.segment(word.value) for word in keywords if word.arg == setting]
 
@@ -263,7 +267,7 @@ class Site:
 
     @property
     def target(self) -> str:
-        """What the call is assigned to; empty if to nothing, or to several."""
+        """The variable to which the call is assigned; empty if there is none, or several."""
         statement = self.statement
         if not isinstance(statement, ast.Assign) or statement.value is not self.call:
             return ""
@@ -275,7 +279,7 @@ class Script:
     """The files of the training script that could be read."""
 
     sources: tuple[Source, ...]
-    #: Lines of the recorded stacks, as path and number.
+    #: Lines of the recorded stacks, as path and line number.
     ran: frozenset[tuple[str, int]]
 
     def places(self, *names: str) -> list[Site]:

@@ -1,4 +1,4 @@
-"""Questions about the syntax of a training script: loops, functions, names, and steps."""
+"""Answers questions about the syntax of a training script: loops, functions, names, and steps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import ast
 
 from commprof.analysis.causes.edits.script import Site, Source
 
-#: What printed code is indented by.
+#: The characters by which printed code is indented.
 INDENT = "    "
-#: Names that scripts give to the number of a step.
+#: Names that scripts give to the index of a step.
 _STEP_NAMES = {
     *("step", "i", "it", "iteration", "batch_idx", "batch_index", "idx", "index", "global_step"),
 }

@@ -1,4 +1,4 @@
-"""Changes of the loop that trains: its micro batches, and lines before, in and around it."""
+"""Changes the training loop: its micro batches, and lines before, in and around the loop."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def last_pass_only(script: Script, model: str, setter: bool = False) -> str:
     if any(
         source.segment(late.func) == source.segment(call.func) for late in after for call in inside
     ):
-        # The update after the loop uses the last passes; after the change, none of them would
-        # exchange.
+        # The update after the loop uses the gradients of the last passes. After the change, none of
+        # these passes would exchange gradients.
         return ""
     guard = next((node for node in loop.body if isinstance(node, ast.If)), None)
     holds = guard is not None and all(
@@ -111,7 +111,7 @@ def _names_sync(node: ast.With, source: Source) -> bool:
 def _until_update(
     source: Source, loop: ast.For, guard: ast.If, site: Site, model: str, setter: bool
 ) -> str:
-    """Changes a loop that updates every few passes: the update's condition tells the last pass."""
+    """Changes a loop that updates every few passes, by the condition of its update."""
     row = loop.body.index(guard)
     before = loop.body[:row]
     passed = any(node is site.statement for element in before for node in ast.walk(element))
@@ -175,7 +175,10 @@ def in_training(script: Script, before: str, inside: str) -> str:
 
 
 def around_training(script: Script, head: str, model: str) -> str:
-    """Puts the loop over steps into a ``with`` statement: an epoch may do more than train."""
+    """Puts the loop over steps into a ``with`` statement.
+
+    Not the loop over epochs, because an epoch may do more than train.
+    """
     site = script.only("backward")
     loop = step_loop(site) if site is not None else None
     if site is None or loop is None or not is_defined_at(site.source, loop, model):
