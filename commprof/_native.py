@@ -4,10 +4,10 @@
 microbenchmark's loop; it is loaded when it is first read, so that a training process that only
 records does not map it.
 
-torch keeps its C++ ABI within a minor version only. A module built for another
-minor version loads without complaint and then calls the wrong virtual functions.
-So each module carries its torch's minor version in its name, `_torch213` or `_tune213`, and no file
-with another name is ever opened. Modules for several torches can lie side by side.
+torch keeps its C++ ABI within a minor version only. A module built for another minor version loads
+without an error, and then calls the wrong virtual functions. So the name of each module holds the
+minor version of its torch, `_torch213` or `_tune213`, and no file with another name is ever opened.
+Modules for several torches can lie side by side.
 
 Importing this module prints nothing, and imports torch unless COMMPROF_NATIVE=0 is set.
 To test whether a module is loaded, use `native_error is None` or `tune_error is None`: the type
@@ -56,7 +56,7 @@ def built_for(file_names: Iterable[str]) -> list[str]:
 def missing_message(
     torch_version: str, found: list[str], build_error: str | None, command: str
 ) -> str:
-    """Says why there is no module for this torch, what is used instead, and how to build it.
+    """Text on why there is no module for this torch, what replaces it, and how to build it.
 
     Args:
         torch_version: version of the running torch.
@@ -96,7 +96,7 @@ def install_command(package: Path, direct_url: str | None) -> str:
         vcs = origin.get("vcs_info")
         url = f"{vcs['vcs']}+{origin['url']}@{vcs['commit_id']}" if vcs else origin["url"]
         source = shlex.quote(url)
-    # pip's cache may hold the wheel that does not fit.
+    # pip's cache may hold the wheel that does not fit this torch.
     options = "--no-deps --force-reinstall --no-cache-dir"
     return f"{shlex.quote(sys.executable)} -m pip install {options} {source}"
 
@@ -118,7 +118,7 @@ def _direct_url() -> str | None:
 def _load() -> tuple[ModuleType | None, str | None]:
     if os.environ.get(variables.NATIVE) == "0":
         return None, f"COMMPROF_NATIVE=0 is set. {_FALLBACK}"
-    import torch  # torch comes first: the module needs its libraries in the process
+    import torch  # torch comes first, because the module needs torch's libraries in the process
 
     name = f"commprof.{module_name(torch.__version__)}"
     command = install_command(_PACKAGE, _direct_url())

@@ -1,4 +1,4 @@
-"""The address under which the other ranks reach this process."""
+"""Finds the address under which the other ranks reach this process."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def reduced(ddp: DistributedDataParallel) -> list[Named]:
     A parameter with several names is reduced unless all of its names are ignored.
     """
     ignored = _ignored(ddp)
-    # DDP writes the name of the outermost module's own parameters with a dot in front.
+    # DDP writes a dot before the names of the outermost module's own parameters.
     chosen = {
         id(parameter)
         for prefix, module in ddp.module.named_modules()

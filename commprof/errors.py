@@ -25,7 +25,7 @@ class TraceError(CommprofError):
 
 
 class RankFailedError(CommprofError):
-    """One rank of a job failed, and the job with it."""
+    """One rank of a job failed, so the job failed too."""
 
     def __init__(
         self,

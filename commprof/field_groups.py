@@ -1,4 +1,4 @@
-"""Groups of fields: a result with many fields holds those that belong together as one group.
+"""Groups of fields: a result with many fields holds related fields as one group.
 
 A group is a class of its own, for code that needs only these fields. Its fields are named as if
 they were the result's own, and exports show them as such.
@@ -15,7 +15,7 @@ class FieldGroup:
 
 
 def plain_fields(result: Any) -> Any:
-    """Converts results as ``dataclasses.asdict`` does, with a group's fields in its place."""
+    """Converts results like ``dataclasses.asdict``; a group is replaced by its fields."""
     if isinstance(result, dict):
         return {key: plain_fields(value) for key, value in result.items()}
     if isinstance(result, list | tuple):

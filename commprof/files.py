@@ -26,7 +26,8 @@ from typing import (
     get_type_hints,
 )
 
-#: Size of the largest JSON file that is read; commprof's own, of a run of 1000 ranks, has a few MB.
+#: Size of the largest JSON file that is read. commprof's own files have a few MB for a run of 1000
+#: ranks.
 _MOST_JSON_BYTES = 256 << 20
 _MEMINFO = Path("/proc/meminfo")
 
@@ -92,7 +93,7 @@ def read_json(path: Path) -> Any:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically: a reader finds the old content or the new one."""
+    """Writes a file atomically: a reader finds the old or the new content."""
     with replacing(path) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -137,8 +138,8 @@ Signed = Annotated[int, "signed"]
 #: Expected shape of a JSON value, given by Python types. ``int`` is a whole number from 0 to
 #: 2**63 - 1; ``float`` any number, or null, which becomes NaN. ``X | None`` may be null, or missing
 #: from an object. ``Path`` is a string that becomes a path. ``dict`` and ``Any`` are values that
-#: the caller checks. A dataclass is an object with its fields, of which those with a default may
-#: be missing, and becomes an instance. Objects may have further keys.
+#: the caller checks. A dataclass is an object with the dataclass's fields, and becomes an instance;
+#: fields with a default may be missing. Objects may have further keys.
 Shape: TypeAlias = "Any | dict[str, Shape]"
 
 _TYPE_NAMES: Final = {
@@ -245,7 +246,7 @@ def _items(value: object, shape: Any, where: str) -> Any:
 
 
 def _all_plain(items: Sequence[Any], wanted: Any) -> bool:
-    """True if all items are certainly of the plain type ``wanted``; if False, check each item."""
+    """True if all items are certainly of the type ``wanted``; if False, each must be checked."""
     if wanted not in (str, int) or set(map(type, items)) != {wanted}:
         return False
     return wanted is str or 0 <= min(items) <= max(items) < 2**63

@@ -17,9 +17,9 @@ from typing import NoReturn
 def ends_at_once() -> Iterator[None]:
     """Context in which Ctrl-C kills the process with SIGINT and raises no KeyboardInterrupt.
 
-    For loading modules, which takes seconds if torch is among them: there is nothing to clean up
-    yet, and code that swallows exceptions, such as a callback of Python's import machinery or of a
-    C module, could swallow the KeyboardInterrupt.
+    For use while modules are loaded, which takes seconds with torch. There is nothing to clean up
+    yet. A KeyboardInterrupt could be lost in code that swallows exceptions, such as a callback of
+    Python's import machinery or of a C module.
     """
     if not _raises():
         yield

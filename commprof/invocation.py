@@ -17,7 +17,7 @@ def command(*words: str, anywhere: bool = False) -> str:
     """Returns ``commprof WORDS`` as it is typed in this environment.
 
     The program is written as its plain name if that name makes the shell run this environment's
-    program; else as its path; else, if commprof is not installed, as ``python -m commprof``.
+    program; otherwise as its path; if commprof is not installed, as ``python -m commprof``.
 
     Args:
         words: arguments, already quoted for a shell.

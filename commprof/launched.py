@@ -1,10 +1,10 @@
 """Which rank of its job this process is, by the variables that its launcher set.
 
 The variables of torchrun, which some other launchers set too, are tried first, because such ranks
-may run inside a task of another launcher. Those of Open MPI, MVAPICH and Hydra (MPICH, Intel MPI)
-are tried before Slurm's, which ranks of MPI inherit from the job in which mpirun ran. A task of
-Slurm is a process of a job step that srun started: batch scripts and shells of salloc have Slurm's
-variables too, but are no tasks.
+may run inside a task of another launcher. Variables of Open MPI, MVAPICH and Hydra (MPICH, Intel
+MPI) are tried before Slurm's, because ranks of MPI inherit Slurm's variables from the job in which
+mpirun ran. A task of Slurm is a process of a job step that srun started: batch scripts and shells
+of salloc have Slurm's variables too, but are no tasks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _MOST_DIGITS = 9
-#: Slurm numbers its own steps (batch, extern, interactive and others) downwards from 2**32.
+#: Slurm's own steps (batch, extern, interactive and others) have ids just below 2**32.
 _SLURM_OWN_STEPS = 0xFFFF_FFF0
 
 
@@ -26,9 +26,9 @@ class Launched:
     launcher: str
     rank: int
     world_size: int
-    #: Rank among those of the host; None if the launcher does not say.
+    #: Rank within the host; None if the launcher does not set it.
     local_rank: int | None
-    #: Number of ranks on the host; None if the launcher does not say.
+    #: Number of ranks on the host; None if the launcher does not set it.
     local_world_size: int | None
 
 
@@ -61,7 +61,7 @@ _MPI = (
 #: PMI's variables alone, without Hydra's MPI_LOCAL*: srun sets PMI's variables for its own tasks
 #: too.
 _PMI = _Names("mpirun", "PMI_RANK", "PMI_SIZE", "", "")
-#: Variables that hold a task's number on its host, of launchers whose tasks may start ranks.
+#: Variables with a task's index on its host, for launchers whose tasks may start ranks.
 _LOCAL_RANKS_OF_TASKS = (*(names.local_rank for names in _MPI), "SLURM_LOCALID")
 
 
@@ -99,7 +99,7 @@ def script_first(words: Sequence[str]) -> list[str]:
 
 
 def local_rank_of_task(variables: Mapping[str, str]) -> int:
-    """Returns the host-local number of the launcher's task that this process belongs to.
+    """Returns the index on its host of the launcher's task to which this process belongs.
 
     0 if no launcher has numbered its tasks.
     """
@@ -135,6 +135,6 @@ def _slurm_task(variables: Mapping[str, str]) -> Launched | None:
 
 
 def _number(variables: Mapping[str, str], name: str) -> int | None:
-    """Returns a variable's number from 0 on; None if it is unset or holds anything else."""
+    """Returns a variable's number, 0 or more; None if it is unset or holds anything else."""
     text = variables.get(name, "").strip()
     return int(text) if re.fullmatch(rf"[0-9]{{1,{_MOST_DIGITS}}}", text) else None

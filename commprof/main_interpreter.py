@@ -1,4 +1,4 @@
-"""Tells whether this code runs in a process's main interpreter: torch works in no other one."""
+"""Tells whether this code runs in the main interpreter: torch works in no other."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _MODULES = ("_interpreters", "_xxsubinterpreters")
 
 @functools.cache
 def is_main_interpreter() -> bool:
-    """True in the main interpreter, and where Python cannot tell; False in a sub-interpreter.
+    """True in the main interpreter, or if Python cannot tell; False in a sub-interpreter.
 
-    The answer is kept, because training asks in every step: `commprof.step` is looked up each time.
+    The answer is cached, because training asks in every step: `commprof.step` is looked up each
+    time.
     """
     for name in _MODULES:
         with suppress(ImportError):

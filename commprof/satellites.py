@@ -1,8 +1,8 @@
-"""The tools around the profiler, and what each of them gives it.
+"""Interfaces between the profiler and its satellites, the tools around it.
 
-The profiler works without them: each is a package of its own, which can be left out. Each package
-has a module ``seam``, with the functions of a protocol below, the package's commands, and nothing
-that takes long to import. No other module of the profiler may import a satellite.
+The profiler works without satellites: each is a package of its own, which can be left out. Each
+package has a module ``seam``, with the functions of a protocol below, the package's commands, and
+nothing that takes long to import. No other module of the profiler may import a satellite.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from commprof.errors import UsageError
 #: host.
 ExpectedTime = Callable[[str, int, int, bool], float]
 
-#: Each satellite's package, and what it is for, as the end of a sentence.
+#: Each satellite's package, and its purpose as the end of a sentence.
 NAMES = {
     "audit": "which audits scaling reports",
     "forecast": "which predicts and measures collectives alone",
@@ -60,7 +60,7 @@ class AddedReport(Protocol):
         """Renders at most 24 lines of 80 columns.
 
         Args:
-            description: what was run.
+            description: text on the run.
             all_command: command that prints the full report.
             caveats: number of caveats on the run in the full report.
         """
@@ -69,8 +69,7 @@ class AddedReport(Protocol):
         """Renders the whole report for the terminal.
 
         Args:
-            description: what was run.
-            width: number of characters to wrap prose at.
+            description: text on the run. width: number of characters at which prose is wrapped.
             caveats: sentences about the run.
             tables: number of characters at which tables are split; None: never.
         """
@@ -86,14 +85,14 @@ class Commands(Protocol):
 
 
 class Forecast(Commands, Protocol):
-    """What predictions give the profiler."""
+    """Functions that the satellite for predictions gives to the profiler."""
 
     def expected_times(self, path: Path) -> ExpectedTime:
-        """Returns the times in a machine profile; raises CommprofError if ``path`` is none."""
+        """Returns the times in a machine profile; raises CommprofError if ``path`` is no profile."""
 
 
 class Tune(Commands, Protocol):
-    """What compressors and trials give the profiler."""
+    """Functions that the satellite for compressors and trials gives to the profiler."""
 
     def public_name(self, name: str) -> Any:
         """Returns the object that this satellite provides under one of ``PUBLIC_NAMES``."""

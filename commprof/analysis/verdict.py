@@ -205,7 +205,7 @@ def _words(world: WorldResult, step: MeanStep) -> Mapping[str, str]:
 
 
 def _ranks(world: WorldResult) -> str:
-    """Returns the number of ranks as text, with the number of recorded ranks if some are missing."""
+    """Returns the number of ranks as text, and of recorded ranks if some are missing."""
     ranks = counted(world.world_size, "rank")
     if not world.recording.missing_ranks:
         return ranks

@@ -9,16 +9,16 @@ from commprof.analysis.checks.outcome import FAIL, PASS, WARN, Outcome
 from commprof.checks.ranks import Ranks
 
 NAME = "open files"
-#: Files that a rank opens for Python, torch and a few DataLoader workers.
+#: Number of files that a rank opens for Python, torch and a few DataLoader workers.
 _OWN = 256
-#: Sockets that gloo opens for each rank of the job.
+#: Number of sockets that gloo opens for each rank of the job.
 _PER_RANK = 8
-#: Files that DataLoader workers need if they share tensors by file descriptor.
+#: Number of files that DataLoader workers need if they share tensors by file descriptor.
 _COMFORTABLE = 4096
 
 
 def measure(ranks: Ranks) -> tuple[str, int]:
-    """Returns the host's name, and the soft limit of open files, -1 if there is no limit."""
+    """Returns the host's name, and the soft limit of open files (-1: no limit)."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ranks.host, -1 if limit == resource.RLIM_INFINITY else limit
 

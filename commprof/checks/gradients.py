@@ -39,7 +39,7 @@ def _hash_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 def out_of_sync(module: nn.Module) -> tuple[int, ...]:
     """Returns the ranks whose model differs from that of most ranks; empty if all are equal.
 
-    Of a DDP model, only the parameters are compared that DDP keeps equal: a forward pass changes
+    In a DDP model, only those parameters are compared that DDP keeps equal: a forward pass changes
     buffers differently on each rank, and parameters that DDP ignores may differ. Of other modules,
     all parameters and buffers are compared.
 

@@ -1,4 +1,6 @@
-"""Checks latency and bandwidth of each pair of ranks, and names links that are far worse."""
+"""Checks latency and bandwidth of each pair of ranks, and names links that are far worse than the
+median.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ _ALL_PAIRS = 16
 _PINGS = 30
 _BLOCKS = 4
 _BLOCK_BYTES = 4_000_000
-#: A link is named if its latency or bandwidth is this many times worse than the median. A latency
-#: must also exceed the median by this many microseconds.
+#: A link is named if its latency or bandwidth is this many times worse than the median. The second
+#: number: a latency must also exceed the median by this many microseconds.
 _WORSE = 3.0
 _WORSE_US = 50.0
 
@@ -33,7 +35,8 @@ class Link:
 
     first: int
     second: int
-    #: Half the shortest round trip of 8 bytes; longer ones are due to busy cores, not the link.
+    #: Half the shortest round trip of 8 bytes; longer round trips are due to busy cores, not to the
+    #: link.
     latency_us: float
     #: Bandwidth of the fastest exchange of 4 MB; 1 GB is 1e9 bytes.
     gb_per_s: float

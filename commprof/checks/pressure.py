@@ -12,11 +12,12 @@ from commprof.checks.ranks import Ranks
 
 NAME = "pressure"
 _PROC = Path("/proc")
-#: Limits, in percent of the last 10 s, of the time in which some task waited for a core, and of the
-#: time in which all tasks waited for memory.
+#: Two limits, in percent of the last 10 s: for the time in which some task waited for a core, and
+#: for the time in which all tasks waited for memory.
 _CPU_PERCENT = 20.0
 _MEMORY_PERCENT = 1.0
-#: Available share of all memory below which the check warns, and below which it fails.
+#: Two limits for the available share of memory: below the first the check warns, below the second
+#: it fails.
 _LITTLE, _TOO_LITTLE = 0.10, 0.02
 
 

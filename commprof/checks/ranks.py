@@ -13,7 +13,7 @@ import torch.distributed as dist
 class Ranks:
     """The ranks of the default process group, as seen from one of them.
 
-    ``rank`` and ``host`` are the number and the host of that rank.
+    ``rank`` and ``host`` are this rank's global rank and its host.
     """
 
     rank: int

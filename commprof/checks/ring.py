@@ -18,7 +18,10 @@ _FACTOR = 1000
 
 
 def measure(ranks: Ranks) -> tuple[bool, float]:
-    """Passes tokens around all ranks; returns True if all were right, and the mean µs per hop."""
+    """Passes tokens around all ranks.
+
+    Returns True if all tokens were right, and the mean µs per hop.
+    """
     if ranks.world_size == 1:
         return True, 0.0
     token = torch.zeros(1, dtype=torch.int64)

@@ -9,7 +9,7 @@ from commprof.analysis.checks.outcome import FAIL, PASS, SKIP, WARN, Outcome, pe
 from commprof.checks.ranks import Ranks
 
 NAME = "/dev/shm"
-#: Bytes that the ring buffers of a rank's threads need.
+#: Number of bytes that the ring buffers of a rank's threads need.
 _NEEDED_BYTES = 16_000_000
 #: Containers get 64 MB by default; batches of DataLoader workers may need gigabytes.
 _COMFORTABLE_BYTES = 1_000_000_000

@@ -1,7 +1,7 @@
 """Attempts to run one world size: restarts after a failure, and a log of how each attempt ended.
 
-Each restart is a separate launch with a new rendezvous, because in torch's elastic restarts
-the ranks would look for their peers at the rendezvous of the attempt before.
+Each restart is a separate launch with a new rendezvous, because in torch's elastic restarts the
+ranks would look for their peers at the previous attempt's rendezvous.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def run_attempts(start: Callable[[int], None], directory: Path, max_restarts: in
     """Starts all ranks; after a failure, starts them again, at most `max_restarts` times.
 
     Args:
-        start: starts all ranks; called with the number of the attempt, from 0.
+        start: starts all ranks; called with the index of the attempt, from 0.
         directory: directory of `endings.json`, the log of attempts.
         max_restarts: largest number of restarts.
 
@@ -51,7 +51,7 @@ class _Log:
     """Keeps `endings.json` up to date; an error while writing is only reported on stderr."""
 
     def __init__(self, directory: Path) -> None:
-        # imported here: the fork server shall not preload it
+        # imported here so that the fork server does not preload it
         from commprof.capture.job.metadata import machine
 
         self._directory = directory

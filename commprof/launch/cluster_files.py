@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from commprof import invocation, variables
 from commprof.errors import UsageError
 
-#: Plain words that YAML 1.1 does not read as strings.
+#: Words that YAML 1.1 does not read as strings without quotes.
 _NO_STRINGS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 
@@ -78,15 +78,15 @@ class ClusterJob:
     """The script and its arguments; ``-m package.module ARGS`` for a module. For a built-in
     workload, options of ``commprof run`` such as ``--workload transformer --steps 50``."""
     nodes: int
-    """Machines."""
+    """Number of machines."""
     ranks_per_node: int
-    """Processes per node."""
+    """Number of processes per node."""
     directory: str
     """Directory for the traces, on a file system that all nodes share."""
     name: str = "commprof"
     """Name of the job."""
     interface: str | None = None
-    """Network interface that gloo binds to; None: gloo's choice."""
+    """Network interface to which gloo binds; None: gloo's choice."""
     port: int = 29500
     """Port of the rendezvous, on the first node."""
     time_limit: str | None = None
@@ -158,7 +158,7 @@ def slurm(job: ClusterJob) -> str:
     """Returns a batch script for ``sbatch``.
 
     One task per node starts torchrun, or commprof run; the rendezvous is on the first node. Slurm's
-    own variables give each node's number.
+    own variables give each node's index.
     """
     job.check()
     if job.time_limit is not None:
@@ -188,8 +188,8 @@ def slurm(job: ClusterJob) -> str:
         'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "first=${hosts%%$'\\n'*}",
         "export first",
-        # Each node's shell fills in its own number. From Slurm 22.05 on, srun does not take the
-        # cores of a task from sbatch.
+        # Each node's shell fills in the node's own index. From Slurm 22.05 on, srun does not take
+        # the cores of a task from sbatch.
         f"srun --kill-on-bad-exit=1{f' --cpus-per-task={cpus}' if cpus else ''} "
         f"bash -c {shlex.quote(command)}",
         f"echo {shlex.quote(f'Report: {report}')}",

@@ -39,7 +39,7 @@ _PRELOAD = ("commprof.launch.quiet_start", "torch", "commprof.launch.worker")
 TRAINING_IMPORTS = ("torch._dynamo",)
 """Modules that are slow to import; the first DDP model and the first optimizer import them."""
 
-_SHUTDOWN_TIMEOUT_S = 5  # after this time, a rank that ignores the signal is killed
+_SHUTDOWN_TIMEOUT_S = 5  # in seconds; a rank that ignores the signal is killed after this time
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _LOGGERS = ("torch.distributed", "torch.multiprocessing")
 
@@ -61,14 +61,14 @@ def launch(
 
     log_dir: directory for `rank_R.out`, `rank_R.err`, the launcher's warnings, and a failed rank's
     `rank_R.error.json`. rendezvous: how all machines' launchers meet. cpu_sets: CPUs of this
-    machine's ranks, as in `Pinning.text`. attempt: number of the attempt in `run_attempts`; from 1
-    on, the names of the ranks' files in log_dir contain the number. The processes share one fork
-    server, which stays for the next job (so that torch is imported once) until `stop_fork_server`,
-    this process's end, or a failure.
+    machine's ranks, as in `Pinning.text`. attempt: index of the attempt in `run_attempts`; from 1
+    on, the names of the ranks' files in log_dir contain it. The processes share one fork server,
+    which stays for the next job (so that torch is imported once) until `stop_fork_server`, this
+    process's end, or a failure.
 
     Raises UsageError before anything is started, RankFailedError for the first rank that failed,
-    CommprofError if the rendezvous failed or the system refused something, such as to write a file.
-    A signal ends the ranks and is then raised again.
+    CommprofError if the rendezvous failed or the system refused an operation, such as writing a
+    file. A signal ends the ranks and is then raised again.
     """
     plan = check(job, rendezvous)
     job_path = job.directory / "job.json"
@@ -153,7 +153,7 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
     """Runs torch's launcher, and turns its exceptions and signals into commprof's."""
     interrupted_by: signal.Signals | None = None
     try:
-        # The launcher's signal handlers raise wherever this process is, also outside of run().
+        # The launcher's signal handlers may raise anywhere in this process, even outside of run().
         with _log_file(log_dir), _signal_handlers(), _no_rank_left():
             run()
     except ChildFailedError as error:
@@ -165,7 +165,8 @@ def _run_ranks(run: Callable[[], object], log_dir: Path, attempt: int) -> None:
         if not isinstance(error.__context__, SignalException):
             raise
         interrupted_by = error.__context__.sigval
-    except (RendezvousError, dist.DistError) as error:  # on one machine; on several
+    # the first on one machine, the second on several
+    except (RendezvousError, dist.DistError) as error:
         raise CommprofError(
             f"the rendezvous of the ranks failed: {error}; check --rdzv-endpoint, if given"
         ) from error
@@ -203,7 +204,7 @@ def _ignore_signals() -> None:
 
 
 def stop_fork_server() -> None:
-    """Ends the process that the ranks are forked from; the next launch starts a new one."""
+    """Ends the process from which ranks are forked; the next launch starts a new one."""
     # multiprocessing has no public function for this; the server ends once its last client
     # closes the pipe
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
@@ -212,9 +213,9 @@ def stop_fork_server() -> None:
 def _kill_fork_server() -> None:
     """Ends the fork server with all processes that it has forked.
 
-    A signal can arrive between the request for a rank and the answer with its process ID. Such a
-    rank is known to nobody, may be forked only later, and keeps the server alive, so that
-    `stop_fork_server` alone would wait for ever. The server is therefore suspended before its
+    A signal can arrive between the request for a rank and the answer with its process ID. Nobody
+    knows such a rank. It may be forked only later, and it keeps the server alive, so that
+    `stop_fork_server` alone would wait forever. The server is therefore suspended before its
     children are listed.
     """
     server = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
@@ -292,12 +293,13 @@ class _FlatLogs(LogsSpecs):
 def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFailedError:
     rank, failure = error.get_first_failure()
     written = failure.error_file_data.get("message")
-    # A rank that raised wrote a dictionary; for a rank that just ended, torch makes up a string.
+    # A rank that raised an exception wrote a dictionary; for a rank that merely ended, torch makes
+    # up a string.
     reason = written["message"].partition("\n")[0] if isinstance(written, dict) else ""
     stem = stem_of(rank, attempt)
     logs = [log_dir / f"{stem}.err", log_dir / f"{stem}.error.json"]
     where = next((path for path in logs if path.exists()), log_dir)
-    codes = {rank: failure.exitcode}  # the rank that failed first comes first
+    codes = {rank: failure.exitcode}  # the rank that failed first is listed first
     codes |= {number: failed.exitcode for number, failed in error.failures.items()}
     return RankFailedError(rank, failure.exitcode, reason, where, codes)
 
@@ -379,7 +381,7 @@ _OF_RANKS = b"TORCHELASTIC_RUN_ID="
 def kill_lost_ranks() -> None:
     """Ends every rank that is a child of this process, and the rank's own children.
 
-    Called when torch's launcher has given up and has ended the ranks that it knows of. Does nothing
+    Called when torch's launcher has given up and has ended the ranks that it knows. Does nothing
     if the kernel does not list children (``CONFIG_PROC_CHILDREN``).
     """
     for pid in _children():

@@ -30,7 +30,7 @@ class Job:
     workload: str
     """Workload as on the command line, `NAME[:key=value,...]`."""
     world_size: int
-    """Ranks."""
+    """Number of ranks."""
     directory: Path
     """Directory in which the ranks write `rank_R.trace` and `rank_R.json`."""
     steps: int | None = None
@@ -45,9 +45,9 @@ class Job:
     backend: str = "gloo"
     """torch.distributed backend."""
     overhead_steps: int = 0
-    """Steps after the training that measure the cost of capture; see `loop.train`."""
+    """Number of steps after the training that measure the cost of capture; see `loop.train`."""
     seed: int = 0
-    """Seed of data and weights."""
+    """Random seed of data and weights."""
     threads_per_rank: int = 1
     """Intra-op threads of each rank."""
     hook: bool = True
@@ -59,7 +59,7 @@ class Job:
     strategy: str = "ddp"
     """Strategy as on the command line, `NAME[:key=value]`."""
     accumulate: int = 1
-    """For this field and those below, see `TrainingOptions`."""
+    """For this field and the fields below, see `TrainingOptions`."""
     precision: str = "fp32"
     clip_norm: float = 0.0
     checkpoint_activations: bool = False
@@ -156,7 +156,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that follows from a job: workload, strategy, batch and steps."""
+    """All that is determined by a job: workload, strategy, batch and steps."""
 
     workload: Workload
     """The workload, with nothing allocated yet."""
@@ -165,13 +165,13 @@ class Plan:
     options: TrainingOptions
     """Training options; both the workload and the strategy support all of them."""
     per_rank_batch: int
-    """Samples of a rank per backward pass."""
+    """Number of samples of a rank per backward pass."""
     steps_per_epoch: int
     """Number of steps of an epoch, in which a rank reads its part of the data once."""
     steps: int
-    """Steps that are trained, without `Job.overhead_steps`."""
+    """Number of steps that are trained, without `Job.overhead_steps`."""
     lr_scale: float
-    """Samples of all ranks per update, divided by the batch size asked for."""
+    """Number of samples of all ranks per update, divided by the requested batch size."""
 
 
 def per_rank_batch(batch_size: int, world_size: int, scaling: str) -> int:

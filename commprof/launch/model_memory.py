@@ -86,7 +86,8 @@ def model_memory(job: Job, local_ranks: int | None = None) -> ModelMemory:
     if isinstance(plan.strategy, Fsdp):
         parts = plan.strategy.shard_size(job.world_size, local_ranks)
         units = plan.strategy.units(trainee) if parts > 1 else []
-        low = 2 if plan.options.precision != "fp32" else None  # bytes per gathered element
+        # number of bytes per gathered element
+        low = 2 if plan.options.precision != "fp32" else None
         sizes = [_bytes([p for block in unit for p in block.parameters()], low) for unit in units]
         gathered = max(sizes, default=0)
     gradients = _bytes(trained(model))
@@ -115,5 +116,5 @@ def _moments(trainee: Trainee) -> int | None:
 
 
 def _bytes(tensors: Sequence[Tensor], element_bytes: int | None = None) -> int:
-    """Returns the bytes of tensors, with their own or the given size of an element."""
+    """Returns the size of tensors in bytes, with their own or the given element size."""
     return sum(tensor.numel() * (element_bytes or tensor.element_size()) for tensor in tensors)

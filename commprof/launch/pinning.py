@@ -1,8 +1,8 @@
 """Cores and threads of a host's ranks at every world size of a run.
 
-Consecutive ranks of a host get consecutive cores, in the order of NUMA nodes, so that neighbours in
-a ring, which exchange most, share a node. Memory needs no placement: Linux allocates a page on the
-node of the core that touches it first.
+Consecutive ranks of a host get consecutive cores, in the order of NUMA nodes, so that ranks that
+are neighbours in a ring, and exchange most, share a node. Memory needs no placement: Linux
+allocates a page on the node of the core that touches it first.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _deal(cores: Sequence[Core], ranks: int) -> list[tuple[int, ...]]:
         parts = [cores[i * share : (i + 1) * share] for i in range(ranks)]
         return [tuple(cpu for core in part for cpu in core.cpus) for part in parts]
     deepest = max(len(core.cpus) for core in cores)
-    # The first hyper-thread of every core comes first: ranks share a core only if they must.
+    # The first hyper-threads of all cores come first, so that ranks share a core only if they must.
     cpus = [core.cpus[i] for i in range(deepest) for core in cores if i < len(core.cpus)]
     share = max(1, len(cpus) // ranks)
     return [tuple(cpus[(i * share + j) % len(cpus)] for j in range(share)) for i in range(ranks)]
@@ -171,13 +171,15 @@ class Threads:
 
     count: int
     source: str
-    """Origin of the count: "--threads-per-rank", "auto", "OMP_NUM_THREADS" or "default"."""
+    """Origin of the number of threads: "--threads-per-rank", "auto", "OMP_NUM_THREADS" or
+    "default".
+    """
 
 
 def choose_threads(
     asked: str | None, omp_num_threads: str | None, topology: Topology, largest: Pinning, ranks: int
 ) -> Threads:
-    """Chooses a rank's threads: as the option says, else OMP_NUM_THREADS, else 1 as torchrun does.
+    """Chooses a rank's threads: from the option, or OMP_NUM_THREADS, or 1, like torchrun.
 
     Args:
         asked: a whole number, "auto", or None.

@@ -1,6 +1,6 @@
 """Environment, versions and git state of a run, which a repetition needs besides the options.
 
-No function of this module fails a run: a fact that cannot be found out is reported as unknown.
+No function of this module fails a run: a fact that cannot be determined is reported as unknown.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PREFIXES = (
     *("COMMPROF_", "GLOO_", "GOMP_", "KMP_", "MKL_", "NCCL_", "OMP_", "OPENBLAS_"),
     *("PYTORCH_", "TORCH_", "UCX_"),
 )
-#: Variables that are left out although the names above include them: those whose name matches the
-#: first pattern, or whose value contains //user:password@.
+#: Variables that are left out although the names above include them: variables whose names match
+#: the first pattern, or whose values contain //user:password@.
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|COOKIE|(^|_)(API|ACCESS)?_?KEY(_|$)")
 _SECRET_VALUE = re.compile(r"//[^/\s]*:[^/\s]*@")
 
@@ -142,7 +142,7 @@ def save_patch(repository: Path, directory: Path) -> dict[str, Any]:
 
 
 def command_line() -> list[str]:
-    """This process's command line, as it can be typed again."""
+    """This process's command line, in a form that can be typed again."""
     _, *words = sys.orig_argv
     if words[:1] == ["-u"]:  # torchrun adds this option
         del words[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 from commprof.errors import UsageError
 
-_TIMEOUT_S = 900  # in which the launchers of all machines must join
+_TIMEOUT_S = 900  # seconds within which the launchers of all machines must join
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Rendezvous:
     nodes: int = 1
     """Number of machines, each with its own launcher."""
     node_rank: int = 0
-    """Number of this machine, from 0. Machine 0 hosts the endpoint and prints the report."""
+    """Index of this machine, from 0. Machine 0 hosts the endpoint and prints the report."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
@@ -55,7 +55,7 @@ class Rendezvous:
                 _check_free(host, port, self.nodes)
 
     def turn(self, number: int) -> Rendezvous:
-        """Returns the rendezvous of launch ``number`` of a command, counted from 0.
+        """Returns the rendezvous of the launch with index ``number`` of a command, from 0.
 
         With several machines, each launch uses another port.
         """
@@ -133,7 +133,7 @@ def _check_free(host: str, port: int, nodes: int) -> None:
             probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            # Several machines need a fixed endpoint: only a single one can use any free port.
+            # Several machines need a fixed endpoint: only a single machine can use any free port.
             more = ", or leave --rdzv-endpoint out to get a free one"
             if nodes > 1:
                 more = ", the same on all machines"

@@ -1,4 +1,4 @@
-"""Files of a run that are not essential: if writing fails, stderr says so and the run goes on."""
+"""Files that are not essential: a failed write is reported on stderr, and the run goes on."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from commprof.text import counted, printable
 from commprof.trace.run.run_directory import world_directory
 from commprof.workloads.strategies import listed_strategies
 
-#: Exit code of a run that was interrupted, as a shell gives it for SIGINT.
+#: Exit code of an interrupted run: the code that shells give for SIGINT.
 INTERRUPTED = 130
 
 

@@ -43,7 +43,8 @@ class Target(Protocol):
     def check(self, world_sizes: list[int], rendezvous: Rendezvous) -> str:
         """Checks the target; returns a description of what will run, for the report's heading.
 
-        rendezvous: that of the first world size; ``world_sizes[i]`` uses ``rendezvous.turn(i)``.
+        rendezvous: rendezvous of the first world size; ``world_sizes[i]`` uses
+        ``rendezvous.turn(i)``.
 
         Raises:
             UsageError: the target cannot run with these options.

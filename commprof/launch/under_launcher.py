@@ -30,11 +30,11 @@ _SEEN_WITHIN_S = 60.0
 _KEY = "job"
 _SCONTROL_TIMEOUT_S = 30
 
-#: Default ports: for ranks of srun, chosen by Slurm job and job step; for ranks of mpirun, by
-#: mpirun's number of the job. They are below Linux's ephemeral ports.
+#: Default ports: for ranks of srun, chosen from the ids of Slurm job and job step; for ranks of
+#: mpirun, from mpirun's job id. They are below Linux's ephemeral ports.
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _STEPS_PER_JOB = 16
-#: Variables with the number of a job of Open MPI 4, Open MPI 5 and Hydra.
+#: Variables with the job id of Open MPI 4, Open MPI 5 and Hydra.
 _MPI_JOBS = ("OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE", "PMI_KVS", "PMI_JOBID")
 
 
@@ -85,7 +85,7 @@ def given_rank(
         endpoint: --rdzv-endpoint, which ranks of srun and mpirun use; None if not given.
 
     Raises:
-        UsageError: the process is a rank, but its rendezvous cannot be found out.
+        UsageError: the process is a rank, but its rendezvous is not known.
     """
     if number_of(variables, "WORLD_SIZE") > 1 and "LOCAL_RANK" in variables:
         return _of_torchrun(variables)
@@ -310,7 +310,7 @@ def await_file(path: Path, given: LaunchedRank, patience_s: float = _SEEN_WITHIN
 
 
 def number_of(variables: Mapping[str, str], *names: str, default: int = 1) -> int:
-    """Returns the number in the first variable of ``names`` that is set.
+    """Returns the whole number in the first variable of ``names`` that is set.
 
     Returns ``default`` if none is set, or if the value of this variable is not a number.
     """

@@ -294,7 +294,7 @@ def main() -> None:
         record(run_rank)(sys.argv[1])
     except CommprofError as error:
         sys.exit(error.exit_code)
-    # torch 2.13's gloo threads may abort a process that ends right after its last collective
+    # torch 2.13's gloo threads may abort a process that ends directly after its last collective
     time.sleep(_EXIT_PAUSE_S)
 
 

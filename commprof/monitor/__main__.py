@@ -1,6 +1,6 @@
 """``python -m commprof.monitor RUN --metrics ...``: metrics of a job that is already running.
 
-Started by hand, it runs until Ctrl-C, also after the end of the job.
+If started by hand, it runs until Ctrl-C, even after the end of the job.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ Nothing in a file is trusted, as in :mod:`commprof.trace.reader`: a length is ch
 file size before memory is allocated, and ``problems`` lists the parts that cannot be read.
 
 ``commprof run`` trains several world sizes and strategies one after the other, each in its own
-directory. The directory that was written to last is the current job; a job that runs remains so.
+directory. The directory that was written to last holds the current job; a running job stays the
+current one.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class TraceTail:
     """Reader of one growing trace file. Not thread-safe; close it, or use it in ``with``.
 
     The file stays open, so reading goes on even if the trace's directory is deleted; and if the
-    recorder then makes the trace anew, reading continues in the new file.
+    recorder then makes the trace again, reading continues in the new file.
     """
 
     def __init__(self, path: Path, recent_bytes: int | None = None) -> None:
@@ -72,9 +73,9 @@ class TraceTail:
         self._broken = False
         self._retries = 0
         self._caught_up = False
-        #: Records lost in the rings so far; None until asked for after a poll.
+        #: Number of records lost in the rings so far; None until it is requested after a poll.
         self._dropped_in_rings: int | None = None
-        #: Bytes that this poll may still read.
+        #: Number of bytes that this poll may still read.
         self._budget = 0
         #: Checksum seen in each summary slot, by the slot's offset.
         self._slots: dict[int, int] = {}
@@ -86,12 +87,12 @@ class TraceTail:
 
     @property
     def groups(self) -> dict[int, Group]:
-        """Process groups described so far, by the number that this rank gave each group."""
+        """Process groups described so far, by this rank's id of the group."""
         return self._content.groups
 
     @property
     def stacks(self) -> dict[int, tuple[str, ...]]:
-        """The stacks described so far, by number."""
+        """The stacks described so far, by id."""
         return self._content.stacks
 
     @property
@@ -139,7 +140,7 @@ class TraceTail:
 
     @property
     def in_doubt(self) -> bool:
-        """True if the next polls must tell a damaged block from one that is being written."""
+        """True if it is not known yet whether a block is damaged or still being written."""
         return self._retries > 0 and not self._broken
 
     def poll(self) -> Records:
@@ -201,7 +202,7 @@ class TraceTail:
         return True
 
     def _follow_to_new_file(self) -> None:
-        """If the file was removed and the recorder made it anew, goes on in the new file.
+        """If the file was removed and the recorder made it again, continues in the new file.
 
         The recorder copies all that it has written, so the position stays valid. Until the copy is
         complete, and if the name now belongs to another recording, the old file is kept.
@@ -254,7 +255,7 @@ class TraceTail:
         while not self._broken and self._budget > 0:
             header = os.pread(self._fd, schema.BLOCK_HEADER.size, self._at)
             if len(header) < schema.BLOCK_HEADER.size or not any(header):
-                return True  # until a block is complete, its header is a hole in the file
+                return True  # until a block is complete, its header is an empty place in the file
             magic, block_type, length, crc, _ = schema.BLOCK_HEADER.unpack(header)
             if magic != schema.BLOCK_MAGIC:
                 self._doubt(
@@ -322,7 +323,7 @@ class TraceTail:
         return records[np.argsort(records["timestamp_ns"], kind="stable")]
 
     def _doubt(self, problem: str, end: int | None) -> bool:
-        """Counts failed reads of a block; returns True if, after a few, the block is to be skipped.
+        """Counts failed reads of a block; returns True if the block should now be skipped.
 
         ``end`` is the offset of the next block. If ``end`` is None, returns False and, after a few
         failed reads, stops reading the file.
@@ -386,9 +387,9 @@ class JobTail:
         self._open: dict[Path, TraceTail] = {}
         #: Tails of each rank's last attempt, by the rank in the file's name.
         self._last: dict[int, TraceTail] = {}
-        #: Trace of each rank that is not followed; None if it is not known yet.
+        #: Trace of each rank that is not followed; None if the trace is not known yet.
         self._left: dict[int, Path | None] = {}
-        #: How often a rank was restarted and began another trace.
+        #: Number of times that a rank was restarted and began another trace.
         self.restarts = 0
 
     @property
@@ -408,7 +409,7 @@ class JobTail:
     def leave(self, ranks: Collection[int]) -> None:
         """Stops following these ranks, until they begin another trace; follows all others again.
 
-        A rank whose newest trace has no metadata yet is followed until it has.
+        A rank whose newest trace has no metadata yet is followed until the metadata is written.
         """
         paths = {rank: tail.path for rank, tail in self.tails.items()}
         unread = self.unread

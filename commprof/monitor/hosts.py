@@ -78,7 +78,7 @@ class OtherHosts:
         elif self._used or running_hosts(self._job.directory):
             self._used = True
             self._read(None)
-            # One trace is always followed: it tells the job's size, and whether it runs.
+            # One trace is always followed: it shows the job's size, and whether the job runs.
             ranks = self._ranks_elsewhere() - local
             self._job.leave(ranks - {min(ranks, default=0)})
             if self._is_monitor:  # only the next look knows which ranks run here
@@ -118,7 +118,7 @@ class OtherHosts:
             state: the newest state of the job.
             parts: the summaries of the ranks of this host, at least one.
             tails: traces of all followed ranks.
-            next_s: seconds until the next summary at the latest.
+            next_s: the next summary is written within this many seconds.
 
         Raises:
             OSError: the file cannot be written.
@@ -198,7 +198,7 @@ class OtherHosts:
 
 
 def waited_for_s(parts: Sequence[SummaryPart], world_size: int) -> dict[int, float]:
-    """Returns for how long the other ranks waited for each rank; none if some are not known."""
+    """Returns for how long others waited for each rank; empty if some times are not known."""
     known = sum(len(part.ranks) for part in parts if part.summary.arrivals_known)
     if known < world_size:
         return {}

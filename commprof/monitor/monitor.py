@@ -1,8 +1,8 @@
 """The monitor of one host: reads a run directory at intervals and feeds the outputs.
 
-It reads what the ranks write and cannot affect them: the job goes on whatever happens to the
-monitor or its outputs. When the job ends, the monitor reads the directory once more and ends too.
-The job lasts as long as one of its ranks does.
+It reads what the ranks write and cannot affect them: the job continues even if the monitor or its
+outputs fail. When the job ends, the monitor reads the directory once more and ends too. The job
+lasts as long as one of its ranks does.
 """
 
 from __future__ import annotations
@@ -46,10 +46,12 @@ from commprof.trace.run.processes import identity
 _ALERT_S: Final = 0.5
 _MOST_COMPLAINTS: Final = 100
 _LAST_LOOKS: Final = 20
-#: Largest share of a core for looks: beyond it they become rarer, down to one per ``_LONGEST_S``.
+#: Looks take at most this share of a core: if they would take more, they become rarer, down to one
+#: per ``_LONGEST_S``.
 _OF_A_CORE: Final = 0.02
 _LONGEST_S: Final = 30.0
-#: Training comes first, but the lowest priority would starve the monitor on a busy host.
+#: Niceness of the monitor: training comes first, but with the lowest priority the monitor would
+#: starve on a busy host.
 _NICE: Final = 10
 _PATIENCE_S: Final = 5.0
 
@@ -60,7 +62,7 @@ class Monitor:
     def __init__(
         self, run: Path, settings: Settings, of_process: str = "", nested: bool = True
     ) -> None:
-        """Opens the outputs that the settings ask for.
+        """Opens the outputs that the settings name.
 
         Args:
             run: the run directory; it need not hold a trace yet.
@@ -103,7 +105,7 @@ class Monitor:
             self._poll()
             if not lived and not self._a_rank_runs:
                 break
-            # Since the last look, so that all that the monitor does between two of them counts.
+            # Counted since the last look, so that all work of the monitor between two looks counts.
             before_s, used_s = used_s, time.process_time()
             rest_s = min((used_s - before_s) / _OF_A_CORE, _LONGEST_S)
             rest_s = max(self._interval_s, rest_s)
@@ -113,8 +115,8 @@ class Monitor:
                 if self._ending.wait(min(_ALERT_S, left_s)):
                     break
                 if lived and not self._job_lives():
-                    break  # look at once at the ranks that are left
-        for _ in range(_LAST_LOOKS):  # read what the ranks wrote last
+                    break  # look at the remaining ranks at once
+        for _ in range(_LAST_LOOKS):  # read the last records of the ranks
             self._poll()
             if self._logs.caught_up if self._logs is not None else self._observer.caught_up:
                 break

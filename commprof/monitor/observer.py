@@ -1,4 +1,4 @@
-"""Reads a running job's traces, processes and host; every look gives a :class:`JobState`."""
+"""Reads a running job's traces, processes and host; each look returns a :class:`JobState`."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def _interfaces(text: str) -> dict[str, tuple[int, int]]:
 #: When a trace is opened, only the records in this many bytes before its end are read.
 _RECENT_BYTES: Final = 16 << 20
 _MOST_PROBLEMS: Final = 20
-#: A rank whose process cannot be seen counts as running for so long after it wrote to its trace.
+#: A rank whose process cannot be seen counts as running until this long after the last write to its
+#: trace.
 _QUIET_NS: Final = 10_000_000_000
 #: How long to wait for all ranks' traces before steps are counted with the ranks found so far.
 PATIENCE_S: Final = 5.0
@@ -137,8 +138,8 @@ class Observer:
 
         Args:
             run: the run directory.
-            expected_s: what calls take by the machine profile that bandwidth is compared with;
-                None if there is none.
+            expected_s: predicted times of calls, from the machine profile with which bandwidth is
+                compared; None without a profile.
             nested: True to look for jobs in the subdirectories of ``run`` too.
             patience_s: how long to wait for ranks whose traces do not exist yet.
             only_rank: the one rank to follow; None to follow all.
@@ -191,7 +192,8 @@ class Observer:
             world.steps.add(rank, new[rank])
         try:
             world.advance(tails)
-        except Exception as error:  # these records contradict each other; later ones may not
+        # these records contradict each other; later records may be consistent
+        except Exception as error:
             self._problems.append(f"some steps are left out: {type(error).__name__}: {error}")
             self._world = world = self._followed(tails)
         self._newest = self._state(world, tails, self._hosts, begin)
@@ -226,7 +228,7 @@ class Observer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why ranks' traces cannot be read, in sentences; also if :meth:`look` returns None."""
+        """Sentences on traces that cannot be read; set even if :meth:`look` returns None."""
         return tuple(self._problems_of({}))[:_MOST_PROBLEMS]
 
     def close(self) -> None:
@@ -441,7 +443,8 @@ class FollowedTraces:
         self.recent = RecentSteps(self.world_size)
         self.operations = RecentOperations(expected_s)
         self.summaries = {rank: Summaries() for rank in tails}
-        #: By rank: bytes that an fp32 ring all-reduce would have sent, and bytes that were sent.
+        #: By rank: number of bytes that an fp32 ring all-reduce would have sent, and number that
+        #: were sent.
         self.compressed: dict[int, tuple[float, float]] = {}
         self._ranks: set[int] = set()
         self._until_s = time.monotonic() + patience_s

@@ -1,4 +1,4 @@
-"""Helper processes of a job: which rank of a host starts them, how, and in what environment."""
+"""Starts helper processes of a job, from one rank of each host."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def is_chosen(job: Path, what: str) -> bool:
     """True if this rank starts its host's helper process; true for at most one rank per host.
 
     The chosen rank is the one whose ``LOCAL_RANK`` is 0. If ``LOCAL_RANK`` is unset or holds no
-    number from 0 on, such as -1 where a script was started alone, the chosen rank is the first to
-    create a lock file in the job's directory. A rank does not try to create this file if Slurm or
-    MPI gives its task a number above 0 on the host: the processes that a task starts, as mp.spawn
-    does, all inherit that number.
+    number from 0 on (-1, for example, if a script was started alone), the chosen rank is the first
+    to create a lock file in the job's directory. A rank does not try to create this file if Slurm
+    or MPI gives its task a number above 0 on the host: the processes that a task starts, as
+    mp.spawn does, all inherit that number.
 
     Args:
         job: a directory that belongs to this job alone.
@@ -63,7 +63,7 @@ def start_beside(
         command: the program and its arguments.
         detached: True to start the helper through a shell that ends at once; the shell's Popen is
             then returned. So the helper is not a child of the job, and a script that waits for all
-            its children does not wait for the helper.
+            of its children does not wait for it.
         output: the process's stdout.
         errors: the process's stderr; None to inherit this process's.
 
@@ -94,7 +94,8 @@ def start_beside(
 def outside_environment() -> dict[str, str]:
     """Returns the environment of a helper process that is not a rank and is not recorded.
 
-    The process imports the same commprof and computes with one thread: the ranks need the cores.
+    The process imports the same commprof, and computes with one thread because the ranks need the
+    cores.
     """
     package = Path(__file__).resolve().parents[2]
     boot = package / "commprof" / "capture" / "boot"

@@ -47,11 +47,11 @@ class FollowedRank:
     step_begin_ns: int = 0
     #: Steps that were seen to end.
     steps_ended: int = 0
-    #: Durations of the steps that ended in the last :meth:`take`, without the first step seen.
+    #: Durations of the steps that ended in the last :meth:`take`, except the first observed step.
     new_step_ns: list[int] = field(default_factory=list)
     #: The newest time in any record.
     last_ns: int = 0
-    #: Operations not known to be complete, by the number that the rank gave the operation.
+    #: Operations not known to be complete, by the rank's id of the operation.
     pending: dict[int, PendingOperation] = field(default_factory=dict)
     #: Sequence number of the rank's next collective, by the group's name.
     next_seq: dict[str, int] = field(default_factory=dict)
@@ -73,7 +73,8 @@ class FollowedRank:
     _previous_begin_ns: int = 0
     _graph_task: int = 0
     _buckets: int = 0
-    #: Pending operations on a device, and True once device events have told when one of them ended.
+    #: Pending operations on a device; below, True once device events have shown when such an
+    #: operation ended.
     _on_device: set[int] = field(default_factory=set)
     _has_device_times: bool = False
     #: Operations whose completion was read before their issue, in this take and the last.
@@ -81,7 +82,7 @@ class FollowedRank:
 
     @property
     def phase(self) -> str:
-        """Phase that the rank is in, or the last one that it completed ("after forward").
+        """Current phase of the rank, or the last phase that it completed ("after forward").
 
         Phases are recorded when they end. Only a backward pass is known earlier: by the operations
         that the backward pass issued, or by its wait for buckets.
@@ -121,7 +122,7 @@ class FollowedRank:
         self._on_device &= self.pending.keys()
 
     def forget_open(self, before_ns: int) -> None:
-        """Forgets what is under way since before ``before_ns``: its end will not be recorded.
+        """Forgets all that began before ``before_ns``, because its end will not be recorded.
 
         If nothing newer was recorded, the next step that ends counts as the first step.
         """
@@ -154,7 +155,7 @@ class FollowedRank:
         if row["kind"] == Kind.DEVICE_WAIT or row["flags"] & FLAG_DEVICE_TIME:
             self._has_device_times = True
         if by_host and self._has_device_times and op_id in self._on_device:
-            return  # the host only made a stream wait
+            return  # the host did not wait: it only made a stream wait
         if self.pending.pop(op_id, None) is None:
             self._ended_early[0].add(op_id)
 
@@ -224,7 +225,7 @@ def _later(latest: int | None, seq: int) -> int:
 
 
 def common_names(groups: Iterable[Group]) -> dict[int, Group]:
-    """Returns the groups by the number that this rank gave each group; makes the names unique.
+    """Returns the groups by this rank's id of each group; makes the names unique.
 
     A name used again after ``destroy_process_group`` gets a counter: "0", "0 (2)".
     """

@@ -1,6 +1,6 @@
-"""Starts the monitor of a job: a process that the job neither waits for nor owns.
+"""Starts the monitor of a job: a process that is not the job's child.
 
-It is not a child of the job and ends by itself when the process that it watches ends.
+The job does not wait for the monitor, which ends when the watched process ends.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """State of a running job at one moment: the figures that every output of the monitor shows.
 
 Totals count from the first step that the monitor analyses, or in always-on mode from the start of
-the mode. Like Prometheus's counters, they grow or start again at 0, as after a rank's restart.
-"Recent" is the last ``RECENT_STEPS`` steps that all ranks completed; in always-on mode the last
-minute, or the last steps if none ended in it. Unknown figures are NaN, None or absent.
+the mode. Like Prometheus's counters, totals grow or start again at 0, for example after a rank's
+restart. "Recent" means the last ``RECENT_STEPS`` steps that all ranks completed; in always-on mode,
+the last minute, or the last steps if no step ended in that minute. Unknown figures are NaN, None or
+absent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ STEP_PARTS = ("data", "forward", "backward", "optimizer", "other", "exposed")
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of steps in seconds: sums over all steps counted, or means of the recent ones."""
+    """Times of steps in seconds: sums over all counted steps, or means of the recent steps."""
 
     #: Number of steps that the times cover.
     steps: int
@@ -33,13 +34,14 @@ class StepTimes:
     backward_s: float
     optimizer_s: float
     other_s: float
-    #: Training thread blocked in communication; the sum of the three below. In always-on mode the
-    #: total is larger: it includes the steps of the last seconds, whose split is not known yet.
+    #: Time for which communication blocked the training thread; the sum of the three fields below.
+    #: In always-on mode the total is larger: it includes the steps of the last seconds, whose split
+    #: is not known yet.
     exposed_s: float
-    #: Exposed time until the last rank arrived, and exposed time after that.
+    #: Exposed time until the last rank arrived; the next field is the exposed time after that.
     wait_s: float
     transfer_s: float
-    #: Exposed time not known to be either.
+    #: Exposed time that could not be split.
     unsplit_s: float
     #: Communication in flight while the training thread worked; NaN in always-on mode.
     hidden_s: float
@@ -49,13 +51,15 @@ class StepTimes:
 class OperationState:
     """Calls of one kind of operation on one rank: totals, and times of the recent calls."""
 
-    #: Calls issued in the steps counted, and the sum of their sizes, as nccl-tests counts size.
+    #: Number of calls issued in the counted steps; the next field is the sum of their sizes, as
+    #: nccl-tests counts size.
     calls: int
     bytes: int
-    #: Calls whose completion was seen, and the sum of their times from issue to completion.
+    #: Number of calls whose completion was seen; the next field is the sum of their times from
+    #: issue to completion.
     timed_calls: int
     timed_s: float
-    #: Mean and percentiles of the recent times; NaN if there are none.
+    #: Mean of the recent times; the next fields are percentiles. NaN if there are none.
     recent_mean_s: float = math.nan
     recent_p50_s: float = math.nan
     recent_p99_s: float = math.nan
@@ -67,8 +71,8 @@ class Bandwidth:
 
     #: Sum of size x bus factor, divided by the sum of times from last start to last completion.
     busbw_bytes_per_s: float
-    #: Time predicted by the machine profile, divided by the measured time, of the calls on links
-    #: that the profile has; NaN if there are none.
+    #: Time predicted by the machine profile divided by the measured time, for calls on links in the
+    #: profile; NaN if there are none.
     of_profile: float
 
 
@@ -77,7 +81,8 @@ class GradientState:
     """Norms of a rank's own gradients in the last measured step; in DDP before the all-reduce."""
 
     step: int
-    #: L2 norm of all gradients; variance of the L2 norms of the single parameters' gradients.
+    #: L2 norm of all gradients; the next field is the variance of the L2 norms of the single
+    #: parameters' gradients.
     norm: float = math.nan
     layer_variance: float = math.nan
     #: Total time that the measurements took.
@@ -96,7 +101,7 @@ class ProcessState:
 
 @dataclass(frozen=True)
 class HostState:
-    """Counters of the host that the monitor runs on."""
+    """Counters of the monitor's host."""
 
     name: str
     #: CPU time since boot, summed over all cores.
@@ -110,14 +115,14 @@ class HostState:
 
 @dataclass(frozen=True)
 class ArrivalState:
-    """Collectives of a rank in always-on mode, by what is known of their last arrival."""
+    """Numbers of a rank's collectives in always-on mode, by knowledge of their last arrival."""
 
-    #: Collectives whose last rank to arrive is known.
+    #: Number of collectives whose last rank to arrive is known.
     known: int
-    #: Collectives for which only the last of some ranks is known: others, on other hosts, were not
-    #: seen and may have come later.
+    #: Number of collectives for which only the last of some ranks is known: ranks on other hosts
+    #: were not seen, and may have come later.
     partial: int
-    #: All others: their waiting is not split from the transfer.
+    #: Number of all other collectives: their waiting is not split from the transfer.
     unknown: int
 
 
@@ -131,19 +136,22 @@ class RankState:
     is_local: bool
     #: "running", "ended" (it closed its trace), "gone" (its process is dead), or "" if not known.
     status: str
-    #: Last complete step; -1 before the first, in always-on mode before the second.
+    #: Index of the last complete step; -1 before the first, in always-on mode before the second.
     step: int
     #: Time since the last step's end, or since recording began; NaN if on another host's clock, in
     #: always-on mode, while recording is switched off, or if the rank has ended.
     since_step_s: float
-    #: Sums of all steps and means of the recent ones; None before the first step.
+    #: Sums over all steps; the next field has means of the recent steps. None before the first
+    #: step.
     total: StepTimes | None
     recent: StepTimes | None
     #: Operations by c10d's name.
     operations: Mapping[str, OperationState]
-    #: Time that the other ranks' training threads waited for this rank, summed over those ranks.
+    #: Time that the other ranks' training threads waited for this rank, summed over the other
+    #: ranks.
     waited_for_s: float
-    #: Total bytes that an fp32 ring all-reduce would send, and that the compressor sent instead.
+    #: Total number of bytes that an fp32 ring all-reduce would send; the next field is the number
+    #: that the compressor sent instead.
     plain_bytes: float
     sent_bytes: float
     #: Number of records lost.
@@ -171,7 +179,7 @@ class Late:
     wait_s: float
     #: Phase in which the rank falls behind; empty if not known.
     phase: str
-    #: Number of ranks that wait for it; 0 if not known.
+    #: Number of ranks that wait for the late rank; 0 if not known.
     waiting_ranks: int = 0
 
 
@@ -183,7 +191,8 @@ class MonitorState:
     resident_bytes: int
     #: Duration of the last look.
     poll_s: float
-    #: Records skipped because a rank was too many steps ahead, and problems found in the traces.
+    #: Number of records skipped because a rank was too many steps ahead; the next field has the
+    #: problems found in the traces.
     left_out_records: int
     problems: tuple[str, ...]
 
@@ -199,7 +208,7 @@ class JobState:
     #: "full", "always-on" or "off".
     mode: str
     ranks: tuple[RankState, ...]
-    #: None if no rank is late, or it is not known.
+    #: None if no rank is late, or if this is not known.
     late: Late | None
     #: Bandwidth by c10d's name of the operation.
     bandwidth: Mapping[str, Bandwidth]
@@ -212,5 +221,5 @@ class JobState:
 
     @property
     def missing_hosts(self) -> tuple[SeenHost, ...]:
-        """Hosts whose figures are not known any more."""
+        """Hosts whose figures are no longer known."""
         return tuple(host for host in self.hosts if host.missing)

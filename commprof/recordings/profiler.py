@@ -542,7 +542,7 @@ def _context(
 
 
 def _name_of(path: Path) -> str:
-    """Name of the file or directory, also where the path is ``.`` or ends in ``..``."""
+    """Name of the file or directory; this also works if the path is ``.`` or ends in ``..``."""
     whole = os.path.abspath(path)
     return os.path.basename(whole) or whole
 

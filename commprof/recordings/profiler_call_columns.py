@@ -1,7 +1,8 @@
 """The calls of a rank in columns.
 
-A call's kind is everything recorded of the call except its times and its number. The ranks of a job
-have the same few kinds: what follows from a kind is computed once for all of them.
+A call's kind is everything that was recorded of the call except its times and its sequence number.
+The ranks of a job have the same few kinds, so results that depend only on the kind are computed
+once for all of them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from commprof.recordings.profiler_events import ProfilerEvents
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-#: Columns of whole numbers, which differ from call to call.
+#: Columns of whole numbers that differ from call to call.
 _COLUMNS: Final = ("seq", "launch_ns", "launch_thread", "begin_ns", "end_ns", "device")
-#: Values that kinds have in the fields that differ from call to call.
+#: Values in a kind for those fields that differ from call to call.
 _NEUTRAL: Final[dict[str, Any]] = {
     **{"seq": -1, "launch_ns": 0, "launch_thread": -1, "begin_ns": 0, "end_ns": 0, "device": 0},
     **{"launched_in": (), "kernels": ()},
@@ -30,7 +31,7 @@ _OF_KIND: Final = tuple(field.name for field in fields(Call) if field.name not i
 
 
 class CallKinds:
-    """Gives a number to each kind of call of all ranks of a job."""
+    """Gives an id to each kind of call of all ranks of a job."""
 
     def __init__(self) -> None:
         """Knows no kind yet."""
@@ -39,7 +40,7 @@ class CallKinds:
         self._columns: dict[Any, npt.NDArray[Any]] = {}
 
     def number(self, call: Call) -> int:
-        """Returns the number that stands for a call's kind."""
+        """Returns the id of a call's kind."""
         key = tuple([getattr(call, name) for name in _OF_KIND])
         number = self._numbers.setdefault(key, len(self.kinds))
         if number == len(self.kinds):
@@ -58,7 +59,7 @@ class CallKinds:
 
 
 class Launching(Sequence[tuple[int, ...]]):
-    """For each call, numbers of c10d's ranges around the launch; see ``Call.launched_in``."""
+    """For each call, rows of c10d's ranges around the launch; see ``Call.launched_in``."""
 
     def __init__(self, best: Ints, inside: Ints) -> None:
         """Keeps rows of ranges; -1 if there is none.
@@ -71,7 +72,7 @@ class Launching(Sequence[tuple[int, ...]]):
 
     @property
     def first(self) -> Ints:
-        """Number of the first range of each call; -1 if there is none."""
+        """Row of the first range of each call; -1 if there is none."""
         first = self._best
         for rows in self._inside:
             first = np.where(first >= 0, first, rows)
@@ -88,7 +89,7 @@ class Launching(Sequence[tuple[int, ...]]):
     def __getitem__(self, at: slice) -> list[tuple[int, ...]]: ...
 
     def __getitem__(self, at: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
-        """Returns the numbers of a call, or of several."""
+        """Returns the rows of a call, or of several."""
         if isinstance(at, slice):
             return [self[row] for row in range(*at.indices(len(self)))]
         rows = dict.fromkeys((int(self._best[at]), *self._inside[:, at].tolist()))
@@ -100,7 +101,7 @@ class Launching(Sequence[tuple[int, ...]]):
 
 
 class CallColumns(Sequence[Call]):
-    """A list of calls, kept as columns; calls are made when they are asked for."""
+    """A list of calls, kept as columns; a ``Call`` is made when it is requested."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class CallColumns(Sequence[Call]):
         """Keeps columns.
 
         Args:
-            kinds: names the numbers in ``kind``.
+            kinds: the kinds, by the ids in ``kind``.
             kind: the kind of each call.
             columns: the columns in ``_COLUMNS``.
             launching: what launched each call; None if that is not known.
@@ -126,7 +127,7 @@ class CallColumns(Sequence[Call]):
 
     @property
     def seq(self) -> Ints:
-        """Number of each call in its group; -1 if the recording has none."""
+        """Sequence number of each call in its group; -1 if the recording has none."""
         return self._columns["seq"]
 
     @property
@@ -176,7 +177,7 @@ class CallColumns(Sequence[Call]):
         return row, begin_ns, end_ns
 
     def changed(self, change: Callable[[Call], Call], kinds: CallKinds) -> CallColumns:
-        """Returns the calls with kinds that a function changes, numbered in ``kinds``."""
+        """Returns the calls with kinds changed by a function; new kinds are added to ``kinds``."""
         different, kind_row = np.unique(self.kind, return_inverse=True)
         numbers = [kinds.number(change(self.kinds.kinds[one])) for one in different.tolist()]
         kind = np.array(numbers, np.int64)[kind_row]

@@ -68,16 +68,16 @@ class Call:
     guessed: bool
     #: True if the recording names the root, in ``peer``.
     root_known: bool
-    #: False if only the call on the host was recorded, which hands the transfer to a device.
+    #: False if only the call on the host was recorded, while the transfer ran on a device.
     timed: bool = True
-    #: Numbers of c10d's ranges around the launch, or of the operator with its External id; the
-    #: range that names the operation comes first. Empty if there is none, and in calls on the host.
+    #: Rows of c10d's ranges around the launch, or of the operator with its External id. The range
+    #: that names the operation comes first. Empty if there is none, and in calls on the host.
     launched_in: tuple[int, ...] = ()
-    #: Begin and end of each kernel, if the collective has several. On the host, the call's begin,
-    #: and the end of what the backend's thread ran within the range, if that is later than
+    #: Begin and end of each kernel, if the collective has several. On the host: the call's begin,
+    #: and the end of the work that the backend's thread ran within the range, if it is later than
     #: ``end_ns``.
     kernels: tuple[tuple[int, int], ...] = ()
-    #: False if it is not known which process group the call belongs to.
+    #: False if it is not known to which process group the call belongs.
     group_known: bool = True
     #: Name of the backend; empty if not known.
     backend: str = ""
@@ -115,7 +115,7 @@ def element_bytes(type_name: str) -> int:
 def described(name: str, args: dict[str, Any], world_size: int) -> Call:
     """Makes a call from a name and arguments; its times are still unset."""
     op = operation(name)
-    # A type that is not known, or no number of elements, is an unknown size.
+    # Without a known type or a number of elements, the size is unknown.
     dtype = str(args.get("dtype", "")) if "In msg nelems" in args else ""
     size = element_bytes(dtype)
     ranks = _numbers(args.get("Process Group Ranks"))
@@ -150,10 +150,10 @@ def described(name: str, args: dict[str, Any], world_size: int) -> Call:
 def _peer(op: str, args: dict[str, Any], ranks: Sequence[int]) -> int:
     """Returns the root's or the message peer's rank in the group; 0 if unknown or if there is none.
 
-    The peer of a message is "Src Rank" or "Dst Rank". A number that is one of the group's global
-    ranks counts as a global rank, any other number as a rank in the group. The root is "Rank" if
-    "Collective name" is the operation ``op``. Otherwise the root is unknown: in a broadcast that
-    is part of an all-gather, for example, "Rank" is the calling rank.
+    The peer of a message is "Src Rank" or "Dst Rank". If the number is one of the group's global
+    ranks, it counts as a global rank, otherwise as a rank in the group. The root is "Rank" if
+    "Collective name" is the operation ``op``. Otherwise the root is unknown: in a broadcast that is
+    part of an all-gather, for example, "Rank" is the calling rank.
     """
     if op in ROOTED:
         return _whole(args.get("Rank")) if _named_op(args) == op else 0

@@ -16,7 +16,7 @@ from commprof.text import counted, printable
 from commprof.trace.stretches import Stretches, rows_within, stretches
 from commprof.units import ns_to_ms
 
-#: If more than this share of the communication is outside of complete steps, a caveat says so.
+#: If more than this share of the communication is outside of complete steps, there is a caveat.
 _WORTH_A_WORD: Final = 0.01
 
 

@@ -2,8 +2,9 @@
 
 Between ``_start_coalescing`` and ``_end_coalescing``, as in ``batch_isend_irecv``, calls are only
 collected: ``ncclGroupEnd`` then launches one kernel, or a few, for all of them, in a range such as
-``nccl:coalesced``. The kernels name none of the calls, whose operators end before that range. c10d
-numbers the first collective of a group, and gives each of the others the next number.
+``nccl:coalesced``. The kernels name none of the calls, and the calls' operators end before that
+range. c10d numbers the first collective of a group, and gives each further collective the next
+number.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def members_of_groups(
 
 
 def _names_collective(ranges: EventTable, texts: EventTexts) -> Mask:
-    """True for the operators that describe a call: its collective, its sizes and its group."""
+    """True for operators that describe a call: its collective, its sizes and its group."""
     different, row = np.unique(ranges.arguments, return_inverse=True)
     names = [isinstance(texts.arguments[n].get(COLLECTIVE), str) for n in different.tolist()]
     return np.array(names, np.bool_)[row]
@@ -102,7 +103,8 @@ def _launch_communication(events: ProfilerEvents, thread: int, calls: EventTable
 def _precedes(ranges: EventTable, texts: EventTexts, row: int, members: Sequence[int]) -> bool:
     """True if an operator's call may come right before the members of a group.
 
-    It is of the same process group, and has their number, or the number before a second call's.
+    The operator then belongs to the same process group, and has the members' sequence number, or
+    the number before that of a second call.
     """
     later = members[0]
     groups = [texts.arguments[int(ranges.arguments[call])].get(_GROUP) for call in (row, later)]
@@ -120,7 +122,7 @@ def merged(calls: Sequence[Call], kernel: Call) -> Call:
 
     Args:
         calls: the calls of the group, as their operators describe them.
-        kernel: what is known of the kernel without them.
+        kernel: the kernel's call, as known without the calls of the group.
     """
     op, first, has_one_peer = kernel.op, calls[0], _have_one_peer(calls)
     if kernel.guessed:
@@ -150,7 +152,7 @@ def merged(calls: Sequence[Call], kernel: Call) -> Call:
 def _operation(calls: Sequence[Call]) -> str:
     """Returns the operation of a group's kernel: that of all calls; "other" if they differ.
 
-    Messages to several ranks are of no single operation.
+    Messages to several ranks are not a single operation.
     """
     ops = {call.op for call in calls}
     op = calls[0].op

@@ -1,9 +1,9 @@
 """Joins the kernels of a device that belong to one collective.
 
 A collective may have several kernels: those of copy engines, of symmetric memory, or of an
-algorithm with several phases. Two kernels are one collective's if they have the same operation and
-process group, follow each other in this group, and have the same c10d number (``Seq``), or, if it
-was not recorded, the same range or operator of c10d that launched them.
+algorithm with several phases. Two kernels belong to one collective if they have the same operation
+and process group, follow each other in this group, and have the same c10d number (``Seq``), or, if
+it was not recorded, the same range or operator of c10d that launched them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from commprof.recordings.profiler_call_columns import CallColumns, in_columns
 from commprof.recordings.profiler_calls import Call
 
-#: Operations that need not be issued by all ranks of the group: messages and unknown ones.
+#: Operations that need not be issued by all ranks of the group: messages and unknown operations.
 OF_FEW: Final = ("send", "recv", "recv_any_source", "other")
 
 
@@ -43,7 +43,7 @@ def as_collectives(kernels: CallColumns) -> CallColumns:
 
 
 def _may_join(kernels: CallColumns) -> bool:
-    """False if no two kernels that follow each other in a group can be of one collective."""
+    """False if no two successive kernels of a group can belong to one collective."""
     numbers: dict[tuple[str, str, tuple[int, ...]], int] = {}
     of_kind = np.full(len(kernels.kinds.kinds), -1, np.int64)
     for number in np.unique(kernels.kind).tolist():
@@ -76,7 +76,7 @@ def _are_one(first: Call, second: Call) -> bool:
 
 
 def _joined(kernels: Sequence[Call]) -> Call:
-    """Returns the call of a collective with these kernels, described by the best known one."""
+    """Returns the call of a collective with these kernels, described by the best-known kernel."""
     if len(kernels) == 1:
         return kernels[0]
     telling = max(kernels, key=lambda kernel: (kernel.dtype != "", not kernel.guessed))

@@ -99,7 +99,7 @@ class _Around(NamedTuple):
 
     #: Ranges around the launch of each kernel, innermost first, ``[depth, kernel]``.
     inside: Ints
-    #: The range that names the operation: the innermost such range around the launch; else the
+    #: The range that names the operation: the innermost such range around the launch, or else the
     #: range with the kernel's External id.
     best: Ints
     #: True if ``best`` is around the launch.
@@ -145,8 +145,8 @@ def _around(
 def _numbered_as(kernels: EventTable, ranges: EventTable, tells: npt.NDArray[np.bool_]) -> Ints:
     """Returns the range with each kernel's External id; -1 if there is none.
 
-    A range that begins after the kernel does not count, nor an External id that is equal to the
-    kernel's correlation id: the id then identifies the kernel's launch, not a range.
+    A range that begins after the kernel does not count. An External id equal to the kernel's
+    correlation id does not count either: it identifies the kernel's launch, not a range.
     """
     rows = np.flatnonzero(tells & (ranges.external_id > 0))
     by_number = dict(zip(ranges.external_id[rows].tolist(), rows.tolist(), strict=True))
@@ -161,7 +161,7 @@ def _parents(begin_ns: Ints, end_ns: Ints) -> Ints:
     parents = np.arange(-1, len(begin_ns) - 1)
     is_after_all = np.maximum.accumulate(end_ns)[:-1] < begin_ns[1:]
     parents[1:][is_after_all] = -1
-    # The others lie within the range before them, or within one that contains it.
+    # All other ranges lie within the range before them, or within a range that contains that range.
     for row in 1 + np.flatnonzero((end_ns[:-1] < begin_ns[1:]) & ~is_after_all):
         parent, begin = parents[row - 1], begin_ns[row]
         while end_ns[parent] < begin:
@@ -204,7 +204,7 @@ def _kinds(
 
 
 def _kind(texts: EventTexts, key: Sequence[int], world_size: int) -> Call:
-    """Makes a call from the numbers of its texts: of the kernel, its best range, other ranges."""
+    """Makes a call from the indices of its texts: of the kernel, its best range, other ranges."""
     kernel, kernel_name = texts.arguments[key[1]], texts.names[key[0]]
     best, *inside = (pair for pair in zip(key[3::2], key[4::2], strict=True))
     told: dict[str, Any] = {}
@@ -254,7 +254,7 @@ def _call_of(texts: EventTexts, ranges: EventTable, row: int, world_size: int) -
 
 
 def _numbers(kernels: EventTable, ranges: EventTable, around: _Around) -> Ints:
-    """Returns c10d's number of each call: the kernel's, else that of the range; -1 without one."""
+    """Returns c10d's sequence number of each call, from its kernel or its range; else -1."""
     seq = np.full(len(kernels.name), ABSENT, np.int64)
     outermost_first = around.inside[::-1]
     for rows in (*np.where(around.is_inside, outermost_first, -1), around.best):

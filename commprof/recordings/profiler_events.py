@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 _MOST_US: Final = 2.3e15
 _MOST_BASE_NS: Final = 2_300_000_000_000_000_000
 _MOST_NAMED: Final = 400_000
-#: Largest number of events that the C++ scanner leaves to Python; after more, Python reads all of
-#: the others.
+#: Largest number of events that the C++ scanner leaves to Python; after that, Python reads all
+#: remaining events.
 _MOST_UNUSUAL: Final = 1000
 
 
 @dataclass
 class Intervals:
-    """Unnamed events in columns; ``tag``: correlation id of a kernel or copy, else the thread."""
+    """Unnamed events in columns; ``tag``: a kernel's or copy's correlation id, else the thread."""
 
     begin_ns: array[int] = field(default_factory=lambda: array("q"))
     end_ns: array[int] = field(default_factory=lambda: array("q"))
@@ -74,7 +74,7 @@ class ProfilerEvents:
 
     #: Communication on a device, in the order of the file.
     communication: NamedEvents
-    #: Copies between devices; they are in ``other_copies``, too.
+    #: Copies between devices; ``other_copies`` holds them too.
     between_devices: NamedEvents
     #: Host ranges of communication, steps or phases.
     ranges: NamedEvents
@@ -84,34 +84,37 @@ class ProfilerEvents:
     #: All other kernels, and copies within a device, tagged with the correlation id.
     kernels: Intervals = field(default_factory=Intervals)
     copies: Intervals = field(default_factory=Intervals)
-    #: Copies between devices or between host and device, and fills, tagged likewise.
+    #: Copies between devices or between host and device, and fills, tagged with the correlation id
+    #: too.
     other_copies: Intervals = field(default_factory=Intervals)
-    #: Host operators, tagged with the thread: autograd's evaluations of its nodes, operators that
-    #: wait, functions without a namespace, which only call others, and all others except c10d's.
+    #: Host operators, tagged with the thread. This field holds autograd's evaluations of its nodes;
+    #: the next fields hold operators that wait, functions without a namespace (which only call
+    #: others), and all other operators except c10d's.
     backward: Intervals = field(default_factory=Intervals)
     waits: Intervals = field(default_factory=Intervals)
     callers: Intervals = field(default_factory=Intervals)
     operators: Intervals = field(default_factory=Intervals)
     #: Begins of DDP's copies of buckets into gradients.
     copied_back_ns: array[int] = field(default_factory=lambda: array("q"))
-    #: Launches: begin, thread and correlation id.
+    #: Begins of launches; the next fields are their threads and correlation ids.
     launched_ns: array[int] = field(default_factory=lambda: array("q"))
     launching_thread: array[int] = field(default_factory=lambda: array("q"))
     launched: array[int] = field(default_factory=lambda: array("q"))
     graph_launches: int = 0
-    #: Number of kernels that communicate between ranks without recorded details; name of the first.
+    #: Number of kernels that communicate between ranks without recorded details; the next field is
+    #: the name of the first.
     unreadable: int = 0
     unreadable_name: str = ""
     #: Number of events without usable times.
     unusable: int = 0
-    #: Numbers of events and of top-level values that are not JSON.
+    #: Number of events that are not JSON; the next field is the same for top-level values.
     passed_over: int = 0
     passed_over_in_head: int = 0
     problem: str = ""
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the trace says about the job: rank, world size, backend and process groups."""
+        """The trace's facts on the job: rank, world size, backend and process groups."""
         about = self.head.get("distributedInfo")
         return about if isinstance(about, dict) else {}
 
@@ -130,8 +133,8 @@ class ProfilerEvents:
         """Ranges of collectives by backends of torch, or of the job.
 
         Ranges of other names are left out: they may be the script's own, such as ``data:gather``.
-        If the recording does not name the job's backends, words that only a collective has are
-        enough.
+        If the recording does not name the job's backends, a range counts if its name has words that
+        only collectives have.
         """
         return self.ranges.pick(self.backend_range_rows)
 
@@ -158,7 +161,7 @@ class ProfilerEvents:
         self.unreadable_name = self.unreadable_name or printable(name[:60])
 
 
-#: Fields of ``ProfilerEvents`` that are columns; those of a device have correlation ids as tags.
+#: Fields of ``ProfilerEvents`` that are columns; columns of a device have correlation ids as tags.
 COLUMNS_OF_DEVICE: Final = ("kernels", "copies", "other_copies")
 COLUMNS: Final = (*COLUMNS_OF_DEVICE, "backward", "waits", "callers", "operators")
 #: Fields that are lists of events.
@@ -173,7 +176,7 @@ def no_events(texts: EventTexts) -> ProfilerEvents:
 
 
 def _of_backends(backends: Collection[str]) -> Callable[[str], bool]:
-    """Returns a function that says whether a range's name is one of a collective by a backend."""
+    """Returns a function that tells whether a range's name is that of a backend's collective."""
 
     def is_of_backend(name: str) -> bool:
         return is_collective_range(name) and (
@@ -289,8 +292,8 @@ def _take(event: dict[str, Any], end: dict[str, Any], events: ProfilerEvents) ->
 
     Args:
         event: the event, with its begin.
-        end: the same event, or the one that marks its end.
-        events: the events kept.
+        end: the same event, or the event that marks its end.
+        events: the kept events.
     """
     category, name = event.get("cat"), event.get("name")
     of_category = CATEGORIES.get(category) if type(category) is str else None
@@ -339,7 +342,7 @@ def _whole_ns(value: Any) -> int:
 
 
 def _put(kind: EventKind, event: Event, events: ProfilerEvents) -> None:
-    """Keeps an event where events of its kind are kept, with the arguments that are of use."""
+    """Keeps an event in the column or list of its kind, with the arguments that are used."""
     arguments, begin, end = event.arguments, event.begin_ns, event.end_ns
     if kind in LAUNCHES:
         events.graph_launches += kind is EventKind.GRAPH_LAUNCH

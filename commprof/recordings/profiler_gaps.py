@@ -35,7 +35,7 @@ def recorded_steps(
 
     Args:
         events: the trace's events.
-        launches: those of the trace.
+        launches: launches of the trace.
         steps: the steps as they were found.
         busy: times at which the device ran something.
     """
@@ -67,7 +67,7 @@ def recorded_steps(
 
 def lost_kernels(events: ProfilerEvents, launches: Launches, steps: FoundSteps) -> list[str]:
     """Returns a caveat on launches of c10d in these steps whose kernels were not recorded."""
-    if events.graph_launches:  # what is launched into a graph runs later, or never
+    if events.graph_launches:  # kernels launched into a graph run later, or never
         return []
     at, has_kernel = launches
     thread = np.frombuffer(events.launching_thread, np.int64) if len(at) else at

@@ -1,9 +1,9 @@
 """The process group of each collective on the host, as far as a recording tells it.
 
 Operators and ranges of gloo do not name their group. torch lists the groups of a rank in each
-trace, and a collective's tensors may tell how many ranks it has; if one listed group alone fits,
-it is that one. Otherwise the group is not known: the collective cannot be matched with those of
-other ranks.
+trace, and a collective's tensors may show how many ranks it has. If only one listed group fits, it
+is the collective's group. Otherwise the group is not known: the collective cannot be matched with
+those of other ranks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def with_group(
     """Returns the call with its group, and the sizes that follow, as far as they are known.
 
     Args:
-        call: a call whose ``group_size`` is what its tensors or metadata tell, or 0.
+        call: a call whose ``group_size`` follows from its tensors or metadata; 0 if neither shows
+            it.
         listed: see :func:`listed_groups`.
         rank: global rank that made the call.
         world_size: number of ranks of the job.

@@ -26,12 +26,12 @@ def hands_over(events: ProfilerEvents) -> bool:
 
 
 def handed_over(events: ProfilerEvents, world_size: int) -> list[Call]:
-    """Returns the collectives and messages that the host called, in order, without their times."""
+    """Returns the collectives and messages that the host called, in order, without times."""
     calls = []
     for nest in _nests(events):
         telling = [event for event in nest if operation(_told(event)) != "other"]
-        # c10d records metadata once for each collective, but one operator may issue several of
-        # them.
+        # c10d records metadata once for each collective, but one operator may issue several
+        # collectives.
         each = [event for event in telling if "Collective name" in event.arguments]
         each = (
             each or [event for event in telling if is_collective_range(event.name)] or telling[:1]
@@ -55,7 +55,7 @@ def _told(event: Event) -> str:
 
 
 def _nests(events: ProfilerEvents) -> Iterator[Sequence[Event]]:
-    """Yields c10d's ranges and operators with all that lie within them, outermost first."""
+    """Yields c10d's ranges and operators, each with all that lie within it, outermost first."""
     of_c10d = [*events.backend_ranges, *events.issued]
     nest: list[Event] = []
     for event in sorted(of_c10d, key=lambda e: (e.thread, e.begin_ns, -e.end_ns)):

@@ -2,13 +2,13 @@
 
 Two kinds of events tell of one collective: c10d's operator (``c10d::_reduce_scatter_base_``), which
 issues it, and the range in which the backend ran it, on a thread of its own (``gloo:all_reduce``).
-Neither names the other. They are joined by what they did: a range belongs to the operator whose
-input it has, in the order of issue. The operator tells what the collective is, because the backend
-may run it as another one: gloo runs a reduce-scatter as an all-reduce of the whole input, a list
-reduce-scatter as one all-reduce for each rank, and ``monitored_barrier`` as messages.
+Neither event names the other. They are joined by their tensors: a range belongs to the operator
+with the same input, in the order of issue. The operator names the collective, because the backend
+may run it as another operation: gloo runs a reduce-scatter as an all-reduce of the whole input, a
+list reduce-scatter as one all-reduce for each rank, and ``monitored_barrier`` as messages.
 
-The operator's tensors also tell the size of the process group: an all-gather's output is so many
-times its input. :mod:`profiler_groups` tells which group it is.
+The operator's tensors also tell the size of the process group: an all-gather's output is as many
+times its input. :mod:`profiler_groups` finds the group.
 """
 
 from __future__ import annotations
@@ -35,33 +35,35 @@ from commprof.recordings.profiler_words import (
 )
 from commprof.trace.documents import MOST_RANKS
 
-#: Operations whose operators have an output and, as second argument, an input; the others have one
-#: tensor or list of tensors that is both.
+#: Operations whose operators have an output and, as second argument, an input; other operators have
+#: one tensor, or list of tensors, that is both.
 _TWO_SIDED: Final = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
-#: More elements than any tensors have.
+#: More elements than any tensor has.
 _MOST_ELEMENTS: Final = 2**48
 #: Largest number of operators that run at once.
 _DEEPEST: Final = 64
-#: Begin of the names of c10d's operators.
+#: First part of the names of c10d's operators.
 _C10D: Final = "c10d::"
 
-#: Elements of each tensor; None if they were not recorded.
+#: Number of elements of each tensor; None if not recorded.
 Elements = tuple[int, ...] | None
-#: What joins ranges with operators: the operation's form, and the elements of its input.
+#: Key by which ranges are joined with operators: the operation's form, and the numbers of elements
+#: of its input.
 _Kind = tuple[str, Elements]
 
 
 @dataclass(frozen=True)
 class HostCalls:
-    """Collectives on the host, each made of its operator and its range where both are there."""
+    """Collectives on the host, each made from its operator and its range if both exist."""
 
     #: In order of issue.
     calls: list[Call]
-    #: Names of c10d's operators that return only when what they issued is complete.
+    #: Names of c10d's operators that return only when the operation they issued is complete.
     blocking: frozenset[str]
     #: Number of operators whose collective has no range, so that its end is not known.
     unseen: int
-    #: Number of ranges whose names may be the script's own; name of the first.
+    #: Number of ranges whose names may be the script's own; the next field is the name of the
+    #: first.
     doubtful: int
     doubtful_name: str
 
@@ -72,7 +74,8 @@ class _Issued:
 
     event: Event
     op: str
-    #: Elements of the tensors that the backend reads, and of those that it writes.
+    #: Numbers of elements of the tensors that the backend reads; the next field is the same for the
+    #: tensors that it writes.
     inputs: Elements
     outputs: Elements
     #: Name of the tensors' type; empty if the operator does not give it.
@@ -80,7 +83,7 @@ class _Issued:
 
     @property
     def kind(self) -> _Kind:
-        """What the ranges of this collective have in common with it.
+        """Key that this collective shares with its ranges.
 
         torch does not record the input of a list reduce-scatter, whose tensors are as large as its
         output.
@@ -92,8 +95,8 @@ class _Issued:
 def host_calls(events: ProfilerEvents) -> HostCalls:
     """Joins c10d's operators with the ranges of the backend.
 
-    The group of a call is not known yet unless an event names it, and its ``group_size`` is what
-    the tensors tell, or 0.
+    The group of a call is not known yet unless an event names it, and its ``group_size`` follows
+    from the tensors, or is 0.
     """
     issued = [_issued(event) for event in _operators(events)]
     ran, doubtful = _ranges(events, issued)
@@ -144,8 +147,8 @@ def host_backend(events: ProfilerEvents) -> str:
 def _operators(events: ProfilerEvents) -> list[Event]:
     """Returns the operators that issue, in order, with the metadata that c10d recorded in them.
 
-    ``record_param_comms`` inside an operator has the group's name and the number of the call. With
-    no operator around it, it counts as the operator that it names.
+    ``record_param_comms`` inside an operator has the group's name and the number of the call. If
+    there is no operator around ``record_param_comms``, it counts as the operator that it names.
     """
     named = sorted(
         (
@@ -239,11 +242,11 @@ def _inputs(transfer: Event) -> Elements:
 
 
 def _ranges(events: ProfilerEvents, issued: Sequence[_Issued]) -> tuple[list[Event], list[Event]]:
-    """Returns the ranges of collectives in order, and those that may be the script's own instead.
+    """Returns the ranges of collectives in order, and ranges that may be the script's own.
 
-    A script may give such a name to a range around its own call, so a range is no backend's if it
-    begins before the operator and encloses it. A common word such as ``data:gather`` counts if the
-    job has a backend of that name, or if c10d issued the same operation.
+    A script may give such a name to a range around its own call, so a range does not belong to a
+    backend if it begins before the operator and encloses it. A common word such as ``data:gather``
+    counts if the job has a backend of that name, or if c10d issued the same operation.
     """
     issuing = {form_of(call.op) for call in issued}
     begins: defaultdict[int, list[int]] = defaultdict(list)
@@ -285,9 +288,9 @@ def _without_callbacks(
 ) -> list[Event]:
     """Returns the ranges up to the first operator that the backend's thread issues in them.
 
-    gloo's thread runs what was to follow a collective, such as the rest of PowerSGD's hook, before
-    it ends the collective's range. Operators that the thread issues there come after the transfer.
-    A thread that waits for the collective may wait for all of this, so exposed time counts to the
+    gloo's thread runs the callbacks of a collective, such as the rest of PowerSGD's hook, before it
+    ends the collective's range. Operators that the thread issues there come after the transfer. A
+    thread that waits for the collective may wait for all of this, so exposed time counts to the
     range's end.
     """
     begins: defaultdict[int, list[int]] = defaultdict(list)
@@ -306,7 +309,7 @@ def _without_callbacks(
 
 
 def _is_part(transfer: Event, operator: Event) -> bool:
-    """True if a range that began during an operator is part of what the operator did."""
+    """True if a range that began during an operator is part of the operator's work."""
     return transfer.thread == operator.thread or transfer.end_ns <= operator.end_ns
 
 
@@ -340,7 +343,7 @@ def _joined(
 def _operators_by_kind(
     issued: Sequence[_Issued], free: Iterable[int], transfers: dict[_Kind, list[int]]
 ) -> dict[_Kind, list[int]]:
-    """Returns the numbers of the operators by the kind of their ranges, in order.
+    """Returns the indices of the operators by the kind of their ranges, in order.
 
     Operators for whose kind there are no ranges are listed under another kind that has enough
     ranges to spare, see :func:`_other_kinds`. An operator with several ranges is listed once for
@@ -394,10 +397,10 @@ def _other_kinds(
 def _in_order(
     issued: Sequence[_Issued], numbers: Sequence[int], ran: Sequence[Event], places: Sequence[int]
 ) -> list[tuple[int, int, bool]]:
-    """Pairs ranges with operators of their kind in the order of both, none before its operator.
+    """Pairs ranges with operators of their kind, in order; no range precedes its operator.
 
-    Each range gets the first operator left. A second pairing, from the last range back, tells which
-    pairs are certain.
+    Each range gets the first remaining operator. A second pairing, from the last range backwards,
+    shows which pairs are certain.
 
     Returns:
         For each range that has an operator: range, operator, and True if no other operator can be
@@ -424,7 +427,7 @@ def _in_order(
 def _blocking(
     issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
 ) -> frozenset[str]:
-    """Returns the names of operators each of which encloses a range from its begin to its end.
+    """Returns names of operators of which each one encloses a range from begin to end.
 
     An operator that only issues may enclose a range by chance, if its thread lacked a core.
     """
@@ -441,7 +444,7 @@ def _blocking(
 def _handed_over(
     issued: Sequence[_Issued], ran: Sequence[Event], around: Sequence[int]
 ) -> set[str]:
-    """Returns the backends each of whose ranges lies within the operator that issued it.
+    """Returns backends of which each range lies within the operator that issued it.
 
     Such a range shows how long the thread took to hand the collective to a device, as do the ranges
     of the backends in ``OF_DEVICES``. The range of a backend that transfers on the host is on

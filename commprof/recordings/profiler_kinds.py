@@ -1,4 +1,4 @@
-"""What an event of a torch.profiler trace is, by its category and its name."""
+"""Kinds of events of a torch.profiler trace, by category and name."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _COMMUNICATION = re.compile(
     r"(?:one|two)_?shot_all_?reduce|multimem_\w*(?:reduce|gather)",
     re.IGNORECASE,
 )
-#: Names of kernels that communicate between ranks, about which a recording has no details.
+#: Names of kernels that communicate between ranks, for which a recording has no details.
 _UNREADABLE = re.compile(
     r"deep_?ep|nvshmem|rocshmem|intranode::|internode::|symm_mem|userbuffers_|pplx|flux::",
     re.IGNORECASE,
 )
-#: Copies within a device, by CUDA, HIP and Level Zero; and those between two devices.
+#: Names of copies within a device, by CUDA, HIP and Level Zero; below, of copies between two
+#: devices.
 _WITHIN_DEVICE = re.compile(r"DtoD|D2D|DeviceToDevice|Device -> Device", re.IGNORECASE)
 _BETWEEN_DEVICES = re.compile(r"PtoP|P2P|Peer", re.IGNORECASE)
 #: Kernels that copy or fill memory: ROCm before 7.2 records copies as kernels.
@@ -34,7 +35,7 @@ _RANGES = re.compile(
     re.IGNORECASE,
 )
 _BACKWARD_OP = "autograd::engine::evaluate_function"
-#: Begin of the names of autograd's own nodes.
+#: First part of the names of autograd's own nodes.
 _NODES = "torch::autograd::"
 #: Range in which DDP, after waiting for a bucket, copies it back into the gradients.
 _COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
@@ -65,7 +66,7 @@ CATEGORIES: Final[dict[str, Category]] = {
 
 
 class EventKind(IntEnum):
-    """What an event is, and so where it is kept."""
+    """Kind of an event, which determines where the event is kept."""
 
     UNUSED = 0
     #: Communication on a device.
@@ -111,7 +112,7 @@ OF_DEVICE: Final = (
     *(EventKind.COPY_WITHIN, EventKind.COPY_BETWEEN, EventKind.OTHER_COPY),
 )
 LAUNCHES: Final = (EventKind.LAUNCH, EventKind.GRAPH_LAUNCH)
-#: Argument that tells that an event is part of a collective.
+#: Argument that shows that an event is part of a collective.
 COLLECTIVE: Final = "Collective name"
 #: Arguments that are kept, of events that keep their names.
 KEPT_ARGUMENTS: Final[tuple[str, ...]] = (
@@ -128,7 +129,7 @@ def is_communication(kernel_name: str) -> bool:
 
 @lru_cache(maxsize=1 << 14)
 def kind_of(category: Category, name: str, is_collective: bool) -> EventKind:
-    """Returns what an event is.
+    """Returns the kind of an event.
 
     Args:
         category: kind of the event's category.

@@ -1,7 +1,7 @@
 """Events of a torch.profiler trace that keep their names and arguments, in columns.
 
-The ranks of a job have the same names, and, but for numbers that count up, the same arguments: what
-follows from these is computed once for the whole job.
+The ranks of a job have the same names and, except for numbers that count up, the same arguments. So
+results that depend only on these are computed once for the whole job.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ SEQ: Final = "Seq"
 EXTERNAL_ID: Final = "External id"
 _EXTERNAL_IDS: Final = (EXTERNAL_ID, "external id")
 INTEGERS: Final = (SEQ, *_EXTERNAL_IDS)
-#: In such a column: the event has no such argument, or one that is no whole number.
+#: In such a column: the event has no such argument; next, its argument is no whole number.
 ABSENT: Final = -1
 NO_INTEGER: Final = -2
-#: The C++ scanner cannot tell, because a text may hold other digits than those of ASCII.
+#: The C++ scanner cannot decide, because a text may hold digits outside of ASCII.
 UNDECIDED: Final = -3
 _MOST_INTEGER: Final = 1 << 62
 _WITHOUT_REFERENCES: Final = 2
@@ -44,28 +44,28 @@ class Event(NamedTuple):
 
 
 class EventTexts:
-    """Names and arguments by number, of all traces of a job."""
+    """Names and arguments of all traces of a job, each with an index."""
 
     def __init__(self) -> None:
         """Knows no text yet."""
         self.names: list[str] = []
         #: Arguments without ``INTEGERS``; not to be changed.
         self.arguments: list[dict[str, Any]] = []
-        #: Results that readers compute from the numbers, by a key that says what the result is.
+        #: Results that readers compute from the indices, by a key that identifies the result.
         self.known: dict[Any, Any] = {}
         self._number_of_name: dict[str, int] = {}
         self._number_of_arguments: dict[bytes, int] = {}
         self._masks: dict[Callable[[str], bool], Mask] = {}
 
     def name(self, name: str) -> int:
-        """Returns the number that stands for a name."""
+        """Returns the index of a name."""
         number = self._number_of_name.setdefault(name, len(self.names))
         if number == len(self.names):
             self.names.append(name)
         return number
 
     def of_arguments(self, arguments: dict[str, Any]) -> int:
-        """Returns the number that stands for these arguments, ``INTEGERS`` left out."""
+        """Returns the index of these arguments, without ``INTEGERS``."""
         key = marshal.dumps(list(arguments.items()), _WITHOUT_REFERENCES)
         number = self._number_of_arguments.setdefault(key, len(self.arguments))
         if number == len(self.arguments):
@@ -82,7 +82,7 @@ class EventTexts:
 
 
 class EventTable(NamedTuple):
-    """Columns of named events; ``name`` and ``arguments`` are numbers in ``EventTexts``."""
+    """Columns of named events; ``name`` and ``arguments`` are indices in ``EventTexts``."""
 
     name: Ints
     arguments: Ints
@@ -111,7 +111,7 @@ def joined(tables: Sequence[EventTable]) -> EventTable:
 
 
 class NamedEvents(Sequence[Event]):
-    """A list of events, kept as columns; events are made when they are asked for."""
+    """A list of events, kept as columns; an event is made when it is requested."""
 
     def __init__(self, texts: EventTexts) -> None:
         """Makes an empty list."""
@@ -123,7 +123,7 @@ class NamedEvents(Sequence[Event]):
 
     @property
     def table(self) -> EventTable:
-        """The columns, which are not to be changed."""
+        """The columns, which must not be changed."""
         self._flush()
         if len(self._parts) != 1:
             self._parts = [joined(self._parts)]
@@ -210,7 +210,7 @@ class NamedEvents(Sequence[Event]):
         return self._events
 
     def _mask(self, is_such: Callable[[str], bool]) -> Mask:
-        names = self.table.name  # first, because making the table may number new names
+        names = self.table.name  # first, because making the table may add names
         return self.texts.mask(is_such)[names]
 
     def _flush(self) -> None:
@@ -237,13 +237,13 @@ def named_events(texts: EventTexts, events: Iterable[Event]) -> NamedEvents:
 
 
 def external_ids(integers: Ints) -> Ints:
-    """Returns the External ids from two columns of ``INTEGERS``; traces fill one of them."""
+    """Returns the External ids, which are in one of two columns of ``INTEGERS``."""
     first, second = integers[:, 1], integers[:, 2]
     return np.where(first == ABSENT, second, first)
 
 
 def whole_number(value: Any) -> int:
-    """Returns a whole number, also one that is a text; ``NO_INTEGER`` for anything else."""
+    """Returns a whole number, also from a text; ``NO_INTEGER`` for any other value."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 19:
         value = int(value)
     return value if type(value) is int and 0 <= value < _MOST_INTEGER else NO_INTEGER

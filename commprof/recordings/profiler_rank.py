@@ -71,12 +71,12 @@ class RankRecording:
     work: Intervals
     #: Times of the training thread, if only the host was recorded.
     host: HostWork
-    #: True if the rank comes from the file's name, where it may be the rank within one host.
+    #: True if the rank was read from the file's name; it may then be the rank within one host.
     by_name: bool = False
     problems: list[str] = field(default_factory=list)
     #: Begins of the windows that were joined; empty for a single file.
     windows_ns: tuple[int, ...] = ()
-    #: True if a device computed, and the host transferred: the calls have the host's times.
+    #: True if a device computed and the host transferred: the calls then have the host's times.
     by_host: bool = False
 
 
@@ -102,7 +102,7 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     else:
         calls = as_collectives(device_calls(events, device, world_size))
         if not calls and not hands_over(events):
-            of_host = host_calls(events)  # the device computes, gloo transfers
+            of_host = host_calls(events)  # the device computes and gloo transfers
             by_host = any(call.timed for call in of_host.calls)
             calls = in_columns(kinds, of_host.calls) if by_host else calls
         of_host = of_host if by_host else HostCalls([], frozenset(), 0, 0, "")
@@ -132,10 +132,10 @@ def trace_of(
 
     Args:
         recording: the rank's recording.
-        rank: the rank's number in the job.
+        rank: the rank in the job.
         world_size: number of ranks of the job.
         seqs: sequence number of each call in its group, the same on all ranks.
-        dtypes: names of the element types, by the number that the records have.
+        dtypes: names of the element types, by the code in the records.
     """
     groups, of_call = _groups(recording, rank)
     calls = _calls(recording, of_call, seqs, dtypes)
@@ -177,7 +177,7 @@ def trace_of(
 
 
 def _activity(recording: RankRecording, computing: Stretches) -> DeviceActivity | None:
-    """Returns what the device ran; None if only the host was recorded."""
+    """Returns the kernels and copies of the device; None if only the host was recorded."""
     if recording.device is None:
         return None
     return DeviceActivity(
@@ -363,9 +363,9 @@ def _phase_records(recording: RankRecording, computing: Stretches, thread: int) 
 
 
 def _backend(recording: RankRecording) -> str:
-    """Returns the backend of the default process group; empty if the trace does not say it."""
+    """Returns the backend of the default process group; empty if the trace does not name it."""
     listed = recording.events.about.get("pg_config")
-    # the first group that was created
+    # the group that was created first
     default = listed[0] if isinstance(listed, list) and listed else None
     pairs = str(default.get("backend_config", "")) if isinstance(default, dict) else ""
     name = str(recording.events.about.get("backend", ""))
@@ -378,7 +378,7 @@ def _backend(recording: RankRecording) -> str:
 
 
 def _groups(recording: RankRecording, rank: int) -> tuple[dict[int, Group], Ints]:
-    """Returns the process groups by number, and each call's group number.
+    """Returns the process groups by id, and each call's group id.
 
     Calls whose group is not known count as calls of a group without a name; the group's size is 0
     if it is not known.
@@ -431,7 +431,7 @@ def _metadata(
         "backend": _backend(recording) or "unknown",
         "machine": {
             "hostname": host if isinstance(host, str) else "unknown",
-            # Ranks share a clock only if they name the same host, and only the host was recorded.
+            # Ranks share a clock only if they name the same host and only the host was recorded.
             "boot_id": host
             if isinstance(host, str) and recording.device is None
             else f"rank {rank}",

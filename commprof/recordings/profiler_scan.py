@@ -1,9 +1,10 @@
 """Reads the events of torch.profiler traces with the C++ scanner, many at once.
 
-The scanner gives the events of a piece of text as columns, with numbers for names. What an event is
-(:mod:`profiler_kinds`) is asked once for each name, and the columns are sorted with numpy. Only
-events that keep their name become objects. The scanner stops in front of an event that is written
-in an unusual way; :mod:`profiler_events` takes such an event as Python's json reads it.
+The scanner returns the events of a piece of text as columns, with indices in place of names. The
+kind of an event (:mod:`profiler_kinds`) is determined once for each name, and the columns are
+sorted with numpy. Only events that keep their names become objects. The scanner stops in front of
+an event that is written in an unusual way; :mod:`profiler_events` takes such an event as Python's
+json reads it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Ints = npt.NDArray[np.int64]
 #: Arguments that are kept and are not columns.
 _KEPT: Final = tuple(key for key in KEPT_ARGUMENTS if key not in INTEGERS)
 _UNKNOWN: Final = -1
-#: Above this number of names, values or arguments, all are forgotten before the next trace.
+#: If there are more names, values or arguments than this, all are forgotten before the next trace.
 _MOST_TEXTS: Final = 200_000
 
 
@@ -64,7 +65,7 @@ _CATEGORY_CODES: Final = np.array([int(category) for category in CATEGORIES.valu
 
 
 class TraceScanner:
-    """The C++ scanner, and what is known of the names and values that it has numbered.
+    """The C++ scanner, and facts on the names and values that it has seen.
 
     One scanner reads the traces of a job, one after the other, because ranks have the same names.
     """
@@ -89,7 +90,8 @@ class TraceScanner:
         self._values: list[Any] = []
         #: Names and arguments of all traces, each with an index.
         self.texts = EventTexts()
-        #: Index in ``texts`` for each of the scanner's indices of names, then of arguments.
+        #: Index in ``texts`` for each of the scanner's indices of names; below, the same for
+        #: arguments.
         self._name_in_texts = np.zeros(0, np.int64)
         self._arguments_in_texts = np.zeros(0, np.int64)
 
@@ -105,7 +107,7 @@ class TraceScanner:
         return self._scanner.is_unusual
 
     def scan(self, text: str, at: int, events: ProfilerEvents) -> int:
-        """Keeps the events from a place on; returns the place where the scan stopped."""
+        """Keeps the events from a position on; returns the position where the scan stopped."""
         scanner = self._scanner
         until = scanner.scan(text, at)
         category = scanner.category
@@ -193,7 +195,7 @@ class TraceScanner:
         events.keep(LIST_OF[kind], table)
 
     def _learn_arguments(self) -> None:
-        """Gives numbers to new combinations of arguments."""
+        """Gives indices to new combinations of arguments."""
         new = self._scanner.combinations(len(self._arguments_in_texts))
         if not new:
             return
@@ -214,7 +216,7 @@ class TraceScanner:
 
 
 def trace_scanner() -> TraceScanner | None:
-    """Returns a scanner; None if commprof's C++ module is missing, so that Python has to do."""
+    """Returns a scanner; None if commprof's C++ module is missing: then Python reads the events."""
     try:
         return TraceScanner()
     except ImportError:

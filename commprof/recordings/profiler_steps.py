@@ -34,7 +34,7 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,9})$")
 _FORWARD = re.compile(
     r"(?:DistributedDataParallel|FullyShardedDataParallel)\.forward|#* ?forward|PP:\d+F", re.I
 )
-#: Begin of the name of the range that torch puts around an optimizer's update.
+#: First part of the name of the range that torch puts around an optimizer's update.
 _UPDATE: Final = "Optimizer.step#"
 _OPTIMIZER = re.compile(r"Optimizer\.step#|#* ?optimizer", re.I)
 _BACKWARD = re.compile(r"#* ?backward|PP:\d+[BIW]\d|FSDP::(?:pre_|post_|root_post_)?backward", re.I)
@@ -43,7 +43,7 @@ _FSDP_BEGINS, _FSDP_ENDS = ("FSDP::root_pre_forward", "FSDP::pre_forward"), "FSD
 _DATA = re.compile(r"enumerate\(DataLoader\)")
 #: Largest number of calls per step that is tried for a recording in which no step is marked.
 _LONGEST_PERIOD: Final = 5000
-#: Share of the calls that must equal those of the step before.
+#: At least this share of the calls must equal the calls of the step before.
 _REPEATED: Final = 0.95
 
 
@@ -81,7 +81,7 @@ def _is_data(name: str) -> bool:
 
 @dataclass(frozen=True)
 class FoundSteps:
-    """Numbers, begins and ends of steps in order, and how the steps were found."""
+    """Indices, begins and ends of steps in order, and how the steps were found."""
 
     number: Ints
     begin_ns: Ints
@@ -139,10 +139,11 @@ def _updates(events: ProfilerEvents) -> list[int]:
     """Returns the ends of the updates of one optimizer, each of which ends a step.
 
     Only the outermost of nested updates counts, and no update inside a backward pass (an optimizer
-    per parameter). Optimizers are told apart by the name of their class, and those of one class by
-    the order of their updates since the last backward pass. A CUDA graph hides backward passes, so
-    the order also starts again after as many updates of the class as are usual between two of them.
-    The optimizer with most updates counts; if several have as many, the one that updates first.
+    per parameter). Optimizers are distinguished by the name of their class; optimizers of one class
+    by the order of their updates since the last backward pass. A CUDA graph hides backward passes.
+    So the order also starts again after the usual number of updates of the class between two
+    passes. The optimizer with most updates counts; if several have equally many, the one that
+    updates first.
     """
     ranges = events.ranges.named(_is_update)
     ranges.sort(key=lambda e: (e.begin_ns, -e.end_ns))
@@ -176,7 +177,7 @@ def _updates(events: ProfilerEvents) -> list[int]:
 def _steps(number: list[int], begin: list[int], end: list[int], said: str) -> FoundSteps:
     begin_ns = np.maximum.accumulate(np.array(begin, dtype=np.int64))
     end_ns = np.array(end, dtype=np.int64)
-    # Ends are rounded: an end that lies after the next begin is moved back to that begin.
+    # Ends are rounded, so an end that lies after the next begin is moved back to that begin.
     end_ns[:-1] = np.minimum(end_ns[:-1], begin_ns[1:])
     kept = end_ns > begin_ns
     return FoundSteps(_rising(np.array(number, np.int64)[kept]), begin_ns[kept], end_ns[kept], said)

@@ -1,8 +1,8 @@
 """Finds the kernels of communication of backends whose kernels have no known names.
 
-The kernels of NCCL, RCCL, oneCCL and others are known by their names, or by c10d's arguments. Those
-of a backend outside of torch are known only by the range in which they were launched, such as
-``hccl:all_reduce``.
+The kernels of NCCL, RCCL, oneCCL and others are known by their names, or by c10d's arguments.
+Kernels of a backend outside of torch are known only by the range in which they were launched, such
+as ``hccl:all_reduce``.
 """
 
 from __future__ import annotations

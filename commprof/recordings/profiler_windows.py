@@ -23,7 +23,7 @@ from commprof.recordings.profiler_named import Event, NamedEvents
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank
 from commprof.text import counted, named_ranks
 
-#: Offset between the ids of windows, as ids start anew in every process.
+#: Offset between the ids of windows, because ids start again in every process.
 _APART: Final = 1 << 48
 MOST_WINDOWS: Final = 1 << 12
 _END_OF_TIME: Final = 1 << 62
@@ -59,7 +59,7 @@ def of_one_process(first: RankRecording, second: RankRecording) -> bool:
 def one_a_rank(
     recordings: Mapping[int, Sequence[RankRecording]],
 ) -> tuple[dict[int, RankRecording], list[str]]:
-    """Chooses or joins one recording per rank; also returns sentences on what was left out.
+    """Chooses or joins one recording per rank; also returns sentences on left-out recordings.
 
     A window is one of several recordings of a rank. Windows that begin with the same step on all
     ranks are joined if step numbers increase from each window to the next. Otherwise the windows
@@ -103,7 +103,7 @@ def _distinct(of_rank: Sequence[RankRecording]) -> list[RankRecording]:
     for recording in sorted(of_rank, key=lambda one: (one.steps.begin_ns[0], one.steps.end_ns[-1])):
         begin, end = recording.steps.begin_ns[0], recording.steps.end_ns[-1]
         if distinct and begin <= distinct[-1].steps.begin_ns[0]:
-            distinct.pop()  # both begin together, and this one is not shorter
+            distinct.pop()  # both begin together, and this recording is not shorter
         if not distinct or end > distinct[-1].steps.end_ns[-1]:
             distinct.append(recording)
     return distinct

@@ -2,7 +2,7 @@
 
 A backend names the range of a collective after itself and the operation, such as
 ``gloo:all_reduce`` or ``nccl:_all_gather_base``. Backends outside of torch do the same, so the
-operation's word counts, whatever the name before it.
+operation's word counts, with any name before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from commprof.trace.schema import OPS
 
 #: Word in the letters of a name, and c10d's name of the operation. The first match counts, so a
-#: word that contains another comes before it.
+#: word that contains another word comes before that word.
 _OPS_BY_WORD: Final = (
     ("allreducecoalesced", "all_reduce_coalesced"),
     ("allreduce", "all_reduce"),
@@ -45,9 +45,10 @@ _OPS_BY_WORD: Final = (
 _NO_LETTER = re.compile(r"[^a-z]")
 #: Operations with several forms, which the names of ranges do not distinguish.
 _FORMS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-#: Backends of torch: each range of theirs is one of communication.
+#: Backends of torch: all of their ranges are of communication.
 _OF_TORCH = re.compile(r"(?:nccl|gloo|mpi|ucc|xccl|ccl):", re.IGNORECASE)
-#: Words that only a collective has, and those that a script may give to a range of its own.
+#: Words that only names of collectives have; below, words that a script may use for a range of its
+#: own.
 _SPECIFIC: Final = r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|monitored_?barrier"
 _COMMON: Final = r"broadcast|reduce|gather|scatter|barrier|send_?recv|send|recv_?any_?source|recv"
 _OF_ANY = re.compile(
@@ -88,7 +89,7 @@ def is_operator_of_c10d(name: str) -> bool:
 
 
 def has_certain_word(range_name: str) -> bool:
-    """True if the name has a word that only collectives have; ``data:gather`` may be a script's."""
+    """True if the name has a word that only collectives have, unlike ``data:gather``."""
     match = _OF_ANY.fullmatch(range_name)
     return match is not None and bool(match["specific"])
 

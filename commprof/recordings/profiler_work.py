@@ -6,13 +6,14 @@ others, and one of those may wait. So the innermost operator counts at each mome
 - work: an operator of the dispatcher (``aten::addmm``), and the issue of a collective;
 - waiting: an operator that waits by its name (``wait_tensor``), and an operator of c10d that
   returns only when what it issued is complete (``monitored_barrier``);
-- neither: what only calls others. These are nodes of autograd, functions without a namespace
+- neither: operators that only call others. These are nodes of autograd, functions without a
+namespace
   (``Redistribute``), and every operator that issues a collective or waits inside.
 
 Where the thread did neither, and between operators, it may have run Python or waited. A thread that
-waits records nothing, and goes on when the collective is complete. So between two successive begins
-or ends of the thread's events, it waited until the last collective that was completed meanwhile,
-and then ran Python; if none was completed, it did not wait.
+waits records nothing, and continues when the collective is complete. So between two successive
+begins or ends of its events, the thread waited until the last collective that was completed in
+between, and then ran Python. If none was completed, it did not wait.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ Mask = npt.NDArray[np.bool_]
 
 #: Ranges that count as work as a whole, including the Python code between their operators.
 _WORKING_RANGE: Final = re.compile(r"\.forward|Optimizer\.step")
-#: Longest time by which a collective's range may end after the thread that waited for it went on.
+#: A collective's range may end at most this long after the thread that waited for it continued.
 _CLOSED_LATE_NS: Final = 100_000
 _NEVER: Final = np.iinfo(np.int64).max
 #: Kinds of intervals. ``_WORKS``: operators of the dispatcher that hold no other kind; ``_ISSUES``:
 #: issues of collectives; ``_WAITS``: operators that wait; ``_CALLS``: operators that call others.
 _WORKS, _ISSUES, _WAITS, _CALLS = range(4)
-#: Deepest nesting of operators that is told apart.
+#: Deepest nesting of operators that is distinguished.
 _DEEPEST: Final = 100
 
 
@@ -52,7 +53,7 @@ _DEEPEST: Final = 100
 class HostWork:
     """Times of the training thread."""
 
-    #: Work, tagged with the thread; empty if none of its operators was recorded.
+    #: Work, tagged with the thread; empty if no operator of the thread was recorded.
     work: Intervals
     #: Operators that wait.
     waits: Stretches
@@ -139,13 +140,13 @@ def working_or_python(
     idle = Stretches(busy.end_ns[:-1], busy.begin_ns[1:])
     pieces = within(idle, between(host.ran_ns))
     since, until = pieces.begin_ns, pieces.end_ns
-    # Until the end of all that the backend's thread ran within the range: others wait for all of
-    # it.
+    # The call lasts until the end of all work that the backend's thread ran within the range,
+    # because other threads wait for all of it.
     times = [(call.begin_ns, until_ns) for call in calls for _, until_ns in call.times_ns[-1:]]
     begins, ends = np.array(sorted(times, key=_end), dtype=np.int64).reshape(-1, 2).T
     following = np.searchsorted(ends, until, side="right")
     last = np.concatenate(([0], ends))[following]
-    # A collective that was in flight all the time may have ended a little late.
+    # A collective that was in flight all this time may have ended a little late.
     end_ns, begin_ns = (np.append(moments, _NEVER)[following] for moments in (ends, begins))
     late = end_ns - until <= np.minimum(until - since, _CLOSED_LATE_NS)
     copies = np.sort(np.frombuffer(copied_back_ns, np.int64)) if copied_back_ns else ends[:0]

@@ -44,7 +44,7 @@ def _of_inspector(path: Path) -> str:
 
 
 def taken_elsewhere(path: Path) -> str:
-    """Says what the recording at ``path`` is and which commands read it, if any.
+    """Text on the kind of recording at ``path``, and on the commands that read it.
 
     Empty if it is not recognised.
     """
@@ -71,7 +71,7 @@ def taken_elsewhere(path: Path) -> str:
 
 
 def not_measured(path: Path) -> str:
-    """Says what a file is that holds no microbenchmark; empty if it is not recognised."""
+    """Text on a file that holds no microbenchmark; empty if its kind is not recognised."""
     try:
         if is_recording_file(path):
             return (

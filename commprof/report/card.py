@@ -27,13 +27,13 @@ _LOOKS = {
 _SIZES = 7
 #: Smallest fraction of the step for which the card shows a part's figures.
 _SHOWN = 0.0005
-#: Most lines of a command; for a longer command the card refers to the full report.
+#: Largest number of lines of a command; for a longer command the card refers to the full report.
 _COMMAND_LINES = 5
 _ADVICE_LINES = 3
-#: Most lines on a cause of the catalogue, and of its fix.
+#: Largest number of lines on a cause of the catalogue, and of its fix.
 _CAUSE_LINES, _FIX_LINES = 5, 8
 _INCIDENT_LINES = 6
-#: Begin of the names in a fix that the user replaces by those of the script.
+#: First part of those names in a fix that the user replaces by names of the script.
 OWN = "YOUR_"
 
 
@@ -51,7 +51,7 @@ def render(card: Card, colour: bool = False) -> str:
         middle += prose(f"{name + ':':<22} {text}")
     next_lines = _next(card)
     space = LINES - len(top) - len(middle) - len(next_lines)
-    # A card with much else to say shows fewer world sizes.
+    # A card with much other content shows fewer world sizes.
     sizes = _SIZES
     while sizes and len(scaling(card.scaling, sizes)) > space:
         sizes -= 1
@@ -135,7 +135,7 @@ def _whom(card: Card) -> list[tuple[str, str]]:
     elif lateness.nobody_late:
         said = "no single rank stands out"
     elif card.following.cause:
-        return []  # the cause says why ranks wait
+        return []  # the cause already explains why ranks wait
     else:
         why = lateness.nobody_late_lacks
         said = "not known" if why == communication.exposed_lacks else f"not known: {why}"
@@ -210,7 +210,7 @@ def _caveats(caveats: Sequence[str], space: int) -> list[str]:
 
 
 def _advice(text: str) -> list[str]:
-    """Returns as many whole sentences as there is room for; the full report has the rest."""
+    """Returns as many whole sentences as fit; the full report has the rest."""
     if not text:
         return ["Next, to see the full report:"]
     lines = prose(f"Next: {text}")
@@ -221,7 +221,7 @@ def _advice(text: str) -> list[str]:
 
 
 def _shortened(text: str, most_lines: int) -> list[str]:
-    """Returns a text as lines, of which the last is cut if there is no room for all."""
+    """Returns a text as lines; the last line is cut if not all fit."""
     lines = prose(text) if text else []
     if len(lines) <= most_lines:
         return lines
@@ -231,7 +231,8 @@ def _shortened(text: str, most_lines: int) -> list[str]:
 def _mended(card: Card) -> list[str]:
     """Returns the cause to mend and the lines that mend it."""
     following = card.following
-    told = card.incident.endswith(following.advice)  # a wrong result's incident ends with it
+    # the incident of a wrong result ends with this text
+    told = card.incident.endswith(following.advice)
     lines = [] if told else _shortened(f"Cause: {following.advice}", _CAUSE_LINES)
     code = [f"  {line}" for line in following.fix.splitlines() if line]
     if len(code) > _FIX_LINES or any(len(line) > WIDTH for line in code):

@@ -18,7 +18,7 @@ started or completed, from 0 as in other reports (SeqNum in c10d's messages is 1
 differ, each number is followed by its ranks. -: not recorded. messages: sends and receives that are
 pending. 0-12:4: every fourth rank from 0 to 12."""
 _MOST_LINES = 20
-#: Largest number of groups in the table: those that are uneven, or that culprits belong to.
+#: Largest number of groups in the table: groups that are uneven, or to which culprits belong.
 _MOST_GROUPS = 10
 #: Largest number of ranges of ranks in a cell.
 _MOST_RANGES = 8
@@ -30,7 +30,7 @@ def render(found: Diagnosis, width: int, tables: int | None = None) -> str:
 
     Args:
         found: the diagnosis.
-        width: number of characters to wrap prose to.
+        width: number of characters at which prose is wrapped.
         tables: number of characters; a wider table is split. None leaves the table whole.
     """
     blocks = [_heading(found), wrapped(found.sentence + ".", width)]

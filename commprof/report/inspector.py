@@ -1,4 +1,4 @@
-"""A job as logs of NCCL Inspector show it, rendered as text and as JSON."""
+"""Renders the figures of a job from logs of NCCL Inspector, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def render(result: InspectorResult, width: int, tables: int | None = None) -> st
 
     Args:
         result: the figures.
-        width: number of characters to wrap prose to.
+        width: number of characters at which prose is wrapped.
         tables: number of characters; a wider table is split. None leaves the table whole.
     """
     blocks = [heading(result), *(wrapped(text, width) for text in sentences(result))]
@@ -73,7 +73,7 @@ def sections(result: InspectorResult) -> list[Section]:
 
 
 def context(result: InspectorResult) -> dict[str, str]:
-    """Returns the head of a page: what was recorded, and by what."""
+    """Returns the head of a page: the recording and its recorder."""
     return {
         "description": heading(result),
         "recorded_by": "NVIDIA's NCCL Inspector",
@@ -84,7 +84,7 @@ def context(result: InspectorResult) -> dict[str, str]:
 
 
 def _tables(result: InspectorResult) -> list[tuple[str, str, Grid, str, list[str]]]:
-    """Returns id, title, grid, legend and number of rows not shown of each table."""
+    """Returns for each table: id, title, grid, legend, and number of rows not shown."""
     most_waited_for = sorted(result.process_rows, key=lambda row: -row.caused_s)[:_MOST_ROWS]
     return [
         (
@@ -112,7 +112,7 @@ def _tables(result: InspectorResult) -> list[tuple[str, str, Grid, str, list[str
 
 
 def sentences(result: InspectorResult) -> list[str]:
-    """Returns what the figures mean: who is waited for, and how much of the time is waiting."""
+    """Returns sentences on who is waited for, and on how much of the time is waiting."""
     if not result.mean.time_s > 0:
         return [
             "No call was recorded with times of the GPU on two or more of its ranks, so waiting "
@@ -146,7 +146,7 @@ def sentences(result: InspectorResult) -> list[str]:
 
 
 def _most(result: InspectorResult) -> str:
-    """Returns how much of the waiting began with the process that causes most, as a clause."""
+    """Returns a clause on how much waiting began with the process that causes most."""
     most = max(result.process_rows, key=lambda row: row.caused_s)
     waited_s = sum(row.waited_s for row in result.process_rows)
     if not waited_s > 0:
@@ -171,7 +171,7 @@ def _ms(value: float) -> str:
 
 
 def compared_waiting(first: InspectorResult, second: InspectorResult) -> list[str]:
-    """Returns the waiting of two jobs, and who is late in them, as sentences."""
+    """Returns sentences on the waiting of two jobs, and on who is late in them."""
     lines = []
     for name, result in (("A", first), ("B", second)):
         late = " and ".join(_name(one.process) for one in result.late)
@@ -189,7 +189,7 @@ def compared_waiting(first: InspectorResult, second: InspectorResult) -> list[st
 
 
 def document(result: InspectorResult) -> str:
-    """Renders a result as a JSON object; what is not known is null."""
+    """Renders a result as a JSON object; unknown values are null."""
     body = plain_fields(result)
     body["path"] = str(result.logs.path)
     head = {"schema_version": SCHEMA_VERSION, "kind": "nccl inspector"}
@@ -197,7 +197,7 @@ def document(result: InspectorResult) -> str:
 
 
 def heading(result: InspectorResult) -> str:
-    """Returns one line on what was recorded."""
+    """Returns one line on the recording."""
     versions = ", ".join(version or "unknown" for version in result.logs.versions)
     return (
         f"NCCL Inspector: {result.logs.processes} process{'es' * (result.logs.processes != 1)} on "
@@ -249,7 +249,7 @@ def _operations_grid(result: InspectorResult) -> Grid:
 
 
 def _algorithms(row: KindRow) -> str:
-    """Names the algorithms and protocols of a size, with their parts if there are several."""
+    """Names the algorithms and protocols of a size, with their shares if there are several."""
     records = sum(number for _, number in row.algorithms)
     named = [
         printable(name) + ("" if number == records else f" {number / records:.0%}")

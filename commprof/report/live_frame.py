@@ -27,7 +27,8 @@ _MOST_MISSING: Final = 8
 class _Column:
     title: str
     value: Callable[[RankState], str]
-    #: A table that is too wide loses the columns with the highest number first; 0 always stays.
+    #: If a table is too wide, columns with the highest value are dropped first; columns with 0
+    #: always stay.
     dispensable: int = 0
 
 
@@ -45,7 +46,7 @@ def frame(state: JobState, run: str, width: int) -> list[str]:
 
 
 def _costliest(ranks: Sequence[RankState]) -> list[RankState]:
-    """Returns the ranks to show, by number; of many ranks, only the failed and the costliest."""
+    """Returns the ranks to show, in order; of many ranks, only the failed and the costliest."""
     if len(ranks) <= _MOST_ROWS:
         return list(ranks)
     cost = sorted(ranks, key=lambda rank: (not rank.failed, -_known(rank.waited_for_s)))
@@ -57,7 +58,7 @@ def _known(value: float) -> float:
 
 
 def waiting_frame(run: str, width: int, problems: Sequence[str] = ()) -> list[str]:
-    """Returns the lines to show while no rank's trace can be read; ``problems`` say why not."""
+    """Returns the lines to show while no rank's trace can be read; ``problems`` says why."""
     what = "no trace can be read" if problems else "no rank records"
     lines = [f"{what} in {run} yet; waiting", *_marked(problems)]
     return [printable(line)[:width] for line in lines]
@@ -134,7 +135,7 @@ def _losses(state: JobState) -> list[str]:
 
 
 def _hosts(state: JobState) -> list[str]:
-    """Returns how old the figures of other hosts are, and which hosts are missing since when."""
+    """Returns sentences on the age of other hosts' figures, and on missing hosts."""
     if not state.hosts:
         return []
     missing = state.missing_hosts

@@ -17,7 +17,8 @@ from commprof.text import printable
 
 #: Characters that Markdown or HTML would interpret as markup.
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://|www\.")
-#: Parts of text from which GitHub and GitLab would make a link, in a form that prevents this.
+#: Parts of text from which GitHub and GitLab would make a link, each with a form that prevents
+#: this.
 _LINKS = {"://": ":&#47;&#47;", "www.": "www&#46;"}
 
 

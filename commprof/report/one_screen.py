@@ -98,7 +98,7 @@ def _last_folders(path: str) -> str:
 
 
 def table_lines(grid: Grid, columns: Collection[str], space: int, noun: str) -> list[str]:
-    """Returns as many rows of a table as fit into ``space`` lines, then the number left out.
+    """Returns as many rows of a table as fit into ``space`` lines, then how many are left out.
 
     Args:
         grid: the table.

@@ -32,20 +32,20 @@ class Section:
     preformatted: tuple[str, ...] = ()
     #: False if the section has no content without its picture.
     stands_alone: bool = True
-    #: Line above the contents on a terminal, which shows no title; empty if none is needed there.
+    #: Line above the contents on a terminal, which shows no title; empty if it needs none.
     heading: str = ""
-    #: True if a terminal, too, shows the captions of the tables.
+    #: True if a terminal also shows the captions of the tables.
     captioned: bool = False
 
 
 @dataclass(frozen=True)
 class Medium:
-    """What a report is made for: a terminal, or a page (HTML or Markdown)."""
+    """Kind of output for which a report is made: a terminal, or a page (HTML or Markdown)."""
 
     is_page: bool
-    #: Number of characters at which text is wrapped that a section lays out itself.
+    #: Number of characters at which a section wraps the text that it lays out itself.
     width: int
-    #: Largest number of rows of a table that can have hundreds; the JSON result has all.
+    #: Largest number of rows of a table that could have hundreds; the JSON result has all rows.
     most_rows: int
 
 
@@ -57,5 +57,6 @@ def terminal(width: int) -> Medium:
     return Medium(is_page=False, width=width, most_rows=12)
 
 
-#: A section file's part of the report: yields its sections, none if the run has nothing for them.
+#: The function of a section file that makes its part of the report: it yields sections; none if the
+#: run has no content for them.
 Maker = Callable[["FullReport", Medium], Iterator[Section]]

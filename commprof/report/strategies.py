@@ -58,7 +58,7 @@ def render(
     Args:
         results: results by run directory, one per strategy.
         rows: rows of all strategies.
-        width: number of characters to wrap prose to.
+        width: number of characters at which prose is wrapped.
         verdicts: verdicts in the order of ``results``.
         table_width: number of characters; wider tables are split. None leaves all tables whole.
     """

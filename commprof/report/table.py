@@ -24,7 +24,7 @@ def render(
 
     Args:
         result: result of the run.
-        width: number of characters to wrap prose to.
+        width: number of characters at which prose is wrapped.
         verdict: verdict on the same run; None if the run has no figures.
         tables: number of characters; wider tables are split. None leaves all tables whole.
     """
@@ -39,9 +39,9 @@ def render(
 def render_added(
     result: RunResult, added: AddedReport, width: int, tables: int | None = None
 ) -> str:
-    """Renders a trial's report, and what went wrong during the run.
+    """Renders a trial's report, and the incidents of the run.
 
-    Takes the place of the usual report, whose means over all steps would describe no candidate.
+    This replaces the usual report, whose means over all steps would describe no candidate.
     ``width`` and ``tables`` are as for :func:`render`.
     """
     text = added.text(result.context["description"], width, caveats(result), tables)

@@ -16,7 +16,7 @@ class Grid(NamedTuple):
     """A table before it is drawn: the arguments of :func:`tabulated`."""
 
     rows: Sequence[Sequence[Any]]
-    #: Headers of at most two lines, so that columns are narrow; see :func:`one_line`.
+    #: Headers of at most two lines each, so that columns are narrow; see :func:`one_line`.
     headers: Sequence[str]
     #: Indices of the columns that are text.
     left: Sequence[int] = ()
@@ -128,12 +128,12 @@ def _total(widths: Sequence[int], columns: Sequence[int]) -> int:
 
 
 def not_shown(rows: int, noun: str, of: str = "") -> list[str]:
-    """Returns a sentence on rows that a table leaves out; an empty list if it shows them all.
+    """Returns a sentence on rows that a table leaves out; an empty list if it shows all rows.
 
     Args:
         rows: number of rows left out; 0 or less if there are none.
-        noun: what a row is, in the singular.
-        of: words behind the noun, with a space before them.
+        noun: name of a row, in the singular.
+        of: words after the noun, with a space before them.
     """
     if rows <= 0:
         return []

@@ -1,15 +1,15 @@
-"""Tells whether values form two groups, and where the border between the groups is."""
+"""Decides whether values form two groups, and finds the border between the groups."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-#: Percentiles to which values are limited first, so that a few outliers are no group.
+#: Values are first limited to these percentiles, so that a few outliers do not form a group.
 _LIMITS = (5, 95)
 #: Values are two groups if the groups explain more of the variance of n values than ``_LEAST + _FEW
-#: / sqrt(n)``. In 95 % of samples from one normal distribution they explain less (simulated, for n
-#: from 8 to 1000).
+#: / sqrt(n)``. In 95 % of samples from one normal distribution, the groups explain less (simulated,
+#: for n from 8 to 1000).
 _LEAST, _FEW = 0.685, 0.65
 
 

@@ -37,15 +37,15 @@ def robust_deviation(
 Floats = npt.NDArray[np.float64]
 
 _RESAMPLES = 2000
-#: Resamples of the rounds of a trial, which are few.
+#: Number of resamples of the rounds of a trial; rounds are few.
 _ROUND_RESAMPLES = 10_000
 _ROUND_SEED = 20261101
 _SEED = 20240501
 #: Smallest number of values for which the signed-rank test's interval can reach 95 %.
 _LEAST_RANKED = 6
-#: Largest number of values for which all assignments of signs are counted.
+#: All assignments of signs are counted for at most this many values.
 _COUNTED = 50
-#: Largest number of rows that a bootstrap of means draws from.
+#: A bootstrap of means draws from at most this many rows.
 _BLOCKS = 500
 
 
@@ -119,11 +119,11 @@ def paired_ratio(above: Floats, below: Floats, confidence: float = 0.95) -> Inte
 def signed_rank_ratio(above: Floats, below: Floats) -> Interval:
     """Like ``paired_ratio``, with the 95 % interval of Wilcoxon's signed-rank test.
 
-    The interval keeps its confidence level for any pairs whose two values are exchangeable,
-    whatever rhythm or correlation the pairs have in time. A burst of long steps widens Student's
-    interval, but not the signed-rank interval. The test has only certain confidence levels, so each
-    bound is interpolated between its values at the two levels next to 95 %. Fewer than 6 pairs
-    cannot reach 95 %, and get Student's interval.
+    The interval keeps its confidence level if the two values of each pair are exchangeable, for any
+    rhythm or correlation of the pairs in time. A burst of long steps widens Student's interval, but
+    not the signed-rank interval. The test has only certain confidence levels, so each bound is
+    interpolated between its values at the two levels next to 95 %. Fewer than 6 pairs cannot reach
+    95 %, and get Student's interval.
     """
     if len(above) < _LEAST_RANKED:
         return paired_ratio(above, below)

@@ -1,4 +1,4 @@
-"""Tells whether a value is too far from others to be one of them by chance."""
+"""Computes the probability that a value lies so far from other values by chance."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-#: Terms of the series below this add nothing.
+#: Terms of the series below this value are negligible.
 _NEGLIGIBLE = 1e-17
 
 
 def chance_beyond(value: float, others: npt.NDArray[np.float64]) -> float:
     """Returns the probability that one more value like ``others`` is ``value`` or more.
 
-    All are taken as normal with one mean and spread, both of which are estimated from ``others``:
-    the deviate has Student's t distribution. 1.0 with fewer than two others; 0.0 or 1.0 if they are
-    all equal.
+    All values are taken as normal with one mean and spread, which are estimated from ``others``; so
+    the deviate has Student's t distribution. Returns 1.0 with fewer than two others, and 0.0 or 1.0
+    if all others are equal.
     """
     count = len(others)
     if count < 2:

@@ -71,7 +71,7 @@ def cautious_worth(*samples: Floats) -> float:
 
 #: Probability of a false alarm.
 SIGNIFICANCE = 0.05
-_EXACT_UP_TO = 30  # values in each sample; counting takes milliseconds
+_EXACT_UP_TO = 30  # values in each sample; counting them takes milliseconds
 
 
 def rank_test(first: Sequence[float], second: Sequence[float]) -> float:
@@ -119,12 +119,12 @@ def _exact(ranks: Floats, n: int) -> float:
 
     ``ranks`` has the midranks of both samples; the first n are the first sample's.
     """
-    doubled = np.rint(2 * ranks).astype(np.int64)  # midranks are multiples of 0.5
+    doubled = np.rint(2 * ranks).astype(np.int64)  # doubled because midranks are multiples of 0.5
     total = int(doubled.sum())
     ways = np.zeros((n + 1, total + 1))
     ways[0, 0] = 1
     for value in doubled:
-        # From the back, so that each rank is drawn once.
+        # Counts down, so that each rank is drawn once.
         for drawn in range(n, 0, -1):
             ways[drawn, value:] += ways[drawn - 1, : total + 1 - value]
     sums = np.arange(total + 1)

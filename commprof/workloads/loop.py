@@ -16,7 +16,7 @@ from torch import Tensor
 from commprof.workloads.spec import Batch
 
 DEFAULT_EPOCHS = 2
-"""Epochs trained when the user gives neither steps nor epochs."""
+"""Number of epochs if the user gives neither steps nor epochs."""
 MIN_DEFAULT_STEPS = 12
 """Smallest default number of steps: fewer steps would leave none after warm-up."""
 

@@ -23,7 +23,7 @@ class TrainingOptions:
     """Training options of every workload. Raises UsageError for a value out of range."""
 
     accumulate: int = 1
-    """Backward passes per update; only the last pass synchronises gradients."""
+    """Number of backward passes per update; only the last pass synchronises gradients."""
     precision: str = "fp32"
     """One of PRECISIONS; fp16 scales the loss (torch.amp.GradScaler)."""
     clip_norm: float = 0.0
@@ -74,8 +74,8 @@ def available_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-#: Bytes that a rank needs at least. /proc/PID/smaps_rollup shows 48 MB of private memory for a rank
-#: that only sleeps, forked from a process with torch 2.13 for CPUs.
+#: Least number of bytes that a rank needs. /proc/PID/smaps_rollup shows 48 MB of private memory for
+#: a rank that only sleeps, forked from a process with torch 2.13 for CPUs.
 _LEAST_OF_A_RANK = 40_000_000
 
 

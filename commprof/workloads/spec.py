@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 Schedule = Callable[[float], float]
-"""Maps the share of the run that is done, 0 to 1, to a factor of the learning rate."""
+"""Maps the completed share of the run, 0 to 1, to a factor of the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OptimizerPlan:
     kind: type[Optimizer]
     """Class of torch.optim."""
     options: Mapping[str, Any]
-    """Keyword arguments of the class, with `lr`."""
+    """Keyword arguments of the class, including `lr`."""
     schedule: Schedule
     """Schedule of the learning rate."""
 
@@ -58,7 +58,7 @@ class LearningRate:
     schedule: Schedule
     """Schedule of the learning rate after its warm-up."""
     steps: int
-    """Steps of the run."""
+    """Number of steps of the run."""
     scale: float = 1.0
     """Factor of `base` for larger batches (linear scaling: Goyal et al. 2017, arXiv 1706.02677)."""
     warmup_steps: int = 0
@@ -143,11 +143,11 @@ class Shard:
     rank: int
     """This process's rank, 0 to world_size - 1."""
     world_size: int
-    """Ranks in the job."""
+    """Number of ranks in the job."""
     per_rank_batch: int
-    """Samples of this rank per backward pass."""
+    """Number of samples of this rank per backward pass."""
     steps: int
-    """Optimizer steps of the run, over which a learning-rate schedule extends."""
+    """Number of optimizer steps of the run, over which a learning-rate schedule extends."""
     seed: int
     """Seed of data and weights, the same on all ranks."""
     device: str = "cpu"
@@ -159,7 +159,7 @@ class Batch(Protocol):
 
     @property
     def samples(self) -> int:
-        """Samples in this batch; the last batch of an epoch may hold fewer."""
+        """Number of samples in this batch; the last batch of an epoch may hold fewer."""
         ...
 
 
@@ -175,7 +175,7 @@ class Trainee(Protocol):
     def blocks(self) -> Sequence[nn.Module]:
         """Parts of the model that run one after the other and share no parameters, in order.
 
-        A strategy shards them, and activation checkpointing recomputes them, one by one.
+        A strategy shards these parts, and activation checkpointing recomputes them, one by one.
         """
         ...
 
@@ -205,7 +205,7 @@ class Trainee(Protocol):
 
 
 class Workload(Protocol):
-    """A model, its data and its optimizer, with the options chosen; holds no tensors yet."""
+    """A model, its data and its optimizer, with the chosen options; holds no tensors yet."""
 
     name: ClassVar[str]
     """Name on the command line."""

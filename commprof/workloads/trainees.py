@@ -90,7 +90,7 @@ class DataTrainee:
 
 
 def random_tokens(vocab: int, sequence: int, samples: int, seed: int) -> TensorDataset:
-    """Returns samples of `sequence` random tokens, and as targets each token's next token."""
+    """Returns samples of `sequence` random tokens, and as target the next token of each."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(vocab, (samples, sequence + 1), generator=generator)
     return TensorDataset(tokens[:, :-1], tokens[:, 1:])

@@ -95,7 +95,7 @@ class ChangeDetector:
         self._since: list[list[float]] = [[], []]
 
     def add(self, value: float) -> SpeedChange | None:
-        """Adds the next value; returns the change that became certain with this value, else None."""
+        """Adds the next value; returns a change that became certain with it, else None."""
         self._count += 1
         if len(self._reference) < REFERENCE:
             self._reference.append(value)

@@ -94,7 +94,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Lists:
-    """Lists of rows: list k holds ``rows`` from ``first[k]`` to ``first[k + 1]``. No list is empty."""
+    """Lists of rows, none empty: list k holds ``rows`` from ``first[k]`` to ``first[k + 1]``."""
 
     first: Ints
     rows: Ints

@@ -440,7 +440,8 @@ def _stops(
         buckets: arrivals of their buckets.
         exposed: their exposures.
         first_call: index of each rank's first collective, then the number of all collectives.
-        of_call: index of each collective of all ranks. count: all indices are below this.
+        of_call: index of each collective of all ranks.
+        count: all indices are below this.
     """
     rank_of_wait = ranks_of(firsts(list(map(len, exposed))))
     collective = joined(exposed, "collective")

@@ -34,7 +34,7 @@ _OPERATION: Final = "all_reduce"
 _STATUSES: Final = ("", "running", "ended", "gone")
 #: Fields of a rank's state that are written as they are.
 _PLAIN: Final = ("rank", "step", "plain_bytes", "sent_bytes", "dropped", "trace_bytes")
-#: Parts of a rank's state by the prefix of their figures; each may be missing.
+#: Parts of a rank's state, by the prefix of their figures; each part may be missing.
 _PARTS: Final[dict[str, type]] = {
     "total": StepTimes,
     "recent": StepTimes,
@@ -46,13 +46,13 @@ _DIGITS: Final = 6
 
 @dataclass(frozen=True)
 class WrittenBy:
-    """What a monitor knows of itself and its job when it writes a summary."""
+    """Facts on a monitor and its job when it writes a summary."""
 
     host: str
     attempt: int
     began_s: float
     time_s: float
-    #: Seconds until the next summary at the latest.
+    #: The next summary is written within this many seconds.
     next_s: float
     world_size: int
     backend: str
@@ -133,7 +133,7 @@ def _operations(
 ) -> Iterator[OperationSummary]:
     """Yields all operations with codes and groups that mean the same for all ranks.
 
-    Adds the codes to ``names`` and the groups, numbered from 1, to ``groups``.
+    Adds the codes to ``names``, and the groups, with ids from 1, to ``groups``.
     """
     names["other"] = 0
     for part in parts:
@@ -148,7 +148,7 @@ def _operations(
 
 
 def _chosen(ranks: Sequence[RankState], parts: Sequence[SummaryPart]) -> list[int]:
-    """Rows of the ranks to list: all, or those with the most own work and some of the others."""
+    """Rows of the ranks to list: all, or those with most own work and some of the others."""
     if len(ranks) <= MOST_LISTED:
         return list(range(len(ranks)))
     busy = np.argsort([-sum(part.work_ns[0]) for part in parts], kind="stable")
@@ -157,7 +157,7 @@ def _chosen(ranks: Sequence[RankState], parts: Sequence[SummaryPart]) -> list[in
 
 
 def _longest(part: SummaryPart) -> list[int]:
-    """Returns the ranks that one rank waited for longest, and for how long: rank, ns, rank, ..."""
+    """Returns the ranks that one rank waited for longest, with the times: rank, ns, rank, ..."""
     pairs = part.waited_ns[0]
     longest = np.argsort(-pairs[:, 1], kind="stable")[:MOST_WAITED_FOR]
     flat: list[int] = pairs[longest].ravel().tolist()
@@ -169,7 +169,7 @@ def _names(states: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _figures(rank: RankState) -> dict[str, Any]:
-    """Returns the figures of one rank by name; those of a missing part are left out."""
+    """Returns the figures of one rank by name; figures of a missing part are left out."""
     parts = {
         "total": rank.total,
         "recent": rank.recent,
@@ -244,7 +244,7 @@ def rank_states(host: SeenHost, waited_for_s: Mapping[int, float]) -> Iterator[R
 
 
 def _column(columns: Mapping[str, list[float]], name: str, count: int) -> list[float]:
-    """Returns a column; a part that no rank has is not written."""
+    """Returns a column; None if no rank has this part."""
     if name in _PLAIN and name not in columns:
         raise ValueError(f"figures.{name} is missing")
     return columns.get(name, [math.nan] * count)

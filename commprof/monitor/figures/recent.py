@@ -34,7 +34,7 @@ _PARTS: Final = (
     *("exposed", "wait", "transfer", "unsplit", "hidden"),
 )
 _EXPOSED, _WAIT, _TRANSFER = (_PARTS.index(name) for name in ("exposed", "wait", "transfer"))
-#: Fewest recent steps for naming a late rank.
+#: A late rank is named only if there are at least this many recent steps.
 _FEWEST_FOR_LATE: Final = 10
 
 
@@ -46,14 +46,14 @@ class RecentSteps:
         self._world_size = world_size
         self._ranks: tuple[int, ...] = ()
         self._steps = 0
-        #: Time in ns, ``[rank, part]``, and time in ns that each rank was waited for.
+        #: Time in ns as ``[rank, part]``; below, time in ns that other ranks waited for each rank.
         self._total: Floats = np.zeros((0, len(_PARTS)))
         self._waited_for: Floats = np.zeros(world_size)
         #: For each step, times in ns: ``[rank, part]``, own work ``[rank, origin]``, waiting caused
         #: ``[rank, cause]``, and the step's duration.
         self._recent: deque[tuple[Floats, Floats, Floats, float]] = deque(maxlen=RECENT_STEPS)
         #: For each of these steps, the pairs of ranks of which one waited for the other, as
-        #: ``waiting rank * world_size + rank``, and the waiting time of each pair in ns.
+        #: ``waiting rank * world_size + rank``; and the waiting time of each pair in ns.
         self._pairs: deque[tuple[Ints, Floats]] = deque(maxlen=RECENT_STEPS)
         self._clock_error_ns = 0.0
         self._late: LateRank | None = None
@@ -144,7 +144,8 @@ def _times(steps: int, values_ns: Sequence[float] | Floats) -> StepTimes:
     return StepTimes(steps, *(ns_to_s(float(value)) for value in values_ns))
 
 
-#: Latencies kept per rank and operation, and transfers kept per operation, for recent figures.
+#: For recent figures, at most this many latencies are kept per rank and operation, and this many
+#: transfers per operation.
 _MOST_RECENT: Final = 2048
 
 
@@ -163,7 +164,10 @@ class RecentOperations:
     """Recent calls of all followed ranks, by operation."""
 
     def __init__(self, expected_s: ExpectedTime | None) -> None:
-        """Starts empty; ``expected_s``: predicts a call's time by a machine profile, if any."""
+        """Starts empty.
+
+        ``expected_s``: predicts a call's time from a machine profile, if there is one.
+        """
         self._expected_s = expected_s
         self._found: dict[tuple[int, str], _Operation] = {}
         #: Bytes on the bus, transfer time and the profile's time (ns) per call, by operation.
@@ -217,7 +221,7 @@ class RecentOperations:
     def _transfer(self, op: str, calls: Calls, inside: set[int]) -> None:
         """Counts each transfer once: all ranks of a call have the same transfer time.
 
-        ``inside`` has the numbers of the groups within one host.
+        ``inside`` has the indices of the groups within one host.
         """
         once = calls if OPS.index(op) in POINT_TO_POINT else rows_of(calls, _by_lowest_rank(calls))
         timed = rows_of(once, (once.times.common_transfer_ns > 0) & (once.size_bytes > 0))
@@ -245,7 +249,7 @@ class RecentOperations:
 
 
 def _groups_on_one_host(world: MeasuredWorld) -> set[int]:
-    """Returns the numbers of the process groups whose ranks all recorded, and on the same host."""
+    """Returns the indices of the process groups of which all ranks recorded, on one host."""
     matching = world.matching
     host = dict(zip(world.ranks, host_of_each(world.traces), strict=True))
     hosts: dict[int, list[Host | None]] = {}
@@ -261,7 +265,7 @@ def _groups_on_one_host(world: MeasuredWorld) -> set[int]:
 
 
 def _by_lowest_rank(calls: Calls) -> npt.NDArray[np.bool_]:
-    """Returns which calls are those of the lowest rank of their group."""
+    """Returns a mask of the calls that the lowest rank of the group made."""
     _, of_call = np.unique(calls.group, return_inverse=True)
     lowest = np.full(of_call.max() + 1, np.iinfo(np.int64).max)
     np.minimum.at(lowest, of_call, calls.rank)

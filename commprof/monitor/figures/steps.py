@@ -1,7 +1,7 @@
 """Steps of a running job: each is analysed once, as soon as all ranks have completed it.
 
 The analysis is that of the report (:mod:`commprof.analysis.step.measured`), applied to the records
-of the new steps. A step counts only when all its records are sure to have arrived: records of
+of the new steps. A step counts only when all its records have certainly arrived: records of
 different threads arrive up to a flush interval (0.2 s) apart.
 """
 
@@ -29,7 +29,7 @@ from commprof.trace.schema import Kind, Phase, Records
 
 #: Two flush intervals: all records this much older than a rank's newest record have arrived.
 SETTLED_NS = 400_000_000
-#: A rank without new records for so long has flushed all that it had.
+#: A rank without new records for this long has flushed all of its records.
 _IDLE_S = 1.0
 _ALL_NS = 2**62
 #: Largest number of records of a rank (16 MiB) that wait for other ranks to catch up or for the
@@ -44,14 +44,15 @@ _NO_RECORDS: Records = np.empty(0, dtype=schema.RECORD_DTYPE)
 class NewSteps:
     """Steps that all followed ranks completed since the previous ``StepFollower.advance``."""
 
-    #: Global ranks, and for each rank the breakdown of its steps.
+    #: Global ranks; the next field is the breakdown of each rank's steps.
     ranks: tuple[int, ...]
     parts: tuple[Breakdown, ...]
     #: Traces of these steps, with some records around them.
     world: MeasuredWorld
-    #: Numbers of the steps, in the traces of ``world``.
+    #: Indices of the steps, in the traces of ``world``.
     numbers: Ints
-    #: Number of the job's steps before these traces; ``numbers`` plus this are the job's numbers.
+    #: Number of the job's steps before these traces. ``numbers`` plus this are the step indices in
+    #: the job.
     before: int
 
 
@@ -69,7 +70,8 @@ class StepFollower:
         self._world_size = world_size
         self._settled_ns = settled_ns
         self._pending: dict[int, _Pending] = {}
-        #: Last step returned, and the offset to add to step numbers in the pending records.
+        #: Last step returned; below, the offset that is added to step indices in the pending
+        #: records.
         self._done = -1
         self._base = 0
         #: Number of records left out because a rank was too far ahead of another.
@@ -88,8 +90,8 @@ class StepFollower:
         """Returns the steps that all ranks of ``tails`` newly completed; None if there are none."""
         pending = {rank: self._pending.setdefault(rank, _Pending()) for rank in sorted(tails)}
         new = self._completed(pending, tails)
-        # Only now, because one reading may bring more records than may be kept, most of complete
-        # steps.
+        # Records are dropped only now: one reading may bring more records than may be kept, but
+        # most of them are of complete steps.
         for waiting in pending.values():
             self.left_out += waiting.shrink()
         return new
@@ -101,13 +103,13 @@ class StepFollower:
         if not all(waiting.has_steps for waiting in pending.values()):
             return None
         if self._base == 0 and any(waiting.has_ended(self._done) for waiting in pending.values()):
-            return None  # a rank is still in the step after the last one returned
+            return None  # a rank is still in the step after the last returned step
         _replace_lost_marks(pending, tails)
         traces = {rank: _trace(tails[rank], pending[rank].records()) for rank in pending}
         steps = {rank: columns.steps(trace) for rank, trace in traces.items()}
         last = min(
             (
-                self._last(  # a device may end a step long after its host
+                self._last(  # a device may end a step long after its host did
                     columns.steps(on_device_timeline(traces[rank])),
                     pending[rank].settled_ns(tails[rank].ended, self._settled_ns),
                 )
@@ -142,7 +144,7 @@ class StepFollower:
     def _forget(
         self, pending: Mapping[int, _Pending], steps: Mapping[int, Steps], last: int
     ) -> None:
-        """Drops records before step ``last``; that step stays, as operations may outlast it."""
+        """Drops records before step ``last``; this step stays, as operations may outlast it."""
         row = last - self._base
         unmarked = any(rank_steps.source == BACKWARD for rank_steps in steps.values())
         for rank, waiting in pending.items():
@@ -243,7 +245,7 @@ class _Pending:
             self.mark(before_ns, thread)
 
     def mark(self, time_ns: int, thread: int) -> None:
-        """Replaces all step marks by one, at which a step begins."""
+        """Replaces all step marks by a single mark, at which a step begins."""
         mark = np.zeros(1, dtype=schema.RECORD_DTYPE)
         mark["kind"], mark["timestamp_ns"], mark["thread"] = Kind.STEP, time_ns, thread
         records = self._batches[0]

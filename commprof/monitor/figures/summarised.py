@@ -30,7 +30,7 @@ from commprof.units import ns_to_s
 
 #: Time span of a recent figure.
 _RECENT_NS: Final = 60_000_000_000
-#: Least time between the summaries kept; ranks write one every second.
+#: Least time between two kept summaries; ranks write a summary every second.
 _APART_NS: Final = 5_000_000_000
 _NOTHING: Final = merged_histogram([])
 _NO_CELLS: Final = np.empty((0, 3), dtype=np.int64)
@@ -40,9 +40,10 @@ class Summaries:
     """The summaries that one rank wrote in always-on mode."""
 
     def __init__(self) -> None:
-        #: Summaries, newest last; the first is the newest that is at least a minute old, if any is.
+        #: Summaries, newest last. The first is the newest summary that is at least a minute old, if
+        #: there is one.
         self._kept: deque[Summary] = deque()
-        #: Summary that the recent steps begin after; None to count all steps of the newest.
+        #: The recent steps begin after this summary; None to count all steps of the newest summary.
         self._steps_after: Summary | None = None
 
     def add(self, summary: Summary) -> None:
@@ -50,7 +51,7 @@ class Summaries:
         if self._kept and summary.sequence <= self._kept[-1].sequence:
             return
         if self._kept and _began_anew(summary, self._kept[-1]):
-            self._kept.clear()  # now the script marks steps: those counted before were guesses
+            self._kept.clear()  # now the script marks steps: steps counted before were guesses
             self._steps_after = None
         summary = _with_unsplit(summary, self.newest)
         if len(self._kept) > 1 and self._kept[-1].end_ns < self._kept[-2].end_ns + _APART_NS:
@@ -90,7 +91,7 @@ class Summaries:
         return StepTimes(steps, *parts)
 
     def operations(self, names: Sequence[str]) -> dict[str, OperationState]:
-        """Figures by operation; ``names[n]`` is the operation that has number n in the trace."""
+        """Figures by operation; ``names[n]`` is the operation with code n in the trace."""
         newest, before = self._ends()
         if newest is None:
             return {}
@@ -113,7 +114,7 @@ class Summaries:
         return self._kept[-1] if self._kept else None
 
     def _ends(self) -> tuple[Summary | None, Summary | None]:
-        """Returns the newest summary and the earlier one that recent figures start from."""
+        """Returns the newest summary, and the earlier summary at which recent figures start."""
         if not self._kept:
             return None, None
         return self._kept[-1], self._kept[0] if len(self._kept) > 1 else None
@@ -195,7 +196,7 @@ def _with_unsplit(summary: Summary, before: Summary | None) -> Summary:
 def _times(summary: Summary, steps: int) -> StepTimes:
     """Returns a summary's sums over all steps; ``hidden_s``, which no summary holds, is NaN.
 
-    ``steps`` becomes the number of steps in the result, and does not change the sums.
+    ``steps`` is the number of steps in the result; it does not change the sums.
     """
     phases = summary.phases
     exposed, wait, transfer = (

@@ -108,7 +108,7 @@ class Endpoint:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that the server listens on."""
+        """Host and port on which the server listens."""
         host, port = self._server.getsockname()[:2]
         return str(host), int(port)
 

@@ -19,7 +19,7 @@ from commprof.monitor.state import JobState
 _MONITORS: Final = "commprof_monitor_"
 
 
-#: State of a job that a metric is taken from.
+#: State of a job from which a metric is read.
 _State = TypeVar("_State")
 
 
@@ -31,7 +31,8 @@ class Metric(Generic[_State]):
     #: "counter" or "gauge", as Prometheus defines them.
     kind: str
     help: str
-    #: Gives the samples of a job's state: label values and value; unknown (NaN) is not shown.
+    #: Yields the samples of a job's state: label values, and the value. An unknown value (NaN) is
+    #: not shown.
     values: Callable[[_State], Values]
     #: True if the metric is also in JSON lines, TensorBoard and ``summary()``.
     is_recent: bool = False

@@ -150,7 +150,7 @@ def step_of(state: JobState) -> int:
 def show_in(
     output: Output, samples: Callable[[], Iterable[Sample]], complain: Callable[[str], None]
 ) -> None:
-    """Shows samples in ``output``; does nothing if it is an output that needs steps."""
+    """Shows samples in ``output``; does nothing if the output needs steps."""
     if not isinstance(output, Scraped | TextFile):
         return
     try:

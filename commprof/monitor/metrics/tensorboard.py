@@ -6,7 +6,7 @@ A frame is length, masked CRC-32C of the length, data, masked CRC-32C of the dat
 
 TensorBoard's own writer (2.21) is not used. On a full disk it leaves half a frame, after which
 readers stop, and its thread ends, so nothing more is written when there is room again. This writer
-truncates such a frame and goes on with the next. TensorBoard also needs 50 MB of packages.
+cuts off such a frame and continues with the next. TensorBoard also needs 50 MB of packages.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class EventFile:
 
     def _append(self, event: bytes) -> None:
         """Appends a whole frame or nothing: readers stop at half a frame."""
-        # After a frame was truncated away, the position is beyond the end of the file.
+        # After a frame was cut off, the position is beyond the end of the file.
         before, frame = self._file.seek(0, os.SEEK_END), _frame(event)
         try:
             if self._file.write(frame) != len(frame):

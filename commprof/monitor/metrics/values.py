@@ -1,7 +1,7 @@
 """Functions that read the values of the live metrics from a :class:`JobState`.
 
-Each :class:`commprof.monitor.metrics.metrics.Metric` has one function of type ``Of``, its field
-``values``. The function takes a job's state and yields the labels and the value of each sample.
+The field ``values`` of each :class:`commprof.monitor.metrics.metrics.Metric` is such a function, of
+type ``Of``. The function takes a job's state and yields the labels and the value of each sample.
 Most functions below are of type ``Of``, or return a function of this type.
 """
 
@@ -133,7 +133,7 @@ def missing_hosts(state: JobState) -> Values:
 
 
 def arrivals(state: JobState) -> Values:
-    """Yields the number of each local rank's collectives by what is known of their last arrival."""
+    """Yields each local rank's numbers of collectives with known and unknown last arrivals."""
     for rank in local(state):
         if rank.arrivals is not None and state.world_size > 1:
             for name in ("known", "partial", "unknown"):

@@ -52,10 +52,10 @@ def main() -> int:
     if args.parent is None and not args.directory.is_dir():
         said = "does not exist; watching begins when a job records into it"
         print(f"commprof watchdog: {invocation.quoted(args.directory)} {said}", file=sys.stderr)
-    # Ctrl-C is for the job, which ends the watchdog when it is done.
+    # Ctrl-C is meant for the job, which ends the watchdog when the job is done.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
-    if not args.samples:  # samples must be on time
+    if not args.samples:  # samples must be taken on time
         os.nice(5)  # ranks that compute come first
     try:
         watch(

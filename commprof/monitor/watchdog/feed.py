@@ -17,7 +17,8 @@ from commprof.trace.ring import RingTail
 from commprof.trace.run.processes import PROC, Here, State, stat_of, text_of
 from commprof.trace.schema import Records
 
-#: Looks in a row that must find state D before it is reported: page faults cause it briefly.
+#: State D is reported only after this many looks in a row find it, because page faults cause it
+#: briefly.
 _LOOKS = 4
 _SENTENCES = {
     "stopped": "is stopped (SIGSTOP or a job control signal); kill -CONT {pid} resumes it",
@@ -40,7 +41,7 @@ class ProcessWatch:
     """State of one process; a later process with the same id is not mistaken for it."""
 
     def __init__(self, pid: int, *, gone: bool = False) -> None:
-        """Begins to watch; if ``gone``, the process has ended and another may have its id."""
+        """Begins to watch; ``gone``: the process has ended, and another may have its id."""
         self.pid = pid
         #: Start of the process; None if it has ended before.
         self._started = None if gone else _stat(pid)[1]
@@ -83,10 +84,10 @@ def _kernel_place(pid: int) -> str:
     return f" in {place}" if place not in ("", "0") else ""
 
 
-#: Number of bytes, at its end, that are read of a trace that is older than the watchdog.
+#: Of a trace that is older than the watchdog, this many bytes are read, at the end.
 _RECENT_BYTES = 4 << 20
-#: Number of looks after which ring files that the trace names, but that are still missing, are no
-#: longer awaited.
+#: The trace names ring files. If they are still missing after this many looks, they are no longer
+#: awaited.
 _RING_LOOKS = 6
 _NONE: Records = np.empty(0, schema.RECORD_DTYPE)
 
@@ -124,13 +125,13 @@ class RankFeed:
 
     @property
     def group_sizes(self) -> dict[int, tuple[str, int]]:
-        """Unique name and size of each process group, keyed by this rank's number for it."""
+        """Unique name and size of each process group, by this rank's id of the group."""
         named = common_names(self.tail.groups.values())
         return {number: (group.name, group.size) for number, group in named.items()}
 
     @property
     def stacks(self) -> dict[int, tuple[str, ...]]:
-        """The stacks that the trace describes so far, by number, as in ``Trace``."""
+        """The stacks that the trace describes so far, by id, as in ``Trace``."""
         return self.tail.stacks
 
     @property
@@ -173,16 +174,16 @@ class RankFeed:
             self.process = self._watch.poll()
 
     def _forget_unrecorded(self, state: FollowedRank) -> None:
-        """Forgets what was under way when recording was switched off.
+        """Forgets operations and phases that were open when recording was switched off.
 
-        What begins after recording resumed may be in the ring files before the trace says that it
-        resumed.
+        Records made after recording resumed may be in the ring files before the trace states that
+        it resumed.
         """
         capture_state = self.metadata.get("capture_state")
         if capture_state is not None and not capture_state["recording"]:
             state.forget_open(capture_state["monotonic_ns"])
         elif capture_state is None and not self.tail.recording:
-            # Only the summary tells that recording is off, and it does not tell since when.
+            # Only the summary shows that recording is off, and it does not show since when.
             state.forget_open(state.last_ns + 1)
 
     def _chosen(self, from_rings: Records, from_trace: Records) -> Records:
@@ -229,7 +230,7 @@ class RankFeed:
 
 
 def _session(path: Path) -> int:
-    """Returns the session number that links a trace to its ring buffers; 0 if the trace is gone."""
+    """Returns the session id that links a trace to its ring buffers; 0 if the trace is gone."""
     try:
         fd = descriptor_of_regular(path)
     except OSError:

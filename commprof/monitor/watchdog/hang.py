@@ -1,7 +1,7 @@
 """Finds out which ranks a hung job waits for, from the states of its ranks and processes.
 
-As in recorded jobs, see ``analysis/late/standstill.py``, ranks wait for the ranks that did not
-arrive at an operation or are behind. Two rules are added for running jobs. A step or an operation
+As in recorded jobs (see ``analysis/late/standstill.py``), ranks wait for ranks that did not arrive
+at an operation, or that are behind. Two rules are added for running jobs. A step or an operation
 must have taken longer than a limit. If processes are stopped, dead or asleep in the kernel, only
 their ranks are reported, because these ranks write no further records. If all ranks have arrived,
 the transfer itself makes no progress.
@@ -38,7 +38,8 @@ class HungProcess:
     """State of a rank's process, as the kernel reports it."""
 
     pid: int
-    #: "running", or why the process cannot run: "stopped", "dead", ...; empty if not known.
+    #: "running", or the reason why the process cannot run: "stopped", "dead", ...; empty if not
+    #: known.
     state: str
     #: The state as a verb phrase, with a remedy if there is one: "is stopped ...; kill -CONT ...".
     sentence: str = ""
@@ -62,10 +63,10 @@ class Hang:
     #: visible from this host have arrived.
     kind: str
     #: Ranks that the others wait for, or that issued another collective than the others; all ranks
-    #: of a circle that tells no culprit; empty if all ranks have arrived, or if it cannot be told
+    #: of a circle without a known culprit. Empty if all ranks have arrived, or if it is unknown
     #: which collective is wrong.
     accused: tuple[Accused, ...]
-    #: The operation that ranks wait in, as issued by a waiting rank (one of this host, if any);
+    #: The operation in which ranks wait, as issued by a waiting rank (of this host if possible);
     #: None if no operation is pending.
     operation: PendingOperation | None
     #: Seconds since that rank issued the operation; None if no operation is pending, or if only
@@ -76,7 +77,7 @@ class Hang:
     waiting: tuple[int, ...]
     #: Age in seconds of the longest step or operation under way.
     waited_s: float
-    #: The largest step that a rank is in; -1 without steps.
+    #: The largest step index of any rank; -1 without steps.
     step: int
     #: Phase of the first accused rank, or else of the first waiting rank.
     phase: str
@@ -86,7 +87,7 @@ class Hang:
     mismatch: Mismatch | None = None
     #: The circle in which ranks wait for each other, if that is the cause.
     circle: Circle | None = None
-    #: Ranks with the file and line at which they are: "now at train.py:7", as far as known.
+    #: Ranks with their current file and line: "now at train.py:7", as far as known.
     lines: tuple[tuple[int, str], ...] = ()
 
     def to_compare(self, here: Container[int]) -> list[int]:
@@ -186,7 +187,7 @@ def find_hang(
     """
     alive = {rank for rank, process in processes.items() if process.state != DEAD}
     watched = [state for state in states if state.rank in alive]
-    # Comparing each rank with every other one takes long in a large job, and is rarely needed.
+    # Comparing all pairs of ranks takes long in a large job, and is rarely needed.
     if all(_age_ns(one, one.pending.values(), now_ns) <= limit_ns for one in watched):
         return None
     edges = waits_of(states)
@@ -220,8 +221,8 @@ def find_hang(
 def _known_to_pend(state: FollowedRank, edges: Mapping[int, Waits]) -> list[PendingOperation]:
     """Returns a rank's operations that are certainly pending.
 
-    If an operation's completion will not be recorded, it is known to be pending only while a rank
-    that it needs is absent.
+    If an operation's completion will not be recorded, it is known to be pending only while a needed
+    rank is absent.
     """
     loud = [one for one in state.pending.values() if not one.silent]
     return loud + [operation for operation, _ in edges[state.rank]]

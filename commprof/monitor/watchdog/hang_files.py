@@ -35,7 +35,7 @@ class HangFile:
     """The files of one hang; each method that adds information rewrites the JSON and text file."""
 
     def __init__(self, directory: Path, hang: Hang, feeds: Sequence[RankFeed], now_ns: int) -> None:
-        """Reserves the first free N of ``hang_N.json``, and writes what is known of the hang."""
+        """Reserves the first free N of ``hang_N.json``, and writes the hang's known facts."""
         self._directory = directory
         self._begin_ns = now_ns
         self.number = _claim(directory)
@@ -134,7 +134,7 @@ def _rank(feed: RankFeed, now_ns: int) -> dict[str, Any]:
         "pid": feed.metadata["pid"],
         "process": feed.process.state if feed.process is not None else "",
         "step": state.step,
-        # Times of another host's clock cannot be compared with this one's.
+        # Times of another host's clock cannot be compared with times of this host.
         "step_s": _ago(now_ns, state.step_begin_ns) if here else None,
         "last_record_s_ago": _ago(now_ns, state.last_ns) if here else None,
         "phase": state.phase,

@@ -95,7 +95,7 @@ def _operation(operation: dict[str, Any], group: str) -> str:
 
 
 def _by_state(ranks: Sequence[_Rank], accused: set[int]) -> list[str]:
-    """Returns lines for the ranks in each state: first those at fault, then the most common."""
+    """Returns a line for the ranks in each state: first those at fault, then common states."""
     alike: dict[Hashable, list[_Rank]] = {}
     for rank in ranks:
         alike.setdefault(_state(rank, accused), []).append(rank)
@@ -112,7 +112,7 @@ def _by_state(ranks: Sequence[_Rank], accused: set[int]) -> list[str]:
 
 
 def _state(rank: _Rank, accused: set[int]) -> Hashable:
-    """Returns what ranks in the same state share: all but times and the names of their groups."""
+    """Returns the facts that ranks in the same state share: all but times and group names."""
     pending = tuple(
         (operation["op"], operation["seq"], operation["bucket"]) for operation in rank["pending"]
     )
@@ -134,7 +134,7 @@ def _together(alike: Sequence[_Rank]) -> list[str]:
 
 
 def _span(values: Sequence[float | None], before: str, after: str = "") -> str:
-    """Returns smallest and largest of times in s; empty if none is known."""
+    """Returns the smallest and the largest of the times, in s; empty if none is known."""
     known_values = [value for value in values if value is not None]
     if not known_values:
         return ""

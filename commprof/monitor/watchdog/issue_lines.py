@@ -1,7 +1,7 @@
 """Lines of code that issued the ranks' latest collectives, as far as their traces describe stacks.
 
-A trace in full mode describes the stacks of its first operations, or of all of them if that was
-asked for. Always-on mode describes none: there only py-spy tells where a rank is.
+A trace in full mode describes the stacks of its first operations, or of all operations if this was
+requested. Always-on mode describes no stacks: there only py-spy shows where a rank is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class IssueLines:
 
     def __init__(self) -> None:
         """Starts without collectives."""
-        #: Group, number in the group and number of the stack, by rank.
+        #: By rank: group, sequence number in the group, and id of the stack.
         self._latest: dict[int, deque[tuple[str, int, int]]] = {}
         self._feeds: dict[int, RankFeed] = {}
 

@@ -73,7 +73,7 @@ def dump(pid: int) -> StackDump:
 
 #: A frame of py-spy's main thread: "    all_gather (torch/distributed/distributed_c10d.py:3853)".
 _FRAME = re.compile(r"^ {4}.* \((?P<file>[^()]+):(?P<line>\d+)\)$")
-#: Frames of libraries, whose paths py-spy shortens to what follows ``site-packages/``.
+#: Frames of libraries; py-spy cuts their paths after ``site-packages/``.
 _OF_LIBRARY = re.compile(
     r"^(?:torch|commprof|concurrent|threading|runpy|<)|/(?:site|dist)-packages/"
 )
@@ -84,7 +84,7 @@ _AFTER_SCRIPT = re.compile(r"^ {4}_shutdown \(threading\.py:\d+\)$", re.MULTILIN
 
 
 def script_place(stacks: str) -> str:
-    """Says where the script is: "now at train.py:7"; empty if that is not known.
+    """Text on the script's current line: "now at train.py:7"; empty if not known.
 
     stacks: text of a ``StackDump``.
     """
@@ -118,7 +118,7 @@ def script_line(stacks: str) -> str:
 class NativeDump:
     """Stacks with C and C++ frames, which py-spy reads in the background for some seconds.
 
-    py-spy stops the process meanwhile, so this is only for ranks that hang.
+    py-spy stops the process during this time, so it is used only for ranks that hang.
     """
 
     def __init__(self, pid: int) -> None:
@@ -161,8 +161,8 @@ class NativeDump:
 class Sampler:
     """A py-spy that samples a process's stacks and writes them when that process or py-spy ends.
 
-    py-spy only reads the process's memory and does not stop it: if a stack changes meanwhile, the
-    sample is lost or wrong.
+    py-spy only reads the process's memory and does not stop it: if a stack changes while it is
+    read, the sample is lost or wrong.
     """
 
     def __init__(self, pid: int, path: Path) -> None:

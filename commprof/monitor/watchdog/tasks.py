@@ -53,7 +53,7 @@ class Log:
                 print(f"commprof: watchdog: {line}", file=sys.stderr, flush=True)
 
     def event(self, kind: str, sentence: str, what: Any) -> None:
-        """Logs a sentence, and the fields of the dataclass ``what`` as a JSON line."""
+        """Logs a sentence; also logs the fields of the dataclass ``what`` as a JSON line."""
         self._count += 1
         if self._count > _MOST_EVENTS:
             return
@@ -82,7 +82,7 @@ class WatchTask(Protocol):
 
 
 class HangTask:
-    """Reports hangs one at a time: the next one only after all ranks have gone on."""
+    """Reports hangs one at a time: the next hang only after all ranks have continued."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class HangTask:
         self._threshold = threshold
         self._log = log
         self._open: HangFile | None = None
-        #: Rank whose native stacks are being read; ranks and processes to read after it.
+        #: Rank whose native stacks are being read; below, the ranks and processes that follow.
         self._native: tuple[int, py_spy.NativeDump] | None = None
         self._native_wanted: list[tuple[int, int]] = []
 
@@ -174,7 +174,8 @@ class HangTask:
         for rank, read in stacks.items():
             name = file.add_stack(rank, "", read.text, read.problem)
             self._log.say(f"stacks of rank {rank}: {name or read.problem}")
-        # For native frames py-spy stops the process, which is not possible if it is stopped.
+        # To read native frames, py-spy stops the process; this is impossible if the process is
+        # already stopped.
         movable = [rank for rank in wanted if not here[rank].held_up]
         if py_spy.find_py_spy():
             self._native_wanted = [(rank, here[rank].pid) for rank in movable]
@@ -293,7 +294,8 @@ class AnomalyTask:
 
     def poll(self, feeds: Sequence[RankFeed], now_ns: int) -> None:
         """Looks for lasting changes in the steps that all ranks of this host have completed."""
-        # Other hosts have other clocks, and watchdogs for their own ranks.
+        # Ranks of other hosts are left out: their hosts have other clocks, and watchdogs of their
+        # own.
         here = {
             feed.state.rank: (feed, feed.state)
             for feed in feeds

@@ -19,11 +19,11 @@ FLOOR_S = 10.0
 _LEARN_STEPS = 10
 #: Number of recent steps that median and deviation cover.
 _RECENT_STEPS = 500
-#: A hang lasts longer than this multiple of the median step, ...
+#: A hang lasts longer than all three: this multiple of the median step, ...
 _TIMES_MEDIAN = 10.0
-#: ... than the median plus this many robust standard deviations, ...
+#: ... the median plus this many robust standard deviations, ...
 _DEVIATIONS = 20.0
-#: ... and than this multiple of the longest completed step, such as one with a checkpoint.
+#: ... and this multiple of the longest completed step, such as a step with a checkpoint.
 _TIMES_LONGEST = 3.0
 _NS_PER_S = 1e9
 
@@ -58,7 +58,7 @@ class Threshold:
     def __init__(self, fixed_s: float | None) -> None:
         """Sets a fixed threshold; None to learn it from steps."""
         self._fixed_s = fixed_s
-        #: The first rank that completed a step, and the durations of its recent steps.
+        #: The first rank that completed a step; below, the durations of its recent steps.
         self._rank: int | None = None
         self._recent_ns: deque[int] = deque(maxlen=_RECENT_STEPS)
         self._longest_ns = 0
@@ -66,7 +66,7 @@ class Threshold:
     def learn(self, step_ns: int, rank: int = 0) -> None:
         """Adds the duration of a completed step of any rank.
 
-        Each step counts once, however many ranks there are: the typical step is that of the first
+        Each step counts once, for any number of ranks: the typical step is that of the first
         rank that completed one, and the longest step is that of all ranks.
         """
         if self._rank is None:

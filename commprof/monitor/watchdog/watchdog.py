@@ -25,11 +25,11 @@ from commprof.trace.run.processes import identity
 LOOK_S = 0.5
 #: Looks between two searches for new traces.
 _SEARCH_EVERY = 4
-#: A watchdog without a launcher ends if it sees no rank of this host for so long.
+#: A watchdog without a launcher ends if it sees no rank of this host for this many seconds.
 _PATIENCE_S = 600.0
-#: How long such a watchdog goes on after the last rank's end. This must be short: an elastic
-#: restart starts its own watchdog, and a reader of the ranks' output waits until all its writers
-#: have ended.
+#: After the last rank's end, such a watchdog continues for this many seconds. This must be short:
+#: an elastic restart starts its own watchdog, and a reader of the ranks' output waits until all
+#: writers have ended.
 _GRACE_S = 0.6
 
 
@@ -80,7 +80,7 @@ class WatchedJob:
             feed.close()
 
     def _restart(self, attempt: int) -> None:
-        """Drops the ranks of earlier attempts, as all ranks of an elastic job begin anew."""
+        """Drops the ranks of earlier attempts, because all ranks of an elastic job start again."""
         self._attempt = attempt
         for path, feed in list(self._feeds.items()):
             if feed.metadata and feed.attempt < attempt:
@@ -109,8 +109,8 @@ def watch(
     Args:
         directory: directory of traces, watched with its subdirectories ``job_N``; may be missing.
         threshold_s: the hang threshold; None to learn it from the run.
-        parent: process id of the launcher, which need not be this process's parent; watching goes
-            on while it lives. None without one.
+        parent: process id of the launcher, which need not be this process's parent; watching
+            continues while the launcher lives. None if there is no launcher.
         quiet: True to write nothing to stderr.
         tells: True to report hangs, mismatched collectives and lasting changes of speed.
         samples: True to sample the ranks' stacks with py-spy.
@@ -146,7 +146,7 @@ def watch(
             time.sleep(LOOK_S)
     finally:
         for job in jobs.values():
-            job.poll(time.monotonic_ns())  # read what the ranks recorded last
+            job.poll(time.monotonic_ns())  # read the last records of the ranks
             job.end()
 
 

@@ -25,9 +25,9 @@ programs on the machine may be the cause."""
 
 _SETTINGS = ("setting", "A", "B")
 _MOST_COLLECTIVES = 8
-#: Largest number of characters shown of a setting.
+#: Of a setting, at most this many characters are shown.
 _LONGEST = 60
-#: Largest number of characters shown of the common part before the first difference.
+#: Of the common part before the first difference, at most this many characters are shown.
 _BEFORE = 12
 
 
@@ -54,7 +54,7 @@ def render(
 
 
 def comparison_grid(world: WorldComparison) -> Grid:
-    """Makes a table with a row per figure of one world size; of collectives, the longest ones."""
+    """Makes a table with a row per figure of one world size, and per longest collectives."""
     changes = [*world.parts, *world.collectives[:_MOST_COLLECTIVES]]
     if world.is_busy:
         changes.insert(1, world.with_cores)
@@ -99,7 +99,7 @@ def _verdict(result: RunComparison, fail_above: float | None) -> Iterator[str]:
 
 
 def only_summarised(result: RunComparison) -> Iterator[str]:
-    """Yields a sentence per run that holds no steps to compare, only summaries of them."""
+    """Yields a sentence for each run that holds only summaries of its steps."""
     for which in result.summarised:
         yield (
             f"{which} was recorded in always-on mode, which keeps no single step; record it in "
@@ -119,7 +119,8 @@ def _about_step(world: WorldComparison) -> str:
             f"of the two runs count as only {worth} independent ones; each run needs 4. Record "
             "more steps."
         )
-    if math.isnan(step.p_value):  # the step differs, but not the step without run delay
+    # the step differs significantly, but the step without run delay does not
+    if math.isnan(step.p_value):
         return (
             f"the step's change ({change}) may come from a lack of cores. After subtracting the "
             "time in which ranks could run but had no core, the steps do not differ significantly."
@@ -167,7 +168,7 @@ def _steps(world: WorldComparison) -> str:
 
 
 def _differing(a: str, b: str) -> tuple[str, str]:
-    """Shortens two values, if too long, to the part around the place where they begin to differ."""
+    """Shortens two long values to the part where they begin to differ."""
     a, b = printable(a), printable(b)
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
     begin = max(0, same - _BEFORE) if max(len(a), len(b)) > _LONGEST else 0
@@ -176,7 +177,7 @@ def _differing(a: str, b: str) -> tuple[str, str]:
     return first, second
 
 
-#: Incremented when a field changes its meaning or goes away, not when one is added.
+#: Incremented when a field changes its meaning or is removed, not when a field is added.
 SCHEMA_VERSION = 2
 
 

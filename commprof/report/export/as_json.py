@@ -29,7 +29,7 @@ from commprof.field_groups import plain_fields
 from commprof.files import plain
 from commprof.satellites import AddedReport
 
-#: Incremented when a field changes its meaning or goes away, not when one is added. Since 2,
+#: Incremented when a field changes its meaning or is removed, not when a field is added. Since 2,
 #: ``idle_ms`` of a rank's ``kernels`` leaves out the copies within and to the device; since 3, the
 #: transfer is called ``transfer`` everywhere, no longer ``wire``.
 SCHEMA_VERSION = 3

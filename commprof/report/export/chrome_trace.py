@@ -52,7 +52,8 @@ def rank_events(timeline: RankActivity, origin_ns: int, sort_index: int) -> Iter
     pid = timeline.rank
     yield _metadata(pid, 0, "process_name", name=f"rank {pid}, {timeline.host}")
     yield _metadata(pid, 0, "process_sort_index", sort_index=sort_index)
-    # Perfetto treats the thread with the process's number as the main thread, and shows it first.
+    # Perfetto treats the thread whose id equals the process id as the main thread, and shows it
+    # first.
     free = (number for number in itertools.count(1) if number != pid)
     for track in timeline.tracks:
         tids = list(itertools.islice(free, int(track.lane.max(initial=-1)) + 1))
@@ -108,7 +109,7 @@ def _members(name: str, column: Column) -> list[str]:
 
 
 def _arrows(track: Track, rows: slice, pid: int, tids: list[int], origin_ns: int) -> Iterator[str]:
-    """Yields one rank's ends of the arrows, which lead from the last rank to arrive to the others.
+    """Yields one rank's ends of the arrows, which lead from the last rank to the waiting ranks.
 
     On a waiting rank, the arrow ends in an additional slice named "transfer", which lasts from the
     last rank's arrival until the collective's end. Perfetto would reverse an arrow that ended in

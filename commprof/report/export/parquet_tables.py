@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from commprof.analysis.world import WorldResult
     from commprof.report.full_report import FullReport
 
-#: Ranks of one file.
+#: Largest number of ranks in one file.
 RANKS_OF_A_FILE = 128
 #: Rows after which a row group is written; it holds whole ranks.
 _GROUP_ROWS = 1 << 16
@@ -93,7 +93,7 @@ SCHEMAS: dict[str, dict[str, str]] = {
         },
     },
 }
-#: Columns of integers in which a negative number stands for an unknown one.
+#: Columns of integers in which a negative number means that the value is unknown.
 _MAY_BE_UNKNOWN = ("group_size", "size_bytes")
 
 
@@ -144,10 +144,10 @@ def _is_table(path: Path) -> bool:
 
 
 def write_tables(report: FullReport, folder: Path) -> dict[str, int]:
-    """Writes all tables of a run into a folder, and returns the rows of each that exists.
+    """Writes all tables of a run into a folder; returns the number of rows of each table.
 
     Older tables there are replaced once all are written, see :func:`check_folder`; if that fails,
-    they stay, and what was written is removed.
+    the older tables stay, and newly written files are removed.
 
     Raises:
         CommprofError: no step and no collective was recorded.
@@ -296,7 +296,7 @@ def _types(table: str) -> list[tuple[str, str]]:
 
 
 def _array(arrow: Any, name: str, kind: str, table_columns: Columns) -> Any:
-    """Returns a column as an array of arrow; what is not known is null."""
+    """Returns a column as an array of arrow; unknown values are null."""
     column: Column = table_columns[name]
     if isinstance(column, Names):
         names = arrow.array([printable(text) or None for text in column.names], arrow.string())

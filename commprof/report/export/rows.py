@@ -200,7 +200,7 @@ def as_csv(report: FullReport, table: str, added: AddedReport | None = None) -> 
 
 
 def csv_of(rows: Sequence[Row]) -> str:
-    """Renders rows as :func:`as_csv` does; all have the same columns."""
+    """Renders rows like :func:`as_csv`; all rows have the same columns."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows[:1]:
@@ -228,7 +228,7 @@ def as_parquet(report: FullReport, table: str, added: AddedReport | None = None)
 
 
 def parquet_of(make_rows: Callable[[], Sequence[Row]]) -> bytes:
-    """Renders rows as :func:`as_parquet` does; calls ``make_rows`` only if pyarrow is installed."""
+    """Renders rows like :func:`as_parquet`; calls ``make_rows`` only if pyarrow is installed."""
     pyarrow, parquet = pyarrow_modules()
     known_rows = [
         {name: _parquet_cell(value) for name, value in row.items()} for row in make_rows()

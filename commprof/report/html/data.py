@@ -32,7 +32,7 @@ from commprof.text import printable
 MOST_BYTES = 1_000_000
 #: Largest number of spans of all timelines, since browsers draw them one by one.
 MOST_SPANS = 30_000
-#: Largest number of points in the picture of the steps; in longer runs a point is the slowest of
+#: Largest number of points in the picture of the steps; in longer runs a point shows the slowest of
 #: several steps.
 MOST_POINTS = 1_000
 _LONGEST_NAME = 60
@@ -148,7 +148,7 @@ def page_parts(rank: int, parts: dict[str, float]) -> dict[str, Any]:
 
 
 def _steps(detail: WorldDetail) -> dict[str, Any]:
-    """Returns number and time of each step; in long runs, of the slowest of every few steps."""
+    """Returns index and time of each step; in long runs, of the slowest of every few steps."""
     every = -(-len(detail.steps) // MOST_POINTS) or 1
     groups = (slice(at, at + every) for at in range(0, len(detail.steps), every))
     slowest = [group.start + int(np.argmax(detail.slowest_ms[group])) for group in groups]

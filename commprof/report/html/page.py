@@ -67,7 +67,7 @@ SCRIPTS = (
 
 #: Sections whose picture comes before their table.
 _PICTURES = {"trial", "step", "scaling", "steps", "timeline"}
-#: Least room for figures if tables fill the page, as with hundreds of ranks.
+#: Least room in bytes for figures if tables fill the page, as with hundreds of ranks.
 _LEAST_DATA_BYTES = MOST_BYTES // 4
 #: Placeholder for the figures; no escaped text can contain it.
 _DATA = "\0figures\0"

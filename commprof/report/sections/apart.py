@@ -1,4 +1,4 @@
-"""Section on ranks that train apart, at world sizes without figures, which no verdict covers."""
+"""Section on ranks that train apart, for world sizes without figures and verdict."""
 
 from __future__ import annotations
 

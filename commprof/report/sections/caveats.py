@@ -1,4 +1,4 @@
-"""What a reader must know before relying on the figures, in sentences."""
+"""Caveats that a reader must know before relying on the figures."""
 
 from __future__ import annotations
 

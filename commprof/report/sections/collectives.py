@@ -21,7 +21,7 @@ mean per step and rank. size, algbw and busbw: as in nccl-tests, for the time fr
 start to the last completion; 1 GB is 1e9 bytes."""
 
 GROUPS_LEGEND = "Groups are shown with their number of ranks, or with the ranks in braces."
-#: Begin of the name that a device mesh gives to the group of one of its dimensions.
+#: First part of the name that a device mesh gives to the group of one of its dimensions.
 _MESH = "mesh_"
 _LONGEST_RANKS = 20
 
@@ -83,7 +83,7 @@ def section(place: str, world: Shown, medium: Medium) -> Section:
     Args:
         place: the section's id.
         world: figures of one world size.
-        medium: what the section is made for.
+        medium: kind of output for which the section is made.
     """
     most = medium.most_rows
     callers = [line for row in _rows_of(world)[:most] for line in _callers(row, medium.width)]
@@ -117,7 +117,7 @@ def _rows_of(world: Shown) -> tuple[CollectiveRow, ...]:
 def unlisted(world: WorldResult) -> list[str]:
     """Returns a note on the exposed time that is in no row; empty if it is negligible.
 
-    In a long run the rows are of a sample of the steps, so the difference is no such time.
+    In a long run the rows are from a sample of the steps, so the difference shows no such time.
     """
     if world.recording.sampled_steps:
         return []
@@ -139,7 +139,8 @@ def collectives_grid(world: Shown, most_rows: int) -> Grid:
         headers[_HEADERS.index(_CALLS)] = "calls\n/rank"
     for column in (_FAILED, _GROUP):  # from right to left, so that indices stay valid
         values = {row[column] for row in rows}
-        if values == {"0"} if column == _FAILED else len(values) == 1:  # the column tells nothing
+        # the column gives no information
+        if values == {"0"} if column == _FAILED else len(values) == 1:
             rows = [(*row[:column], *row[column + 1 :]) for row in rows]
             del headers[column]
     left = [column for column, header in enumerate(headers) if header in _LEFT]
@@ -184,14 +185,14 @@ def _size(kind: CollectiveKind) -> str:
 
 
 def _phases(row: CollectiveRow) -> str:
-    """Returns the phase of nearly all calls, or the commonest phase with its percentage."""
+    """Returns the phase of nearly all calls, or the most frequent phase with its percentage."""
     name, calls = row.phases[0]
     share = calls / row.calls
     return name if share >= _NEARLY_ALL else f"{name} {share:.0%}"
 
 
 def _callers(row: CollectiveRow, width: int) -> list[str]:
-    """Returns lines with the commonest caller, and the number of other callers; none if unknown."""
+    """Returns lines with the most frequent caller and the number of others; none if unknown."""
     if not row.callers:
         return []
     text, calls = row.callers[0]

@@ -45,7 +45,7 @@ def as_lines(
         place: the section's id.
         heading: text above the checks.
         checks: checks of each world size, in order.
-        medium: what the section is made for.
+        medium: kind of output for which the section is made.
     """
     lines = [
         textwrap.fill(printable(_line(world_size, check)), medium.width, subsequent_indent="    ")

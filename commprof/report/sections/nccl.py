@@ -1,4 +1,4 @@
-"""Tables of what NCCL's profiler plugin recorded: operations, and links between ranks."""
+"""Tables of the records of NCCL's profiler plugin: operations, and links between ranks."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def links(world: NcclWorld) -> Grid:
 
 
 def notes(world: NcclWorld) -> list[str]:
-    """Returns what the table of operations leaves out, and how both kinds of waits compare."""
+    """Returns sentences on rows left out of the table, and on how both kinds of waits compare."""
     return [*not_shown(len(world.rows) - _MOST_ROWS, "kind", " of operation"), *_waits(world)]
 
 

@@ -1,4 +1,4 @@
-"""The sections of a report in their order, on a terminal as on a page."""
+"""The sections of a report in their order, the same on a terminal and on a page."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ORDER: tuple[Maker, ...] = (
     always_on.sections,
     caveats.at_the_end,
 )
-"""What makes the sections of a report, from the first section to the last."""
+"""The functions that make the sections of a report, from the first section to the last."""
 
 BESIDE_A_TRIAL: tuple[Maker, ...] = (
     incidents.sections,
@@ -69,14 +69,14 @@ BESIDE_A_TRIAL: tuple[Maker, ...] = (
 )
 """The sections that follow a trial's own report.
 
-A trial's steps alternate between candidates, so means over all steps would describe none of them.
+A trial's steps alternate between candidates, so means over all steps would describe no candidate.
 """
 
 
 def sections(
     report: FullReport, medium: Medium, added: AddedReport | None = None
 ) -> Iterator[Section]:
-    """Yields all sections for which a run has content, after a trial's own (``added``), if any."""
+    """Yields all sections for which a run has content, after those of a trial (``added``)."""
     if added is not None:
         yield added.section()
     for made in ORDER if added is None else BESIDE_A_TRIAL:

@@ -14,7 +14,7 @@ def setup_text(context: Mapping[str, Any]) -> str:
         return f"{_backend(context)}, recorded by {context['recorded_by']}"
     machine = context["machine"]
     cores = f"{usable_cores(machine)} usable cores ({machine['cpu_model']})"
-    if context["capture"] == "nccl":  # records neither torch nor threads
+    if context["capture"] == "nccl":  # NCCL's plugin records neither torch nor threads
         return f"{_backend(context)}, recorded by commprof's plugin of NCCL, {cores}"
     return (
         f"{_training(context)}{_backend(context)}, torch {context['torch']}, "

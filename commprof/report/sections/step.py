@@ -46,7 +46,7 @@ last rank had arrived; transfer: after that. hidden: communication during other 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
     """Yields the section on the parts of the mean step, if the run has figures of steps.
 
-    A page also says what bounds each world size; on a terminal the verdict says it.
+    A page also states what bounds each world size; on a terminal the verdict states it.
     """
     if not report.result.worlds:
         return

@@ -24,7 +24,7 @@ or are waited for most."""
 
 
 def sections(report: FullReport, medium: Medium) -> Iterator[Section]:
-    """Yields the section on who waits for whom; a page has room for it, a terminal has not."""
+    """Yields the section on who waits for whom on a page; a terminal has no room for it."""
     grids = tuple(
         (f"{detail.world_size} ranks", grid)
         for detail in report.details

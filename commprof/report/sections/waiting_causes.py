@@ -12,9 +12,10 @@ from commprof.report.full_report import FullReport
 from commprof.report.section import Medium, Section
 from commprof.report.tabulated import Grid, three_digits
 
-#: With more ranks than this, the table shows the costliest ones and the sum of the others.
+#: With more ranks than this, the table shows the costliest ranks, and the sum of the others.
 _MOST_RANKS = 32
-#: Ranks in the table of causes if there are more than ``_MOST_RANKS``: those that cost most.
+#: If there are more than ``_MOST_RANKS`` ranks, the table of causes shows this many: those that
+#: cost most.
 _COSTLIEST = 10
 
 LEGEND = f"""\

@@ -35,7 +35,8 @@ _SIZES: dict[str, dict[str, int]] = {
 }
 _ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 _TARGETS = {"attention": _ATTENTION, "all": [*_ATTENTION, "gate_proj", "up_proj", "down_proj"]}
-#: Bytes of a frozen parameter while the model is created; packing into 4 bits comes after that.
+#: Number of bytes of a frozen parameter while the model is created; packing into 4 bits comes
+#: later.
 _MADE_BYTES = {"fp32": 4, "bf16": 2, "4bit": 4}
 _ALPHA_PER_RANK = 2
 
@@ -47,13 +48,13 @@ class LoraOptions:
     size: str = field(default="tiny", metadata={"choices": tuple(_SIZES)})
     """Shape of the Mistral model: tiny, small, or 7b for Mistral-7B's own."""
     rank: int = field(default=16, metadata={"minimum": 1})
-    """Matrix rank of the adapters; their alpha is twice that."""
+    """Matrix rank of the adapters; their alpha is twice the rank."""
     targets: str = field(default="attention", metadata={"choices": tuple(_TARGETS)})
-    """Linear modules with adapters: those of attention, or all of a layer."""
+    """Linear modules with adapters: those of attention, or all modules of a layer."""
     base: str = field(default="fp32", metadata={"choices": tuple(_MADE_BYTES)})
     """Type of the frozen weights; 4bit: bitsandbytes' nf4."""
     sequence: int = field(default=128, metadata={"minimum": 1})
-    """Tokens per sample that are predicted."""
+    """Number of predicted tokens per sample."""
     samples: int = field(default=160, metadata={"minimum": 1})
     """Samples in the data set, over all ranks."""
     learning_rate: float = 2e-4
@@ -196,7 +197,7 @@ def _base_model(options: LoraOptions) -> nn.Module:
         max_position_embeddings=max(4096, options.sequence),
         use_cache=False,
     )
-    # Created in bf16, not cast to it: a cast would need three times the memory for a while.
+    # The model is created in bf16: a cast to bf16 would temporarily need three times the memory.
     with _default_dtype(torch.bfloat16 if options.base == "bf16" else torch.float32):
         model: nn.Module = MistralForCausalLM(config)
     return model
@@ -214,7 +215,8 @@ def _adapted(model: nn.Module, options: LoraOptions) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft uses a name that transformers changed
+        # peft uses a name that transformers has changed
+        warnings.simplefilter("ignore", FutureWarning)
         adapted: nn.Module = get_peft_model(model, config)
     return adapted
 
@@ -255,7 +257,7 @@ class _LoraTrainee(DataTrainee):
         self._learning_rate = options.learning_rate
 
     def ddp_options(self) -> dict[str, Any]:
-        """Sends no buffers: those of the model are constants, the frequencies of its positions."""
+        """Sends no buffers: the model's buffers are constants, the frequencies of its positions."""
         return {"broadcast_buffers": False}
 
     def logits(self, model: nn.Module, inputs: Tensor) -> Tensor:

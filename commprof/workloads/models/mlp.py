@@ -23,15 +23,15 @@ class MlpOptions:
     """Sizes of the model and of its data."""
 
     inputs: int = field(default=256, metadata={"minimum": 1})
-    """Input features per sample."""
+    """Number of input features per sample."""
     width: int = field(default=512, metadata={"minimum": 1})
     """Units of each hidden layer."""
     layers: int = field(default=4, metadata={"minimum": 1})
-    """Hidden layers."""
+    """Number of hidden layers."""
     classes: int = field(default=10, metadata={"minimum": 2})
-    """Classes to distinguish."""
+    """Number of classes to distinguish."""
     samples: int = field(default=2048, metadata={"minimum": 1})
-    """Samples in the data set, over all ranks."""
+    """Number of samples in the data set, over all ranks."""
     learning_rate: float = 0.05
     """Learning rate of SGD with momentum 0.9; falls to 0 along a cosine over the run."""
 

@@ -20,7 +20,7 @@ from commprof.workloads.models.images import SYNTHETIC, Images, open_images
 from commprof.workloads.spec import OptimizerPlan, Shard, Trainee, step_decay
 from commprof.workloads.trainees import DataTrainee, passes_per_epoch
 
-_STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, blocks, stride
+_STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # width, number of blocks, stride
 _EXPANSION = 4
 _SHRINKS = 32  # largest image size that becomes 1 x 1 in the last stage
 
@@ -91,7 +91,7 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple
 
 
 class _Model(nn.Module):
-    """ResNet-50: a stem, sixteen blocks in four stages, the mean over an image, a linear layer."""
+    """ResNet-50: a stem, sixteen blocks in four stages, a mean over the image, a linear layer."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Program that stops its parent process for as many ns as each line of standard input says.
+"""Program that stops its parent process; each line of standard input gives a time in ns.
 
 The program ends when its parent ends. It is run as a script by its path, and imports only the
 standard library, so that it starts quickly.
@@ -17,12 +17,12 @@ def main() -> None:
 
     Writes an empty line to standard output when ready, and each time it has resumed the parent.
     """
-    # Ends only with its parent, so that no signal ends it while the parent is stopped.
+    # Signals are ignored, so that no signal ends this program while the parent is stopped.
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     parent = os.pidfd_open(int(sys.argv[1]))
     if os.getppid() != int(sys.argv[1]):
-        return  # the parent has ended, and another process may have its number
+        return  # the parent has ended, and another process may have its id
     _answer()
     for line in sys.stdin.buffer:
         _stop(parent, int(line))

@@ -1,9 +1,9 @@
 """Workload `timed`: phases of known length and gradients of known size, for tests to compare with.
 
 Every phase sleeps until absolute deadlines (its start plus the lengths so far), on the capture's
-clock (CLOCK_MONOTONIC). So the next deadline absorbs a late wake-up, the cost of producing a
-gradient and DDP's copy of the gradient into a bucket, which would otherwise add up. A sharded layer
-(FSDP2) sleeps for its length instead: a deadline would absorb the wait for its parameters.
+clock (CLOCK_MONOTONIC). So the next deadline absorbs delays that would otherwise add up: a late
+wake-up, the cost of producing a gradient, and DDP's copy of the gradient into a bucket. A sharded
+layer (FSDP2) sleeps for its length instead: a deadline would absorb the wait for its parameters.
 
 With late_phase=pause a child process really stops this process for a time (SIGSTOP).
 """
@@ -129,8 +129,9 @@ class TimedOptions:
     late_ms: float = 0.0
     """Time by which the rank is late."""
     late_phase: str = field(default="backward", metadata={"choices": (*_PHASES, _PAUSE)})
-    """Phase that the late rank begins with a sleep of `late_ms`; "pause": the rank's process is
-    really stopped (SIGSTOP) for `late_ms`, in forward."""
+    """The late rank begins this phase with a sleep of `late_ms`. "pause": the rank's process is
+    really stopped (SIGSTOP) for `late_ms`, in forward.
+    """
     late_every: int = field(default=1, metadata={"minimum": 1})
     """The rank is late in every n-th step, counted from 1."""
 
@@ -210,7 +211,7 @@ class Timed:
 
 
 def _drawing(values: str, rank: int) -> _Draw:
-    """Returns a function that draws a layer's gradient, as `TimedOptions.gradients` says."""
+    """Returns a function that draws a layer's gradient, see `TimedOptions.gradients`."""
     if values == "constant":
         return lambda count: torch.full((count,), float(rank + 1))
     generator = torch.Generator("cpu").manual_seed(rank)
@@ -230,8 +231,8 @@ class _TimedFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         layer: _Layer = ctx.layer
         if layer.begins_backward:
-            # Callbacks run after the last layer, in the order in which they were queued: this one
-            # comes before DDP's finalisation.
+            # Callbacks run after the last layer, in the order in which they were queued: this
+            # callback comes before DDP's finalisation.
             Variable._execution_engine.queue_callback(layer.pacer.stamp)
         gradient = layer.fresh_gradient()
         layer.pacer.wait(layer.backward_ns)
@@ -383,7 +384,7 @@ def _stopper_of(options: TimedOptions, shard: Shard) -> Stopper | None:
     return Stopper() if chosen and options.late_ms > 0 else None
 
 
-_WAKE_EARLY_NS = 200_000  # a long sleep overshoots by less; short sleeps fill the rest
+_WAKE_EARLY_NS = 200_000  # a long sleep overshoots by less than this; short sleeps fill the rest
 _SHORT_SLEEP_S = 20e-6
 
 

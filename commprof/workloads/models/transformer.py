@@ -20,19 +20,19 @@ class TransformerOptions:
     """Sizes of the model and of its data, and the learning rate."""
 
     vocab: int = field(default=2048, metadata={"minimum": 2})
-    """Distinct tokens."""
+    """Number of distinct tokens."""
     d_model: int = field(default=256, metadata={"minimum": 1})
     """Width of the embeddings and of every layer."""
     heads: int = field(default=4, metadata={"minimum": 1})
-    """Attention heads per layer; must divide d_model."""
+    """Number of attention heads per layer; must divide d_model."""
     layers: int = field(default=2, metadata={"minimum": 1})
-    """Encoder layers."""
+    """Number of encoder layers."""
     feedforward: int = field(default=512, metadata={"minimum": 1})
     """Width of the feed-forward part of a layer."""
     sequence: int = field(default=128, metadata={"minimum": 1})
-    """Tokens per sample; the model predicts the next token at each position."""
+    """Number of tokens per sample; the model predicts the next token at each position."""
     samples: int = field(default=320, metadata={"minimum": 1})
-    """Samples in the data set, over all ranks."""
+    """Number of samples in the data set, over all ranks."""
     learning_rate: float = 5e-4
     """Adam's initial rate; falls to 0 along a cosine over the steps of the run."""
 
@@ -58,7 +58,7 @@ class _Model(nn.Module):
         )
         self.encoder = nn.TransformerEncoder(layer, options.layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, options.vocab)
-        # No buffer: DDP would send this constant before each forward pass.
+        # The mask is no buffer, because DDP would send this constant before each forward pass.
         self.mask = nn.Transformer.generate_square_subsequent_mask(options.sequence)
 
     def forward(self, tokens: Tensor) -> Tensor:

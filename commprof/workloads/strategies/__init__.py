@@ -1,4 +1,4 @@
-"""Strategies of training a model on several ranks: who holds and who exchanges which data."""
+"""Strategies of training a model on several ranks: which ranks hold and exchange which data."""
 
 from __future__ import annotations
 

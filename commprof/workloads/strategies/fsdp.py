@@ -94,9 +94,9 @@ class Fsdp:
         """Keeps gradients unsharded until the last pass, which reduce-scatters their sum.
 
         FSDP2's `set_is_last_backward` is left at its default, True, for all passes. False is meant
-        for training that runs several forward passes before their backward passes. Here each
-        backward pass follows its forward pass. With False, FSDP2 would keep the recorded order of
-        blocks for the next pass, and that pass would gather a block that it does not need.
+        for training with several forward passes before the backward passes. Here each backward pass
+        follows its forward pass. With False, FSDP2 would keep the recorded order of blocks for the
+        next pass, and that pass would gather a block that it does not need.
         """
         model.set_requires_gradient_sync(last)
         return nullcontext()

@@ -14,7 +14,7 @@ from commprof.workloads.strategies.fsdp import Fsdp, FsdpOptions
 
 @dataclass(frozen=True)
 class HsdpOptions(FsdpOptions):
-    """Options of HSDP: those of FSDP2, and the size of the groups."""
+    """Options of HSDP: the options of FSDP2, and the size of the groups."""
 
     shard: int = field(default=0, metadata={"minimum": 0})
     """Largest number of ranks that share one copy of the model; 0: the ranks of one host, or half

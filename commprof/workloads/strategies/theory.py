@@ -35,7 +35,7 @@ def all_reduced_gradients(model: nn.Module) -> Expected:
 def broadcast_buffers(model: nn.Module, ddp_options: Mapping[str, Any]) -> tuple[Expected, ...]:
     """DDP's broadcasts: rank 0's buffers, before the first forward of each step.
 
-    A forward pass broadcasts if the pass before it exchanged gradients. So the first of several
+    A forward pass broadcasts if the previous pass exchanged gradients. So the first of several
     accumulated passes broadcasts, though it is inside ``no_sync``. A pass under ``no_grad`` between
     two steps would broadcast instead of the next step's first pass; the built-in loop has no such
     passes.
