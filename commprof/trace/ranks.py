@@ -68,11 +68,17 @@ class RankTimes:
 
     def since(self, rank: Ints, time_ns: Ints) -> Ints:
         """Returns ns since the rank's ``begin_ns``, plus 1; 0 for all times before it."""
-        return np.clip(time_ns - self._begin_ns[rank], -1, self._length_ns[rank] + 1) + 1
+        since = time_ns - self._begin_ns[rank]  # the columns are long: they are changed in place
+        np.maximum(since, -1, out=since)
+        np.minimum(since, (self._length_ns + 1)[rank], out=since)
+        since += 1
+        return since
 
     def key(self, rank: Ints, time_ns: Ints) -> Ints:
         """Returns a number for each time; the numbers are ordered by rank, then by time."""
-        return self._base[rank] + self.since(rank, time_ns)
+        key = self.since(rank, time_ns)
+        key += self._base[rank]
+        return key
 
 
 def ranks_of(first: Ints) -> Ints:

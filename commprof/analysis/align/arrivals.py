@@ -82,7 +82,7 @@ def match_arrivals(
     issue_ns = np.concatenate([table.issue_ns for table in tables])
     awaited = last_awaited(matching, traces, tables, issue_ns)
     last_ns, late = (matching.split(part) for part in matching.at(issue_ns, awaited))
-    number = matching.split(np.where(matching.complete[matching.member], matching.member, -1))
+    number = matching.split(matching.numbers())
     buckets = bucket_arrivals(traces, len(matching.complete))
     return [Arrivals(*parts) for parts in zip(last_ns, late, number, buckets, strict=True)]
 

@@ -71,6 +71,12 @@ class Matching:
         """Splits a column over all ranks into one column per rank."""
         return np.split(values, np.cumsum(self.lengths)[:-1])
 
+    def numbers(self) -> Ints:
+        """Per row: the number of its collective; -1 if the collective is not complete."""
+        if self.complete.all():
+            return self.member
+        return np.where(self.complete[self.member], self.member, -1)
+
     def latest(self, times_ns: Ints) -> tuple[Ints, Ints]:
         """Per row: the largest of the times in its collective, and the rank that has this time.
 

@@ -104,7 +104,7 @@ class RankBlock:
             return of_ranks[0]
         buckets = [each.buckets for each in of_ranks]
         count = list(map(len, buckets))
-        joined_buckets = _joined_tables(buckets)
+        joined_buckets = joined_tables(buckets)
         passes, task = joined_buckets.graph_task, np.repeat(self.task_shift, count)
         arrived_ns = _all(of_ranks, "last_arrival_ns")
         return Arrivals(
@@ -122,7 +122,7 @@ class RankBlock:
         if len(self) == 1:
             return of_ranks[0]
         count = np.diff(self.calls)
-        calls = shifted(_joined_tables(of_ranks), np.repeat(self.shift_ns, count))
+        calls = shifted(joined_tables(of_ranks), np.repeat(self.shift_ns, count))
         passes, task = calls.graph_task, np.repeat(self.task_shift, count)
         return replace(
             calls,
@@ -134,16 +134,16 @@ class RankBlock:
     def find_exposures(self, calls: Collectives) -> None:
         """Finds the waiting of all ranks at once, and caches it for ``exposures_of`` of the block.
 
-        After that, the block no longer holds the calls and its waits.
+        Then the block holds its waits no more, nor the calls, if they are of several ranks.
 
         Args:
             calls: calls of all ranks, as :meth:`join_calls` joins them.
         """
-        if len(self) == 1:
-            return
-        keep(self.trace, columns.collectives, calls)
+        if len(self) > 1:
+            keep(self.trace, columns.collectives, calls)
         exposures_of(self.trace)
-        discard(self.trace, columns.collectives)
+        if len(self) > 1:
+            discard(self.trace, columns.collectives)
         discard(self.trace, columns.waits)
 
     def exposures_of_ranks(self) -> list[Exposures]:
@@ -410,7 +410,8 @@ def _block_threads(thread: Ints, training: Ints) -> Ints:
     return np.where(thread == training, _TRAINING, _OTHER)
 
 
-def _joined_tables(tables: Sequence[Table]) -> Table:
+def joined_tables(tables: Sequence[Table]) -> Table:
+    """Returns the rows of some tables as one table."""
     return map_columns(lambda *columns_: joined_column(columns_), *tables)
 
 

@@ -23,8 +23,9 @@ other waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -32,19 +33,22 @@ import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import Arrivals, BucketArrivals
 from commprof.analysis.step.exposure import Exposures, training_thread
+from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import among, distinct_rows
+from commprof.trace.lookup import among, distinct_rows, map_columns, rows_of
 from commprof.trace.ranks import RankTimes, accumulated, firsts, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import BLOCKED_NS, POINT_TO_POINT, SOME_WAIT
 
 Mask = npt.NDArray[np.bool_]
+#: Numbers that are small: columns of all calls of a run are held in 4 bytes a row.
+Narrow = npt.NDArray[np.int32] | Ints
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """Per wait, the time of a rank since its last meeting with the rank it is compared with."""
+class Stretch(FieldGroup):
+    """The time of one rank, per wait, that is compared with another rank's since they last met."""
 
     #: 0 if the two ranks have not met before.
     begin_ns: Ints
@@ -57,29 +61,32 @@ class Stretch:
 
     def of(self, rows: Ints) -> Stretch:
         """Returns the stretches of some of the waits."""
-        return Stretch(*(part[rows] for part in self._parts))
+        return rows_of(self, rows)
 
     def moved(self, by_ns: Ints) -> Stretch:
         """Returns the stretches with all times increased by ``by_ns``."""
-        return Stretch(*(part + by_ns for part in self._parts))
-
-    @property
-    def _parts(self) -> tuple[Ints, Ints, Ints, Ints]:
-        return self.begin_ns, self.stood_ns, self.left_ns, self.end_ns
+        return map_columns(lambda time_ns: time_ns + by_ns, self)
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Waits, one per row, of one rank for another."""
+    """Waits, one per row, of one rank for another; small numbers may be stored in 4 bytes."""
 
     #: Index of the rank that waits.
-    place: Ints
-    #: Index of the rank for which it waits.
-    late: Ints
-    #: Index of the call, the same on all ranks.
-    number: Ints
+    place: Narrow
+    #: Index of the rank that it waits for.
+    late: Narrow
+    #: Number of the call.
+    number: Narrow
     #: Time at which the training thread began to wait.
     stood_ns: Ints
+
+    def of(self, rows: slice) -> Wait:
+        """Returns some of the waits, with numbers of 8 bytes."""
+        place, late, number = (
+            column[rows].astype(np.int64) for column in (self.place, self.late, self.number)
+        )
+        return Wait(place, late, number, self.stood_ns[rows])
 
 
 @dataclass(frozen=True)
@@ -90,9 +97,8 @@ class _Stops:
     number.
     """
 
-    rank: Ints
-    number: Ints
-    arrived_ns: Ints
+    rank: Narrow
+    number: Narrow
     begin_ns: Ints
     #: When the thread left: at the call's end if the thread stood there then, else at the wait's
     #: end.
@@ -102,14 +108,7 @@ class _Stops:
 
     def of(self, rows: Ints | slice) -> _Stops:
         """Returns some of the rows."""
-        return _Stops(
-            self.rank[rows],
-            self.number[rows],
-            self.arrived_ns[rows],
-            self.begin_ns[rows],
-            self.left_ns[rows],
-            self.stood[rows],
-        )
+        return rows_of(self, rows)
 
 
 class _Calls:
@@ -132,41 +131,46 @@ class _Calls:
         self.count = 1 + int(number.max(initial=-1))
         rank = _both(ranks_of(first_call), ranks_of(first_bucket))
         rows = _rows(number >= 0)
-        rows = _in_order(rank[rows] * self.count + number[rows], rows)
-        rank, self.number = rank[rows], number[rows]
+        key = rank[rows] * self.count + number[rows]
+        order = _in_order(key)
+        key, rows = key[order], order if isinstance(rows, slice) else rows[order]
+        self._first = firsts(np.bincount(rank[rows], minlength=len(traces)))
+        del rank
+        self.number: Narrow = number[rows].astype(np.int32)
+        del number
+        self._row: npt.NDArray[np.int32] | None = None
+        self._key: Ints | None = None
+        if len(traces) * self.count <= _DENSE * len(key):
+            self._row = np.full(len(traces) * self.count, -1, dtype=np.int32)
+            # If several rows have the same rank and number, the first one counts.
+            self._row[key[::-1]] = np.arange(len(key) - 1, -1, -1, dtype=np.int32)
+        else:
+            self._key = key
+        del key
         op = _both(joined(tables, "op"), np.full(int(first_bucket[-1]), -1))[rows]
         #: True for calls in which a rank need not wait for all others: messages, and calls with a
         #: root.
         self.some_wait = among(op, *SOME_WAIT)
         self.is_message = among(op, *POINT_TO_POINT)
-        del op, number
-        ready_ns = _both(joined(tables, "issue_ns"), joined(buckets, "ready_ns"))
-        self.arrived_ns = ready_ns[rows]
-        self._first = firsts(np.bincount(rank, minlength=len(traces)))
-        is_dense = len(traces) * self.count <= _DENSE * len(rank)
-        self._row = np.full(len(traces) * self.count if is_dense else 0, -1, dtype=np.int32)
-        self._key: Ints | None = None
-        key = rank * self.count + self.number
-        if is_dense:
-            # If several rows have the same rank and number, the first one counts.
-            self._row[key[::-1]] = np.arange(len(key) - 1, -1, -1, dtype=np.int32)
-        else:
-            self._key = key
-        del rank, key
+        del op
+        self.arrived_ns = _both(joined(tables, "issue_ns"), joined(buckets, "ready_ns"))[rows]
         stops = _stops(traces, tables, buckets, exposed, first_call, of_call, self.count)
-        at = self.rows(stops.rank, stops.number)
-        #: When the training thread left its wait for the call; 0 if it did not wait.
-        self.left_ns = np.zeros(len(self.number), dtype=np.int64)
-        self.left_ns[at] = stops.left_ns
-        stops = replace(stops, arrived_ns=self.arrived_ns[at])
-        self.stops = stops.of(_rows(~self.some_wait[at]))
+        #: When the training thread left its wait for the call; 0 if it did not wait. None if all
+        #: ranks wait for all others in each call.
+        self.left_ns: Ints | None = None
+        if self.some_wait.any():
+            at = self.rows(stops.rank, stops.number)
+            self.left_ns = np.zeros(len(self.number), dtype=np.int64)
+            self.left_ns[at] = stops.left_ns
+            stops = stops.of(_rows(~self.some_wait[at]))
+        self.stops = stops
 
-    def rows(self, rank: Ints, number: Ints) -> Ints:
+    def rows(self, rank: Narrow, number: Narrow) -> Ints:
         """Returns, per rank and number, the row of the rank's call with this number, or -1."""
-        key = rank * self.count + number
-        if self._key is None:
+        key = rank.astype(np.int64) * self.count + number
+        if self._row is not None:
             return self._row[key].astype(np.int64)
-        if not len(self._key):
+        if self._key is None or not len(self._key):
             return np.full(len(key), -1)
         row = np.minimum(np.searchsorted(self._key, key), len(self._key) - 1)
         return np.where(self._key[row] == key, row, -1)
@@ -178,10 +182,10 @@ class _Calls:
 
     def ranks_of_numbers(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """Returns, per number, the sum of ``values[rank]`` over the ranks that have this call."""
-        rank = ranks_of(self._first)
-        once = _rows(np.diff(rank * self.count + self.number, prepend=-1) > 0)
         total = np.zeros(self.count, dtype=np.uint64)
-        np.add.at(total, self.number[once], values[rank[once]])
+        for rank, (first, last) in enumerate(itertools.pairwise(self._first.tolist())):
+            own = self.number[first:last]
+            total[own if (own[1:] > own[:-1]).all() else np.unique(own)] += values[rank]
         return total
 
 
@@ -195,12 +199,10 @@ def _rows(chosen: Mask) -> Ints | slice:
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
-def _in_order(key: Ints, rows: Ints | slice) -> Ints | slice:
+def _in_order(key: Ints) -> Ints | slice:
     """Returns the rows sorted by key; rows with equal keys keep their order."""
-    if (np.diff(key) >= 0).all():
-        return rows
-    order = np.argsort(key, kind="stable")
-    return order if isinstance(rows, slice) else rows[order]
+    is_sorted = (key[1:] >= key[:-1]).all()
+    return slice(None) if is_sorted else np.argsort(key, kind="stable")
 
 
 class SharedCalls:
@@ -220,11 +222,26 @@ class SharedCalls:
     def compared(self, waits: Wait) -> tuple[Stretch, Stretch]:
         """Finds the time of each waiting rank, and of its late rank, that explains the wait.
 
+        See :meth:`compared_in_parts`.
+        """
+        return next(self.compared_in_parts(waits, [slice(None)]))
+
+    def compared_in_parts(
+        self, waits: Wait, parts: Iterable[slice]
+    ) -> Iterator[tuple[Stretch, Stretch]]:
+        """Finds the times of waiting and late ranks that explain waits, for each part of the waits.
+
         The late rank's time ends as it arrives at the call. The waiting rank's time ends as it
         arrives at the call itself, so that both stretches hold the same part of the program; For
         messages, calls with a root, and calls that another thread issued while the rank waited, it
         ends as the rank begins to wait.
         """
+        met_ns = self._met_by_arrival(waits) if self._some_wait.any() else None
+        for rows in parts:
+            yield self._compared(waits.of(rows), None if met_ns is None else met_ns[rows])
+
+    def _compared(self, waits: Wait, met_ns: Ints | None) -> tuple[Stretch, Stretch]:
+        """``met_ns``: when one rank arrived and the other waited for it last; 0 for never."""
         own_ns, arrived_ns = (
             self._calls.look_up(self._calls.arrived_ns, rank, waits.number)
             for rank in (waits.place, waits.late)
@@ -232,12 +249,20 @@ class SharedCalls:
         size = len(waits.number)
         sides = tuple(np.zeros((3, size), dtype=np.int64) for _ in range(2))
         latest_ns = np.zeros(size, dtype=np.int64)
-        takes_part = (arrived_ns > 0) & (waits.place != waits.late)
-        for rows, left_ns, met in self._met(waits, arrived_ns, np.flatnonzero(takes_part)):
-            later = left_ns > latest_ns[rows]
-            latest_ns[rows[later]] = left_ns[later]
-            for side, values in zip(sides, met, strict=True):
-                side[:, rows[later]] = np.stack(values)[:, later]
+        chosen = self._take_part(waits, arrived_ns)
+        for group in self._groups:
+            both = chosen[group.holds(waits.place[chosen]) & group.holds(waits.late[chosen])]
+            for at in range(0, len(both), _CHUNK):
+                rows, left_ns, met = self._met_in(group, waits, arrived_ns, both[at : at + _CHUNK])
+                later = left_ns > latest_ns[rows]
+                latest_ns[rows[later]] = left_ns[later]
+                for side, values in zip(sides, met, strict=True):
+                    for column, value in zip(side, values, strict=True):
+                        column[rows[later]] = value[later]
+        if met_ns is not None:
+            later = met_ns > latest_ns
+            for side in sides:
+                side[:, later] = met_ns[later]
         waiting, late = sides
         until = np.where(self._some_wait[waits.number] | (own_ns == 0), waits.stood_ns, own_ns)
         until = np.minimum(until, waits.stood_ns)
@@ -247,13 +272,36 @@ class SharedCalls:
             Stretch(late[0], late[1], late[2], arrived_ns),
         )
 
-    def _met(self, waits: Wait, arrived_ns: Ints, rows: Ints) -> Iterator[_Met]:
-        """Yields the last meetings, at each kind of call, before the waits of ``rows``."""
-        for group in self._groups:
-            chosen = rows[group.holds(waits.place[rows]) & group.holds(waits.late[rows])]
-            for at in range(0, len(chosen), _CHUNK):
-                yield from _met_in(group, waits, arrived_ns, chosen[at : at + _CHUNK])
-        yield from self._met_by_arrival(waits, arrived_ns, rows)
+    @staticmethod
+    def _take_part(waits: Wait, arrived_ns: Ints) -> Ints:
+        """Returns the rows whose late rank is another one and has the call."""
+        return np.flatnonzero((arrived_ns > 0) & (waits.place != waits.late))
+
+    def _met_in(self, group: _InTurn, waits: Wait, arrived_ns: Ints, rows: Ints) -> _Met:
+        """Returns the last meetings, at calls of one set of ranks, before the waits of ``rows``."""
+        turn = np.minimum(
+            group.left_by(waits.place[rows], waits.stood_ns[rows]),
+            group.left_by(waits.late[rows], arrived_ns[rows]),
+        )
+        missing = np.arange(len(rows))
+        while len(missing := missing[turn[missing] >= 0]):
+            both = [side[rows[missing]] for side in (waits.place, waits.late)]
+            turn[missing] = np.maximum(*(group.stood_by(side, turn[missing]) for side in both))
+            waited = (group.stood_at(side, turn[missing]) >= 0 for side in both)
+            missing = missing[~np.logical_and(*waited)]
+            turn[missing] -= 1
+        rows, turn = rows[turn >= 0], turn[turn >= 0]
+        sides = (waits.place[rows], waits.late[rows])
+        stood = [group.stood_at(side, turn) > 0 for side in sides]
+        together = np.logical_and(*stood)
+        met, left_ns = [], np.zeros_like(turn)
+        for side, stands in zip(sides, stood, strict=True):
+            number, began, left_ns = group.times(side, turn)
+            arrived = self._calls.look_up(self._calls.arrived_ns, side, number)
+            begin = np.where(together, left_ns, np.minimum(arrived, began))
+            stands &= ~together
+            met.append((begin, np.where(stands, began, begin), np.where(stands, left_ns, begin)))
+        return rows, left_ns, (met[0], met[1])
 
     @cached_property
     def _some_wait(self) -> Mask:
@@ -268,23 +316,28 @@ class SharedCalls:
         calls = self._calls
         salt = np.random.default_rng(_SEED).integers(2**63, size=self._ranks, dtype=np.uint64)
         # A sum of random numbers identifies the set of ranks.
-        keys = calls.ranks_of_numbers(salt)[calls.stops.number]
-        if len(keys) and (keys == keys[0]).all():
+        keys = calls.ranks_of_numbers(salt)
+        is_used = np.zeros(len(keys), dtype=np.bool_)
+        is_used[calls.stops.number] = True
+        if len(set(keys[is_used].tolist())) == 1:
             sets: list[Ints | slice] = [slice(None)]
         else:
-            sets = [rows for _, rows in _by_value(keys)]
-        stops = [calls.stops.of(rows) for rows in sets]
+            sets = [rows for _, rows in _by_value(keys[calls.stops.number])]
+        stops = (calls.stops.of(rows) for rows in sets)
         return [_InTurn(each, self._ranks) for each in stops if each.rank[0] != each.rank[-1]]
 
-    def _met_by_arrival(self, waits: Wait, arrived_ns: Ints, rows: Ints) -> Iterator[_Met]:
-        """Yields the last meetings at which one rank arrived and the other waited for it."""
+    def _met_by_arrival(self, all_waits: Wait) -> Ints:
+        """Returns, per wait, when one rank last arrived and the other waited for it, or 0."""
+        waits, calls = all_waits.of(slice(None)), self._calls
+        met_ns = np.zeros(len(waits.number), dtype=np.int64)
+        arrived_ns = calls.look_up(calls.arrived_ns, waits.late, waits.number)
+        rows = self._take_part(waits, arrived_ns)
         here = rows[self._some_wait[waits.number[rows]]]
-        if not len(here):
-            return
+        if not len(here) or calls.left_ns is None:
+            return met_ns
         first, second = (side(waits.place, waits.late) for side in (np.minimum, np.maximum))
         pair = first * self._ranks + second
         concerned = rows[np.isin(pair[rows], pair[here])]
-        calls = self._calls
         left_ns = calls.look_up(calls.left_ns, waits.late, waits.number)
         # A rank may continue while its message is sent, and wait for the message much later.
         is_message = calls.look_up(calls.is_message.astype(np.int64), waits.late, waits.number)
@@ -298,9 +351,8 @@ class SharedCalls:
             left = np.maximum.accumulate(left_ns[met])
             at = np.searchsorted(arrived_ns[met], waits.stood_ns[mine], side="right")
             at = np.minimum(at, np.searchsorted(left, arrived_ns[mine], side="right")) - 1
-            mine, at = mine[at >= 0], at[at >= 0]
-            moment_ns = arrived_ns[met[at]]
-            yield mine, moment_ns, ((moment_ns,) * 3, (moment_ns,) * 3)
+            met_ns[mine[at >= 0]] = arrived_ns[met[at[at >= 0]]]
+        return met_ns
 
 
 #: Three things: rows of waits before which the two ranks had met; the time at which the late rank
@@ -335,25 +387,30 @@ class _InTurn:
         place = np.zeros(len(last_left), dtype=np.int64)
         in_turn = numbers[np.argsort(last_left[numbers], kind="stable")]
         place[in_turn] = np.arange(len(numbers))
+        self._numbers = in_turn
         self._turns = len(numbers)
-        key = stops.rank * self._turns + place[stops.number]
-        order = _in_order(key, slice(None))
-        self._stops = stops.of(order)
-        rank = self._stops.rank
-        self._turn = place[self._stops.number]
-        self._count = np.bincount(rank, minlength=ranks)
+        self._count = np.bincount(stops.rank, minlength=ranks)
         self._first = firsts(self._count)
+        key = place[stops.number]
+        key += stops.rank.astype(np.int64) * self._turns
+        order = _in_order(key)
+        stops = stops.of(order)
+        #: By row: rank and turn as one number; None if every rank of the set waited for every call.
         self._key: Ints | None = None
         if not (self._count[self._count > 0] == self._turns).all():
             self._key = key[order]
-        left_ns = accumulated(np.maximum, self._stops.left_ns, self._first)
+        del key
+        self._begin_ns, self._left_ns = stops.begin_ns, stops.left_ns
+        stood = np.where(stops.stood, place[stops.number].astype(np.int32), np.int32(-1))
+        #: By row: the latest turn up to this one at which the rank stood, or -1.
+        self._last_stood = accumulated(np.maximum, stood, self._first)
+        del stood
+        left_ns = accumulated(np.maximum, stops.left_ns, self._first)
         some = self._count > 0
         ends = np.zeros((2, ranks), dtype=np.int64)
         ends[:, some] = left_ns[[self._first[:-1][some], self._first[1:][some] - 1]]
         self._times = RankTimes(ends[0], ends[1])
-        self._left_key = self._times.key(rank, left_ns)
-        stood = np.where(self._stops.stood, self._turn, -1)
-        self._last_stood = accumulated(np.maximum, stood, self._first)
+        self._left_key = self._times.key(stops.rank, left_ns)
 
     def holds(self, rank: Ints) -> Mask:
         """True for ranks of the set."""
@@ -363,7 +420,7 @@ class _InTurn:
     def left_by(self, rank: Ints, time_ns: Ints) -> Ints:
         """Returns, per time, the turn of the last wait that the rank has left by then, or -1."""
         row = np.searchsorted(self._left_key, self._times.key(rank, time_ns), side="right") - 1
-        return np.where(row >= self._first[rank], self._turn[row], -1)
+        return np.where(row >= self._first[rank], self._turn(rank, row), -1)
 
     def stood_by(self, rank: Ints, turn: Ints) -> Ints:
         """Returns, per turn, the latest turn up to this one at which the rank stood, or -1."""
@@ -373,45 +430,28 @@ class _InTurn:
     def stood_at(self, rank: Ints, turn: Ints) -> Ints:
         """Returns, per turn, 1 if the rank stood, 0 if it only waited, -1 if it did neither."""
         row = self._row(rank, turn)
-        waited = (row >= self._first[rank]) & (self._turn[row] == turn)
-        return np.where(waited, self._stops.stood[row].astype(np.int64), -1)
+        waited = (row >= self._first[rank]) & (self._turn(rank, row) == turn)
+        return np.where(waited, (self._last_stood[row] == turn).astype(np.int64), -1)
 
     def times(self, rank: Ints, turn: Ints) -> tuple[Ints, Ints, Ints]:
-        """Returns, per turn at which the rank waited, when it arrived, began to wait, and left."""
-        rows = self._stops.of(self._row(rank, turn))
-        return np.minimum(rows.arrived_ns, rows.begin_ns), rows.begin_ns, rows.left_ns
+        """Returns, per turn at which the rank waited, the call, and when it began to wait and left.
+
+        The call is given by its number.
+        """
+        row = self._row(rank, turn)
+        return self._numbers[turn], self._begin_ns[row], self._left_ns[row]
+
+    def _turn(self, rank: Ints, row: Ints) -> Ints:
+        """Returns the turn of each row; any number if the row is not the rank's."""
+        if self._key is None:
+            return row - self._first[rank]
+        return self._key[row] - rank * self._turns
 
     def _row(self, rank: Ints, turn: Ints) -> Ints:
         """Returns, per turn, the row of the rank's last wait up to it, or its first row minus 1."""
         if self._key is None:  # every rank of the set waited for every call
             return self._first[rank] + turn
         return np.searchsorted(self._key, rank * self._turns + turn, side="right") - 1
-
-
-def _met_in(group: _InTurn, waits: Wait, arrived_ns: Ints, rows: Ints) -> Iterator[_Met]:
-    """Yields the last meetings, at calls of one set of ranks, before the waits of ``rows``."""
-    turn = np.minimum(
-        group.left_by(waits.place[rows], waits.stood_ns[rows]),
-        group.left_by(waits.late[rows], arrived_ns[rows]),
-    )
-    missing = np.arange(len(rows))
-    while len(missing := missing[turn[missing] >= 0]):
-        both = [side[rows[missing]] for side in (waits.place, waits.late)]
-        turn[missing] = np.maximum(*(group.stood_by(side, turn[missing]) for side in both))
-        waited = (group.stood_at(side, turn[missing]) >= 0 for side in both)
-        missing = missing[~np.logical_and(*waited)]
-        turn[missing] -= 1
-    rows, turn = rows[turn >= 0], turn[turn >= 0]
-    sides = (waits.place[rows], waits.late[rows])
-    stood = [group.stood_at(side, turn) > 0 for side in sides]
-    together = np.logical_and(*stood)
-    met, left_ns = [], np.zeros_like(turn)
-    for side, stands in zip(sides, stood, strict=True):
-        arrived, began, left_ns = group.times(side, turn)
-        begin = np.where(together, left_ns, arrived)
-        stands &= ~together
-        met.append((begin, np.where(stands, began, begin), np.where(stands, left_ns, begin)))
-    yield rows, left_ns, (met[0], met[1])
 
 
 def _by_value(values: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> Iterator[tuple[int, Ints]]:
@@ -432,7 +472,7 @@ def _stops(
     of_call: Ints,
     count: int,
 ) -> _Stops:
-    """Returns the first wait of the training thread for each call; ``arrived_ns`` is 0.
+    """Returns the first wait of the training thread for each call.
 
     Args:
         traces: traces of the ranks.
@@ -443,17 +483,17 @@ def _stops(
         of_call: index of each collective of all ranks.
         count: all indices are below this.
     """
-    rank_of_wait = ranks_of(firsts(list(map(len, exposed))))
     collective = joined(exposed, "collective")
     waits = _rows((joined(exposed, "graph_task") < 0) & (collective >= 0))
-    rank = rank_of_wait[waits]
+    rank = ranks_of(firsts(list(map(len, exposed))))[waits]
     row = collective[waits] + first_call[rank]
+    del collective
     # A wait that did not block returns at different times on different ranks.
     known_ns = np.where(joined(tables, "end_is_exact"), joined(tables, "end_ns"), 0)
-    number, call_ns = of_call[row], known_ns[row]
-    begin_ns, end_ns = (joined(exposed, name)[waits] for name in ("begin_ns", "end_ns"))
     of_passes = _passes(traces, tables, buckets, of_call, known_ns)
-    del rank_of_wait, collective, row, known_ns
+    number, call_ns = of_call[row], known_ns[row]
+    del row, known_ns
+    begin_ns, end_ns = (joined(exposed, name)[waits] for name in ("begin_ns", "end_ns"))
     if of_passes is not None:
         of_waits = rank, number, begin_ns, end_ns, call_ns
         rank, number, begin_ns, end_ns, call_ns = (
@@ -462,17 +502,16 @@ def _stops(
         del of_waits, of_passes
     rows = _rows(number >= 0)
     key = rank[rows] * count + number[rows]
-    if not (np.diff(key) > 0).all():
+    if not (key[1:] > key[:-1]).all():
         order = np.lexsort((begin_ns[rows], key))
         order = order[np.flatnonzero(np.diff(key[order], prepend=-1))]
         rows = order if isinstance(rows, slice) else rows[order]
-    rank, number, begin_ns, end_ns, call_ns = (
-        column[rows] for column in (rank, number, begin_ns, end_ns, call_ns)
-    )
-    left_ns = np.minimum(end_ns, np.where(call_ns > 0, call_ns, end_ns))
-    stood = (call_ns > 0) & (left_ns - begin_ns >= BLOCKED_NS)
-    left_ns = np.where(stood, left_ns, end_ns)
-    return _Stops(rank, number, np.zeros_like(number), begin_ns, left_ns, stood)
+    del key
+    rank, number = rank[rows].astype(np.int32), number[rows].astype(np.int32)
+    begin_ns, end_ns, call_ns = (column[rows] for column in (begin_ns, end_ns, call_ns))
+    stood = (call_ns > 0) & (np.minimum(end_ns, call_ns) - begin_ns >= BLOCKED_NS)
+    left_ns = np.where(stood, np.minimum(end_ns, call_ns), end_ns)
+    return _Stops(rank, number, begin_ns, left_ns, stood)
 
 
 def _passes(

@@ -24,19 +24,22 @@ Applications", ACM TOPC 3:2, with stretches of time instead of call paths.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.align.arrivals import Arrivals
 from commprof.analysis.step.exposure import CAUSES, TRANSFER, UNKNOWN, exposures_of
-from commprof.analysis.step.joined import RankBlock, alone
-from commprof.analysis.step.meetings import SharedCalls, Stretch, Wait
+from commprof.analysis.step.joined import RankBlock, alone, joined_tables
+from commprof.analysis.step.meetings import Narrow, SharedCalls, Stretch, Wait
 from commprof.analysis.step.spent import WAITING, RankTime
 from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace.columns import Collectives, Ints
+from commprof.trace.lookup import rows_of
 from commprof.trace.reader import Trace
 
 Floats = npt.NDArray[np.float64]
@@ -53,11 +56,11 @@ class Origins:
     """
 
     #: Row of ``Exposures``; the parts of a row add up to its wait.
-    exposure: Ints
+    exposure: Narrow
     #: Global rank where the wait began.
-    rank: Ints
+    rank: Narrow
     #: Activity of this rank at the time, as an index into ``CAUSES``.
-    cause: Ints
+    cause: npt.NDArray[np.int8] | Ints
     wait_ns: Floats
     #: Split of all exposures into waiting and transfer.
     waiting: Waiting
@@ -65,20 +68,46 @@ class Origins:
 
 @dataclass(frozen=True)
 class _Waits:
-    """Every wait of every rank, sorted by end; ``place`` is the rank's index among the traces."""
+    """Every wait of every rank, in the order of the ranks, and by end for each rank.
 
-    place: Ints
-    #: Row among the exposures of the rank's block.
-    row: Ints
-    #: Index of the rank for which it waited.
-    late: Ints
+    ``place`` is the rank's index among the traces.
+    """
+
+    place: Narrow
+    #: Row among the exposures of all blocks.
+    row: Narrow
+    #: Index of the rank that was waited for.
+    late: Narrow
+    #: The first wait of each block, then the number of all.
+    first: Ints
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Parts of waits, sorted by wait: activities on which the late rank spent more time."""
+
+    #: Row of ``_Waits``.
+    wait: Narrow
+    cause: npt.NDArray[np.int8]
+    #: Fraction of the wait, or of what did not begin on third ranks; they add up to 1.
+    share: Floats
+
+    @classmethod
+    def of(cls, own: Floats, first: int) -> _Cells:
+        """Returns the cells that are not 0 of a table ``[wait, cause]``; ``first``: its wait."""
+        wait, cause = np.nonzero(own)
+        return cls((wait + first).astype(np.int32), cause.astype(np.int8), own[wait, cause])
+
+
+@dataclass(frozen=True)
+class _Through:
+    """Waits that began in part on third ranks that the late rank waited for."""
+
+    wait: Ints
     #: The late rank's time that explains the wait.
     explained_by: Stretch
-    wait_ns: Floats
-    #: Fraction of the wait that began on third ranks that the late rank waited for.
-    through: Floats
-    #: ``[wait, cause]``: fractions of the rest of the wait, which add up to 1.
-    own: Floats
+    #: Fraction of the wait that began on third ranks.
+    share: Floats
 
 
 class _Times:
@@ -95,10 +124,6 @@ class _Times:
         count = [len(time.begin_ns) for time in self.of_blocks]
         self.first_row = np.concatenate(([0], np.cumsum(count)))
 
-    def rows(self, place: Ints, row: Ints) -> Ints:
-        """Converts rows of the blocks of ranks ``place`` to rows among all exposures."""
-        return self.first_row[self._block_of[place]] + row
-
     def waits_in(self, place: int, begin_ns: int, end_ns: int) -> tuple[Ints, Floats]:
         """Does what ``RankTime.waits_in`` does, for one rank; returns rows among all blocks."""
         block = int(self._block_of[place])
@@ -106,38 +131,86 @@ class _Times:
         rows, part = self.of_blocks[block].waits_in(begin_ns + shift_ns, end_ns + shift_ns)
         return self.first_row[block] + rows, part
 
-    def spent(self, place: Ints, stretch: Stretch) -> Iterator[tuple[Ints, Floats]]:
-        """Yields, per block, rows of ``stretch`` and their times, see ``RankTime.spent``."""
-        block_of = self._block_of[place]
-        for number, time in enumerate(self.of_blocks):
-            rows = np.flatnonzero(block_of == number)
-            if len(rows):
-                yield rows, _spent(time, stretch.of(rows).moved(self.shift_ns[place[rows]]))
+    def add_spent(
+        self,
+        spent_ns: list[Floats | None],
+        sign: int,
+        place: Narrow,
+        stretch: Stretch,
+        chosen: Ints,
+    ) -> None:
+        """Adds ``sign`` times the time of ranks by activity to columns, which are made if None.
 
-    def all_waits(self, places: Ints) -> Iterator[tuple[Ints | Floats, ...]]:
-        """Yields columns of the waits of each block.
+        Args:
+            spent_ns: per activity a column with a row per stretch, see ``RankTime.spent``.
+            sign: 1 or -1.
+            place: per row, the rank whose time it is.
+            stretch: per row, the time. Standing at the meeting is not counted.
+            chosen: the rows for which it is done.
+        """
+        block_of = self._block_of[place[chosen]]
+        for number in np.unique(block_of).tolist():
+            rows = chosen[block_of == number]
+            part = stretch.of(rows).moved(self.shift_ns[place[rows]])
+            for activity, spent in _spent(self.of_blocks[number], part):
+                column = spent_ns[activity]
+                if column is None:
+                    column = spent_ns[activity] = np.zeros(len(place))
+                column[rows] += sign * spent
 
-        They are: place, row, late, number, end_ns, stood_ns and wait_ns. ``place``, ``row``,
-        ``late`` and ``wait_ns`` are as in ``_Waits``. ``number`` is the index of the awaited
-        collective or bucket, ``end_ns`` the end of the wait, and ``stood_ns`` the time at which the
-        training thread began to wait.
+    def all_waits(self, places: Ints) -> tuple[_Waits, Wait]:
+        """Returns the waits of all ranks, and what :mod:`meetings` needs of them.
 
         Args:
             places: index among the traces, by global rank.
         """
-        for block, time in zip(self._blocks, self.of_blocks, strict=True):
-            rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
-            place = block.first + block.rank_at(time.begin_ns[rows])
-            shift_ns = self.shift_ns[place]
-            yield (
-                place,
-                rows,
-                places[time.waiting.culprit[rows]],
-                time.waiting.number[rows],
-                time.end_ns[rows] - shift_ns,
-                time.stood_ns[rows] - shift_ns,
-                time.wait_ns[rows],
-            )
+        parts = [
+            self._waits_of(*of_block, places)
+            for of_block in zip(self._blocks, self.of_blocks, self.first_row.tolist(), strict=False)
+        ]
+        place, row, late, number, stood_ns = (
+            np.concatenate(columns) for columns in zip(*parts, strict=True)
+        )
+        first = np.cumsum([0, *(len(part[0]) for part in parts)])
+        return _Waits(place, row, late, first), Wait(place, late, number, stood_ns)
+
+    def _waits_of(
+        self, block: RankBlock, time: RankTime, first_row: int, places: Ints
+    ) -> tuple[Ints | Narrow, ...]:
+        """Returns columns of a block's waits: those of ``_Waits``, then those of ``Wait``."""
+        rows = np.flatnonzero((time.wait_ns > 0) & (time.waiting.culprit >= 0))
+        end_ns = time.end_ns[rows]
+        if (end_ns[1:] < end_ns[:-1]).any():  # times of a rank are before those of the next
+            rows = rows[np.argsort(end_ns, kind="stable")]
+        place = block.first + block.rank_at(time.begin_ns[rows])
+        return (
+            place.astype(np.int32),
+            (first_row + rows).astype(np.int32),
+            places[time.waiting.culprit[rows]].astype(np.int32),
+            time.waiting.number[rows].astype(np.int32),
+            time.stood_ns[rows] - self.shift_ns[place],
+        )
+
+    def ends_ns(self, waits: _Waits) -> Ints:
+        """Returns when each wait ended."""
+        return self._of_waits(waits, "end_ns") - self.shift_ns[waits.place]
+
+    def wait_ns(self, waits: _Waits) -> Floats:
+        """Returns how long each wait was."""
+        return self._of_waits(waits, "wait_ns")
+
+    def _of_waits(self, waits: _Waits, name: str) -> npt.NDArray[Any]:
+        blocks = zip(self.of_blocks, self.first_row.tolist(), *_bounds(waits.first), strict=False)
+        return np.concatenate(
+            [
+                getattr(time, name)[waits.row[begin:end] - first_row]
+                for time, first_row, begin, end in blocks
+            ]
+        )
+
+
+def _bounds(first: Ints) -> tuple[list[int], list[int]]:
+    return first[:-1].tolist(), first[1:].tolist()
 
 
 def origins(
@@ -161,25 +234,31 @@ def origins(
         of_ranks = map(exposures_of, traces)
         waits = [split(*rank) for rank in zip(of_ranks, tables, arrivals, strict=True)]
     ranks, times = [trace.rank for trace in traces], _Times(blocks, waits)
-    found = _waits(
-        ranks,
-        times,
-        lambda waits: _shared(blocks, traces, tables, arrivals).compared(waits),
-    )
-    wait, late, cause, share = _parts(found, times)
-    order = np.argsort(found.place[wait], kind="stable")
-    wait, late, cause, share = wait[order], late[order], cause[order], share[order]
-    columns = (
-        found.row[wait],
-        np.array(ranks, dtype=np.int64)[late],
-        cause,
-        found.wait_ns[wait] * share,
-    )
-    first = np.searchsorted(found.place[wait], [block.first for block in blocks[1:]])
-    return [
-        Origins(*of_block)
-        for of_block in zip(*(np.split(x, first) for x in columns), waits, strict=True)
-    ]
+    places = np.zeros(max(ranks) + 1, dtype=np.int64)
+    places[list(ranks)] = np.arange(len(ranks))
+    found, compared = times.all_waits(places)
+    shared = _shared(blocks, traces, tables, arrivals)
+    cells, through = _explained(found, compared, times, shared)
+    del shared, compared
+    wait, late, cause, share = _parts(found, cells, through, times)
+    del cells, through
+    global_rank = np.array(ranks, dtype=np.int32)
+    wait_ns = times.wait_ns(found)
+    bounds = np.searchsorted(found.place[wait], [*(block.first for block in blocks), len(ranks)])
+    parts = []
+    for number, (begin, end) in enumerate(zip(*_bounds(bounds), strict=True)):
+        of_block = slice(begin, end)
+        at = wait[of_block]
+        parts.append(
+            Origins(
+                found.row[at] - np.int32(times.first_row[number]),
+                global_rank[late[of_block]],
+                cause[of_block],
+                wait_ns[at] * share[of_block],
+                waits[number],
+            )
+        )
+    return parts
 
 
 def _shared(
@@ -192,38 +271,69 @@ def _shared(
     return SharedCalls(traces, tables, arrivals, exposed)
 
 
-def _waits(
-    ranks: Sequence[int],
-    times: _Times,
-    compared: Callable[[Wait], tuple[Stretch, Stretch]],
-) -> _Waits:
-    """Returns all waits, each with the activities on which the late rank spent more time.
+def _explained(
+    waits: _Waits, compared: Wait, times: _Times, shared: SharedCalls
+) -> tuple[_Cells, _Through]:
+    """Finds the activities on which the late rank of each wait spent more time.
 
-    ``compared``: does what ``SharedCalls.compared`` does, and frees the calls then.
+    Some blocks are handled at a time: a table of all ranks' waits is large.
     """
-    places = np.zeros(max(ranks) + 1, dtype=np.int64)
-    places[list(ranks)] = np.arange(len(ranks))
-    place, row, late, number, end_ns, stood_ns, wait_ns = (
-        np.concatenate(parts) for parts in zip(*times.all_waits(places), strict=True)
-    )
-    order = np.argsort(end_ns, kind="stable")
-    del end_ns
-    # The columns of all ranks' waits are large, so a copy is not held longer than it is needed.
-    place, row, late = place[order], row[order], late[order]
-    number, stood_ns, wait_ns = number[order], stood_ns[order], wait_ns[order]
-    del order
-    own_time, late_time = compared(Wait(place, late, number, stood_ns))
-    del number, stood_ns
-    excess = np.zeros((len(row), WAITING + 1))
-    met = np.flatnonzero(late_time.begin_ns > 0)
-    for rows, spent in times.spent(place[met], own_time.of(met)):
-        excess[met[rows]] -= spent
-    del own_time
-    for rows, spent in times.spent(late[met], late_time.of(met)):
-        excess[met[rows]] += spent
-    passed = np.maximum(0.0, excess[:, WAITING])
-    rest = np.maximum(0.0, excess[:, :WAITING].sum(axis=1))
-    own = np.maximum(0.0, excess, out=excess)  # in place: the table of all ranks' waits is large
+    wait_ns = times.wait_ns(waits)
+    none = np.zeros(0, dtype=np.int64)
+    cells = [_Cells.of(np.zeros((0, WAITING + 1)), 0)]
+    through = [_Through(none, Stretch(none, none, none, none), np.zeros(0))]
+    parts = _parts_of_waits(waits.first)
+    compared_parts = shared.compared_in_parts(compared, parts)
+    for rows, (own_time, late_time) in zip(parts, compared_parts, strict=True):
+        excess: list[Floats | None] = [None] * (WAITING + 1)
+        met = np.flatnonzero(late_time.begin_ns > 0)
+        times.add_spent(excess, -1, waits.place[rows], own_time, met)
+        del own_time
+        times.add_spent(excess, 1, waits.late[rows], late_time, met)
+        for begin in range(0, rows.stop - rows.start, _ROWS):
+            some = slice(begin, begin + _ROWS)
+            own, share = _shares([x if x is None else x[some] for x in excess], wait_ns[rows][some])
+            cells.append(_Cells.of(own, rows.start + begin))
+            passed_on = begin + np.flatnonzero(share > 0)
+            stretch, share = late_time.of(passed_on), share[passed_on - begin]
+            through.append(_Through(passed_on + rows.start, stretch, share))
+    return joined_tables(cells), joined_tables(through)
+
+
+#: Number of waits for which a table of activities is made.
+_ROWS = 1 << 14
+#: Number of waits, at least, that are compared at once, but for the last ones.
+_PART = 1 << 17
+
+
+def _parts_of_waits(first: Ints) -> list[slice]:
+    """Divides waits into parts of whole blocks; ``first``: the first wait of each, and the end."""
+    bounds = [0]
+    for end in first[1:].tolist():
+        if end - bounds[-1] >= _PART or end == first[-1] > bounds[-1]:
+            bounds.append(end)
+    return list(itertools.starmap(slice, itertools.pairwise(bounds)))
+
+
+def _shares(excess: Sequence[Floats | None], wait_ns: Floats) -> tuple[Floats, Floats]:
+    """Divides waits among the activities on which the late rank spent more time.
+
+    Args:
+        excess: per activity, how much more time the late rank spent in it than the waiting rank;
+            None for no time in all rows. Waiting comes last.
+        wait_ns: the waits.
+
+    Returns:
+        Two results: ``[wait, cause]``, fractions of what began on the late rank, which add up to 1;
+        and per wait, the fraction of it that began on third ranks that the late rank waited for.
+    """
+    own = np.zeros((len(wait_ns), WAITING + 1))
+    for activity, column in enumerate(excess):
+        if column is not None:
+            own[:, activity] = column
+    passed = np.maximum(0.0, own[:, WAITING])
+    rest = np.maximum(0.0, own[:, :WAITING].sum(axis=1))
+    np.maximum(0.0, own, out=own)
     own[:, _UNKNOWN] = 0.0
     total = own.sum(axis=1)
     own /= np.where(total > 0, total, 1.0)[:, np.newaxis]
@@ -231,81 +341,94 @@ def _waits(
     unexplained = total <= _LEAST_SHARE * wait_ns
     own[unexplained] = 0.0
     own[unexplained, _UNKNOWN] = 1.0
-    through = passed / np.maximum(passed + rest, 1e-9)
-    return _Waits(place, row, late, late_time, wait_ns, through, own)
+    return own, passed / np.maximum(passed + rest, 1e-9)
 
 
-def _spent(time: RankTime, stretch: Stretch) -> Floats:
-    """Returns the rank's time by activity in each stretch, without its standing at the meeting."""
-    spent = time.spent(stretch.begin_ns, stretch.end_ns)
+def _spent(time: RankTime, stretch: Stretch) -> Iterator[tuple[int, Floats]]:
+    """Yields the rank's time by activity in each stretch, without its standing at the meeting."""
     stood = np.flatnonzero(stretch.stood_ns < stretch.left_ns)
+    not_counted: dict[int, Floats] = {}
     if len(stood):
-        not_counted = time.spent(stretch.stood_ns[stood], stretch.left_ns[stood])
-        for activity in (WAITING, _TRANSFER):
-            spent[stood, activity] -= not_counted[:, activity]
-    return spent
+        not_counted = dict(time.spent_in(stretch.stood_ns[stood], stretch.left_ns[stood]))
+    for activity, spent in time.spent_in(stretch.begin_ns, stretch.end_ns):
+        if activity in (WAITING, _TRANSFER) and len(stood):
+            spent[stood] -= not_counted[activity]
+        yield activity, spent
 
 
-def _parts(waits: _Waits, times: _Times) -> tuple[Ints, Ints, Ints, Floats]:
-    """Returns all parts of all waits as four columns: wait, index of the rank, cause, fraction."""
-    carried = _carried_back(waits, times)
+def _parts(
+    waits: _Waits, cells: _Cells, through: _Through, times: _Times
+) -> tuple[Narrow, Narrow, npt.NDArray[np.int8], Floats]:
+    """Returns all parts of all waits as four columns: wait, index of the rank, cause, fraction.
+
+    They are in the order of the waiting ranks.
+    """
+    carried = _carried_back(waits, cells, through, times) if len(through.wait) else {}
+    if not carried:
+        return cells.wait, waits.late[cells.wait], cells.cause, cells.share
     others = np.ones(len(waits.row), dtype=np.bool_)
     others[list(carried)] = False
-    row, cause = np.nonzero(waits.own)
-    kept = others[row]
-    row, cause = row[kept], cause[kept]
-    cells = [
+    kept = rows_of(cells, others[cells.wait])
+    whole = [
         (wait, rank, why, share)
         for wait, parts in carried.items()
         for (rank, why), share in parts.items()
     ]
-    whole = np.array([cell[:3] for cell in cells], dtype=np.int64).reshape(-1, 3)
-    return (
-        np.concatenate((row, whole[:, 0])),
-        np.concatenate((waits.late[row], whole[:, 1])),
-        np.concatenate((cause, whole[:, 2])),
-        np.concatenate((waits.own[row, cause], [cell[3] for cell in cells])),
+    wait, late, cause, share = (
+        np.concatenate((column, np.array(added, dtype=column.dtype)))
+        for column, added in zip(
+            (kept.wait, waits.late[kept.wait], kept.cause, kept.share),
+            zip(*whole, strict=True),
+            strict=True,
+        )
     )
+    order = np.argsort(waits.place[wait], kind="stable")
+    return wait[order], late[order], cause[order], share[order]
 
 
 #: Fractions of a wait by the rank's index and the cause; they add up to 1.
-_Cells = dict[tuple[int, int], float]
+_Fractions = dict[tuple[int, int], float]
 
 
-def _carried_back(waits: _Waits, times: _Times) -> dict[int, _Cells]:
+def _carried_back(
+    waits: _Waits, cells: _Cells, through: _Through, times: _Times
+) -> dict[int, _Fractions]:
     """Returns, by wait, all parts of the waits that began, at least in part, on third ranks.
 
     Waits are handled in order of their ends. Most waits began on the late rank only and are left
-    out: ``waits.own`` has their parts.
+    out: ``cells`` has their parts.
     """
-    through = np.flatnonzero(waits.through > 0)
-    if len(through) == 0:
-        return {}
+    by_end = np.argsort(times.ends_ns(waits), kind="stable")
+    turn = np.empty(len(by_end), dtype=np.int64)
+    turn[by_end] = np.arange(len(by_end))
     at = np.full(times.first_row[-1], -1, dtype=np.int64)
-    at[times.rows(waits.place, waits.row)] = np.arange(len(waits.row))
-    stretch = waits.explained_by.of(through)
+    at[waits.row] = np.arange(len(waits.row))
+    through = rows_of(through, np.argsort(turn[through.wait]))
+    stretch = through.explained_by
     windows = np.stack(
         (stretch.begin_ns, stretch.stood_ns, stretch.left_ns, stretch.end_ns), axis=1
     ).reshape(-1, 2, 2)
-    found: dict[int, _Cells] = {}
+    first_cell = np.searchsorted(cells.wait, np.arange(len(waits.row) + 1))
+    found: dict[int, _Fractions] = {}
 
-    def parts_of(wait: int) -> _Cells:
+    def parts_of(wait: int) -> _Fractions:
         if wait in found:
             return found[wait]
-        late, own = int(waits.late[wait]), waits.own[wait]
-        return {(late, cause): float(own[cause]) for cause in np.flatnonzero(own).tolist()}
+        late, own = int(waits.late[wait]), slice(*first_cell[wait : wait + 2].tolist())
+        parts = zip(cells.cause[own].tolist(), cells.share[own].tolist(), strict=True)
+        return {(late, cause): share for cause, share in parts}
 
-    for i, both in zip(through.tolist(), windows.tolist(), strict=True):
+    of_wait = zip(through.wait.tolist(), through.share.tolist(), windows.tolist(), strict=True)
+    for i, share, both in of_wait:
         late = int(waits.late[i])
         earlier = [
             (number, part)
             for begin, end in both
             for row, part in zip(*times.waits_in(late, begin, end), strict=True)
-            if 0 <= (number := int(at[row])) < i
+            if (number := int(at[row])) >= 0 and turn[number] < turn[i]
         ]
         if not earlier:
             continue
-        share = float(waits.through[i])
         parts = {cell: (1 - share) * part for cell, part in parts_of(i).items()}
         total = sum(part for _, part in earlier)
         for number, part in earlier:

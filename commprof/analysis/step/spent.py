@@ -6,6 +6,7 @@ waiting for other ranks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -42,7 +43,9 @@ class RankTime:
         """Takes a trace, its exposures, and their split into waiting and transfer."""
         self.waiting = waiting
         #: Wait per exposure; 0 if unknown.
-        self.wait_ns: Floats = np.nan_to_num(waiting.wait_ns, nan=0.0)
+        self.wait_ns: Floats = waiting.wait_ns
+        if np.isnan(self.wait_ns).any():
+            self.wait_ns = np.nan_to_num(self.wait_ns, nan=0.0)
         self.begin_ns, self.end_ns = exposed.begin_ns, exposed.end_ns
         self._exposed = exposed
         length = exposed.end_ns - exposed.begin_ns
@@ -93,40 +96,56 @@ class RankTime:
 
     def spent(self, begin_ns: Ints, end_ns: Ints) -> Floats:
         """Returns the ns of each window by activity: ``[window, activity]``; waiting comes last."""
+        spent = np.zeros((len(begin_ns), WAITING + 1))
+        for activity, spent_ns in self.spent_in(begin_ns, end_ns):
+            spent[:, activity] = spent_ns
+        return spent
+
+    def spent_in(self, begin_ns: Ints, end_ns: Ints) -> Iterator[tuple[int, Floats]]:
+        """Yields the columns of :meth:`spent` that are not 0 in all windows, in no order."""
         exposed, (first, last) = self._exposed, self._phase_at
         windows = Windows(begin_ns, end_ns)
-        spent = np.zeros((len(windows), WAITING + 1))
-        inside = np.maximum(0, np.searchsorted(first, exposed.begin_ns, side="right") - 1)
-        in_phase = np.full(len(exposed), int(Phase.OTHER))
-        if len(first):
-            declared = (first[inside] <= exposed.begin_ns) & (exposed.begin_ns < last[inside])
-            in_phase = np.where(declared, self._phase[inside], in_phase)
         delays = [delay.in_windows(windows) for delay in self._delays]
-        for phase in range(len(Phase)):
-            mine, waits = self._phase == phase, in_phase == phase
-            own = windows.covered(first[mine], last[mine])
-            paused = self._paused
-            if len(paused):
-                paused = within(paused, stretches(first[mine], last[mine]))
-            stood = windows.covered(
-                exposed.begin_ns[waits], exposed.end_ns[waits], exposed.waited_ns[waits]
-            )
-            spent[:, phase] = own - stood - windows.covered(paused.begin_ns, paused.end_ns)
-            spent[:, phase] -= delays[phase]
-        undeclared = (end_ns - begin_ns) - windows.covered(first, last)
-        outside_all = self._paused
-        if len(outside_all):
-            outside_all = outside(outside_all, stretches(first, last))
-        spent[:, Phase.OTHER] += undeclared - windows.covered(
-            outside_all.begin_ns, outside_all.end_ns
-        )
         whole = self._run_delay.in_windows(windows)
-        spent[:, Phase.OTHER] -= whole - sum(delays)
-        spent[:, _NO_CORE] = whole
-        spent[:, _PAUSED] = windows.covered(self._paused.begin_ns, self._paused.end_ns)
-        for column, since, until, amount in (
-            (WAITING, self.begin_ns, self._turned_ns, self.wait_ns),
-            (_TRANSFER, self._turned_ns, self.end_ns, exposed.waited_ns - self.wait_ns),
-        ):
-            spent[:, column] = windows.covered(since, until, amount)
-        return spent
+        for phase, waits in enumerate(self._waits_by_phase):
+            mine = self._phase == phase
+            if phase != Phase.OTHER and waits is None and not mine.any():
+                continue
+            spent = windows.covered(first[mine], last[mine])
+            if waits is not None:
+                spent -= windows.covered(
+                    exposed.begin_ns[waits], exposed.end_ns[waits], exposed.waited_ns[waits]
+                )
+            if len(self._paused):
+                paused = within(self._paused, stretches(first[mine], last[mine]))
+                spent -= windows.covered(paused.begin_ns, paused.end_ns)
+            spent -= delays[phase]
+            if phase == Phase.OTHER:
+                undeclared = (end_ns - begin_ns) - windows.covered(first, last)
+                if len(self._paused):
+                    paused = outside(self._paused, stretches(first, last))
+                    undeclared -= windows.covered(paused.begin_ns, paused.end_ns)
+                spent += undeclared
+                spent -= whole - sum(delays)
+            yield phase, spent
+        del delays
+        if whole.any():
+            yield _NO_CORE, whole
+        if len(self._paused):
+            yield _PAUSED, windows.covered(self._paused.begin_ns, self._paused.end_ns)
+        yield WAITING, windows.covered(self.begin_ns, self._turned_ns, self.wait_ns)
+        transfer_ns = exposed.waited_ns - self.wait_ns
+        yield _TRANSFER, windows.covered(self._turned_ns, self.end_ns, transfer_ns)
+
+    @cached_property
+    def _waits_by_phase(self) -> list[npt.NDArray[np.int32] | slice | None]:
+        """By phase: rows of the exposures that began in it; None if none did."""
+        (first, last), since = self._phase_at, self.begin_ns
+        if not len(first):
+            everything = slice(None) if len(since) else None
+            return [everything if phase == Phase.OTHER else None for phase in range(len(Phase))]
+        inside = np.maximum(0, np.searchsorted(first, since, side="right") - 1)
+        declared = (first[inside] <= since) & (since < last[inside])
+        in_phase = np.where(declared, self._phase[inside], int(Phase.OTHER)).astype(np.int8)
+        rows = (np.flatnonzero(in_phase == phase).astype(np.int32) for phase in range(len(Phase)))
+        return [of_phase if len(of_phase) else None for of_phase in rows]
