@@ -23,6 +23,7 @@ from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.step.measured import MeasuredWorld, in_turns, measured_world
 from commprof.analysis.summaries import analyse_hosts, analyse_summaries
 from commprof.analysis.world import WorldResult, world_result
+from commprof.memory import return_free_memory
 from commprof.text import counted, listed
 from commprof.trace.host_summary import SeenHost, running_hosts
 from commprof.trace.run.endings import why_not_recorded
@@ -108,6 +109,7 @@ def analyse_in_detail(
         calls = WatchedCalls()
         seen = measured_world(run, calls.add, all_calls)
         incidents.append(find_incidents(run, seen, calls))
+        return_free_memory()
         world = None if seen is None else world_result(run, seen)
         without = _stepless(run, seen)
         stepless += [without] if without is not None else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -58,6 +58,10 @@ class Arrivals:
     collective: Ints
     #: Buckets of the same rank.
     buckets: BucketArrivals = field(default_factory=BucketArrivals)
+
+    def without_times(self) -> Arrivals:
+        """Returns the numbers alone: once waits are split, nobody asks when and who came last."""
+        return replace(self, last_arrival_ns=_none(), late_rank=_none())
 
 
 def clocks_are_shared(traces: Sequence[Trace]) -> bool:

@@ -371,12 +371,15 @@ def of_split(
 
 def _host_delays(trace: Trace, steps: Steps, exposed: Exposures, thread: int) -> HostDelays:
     phases = columns.phases(trace)
-    counts = host_counts(trace, exposed, thread).values()
+    counts = list(host_counts(trace, exposed, thread).values())
+    by_phase: Floats = np.broadcast_to(np.zeros(()), (len(steps), len(Phase), len(counts)))
+    if any(counted.amount.any() for counted in counts):
+        by_phase = np.stack([_by_phase(steps, phases, c, thread) for c in counts], axis=2)
     return HostDelays(
         paused_ns=_paused_by_phase(steps, phases, pauses(trace, exposed), thread),
         run_delay_ns=_by_phase(steps, phases, run_delay(trace, exposed, thread), thread),
         own_run_delay_ns=_by_phase(steps, phases, own_run_delay(trace, exposed, thread), thread),
-        counts=np.stack([_by_phase(steps, phases, counted, thread) for counted in counts], axis=2),
+        counts=by_phase,
     )
 
 

@@ -33,6 +33,7 @@ from commprof.analysis.step.merged import merged_steps
 from commprof.analysis.step.origins import Origins, origins
 from commprof.analysis.step.waiting import Waiting, not_split, split
 from commprof.analysis.step.windows import StepWindows, steps_in, stretch, windows_of
+from commprof.memory import return_free_memory
 from commprof.stats.intervals import robust_deviation
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Steps
@@ -398,15 +399,20 @@ def _calls(
             waits.append(split(exposed, calls, block.arrivals(known[block.places])))
         else:
             waits.append(not_split(exposed))
+        del calls, exposed
     began: list[Origins | None] = [None] * len(blocks)
     if known:
+        known = [of_rank.without_times() for of_rank in known]
         began = [*origins(traces, tables, known, blocks, waits)]
+    del known
     parts: list[Breakdown] = []
     for block, waiting, began_at in zip(blocks, waits, began, strict=True):
         calls = block.join_calls(tables[block.places])
         whole = of_split(block.trace, calls, waiting, world_size, began_at)
         parts += whole.split(block.steps)
         block.hand_tables_to(traces[block.places])
+    del waits, began
+    return_free_memory()
     clocks_shared = clocks is not None
     return _Calls(ranks, recorded, traces, tables, matching, parts, clocks_shared, clock_error)
 

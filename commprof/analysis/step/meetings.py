@@ -163,7 +163,11 @@ class _Calls:
             self.left_ns = np.zeros(len(self.number), dtype=np.int64)
             self.left_ns[at] = stops.left_ns
             stops = stops.of(_rows(~self.some_wait[at]))
-        self.stops = stops
+        self._stops = [stops]
+
+    def taken_stops(self) -> _Stops:
+        """Returns the waits for calls in which every rank waits for all others, and frees them."""
+        return self._stops.pop()
 
     def rows(self, rank: Narrow, number: Narrow) -> Ints:
         """Returns, per rank and number, the row of the rank's call with this number, or -1."""
@@ -218,6 +222,8 @@ class SharedCalls:
         """All lists have one entry per rank. Times are on a common clock."""
         self._ranks = len(traces)
         self._calls = _Calls(traces, tables, arrivals, exposed)
+        #: Per set of ranks: their waits for calls of exactly this set.
+        self._groups = _in_turn(self._calls, self._calls.taken_stops(), len(traces))
 
     def compared(self, waits: Wait) -> tuple[Stretch, Stretch]:
         """Finds the time of each waiting rank, and of its late rank, that explains the wait.
@@ -309,22 +315,6 @@ class SharedCalls:
         chosen = np.zeros(self._calls.count, dtype=np.bool_)
         chosen[self._calls.number[self._calls.some_wait]] = True
         return chosen
-
-    @cached_property
-    def _groups(self) -> list[_InTurn]:
-        """Returns for each set of ranks its waits for calls of exactly this set."""
-        calls = self._calls
-        salt = np.random.default_rng(_SEED).integers(2**63, size=self._ranks, dtype=np.uint64)
-        # A sum of random numbers identifies the set of ranks.
-        keys = calls.ranks_of_numbers(salt)
-        is_used = np.zeros(len(keys), dtype=np.bool_)
-        is_used[calls.stops.number] = True
-        if len(set(keys[is_used].tolist())) == 1:
-            sets: list[Ints | slice] = [slice(None)]
-        else:
-            sets = [rows for _, rows in _by_value(keys[calls.stops.number])]
-        stops = (calls.stops.of(rows) for rows in sets)
-        return [_InTurn(each, self._ranks) for each in stops if each.rank[0] != each.rank[-1]]
 
     def _met_by_arrival(self, all_waits: Wait) -> Ints:
         """Returns, per wait, when one rank last arrived and the other waited for it, or 0."""
@@ -452,6 +442,19 @@ class _InTurn:
         if self._key is None:  # every rank of the set waited for every call
             return self._first[rank] + turn
         return np.searchsorted(self._key, rank * self._turns + turn, side="right") - 1
+
+
+def _in_turn(calls: _Calls, stops: _Stops, ranks: int) -> list[_InTurn]:
+    """Divides waits by the set of ranks that have the call; sets of one rank are left out."""
+    salt = np.random.default_rng(_SEED).integers(2**63, size=ranks, dtype=np.uint64)
+    # A sum of random numbers identifies the set of ranks.
+    keys = calls.ranks_of_numbers(salt)
+    is_used = np.zeros(len(keys), dtype=np.bool_)
+    is_used[stops.number] = True
+    if len(set(keys[is_used].tolist())) == 1:
+        return [_InTurn(stops, ranks)] if stops.rank[0] != stops.rank[-1] else []
+    of_sets = (stops.of(rows) for _, rows in _by_value(keys[stops.number]))
+    return [_InTurn(some, ranks) for some in of_sets if some.rank[0] != some.rank[-1]]
 
 
 def _by_value(values: npt.NDArray[np.int64] | npt.NDArray[np.uint64]) -> Iterator[tuple[int, Ints]]:

@@ -46,9 +46,9 @@ class Waiting:
     #: Part of ``waited_ns`` before the deciding arrival; NaN if unknown.
     wait_ns: npt.NDArray[np.float64]
     #: Global rank that arrived last at the deciding collective; -1 if unknown.
-    culprit: Ints
-    #: Index of the deciding collective or bucket, see ``Arrivals``; -1 if unknown.
-    number: Ints
+    culprit: npt.NDArray[np.int32]
+    #: Number of the deciding collective or bucket, see ``Arrivals``; -1 if unknown.
+    number: npt.NDArray[np.int32]
 
 
 def split(exposed: Exposures, table: Collectives, arrivals: Arrivals) -> Waiting:
@@ -80,12 +80,13 @@ def split(exposed: Exposures, table: Collectives, arrivals: Arrivals) -> Waiting
     length = np.maximum(1, exposed.end_ns - exposed.begin_ns)
     before = np.clip(arrived_ns - exposed.begin_ns, 0, length) / length * exposed.waited_ns
     unsure = (culprit < 0) & (exposed.waited_ns > 0)
-    return Waiting(wait_ns=np.where(unsure, np.nan, before), culprit=culprit, number=number)
+    wait_ns = np.where(unsure, np.nan, before)
+    return Waiting(wait_ns, culprit.astype(np.int32), number.astype(np.int32))
 
 
 def not_split(exposed: Exposures) -> Waiting:
     """Returns the result of ``split`` for unknown arrivals: NaN and -1 for every exposure."""
-    unknown = np.full(len(exposed), -1, dtype=np.int64)
+    unknown = np.full(len(exposed), -1, dtype=np.int32)
     return Waiting(np.full(len(exposed), np.nan), unknown, unknown)
 
 
