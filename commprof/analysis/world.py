@@ -28,6 +28,7 @@ from commprof.analysis.replay.gains import Gains, gains
 from commprof.analysis.step.measured import MeasuredWorld, observed_ranks
 from commprof.analysis.step.timing import StepTiming, step_timing
 from commprof.analysis.training_account import TrainingAccount, training_account
+from commprof.memory import return_free_memory
 from commprof.trace.run.run_directory import WorldRun
 
 
@@ -87,6 +88,8 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
     timing, recording = step_timing(whole), world_recording(run, seen)
     late = lateness(run, whole, timing.step_median_ms, recording.between_ranks_us)
     evidence = evidence_of(seen)
+    exchanged = communication(run, seen)
+    return_free_memory()
     result = WorldResult(
         world_size=run.world_size,
         ranks=ranks,
@@ -97,7 +100,7 @@ def world_result(run: WorldRun, seen: MeasuredWorld) -> WorldResult:
         recording=recording,
         evidence=replace(evidence, most_waited_for=late.most_waited_for()),
         profiler_cost=profiler_cost(run, whole),
-        communication=communication(run, seen),
+        communication=exchanged,
         lateness=late,
         cross_checks=()
         if recording.foreign

@@ -338,9 +338,9 @@ def _apart(
     wait = wait[chosen]
     counts = ~np.isin(times.op, POINT_TO_POINT) | (times.op == RECV)
     known = (all_started & matching.every(times.exact | ~counts))[chosen]
-    started = matching.times_at(times.start, matching.last_row(times.start))[chosen]
-    end = np.where(counts, times.end, 0)
-    ended = matching.times_at(end, matching.last_row(end))[chosen]
+    started = matching.times_at(times.start, matching.last_row(times.start)[chosen])
+    end = times.end if counts.all() else np.where(counts, times.end, 0)
+    ended = matching.times_at(end, matching.last_row(end)[chosen])
     common = np.where(known & (ended > started), ended - started, np.nan)
     return wait, transfer, common
 

@@ -133,9 +133,8 @@ def collective_rows(
     calls = calls_of(matching, traces, tables, measured_steps, clocks_shared)
     kinds = calls.op, calls.group, calls.dtype, calls.reduce_op * reduces(calls.op)
     member, _ = distinct_rows(*kinds, _size_classes(kinds, calls.size_bytes))
-    order = np.argsort(member, kind="stable")
-    bounds = np.flatnonzero(np.diff(member[order])) + 1
-    parts = np.split(order, bounds) if len(order) else []
+    parts = _rows_by_number(member)
+    del member
     by_rank = {trace.rank: trace for trace in traces}
     rows = []
     for part in parts:
@@ -147,6 +146,14 @@ def collective_rows(
         of_kind = calls if len(parts) == 1 else rows_of(calls, part)  # avoids a copy
         rows.append(_row(of_kind, group, tuple(ranks), by_rank, rank_steps))
     return tuple(sorted(rows, key=_weight, reverse=True))
+
+
+def _rows_by_number(number: Ints) -> list[Ints]:
+    """Returns the rows that have each number; of a number that all have, the first row only."""
+    if not number.any():
+        return [np.zeros(1, dtype=np.int64)] if len(number) else []
+    order = np.argsort(number, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
 
 
 @dataclass(frozen=True)
@@ -195,6 +202,8 @@ def _size_classes(kinds: Sequence[Ints], size: Ints) -> Ints:
     class, returned as the negative number -e; size 0 stays 0. ``kinds`` are columns, with one row
     per call.
     """
+    if size.strides == (0,):  # one size in all rows
+        return size
     classes = size.copy()
     kind, _ = distinct_rows(*kinds)
     _, of_size = distinct_rows(kind, size)
