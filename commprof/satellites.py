@@ -107,6 +107,12 @@ class Tune(Commands, Protocol):
             UsageError: there is no such compressor, or an option is out of range.
         """
 
+    def exchanges(self) -> Mapping[str, str]:
+        """Returns how each compressor's ranks exchange a bucket, by the compressor's name.
+
+        The values are "two_phase", "gather", "ring" and "hierarchical".
+        """
+
     def run_help(self) -> str:
         """Returns the part of ``commprof run``'s help on compressors and trials."""
 

@@ -106,12 +106,19 @@ def scheme_table(root: Path = ROOT) -> str:
         ValueError: the header lacks a table, which the message names.
     """
     header = (root / SCHEMES).read_text()
+    schemes = (*rows(header, "COMMPROF_SCHEMES"), *rows(header, "COMMPROF_TRANSPORT_SCHEMES"))
     parts = [
         _doc("Compression schemes and their options.", (SCHEMES,)),
         "from __future__ import annotations\n\nfrom typing import Final\n",
-        "#: Code on the wire, name, default of error feedback, meaning.",
-        _tuple("SCHEMES", rows(header, "COMMPROF_SCHEMES")),
-        "#: Code of the scheme that has the option (None: every scheme that compresses), name,",
+        "#: Scheme in C++, name, default of error feedback, exchange, meaning.",
+        _tuple(
+            "SCHEMES",
+            (
+                (scheme, name, feedback, _upper(str(exchange)).lower(), meaning)
+                for scheme, _, name, feedback, exchange, meaning in schemes
+            ),
+        ),
+        "#: The scheme that has the option (None: every scheme that compresses), name,",
         "#: minimum, maximum, default, True if only whole numbers are allowed, meaning.",
         _tuple("OPTIONS", rows(header, "COMMPROF_SCHEME_OPTIONS")),
     ]

@@ -66,6 +66,13 @@ def parse_hook(text: str) -> Compressor:
     return parse(text)
 
 
+def exchanges() -> Mapping[str, str]:
+    """Returns how each compressor's ranks exchange a bucket, by the compressor's name."""
+    from commprof.tune.compressors.compressor import SCHEMES
+
+    return {name: scheme.exchange for name, scheme in SCHEMES.items()}
+
+
 def run_help() -> str:
     """Returns the part of ``commprof run``'s help on compressors and trials."""
     from commprof.tune.compressors.compressor import help_text as compressors

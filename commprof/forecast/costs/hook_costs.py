@@ -24,14 +24,8 @@ from commprof import invocation
 from commprof.forecast.costs.cost_model import CostCurve
 from commprof.forecast.costs.regression import Line
 
+#: How ranks exchange a bucket, see docs/compressors.md.
 TWO_PHASE, GATHER, RING, HIERARCHICAL = "two_phase", "gather", "ring", "hierarchical"
-#: Exchange of each scheme's payload, see docs/compressors.md.
-EXCHANGES = {
-    **dict.fromkeys(("fp16", "bf16", "int8", "int4"), TWO_PHASE),
-    "topk": GATHER,
-    **dict.fromkeys(("none", "powersgd"), RING),
-    "hierarchical": HIERARCHICAL,
-}
 #: Encoded bytes of a rank's share that are sent as one piece (``compress::Options::piece_bytes``).
 _PIECE_BYTES = 1 << 20
 #: Successive messages of a bucket: its header, then one per phase. A message goes to all ranks at

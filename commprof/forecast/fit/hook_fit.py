@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from commprof import satellites
 from commprof.analysis.collectives.compression import CompressionRow
 from commprof.errors import CommprofError
 from commprof.forecast.costs.cost_model import OTHER_HOST, CostCurve
 from commprof.forecast.costs.hook_costs import (
-    EXCHANGES,
     HIERARCHICAL,
     HookCost,
     HookFigures,
@@ -72,10 +72,11 @@ def fit_hook(
     name = label.partition(":")[0]
     mine = [row for row in rows if row.sent.payload_bytes > 0]
     ranks = schedules[0].world_size
-    if name not in EXCHANGES:
+    exchanges = satellites.tune().exchanges()
+    if name not in exchanges:
         raise CommprofError(
             f"hook {label}: the cost model supports no such scheme (supported: "
-            f"{', '.join(EXCHANGES)}); predict without this hook"
+            f"{', '.join(exchanges)}); predict without this hook"
         )
     if not mine or ranks < 2:
         raise CommprofError(
@@ -87,7 +88,7 @@ def fit_hook(
     encode, reduce, decode = _stages(mine)
     bare = HookCost(
         label=label,
-        exchange=EXCHANGES[name],
+        exchange=exchanges[name],
         encode=encode,
         reduce=reduce,
         decode=decode,

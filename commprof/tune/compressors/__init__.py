@@ -13,6 +13,8 @@ All functions raise UsageError for a value out of range; the message names the a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from commprof.tune.compressors.compressor import SCHEMES, Compressor, merge_states, parse
 
 __all__ = [
@@ -110,6 +112,17 @@ def hierarchical(*, measure_every: int = 0) -> Compressor:
     ``parse("int8:hierarchical=1")`` also compresses the messages between hosts.
     """
     return Compressor("hierarchical", {}, measure_every=measure_every)
+
+
+def __getattr__(name: str) -> Callable[..., Compressor]:
+    """Returns the function of a scheme that has none above; it takes all options by name."""
+    if name not in SCHEMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def make(*, seed: int = 0, measure_every: int = 0, **options: float | None) -> Compressor:
+        return Compressor(name, options, seed=seed, measure_every=measure_every)
+
+    return make
 
 
 def _make(

@@ -31,6 +31,8 @@ class Option:
     #: True if only whole numbers are allowed.
     whole: bool
     meaning: str
+    #: True if no other scheme has the option.
+    is_own: bool
 
 
 @dataclass(frozen=True)
@@ -38,18 +40,23 @@ class Scheme:
     """One way to send gradients in fewer bytes."""
 
     name: str
+    #: How the ranks exchange a bucket: "two_phase", "gather", "ring" or "hierarchical".
+    exchange: str
     meaning: str
     options: tuple[Option, ...]
 
 
-def _scheme(code: str, name: str, feedback: int, meaning: str) -> Scheme:
+def _scheme(code: str, name: str, feedback: int, exchange: str, meaning: str) -> Scheme:
     """Makes a scheme from a row of ``scheme_table.SCHEMES``, with its own and common options."""
     options = [
-        Option(own, low, high, feedback if own == "feedback" else standard, whole, what)
-        for taker, own, low, high, standard, whole, what in scheme_table.OPTIONS
+        Option(
+            *(option, low, high, feedback if option == "feedback" else standard, whole, what),
+            is_own=taker == code,
+        )
+        for taker, option, low, high, standard, whole, what in scheme_table.OPTIONS
         if code != "None" and taker in (code, "None")
     ]
-    return Scheme(name, meaning, tuple(options))
+    return Scheme(name, exchange, meaning, tuple(options))
 
 
 _ALL = tuple(_scheme(*row) for row in scheme_table.SCHEMES)
@@ -60,8 +67,7 @@ def help_text() -> str:
     """Returns one line per scheme, for help texts."""
     lines = []
     for scheme in _ALL:
-        own = [o for o in scheme.options if o.name in ("ratio", "rank")]
-        given = "".join(f":{o.name}={o.standard:g}" for o in own)
+        given = "".join(f":{o.name}={o.standard:g}" for o in scheme.options if o.is_own)
         lines.append(f"  {scheme.name + given:<18} {scheme.meaning}")
     return "\n".join(lines)
 

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 from typing import Final
 
-#: Code on the wire, name, default of error feedback, meaning.
+#: Scheme in C++, name, default of error feedback, exchange, meaning.
 SCHEMES: Final = (
-    ("None", "none", 0, "fp32 all-reduce on the thread that compressors use: the baseline"),
-    ("Half", "fp16", 0, "16 bits a value with a power-of-two scale, 2x fewer bytes"),
-    ("Bfloat16", "bf16", 0, "16 bits a value with fp32's range, 2x fewer bytes"),
-    ("Int8", "int8", 0, "8 bits a value, a scale per 128 values: 3.9x fewer bytes"),
-    ("Int4", "int4", 1, "4 bits a value, a scale per 64 values: 7.1x fewer bytes"),
-    ("TopK", "topk", 1, "the largest values of each bucket, sent exactly"),
-    ("PowerSgd", "powersgd", 1, "two thin factors of each matrix (PowerSGD)"),
-    ("None", "hierarchical", 0, "fp32 averages: shared memory within hosts, gloo between hosts"),
+    ("None", "none", 0, "ring", "fp32 all-reduce on the thread that compressors use: the baseline"),
+    ("Half", "fp16", 0, "two_phase", "16 bits a value with a power-of-two scale, 2x fewer bytes"),
+    ("Bfloat16", "bf16", 0, "two_phase", "16 bits a value with fp32's range, 2x fewer bytes"),
+    ("Int8", "int8", 0, "two_phase", "8 bits a value, a scale per 128 values: 3.9x fewer bytes"),
+    ("Int4", "int4", 1, "two_phase", "4 bits a value, a scale per 64 values: 7.1x fewer bytes"),
+    ("TopK", "topk", 1, "gather", "the largest values of each bucket, sent exactly"),
+    ("PowerSgd", "powersgd", 1, "ring", "two thin factors of each matrix (PowerSGD)"),
+    (
+        "None",
+        "hierarchical",
+        0,
+        "hierarchical",
+        "fp32 averages: shared memory within hosts, gloo between hosts",
+    ),
 )
 
-#: Code of the scheme that has the option (None: every scheme that compresses), name,
+#: The scheme that has the option (None: every scheme that compresses), name,
 #: minimum, maximum, default, True if only whole numbers are allowed, meaning.
 OPTIONS: Final = (
     ("TopK", "ratio", 1e-09, 1, 0.01, False, "fraction of the values to send"),

@@ -14,10 +14,7 @@
 #include "tune/compress/exchange/messages/channel.h"
 #include "tune/compress/exchange/messages/wire.h"
 #include "tune/compress/residuals.h"
-#include "tune/compress/schemes/block_scheme.h"
-#include "tune/compress/schemes/power_sgd.h"
 #include "tune/compress/schemes/scheme.h"
-#include "tune/compress/schemes/top_k.h"
 #include "tune/kernels/linear/compare.h"
 
 namespace commprof::compress {
@@ -27,15 +24,11 @@ namespace {
 // Options with all defaults filled in.
 struct Settings {
   SchemeCode scheme = SchemeCode::kNone;
-  uint64_t ratio_ppb = 0; // topk: parts per billion, so that k is the
-                          // same integer on all ranks
-  int rank = 0; // powersgd
+  SchemeSettings of_scheme;
   bool feedback = false;
   uint64_t start_step = 0; // earlier steps exchange plain means
   bool checksum = false;
-  uint64_t seed = 0;
   uint32_t measure_every = 0;
-  size_t piece_bytes = 0;
   uint16_t hash = 0; // of options that ranks must agree on
 };
 
@@ -57,11 +50,12 @@ struct SchemeRow {
 };
 
 SchemeRow rowOf(const std::string& scheme) {
-#define X(code, name, feedback, meaning)          \
-  if (scheme == name) {                           \
-    return {name, SchemeCode::k##code, feedback}; \
+#define X(enumerator, code, name, feedback, exchange, meaning) \
+  if (scheme == name) {                                        \
+    return {name, SchemeCode::k##enumerator, feedback};        \
   }
   COMMPROF_SCHEMES(X)
+  COMMPROF_TRANSPORT_SCHEMES(X)
 #undef X
   throw std::invalid_argument("compression scheme '" + scheme + "' is unknown");
 }
@@ -86,39 +80,22 @@ Settings settingsOf(const Options& options) {
   }
   Settings settings;
   settings.scheme = row.code;
-  settings.ratio_ppb = uint64_t(std::llround(value["ratio"] * 1e9));
-  settings.rank = int(value["rank"]);
+  settings.of_scheme = {value, options.seed, options.piece_bytes};
   settings.feedback = value["feedback"] != 0;
   settings.start_step = uint64_t(value["start_step"]);
   settings.checksum = value["checksum"] != 0;
-  settings.seed = options.seed;
   settings.measure_every = options.measure_every;
-  settings.piece_bytes = options.piece_bytes;
   settings.hash = hashOf(agreed, options.seed);
   return settings;
 }
 
-// Returns null for "none".
 std::unique_ptr<Scheme> makeScheme(const Settings& settings) {
   switch (settings.scheme) {
-    case SchemeCode::kNone:
-      return nullptr;
-    case SchemeCode::kHalf:
-      return std::make_unique<BlockScheme>(
-          makeHalfCodec(), settings.piece_bytes);
-    case SchemeCode::kBfloat16:
-      return std::make_unique<BlockScheme>(
-          makeBfloat16Codec(), settings.piece_bytes);
-    case SchemeCode::kInt8:
-      return std::make_unique<BlockScheme>(
-          makeInt8Codec(), settings.piece_bytes);
-    case SchemeCode::kInt4:
-      return std::make_unique<BlockScheme>(
-          makeInt4Codec(), settings.piece_bytes);
-    case SchemeCode::kTopK:
-      return std::make_unique<TopK>(settings.ratio_ppb, settings.piece_bytes);
-    case SchemeCode::kPowerSgd:
-      return std::make_unique<PowerSgd>(settings.rank, settings.seed);
+#define X(scheme, value, name, feedback, exchange, meaning) \
+  case SchemeCode::k##scheme:                               \
+    return make##scheme(settings.of_scheme);
+    COMMPROF_SCHEMES(X)
+#undef X
   }
   return nullptr;
 }
@@ -405,6 +382,10 @@ class BucketCompressor : public Compressor {
 };
 
 } // namespace
+
+std::unique_ptr<Scheme> makeNone(const SchemeSettings&) {
+  return nullptr;
+}
 
 std::unique_ptr<Compressor> Compressor::make(const Options& options) {
   return std::make_unique<BucketCompressor>(settingsOf(options));

@@ -6,46 +6,71 @@
 
 namespace commprof::compress {
 
-// Part of the messages between ranks: never renumber. 6 and 8 belonged to
-// removed schemes, so the next new scheme gets 9.
-enum class SchemeCode : uint8_t {
-  kNone = 0,
-  kHalf = 1,
-  kBfloat16 = 2,
-  kInt8 = 3,
-  kInt4 = 4,
-  kTopK = 5,
-  kPowerSgd = 7,
-};
+// X(scheme, code, name, default of error feedback, exchange, meaning). The
+// first 8 letters of a name are unique: a trace keeps no more. The exchange
+// determines the predicted time (docs/compressors.md). Codes are part of the
+// messages between ranks: never renumber. 6 and 8 belonged to removed schemes.
+#define COMMPROF_SCHEMES(X)                                             \
+  X(None,                                                               \
+    0,                                                                  \
+    "none",                                                             \
+    0,                                                                  \
+    Ring,                                                               \
+    "fp32 all-reduce on the thread that compressors use: the baseline") \
+  X(Half,                                                               \
+    1,                                                                  \
+    "fp16",                                                             \
+    0,                                                                  \
+    TwoPhase,                                                           \
+    "16 bits a value with a power-of-two scale, 2x fewer bytes")        \
+  X(Bfloat16,                                                           \
+    2,                                                                  \
+    "bf16",                                                             \
+    0,                                                                  \
+    TwoPhase,                                                           \
+    "16 bits a value with fp32's range, 2x fewer bytes")                \
+  X(Int8,                                                               \
+    3,                                                                  \
+    "int8",                                                             \
+    0,                                                                  \
+    TwoPhase,                                                           \
+    "8 bits a value, a scale per 128 values: 3.9x fewer bytes")         \
+  X(Int4,                                                               \
+    4,                                                                  \
+    "int4",                                                             \
+    1,                                                                  \
+    TwoPhase,                                                           \
+    "4 bits a value, a scale per 64 values: 7.1x fewer bytes")          \
+  X(TopK,                                                               \
+    5,                                                                  \
+    "topk",                                                             \
+    1,                                                                  \
+    Gather,                                                             \
+    "the largest values of each bucket, sent exactly")                  \
+  X(PowerSgd,                                                           \
+    7,                                                                  \
+    "powersgd",                                                         \
+    1,                                                                  \
+    Ring,                                                               \
+    "two thin factors of each matrix (PowerSGD)")
 
-// X(code, name, default of error feedback, meaning). The last scheme has the
-// code of "none": it differs only in the caller's transport.
-#define COMMPROF_SCHEMES(X)                                                   \
-  X(None,                                                                     \
-    "none",                                                                   \
-    0,                                                                        \
-    "fp32 all-reduce on the thread that compressors use: the baseline")       \
-  X(Half,                                                                     \
-    "fp16",                                                                   \
-    0,                                                                        \
-    "16 bits a value with a power-of-two scale, 2x fewer bytes")              \
-  X(Bfloat16, "bf16", 0, "16 bits a value with fp32's range, 2x fewer bytes") \
-  X(Int8,                                                                     \
-    "int8",                                                                   \
-    0,                                                                        \
-    "8 bits a value, a scale per 128 values: 3.9x fewer bytes")               \
-  X(Int4,                                                                     \
-    "int4",                                                                   \
-    1,                                                                        \
-    "4 bits a value, a scale per 64 values: 7.1x fewer bytes")                \
-  X(TopK, "topk", 1, "the largest values of each bucket, sent exactly")       \
-  X(PowerSgd, "powersgd", 1, "two thin factors of each matrix (PowerSGD)")    \
-  X(None,                                                                     \
-    "hierarchical",                                                           \
-    0,                                                                        \
+// The same columns: schemes that differ from another one, whose code they have,
+// only in the caller's transport.
+#define COMMPROF_TRANSPORT_SCHEMES(X) \
+  X(None,                             \
+    0,                                \
+    "hierarchical",                   \
+    0,                                \
+    Hierarchical,                     \
     "fp32 averages: shared memory within hosts, gloo between hosts")
 
-// X(code of the scheme with the option, name, minimum, maximum, default, whole
+enum class SchemeCode : uint8_t {
+#define X(scheme, code, name, feedback, exchange, meaning) k##scheme = code,
+  COMMPROF_SCHEMES(X)
+#undef X
+};
+
+// X(scheme with the option, name, minimum, maximum, default, whole
 // numbers only, meaning). Options of None apply to all compressing schemes.
 #define COMMPROF_SCHEME_OPTIONS(X)                                            \
   X(TopK, "ratio", 1e-9, 1, 0.01, false, "fraction of the values to send")    \

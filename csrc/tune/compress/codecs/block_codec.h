@@ -58,9 +58,6 @@ class BlockCodec {
       float* out) const = 0;
 };
 
-std::unique_ptr<BlockCodec> makeHalfCodec();
-std::unique_ptr<BlockCodec> makeBfloat16Codec();
-std::unique_ptr<BlockCodec> makeInt8Codec();
-std::unique_ptr<BlockCodec> makeInt4Codec();
+std::unique_ptr<BlockCodec> makeHalfCodec(); // topk uses it too
 
 } // namespace commprof::compress

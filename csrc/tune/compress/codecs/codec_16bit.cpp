@@ -3,6 +3,7 @@
 
 #include "tune/compress/codecs/block_codec.h"
 #include "tune/compress/codecs/half_scale.h"
+#include "tune/compress/schemes/block_scheme.h"
 #include "tune/kernels/blocks/cast.h"
 
 namespace commprof::compress {
@@ -138,8 +139,12 @@ class Bfloat16Codec : public SixteenBitCodec {
 std::unique_ptr<BlockCodec> makeHalfCodec() {
   return std::make_unique<HalfCodec>();
 }
-std::unique_ptr<BlockCodec> makeBfloat16Codec() {
-  return std::make_unique<Bfloat16Codec>();
+std::unique_ptr<Scheme> makeHalf(const SchemeSettings& settings) {
+  return std::make_unique<BlockScheme>(makeHalfCodec(), settings.piece_bytes);
+}
+std::unique_ptr<Scheme> makeBfloat16(const SchemeSettings& settings) {
+  return std::make_unique<BlockScheme>(
+      std::make_unique<Bfloat16Codec>(), settings.piece_bytes);
 }
 
 } // namespace commprof::compress

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tune/compress/codecs/block_codec.h"
+#include "tune/compress/schemes/block_scheme.h"
 #include "tune/kernels/blocks/block_quant.h"
 
 namespace commprof::compress {
@@ -174,11 +175,13 @@ class IntegerCodec : public BlockCodec {
 
 } // namespace
 
-std::unique_ptr<BlockCodec> makeInt8Codec() {
-  return std::make_unique<IntegerCodec<Int8>>();
+std::unique_ptr<Scheme> makeInt8(const SchemeSettings& settings) {
+  return std::make_unique<BlockScheme>(
+      std::make_unique<IntegerCodec<Int8>>(), settings.piece_bytes);
 }
-std::unique_ptr<BlockCodec> makeInt4Codec() {
-  return std::make_unique<IntegerCodec<Int4>>();
+std::unique_ptr<Scheme> makeInt4(const SchemeSettings& settings) {
+  return std::make_unique<BlockScheme>(
+      std::make_unique<IntegerCodec<Int4>>(), settings.piece_bytes);
 }
 
 } // namespace commprof::compress

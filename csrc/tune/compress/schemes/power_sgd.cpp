@@ -279,4 +279,9 @@ void PowerSgd::clear() {
   q_.clear();
 }
 
+std::unique_ptr<Scheme> makePowerSgd(const SchemeSettings& settings) {
+  return std::make_unique<PowerSgd>(
+      int(settings.options.at("rank")), settings.seed);
+}
+
 } // namespace commprof::compress

@@ -6,7 +6,10 @@
 // own gradients.
 #pragma once
 
+#include <map>
+#include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "tune/compress/bucket.h"
@@ -90,6 +93,20 @@ class Scheme {
   }
   virtual void clear() {}
 };
+
+// What a scheme is made from.
+struct SchemeSettings {
+  std::map<std::string, double> options; // those of scheme_table.h, all given
+  uint64_t seed = 0; // of random choices; the same on all ranks
+  size_t piece_bytes = 0; // approximate encoded size of a piece
+};
+
+// Each scheme defines its function beside its class; that of "none" returns
+// null.
+#define X(scheme, code, name, feedback, exchange, meaning) \
+  std::unique_ptr<Scheme> make##scheme(const SchemeSettings& settings);
+COMMPROF_SCHEMES(X)
+#undef X
 
 class Quality {
  public:

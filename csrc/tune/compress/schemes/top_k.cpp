@@ -1,6 +1,7 @@
 #include "tune/compress/schemes/top_k.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tune/compress/codecs/half_scale.h"
 #include "tune/kernels/linear/compare.h"
@@ -147,6 +148,13 @@ uint64_t TopK::wireBytes(std::span<const Slot> slots, size_t n, int world)
     const {
   return dense(n, world) ? all_as_half_.wireBytes(slots, n, world)
                          : kernels::sparseBytes(n, k(n)) * uint64_t(world - 1);
+}
+
+std::unique_ptr<Scheme> makeTopK(const SchemeSettings& settings) {
+  // parts per billion, so that k is the same integer on all ranks
+  const auto ratio_ppb =
+      uint64_t(std::llround(settings.options.at("ratio") * 1e9));
+  return std::make_unique<TopK>(ratio_ppb, settings.piece_bytes);
 }
 
 } // namespace commprof::compress

@@ -47,9 +47,9 @@ std::string inBucket(int rank, uint32_t index) {
 } // namespace
 
 const char* schemeName(SchemeCode code) {
-#define X(own_code, name, feedback, meaning) \
-  if (code == SchemeCode::k##own_code) {     \
-    return name;                             \
+#define X(scheme, value, name, feedback, exchange, meaning) \
+  if (code == SchemeCode::k##scheme) {                      \
+    return name;                                            \
   }
   COMMPROF_SCHEMES(X)
 #undef X
