@@ -69,7 +69,8 @@ class AddedReport(Protocol):
         """Renders the whole report for the terminal.
 
         Args:
-            description: text on the run. width: number of characters at which prose is wrapped.
+            description: text on the run.
+            width: number of characters at which prose is wrapped.
             caveats: sentences about the run.
             tables: number of characters at which tables are split; None: never.
         """
@@ -88,7 +89,7 @@ class Forecast(Commands, Protocol):
     """Functions that the satellite for predictions gives to the profiler."""
 
     def expected_times(self, path: Path) -> ExpectedTime:
-        """Returns the times in a machine profile; raises CommprofError if ``path`` is no profile."""
+        """Returns the times in a machine profile; raises CommprofError if it is not one."""
 
 
 class Tune(Commands, Protocol):

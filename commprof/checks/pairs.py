@@ -1,5 +1,6 @@
-"""Checks latency and bandwidth of each pair of ranks, and names links that are far worse than the
-median.
+"""Checks latency and bandwidth of each pair of ranks.
+
+Links that are far worse than the median are named.
 """
 
 from __future__ import annotations
