@@ -238,7 +238,7 @@ class SharedCalls:
         """Finds the times of waiting and late ranks that explain waits, for each part of the waits.
 
         The late rank's time ends as it arrives at the call. The waiting rank's time ends as it
-        arrives at the call itself, so that both stretches hold the same part of the program; For
+        arrives at the call itself, so that both stretches hold the same part of the program. For
         messages, calls with a root, and calls that another thread issued while the rank waited, it
         ends as the rank begins to wait.
         """
