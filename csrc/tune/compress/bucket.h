@@ -14,7 +14,7 @@ namespace commprof::compress {
 // The position of one parameter in a bucket. DDP rebuilds buckets and reuses
 // their indices and addresses, so all state is keyed by parameter.
 struct Slot {
-  uint32_t parameter = 0; // number in the model, the same on all ranks
+  uint32_t parameter = 0; // index in the model, the same on all ranks
   size_t offset = 0; // within the bucket, in values
   size_t numel = 0;
   uint32_t rows = 0; // as a matrix: first dimension x all other dimensions
@@ -26,8 +26,8 @@ struct Bucket {
   size_t numel = 0;
   std::span<const Slot> slots; // sorted by offset
   uint64_t signature = 0; // signatureOf(slots)
-  uint64_t step = 0; // number of synchronised steps of this model so far
-  uint32_t index = 0; // within the step
+  uint64_t step = 0; // index of the synchronised step of this model
+  uint32_t index = 0; // index within the step
 };
 
 // FNV-1a hash of parameters, offsets and shapes. If it differs between ranks,
@@ -48,13 +48,15 @@ struct BucketReport {
   // Sorted by begin time. The spans of one stage's pieces are consecutive; with
   // pipelined pieces, exchange spans overlap the others.
   std::vector<Span> spans;
-  // Size of this rank's encoded gradients, including the handshake's header.
+  // Size in bytes of this rank's encoded gradients, including the handshake's
+  // header.
   uint64_t payload_bytes = 0;
   // Bytes that this rank sent to other ranks for this bucket: everything passed
   // to Transport::exchange(), plus 2 (W - 1) / W of the all-reduced bytes, as
   // for a ring (the backend may use another algorithm).
   uint64_t wire_bytes = 0;
-  bool nonfinite = false; // on any rank; then NaN on all ranks
+  bool nonfinite = false; // true if any rank has non-finite values; the bucket
+                          // is then NaN on all ranks
 
   // Quality of this rank's own contribution after its first rounding. It is
   // measured only in the steps that Options::measure_every selects (it costs
@@ -65,8 +67,9 @@ struct BucketReport {
   double residual_ratio =
       0; // ||residual|| / ||g|| after run(); 0 without feedback
   uint64_t zeroed = 0; // number of nonzero values sent as zero
-  // Number of values sent as less than half of their size because they exceed
-  // the range of their code. Codes that scale by the largest value have none.
+  // Number of values that were sent as less than half of their size because
+  // they exceed the range of their code. Codes that scale by the largest value
+  // have no such values.
   uint64_t saturated = 0;
 };
 

@@ -24,12 +24,15 @@ namespace {
 // Options with all defaults filled in.
 struct Settings {
   SchemeCode scheme = SchemeCode::kNone;
-  SchemeSettings of_scheme;
+  uint64_t ratio_ppb = 0; // topk: parts per billion, so that k is the
+                          // same integer on all ranks
+  int rank = 0; // powersgd: rank of the factors
   bool feedback = false;
   uint64_t start_step = 0; // earlier steps exchange plain means
   bool checksum = false;
   uint32_t measure_every = 0;
-  uint16_t hash = 0; // of options that ranks must agree on
+  size_t piece_bytes = 0;
+  uint16_t hash = 0; // hash of the options that ranks must agree on
 };
 
 // FNV-1a hash of all values, folded to 16 bits.
@@ -46,7 +49,7 @@ uint16_t hashOf(const std::vector<double>& values, uint64_t seed) {
 struct SchemeRow {
   const char* name;
   SchemeCode code;
-  double feedback; // default
+  double feedback; // default of error feedback
 };
 
 SchemeRow rowOf(const std::string& scheme) {
@@ -236,8 +239,8 @@ class BucketCompressor : public Compressor {
     return header;
   }
 
-  // Exchanges headers; false, and a NaN bucket, if any rank has non-finite
-  // values.
+  // Exchanges headers. If any rank has non-finite values, returns false and
+  // makes the bucket NaN.
   bool agree(
       const Bucket& bucket,
       const Header& mine,

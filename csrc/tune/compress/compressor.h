@@ -18,7 +18,7 @@ namespace commprof::compress {
 struct Options {
   std::string scheme;
   std::map<std::string, double> values;
-  uint64_t seed = 0; // of PowerSGD's first Q; the same on all ranks
+  uint64_t seed = 0; // seed of PowerSGD's first Q; the same on all ranks
   uint32_t measure_every = 0; // measure quality in every n-th step; 0: never
   // Approximate encoded size of a piece: large enough to saturate a link, small
   // enough that encoding the next piece overlaps with sending.
@@ -82,7 +82,7 @@ class Compressor {
 
   // Multiplies the residuals by the factor by which the loss scale changed.
   virtual void scaleResiduals(float factor) = 0;
-  // Returns what was sent in this step to the residuals, because GradScaler
+  // Returns the values sent in this step to the residuals, because GradScaler
   // skipped the step. Must be called before the next step's first run(), before
   // or after scaleResiduals(). Does nothing without error feedback.
   virtual void stepSkipped() = 0;

@@ -1,8 +1,9 @@
-// Error-feedback residuals: what lossy codes have not yet sent, per parameter,
-// in units of this rank's gradients. For speed they are stored in arenas laid
-// out like buckets, one per signature. When DDP rebuilds its buckets, each
-// parameter's residual moves to the arena of its new bucket. Memory: 4 bytes
-// per parameter; replaced arenas grow to the size of the largest one.
+// Error-feedback residuals: for each parameter, the values that lossy codes
+// have not sent yet, in units of this rank's gradients. For speed they are
+// stored in arenas laid out like buckets, one per signature. When DDP rebuilds
+// its buckets, each parameter's residual moves to the arena of its new bucket.
+// Memory: 4 bytes per parameter; replaced arenas grow to the size of the
+// largest one.
 //
 // Withheld residuals: a parameter that this rank's backward pass did not use
 // has a gradient of zeros in the bucket. If no rank used it, DDP
@@ -36,9 +37,9 @@ namespace commprof::compress {
 struct Sent {
   uint64_t signature = 0;
   uint64_t step = 0;
-  size_t numel = 0; // values in the bucket
+  size_t numel = 0; // number of values in the bucket
   int world = 1;
-  int exponent = 0; // of 16-bit values
+  int exponent = 0; // exponent of 16-bit values
   size_t trailer = 0; // bytes that the channel appends to each message
   float factor = 1; // product of all later scaleResiduals() factors
   bool lossless = false; // payload is the bucket in fp32
@@ -123,8 +124,9 @@ class Residuals {
   void leave(const Home& home);
 
   std::unordered_map<uint64_t, Arena> arenas_;
-  std::map<uint32_t, Home> homes_; // parameters in an arena
-  std::map<uint32_t, std::vector<float>> loaded_; // not yet in an arena
+  std::map<uint32_t, Home> homes_; // parameters whose residual is in an arena
+  // Residuals that are not in an arena yet.
+  std::map<uint32_t, std::vector<float>> loaded_;
 };
 
 // Sets residuals of all-zero gradients to zero until putBack() or destruction.
@@ -147,7 +149,8 @@ class UnsentResiduals {
 
  private:
   float* residual_;
-  std::vector<std::pair<size_t, std::vector<float>>> aside_; // offset, values
+  // Offset and values.
+  std::vector<std::pair<size_t, std::vector<float>>> aside_;
 };
 
 } // namespace commprof::compress

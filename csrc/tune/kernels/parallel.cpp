@@ -50,7 +50,7 @@ std::atomic<int> allowed_threads{0};
 struct Job {
   const detail::Work& work;
   std::atomic<size_t> next{0}; // first value of the next piece
-  std::fenv_t environment{}; // the caller's
+  std::fenv_t environment{}; // floating-point environment of the caller
 
   void run() {
     const size_t n = work.n;
@@ -69,7 +69,8 @@ struct Job {
 // time.
 class Pool {
  public:
-  // Does not wait for threads that wake up after all pieces are taken.
+  // Runs a job; does not wait for threads that wake up after all pieces are
+  // taken.
   void run(Job& job, int helpers) {
     startUpTo(helpers);
     std::fegetenv(&job.environment);
@@ -120,7 +121,7 @@ class Pool {
   std::condition_variable wake_, idle_;
   Job* job_ = nullptr;
   int seats_ = 0; // threads that may still join the job
-  int active_ = 0; // threads inside it
+  int active_ = 0; // threads that are working on the job
   int started_ = 0; // accessed by run()'s caller only
 };
 

@@ -16,15 +16,15 @@ inline bool goPastCaches(const float* out, size_t n) {
       reinterpret_cast<uintptr_t>(out) % 64 == 0;
 }
 
-// Values in one piece of a dense kernel's work: long compared with the
-// hand-over to another thread, and a multiple of every kernel's block.
+// Number of values in one piece of a dense kernel's work: long compared with
+// the hand-over to another thread, and a multiple of every kernel's block.
 inline constexpr size_t kGrain = 256 * 1024;
 
 inline constexpr int kMaxThreads = 256;
 
-// Threads that a kernel may use: 1, or the value of the environment variable
-// COMMPROF_KERNEL_THREADS or of setThreads(). Both throw std::invalid_argument,
-// with the value and the allowed range.
+// Number of threads that a kernel may use: 1, or the value of the environment
+// variable COMMPROF_KERNEL_THREADS or of setThreads(). Both throw
+// std::invalid_argument, with the value and the allowed range.
 int threads();
 void setThreads(int count);
 

@@ -63,7 +63,7 @@ std::byte* map(int fd, const std::string& name, size_t bytes) {
   if (memory == MAP_FAILED) {
     fail("cannot map", name, bytes, errno);
   }
-  // Forked children are not ranks and do not need the memory.
+  // The memory is not inherited by forked children, which are not ranks.
   madvise(memory, bytes, MADV_DONTFORK);
   return static_cast<std::byte*>(memory);
 }

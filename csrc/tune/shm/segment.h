@@ -73,9 +73,9 @@ class Segment {
   std::string name_; // empty once unlinked
   std::byte* data_;
   size_t bytes_;
-  bool owner_; // created the name and must remove it
+  bool owner_; // true if this object created the name and must remove it
   bool mapped_ = true; // this object must unmap it
-  pid_t pid_; // of the process that mapped it
+  pid_t pid_; // id of the process that mapped the segment
 };
 
 } // namespace commprof::shm

@@ -51,7 +51,7 @@ void futexWakeAll(std::atomic<uint32_t>& word) noexcept {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-// Identifies the pid namespace: a pid is only valid within its own.
+// Identifies the pid namespace: a pid is valid only within its own namespace.
 uint64_t pidNamespace() noexcept {
   struct stat status{};
   return stat("/proc/self/ns/pid", &status) == 0 ? uint64_t(status.st_ino) : 0;
@@ -71,8 +71,10 @@ size_t headerBytes(int size) {
 
 // Shared state of the team, initially all zero.
 struct Team::Shared {
-  alignas(64) std::atomic<uint32_t> arrived; // ranks at the current barrier
-  alignas(64) std::atomic<uint32_t> generation; // barriers passed; futex
+  // Number of ranks at the current barrier.
+  alignas(64) std::atomic<uint32_t> arrived;
+  // Number of barriers passed; futex.
+  alignas(64) std::atomic<uint32_t> generation;
   alignas(64) std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<uint32_t> broken; // 1: being written, 2: see reason
   char reason[512];
@@ -98,7 +100,8 @@ struct Team::Shared {
 };
 
 struct Team::RankLine {
-  std::atomic<uint32_t> barriers; // barriers that this rank has reached
+  // Number of barriers that this rank has reached.
+  std::atomic<uint32_t> barriers;
   int32_t pid;
   uint64_t pid_namespace;
   Intent intents[2]; // indexed by the barrier's parity
@@ -201,8 +204,8 @@ void Team::arriveAndWait() {
   const uint32_t size = uint32_t(options_.size);
   if (all.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
     all.arrived.store(0, std::memory_order_relaxed);
-    // Sequentially consistent with the sleeper's increment, so that at least
-    // one of the two sees the other.
+    // Sequentially consistent with the sleeper's increment, so that either this
+    // thread sees the sleeper or the sleeper sees the new generation.
     all.generation.store(barriers_entered_);
     if (all.sleepers.load() != 0) {
       futexWakeAll(all.generation);
@@ -340,7 +343,8 @@ void Team::arriveAndCheck(const Intent& intent) {
   for (int rank = 0; rank < options_.size; ++rank) {
     const Intent& other = line(rank).intents[parity];
     if (other != first) {
-      half_ = 0; // may differ between ranks; no rank reads slots now
+      half_ =
+          0; // The half may differ between ranks, but no rank reads slots now.
       throw TeamError(
           "ranks do not do the same: " + nameOf(0) + " does " + first.text() +
           ", " + nameOf(rank) + " does " + other.text());

@@ -1,12 +1,12 @@
 // Team: the ranks of one host, which synchronise at barriers in shared memory.
-// Data written before a barrier may be read by all ranks after it. Waiting
-// spins briefly and then sleeps on a futex, so that ranks without a core of
-// their own do not take one from working ranks. A missing rank is named:
-// immediately if its process has ended, otherwise after the timeout. The team
-// is then broken permanently for all ranks.
+// Data written before a barrier may be read by all ranks after it. A waiting
+// rank spins briefly and then sleeps on a futex, so that ranks without a core
+// of their own do not take a core from working ranks. The error names a missing
+// rank: immediately if its process has ended, otherwise after the timeout. The
+// team is then broken permanently for all ranks.
 //
-// Barriers, intend() and copyBytes() are helpers for collectives: they check
-// that all ranks call the same operation, and copy.
+// Barriers, intend() and copyBytes() are helpers for collectives: Barriers and
+// intend() check that all ranks call the same operation, copyBytes() copies.
 #pragma once
 
 #include <atomic>
@@ -23,31 +23,34 @@
 
 namespace commprof::shm {
 
-// Thrown if a rank is missing or reported an error. what() names it.
+// Thrown if a rank is missing or reported an error. what() names this rank.
 class TeamError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
 struct TeamOptions {
-  std::string name; // the segment's; the same on all ranks
+  std::string name; // name of the segment; the same on all ranks
   int rank = 0; // on this host
   int size = 1; // ranks of this host
-  std::vector<int> global_ranks; // numbers in messages, by rank
-  size_t slot_bytes = 0; // per rank and buffer half, see Team::slot()
+  std::vector<int>
+      global_ranks; // by rank on this host: the rank that messages print
+  size_t slot_bytes =
+      0; // size of each rank's part of each buffer half, see Team::slot()
   std::chrono::milliseconds timeout{30000};
 };
 
 class Team {
  public:
-  // Rank 0 creates the segment and the others open it, so the team is
+  // Rank 0 creates the segment and the other ranks open it, so the team is
   // constructed on rank 0 first. When the constructor returns on any rank, all
-  // have mapped the segment. Throws SegmentError and TeamError.
+  // ranks have mapped the segment. Throws SegmentError and TeamError.
   static std::string makeName() {
     return Segment::randomName();
   }
-  // First step: makes or opens the segment, with slots on this NUMA node.
+  // First step of joining: makes or opens the segment, with this rank's slots
+  // on its NUMA node.
   static Segment reserve(const TeamOptions& options);
-  Team(TeamOptions options, Segment segment); // waits for the others
+  Team(TeamOptions options, Segment segment); // waits for the other ranks
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
   ~Team(); // calls leave()
@@ -97,10 +100,10 @@ class Team {
     return spins_ != 0;
   }
 
-  // Number of a rank of this host in messages.
+  // Returns the rank that messages print for a rank of this host.
   int globalRank(int rank) const;
 
-  // Half that the next operation uses, the same on all ranks.
+  // Returns the half that the next operation uses; the same on all ranks.
   uint32_t nextHalf() noexcept {
     return half_ ^= 1;
   }
@@ -124,7 +127,7 @@ class Team {
   Segment segment_;
   const int pid_; // forked children are not part of the team
   std::atomic<int64_t> timeout_ms_;
-  std::vector<int> pidfds_; // by rank; -1 if there is none
+  std::vector<int> pidfds_; // by rank; -1 if a rank has none
   uint32_t barriers_entered_ = 0;
   uint32_t half_ = 0;
   uint32_t spins_ = 0;
@@ -149,7 +152,8 @@ std::string named(
     kernels::Element element,
     kernels::Reduction reduction);
 
-// Barriers of one operation; the first checks that all ranks call the same one.
+// Barriers of one operation; the first barrier checks that all ranks call the
+// same operation.
 class Barriers {
  public:
   Barriers(Team& team, const Team::Intent& intent)

@@ -14,7 +14,7 @@ class BlockCodec {
  public:
   virtual ~BlockCodec() = default;
 
-  // Number of values per block; ranges begin at multiples of it.
+  // Number of values per block; ranges begin at multiples of this number.
   virtual size_t block() const = 0;
   virtual size_t bytes(size_t n) const = 0;
 
@@ -38,7 +38,7 @@ class BlockCodec {
       size_t n,
       std::byte* out) const = 0;
 
-  // Writes the same mean unrounded, with the same bits wherever it is computed.
+  // Writes the same mean without rounding; its bits are the same on every rank.
   virtual void mean(
       std::span<const std::byte* const> in,
       std::span<const int> exponents,

@@ -27,7 +27,7 @@ inline bool isFinite(uint32_t max_abs_bits) {
 
 // Exponent for the bits of the largest |x|, see kernels::maxAbsBits(). Zeros
 // get the largest exponent: a sum gets the smallest exponent of its parts, and
-// a rank without gradients must not lower it.
+// a rank without gradients must not lower the sum's exponent.
 inline int halfExponent(uint32_t max_abs_bits) {
   const int exponent = int(max_abs_bits >> 23) - 127;
   return std::clamp(14 - exponent, kMinHalfExponent, kMaxHalfExponent);

@@ -53,7 +53,7 @@ PieceNote checkPiece(
 
 namespace {
 
-// One bucket in flight. The pieces being encoded, sent and summed each have a
+// One bucket in flight. Each piece that is being encoded, sent or summed has a
 // slot of a ring buffer, so that the few bytes in use stay in the caches.
 class OnePhaseRun {
  public:
@@ -308,10 +308,10 @@ class TwoPhaseRun {
     }
   }
 
-  // Adds the second rounding's error, which all ranks lose alike, to the
-  // owner's residual, times the world size because the mean divides the owner's
-  // gradients by it. Without it, values far below their block's largest would
-  // never be sent.
+  // Adds the error of the second rounding, which is the same on all ranks, to
+  // the owner's residual. The error is multiplied by the world size, because
+  // the mean divides the owner's gradients by the world size. Without it,
+  // values far below their block's largest would never be sent.
   void feedBack(
       const std::vector<const std::byte*>& parts,
       Pieces::Range range,
@@ -369,8 +369,10 @@ class TwoPhaseRun {
         stride_ * (size_t(piece) * size_t(channel_.size()) + size_t(rank));
   }
 
-  static constexpr int kAhead = 3; // pieces sent before the first is summed
-  static constexpr int kBehind = 2; // pieces summed before the first is decoded
+  static constexpr int kAhead =
+      3; // number of pieces sent before the first is summed
+  // Number of pieces summed before the first is decoded.
+  static constexpr int kBehind = 2;
 
   const BlockCodec& codec_;
   Job& job_;

@@ -63,7 +63,7 @@ class HostStage {
   const int owners_;
   const float scale_;
   std::vector<shm::Slice> slices_;
-  std::vector<Slot> slots_; // of this rank's part
+  std::vector<Slot> slots_; // slots of this rank's part
   // Residuals of this bucket that were added to the gradient.
   std::vector<std::pair<Slot, std::vector<float>>> handed_over_;
 };

@@ -44,7 +44,7 @@ namespace {
 using kernels::kSparsePart;
 using kernels::sparseParts;
 
-// Expected number of a rank's chosen places in the sample; with 8 ranks, the
+// Expected number of chosen places of a rank in the sample. With 8 ranks, the
 // share of distinct places is then known to about 2 %.
 constexpr size_t kWanted = 256;
 constexpr size_t kMost = 2 * kWanted;
@@ -130,8 +130,8 @@ constexpr size_t kFewestValues = 16384;
 // costs additional work.
 constexpr double kClearly = 0.9;
 
-// Bytes that a rank sends, averaged over ranks, if all choices together have
-// `distinct` distinct places.
+// Bytes that a rank sends, averaged over ranks, if the choices of all ranks
+// have `distinct` distinct places.
 double splitBytes(size_t n, size_t k, int world, double distinct) {
   const double others = double(world - 1);
   return others / world * double(kEntryBytes) * (double(k) + distinct) +
@@ -198,7 +198,8 @@ void SplitGather::divide(size_t n) {
     }
   }
   regions_.assign(world, {});
-  std::vector<size_t> before(world, 0); // values of each rank in earlier parts
+  // Number of values of each rank in earlier parts.
+  std::vector<size_t> before(world, 0);
   uint64_t passed = 0;
   size_t part = 0;
   for (size_t owner = 0; owner < world; ++owner) {
@@ -287,8 +288,9 @@ void SplitGather::sum(Job& job) {
   }
 }
 
-// Adds the rounding error of the sums to the owner's residual, times the world
-// size because the mean divides the owner's gradients by it.
+// Adds the rounding error of the sums to the owner's residual. The error is
+// multiplied by the world size, because the mean divides the owner's gradients
+// by the world size.
 void SplitGather::encodeSums(Job& job) {
   Channel& channel = job.channel;
   const Region& own = regions_[size_t(channel.rank())];

@@ -45,10 +45,11 @@ class Gather {
     const Channel& channel,
     const char* reason);
 
-// Summary of a rank's chosen values, sent before the values: the number in each
-// part of the bucket, and which places of a small sample, drawn alike by all
-// ranks, are among them. The numbers determine how much each rank sends to each
-// owner; the sample estimates how many places the ranks have in common.
+// Summary of a rank's chosen values, sent before the values: the number of them
+// in each part of the bucket, and those that belong to a small sample of
+// places, which is the same on all ranks. The numbers determine how much each
+// rank sends to each owner; the sample estimates how many places the ranks have
+// in common.
 
 // Pointer types that the kernels take.
 inline uint8_t* octets(std::byte* bytes) {
@@ -59,7 +60,7 @@ inline const uint8_t* octets(const std::byte* bytes) {
 }
 
 struct Choices {
-  std::vector<uint32_t> counts; // per part of kernels::kSparsePart places
+  std::vector<uint32_t> counts; // [part of kernels::kSparsePart places]
   std::vector<uint32_t> drawn; // chosen places that are in the sample
 };
 
@@ -109,7 +110,7 @@ class SplitGather {
 
   std::vector<Choices> choices_; // by rank
   std::vector<Region> regions_; // by owner
-  Gather gather_; // exchanges choices and the number of sums per owner
+  Gather gather_; // exchanges choices, and the number of sums of each owner
   Scratch sent_, received_, sums_, lost_, results_;
   std::vector<const uint8_t*> parts_; // values in this region, by rank
   std::vector<int32_t> places_; // places of the found_ nonzero sums

@@ -16,7 +16,7 @@ class PowerSgd : public Scheme {
  public:
   PowerSgd(int rank, uint64_t seed);
 
-  uint32_t k(size_t n) const override; // the rank
+  uint32_t k(size_t n) const override; // rank of the factors
   void run(Job& job) override;
   void addSent(const Sent& sent, std::span<const Slot> slots, float* dense)
       override;

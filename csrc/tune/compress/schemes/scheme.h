@@ -43,8 +43,8 @@ struct Job {
   const Bucket& bucket;
   float* residual; // laid out like the bucket; null without error feedback
   Channel& channel;
-  std::span<const Header> headers; // by rank
-  Sent* sent; // receives a copy of what was sent; may be null
+  std::span<const Header> headers; // [rank]
+  Sent* sent; // receives a copy of the sent data; may be null
   bool finite = true; // cleared by run() if it finds non-finite values
 
   const Header& mine() const {

@@ -59,7 +59,7 @@ struct Hello {
   std::array<char, 8> magic{'c', 'o', 'm', 'm', 'p', 'r', 'o', 'f'};
   uint32_t version = 1;
   uint32_t rank = 0;
-  std::array<char, 2 * kSecretBytes> secret{}; // of the accepting rank
+  std::array<char, 2 * kSecretBytes> secret{}; // secret of the accepting rank
 };
 static_assert(sizeof(Hello) == 48); // no padding
 
@@ -101,7 +101,8 @@ class Callers {
   }
 
  private:
-  static constexpr size_t kStrangers = 64; // drops the oldest of more
+  // If there are more, the oldest is dropped.
+  static constexpr size_t kStrangers = 64;
 
   struct Caller {
     TcpSocket socket;

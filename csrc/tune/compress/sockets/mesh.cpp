@@ -106,7 +106,8 @@ void Mesh::advance(int peer, short events) {
 }
 
 void Mesh::fail(const std::string& reason) {
-  const bool stopped = !usable(); // if so, the streams failed for that
+  // If true, the streams failed because of the stop.
+  const bool stopped = !usable();
   abandon();
   throw compress::TransportError(
       stopped ? "exchange was stopped on this rank"

@@ -22,8 +22,8 @@ namespace commprof::net {
 // Not thread-safe, unless noted.
 class Mesh {
  public:
-  // `sockets`: one per rank, empty for this rank. `names`: numbers of the ranks
-  // in error messages, by rank. If no byte moves for `timeout`, the awaited
+  // `sockets`: one per rank, empty for this rank. `names`: by rank, the rank
+  // that error messages print. If no byte moves for `timeout`, the awaited
   // ranks are considered lost.
   Mesh(
       int rank,

@@ -1,5 +1,5 @@
-// Messages between this rank and one other, in order for each direction. Data
-// moves only in advance(): no thread, and no memory except for messages in
+// Messages between this rank and one other rank, in order for each direction.
+// Data moves only in advance(): no thread, and no memory except for messages in
 // flight. Sent bytes may be reused once the kernel has copied them.
 #pragma once
 
@@ -48,9 +48,9 @@ class Stream {
   void abandon() noexcept;
 
  private:
-  // Precedes each message: its number, which counts from 0 in each direction,
-  // and its length. Both ends know these values; if they differ, the ranks do
-  // not exchange the same messages.
+  // Precedes each message: the message's index, which counts from 0 in each
+  // direction, and its length. Both ends know these values; if they differ, the
+  // ranks do not exchange the same messages.
   struct Frame {
     uint64_t number = 0;
     uint64_t bytes = 0;
@@ -76,8 +76,8 @@ class Stream {
   TcpSocket socket_;
   std::deque<Message<const std::byte>> sending_;
   std::deque<Message<std::byte>> receiving_;
-  uint64_t sent_ = 0, received_ = 0; // numbers of the next messages
-  Frame arrived_; // of the message being received
+  uint64_t sent_ = 0, received_ = 0; // indices of the next messages
+  Frame arrived_; // frame of the message being received
 };
 
 } // namespace commprof::net

@@ -117,7 +117,8 @@ std::optional<TcpSocket> TcpSocket::accepted() const {
   }
 }
 
-// The mutex is held during fork(), so that the set is consistent in the child.
+// The set of open sockets. Its mutex is held during fork(), so that the set is
+// consistent in the child.
 struct TcpSocket::Open {
   std::mutex mutex;
   std::set<TcpSocket*> sockets;

@@ -36,8 +36,9 @@ double dot(const double* a, const double* b, size_t n) {
 // Orthogonalises the last column to the previous ones and normalises it; sets
 // it to zero if only rounding errors are left of it.
 void orthogonaliseLast(std::vector<double>& columns, size_t rows, size_t last) {
-  // Squared norm, relative to the original column's, below which nothing is
-  // left of a column. fp32 sums leave about 1e-6 of a dependent column's norm.
+  // A column counts as zero if its squared norm, relative to that of the
+  // original column, is below this. fp32 sums leave about 1e-6 of a dependent
+  // column's norm.
   constexpr double kNothing = 1e-10;
   double* column = columns.data() + last * rows;
   const double before = dot(column, column, rows);

@@ -13,9 +13,10 @@ namespace commprof::kernels {
 
 struct TopKStats {
   size_t count = 0; // min(k, n)
-  size_t candidates = 0; // most held at one time, over all threads
-  uint32_t passes = 0; // passes over the whole array
-  uint32_t reselections = 0; // selections because a candidate buffer was full
+  size_t candidates = 0; // largest number held at one time, over all threads
+  uint32_t passes = 0; // number of passes over the whole array
+  // Number of selections because a candidate buffer was full.
+  uint32_t reselections = 0;
 };
 
 // Memory that is reused between calls: for each thread (parallel.h), at most

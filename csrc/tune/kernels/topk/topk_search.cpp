@@ -87,7 +87,7 @@ Cut findCut(
     KeyBand band,
     int32_t* keys) {
   if (count == k) {
-    return {-1, 0}; // all
+    return {-1, 0}; // -1: all keys are above it
   }
   size_t higher = 0;
   const size_t held = COMMPROF_PICK(topKTable).keysUpTo(

@@ -64,7 +64,8 @@ struct TopKTable {
       int32_t above,
       Pairs out,
       size_t held);
-  // Stores the keys of `values` up to `highest`; *higher counts those above it.
+  // Stores the keys of `values` up to `highest`; *higher counts the keys above
+  // it.
   size_t (*keysUpTo)(
       const float* values,
       size_t count,

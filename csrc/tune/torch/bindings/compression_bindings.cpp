@@ -1,8 +1,8 @@
 // Python bindings of the compressing hook and of its connections between ranks:
 // no logic here.
 //
-// GIL: released wherever the hook's thread may have to finish a bucket first,
-// and during waits for other ranks.
+// The GIL is released wherever the hook's thread may have to finish a bucket
+// first, and during waits for other ranks.
 #include "tune/torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>
@@ -41,7 +41,7 @@ std::shared_ptr<CompressingHook> makeHook(
           }};
 }
 
-// (number of the parameter, kind, values).
+// (index of the parameter, kind, values).
 using StateItem = std::tuple<uint32_t, std::string, at::Tensor>;
 
 std::vector<StateItem> stateOf(CompressingHook& hook) {
@@ -139,7 +139,7 @@ void bindCompression(py::module_& m) {
       .def(
           "state",
           &stateOf,
-          "Returns all state: parameter number, kind, values of each item.",
+          "Returns all state: parameter index, kind, values of each item.",
           NoGil())
       .def(
           "load_state",

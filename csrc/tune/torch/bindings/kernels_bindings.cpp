@@ -1,9 +1,9 @@
 // Python bindings of the compression kernels that benchmarks compare with
-// torch, on plain CPU tensors: they check the arguments, which the kernels do
+// torch, on plain CPU tensors: they check the arguments, because the kernels do
 // not, and have no other logic. commprof.compressors.kernels documents them. A
 // wrong tensor is a std::invalid_argument that names it and what is allowed.
 //
-// GIL: released throughout.
+// The GIL is released throughout.
 #include <ATen/ATen.h>
 #include <pybind11/stl.h>
 

@@ -1,6 +1,6 @@
 // Python bindings of the microbenchmark's loop: no logic here.
 //
-// GIL: released while calls are made.
+// The GIL is released while calls are made.
 #include "tune/torch/bindings/bindings.h"
 
 #include <pybind11/stl.h>

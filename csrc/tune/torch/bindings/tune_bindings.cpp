@@ -1,7 +1,7 @@
 // The Python module of compressors, shared memory and the microbenchmark's
 // loop: no logic here.
 //
-// Its types extend those of the core's module, which is imported first.
+// Its types extend types of the core's module, which is imported first.
 #include <pybind11/pybind11.h>
 
 #include "torch/core_functions.h"

@@ -47,7 +47,7 @@ class Operation {
         is_message_ ? work_->abort() : void(work_->wait());
       }
     } catch (const std::exception&) {
-      // The first error has already been reported.
+      // Ignored: the first error has already been reported.
     }
     work_.reset();
   }
@@ -96,7 +96,7 @@ Operation receiveFrom(
   });
 }
 
-// Waits for all operations; if one fails, ends the rest.
+// Waits for all operations; if one of them fails, ends the rest.
 class Operations {
  public:
   Operations() = default;
@@ -166,8 +166,8 @@ int C10dTransport::size() const {
   return size_;
 }
 
-// gloo's tags have 31 bits: the number modulo 4096 exchanges, of which only a
-// few are in flight, and a hash of the length.
+// gloo's tags have 31 bits. They hold the exchange's index modulo 4096, as only
+// a few exchanges are in flight, and a hash of the length.
 int C10dTransport::tagOf(size_t length) const {
   const uint64_t hash = (uint64_t(length) * 0x9e3779b97f4a7c15ull) >> 45;
   return int((exchanges_ % 4096) << 19 | uint32_t(hash));
@@ -179,7 +179,7 @@ std::unique_ptr<Transfer> C10dTransport::exchange(
   auto transfer = std::make_unique<Messages>();
   ++exchanges_;
   // Receives are posted first, which saves wake-ups. Each rank begins with its
-  // neighbour, so that not all send to the same rank.
+  // neighbour, so that not all ranks send to the same rank.
   for (int step = 1; step < size_; ++step) {
     const int from = (rank_ + size_ - step) % size_;
     const std::span<std::byte> in = recv[size_t(from)];

@@ -22,8 +22,8 @@ namespace commprof::tune {
 
 namespace {
 
-// Number of cached compositions. DDP makes only a few: one per bucket before it
-// regroups its buckets and one after.
+// Number of cached compositions. DDP needs only a few: one per bucket before it
+// regroups its buckets, and one per bucket after.
 constexpr size_t kMostCompositions = 1024;
 
 compress::Slot slotOf(
@@ -115,7 +115,8 @@ void recordReport(
   }
 }
 
-// During its lifetime, what this thread issues counts for a backward pass.
+// While this object exists, operations that this thread issues count for a
+// backward pass.
 class WorksFor {
  public:
   explicit WorksFor(int graph_task) noexcept {
@@ -175,7 +176,8 @@ void Executor::refuse(
     uint32_t index,
     const std::string& why) noexcept {
   try {
-    // Queued, because all ranks are already exchanging the earlier buckets.
+    // The refusal is queued, because all ranks are already exchanging the
+    // earlier buckets.
     thread_.post([state = state_, step, index, why] {
       const std::lock_guard<std::mutex> lock(state->using_compressor);
       if (!state->first_error) {
@@ -186,11 +188,11 @@ void Executor::refuse(
       }
     });
   } catch (const std::bad_alloc&) {
-    // The other ranks run into the timeout.
+    // Ignored: the other ranks run into the timeout.
   }
 }
 
-// Requires `using_compressor`.
+// The caller must hold `using_compressor`.
 void Executor::giveUp(
     State& state,
     uint64_t step,

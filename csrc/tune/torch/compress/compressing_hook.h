@@ -28,11 +28,11 @@ namespace commprof::tune {
 
 // One bucket to be exchanged.
 struct BucketTask {
-  compress::Bucket bucket; // its slots live as long as `keeps_slots`
+  compress::Bucket bucket; // its slots exist as long as `keeps_slots`
   std::shared_ptr<const void> keeps_slots;
   at::Tensor buffer; // the bucket's memory, and the future's value
   c10::intrusive_ptr<c10::ivalue::Future> future;
-  uint64_t op_id = 0; // of the bucket's record; 0: record nothing
+  uint64_t op_id = 0; // id of the bucket's record; 0: record nothing
   int graph_task = -1; // the backward pass of the bucket
 };
 
@@ -61,9 +61,9 @@ class Executor {
   // to finish a bucket.
   ~Executor();
 
-  // Queues a bucket. Any thread; the order must be the same on all ranks.
-  // Throws std::runtime_error once stopped, and in a forked child, where the
-  // thread does not exist.
+  // Queues a bucket. Callable from any thread; the order must be the same on
+  // all ranks. Throws std::runtime_error after stop(), and in a forked child,
+  // where the thread does not exist.
   void submit(BucketTask task);
 
   // Called instead of submit() if a bucket cannot be compressed: this rank
@@ -96,17 +96,19 @@ class Executor {
 // Passes buckets of fp32 gradients in CPU memory to the executor; other buckets
 // are all-reduced as in DDP, with a warning for the first of them.
 //
-// Parameters are recognised by their TensorImpl and identified by their number
+// Parameters are recognised by their TensorImpl and identified by their index
 // in the model, because DDP reuses indices and memory of buckets when it
 // regroups them.
 class CompressingHook final : public InnerHook {
  public:
   struct Groups {
     c10::intrusive_ptr<c10d::ProcessGroup> model; // DDP's group
-    // The ranks that exchange with this one, used by no other code, or null.
+    // Group of the ranks that exchange data with this rank; no other code uses
+    // it. Null if there is none.
     c10::intrusive_ptr<c10d::ProcessGroup> own;
-    std::shared_ptr<net::Mesh> mesh; // of `own`; null: messages use c10d
-    std::unique_ptr<compress::HostStage> host; // null: `own` has all ranks
+    std::shared_ptr<net::Mesh>
+        mesh; // connections of `own`; null: messages use c10d
+    std::unique_ptr<compress::HostStage> host; // null if `own` has all ranks
   };
 
   // `parameters`: the model's, in the same order on all ranks. `label`: scheme

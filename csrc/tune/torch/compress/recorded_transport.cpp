@@ -20,8 +20,8 @@ struct Issued {
   Op op;
 };
 
-// Records the issue of one message if recording is on. Always counts it, since
-// both ends must agree on its number.
+// Records the issue of one message if recording is on. Always counts the
+// message, because both ends must agree on its index.
 void recordIssue(
     GroupInfo& info,
     Op op,

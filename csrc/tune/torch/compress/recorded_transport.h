@@ -24,7 +24,7 @@ namespace commprof::tune {
 // c10d are recorded when they are called.
 class RecordedTransport final : public compress::Transport {
  public:
-  // `inner` has the ranks of `group`, with the same numbers.
+  // `inner` has the ranks of `group`, in the same order.
   RecordedTransport(
       const c10::intrusive_ptr<c10d::ProcessGroup>& group,
       std::unique_ptr<compress::Transport> inner);

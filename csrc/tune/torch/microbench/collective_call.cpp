@@ -46,7 +46,7 @@ Options synchronous() {
   return options;
 }
 
-// A backend that has already waited returns no Work.
+// Does nothing without a Work: a backend that has already waited returns none.
 void finish(const c10::intrusive_ptr<c10d::Work>& work) {
   if (work) {
     work->wait();

@@ -1,6 +1,6 @@
 // Repeats and times one collective with fixed buffers, without Python between
-// the calls: within the interpreter's microseconds a backend's threads fall
-// asleep, and the next call's time would include waking them.
+// the calls. The interpreter takes microseconds, in which a backend's threads
+// fall asleep; the next call's time would include waking them.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -16,7 +16,7 @@ namespace commprof::tune {
 // A collective to call, named as in commprof/forecast/microbench/operations.py.
 struct CollectiveSpec {
   std::string op;
-  std::string redop; // of operations that reduce
+  std::string redop; // reduction, for operations that reduce
   int64_t root = 0; // rank in the group, for operations with a root
   at::Tensor source; // the input
   at::Tensor target; // the output; `source` itself if there is one buffer
@@ -41,8 +41,9 @@ class CollectiveCall {
     run_();
   }
 
-  // Runs the operation `iterations` times, each right after `meet`, whose time
-  // does not count; if null, each right after the one before.
+  // Runs the operation `iterations` times. Each call follows a call of `meet`,
+  // whose time does not count. If `meet` is null, each call directly follows
+  // the previous call.
   CallTimes sample(int64_t iterations, const CollectiveCall* meet) const;
 
  private:

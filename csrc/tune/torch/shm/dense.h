@@ -11,8 +11,8 @@
 
 namespace commprof::tune {
 
-// Return nullopt for types, devices, layouts and reductions that the kernels do
-// not support.
+// Both return nullopt for types, devices, layouts and reductions that the
+// kernels do not support.
 std::optional<kernels::Element> elementOf(const at::Tensor& tensor);
 std::optional<kernels::Reduction> reductionOf(const c10d::ReduceOp& op);
 
@@ -24,8 +24,8 @@ inline std::byte* bytesOf(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.data_ptr());
 }
 
-// The tensor itself if it is contiguous, or a contiguous copy, which copyBack()
-// writes back.
+// Holds the tensor itself if the tensor is contiguous, else a contiguous copy,
+// which copyBack() writes back.
 class InOrder {
  public:
   explicit InOrder(const at::Tensor& tensor)

@@ -31,12 +31,12 @@ constexpr size_t kInFlight = 2;
 // Connections to the ranks of this host and to peers on other hosts.
 struct Connections {
   std::shared_ptr<shm::Team> team;
-  std::unique_ptr<Peers> peers; // null if this rank has none
+  std::unique_ptr<Peers> peers; // null if this rank has no peers
   int owners = 1;
 };
 
 // Runs the work that precedes this rank's message to its peers; on an error,
-// notifies them, so that they do not wait for this rank.
+// notifies the peers, so that they do not wait for this rank.
 template <class Local>
 void notifyPeersOnError(Connections& connections, Local local) {
   try {
@@ -50,8 +50,9 @@ void notifyPeersOnError(Connections& connections, Local local) {
 }
 
 // One all-reduce. A small one is exchanged at once. A large one is divided into
-// chunks: they are summed within the host in order, a few are in flight between
-// hosts, and those received are shared within the host in the same order.
+// chunks: chunks are summed within the host in order, a few of them are in
+// flight between hosts, and received chunks are shared within the host in the
+// same order.
 class Exchange {
  public:
   Exchange(
@@ -91,7 +92,7 @@ class Exchange {
   struct Chunk {
     shm::Slice range;
     std::vector<shm::Slice> slices; // slices of the range, by owner
-    at::Tensor part; // this owner's slice; undefined if none
+    at::Tensor part; // this owner's slice; undefined if it has none
     WorkPtr work; // null if this rank sends nothing
   };
 
@@ -212,7 +213,8 @@ class Exchange {
   const at::Tensor flat_;
   const Element element_;
   const c10d::ReduceOp::RedOpType reduction_;
-  const Reduction partial_; // before the division by the number of ranks
+  const Reduction
+      partial_; // reduction before the division by the number of ranks
   const int world_;
   std::deque<Chunk> under_way_;
 };
@@ -280,7 +282,7 @@ class HierarchicalBackend final : public ThreadedBackend {
   }
 
  protected:
-  // Closes gloo's connections, which their other ends detect immediately.
+  // Closes gloo's connections; the other ends detect this immediately.
   void disconnect() override {
     connections_->peers.reset();
   }

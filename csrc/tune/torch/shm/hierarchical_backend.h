@@ -1,6 +1,6 @@
 // A c10d backend for ranks on several hosts: all-reduce adds up within each
-// host through shared memory, then between hosts over gloo, and shares the
-// result within the host. All other operations go to the wrapped backend.
+// host through shared memory, then between hosts over gloo, and then shares the
+// result within each host. All other operations go to the wrapped backend.
 //
 // Ranks in the same position on their hosts form a ring, which reduces its own
 // slice of the data. So every byte enters and leaves a host as rarely as

@@ -27,7 +27,7 @@ struct Head {
 };
 static_assert(sizeof(Head) == 56);
 
-// Time for peers to receive the message that this rank gave up.
+// Time that peers get to receive the message that this rank gave up.
 constexpr auto kPatience = std::chrono::seconds(1);
 
 at::Tensor newFrame() {
@@ -44,8 +44,8 @@ std::byte* payloadOf(const at::Tensor& frame) {
   return bytesOf(frame) + sizeof(Head);
 }
 
-// Waits up to kPatience on a detached thread, which keeps what it uses: gloo
-// has no wait with a timeout that leaves the group usable.
+// Waits up to kPatience on a detached thread, which keeps the objects that it
+// uses: gloo has no wait with a timeout that leaves the group usable.
 void waitBriefly(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
   auto sent = std::make_shared<std::promise<void>>();
   const std::future<void> done = sent->get_future();
@@ -55,7 +55,7 @@ void waitBriefly(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
         work->wait();
       }
     } catch (const std::exception&) {
-      // The peers detect the failure themselves.
+      // Ignored: the peers detect the failure themselves.
     }
     sent->set_value();
   }).detach();
@@ -125,7 +125,7 @@ void Peers::giveUp(const std::string& why) noexcept {
     send(frame, sizeof head + bytes, nextTag(), works);
     waitBriefly(std::move(works));
   } catch (const std::exception&) {
-    // The error that made this rank give up has already been reported.
+    // Ignored: the error that made this rank give up has already been reported.
   }
 }
 

@@ -30,7 +30,7 @@ class Peers {
   static constexpr size_t kMostPayload = 4096;
 
   // `across`: the ranks in this position on all hosts, over gloo.
-  // `global_rank`: number of this rank in error messages.
+  // `global_rank`: this rank's rank in the job, for error messages.
   Peers(c10::intrusive_ptr<c10d::Backend> across, int global_rank)
       : across_(std::move(across)), global_rank_(global_rank) {}
 
@@ -38,8 +38,8 @@ class Peers {
     return *across_;
   }
 
-  // Callable from any thread. gloo's messages keep the timeout with which their
-  // group was made.
+  // Callable from any thread. Messages of gloo keep the timeout with which
+  // their group was made.
   void setTimeout(std::chrono::milliseconds timeout) {
     timeout_ms_.store(timeout.count());
     across_->setTimeout(timeout);
@@ -49,10 +49,10 @@ class Peers {
   class Messages {
    public:
     // Waits for the messages of all peers. Throws std::runtime_error if two
-    // ranks do not call the same all-reduce, naming both, or if a rank gave up,
-    // with its reason.
+    // ranks do not call the same all-reduce (the error names both), or if a
+    // rank gave up (the error has its reason).
     void wait();
-    // Returns the data of each host, this one's included, in the same order on
+    // Returns the data of each host, including this host, in the same order on
     // all ranks; valid only after wait().
     std::vector<const std::byte*> payloads() const;
 
@@ -71,8 +71,8 @@ class Peers {
       const shm::Team::Intent& intent,
       std::span<const std::byte> payload);
   // Called instead of startExchange() if this rank cannot take part. The peers'
-  // wait() throws if they call it within a second: gloo delivers nothing
-  // before.
+  // wait() throws if they call it within a second: gloo delivers the message
+  // only when they call it.
   void giveUp(const std::string& why) noexcept;
 
  private:

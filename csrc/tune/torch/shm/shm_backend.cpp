@@ -139,7 +139,7 @@ class ShmBackend final : public ThreadedBackend {
     return fit;
   }
 
-  // As ThreadedBackend::start(), but passes the team.
+  // Like ThreadedBackend::start(), but passes the team to the collective.
   WorkPtr start(
       OpType type,
       Tensors outputs,

@@ -13,7 +13,7 @@ namespace commprof::tune {
 
 // `team` has all ranks of the group. Whether a call uses shared memory depends
 // only on its operation, reduction, element type and device, so that all ranks
-// decide alike; tensors that are not contiguous are copied.
+// decide in the same way. Tensors that are not contiguous are copied.
 c10::intrusive_ptr<c10d::Backend> makeShmBackend(
     c10::intrusive_ptr<c10d::Backend> wrapped,
     std::shared_ptr<shm::Team> team);

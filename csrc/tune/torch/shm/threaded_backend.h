@@ -1,5 +1,5 @@
 // A backend that runs some collectives itself, one after the other: on a thread
-// of its own, or on the caller's if that would wait anyway.
+// of its own, or on the caller's thread if the caller would wait anyway.
 #pragma once
 
 #include <functional>
@@ -27,8 +27,9 @@ class ThreadedBackend : public WrappingBackend {
   }
   void setTimeout(std::chrono::milliseconds timeout) override;
   c10d::ErrorType getError() override;
-  // Both make other ranks that wait for this one, now or later, fail with an
-  // error, and wait up to a second for the running collectives of this rank.
+  // abort() and shutdown() make other ranks that wait for this rank, now or
+  // later, fail with an error. Both wait up to a second for the running
+  // collectives of this rank.
   void abort() override;
   void shutdown() override;
 
@@ -42,14 +43,14 @@ class ThreadedBackend : public WrappingBackend {
       Tensors outputs,
       bool async,
       std::function<void()> collective);
-  // Like start(); the collective also waits for those of the wrapped backend
-  // that are under way now, as gloo's own barrier does.
+  // Like start(), but the collective also waits for the wrapped backend's
+  // collectives that are running now, as gloo's own barrier does.
   WorkPtr startBarrier(bool async, std::function<void()> collective);
 
   const std::shared_ptr<shm::Team> team_;
 
-  // Called when no collective is running and none will be. Ends operations that
-  // other hosts' ranks may wait for.
+  // Called when no collective is running and no other will start. Ends
+  // operations that other hosts' ranks may wait for.
   virtual void disconnect() {}
 
  private:

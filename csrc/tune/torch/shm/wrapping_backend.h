@@ -191,8 +191,8 @@ class WrappingBackend : public c10d::Backend {
   }
 
  protected:
-  // Remembers a collective that a barrier must wait for, and returns it;
-  // messages are not remembered.
+  // Remembers a collective, for which a barrier must wait, and returns the
+  // collective. Messages are not remembered.
   WorkPtr started(WorkPtr work) {
     if (work) {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -221,7 +221,7 @@ class WrappingBackend : public c10d::Backend {
 
  private:
   std::mutex mutex_;
-  // Weak, so that Works without other owners are freed.
+  // Weak references, so that Works without other owners are freed.
   std::vector<c10::weak_intrusive_ptr<c10d::Work>> started_;
 };
 

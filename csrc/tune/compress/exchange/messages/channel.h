@@ -29,7 +29,7 @@ class Channel {
   int size() const {
     return transport_.size();
   }
-  // The rank's number in error messages.
+  // Returns the rank that error messages print.
   int nameOf(int rank) const {
     return transport_.nameOf(rank);
   }

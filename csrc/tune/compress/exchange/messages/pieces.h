@@ -64,7 +64,8 @@ class Pieces {
   Range range(int chunk, int piece) const;
   // Size of the piece's message; 0 if it has no values.
   size_t messageBytes(int chunk, int piece) const;
-  // Aligned offset in a buffer of all messages, and the end of the buffer.
+  // Aligned offset of a message in a buffer of all messages; the next function
+  // returns the end of the buffer.
   size_t offset(int chunk, int piece) const;
   size_t end() const {
     return offsets_.back();
@@ -81,7 +82,7 @@ class Pieces {
   size_t trailer_;
   size_t blocks_;
   int count_;
-  std::vector<size_t> offsets_; // by piece, then chunk
+  std::vector<size_t> offsets_; // [piece][chunk]
 };
 
 } // namespace commprof::compress

@@ -20,12 +20,13 @@ const char* schemeName(SchemeCode code);
 
 struct Header {
   SchemeCode scheme = SchemeCode::kNone;
-  bool nonfinite = false; // of this rank's gradients; if true, nothing follows
+  bool nonfinite = false; // true if this rank's gradients are not finite; then
+                          // no payload follows
   int8_t exponent = 0; // 16-bit values are x * 2^exponent
   uint16_t options = 0; // hash of all options and the seed
-  uint32_t n = 0; // values in the bucket
+  uint32_t n = 0; // number of values in the bucket
   uint32_t k = 0; // values, blocks or rank sent; 0 where the scheme has none
-  uint64_t signature = 0; // of the slots
+  uint64_t signature = 0; // signature of the slots
   uint32_t step = 0; // low 32 bits
   uint16_t index = 0; // low 16 bits
 };
