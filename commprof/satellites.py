@@ -89,7 +89,7 @@ class Forecast(Commands, Protocol):
     """Functions that the satellite for predictions gives to the profiler."""
 
     def expected_times(self, path: Path) -> ExpectedTime:
-        """Returns the times in a machine profile; raises CommprofError if it is not one."""
+        """Returns a machine profile's times; raises CommprofError if ``path`` is no profile."""
 
 
 class Tune(Commands, Protocol):

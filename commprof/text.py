@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-#: Fewest neighbouring ranks, and fewest equally spaced ranks, that are listed as a range.
+#: Least number of neighbouring ranks, and of equally spaced ranks, that are listed as a range.
 _NEIGHBOURS, _SPACED = 3, 4
 #: Largest number of ranges in a sentence.
 _MOST_RANGES = 24
-#: Largest number of digits at the end of a name that count as its number.
+#: At most this many digits at the end of a name count as its number.
 _MOST_DIGITS = 9
 
 
@@ -42,7 +42,7 @@ def listed(words: Collection[object]) -> str:
 def named_ranks(ranks: Collection[int], most: int | None = _MOST_RANGES) -> str:
     """Names ranks in a sentence: "rank 3", "ranks 0-3, 8"; "no rank" for none.
 
-    most: most ranges that are listed, see ``rank_list``.
+    most: largest number of listed ranges, see ``rank_list``.
     """
     if not ranks:
         return "no rank"
@@ -58,7 +58,7 @@ def rank_list(ranks: Collection[int], separator: str = ",", most: int | None = N
     Args:
         ranks: the ranks, in any order.
         separator: text between two ranges.
-        most: most ranges, or single ranks, that are listed; the other ranks are counted: "and 90
+        most: largest number of listed ranges or single ranks; the other ranks are counted: "and 90
             more". None lists all.
     """
     parts = [_range(part) for part in _evenly_spaced(sorted(set(ranks)))]
@@ -71,7 +71,7 @@ def rank_list(ranks: Collection[int], separator: str = ",", most: int | None = N
 def name_list(names: Iterable[str], most: int) -> str:
     """Lists names in order, with ranges of those that end in numbers: "node01-node04, gpu7".
 
-    most: most ranges and single names that are listed; the other names are counted.
+    most: largest number of listed ranges and single names; the other names are counted.
     """
     parts: list[list[str]] = []
     for name in sorted(set(names), key=_with_number):
@@ -207,7 +207,7 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "") -> str:
 
 
 def fitted(text: str, width: int) -> str:
-    """Returns the text unchanged, or wrapped anew if a line is wider than ``width``."""
+    """Returns the text unchanged, or wrapped again if a line is wider than ``width``."""
     if all(len(line) <= width for line in text.splitlines()):
         return text
     return textwrap.fill(" ".join(text.split()), width, break_long_words=False)

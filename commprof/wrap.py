@@ -38,7 +38,7 @@ def main() -> None:
     try:
         _become_script()
     except SystemExit as error:
-        # Exit handlers see no SystemExit: without this note, a failed rank would seem to have
+        # Exit handlers do not see SystemExit: without this note, a failed rank would seem to have
         # finished.
         ending = sys.modules.get("commprof.capture.ending")
         if ending is not None:
@@ -58,7 +58,7 @@ def _become_script() -> None:
 
 
 def _problem(words: list[str]) -> str:
-    """Says why the script or module cannot be run; empty if it can."""
+    """Text on why the script or module cannot be run; empty if it can."""
     if words[0] != "-m":
         found = Path(words[0]).exists()
         return "" if found else f"no script {words[0]!r}; for a module, put -m before it"

@@ -1,7 +1,4 @@
-"""Checks latency and bandwidth of each pair of ranks.
-
-Links that are far worse than the median are named.
-"""
+"""Checks latency and bandwidth of each pair of ranks, and names far worse links."""
 
 from __future__ import annotations
 

@@ -53,15 +53,15 @@ class Hosts:
 
     @property
     def local_rank(self) -> int:
-        """Position of this rank among the ranks of its host."""
+        """Index of this rank among the ranks of its host."""
         return self.groups[self.number].index(self.rank)
 
     @property
     def owners(self) -> int:
-        """Number of each host's ranks that exchange data with other hosts.
+        """Number of ranks of each host that exchange data with other hosts.
 
         A rank exchanges data with the ranks that have the same local rank on the other hosts. So
-        the number is the rank count of the smallest host: all hosts have at least that many ranks.
+        this number is the rank count of the smallest host.
         """
         return min(map(len, self.groups))
 
@@ -96,7 +96,7 @@ def make_team(store: Any, hosts: Hosts, ranks: list[int], timeout: timedelta) ->
         store.set(key, native.shm_name())
     name = store.get(key).decode()
     try:
-        # Local rank 0 makes the segment; then the others open it, or learn why there is none.
+        # Local rank 0 makes the segment; then the other ranks open it, or learn why there is none.
         if hosts.local_rank != 0:
             problem = store.get(f"{key}/made").decode()
         if not problem:

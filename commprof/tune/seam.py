@@ -1,4 +1,4 @@
-"""What compressors and trials give the profiler: see ``commprof.satellites``."""
+"""Functions of compressors and trials for the profiler: see ``commprof.satellites``."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _SEED = 20240501
 #: Factors by which a replicate's fit varies the fitted values: of the overhead if it alone is
 #: fitted, and of both if the time per byte within a host is fitted too.
 _NEAR, _NEAR_BOTH = np.geomspace(0.5, 2, 11), np.geomspace(0.5, 2, 5)
-#: If the fitted overhead is 0, replicates are fitted around this one, the smallest tried above 0.
+#: If the fitted overhead is 0, replicates are fitted around this overhead, the smallest above 0.
 _LEAST_OVERHEAD_S = 1e-5
 #: A line through fewer buckets leaves no residuals to estimate its error from.
 _LEAST_BUCKETS = 3

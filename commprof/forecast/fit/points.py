@@ -66,7 +66,7 @@ class _Context:
 
     hosts: int | None = None
     world_size: int | None = None
-    #: Number of each rank's host.
+    #: Index of each rank's host.
     rank_hosts: tuple[int, ...] | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ class Measurement:
 class _Spread:
     """Spread of the ranks of a file's job over hosts; smaller groups consist of its first ranks."""
 
-    #: Number of each rank's host; empty if the file does not tell. Then each host is supposed to
+    #: Index of each rank's host; empty if the file does not tell. Then each host is supposed to
     #: have the same number of consecutive ranks.
     rank_hosts: tuple[int, ...]
     #: Hosts and ranks of the whole job.

@@ -27,7 +27,7 @@ _REDOPS = {
 
 @dataclass(frozen=True)
 class Side:
-    """The process group to measure, this rank's number in it, and the device of its tensors."""
+    """The process group to measure, this process's rank in the group, and its tensors' device."""
 
     group: Any
     """The group to measure."""
@@ -88,7 +88,7 @@ def _options(kind: Any, is_async: bool, **values: Any) -> Any:
 
 
 def _with_copy(buffers: Buffers, copies: bool, start: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns `start`; with `copies` and out of place, it first copies input to output."""
+    """Returns `start`; with `copies` and out of place, a call that first copies the input."""
     source, target = buffers.source, buffers.target
     if source is target or not copies:
         return start

@@ -60,7 +60,7 @@ class ChangedCall:
 
     call: ShardedCall
     ranks: int
-    #: Number of the recorded collective whose transfer is scaled.
+    #: Index of the recorded collective whose transfer is scaled.
     recorded: int
 
 

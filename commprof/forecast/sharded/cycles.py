@@ -20,7 +20,7 @@ from commprof.analysis.replay.program import ISSUE, MARK, STAND, WAIT, Program
 from commprof.trace.schema import Phase
 
 Floats = npt.NDArray[np.float64]
-#: ISSUE or WAIT, and the number of the collective within its cycle.
+#: ISSUE or WAIT, and the index of the collective within its cycle.
 Event = tuple[int, int]
 
 

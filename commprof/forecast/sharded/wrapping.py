@@ -69,8 +69,8 @@ def wrapped(steps: ShardedSteps, blocks: int) -> Wrapped:
         again = [backward[count - 1 - block] for block in reversed(unit)]
         _joined(steps, again, 0, result)
         if len(before) > 1 and _is_prefetched(steps, again[0], reduced[0][count - unit.stop - 1]):
-            # Prefetched when the preceding unit begins: that is when its second block's gather was
-            # issued.
+            # The gather is prefetched when the preceding unit begins. In the recording, the gather
+            # of that unit's second block was issued then.
             result.issued_at[again[0]] = steps.events.index((ISSUE, before[1]))
         for numbers in reduced:
             _joined(steps, [numbers[count - 1 - block] for block in reversed(unit)], -1, result)

@@ -218,9 +218,9 @@ class Compressor(HookEngine):
         ``docs/compressors.md``.
 
         Raises:
-            CommprofError: the state has another format, scheme, seed or other options; or it was
-                not merged, and comes from another rank or from a job with another number of ranks;
-                or a saved residual has another size than its parameter.
+            CommprofError: the state has another format, scheme, seed or other options; or the state
+                was not merged, and comes from another rank or from a job with another number of
+                ranks; or a saved residual has another size than its parameter.
         """
         if self._running is None:
             self._loaded = dict(state)
@@ -239,7 +239,7 @@ class Compressor(HookEngine):
             self._attached("set_loss_scale").engine.scale_residuals(new / old)
 
     def step_skipped(self) -> None:
-        """Adds the values sent in the last step, which was not applied, back to the residuals."""
+        """Adds the last step's sent values to the residuals, because the step was not applied."""
         self._attached("step_skipped").engine.step_skipped()
 
     def follow_scaler(self, scaler: Any) -> None:
@@ -260,7 +260,7 @@ class Compressor(HookEngine):
                 update(*args, **kwargs)
                 return
             before = scaler.get_scale()
-            # A lower scale alone shows no skipped step: the script may lower it by
+            # A lower scale alone does not show a skipped step: the script may lower the scale by
             # update(new_scale).
             found = [one["found_inf_per_device"] for one in scaler._per_optimizer_states.values()]
             skipped = any(float(flag) for flags in found for flag in flags.values())
@@ -315,7 +315,8 @@ def parse(text: str) -> Compressor:
 
 #: Version of the state's format; states of other versions are refused.
 VERSION = 1
-#: Rank, and number of ranks, that a merged state gives: any rank of a job of any size may load it.
+#: Value of rank, and of number of ranks, in a merged state: any rank of a job of any size may load
+#: this state.
 ANY = -1
 
 
@@ -398,7 +399,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merges all ranks' states into a single state, which all ranks of a job of any size can load.
 
     Each residual becomes the mean over the old ranks, or with ``hierarchical=1`` over the old
-    hosts, so that what it adds to the mean of the gradients does not change. Other state is the
+    hosts, so that its contribution to the mean of the gradients does not change. Other state is the
     same on all ranks.
 
     Args:

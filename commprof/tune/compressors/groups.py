@@ -18,14 +18,15 @@ from commprof.address import own_address
 from commprof.ddp_parameters import reduced
 from commprof.tune.compressors.compressor import Compressor
 
-#: How long ranks wait for each other's connections after they have exchanged addresses.
+#: After the exchange of addresses, ranks wait this many seconds for each other's connections.
 _PATIENCE_S = 10.0
 
 
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
     """Returns a group's time-out for tensors of a device; None if its backend does not tell.
 
-    ``new_group`` gives a group the backend's default, whatever the job has set for its own groups.
+    ``new_group`` gives a group the backend's default time-out, not the one that the job has set for
+    its own groups.
     """
     backend = group._get_backend(device)
     return backend.options._timeout if hasattr(backend, "options") else None
@@ -39,7 +40,7 @@ class Connections:
 
         Args:
             group: a group for CPU tensors; all its ranks call the methods of this class together.
-            names: for each rank of the group, the number that warnings and errors print.
+            names: for each rank of the group, the rank that warnings and errors print.
             timeout: time without progress after which a rank counts as gone.
         """
         self._group = group
@@ -51,7 +52,7 @@ class Connections:
     def mesh(self) -> Any:
         """Returns a ``Mesh`` between the ranks; None on all ranks if they cannot connect.
 
-        Warns if they cannot, unless ``COMMPROF_SOCKETS`` is off. Returns the same mesh again as
+        Warns if they cannot, unless ``COMMPROF_SOCKETS`` is off. The same mesh is returned again as
         long as it works on all ranks.
         """
         if self._mesh is not None and not self._mesh.usable:
@@ -121,7 +122,7 @@ class ExchangeWay:
     hosts: int = 0
     """Number of the model's hosts; 0 if ``team`` is None."""
     local_rank: int = 0
-    """Position of this rank among the ranks of its host; 0 if ``team`` is None."""
+    """Index of this rank among the ranks of its host; 0 if ``team`` is None."""
     compresses: bool = True
     """True if the compressor's scheme is used. False if shared memory reaches all ranks: then fp32
     sums replace the scheme."""
@@ -170,7 +171,7 @@ class Groups:
 
     def _mesh(self, group: dist.ProcessGroup) -> Any:
         ranks = dist.get_process_group_ranks(group)
-        names = [self._ranks.index(rank) for rank in ranks]  # of the model's group
+        names = [self._ranks.index(rank) for rank in ranks]  # ranks within the model's group
         if group not in self._connections:
             self._connections[group] = Connections(group, names, self._timeout)
         return self._connections[group].mesh()

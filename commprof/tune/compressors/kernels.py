@@ -2,9 +2,9 @@
 
 ``x`` and ``residual`` are contiguous fp32 tensors on the CPU, of any shape and read as n flat
 values; results are flat and new. If a ``residual`` is given, ``x + residual`` is encoded, and
-afterwards ``residual`` holds what the encoding lost. All functions release the GIL and raise
-ValueError for a tensor of another type, device or length; the message names the argument and says
-what is allowed. They need the native module; if it is missing, CommprofError says why.
+afterwards ``residual`` holds the values that the encoding lost. All functions release the GIL and
+raise ValueError for a tensor of another type, device or length; the message names the argument and
+says what is allowed. They need the native module; if it is missing, CommprofError says why.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _module() -> Any:
 
 
 def topk(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Returns the ``k`` values largest in magnitude, and their indices; ties to the lowest index.
+    """Returns the ``k`` values largest in magnitude, and their indices; ties: lowest index.
 
     Returns:
         Values, fp32, and indices, int32 and ascending, both [min(k, n)]. NaN counts as larger

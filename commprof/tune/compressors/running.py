@@ -19,10 +19,10 @@ from commprof.tune.compressors.compressor import Compressor
 from commprof.tune.compressors.groups import Groups
 from commprof.tune.compressors.torch_ops import TorchOps
 
-#: State of an engine: parameter number, kind and values of each item.
+#: State of an engine: parameter index, kind and values of each item.
 StateItems = list[tuple[int, str, Any]]
 
-#: Time for which a stop of an engine waits for a bucket that is being exchanged.
+#: When an engine is stopped, the stop waits this many seconds for a bucket that is being exchanged.
 _PATIENCE_S = 1.0
 
 
@@ -32,7 +32,7 @@ class Engine(Protocol):
     step: int
 
     def state(self) -> StateItems:
-        """Returns the engine's state, such as residuals, sorted by parameter number."""
+        """Returns the engine's state, such as residuals, sorted by parameter index."""
 
     def load_state(self, state: StateItems) -> None:
         """Replaces all state."""
@@ -61,7 +61,7 @@ class Running:
         groups: Groups,
         replaced: Running | None = None,
     ) -> None:
-        """Makes the engine; if it is native, all ranks must make theirs together.
+        """Makes the engine; if it is native, all ranks must make their engines together.
 
         Args:
             ddp: the model.
@@ -73,7 +73,8 @@ class Running:
 
         Raises:
             CommprofError: the ranks differ in scheme, options or parameters, the scheme needs the
-                native module, or a rank cannot make its native engine; then all ranks raise it.
+                native module, or a rank cannot make its native engine. All ranks then raise this
+                error.
         """
         self.is_stopped = False
         named = reduced_first(ddp)
@@ -87,7 +88,7 @@ class Running:
         #: ``ExchangeWay.compresses``.
         self.compresses = True
         #: Number of ranks that each keep a residual of a parameter: the gradients' mean is a mean
-        #: over these ranks. With ``hierarchical=1``, one rank of each host keeps one.
+        #: over these ranks. With ``hierarchical=1``, one rank of each host keeps a residual.
         self.residual_ranks = self.world_size
         #: True if this rank keeps the residuals of a merged state. With ``hierarchical=1`` only one
         #: rank of each host does. In a step in which this rank's gradient of a parameter is not
@@ -133,7 +134,7 @@ class Running:
 
 
 def _made_by_all(group: dist.ProcessGroup, make: Callable[[], Any]) -> Any:
-    """Makes this rank's engine; if one rank's cannot be made, raises its error on all ranks."""
+    """Makes this rank's engine; if any rank fails, raises its error on all ranks."""
     engine, problem = None, ""
     try:
         engine = make()
@@ -149,7 +150,7 @@ def _made_by_all(group: dist.ProcessGroup, make: Callable[[], Any]) -> Any:
 
 
 def disagreement(groups: Groups, compressor: Compressor, ddp: DistributedDataParallel) -> str:
-    """Says why the ranks cannot use a compressor in a model together; empty if they can.
+    """Text on why ranks cannot use a compressor together in a model; empty if they can.
 
     All ranks of the model call this together. Only native compressors need agreement; for others,
     nothing is compared.
@@ -178,7 +179,7 @@ def require_agreement(
     labels, digests = zip(*_of_all_ranks(group, (compressor.label, digest)), strict=True)
     if len(set(labels)) > 1:
         _refuse("compressor", group.rank(), labels)
-    if len(set(digests)) > 1:  # true on all ranks, which therefore all gather once more
+    if len(set(digests)) > 1:  # true on all ranks, so that all of them gather once more
         models = _of_all_ranks(group, found)
         row = next(i for i, at in enumerate(zip_longest(*models)) if len(set(at)) > 1)
         _refuse(

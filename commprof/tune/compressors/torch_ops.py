@@ -1,10 +1,10 @@
 """Compressors as torch operations: for gradients on a GPU, or if the native module is missing.
 
-There are fewer schemes than in the native module, and results need not match it bit for bit.
-Every rank gets all ranks' encodings and sums them in rank order, so all ranks have the same bits.
-Callbacks of futures wait only for futures that are complete: with several buckets in flight,
+There are fewer schemes than in the native module, and results need not have the native module's
+bits. Every rank gets all ranks' encodings and sums them in rank order, so all ranks have the same
+bits. Callbacks of futures wait only for futures that are complete: with several buckets in flight,
 waiting for others would deadlock gloo's threads. On a GPU a future is complete once its collective
-has been launched, and a wait makes the current stream, and not the thread, wait for the data.
+has been launched, and a wait blocks the current stream, but not the thread.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def add_topk(payload: tuple[Tensor, ...], total: Tensor) -> None:
 
 
 def lacks(compressor: Compressor) -> str:
-    """Says why a compressor cannot run as torch operations; empty if it can."""
+    """Text on why a compressor cannot run as torch operations; empty if it can."""
     needs = "needs the native module and gradients on the CPU"
     why = _native.tune_error or "gradients on a GPU"
     if compressor.scheme not in _SCHEMES:
@@ -193,7 +193,8 @@ class TorchOps:
         futures = [work.get_future() for work in works]
 
         def mean_of_all(together: Any) -> Tensor:
-            together.wait()  # raises if an all-gather failed; others may be incomplete then
+            # raises if an all-gather failed; other all-gathers may be incomplete then
+            together.wait()
             for future in futures:
                 future.wait()  # `together` holds no tensors, so its wait makes no stream wait
             buffer.zero_()
@@ -245,7 +246,7 @@ class TorchOps:
         return payload, keep
 
     def state(self) -> list[tuple[int, str, Tensor]]:
-        """Returns (parameter number, "residual", values) per parameter, sorted by number."""
+        """Returns (parameter index, "residual", values) per parameter, sorted by index."""
         return [(number, "residual", r.clone()) for number, r in sorted(self._residuals.items())]
 
     def load_state(self, state: list[tuple[int, str, Tensor]]) -> None:

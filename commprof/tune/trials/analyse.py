@@ -64,8 +64,8 @@ class Figures:
     """Figures per block, ``[candidate, round]``, of rounds in which every block is complete."""
 
     #: Median of a block's measured steps on the rank that is slowest with this candidate over all
-    #: rounds. If each round's slowest rank were taken, chance would choose it, and the median be
-    #: too long.
+    #: rounds. The slowest rank of each round is not used: chance would choose it, so that the
+    #: median would be too long.
     step_ns: Floats
     #: Median step in the second half of a block's measured steps divided by that in the first half,
     #: each step on its slowest rank; NaN in blocks of fewer than 4 measured steps.
@@ -87,7 +87,7 @@ def figures(
     Args:
         traces: traces of all ranks.
         schedule: schedule that the ranks followed.
-        first_step: number of the trial's first step in the traces.
+        first_step: index of the trial's first step in the traces.
         is_sharded: True if FSDP2 models took part; then their collectives add to the bytes sent.
     """
     tables = [_steps_of(trace, schedule.steps, first_step, is_sharded) for trace in traces]
@@ -100,7 +100,7 @@ def figures(
         measured = slice(block.measured, block.end)
         walls = [table["wall"][measured] for table in tables]
         if any(np.isnan(wall).any() for wall in walls):
-            continue  # cut short, or records were dropped
+            continue  # the block was cut short, or records were dropped
         medians_ns[at] = [float(np.median(wall)) for wall in walls]
         settling[at] = _later_over_earlier(np.max(walls, axis=0))
         for name in _COLUMNS:
@@ -139,8 +139,9 @@ def no_figures(schedule: TrialSchedule) -> Figures:
 def _over_block(name: str, rows: Floats) -> float:
     """Computes one figure of a block from ``[rank, step]``: median over steps, mean over ranks.
 
-    Losses and errors are averaged instead. A block's first loss is left out, because it precedes
-    the candidate's first update; errors are averaged over the few steps that measured them.
+    Losses and errors are averaged over steps instead. A block's first loss is left out, because it
+    precedes the candidate's first update; errors are averaged over the few steps that measured
+    them.
     """
     if name == "loss":
         rows = rows[:, 1:]
@@ -212,7 +213,7 @@ def _sharded_bytes(
     """
     in_step = _trial_step(steps, issued.issue_ns, first_step, count)
     ops = [_GATHER, _SCATTER]
-    if not len(columns.buckets(trace)):  # all-reduces are not DDP's
+    if not len(columns.buckets(trace)):  # the all-reduces are not DDP's
         ops.append(_REDUCE)
     used = (in_step >= 0) & np.isin(issued.op, ops)
     sent = sent_bytes(trace, issued)
@@ -391,7 +392,7 @@ def _loss_effect(
 def _overhead_reduction(step: Floats, plain: Floats, floor: Floats | None) -> Interval | None:
     """Returns the share of the communication overhead that a candidate saves; None if unknown.
 
-    The overhead of a step is its time less the time of ``noop``'s step (``floor``). The share is
+    The overhead of a step is its time minus the time of ``noop``'s step (``floor``). The share is
     1 - median(step - floor) / median(plain - floor), where ``plain`` is the baseline's step.
     """
     count = len(step)

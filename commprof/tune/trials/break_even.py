@@ -19,9 +19,9 @@ _BITS = 8.0
 
 @dataclass(frozen=True)
 class BreakEvenCosts:
-    """A candidate's costs, one value per round: times in ns per step, bytes per step and rank."""
+    """A candidate's costs per step, one value per round: times in ns; bytes per rank."""
 
-    #: Bytes sent with the baseline, and with the candidate.
+    #: Number of bytes sent with the baseline; the next field is that with the candidate.
     plain_bytes: Floats
     wire_bytes: Floats
     #: Time of encode, reduce and decode, which lengthens the chain of communication.

@@ -21,10 +21,10 @@ from commprof.tune.trials.sharding import (
 BASELINE = "none"
 #: The baseline under another name; differs from the baseline only by chance.
 CONTROL = "none again"
-#: A candidate that exchanges nothing: its gain is the most that faster communication can win.
+#: A candidate that exchanges nothing: its gain is the largest that faster communication can reach.
 HEADROOM = "noop"
 
-#: Compressors that lose nothing: their result is the fp32 mean.
+#: Lossless compressors: their result is the fp32 mean.
 _LOSSLESS = (BASELINE, "hierarchical")
 
 BUCKET_CAP, FIRST_BUCKET = "bucket-cap", "first-bucket"

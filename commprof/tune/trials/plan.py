@@ -69,7 +69,8 @@ class TrialSchedule:
         return draw.sample(range(self.candidates), self.candidates)
 
 
-#: Steps before a trial, in which DDP builds its buckets and optimizers build their state.
+#: Number of steps before a trial; in these DDP builds its buckets, and optimizers build their
+#: state.
 SETTLE_STEPS = 3
 
 
@@ -81,9 +82,9 @@ class TrialPlan:
     candidates: tuple[Candidate, ...]
     #: Number of rounds, each with one block per candidate.
     rounds: int = 8
-    #: Measured steps of a block.
+    #: Number of measured steps of a block.
     block: int = 6
-    #: Steps after each switch of candidates, before the measured steps.
+    #: Number of warm-up steps after each switch of candidates, before the measured steps.
     warmup: int = 2
     #: Seed from which the order of the blocks is drawn.
     shuffle: int = 0

@@ -52,27 +52,30 @@ class CandidateResult:
     step_ms: float
     #: ``step_ms`` with its 95 % interval; None if rounds are too few.
     step_ms_interval: Interval | None
-    #: Step divided by the baseline's, paired by round, at 95 %; None for the baseline itself.
+    #: Step divided by the baseline's step, paired by round, with its 95 % interval; None for the
+    #: baseline itself.
     ratio: Interval | None
-    #: ``ratio`` with a wider interval, at the joint level: so high that the intervals of all
-    #: candidates together hold at 95 % (Bonferroni).
+    #: ``ratio`` with a wider interval, at the joint level: the intervals of all candidates together
+    #: then hold at 95 % (Bonferroni).
     joint_ratio: Interval | None
     #: Time that the training thread waited for communication.
     exposed_ms: float
     #: Communication in flight while the training thread worked.
     hidden_ms: float
-    #: Times on the compressor's thread, per step; NaN without a compressor.
+    #: This and the next fields are times on the compressor's thread, per step; NaN without a
+    #: compressor.
     encode_ms: float
     reduce_ms: float
     decode_ms: float
     #: Bytes that a rank sends per step; NaN if unknown.
     wire_bytes: float
-    #: Relative error and cosine similarity of the values sent, compared with the values to send,
-    #: in the first step of each block; means over buckets weighted by size. NaN if not measured,
-    #: as without a compressor.
+    #: Relative error of the sent values, compared with the values to send, in the first step of
+    #: each block; the next field is their cosine similarity. Both are means over buckets weighted
+    #: by size. NaN if not measured, as without a compressor.
     relative_error: float
     cosine: float
-    #: Difference of the block's loss from the baseline's, divided by the latter; None if unknown.
+    #: Difference of the block's loss from the baseline's loss, divided by the baseline's loss; None
+    #: if unknown.
     loss_effect: Interval | None
     #: Share of the communication overhead (none's step minus noop's) that the candidate saves.
     overhead_reduction: Interval | None
@@ -81,7 +84,8 @@ class CandidateResult:
     no_break_even: NoBreakEven | None = None
     #: Reason why the candidate is never recommended; empty if it can be.
     barred: str = ""
-    #: Bytes of gathered parameters that a rank holds in addition to the baseline's, at most.
+    #: Largest number of bytes of gathered parameters that a rank holds in addition to the
+    #: baseline's.
     held_bytes: float = 0.0
     #: Step in the second half of a block's measured steps divided by that in the first half, at the
     #: joint level; below 1 while the candidate settles after a switch. None if steps or rounds are
@@ -139,10 +143,11 @@ class TrialResult:
     """Result of a trial at one world size."""
 
     world_size: int
-    #: Complete rounds, and planned rounds.
+    #: Number of complete rounds; the next field is the number of planned rounds.
     rounds: int
     planned_rounds: int
-    #: Measured steps of a block, and warm-up steps before them.
+    #: Number of measured steps of a block; the next field is the number of warm-up steps before
+    #: them.
     block_steps: int
     warmup_steps: int
     #: Results of all candidates, in the order of ``TrialPlan.everyone``.

@@ -30,7 +30,7 @@ _TOO_NOISY = (
 
 @dataclass(frozen=True)
 class TrialSetting:
-    """How the trial was started: its command line, and what is known about that command."""
+    """How the trial was started: its command line, and facts about that command."""
 
     command: str
     #: True if ``commprof run`` started the trial, so that its command can be repeated.
@@ -262,7 +262,7 @@ def _nothing_wins(results: Sequence[CandidateResult], chance: float) -> str:
     tried = [(result, result.gain) for result in candidates if result.gain is not None]
     if not tried:
         return "Every candidate of this trial is for comparison only; none can be recommended."
-    # A candidate with a certain gain comes before a faster one whose gain may be 0.
+    # A candidate with a certain gain comes before a faster candidate whose gain may be 0.
     best, gain = min(tried, key=lambda pair: (pair[1].low <= 0, pair[0].step_ms))
     if gain.low > 0:
         return (
@@ -303,7 +303,7 @@ def _recommend(
             why = "was the fastest"
         if math.isinf(_damage(choice)[0]):
             why = "was the fastest; errors of the gradients were not measured"
-        # All of these were compared with the fastest one only.
+        # All of these candidates were compared only with the fastest one.
         best = min(equals, key=lambda result: result.step_ms)
         if choice is best or len(others) == 1:
             same = " and ".join(others)

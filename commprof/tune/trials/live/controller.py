@@ -129,7 +129,7 @@ class Trial:
             )
 
     def _next(self, step: int) -> None:
-        """Begins what the end of a step makes due: the trial, its next block, or its end."""
+        """Begins what is due at the end of a step: the trial, its next block, or its end."""
         if self._finds_sharded and may_be_sharded():
             for root in self._order.roots():
                 self._finds_sharded = False
@@ -161,7 +161,8 @@ class Trial:
             recorder().add_metadata(json.dumps({"no_trial": found}))
             trace = self._profiler.trace_path
             if trace is not None and control_path(trace.parent).parent == trace.parent:
-                # If `commprof run` started the ranks, it prints this itself when they have ended.
+                # If `commprof run` started the ranks, it prints this sentence itself when they have
+                # ended.
                 self._say(f"no trial took place: {found['reason']}")
         elif not self._done:
             self._stop_early("the script ended")
@@ -232,7 +233,7 @@ class Trial:
         )
 
     def _cannot_keep(self, trainables: Trainables) -> str:
-        """Says why some rank cannot take a snapshot; empty if all can, or need none.
+        """Text on why some rank cannot take a snapshot; empty if all can, or need none.
 
         Called before the trial, because all ranks must act alike.
         """
@@ -317,7 +318,7 @@ class Losses:
 
         @wraps(original)
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            # A library that has wrapped this function still calls it after stop().
+            # A library that has wrapped this function may still call it after stop().
             watching = self._undo is not None
             if watching and isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
                 self._step.append(_unscaled(tensors.detach(), scalers))
@@ -352,7 +353,8 @@ class Losses:
 def _unscaled(loss: torch.Tensor, scalers: Sequence[Any]) -> torch.Tensor:
     """Divides a loss by the scale of the script's GradScaler, which differs between blocks.
 
-    Returns the loss as it is if there are several scalers: which one scaled it is not known.
+    Returns the loss unchanged if there are several scalers, because it is not known which of them
+    scaled the loss.
     """
     scale = scalers[0]._scale if len(scalers) == 1 else None
     return loss if scale is None else loss / scale.to(loss.device)

@@ -2,8 +2,8 @@
 
 FSDP2 keeps its settings in one state per ``fully_shard`` call and in that state's groups of
 parameters, and reads them in every step. A switch only sets attributes, and restoring sets their
-former values again: no parameters are gathered, sharded or sent. Only the first switch to a group
-of its own for reduce-scatters makes a group, which remains until the job ends.
+former values again: no parameters are gathered, sharded or sent. The only exception is the first
+switch to a separate group for reduce-scatters: it makes a group, which remains until the job ends.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class ShardedModel:
         return ""
 
     def held_bytes(self, setting: ShardingSetting) -> float:
-        """Returns the most bytes of gathered parameters that ``setting`` adds on a rank."""
+        """Returns the most bytes of gathered parameters that ``setting`` adds on one rank."""
         held = 0.0
         if setting.reshard is False:
             held += sum(_bytes(group) for group in self._groups if group.post_forward_mesh_info)
@@ -210,7 +210,7 @@ class ShardedModel:
                 self._put(state, name, order[position + 1 : position + 1 + depth])
         for group in self._groups:
             if group.device.type == "cpu":
-                # Without streams torch gathers in the training thread, prefetched groups too.
+                # Without streams torch gathers in the training thread, even for prefetched groups.
                 self._put(group, "unshard_async_op", True)
 
     def _exchange_nothing(self, group: Any) -> None:
@@ -299,11 +299,11 @@ class GatherOrder:
         self._seen: dict[str, dict[int, Any]] = {"pre_forward": {}, "pre_backward": {}}
 
     def forward(self, states: Sequence[Any]) -> list[Any]:
-        """Returns those of ``states`` that ran in forward, in the order in which they gather."""
+        """Returns the ``states`` that ran in forward, in the order in which they gather."""
         return self._sorted("pre_forward", states)
 
     def backward(self, states: Sequence[Any]) -> list[Any]:
-        """Returns those of ``states`` that ran in backward, in the order in which they gather."""
+        """Returns the ``states`` that ran in backward, in the order in which they gather."""
         return self._sorted("pre_backward", states)
 
     def watch(self) -> None:

@@ -84,7 +84,7 @@ class Snapshot:
             other.load_state_dict(state)
         for scaler, per_optimizer in self._scalers:
             scaler._per_optimizer_states = per_optimizer
-        # After the schedulers, which set learning rates.
+        # Restored after the schedulers, because these set learning rates.
         for optimizer in self._optimizers:
             optimizer.restore()
         self._generators.restore()
@@ -139,7 +139,7 @@ class _Generators:
 
 
 def _refill(values: dict[Any, Any], kept: dict[Any, tuple[Any, Any]], stay: Iterable[str]) -> None:
-    """Restores a dictionary's values, and deletes those added since, except ``stay``.
+    """Restores a dictionary's values, and deletes later additions, except ``stay``.
 
     ``kept`` holds, per name, the original value and the snapshot's copy.
     """

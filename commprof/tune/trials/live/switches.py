@@ -1,11 +1,11 @@
 """Switches the gradient exchange and the buckets of a DDP model during training.
 
 DDP cuts its buckets once, in the model's ``reducer``. A model can have several reducers: each
-registers hooks with autograd when it is made, and these hooks do nothing until the model's forward
-announces a backward pass to that reducer. So there is one reducer per bucket setting, made when the
-setting is first used, and a switch sets the model's ``reducer`` to another object. The reducer that
-DDP made itself is kept and never modified. With this reducer, the buckets and the order of
-summation over ranks are those of a run without a trial, for any number of ranks.
+reducer registers hooks with autograd when it is made. These hooks do nothing until the model's
+forward announces a backward pass to the reducer. So there is one reducer per bucket setting, made
+when the setting is first used, and a switch sets the model's ``reducer`` to another object. The
+reducer that DDP made itself is kept and never modified. With this reducer, the buckets and the
+order of summation over ranks are those of a run without a trial, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Held:
         self._group.allreduce([buffer]).get_future().add_done_callback(finish)
 
 
-#: Attributes in which DDP keeps its caps; newer versions also have all caps in one object.
+#: Attributes in which DDP keeps its caps; newer versions also keep all caps in one object.
 _CONFIG = "_bucket_config"
 _SETTINGS = ("bucket_bytes_cap", "bucket_bytes_cap_default", _CONFIG, "gradient_as_bucket_view")
 _MIB = 1024 * 1024
@@ -148,7 +148,7 @@ class Bucketings:
         self._made = {OWN_BUCKETS: own_buckets}
 
     def _take_gradients_out(self) -> None:
-        """Copies gradients out of the buckets of a reducer that goes out of use."""
+        """Copies gradients out of the buckets of a reducer that will no longer be used."""
         for _, parameter in reduced(self._ddp):
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.detach().clone()
@@ -239,7 +239,7 @@ class ReplicatedModel:
         return ""
 
     def gathered(self, text: str) -> list[str]:
-        """Returns one text from each rank of the model; all its ranks call this together."""
+        """Returns one text from each rank of the model; all of these ranks call this together."""
         texts = [""] * self.world_size
         dist.all_gather_object(texts, text, group=self._ddp.process_group)
         return texts
