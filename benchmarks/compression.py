@@ -8,8 +8,8 @@
     PYTHONPATH=. python benchmarks/compression.py training
 
 `exchange` makes two hosts out of network namespaces, which needs root; their links use Reno (see
-rank_launch.py). One thread per rank. With --json FILE each part writes its figures to FILE, which
-keeps those of the other parts. The exit code is 1 if a demand on a part (see
+rank_launch.py). One thread per rank. With --json FILE each part writes its figures to FILE, and
+keeps the figures of the other parts. The exit code is 1 if a demand on a part (see
 compression_demands.py) is not met.
 """
 
@@ -90,7 +90,7 @@ def _exchange(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
-    """Prints ratios of the exchange alone: a round's time minus the step without an exchange."""
+    """Prints ratios of exchange times: a round's time minus that of a step without exchange."""
     without = np.array(times["nothing"]["ms"])
     rows = []
     for name, one in times.items():
@@ -109,7 +109,7 @@ def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
 
 
 def _sum(args: argparse.Namespace) -> dict[str, Any]:
-    """Prints gloo's sum of halves: an all-reduce of halves minus one of as many uint8 bytes."""
+    """Prints gloo's time to add fp16: an fp16 all-reduce minus a uint8 one of equal bytes."""
     result = _two_ranks(
         "loopback", "sum", size_mb=_numbers(args.sizes or "50")[0], rounds=args.rounds
     )

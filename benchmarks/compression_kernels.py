@@ -46,7 +46,7 @@ def simd_level() -> str:
 
 
 def gradient(numel: int, seed: int = 0) -> torch.Tensor:
-    """Returns normals with 12 successive scales from 1e-5 to 1e-2, like a model's layers."""
+    """Returns normal values with 12 successive scales from 1e-5 to 1e-2, like a model's layers."""
     generator = torch.Generator().manual_seed(seed)
     scales = torch.logspace(-5, -2, 12).repeat_interleave(-(-numel // 12))[:numel]
     return torch.randn(numel, generator=generator) * scales
@@ -107,7 +107,7 @@ def rows(size_mb: int) -> Iterator[Row]:
 
 
 def measure(row: Row, seconds: float) -> Figures:
-    """Takes turns, in shuffled order, until the time is over; at least 7 rounds."""
+    """Measures in turns, in shuffled order, until the time is over, but at least 7 rounds."""
     times: dict[str, list[float]] = {"ours": [], "other": []}
     calls = {"ours": row.ours, "other": row.other}
     order = random.Random(0)
@@ -154,7 +154,7 @@ HEADERS = ["ours : other", "MB", "ours ms", "other ms", "ratio", "25 %", "75 %",
 
 
 def _faster_read(x: torch.Tensor) -> Call:
-    """Returns one read of the buffer, by the faster of two torch functions on this machine."""
+    """Returns a call that reads the buffer once, with the faster of two torch functions."""
     calls: list[Call] = [lambda: torch.dot(x, x), lambda: x.sum()]
     times = []
     for call in calls:

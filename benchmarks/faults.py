@@ -6,19 +6,19 @@
     python benchmarks/faults.py --fuzz 500        damaged and hostile run directories alone
     python benchmarks/faults.py --events          ten million steps, killed, read again, alone
 
-A try answers three questions. Did training end as without commprof (same exit codes, same first
-errors, same weights)? Does the trace have every step that a rank reported as done? Does the report
-name the cause? In always-on mode the steps of the last second may be missing. For faults of the
-launcher the questions are about the whole job, and no process, traceback or shared memory may be
-left.
+A try answers three questions. Did training end in the same way as without commprof (same exit
+codes, first errors and weights)? Does the trace have every step that a rank reported as done? Does
+the report name the cause? In always-on mode the steps of the last second may be missing. For faults
+of the launcher, the questions are about the whole job; in addition, no process, traceback or shared
+memory may be left.
 
 Every other try of a fault in a rank runs with the watchdog and live metrics (endpoint and JSON
-lines), except with ranks of another user. "watched" counts the tries in which both were seen
-working before the fault; their processes must end soon after the ranks.
+lines), except with ranks of another user. "watched" counts the tries in which both worked before
+the fault; the processes of watchdog and metrics must end soon after the ranks.
 
 FILE is written after each row, so that a stopped matrix continues where it was: rows with enough
-tries in FILE are not tried again. Faults that need root, namespaces or a cgroup which this machine
-lacks are left out, listed in FILE with the reason, and count as not tried.
+tries in FILE are not tried again. If this machine lacks root, namespaces or a cgroup, faults that
+need them are left out, listed in FILE with the reason, and count as not tried.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def main() -> int:
 
 
 def chosen(parser: argparse.ArgumentParser, only: str | None) -> list[Row]:
-    """Returns the rows of these names; if one is unknown, exits with the list of all names."""
+    """Returns the rows with these names; if a name is unknown, exits with the list of all names."""
     known = {row.name: row for row in rows()}
     if only is None:
         return list(known.values())
     found, left = [], f"{only},"
     while left:
-        # Some names have commas themselves.
+        # Some names contain commas.
         name = max((name for name in known if left.startswith(f"{name},")), key=len, default=None)
         if name is None:
             parser.error(f"--only: no fault {left[:-1]!r}; allowed, by commas: {'; '.join(known)}")
@@ -139,10 +139,10 @@ def _save(file: Path | None, counted: dict[str, Any]) -> None:
 
 
 def demands(counted: dict[str, dict[str, Any]]) -> list[Demand]:
-    """Demands that every fault is tried, and that all tries succeed in all respects.
+    """Checks the demands: every fault is tried, and all tries succeed in all respects.
 
     Args:
-        counted: figures that --json writes, without their context.
+        counted: the figures that --json writes, without their context.
     """
     found = [_demand(name, row) for name, row in counted.items()]
     known = rows()

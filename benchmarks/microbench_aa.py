@@ -4,9 +4,9 @@
 
 Runs `commprof microbench` twice per pair, one after the other, and counts the pairs in which
 `commprof compare` flags any row. Results are kept in DIR: a call continues where the last one
-ended, and stops after --most-s. At 1 % significance over all rows of a pair, chance flags 0.2 of 20
-pairs; 2 or more flagged pairs have a probability of 1.7 %, so one is allowed. The exit code is 1 if
-more are flagged, or pairs are missing.
+ended, and stops after --most-s. At a significance of 1 % over all rows of a pair, chance flags 0.2
+of 20 pairs on average. The probability of 2 or more flagged pairs is 1.7 %, so one flagged pair is
+allowed. The exit code is 1 if more pairs are flagged, or pairs are missing.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from commprof.analysis.sweeps.sweep_file import read_sweep
 
 SWEEP = ("all_reduce", "--nproc", "2", "-b", "1K", "-e", "16M", "-f", "4")
 PAIRS = 20
-#: Flagged pairs of 20 that chance may bring.
+#: Number of 20 pairs that may be flagged by chance.
 MOST_FLAGGED = 1
 
 
 def main() -> int:
-    """Measures the missing pairs; prints each pair, and the demand."""
+    """Measures the missing pairs; prints each pair and the result of the demand."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--pairs", type=int, default=PAIRS)
@@ -76,7 +76,7 @@ def _compared(a: Path, b: Path) -> dict[str, Any]:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Demands that no more pairs are flagged than by chance."""
+    """Checks that no more pairs are flagged than by chance."""
     pairs = results["pairs"]
     same = sum(one["flagged"] == 0 for one in pairs)
     what = f"pairs of equal sweeps without a difference at {results['significance']:.0%}"

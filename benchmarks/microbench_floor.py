@@ -2,13 +2,13 @@
 
     PYTHONPATH=. python benchmarks/microbench_floor.py [--ranks 2] [--groups 12] [--turns 192]
 
-All-reduce on gloo, in place, 1 KB to 100 MB, each call after a barrier. In one job three loops
-take turns of a few calls: microbench's, the minimal one, and the minimal one once more, which
-shows the difference between equal loops on this machine. A process of the lowest priority keeps
-each core from falling asleep, which costs a virtual machine more than a small collective takes.
+All-reduce on gloo, in place, 1 KB to 100 MB, each call after a barrier. In one job three loops take
+turns of a few calls: microbench's loop, the minimal loop, and the minimal loop once more. The last
+two show the difference between equal loops on this machine. A process of the lowest priority keeps
+each core awake, because waking a core of a virtual machine takes longer than a small collective.
 Figures compare neighbouring turns: the median of their ratios (or, below 1 MB, of their
-differences) with its 95 % interval. Demanded: busbw within 3 % from 1 MB on, times within 10 us
-below; the exit code is 1 if that is not met. Takes about 25 minutes.
+differences) with its 95 % interval. Demands: from 1 MB on, busbw within 3 %; below 1 MB, times
+within 10 us. The exit code is 1 if a demand is not met. Takes about 25 minutes.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _measure(ranks: int, groups: int, turns: int, sizes: list[int]) -> list[dict
     source = str(HERE / "ranks" / "microbench_floor.cpp")
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
-        # A directory kept between runs may hold the lock of a build that was ended.
+        # A directory that is kept between runs may hold the lock of a build that was interrupted.
         floor = cpp_extension.load("microbench_floor", [source], build_directory=directory)
         plan = {
             "floor": floor.__file__,
@@ -107,12 +107,12 @@ def _measure(ranks: int, groups: int, turns: int, sizes: list[int]) -> list[dict
 
 
 def _row(line: str) -> dict[str, Any]:
-    """Returns :func:`compared` of a size, whose times are rounded to a nanosecond."""
+    """Returns :func:`compared` of a size, with times rounded to a nanosecond."""
     return compared(json.loads(line, parse_float=lambda text: round(float(text), 3)))
 
 
 def compared(turns: dict[str, Any]) -> dict[str, Any]:
-    """Returns the medians of a size's turns, in us, and what neighbouring turns differ by.
+    """Returns the medians of a size's turns, in us, and the differences of neighbouring turns.
 
     "ratio" and "apart_us" have the median and the ends of its interval.
     """

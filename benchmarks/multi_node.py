@@ -2,11 +2,11 @@
 
     PYTHONPATH=. python benchmarks/multi_node.py --results multi_node.json
 
-Hosts are network namespaces joined by links of 1 Gbit/s; each starts ``commprof run --nnodes`` with
-its number. For every world size the table has the bytes that the recorded collectives sent from
-host to host, the bytes that the interfaces counted, and their difference, which must be within
+Hosts are network namespaces joined by links of 1 Gbit/s; each host starts ``commprof run --nnodes``
+with its node rank. For every world size the table has the bytes that the recorded collectives sent
+from host to host, the bytes that the interfaces counted, and their difference, which must be within
 2 %; otherwise the exit code is 1. Numbers of hosts in the results file are not run again. Needs
-root, and takes a minute for each.
+root, and takes a minute for each number of hosts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import CONTEXT, read_json, write_json
 
-# The ranks import this file as their main module: the parent's own imports are below.
+# The ranks import this file as their main module, so the parent's own imports are in functions.
 
 #: Numbers of hosts with a demand, and largest difference of counters from records.
 HOSTS = (2, 4)
@@ -82,7 +82,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def demands(found: dict[str, Any]) -> list[Demand]:
-    """Demands on each world size, and on the numbers of hosts measured."""
+    """Checks the demands on each world size, and on the numbers of hosts measured."""
     asked = [
         Demand(
             f"{row['ranks']} ranks on {row['hosts']} hosts: interface counters against records",

@@ -5,11 +5,11 @@
     PYTHONPATH=. python benchmarks/shared_memory.py hosts
     PYTHONPATH=. python benchmarks/shared_memory.py faults
 
-One thread per rank. More ranks than cores measure how ranks share cores, on both sides of a ratio.
+One thread per rank. If ranks outnumber cores, both sides of a ratio include how ranks share cores.
 `hosts` makes hosts out of network namespaces, which needs root; their links use Reno (see
 rank_launch.py). `faults` builds the core's tests. With --json FILE each part writes its figures to
-FILE, which keeps those of the other parts. The exit code is 1 if a demand on a part is not met, or
-a point was not measured.
+FILE, and keeps the figures of the other parts. The exit code is 1 if a demand on a part is not met,
+or a point was not measured.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ from benchmarks.ranks.rank_launch import on_hosts, on_this_host
 RANK_SCRIPT = Path(__file__).parent / "ranks" / "shared_memory_rank.py"
 SIZES = (4096, 1_000_000, 25_000_000, 100_000_000)
 RANKS = (2, 4, 8)
-#: Least ratio of gloo's time to ours, by size, at each number of ranks.
+#: Least ratio of gloo's time to our time, by size, at each number of ranks.
 LEAST = dict(zip(SIZES, (6, 5, 3, 3), strict=True))
-#: Largest ratio of our time to a pass of all ranks over their data, with its bytes and ranks.
+#: Largest ratio of our time to a pass of all ranks over their data, and its bytes and ranks.
 MOST_PASSES, PASSED, PASSING_RANKS = 3.5, SIZES[-1], 2
 MODELS, DDP_RANKS = ("transformer", "25M"), (2, 4)
-#: Least ratio of the time that communication adds to a step, gloo's to ours.
+#: Least ratio of times that communication adds to a step: with gloo / with our backend.
 LEAST_COMMUNICATION = 3.0
 HOSTS_BYTES, RATES, RANKS_PER_HOST = 25_000_000, ("1gbit", "10gbit"), (2, 4)
-#: Least ratio of gloo's time to ours by link and ranks per host; elsewhere it must exceed 1.
+#: Least ratio of gloo's time to our time, by link and ranks per host; the ratio at other settings
+#: must exceed 1.
 LEAST_BETWEEN_HOSTS = {("1gbit", 4): 1.8}
 #: Largest ratio of sent bytes to the data: each of two hosts must send its sum once, and receive
-#: the other's. Headers and acknowledgements add 0.7 % in frames of 9000 bytes.
+#: the sum of the other host. Headers and acknowledgements add 0.7 % in frames of 9000 bytes.
 MOST_SENT = 1.02
 TRIES = 100
 
@@ -90,7 +91,7 @@ def _all_reduce(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def all_reduce_demands(figures: dict[str, Any]) -> list[Demand]:
-    """Demands on gains over gloo at each point, and on the distance from the limit of copying."""
+    """Checks the demands on gains over gloo at each point, and on the ratio to a copying pass."""
     found = []
     for name, times in figures.items():
         ranks, size = map(int, name.split())
@@ -132,7 +133,7 @@ def _ddp_rows(results: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def ddp_demands(figures: dict[str, Any]) -> list[Demand]:
-    """Demands per model and number of ranks: less communication time, and no longer step."""
+    """Checks the demands per model and ranks: less communication time, and no longer step."""
     found = []
     for name, times in figures.items():
         alone, gloo, ours = (np.array(times[key]) for key in ("no communication", *GROUPS))
@@ -174,7 +175,7 @@ def _per_byte(one: dict[str, Any], direction: str) -> float:
 
 
 def hosts_demands(figures: dict[str, Any]) -> list[Demand]:
-    """Demands per link and number of ranks: on the gain over gloo, and on bytes on the link."""
+    """Checks the demands per link and ranks: gain over gloo, and bytes on the link."""
     found = []
     for name, times in figures.items():
         rate, ranks = name.split()
@@ -197,7 +198,7 @@ def hosts_demands(figures: dict[str, Any]) -> list[Demand]:
 
 
 def _faults(args: argparse.Namespace) -> dict[str, Any]:
-    """Kills and stops ranks at random moments, in the core's own test."""
+    """Runs the core's own test that kills and stops ranks at random moments."""
     from tests.support.machines.core_tests import build
 
     done = subprocess.run([build("") / "test_shm_failure", str(args.tries)], check=False)
@@ -205,7 +206,7 @@ def _faults(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def faults_demands(figures: dict[str, Any]) -> list[Demand]:
-    """Demands that all tries succeed; the test ends at the first failure, so then none counts."""
+    """Checks that all tries succeed; after a failure no try counts, because the test ends there."""
     right = 0 if figures["failed"] else figures["tries"]
     what = "ranks killed or stopped: error in time that names the rank, nothing left in /dev/shm"
     return [of_all(what, right, figures["tries"], TRIES)]

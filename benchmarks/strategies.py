@@ -3,9 +3,10 @@
 
 Takes about four minutes on two cores. Results are written to a JSON file as they are measured, so a
 second call continues where the first was stopped; `python -m tools.make_measured` then updates the
-table of docs/measured.md. The tables are printed; with --from FILE those of FILE, and nothing is
-run. The exit code is 1 if a setting is missing, or if an operation's bytes differ from the theory
-or were not compared with it. lora's requirements are checked before anything is run or overwritten.
+table of docs/measured.md. The tables are printed. With --from FILE, the tables of FILE are printed
+and nothing is run. The exit code is 1 if a setting is missing, or if an operation's bytes differ
+from the theory or were not compared with the theory. lora's requirements are checked before
+anything is run or overwritten.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def measure(name: str) -> dict[str, Any]:
 
 
 def context_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Returns the context of the run that made the figures, with the commit of the code."""
+    """Returns the context of the run that produced the figures, with the commit of the code."""
     return {**results_file.about(), **{key: run[key] for key in CONTEXT}}
 
 
@@ -99,7 +100,7 @@ def check_libraries(names: list[str]) -> None:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Demands that every setting was run, and exchanged the theoretical bytes.
+    """Checks that every setting was run, and exchanged the theoretical bytes.
 
     A single rank need not exchange anything; every other setting must have been compared.
     """

@@ -1,15 +1,16 @@
-"""What PyTorch really does: beliefs about it, asked of real versions of torch.
+"""Tests beliefs about PyTorch with real versions of torch.
 
     python benchmarks/torch_beliefs.py                          ask the torch of this Python
     python benchmarks/torch_beliefs.py --python PY --python PY  ask these interpreters' torch
     python benchmarks/torch_beliefs.py --only NAME,...          ask some; prints the answers
     python benchmarks/torch_beliefs.py --write                  also keep the answers and the page
 
-Each belief is a function in ``benchmarks/beliefs`` with a sentence that was written down before it
-was tried. It runs with torch alone, over gloo, on ranks that are forked for it, and says what it
-saw. The answers are kept in ``benchmarks/beliefs/answers.json``, one column per version, and
-``docs/pytorch_really.md`` is made from them. An answer of an earlier run that differs is printed.
-BELIEF_PATIENCE=10 gives each question ten times as long, for a busy machine.
+Each belief is a function in ``benchmarks/beliefs``, with a sentence that was written down before
+the belief was tested. The function runs with torch alone, over gloo, on ranks that are forked for
+it, and returns what it saw. The answers are kept in ``benchmarks/beliefs/answers.json``, one column
+per version, and ``docs/pytorch_really.md`` is made from them. If an answer differs from an earlier
+run's answer, the earlier answer is printed too. BELIEF_PATIENCE=10 gives each question ten times as
+long, for a busy machine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def main() -> int:
     changed = 0
     for python in args.python or [sys.executable]:
         told = asked(python, args.only.split(",") if args.only else [])
-        version = told["torch"].partition("+")[0]  # builds for CPUs and GPUs answer alike
+        version = told["torch"].partition("+")[0]  # builds for CPUs and GPUs give the same answers
         before = known.setdefault(version, {})
         for name, answer in told["answers"].items():
             if before.get(name, answer) != answer:
@@ -58,7 +59,7 @@ def main() -> int:
 
 
 def asked(python: str, names: list[str]) -> dict[str, Any]:
-    """Asks one interpreter's torch, which shows its answers on stderr as they come."""
+    """Asks one interpreter's torch; that process shows each answer on stderr at once."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [python, "-m", "benchmarks.beliefs.asking", *names]
     ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -6,15 +6,16 @@
     python benchmarks/torch_ddp_tests.py --counts            write results/torch_ddp_tests.json
 
 An installed torch ships some of its tests, in ``torch.testing._internal.distributed``. This
-benchmark runs those of ``distributed_test``; those over RPC of ``ddp_under_dist_autograd_test``,
-whose names have their class in front and which choose a world size of 4 or 6 themselves; and the
-one test of ``rpc.rpc_test`` with a DDP model. ``test_c10d_gloo.py`` and the other files of
-PyTorch's own ``test`` directory are not installed with torch, and so not run.
+benchmark runs the tests of ``distributed_test``; the tests over RPC of
+``ddp_under_dist_autograd_test``, whose names begin with their class and which choose a world size
+of 4 or 6 themselves; and the one test of ``rpc.rpc_test`` with a DDP model. ``test_c10d_gloo.py``
+and the other files of PyTorch's own ``test`` directory are not installed with torch, and are
+therefore not run.
 
 Each test runs in its own processes. "With" means: capture runs from ``init_process_group`` on,
 and ``commprof.attach`` is called on every DDP model as it is made, before the test sees it. A test
-counts as the same if it passes, fails or is skipped both ways. A test that also fails without
-commprof is no evidence about commprof, and is listed.
+has the same outcome if it passes both times, fails both times or is skipped both times. A test that
+also fails without commprof is no evidence about commprof, and is listed.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ cores, a quarter of an hour each. Run it with the Python that the environments a
 
     PYTHONPATH=. python benchmarks/torch_versions.py [MINOR ...] [--python python3.13] [--json FILE]
 
-The core's own tests (tests/test_cpp.py) include nothing of torch's: `make test` runs them.
+The core's own tests (tests/test_cpp.py) do not use torch, so only `make test` runs them.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def name(figures: Mapping[str, Any]) -> str:
 
 
 def demands(parts: Parts) -> list[Demand]:
-    """Demands that every version builds (else it has no figures) and fails no test."""
+    """Checks that every version builds (else it has no figures) and fails no test."""
     built = {figures["torch"].rsplit(".", 1)[0] for figures in parts.values()}
     found = [
         of_all("PyTorch minors for which commprof builds", len(built), len(MINORS), len(MINORS))

@@ -1,8 +1,8 @@
-"""Finds the torch that commprof is built for and will run with, without importing torch.
+"""Finds the torch for which commprof is built and with which it will run, without importing torch.
 
 A C++ extension of torch fits one torch only, so the installer must not choose another
-torch: pip's isolated builds hide the user's torch, and a torch in build-system.requires
-would be downloaded a second time, and the extension built for that one.
+torch: pip's isolated builds hide the user's torch. If build-system.requires contained torch, pip
+would download torch a second time and build the extension for that torch.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class InstalledTorch:
 def in_target() -> InstalledTorch | None:
     """Returns the torch of the environment that commprof is being installed into.
 
-    pip's isolated build runs the target's own interpreter with another search path, so a plain run
-    of that interpreter finds the target's torch. If a frontend builds in its own environment (uv,
-    build), only that environment is seen.
+    pip's isolated build uses the interpreter of the environment, called target here, with another
+    search path. So a plain run of this interpreter finds the target's torch. If a frontend builds
+    in its own environment (uv, build), only that environment is seen.
     """
     if not _isolated_by_pip():
         return _in_this_process()
@@ -78,10 +78,11 @@ def for_build() -> InstalledTorch | None:
 
 
 def requirement(target: InstalledTorch | None) -> str:
-    """Returns the dependency on torch that makes the installer leave `target` as it is.
+    """Returns the requirement of torch with which the installer leaves `target` as it is.
 
-    Has no upper limit, with which pip would replace a newer torch by gigabytes of an
-    older one. `.dev0` admits pre-releases, which vendors ship as their torch.
+    The requirement has no upper limit, because pip would then replace a newer torch by an older
+    torch of several gigabytes. `.dev0` admits pre-releases, because some vendors ship a pre-release
+    of torch.
 
     Raises:
         SystemExit: if `target` is too old; nothing has been changed by then.

@@ -1,12 +1,12 @@
-"""Writes the measures of the house into docs/architecture.md.
+"""Writes measures of the code's structure into docs/architecture.md.
 
     python -m tools.make_shape [FILE]
 
-FILE: where to write the page, in place of itself.
+FILE: where to write the page, instead of docs/architecture.md.
 
-How far the profiler works without its satellites, how far its folders depend on each other, how
-often a run is read, and how many rules stand in two languages. The column "before" was counted in
-the same way at commit 8668001c, before the satellites were split off.
+The measures show how far the profiler works without its satellites, how far its folders depend on
+each other, how often a run is read, and how many rules are written in two languages. The column
+"before" was counted in the same way at commit 8668001c, before the satellites were split off.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BEGIN, END = "<!-- shape: python -m tools.make_shape -->\n", "<!-- end of shape 
 
 @dataclass(frozen=True)
 class Measure:
-    """One row: what is counted, before, now, and what the count consists of."""
+    """One row: what is counted, the number before, the number now, and the items counted."""
 
     what: str
     before: str
@@ -44,7 +44,7 @@ class Measure:
 
 
 def files_that_import_satellites() -> list[str]:
-    """Files of the profiler that import a satellite, inside functions too."""
+    """Returns the files of the profiler that import a satellite, also inside functions."""
     return [
         file.relative_to(PACKAGE).as_posix()
         for file in sorted(PACKAGE.rglob("*.py"))
@@ -57,7 +57,7 @@ def files_that_import_satellites() -> list[str]:
 
 
 def imports_of(file: Path, package: Path) -> Iterator[str]:
-    """Absolute dotted names that a module imports; `from a import b` gives `a.b`."""
+    """Returns the absolute dotted names that a module imports; `from a import b` gives `a.b`."""
     parents = ["commprof", *file.relative_to(package).parts[:-1]]
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
@@ -69,7 +69,7 @@ def imports_of(file: Path, package: Path) -> Iterator[str]:
 
 
 def folder_of(name: str, package: Path) -> str | None:
-    """The folder of the module or package that an absolute dotted name begins with."""
+    """Returns the folder of the module or package with which an absolute dotted name begins."""
     parts = name.split(".")
     if parts[0] != "commprof":
         return None
@@ -82,7 +82,7 @@ def folder_of(name: str, package: Path) -> str | None:
 
 
 def mutual_imports(package: Path) -> list[str]:
-    """Pairs of folders that import each other, and of which neither contains the other."""
+    """Returns the pairs of folders that import each other, neither of which contains the other."""
     imported: dict[str, set[str]] = {}
     for file in package.rglob("*.py"):
         folder = file.parent.relative_to(package).as_posix()
@@ -99,14 +99,14 @@ def mutual_imports(package: Path) -> list[str]:
 
 
 def rules_in_two_languages() -> list[list[str]]:
-    """Rows of that table in docs/architecture.md: rule, C++, Python, why both, compared by."""
+    """Returns the rows of docs/architecture.md's table of rules that exist in two languages."""
     page = (ROOT / "docs/architecture.md").read_text()
     table = page.partition("<!-- rules in two languages")[2].partition("<!-- end of rules")[0]
     return [[cell.strip(" `") for cell in row.split("|")[1:-1]] for row in table.splitlines()[3:]]
 
 
 def most_readings(run: Path) -> int:
-    """Most times that a trace is read by a report with all sections and a price."""
+    """Returns how often a report with all sections and a price reads a trace, at most."""
     readings: Counter[Path] = Counter()
     read = run_directory.read_trace
 
@@ -129,7 +129,7 @@ def classes(package: Path) -> Iterator[tuple[str, ast.ClassDef]]:
 
 
 def repeated_classes() -> list[str]:
-    """Names of public classes that several modules define."""
+    """Returns the names of public classes that several modules define."""
     homes = Counter(node.name for _, node in classes(PACKAGE))
     return sorted(name for name, count in homes.items() if count > 1)
 

@@ -1,8 +1,8 @@
 """Writes the type stub of a C++ module: `python tools/make_stubs.py commprof/_C.pyi`.
 
 The stubs of the modules with torch are named `_C` and `_tune` for every torch that the modules are
-built for, so that the package is type-checked against one interface. `commprof/_reading.pyi` is
-that of the module without torch.
+built for, so that the package is type-checked against one interface. `commprof/_reading.pyi` is the
+stub of the module without torch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def generate(stub: str) -> str:
 def signatures(text: str, module: ModuleType) -> str:
     """Returns the stub without `__all__` and docstrings, which are in the bindings.
 
-    pybind11-stubgen drops the "/" of positional parameters; the docstring of the function has it.
+    pybind11-stubgen drops the "/" of positional parameters; the function's docstring has the "/".
     """
     tree = ast.parse(text)
     tree.body = [node for node in tree.body if "__all__" not in ast.unparse(node)[:7]]

@@ -18,7 +18,7 @@ RECORD, TRACE_FORMAT = "csrc/core/record.h", "csrc/core/trace_format.h"
 MODE = "csrc/core/modes/mode.h"
 HISTOGRAM, CLOCK = "csrc/always_on/summary/histogram.h", "csrc/clock/clock_track.h"
 SCHEMES = "csrc/tune/compress/scheme_table.h"
-#: Types in numpy of a record's fields, by their type in C++.
+#: numpy types of a record's fields, by the type in C++.
 _TYPES = {"uint64_t": "<u8", "uint32_t": "<u4", "uint8_t": "u1", "Kind": "u1", "Op": "u1"}
 
 Row = tuple[str | float | bool, ...]

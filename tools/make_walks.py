@@ -63,7 +63,7 @@ def rooms(words: list[str]) -> dict[str, str]:
         if event != "call" or code.co_name.startswith("<"):
             return
         if not code.co_filename.startswith(f"{package}/") or not code.co_flags & 0x2:
-            return  # not of commprof, or the body of a module or class
+            return  # not a function of commprof, or the body of a module or class
         folder, _, name = code.co_filename[len(f"{ROOT}/") :].rpartition("/")
         if folder not in entered and not _is_importing(frame, package):
             entered[folder] = f"{name}: {code.co_name}"
@@ -81,7 +81,7 @@ def rooms(words: list[str]) -> dict[str, str]:
 
 
 def _is_importing(frame: FrameType | None, package: Path) -> bool:
-    """True if the body of a module of the package calls, which makes the module's constants."""
+    """True if a module's body makes the call, as it does for constants of the module."""
     while frame is not None:
         code = frame.f_code
         if code.co_name == "<module>" and code.co_filename.startswith(f"{package}/"):

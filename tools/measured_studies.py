@@ -1,4 +1,4 @@
-"""Studies that docs/measured.md shows: file, command, demands, and the function that judges."""
+"""Studies that docs/measured.md shows, each with file, command, demands, and judging function."""
 
 from __future__ import annotations
 
@@ -65,16 +65,18 @@ class Study:
     command: str
     #: Demands in words, one per line, shown as long as nothing is measured.
     asked: tuple[str, ...]
-    #: Returns the demands on a file's figures; empty if the file has no figures of this study.
+    #: Function that returns the demands on a file's figures; empty if the file has no figures of
+    #: this study.
     judge: Judge
     #: Part of the file that this study uses; empty for the whole file.
     part: str = ""
-    #: Returns further tables of a file, in Markdown, shown below the group's table.
+    #: Function that returns further tables of a file, in Markdown, which are shown below the
+    #: group's table.
     beside: Callable[[Path], str] | None = None
 
 
 def torch_ddp_tests(path: Path) -> list[Demand]:
-    """Returns the demands that the tests of each PyTorch module end as without commprof."""
+    """Returns the demands that PyTorch's tests end in the same way as without commprof."""
     found = []
     for name, counts in read_json(path)["modules"].items():
         same = counts["run"] - len(counts["different"])
@@ -114,7 +116,7 @@ def object_of(judge: Callable[[dict[str, Any]], list[Demand]]) -> Judge:
 
 
 def predictions(of_transformer: bool) -> Judge:
-    """Returns the judge of the transformer's predictions, or of all others, in one file."""
+    """Returns the judge of the transformer's predictions, or of the other ones, in one file."""
 
     def of_file(path: Path) -> list[Demand]:
         rows = [

@@ -1,4 +1,4 @@
-"""Tables of docs/measured.md that stand below those of the demands."""
+"""Tables of docs/measured.md that are shown below the tables of demands."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def steps(source: Path, tree: Path, defines: dict[str, str]) -> list[list[str]]:
         **defines,
     }
     options = [f"-D{name}={value}" for name, value in given.items()]
-    jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))  # torch's own variable
+    jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))  # also read by torch's own build
     return [
         [cmake, *_fresh(source, tree), "-S", str(source), "-B", str(tree), "-G", "Ninja", *options],
         [cmake, "--build", str(tree), "-j", jobs],
@@ -56,7 +56,7 @@ def steps(source: Path, tree: Path, defines: dict[str, str]) -> list[list[str]]:
 
 
 def _tool(name: str) -> str:
-    """Finds a program, in this environment first: another ninja would rebuild the whole tree."""
+    """Finds a program, first in this environment: another ninja would rebuild the whole tree."""
     near = Path(sys.executable).parent / name
     found = str(near) if near.exists() else shutil.which(name)
     if found is None:

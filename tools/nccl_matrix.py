@@ -5,8 +5,8 @@ For each wheel of nvidia-nccl-cu12, the library is loaded. Its internal ``getNcc
 library's own layout and passes them to the plugin in the layout of version N. The same calls are
 played to each adapter (``tests/cpp/nccl_plugin``), and the plugin's trace is compared with them.
 
-A logging plugin of version N is then loaded twice: by NCCL directly, and by commprof's plugin,
-which NCCL asks for its newest version. Both times it must log the same calls.
+A logging plugin of version N is then loaded twice: by NCCL directly, and by commprof's plugin, from
+which NCCL requests its own newest version. The logging plugin must log the same calls both times.
 
     make nccl-matrix
     python -m tools.nccl_matrix --keep DIR 2.28.9 2.30.7
@@ -37,7 +37,7 @@ from tests.support.nccl_runs import (
     recorded,
 )
 
-#: The first available release with each version of the interface, and the newest release.
+#: For each version of the interface, the first available release with it; and the newest release.
 RELEASES = ("2.26.2", "2.27.5", "2.28.9", "2.29.7", "2.30.7", "2.32.3")
 OLDEST = 3
 COMMPROF = "libnccl-profiler-commprof.so"
@@ -87,7 +87,7 @@ def library_of(release: str, wheels: Path, scratch: Path) -> Path:
 
 
 def loaders(library: Path) -> dict[int, str]:
-    """Returns the address of the loader of each version that a library can ask for."""
+    """Returns the address of the loader of each interface version that a library can request."""
     command = ["readelf", "--syms", "--wide", str(library)]
     symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     pattern = r"([0-9a-f]+)\s+\d+\s+FUNC\b.*\b_Z18getNcclProfiler_v(\d+)Pv$"
@@ -98,7 +98,7 @@ def loaders(library: Path) -> dict[int, str]:
 def through(
     tree: Path, plugin: str, library: Path, address: str, newest: int, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Plays calls to a plugin through a library's loader; events of all types if it logs them."""
+    """Plays calls to a plugin through a library's loader; a logging plugin gets all events."""
     arguments = ["through", str(library), str(tree / plugin), address, str(newest)]
     return subprocess.run(
         [str(tree / "test_nccl_plugin"), *arguments, *["all"] * ("LOGGED" in environment)],
@@ -114,8 +114,7 @@ def passed_on(
 ) -> tuple[str, list[str]]:
     """Compares the log of a plugin behind commprof's with its log without commprof.
 
-    Returns:
-        How many lines are the same, as a cell of the table, and the errors.
+    Returns: The number of equal lines, as a cell of the table, and the errors.
     """
     newest = max(addresses)
     name = f"liblogging-v{version}.so"
@@ -128,7 +127,8 @@ def passed_on(
             COMMPROF_OUT=out,
             COMMPROF_NCCL_PLUGIN=str(tree / name),
         )
-        if version < newest and version == OLDEST:  # commprof does not convert to its fields
+        # commprof does not convert events to this version's fields
+        if version < newest and version == OLDEST:
             said = "it has no table of versions" in done.stderr
             return "no", [] if said else [done.stderr]
         heard, expected = (Counter("\n".join(logged(log)).split("\n")) for log in (behind, alone))
@@ -153,11 +153,11 @@ def one_pair(
 def as_told(
     all_played: dict[Operation, Played], version: int, newest: int
 ) -> dict[Operation, Played]:
-    """Returns the operations that were played as the plugin can see them in a version.
+    """Returns the played operations as the plugin can see them in a version of the interface.
 
-    Below version 5, the plugin sees no API calls, so replays are numbered with all others. In
-    version 3 it does not see the number of ranks, and behind the adapter of a newer library no
-    communicator either.
+    Below version 5, the plugin sees no API calls, so replays are counted like all other operations.
+    In version 3 the plugin does not see the number of ranks. Behind the adapter of a newer library,
+    it does not see the communicator either.
     """
     result = {}
     count: Counter[tuple[str, int]] = Counter()
@@ -180,7 +180,7 @@ def as_told(
 
 
 def cells(expected: dict[Operation, Played], found: dict[Operation, Times], version: int) -> str:
-    """Returns how many of the operations that were played arrived with all fields, by kind."""
+    """Returns, by kind, how many of the played operations arrived with all fields."""
 
     def right(wanted: list[Operation]) -> str:
         return f"{sum(operation in found for operation in wanted)}/{len(wanted)}"

@@ -29,7 +29,7 @@ def requirements(extras: set[str]) -> Iterator[str]:
 
 
 def make(directory: Path) -> Path:
-    """Creates an environment that also sees this one's packages, even editable ones."""
+    """Creates an environment that also sees this environment's packages, even editable packages."""
     venv.create(directory, with_pip=True, clear=True)
     python = directory / "bin/python"
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"

@@ -1,15 +1,15 @@
-"""Tests if the report finds the rank and cause of waiting, in real jobs with one known cause each.
+"""Tests if the report finds rank and cause of waiting in real jobs, each with one known cause.
 
     PYTHONPATH=. python benchmarks/attribution/blame.py --results blame.jsonl
 
-Runs the 60 scenarios of ``tests/support/builders/blame.py`` on real gloo ranks of this machine, two
-to four each: a late root with a later leaf, late senders and receivers, chains of groups, HSDP,
+Runs the 60 scenarios of ``tests/support/builders/blame.py``, each on two to four real gloo ranks of
+this machine: a late root with a later leaf, late senders and receivers, chains of groups, HSDP,
 pipelines, ranks in turn, every fifth step, stopped and throttled processes, slow links. In every
-other scenario ranks compute, in the rest they sleep instead. A throttled rank needs cgroup v1
-(root); without it these scenarios are left out. As in the report, waiting that began as run delay
-counts only if a rank is throttled. Scenarios in the results file are not repeated. Prints a line
-per scenario, how often rank and cause were right, and whether the costs add up to all waiting;
-exits with 1 if a demand is not met.
+other scenario the ranks compute; in the other scenarios they sleep instead. A throttled rank needs
+cgroup v1 (root); without cgroup v1 these scenarios are left out. As in the report, waiting that
+began as run delay counts only if a rank is throttled. Scenarios in the results file are not
+repeated. Prints a line per scenario, how often rank and cause were right, and whether the costs add
+up to all waiting. Exits with 1 if a demand is not met.
 
 ``--clean 10`` runs symmetric jobs of two computing ranks instead, next to ``--load`` busy loops,
 and counts the jobs in which a rank is named.
@@ -30,7 +30,7 @@ from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
 _STEPS = 14
-#: Least number of scenarios with the right cause; the rank must be right in all.
+#: Least number of scenarios with the right cause; the rank must be right in all scenarios.
 _CAUSES = 56
 _BUSY = "while True: pass"
 _Rows = list[dict[str, Any]]
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def demands(rows: _Rows) -> list[Demand]:
-    """Demands on ranks, causes, and the sum of costs."""
+    """Checks the demands on ranks, causes, and the sum of costs."""
     ranks, causes, adds = (sum(row[name] for row in rows) for name in ("rank", "cause", "adds_up"))
     return [
         of_all("rank right", ranks, len(rows), 60),
@@ -69,7 +69,7 @@ def demands(rows: _Rows) -> list[Demand]:
 
 
 def _batches(done: set[tuple[str, int]]) -> list[list[tuple[str, int]]]:
-    """Yields scenarios of one seed and number of ranks, which run in the same processes."""
+    """Yields batches of scenarios of one seed and number of ranks; a batch shares processes."""
     from tests.support.builders.blame import SCENARIOS, job
 
     batches: dict[tuple[int, int], list[tuple[str, int]]] = {}
@@ -129,7 +129,7 @@ def _judge(shape: str, seed: int, of: Any, directory: Path) -> dict[str, Any]:
     caused = np.sum([part.caused_ns.sum(axis=0) for part in seen.measured], axis=0)
     waited = sum(float(np.nansum(part.wait_ns)) for part in seen.measured)
     adds_up = abs(caused.sum() - waited) <= 1e-9 * waited + 1
-    if of.cause != NO_CORE:  # four ranks that compute on two cores lack them by turns
+    if of.cause != NO_CORE:  # four ranks that compute on two cores take turns at lacking a core
         caused[:, CAUSES.index(NO_CORE)] = 0
     by_rank = caused.sum(axis=1)
     top = np.argsort(-by_rank, kind="stable")[: len(of.ranks)].tolist()
@@ -159,7 +159,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def _clean(runs: int, load: int) -> int:
-    """Runs symmetric ranks that compute, one per core, next to other load."""
+    """Runs symmetric ranks that compute, one per core, while other processes load the machine."""
     from tests.support.analysed import analyse_world
     from tests.support.machines.ranks import run_here
 

@@ -1,4 +1,4 @@
-"""Makes report cards of real runs with one known cause each, for readers new to the tool.
+"""Makes report cards of real runs, each with one known cause, for readers new to the tool.
 
     PYTHONPATH=. python benchmarks/attribution/blind_cards.py --output cards
 
@@ -12,8 +12,8 @@ answers, {"01": "slow rank", ...}, with the key:
     PYTHONPATH=. python benchmarks/attribution/blind_cards.py --output cards --answers answers.json
 
 Hosts are network namespaces, which need root; a run takes ten seconds. Failed runs are reported and
-left out; numbers that have a card are not run again. ``--again`` renders the cards of recorded runs
-again.
+left out. Runs that have a card already are not repeated. ``--again`` renders the cards of recorded
+runs again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# The ranks import this file as their main module: the parent's own imports are below.
+# The ranks import this file as their main module, so the parent's own imports are in functions.
 
 CAUSES = (
     *("late in data", "slow rank", "slow link", "tiny buckets"),

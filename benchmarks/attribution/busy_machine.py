@@ -2,12 +2,12 @@
 
     PYTHONPATH=. python benchmarks/attribution/busy_machine.py --results busy_machine.jsonl
 
-Trains a symmetric job twice, one run after the other, while two other processes keep a core busy
-each: 20 pairs of 2 ranks and 20 of 4, on a machine of two cores. No rank of such a run is at fault,
-so the report of a pair's first run must name none; and nothing changed between the two runs, so
-`commprof compare` must find no difference. At its 5 % level chance makes one in 2 of 40 pairs.
-Pairs in the results file are not repeated. Prints a line per demand, and exits with 1 if one is not
-met.
+Trains a symmetric job twice, one run after the other, while two other processes each keep a core
+busy. There are 20 pairs of 2 ranks and 20 of 4 ranks, on a machine of two cores. No rank of such a
+run is at fault, so the report of a pair's first run must name none; and nothing changed between the
+two runs, so `commprof compare` must find no difference. At a level of 5 %, chance alone makes 2 of
+40 pairs differ. Pairs in the results file are not repeated. Prints a line per demand, and exits
+with 1 if one is not met.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.judging.results_file import Lines, read_rows
 PAIRS, RANKS = 20, (2, 4)
 WANTED, LEAST = PAIRS * len(RANKS), PAIRS * len(RANKS) - 2
 STEPS, WORKLOAD = 40, "mlp"
-#: Processes next to the job, one for each core.
+#: Number of processes that run next to the job, one for each core.
 LOAD = 2
 _BUSY = "while True: pass"
 

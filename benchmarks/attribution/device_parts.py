@@ -5,14 +5,14 @@
 
 The folder holds recordings of torch.profiler: traces, archives of a job's traces, and tables
 ``gpu_timeline.csv`` that TraceLens wrote. ENV is an environment with HolisticTraceAnalysis 0.5.0
-(and pandas 2) and TraceLens (github.com/AMD-AGI/TraceLens); a tool that is not installed there is
-marked so. All times are those from the first kernel or copy of a rank's GPU to the last.
+(and pandas 2) and TraceLens (github.com/AMD-AGI/TraceLens); a tool that is not installed in ENV is
+marked as missing. All times are between the first and the last kernel or copy of a rank's GPU.
 
 The tools have other rules. TraceLens counts fills of memory as compute, communication as exposed
 while a copy within the GPU runs, and only kernels of NCCL, RCCL and some of vLLM as communication.
-HolisticTraceAnalysis counts only kernels as communication whose names begin with "nccl", does not
-tell exposed communication from copies, and leaves out kernels whose launch was not recorded. So
-each figure is also computed by the tool's own rules. The exit code is 1 if a figure differs from
+HolisticTraceAnalysis counts as communication only kernels whose names begin with "nccl", does not
+separate exposed communication from copies, and leaves out kernels whose launch was not recorded. So
+each figure is also computed by the rules of the tool. The exit code is 1 if a figure differs from
 the tool's by more than 0.1 % of the time both by commprof's rules and by the tool's.
 """
 
@@ -42,12 +42,12 @@ from commprof.trace.device_activity import union
 from commprof.trace.stretches import Stretches, outside, stretches
 
 HELPER = Path(__file__).parent / "other_device_parts.py"
-#: Largest difference in percent of the time.
+#: Largest allowed difference, in percent of the time.
 MOST_PERCENT = 0.1
-#: Categories of a GPU's events, and the ends of those of launches.
+#: Categories of a GPU's events, and endings of the names of launches.
 _CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("_runtime", "_driver")
-#: Patterns with which the tools tell kernels.
+#: Patterns by which the tools recognise kernels of communication.
 _TRACELENS = re.compile("rccl|nccl", re.IGNORECASE)
 _HTA_COMMUNICATION = re.compile(r"^nccl.*Kernel")
 _HTA_NO_COMPUTE = re.compile(r"(^nccl.*Kernel)|(.*(Memcpy)|(Memset))|(.*Sync)")
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def _timeline(path: Path) -> Parts:
-    """Returns the totals that TraceLens wrote, in ms; without those of recomputed kernels."""
+    """Returns the totals that TraceLens wrote, in ms, without totals of recomputed kernels."""
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("is_recompute", "False") == "False"]
     ms = {row["type"]: float(row["time ms"]) for row in rows}
@@ -147,7 +147,7 @@ def by_their_rules(path: Path) -> dict[str, Parts]:
     found = {"tracelens": _by_rules(kernels, _TRACELENS.search), "hta": {}, "csv": {}}
     named = _by_rules(known, _HTA_COMMUNICATION.match)
     busy = named["span"] - named["idle"]
-    # Fills are no compute there, and neither are kernels with such names.
+    # HTA counts neither fills nor kernels with such names as compute.
     found["hta"] = {
         **{"compute": named["kernels"], "other": busy - named["kernels"]},
         **{name: named[name] for name in ("idle", "span")},
@@ -210,14 +210,14 @@ def _theirs(row: Mapping[str, Any]) -> dict[str, Parts]:
 
 
 def _worst(ours: Parts, theirs: Parts, span_ms: float) -> float:
-    """Largest difference of one of their parts in percent of the time; NaN if ours are others."""
+    """Returns the largest difference of a part, in percent of the time; NaN if the parts differ."""
     if not theirs.keys() <= ours.keys():
         return math.nan
     return max(100 * abs(ours[name] - ms) / span_ms for name, ms in theirs.items())
 
 
 def _differences(row: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
-    """Yields each tool with the largest difference by commprof's rules, and by the tool's."""
+    """Yields each tool with its largest difference by commprof's rules, and by the tool's rules."""
     own = dict(row["commprof"])
     own["other"] = own["exposed"] + own["copies"]
     for tool, parts in _theirs(row).items():
@@ -226,7 +226,7 @@ def _differences(row: Mapping[str, Any]) -> Iterator[tuple[str, float, float]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Returns a table in Markdown: commprof's parts beside those of the other tools, in ms."""
+    """Returns a table in Markdown: commprof's parts beside the other tools' parts, in ms."""
     lines = [
         "| recording | time | compute | exposed | copies | idle | TraceLens | HTA | differ |",
         "| --- " * 9 + "|",
@@ -256,7 +256,7 @@ _NAMES = {"tracelens": "TraceLens", "hta": "HTA", "csv": "gpu_timeline.csv"}
 
 
 def demands(figures: Mapping[str, Any]) -> list[Demand]:
-    """Demands on each recording's parts beside those of the other tools."""
+    """Checks the demands on each recording's parts, compared with the other tools' parts."""
     found = []
     for row in figures["rows"]:
         for tool, ours, by_rules in _differences(row):

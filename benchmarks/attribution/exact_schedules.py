@@ -6,10 +6,10 @@
 Each schedule is drawn from its seed and simulated: DDP, asynchronous all-reduces, FSDP2, tensor
 times data parallel groups, or a pipeline, with 2 to 1,024 ranks on one to four hosts with clocks of
 their own, and noise in every time. One rank is late by 0.2 to 3 times its backward pass, in any
-phase or by a pause of its process; in a fifth of the schedules a second rank is late too, by a
-quarter of that. Two that are late in turn may leave one of them with most of the waiting, which is
-then named rightly. So all waits and their causes are known from the schedule. Schedules in the
-results file are not repeated. Prints a line per demand, and exits with 1 if one is not met.
+phase or by a pause of its process; in a fifth of the schedules a second rank is also late, by a
+quarter of that time. If two ranks are late in turn, one of them may cause most of the waiting, and
+naming this rank is then right. All waits and their causes are known from the schedule. Schedules in
+the results file are not repeated. Prints a line per demand, and exits with 1 if one is not met.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from benchmarks.judging.results_file import Lines, read_rows
 from tests.support.builders.exact.drawn import Drawn, any_job
 from tests.support.builders.exact.outcome import outcome
 
-#: Schedules of each kind, and in how many the phase, or no rank, must be named.
+#: Number of schedules of each kind, and the number in which the phase, or no rank, must be named.
 LATE, RIGHT_PHASES = 500, 495
 CLEAN, SILENT = 200, 198
-#: Pairs of ranks that are late in turn, and in how many no rank is named without reason: either
-#: none is, or one of the pair that caused this share of all waiting, as the analysis demands.
+#: Number of pairs of ranks that are late in turn, and the number in which no rank may be named
+#: without reason. A rank of the pair is named with reason if it caused this share of all waiting,
+#: as the analysis demands.
 IN_TURN, RIGHT_IN_TURN, LEAST_SHARE = 50, 49, 0.6
 #: Largest allowed error of a cost, in percent of the step.
 MOST_OF_STEP = 1.0
@@ -69,7 +70,7 @@ def main() -> int:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """Demands on ranks, phases and costs of late ranks, and on schedules without one."""
+    """Checks the demands on late ranks, their phases and costs, and on clean schedules."""
     late, clean, in_turn = (
         [r for r in rows if r["kind"] == k] for k in ("late", "clean", "in turn")
     )
@@ -96,7 +97,7 @@ def demands(rows: list[dict[str, Any]]) -> list[Demand]:
 
 
 def _is_true(row: dict[str, Any]) -> bool:
-    """True if no rank is named, or a late one that truly caused most of the waiting."""
+    """True if no rank is named, or if the named rank was late and caused most of the waiting."""
     if row["named"] is None:
         return True
     is_late = row["named"] in row.get("late", ())
@@ -132,7 +133,7 @@ def _hosts(of: Drawn) -> int:
 
 
 def _passes(of: Drawn) -> float | None:
-    """Returns how late the first rank is in a step, in backward passes."""
+    """Returns by how many backward passes the first rank is late in a step."""
     if not of.late:
         return None
     extra_ns = of.late[0].extra_ns

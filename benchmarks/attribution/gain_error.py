@@ -1,20 +1,21 @@
-"""Tests if a step becomes as much shorter as the report predicts, once a rank's delay is removed.
+"""Tests if a step without a rank's delay is as much shorter as the report predicts.
 
     PYTHONPATH=. python benchmarks/attribution/gain_error.py --results gain_error.jsonl
 
 Two ranks train a DDP model that computes all the time, each on its own core; they swap cores after
-every eight steps, in the middle of a block, after a barrier. One rank is late in a random one of
-every two blocks of four steps: it sleeps or multiplies further matrices in one phase, for 0.1 to
-0.8 steps, so that the mean step is up to 40 % longer. Steps with and without the delay are
-therefore at most eight steps apart, and a machine that becomes slower slows both. The report
-predicts the mean step if that rank were as fast as the other. The truth is the mean of the steps
-without the delay, from the same trace; a step right after a late one is left out, as it may begin
-late, and so are stalled steps, which the report leaves out too. Steps right after a swap take
-longer, and have the same share in both means, because no swap is at the border of a block. There
-are 50 delays, and 10 jobs without one as control, whose error is the noise of the comparison.
-``--rounds`` runs each job several times, and takes the means; runs in the results file count. On a
-machine with many cores, ``taskset -c 2,3 ... --part 1/6`` runs every sixth job; the files of all
-parts can be joined. Prints a line per demand; the exit code is 1 if one is not met.
+every eight steps, in the middle of a block, after a barrier. Of every two blocks of four steps, one
+rank is late in one block, chosen at random: it sleeps or multiplies further matrices in one phase,
+for 0.1 to 0.8 steps, so the mean step is up to 40 % longer. Steps with and without the delay are
+therefore at most eight steps apart, so a machine that becomes slower slows both kinds of steps. The
+report predicts the mean step if that rank were as fast as the other. The truth is the mean of the
+steps without the delay, from the same trace; a step right after a late step is left out, because it
+may begin late. Stalled steps are left out too, as in the report. Steps right after a swap take
+longer. Both means have the same share of these steps, because no swap is at the border of a block.
+There are 50 jobs with a delay, and 10 jobs without a delay as control; the error of the control is
+the noise of the comparison. ``--rounds`` runs each job several times, and takes the means; runs
+that are already in the results file count. On a machine with many cores, ``taskset -c 2,3 ...
+--part 1/6`` runs every sixth job; the files of all parts can be joined. Prints a line per demand;
+the exit code is 1 if one is not met.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from benchmarks.judging.demands import Demand, at_most, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
 DELAYS, CONTROLS = 50, 10
-#: Number of steps that a report replays of such a job: prediction and truth cover the same steps.
+#: Number of steps of a job, all of which a report replays, so prediction and truth cover the same
+#: steps; and steps of a block.
 STEPS, BLOCK_STEPS = 1000, 4
 PHASES = ("data", "forward", "backward", "optimizer")
 #: Shortest and longest delay, as fractions of a step without a delay.
 SHARES = (0.10, 0.80)
 #: Largest errors allowed, as fractions of the step.
 MEAN, WORST = 0.01, 0.03
-#: Jobs of one pair of processes, which may run for five minutes.
+#: Number of jobs that one pair of processes runs; a pair may run for five minutes.
 _BATCH = 2
 _Rows = list[dict[str, Any]]
 
@@ -72,7 +74,7 @@ def main() -> int:
 
 
 def demands(rows: _Rows) -> list[Demand]:
-    """Demands on the errors of all delays; errors of the controls are shown."""
+    """Checks the demands on the errors of all delays, and shows the errors of the control jobs."""
     errors = np.abs(_errors([row for row in rows if row["delay_ms"]]))
     noise = np.abs(_errors([row for row in rows if not row["delay_ms"]]))
     if not len(errors):
@@ -89,7 +91,7 @@ def demands(rows: _Rows) -> list[Demand]:
 
 
 def _errors(rows: _Rows) -> list[float]:
-    """Returns the error of each job, from the mean steps of all its runs."""
+    """Returns the error of each job, computed from the mean steps of all its runs."""
     by_job: dict[int, _Rows] = {}
     for row in rows:
         by_job.setdefault(row["seed"], []).append(row)
@@ -101,7 +103,7 @@ def _errors(rows: _Rows) -> list[float]:
 
 
 def _job(seed: int, step_ms: float) -> dict[str, Any]:
-    """Returns the job of this number; the last ones are controls."""
+    """Returns the job with this index; the last jobs are the control."""
     drawn = random.Random(seed)
     pairs = STEPS // (2 * BLOCK_STEPS)
     blocks = [is_late for _ in range(pairs) for is_late in drawn.sample((False, True), 2)]

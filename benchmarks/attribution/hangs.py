@@ -1,4 +1,4 @@
-"""Tests if a hanging rank is named, how soon, and if the job then continues, in seeded tries.
+"""Tests, in seeded tries, if and how soon a hanging rank is named, and if the job then continues.
 
     PYTHONPATH=. python benchmarks/attribution/hangs.py --tries 20 --results hangs.jsonl
 
@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
-# The ranks import this file as their main module: the parent's own imports are below.
+# The ranks import this file as their main module, so the parent's own imports are in functions.
 
 TRIES = 20
 SOON_S = 5.0
@@ -90,7 +90,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """Demands on all tries together."""
+    """Checks the demands on all tries together."""
     late_s = [row["beyond_threshold_s"] if row["right"] else None for row in rows]
     soon = [late is not None and late < SOON_S for late in late_s]
     counts = {

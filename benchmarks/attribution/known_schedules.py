@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/attribution/known_schedules.py --schedules 20
 
-The `timed` workload sleeps through known lengths and exchanges known bytes, one bucket a layer,
-between hosts that are network namespaces with a rate limit (which needs root). The event simulation
-of that schedule, which is arithmetic alone, gives the truth; the error is in percent of the step. A
-rank's lead over the last rank, according to the workload's own timestamps, is subtracted from its
+The `timed` workload sleeps through known lengths and exchanges known bytes, one bucket per layer.
+Hosts are network namespaces with a rate limit, which needs root. The true exposed time comes from
+an event simulation of the schedule, which is arithmetic alone; the error is in percent of the step.
+A rank's lead over the last rank, according to the workload's own timestamps, is subtracted from its
 measured time. Schedules in the results file are not run again. The exit code is 1 if a demand is
 not met, or schedules are missing.
 """
@@ -42,9 +42,9 @@ MEDIAN, WORST = 1.0, 3.0
 STEPS, WARMUP = 12, 3
 BURST_KIB = 128
 DATA_MS, FORWARD_MS = 10.0, 2.0
-#: Mbit/s by number of hosts: all of them share this machine's processor.
+#: Range of rates in Mbit/s by number of hosts, because all hosts share this machine's processor.
 RATES = {2: (150, 500), 3: (120, 350), 4: (100, 250)}
-#: Allowed times of an all-reduce of the whole step on the link.
+#: Allowed range of the time that an all-reduce of all of a step's bytes takes on the link.
 TRANSFER_MS = (100, 450)
 
 
@@ -68,7 +68,7 @@ class Schedule:
         )
 
     def simulated_exposed_s(self) -> float:
-        """Simulated exposed time; backward begins on an idle link with a full burst."""
+        """Returns the simulated exposed time; backward begins on an idle link with a full burst."""
         ready_s = np.cumsum(self.backward_ms) / 1e3
         link = Link(
             bytes_per_s=self.rate_mbit * 1e6 / 8 * netns.PAYLOAD_SHARE,
@@ -82,7 +82,7 @@ class Schedule:
 
 
 def draw(seed: int) -> Schedule:
-    """Draws a schedule of 2 to 6 layers of 0.5 to 6 MB, with backward as long as the exchange."""
+    """Draws a schedule of 2 to 6 layers of 0.5 to 6 MB; backward is as long as the exchange."""
     random_ = random.Random(seed)
     hosts = random_.choice((2, 2, 3, 4))
     rate = random_.randrange(*RATES[hosts], 10)
@@ -177,7 +177,7 @@ def _row(schedule: Schedule) -> dict[str, Any]:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """Demands on all schedules together."""
+    """Checks the demands on all schedules together."""
     if not rows:
         return []
     errors = np.abs([row["error %"] for row in rows])

@@ -4,10 +4,10 @@
         --results late_rank.jsonl
 
 Each run trains the `timed` workload, which sleeps, so that 8 ranks fit on 2 cores. Half of the
-runs have a late rank: 2 to 8 ranks, the rank, the phase that it lengthens and 5 to 50 ms are
-drawn from the seed; or its process is stopped for that long, which must be named a host pause.
-Runs in the results file are not repeated. Prints a line per demand, and exits with 1 if one is not
-met.
+runs have a late rank: the number of ranks (2 to 8), the late rank, the phase that it lengthens and
+the delay (5 to 50 ms) are drawn from the seed. In some runs its process is stopped for this time
+instead, and the report must name a host pause. Runs in the results file are not repeated. Prints a
+line per demand, and exits with 1 if one is not met.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any
 from benchmarks.judging.demands import Demand, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
-# The ranks import this file as their main module: slow imports that only the parent needs are
-# below.
+# The ranks import this file as their main module, so slow imports that only the parent needs are
+# inside functions.
 
 PHASES = ("data", "forward", "backward", "optimizer", "pause")
 NAMED_AS = {"pause": "host pause"}
 STEPS = 25
-#: Runs of each kind, and in how many of them the phase, or no rank, must be named.
+#: Number of runs of each kind, and the number in which the phase, or no rank, must be named.
 WANTED, LEAST = 50, 48
 
 
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """Demands that the late rank and its phase are named, and no rank in clean runs."""
+    """Checks the demands: late rank and phase are named, and in clean runs no rank is named."""
     late = [row for row in rows if row["late"]]
     clean = [row for row in rows if not row["late"]]
     named = [row for row in late if row.get("named") == row["rank"]]

@@ -1,13 +1,12 @@
-"""Tests the split of NCCL's transfers, and if a slow link is named, in simulated rings.
+"""Tests in simulated rings how NCCL's transfers are split, and if a slow link is named.
 
     PYTHONPATH=. python benchmarks/attribution/nccl_links.py --results nccl_links.jsonl
 
 Each run plays the calls of 64 ranks to the profiler plugin of NCCL, with a clock that only the run
-moves: all-reduces in a ring whose every link takes another time in the network, for the peer and
-for the GPU, and of which one takes four times as long in the network. The report must give each
-part, the kernels' waits and their transfer within 1 %, and name the slow link by its two ends.
-Runs in the results file are not repeated. Prints a line per demand, and exits with 1 if one is not
-met.
+moves: all-reduces in a ring. Each link has its own times in the network, for the peer and for the
+GPU; one link takes four times as long in the network. The report must give each part, the kernels'
+waits and their transfer within 1 %, and name the slow link by its two ends. Runs in the results
+file are not repeated. Prints a line per demand, and exits with 1 if one is not met.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def main() -> int:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """Demands on the error of each part, and that the slow link alone is named."""
+    """Checks the demands: each part's error is small, and the slow link alone is named."""
     if not rows:
         return []
     named = sum(row["named"] == [row["slow"]] for row in rows)

@@ -1,6 +1,6 @@
 """Prints the parts of a GPU's time that HolisticTraceAnalysis and TraceLens find in one trace.
 
-Run by ``device_parts.py`` with a Python that has them. Prints a JSON object
+``device_parts.py`` runs this file with a Python that has both tools. Prints a JSON object
 with the times in ms by tool; a tool that cannot be imported is left out.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 def main() -> None:
     path = sys.argv[1]
-    os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"  # else each kernel may lose 1 us
+    os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"  # otherwise each kernel may lose 1 us
     found: dict[str, Any] = {}
     with contextlib.redirect_stdout(io.StringIO()):
         for name, measure in (("hta", _hta), ("tracelens", _tracelens)):

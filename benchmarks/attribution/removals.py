@@ -1,4 +1,4 @@
-"""Removes parts of recordings at random, and counts what is said that rests on a removed part.
+"""Removes random parts of recordings, and counts statements that rest on a removed part.
 
     PYTHONPATH=. python benchmarks/attribution/removals.py --recordings 10000
 
@@ -27,9 +27,9 @@ def demands(supported: int, tried: int, wanted: int) -> list[Demand]:
     """Returns the demand: no statement about any recording rests on a removed part.
 
     Args:
-        supported: recordings about which nothing was said that rests on a removed part.
-        tried: recordings drawn.
-        wanted: recordings that were asked for.
+        supported: number of recordings with no statement that rests on a removed part.
+        tried: number of recordings drawn.
+        wanted: number of recordings that were asked for.
     """
     return [of_all("recordings with supported statements only", supported, tried, wanted)]
 

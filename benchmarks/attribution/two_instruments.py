@@ -6,18 +6,19 @@
 Seven workloads on gloo, on 2 and on 4 ranks: all-reduces alone, collectives during operators, DDP,
 FSDP2, tensor parallelism, pipelines with data parallelism (4 ranks only), and DDP with PowerSGD,
 whose hook issues collectives on gloo's threads, which torch.profiler then records too. Both
-recordings go through the same analysis. Prints per rank the mean step, and how much longer exposed
-time and waiting are according to torch.profiler: median over the steps, in % of the step. In
-addition it prints how long waits lasted after their collective was done, as commprof recorded it,
-and how long the thread was runnable without a core, as the kernel counted it; neither recording
-uses that count. Then it prints a line per demand: the same collectives on each rank, each group and
-size equal or unknown, and exposed time within 1 % of the step, in all and while a collective was in
-flight. Exits with 1 if a demand is not met.
+recordings go through the same analysis. Prints per rank the mean step, and by how much exposed time
+and waiting are longer according to torch.profiler: median over the steps, in % of the step. It also
+prints how long waits lasted after their collective was done, as commprof recorded, and how long the
+thread was runnable without a core, as the kernel counted; neither recording uses the kernel's
+count. Then it prints a line per demand: both recordings have the same collectives on each rank;
+each group and size is equal or unknown; exposed time agrees within 1 % of the step, both in total
+and while a collective was in flight. Exits with 1 if a demand is not met.
 
-A rank without a core of its own stands still after its collective is done: commprof sees that in
-the wait that does not return, and torch.profiler does not. With more ranks than cores, operators
-therefore sleep, and tensors are small, as if each rank computed on a device; with ``--crowded``
-they compete for the cores, and with ``--rested`` they always sleep, for a machine that others use.
+A rank without a core of its own stands still after its collective is done: commprof sees this in
+the wait, which does not return, but torch.profiler does not. With more ranks than cores, operators
+therefore sleep, and tensors are small, as if each rank computed on a device. With ``--crowded`` the
+ranks compete for the cores. With ``--rested`` operators always sleep, for a machine that other
+users share.
 
 With ``--results`` each measurement is added to a file. Of several measurements of one row, that
 counts in which the ranks were without a core for the smallest part of the step.
@@ -61,10 +62,10 @@ Row = dict[str, Any]
 
 RANK_SCRIPT = Path(__file__).parents[1] / "ranks/two_instruments_rank.py"
 WORKLOADS = (*("alone", "beside", "ddp", "fsdp2", "tensor_parallel", "pipeline_data", "powersgd"),)
-#: Workloads for one number of ranks, and those that run on gloo only.
+#: Workloads that run on one number of ranks only, and workloads that run on gloo only.
 _ONLY = {"pipeline_data": 4}
 _ON_GLOO = WORKLOADS[3:]
-#: Largest difference in percent of the step.
+#: Largest allowed difference, in percent of the step.
 MOST_PERCENT = 1.0
 
 
@@ -91,7 +92,7 @@ def main() -> int:
 
 
 def demands(rows: list[Row]) -> list[Demand]:
-    """Demands on the measurement of each row that lacked cores least."""
+    """Checks the demands; of repeated measurements, the one that lacked cores least counts."""
     of_row: dict[tuple[str, ...], Row] = {}
     for row in rows:
         key = row["workload"], str(row["ranks"]), row["backend"], _minor(row["torch"])
@@ -109,7 +110,7 @@ def demands(rows: list[Row]) -> list[Demand]:
             at_most(f"{name}: collectives with another group or size", row["differing"], 0),
             at_most(f"{name}: difference in exposed time", most, MOST_PERCENT, " %"),
         ]
-        if backend == "gloo":  # on a GPU nothing waits for a core
+        if backend == "gloo":  # on a GPU no operator waits for a core
             what = f"{name}: difference in exposed time with collectives in flight"
             judgements.append(at_most(what, in_flight, MOST_PERCENT, " %"))
     return judgements
@@ -168,7 +169,7 @@ def _read(recorded: Path) -> WorldDetail:
 
 
 def _calls_apart(name: str, ours: Sequence[Path], theirs: Path) -> tuple[int, int]:
-    """Returns the number of calls that one recording lacks, and of those that differ.
+    """Returns the number of calls that one recording lacks, and the number of calls that differ.
 
     A call of torch.profiler's recording differs if its group or its size is known, and commprof's
     recording has no such call on that rank.
@@ -199,7 +200,7 @@ def _calls_apart(name: str, ours: Sequence[Path], theirs: Path) -> tuple[int, in
 
 
 def _calls(trace: Trace) -> list[tuple[str, str | None, int | None]]:
-    """Returns operation, group and size of each call; a group or size that is not known is None."""
+    """Returns operation, group and size of each call; an unknown group or size is None."""
     table = columns.collectives(trace)
     size = sizes_bytes(table.op, table.bytes_in, table.bytes_out, group_sizes(trace, table))
     held = trace.recorded
@@ -217,7 +218,7 @@ def _calls(trace: Trace) -> list[tuple[str, str | None, int | None]]:
 
 
 def _kernels_apart(ours: Path, theirs: Path) -> str:
-    """Returns how far both recordings of NCCL's kernels lie apart, their clocks aside, in us."""
+    """Returns by how many us NCCL's kernels differ between both recordings, clocks aside."""
     with gzip.open(theirs) as file:
         events = json.load(file)["traceEvents"]
     kernels = sorted(
@@ -247,7 +248,7 @@ def _kernels_apart(ours: Path, theirs: Path) -> str:
 
 
 def _stood_still_ms(trace: Path) -> npt.NDArray[np.float64]:
-    """Returns time per step in waits whose collective was done, as in ranks without a core."""
+    """Returns the time per step in waits whose collective was done, as happens without a core."""
     recorded = read_trace(trace)
     steps, waited = columns.steps(recorded), exposures_of(recorded)
     done_ns = columns.collectives(recorded).end_ns[waited.collective]

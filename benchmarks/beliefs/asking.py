@@ -1,9 +1,9 @@
 """Asks one version of torch about beliefs: ``PYTHON -m benchmarks.beliefs.asking [NAME ...]``.
 
-Needs torch and the standard library only, so that any interpreter with a torch can run it. Prints
-one JSON object: {"torch": version, "answers": {belief: what was seen}}. Every belief is asked in
-processes of its own, forked from this one, with a process group of gloo; what ends in an error, or
-does not end within the time, is an answer too.
+Needs only torch and the standard library, so that any interpreter that has torch can run it. Prints
+one JSON object: {"torch": version, "answers": {belief: what was seen}}. Every belief is tested in
+processes of its own, which are forked from this one and have a process group of gloo. An error, or
+a question that does not end in time, is an answer too.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-#: Modules of this package with beliefs, in the order of the page.
+#: Modules of this package that hold beliefs, in the order of the page.
 TOPICS = ("gloo", "groups", "ddp", "sharding", "functional", "recorders")
-#: Modules that questions use, imported once, before the ranks are forked.
+#: Modules that questions use. They are imported once, before the ranks are forked.
 _COMMON = (
     *("torch.profiler", "torch._dynamo", "torch.nn.parallel", "torch.distributed.tensor.parallel"),
     *("torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.pipelining"),
     *("torch.distributed.optim", "torch.distributed.checkpoint.state_dict"),
 )
-#: How many times as long as on an idle machine: Inductor compiles torch's headers in its first
-#: question.
+#: Factor of all time limits, for a machine that is not idle: Inductor compiles torch's headers in
+#: its first question.
 PATIENCE = float(os.environ.get("BELIEF_PATIENCE", "1"))
-#: Seconds until a question counts as one that does not end.
+#: Seconds after which a question counts as not ending.
 LONGEST_S = 90 * PATIENCE
 
 
 @dataclass(frozen=True)
 class Belief:
-    """One statement about torch that an engineer of this field would make from memory."""
+    """A statement about torch that an engineer of this field would make from memory."""
 
     name: str
     topic: str
     guess: str
-    """The statement, written down before it was tried."""
+    """The statement, written down before it was tested."""
     expected: str
     """The answer of ``ask`` if the statement holds."""
     where: str
-    """File of commprof that would be wrong, or must follow; empty if none is."""
+    """File of commprof that depends on the statement; empty if no file does."""
     ask: Callable[[], str]
-    """Runs on every rank, in an initialised process group, and says what was seen there."""
+    """Runs on every rank, in an initialised process group, and returns what this rank saw."""
     ranks: int
     environment: dict[str, str]
     starts_group: bool
     """False if ``ask`` makes the default process group itself."""
     only_from: tuple[int, int]
-    """First minor version of torch that has what is asked about."""
+    """First version of torch, as major and minor, that has the feature in question."""
 
     @property
     def line(self) -> str:
@@ -84,7 +84,7 @@ def belief(
     only_from: tuple[int, int] = (2, 0),
     **environment: str,
 ) -> Callable[[Callable[[], str]], Callable[[], str]]:
-    """Makes a belief of a function that asks torch; see :class:`Belief` for the arguments."""
+    """Makes a belief from a function that asks torch; see :class:`Belief` for the arguments."""
 
     def keep(ask: Callable[[], str]) -> Callable[[], str]:
         name, topic = ask.__name__, ask.__module__.rpartition(".")[2]
@@ -106,7 +106,7 @@ def beliefs() -> dict[str, Belief]:
 
 
 def counted(names: Iterable[str]) -> str:
-    """Says how often each name occurs, in order of first occurrence: "2 a, b"; "nothing"."""
+    """Says how often each name occurs, in order of first occurrence: "2 a, b", or "nothing"."""
     counts = Counter(names)
     parts = (f"{count} {name}" if count > 1 else name for name, count in counts.items())
     return ", ".join(parts) or "nothing"
@@ -135,7 +135,7 @@ def outcome(call: Callable[[], Any]) -> str:
     """Says "works", or the type and the first line of the exception."""
     try:
         call()
-    except BaseException as error:  # torch.distributed.checkpoint's is no Exception
+    except BaseException as error:  # the exception of torch.distributed.checkpoint is no Exception
         return _named(error)
     return "works"
 
@@ -143,14 +143,15 @@ def outcome(call: Callable[[], Any]) -> str:
 def _named(error: BaseException) -> str:
     lines = str(error).splitlines() or [""]
     text = lines[0].rpartition("] ")[2] if lines[0].startswith("[") else lines[0]
-    text = text.partition(' at "/')[0].partition(" with [/")[0]  # where torch was built
+    # the rest is the path where torch was built
+    text = text.partition(' at "/')[0].partition(" with [/")[0]
     return f"{type(error).__name__}: {text[:80]}".rstrip(" :")
 
 
 def _answer(question: Belief, rank: int, store: str, results: Path) -> None:
     """Answers one belief as one rank; runs in a forked process."""
     os.environ.update(question.environment)
-    # gloo's ranges are ended by its threads; without a bound, one process takes every core.
+    # gloo's threads end gloo's ranges. Without a limit on threads, one process takes every core.
     torch.set_num_threads(1)
     dist.set_debug_level_from_env()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(question.ranks), LOCAL_RANK=str(rank))
@@ -164,12 +165,12 @@ def _answer(question: Belief, rank: int, store: str, results: Path) -> None:
         if os.environ.get("BELIEF_TRACEBACK"):
             traceback.print_exc()
     (results / str(rank)).write_text(told)
-    with suppress(Exception):  # others may still need this rank
+    with suppress(Exception):  # other ranks may still need this rank
         dist.barrier()
 
 
 def start_group(**options: Any) -> None:
-    """Makes the default process group of this question's ranks, over gloo if not said otherwise."""
+    """Makes the default process group of this question's ranks, over gloo by default."""
     options = {"backend": "gloo", "timeout": timedelta(seconds=10 * PATIENCE), **options}
     dist.init_process_group(
         **options,
@@ -210,7 +211,7 @@ def _asked(question: Belief) -> str:
 
 
 def _ends(children: list[int]) -> bool:
-    """Waits for processes; ends those that take too long, and then returns False."""
+    """Waits for processes. If some take too long, ends them and returns False."""
     until = time.monotonic() + LONGEST_S
     left = set(children)
     while left and time.monotonic() < until:
@@ -229,7 +230,7 @@ def version() -> tuple[int, int]:
 
 
 def main(names: list[str]) -> int:
-    """Asks all beliefs, or those named; a belief about a newer torch has the answer "-"."""
+    """Asks all beliefs, or the named ones; a belief about a newer torch has the answer "-"."""
     every = beliefs()
     if unknown := set(names) - set(every):
         print(f"no belief {', '.join(sorted(unknown))}; there are: {', '.join(every)}")
@@ -247,5 +248,6 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # The topics import this module under its own name, and fill that one's beliefs.
+    # The topics import this module under its own name, not as __main__, and add their beliefs to
+    # that copy.
     sys.exit(importlib.import_module("benchmarks.beliefs.asking").main(sys.argv[1:]))

@@ -30,7 +30,7 @@ def _pass(model: nn.Module, width: int = 64) -> None:
 
 
 def _settled(**options: Any) -> DistributedDataParallel:
-    """Returns a model of four layers, one bucket each, whose buckets are settled."""
+    """Returns a model of four layers, each with its own bucket; DDP has settled the buckets."""
     model = DistributedDataParallel(_layers(), bucket_cap_mb=0.01, **options)
     for _ in range(3):
         _pass(model)
@@ -38,14 +38,15 @@ def _settled(**options: Any) -> DistributedDataParallel:
 
 
 def _hook(note: Callable[[Any], object] = id, factor: float = 1.0) -> Callable[[Any, Any], Any]:
-    """Returns a hook that exchanges a bucket, after it gave it to ``note``."""
+    """Returns a hook that passes a bucket to ``note``, and then exchanges the bucket."""
 
     def hook(_: Any, bucket: Any) -> Any:
         note(bucket)
         work = dist.all_reduce(bucket.buffer().mul_(factor), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
-    hook.__annotations__.clear()  # DDP refuses annotations that are text, as they are here
+    # DDP refuses annotations that are text, as the annotations of this file are
+    hook.__annotations__.clear()
     return hook
 
 
@@ -505,7 +506,7 @@ def ddp_two_reentrant_checkpoints() -> str:
 
 
 def _large() -> DistributedDataParallel:
-    """Returns a model of four layers of 1 MiB, one bucket each; a compiler cuts it likewise."""
+    """Returns a model of four layers of 1 MiB, each with its own bucket, also when compiled."""
     return DistributedDataParallel(_layers(4, 512), bucket_cap_mb=1)
 
 

@@ -1,4 +1,4 @@
-"""Beliefs about process groups: their making, names, numbers, modes and ends."""
+"""Beliefs about process groups: creation, names, sequence numbers, modes and destruction."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def keys_are_given_back() -> str:
     dist.barrier()
     for _ in range(10):
         group = dist.new_group()
-        dist.barrier()  # 2.15 takes the keys away, also from ranks that still connect
+        dist.barrier()  # torch 2.15 deletes the keys, even if other ranks still connect
         dist.destroy_process_group(group)
     dist.barrier()
     return f"{(store.num_keys() - before) / 10:g} keys per group"

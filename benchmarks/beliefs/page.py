@@ -18,7 +18,7 @@ _TITLES = {
 _BITS = "`test_the_hook_gives_the_bits_of_ddp_except_for_views_that_are_kept`; [trials](trials.md)"
 _THEORY = "`theory.broadcast_buffers` says when, and asks DDP's options; a test"
 _FINDING = "`findings/{}.sh`"
-#: What a wrong guess changed here, by the belief's name.
+#: By the belief's name: what a wrong guess changed in commprof.
 _LED_TO = {
     "ddp_multiplies_kept_views": _BITS,
     "ddp_views_change_bits": _BITS + "; " + _FINDING.format("ddp_bucket_views_change_bits"),

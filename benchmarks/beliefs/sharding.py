@@ -47,7 +47,8 @@ def _reduce_scatters(model: nn.Module) -> list[dict[str, Any]]:
 
         return call
 
-    for name in ("reduce_scatter_tensor", "reduce_scatter_single"):  # until 2.12, and from 2.13 on
+    # name in torch up to 2.12, and name from 2.13 on
+    for name in ("reduce_scatter_tensor", "reduce_scatter_single"):
         if hasattr(dist, name):
             setattr(dist, name, noted(getattr(dist, name)))
     _pass(model)

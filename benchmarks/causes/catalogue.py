@@ -3,18 +3,18 @@
     PYTHONPATH=. python benchmarks/causes/catalogue.py --results benchmarks/results/causes.jsonl
 
 Jobs are in ``benchmarks/causes/jobs``; ``FIXED=1`` makes the twin, with the fix applied. Each round
-runs the job and its twin one after the other, as `commprof run`. The report of the job must name
-the cause, on the first screen, and that of the twin none.
+runs the job and its twin one after the other with `commprof run`. The report of the job must name
+the cause on the first screen, and the report of the twin must name no cause.
 
-The mean step of the twin, as a fraction of the job's, is compared with what the report said that
-the fix would win, also of the mean step; the error is in percent of the job's step. The A/A control
-is each script against its own repetition in the next round: its standard error is the noise of what
-was measured, and only an error beyond it is judged.
+The measured gain is the reduction of the mean step from the job to its twin. It is compared with
+the gain that the report predicts for the fix; the error is in percent of the job's step. As A/A
+control, each script is compared with its own repetition in the next round. The standard error of
+the control is the noise of the measured gain, and only an error beyond this noise is judged.
 
-Sleeping jobs sleep where others compute. Of those that compute, some rest as well: on hosts with as
-few cores as ranks, the threads of the exchanges take a core from compute. The processes are forks
-of one that has imported torch, so that all jobs take about ten minutes. Jobs in the results file
-are not run again. The exit code is 1 if a demand is not met.
+Sleeping jobs sleep where other jobs compute. Some of the computing jobs also rest, because on hosts
+with only one core per rank the threads of the exchanges take a core from compute. The processes are
+forks of one process that has imported torch, so all jobs together take about ten minutes. Jobs in
+the results file are not run again. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from benchmarks.judging.results_file import Lines, read_rows
 from tests.support.machines.fork_server import Forked
 
 JOBS_FOLDER = Path(__file__).parent / "jobs"
-#: Jobs with the cause that each must be named by.
+#: Jobs, each with the cause that its report must name.
 JOBS = {
     "trained_apart": "trained-apart",
     "weights_differ": "weights-differ",
@@ -88,9 +88,10 @@ JOBS = {
     "too_many_threads": "too-many-threads",
     "fewer_batches": "fewer-batches",
 }
-#: Options of `commprof run` without which a job's cause is not seen.
+#: Options of `commprof run` that a job needs to show its cause.
 OPTIONS = {"weights_differ": ["--check-sync", "5"]}
-#: Demands: share of causes named, of twins without a cause, and error of the gains in percent.
+#: Demands: share of jobs whose cause is named, share of twins without a cause, and error of the
+#: gains in percent.
 NAMED, SILENT, ERROR = 0.925, 0.975, 2.0
 _ROUNDS = 2
 _LIMIT_S = 180
@@ -117,7 +118,7 @@ def main() -> int:
 
 
 def measured(job: str, rounds: int, keep: Path | None = None) -> dict[str, Any]:
-    """Runs a job and its twin in turns; returns the causes named, and the steps of each run."""
+    """Runs a job and its twin in turns; returns the named causes, and the steps of each run."""
     runs: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(rounds):
@@ -137,7 +138,7 @@ def measured(job: str, rounds: int, keep: Path | None = None) -> dict[str, Any]:
 
 
 def _run(job: str, fixed: bool, directory: Path) -> dict[str, Any]:
-    """Runs one job under commprof; returns what its JSON result says of causes."""
+    """Runs one job under commprof; returns the causes and steps from its JSON result."""
     paths = [str(JOBS_FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "FIXED": str(int(fixed)), "PYTHONPATH": os.pathsep.join(paths)}
     run = ["-m", "commprof.run", "--nproc", "2", *OPTIONS.get(job, [])]
@@ -157,7 +158,7 @@ def _run(job: str, fixed: bool, directory: Path) -> dict[str, Any]:
 
 
 def _called(words: list[str], environment: dict[str, str], spare_count: int = 0) -> str:
-    """Runs Python as a fork that has imported torch; returns what it printed.
+    """Runs a program in a fork that has imported torch; returns the program's output.
 
     Raises:
         ChildProcessError: the program failed.
@@ -170,7 +171,7 @@ def _called(words: list[str], environment: dict[str, str], spare_count: int = 0)
 
 
 def won(row: dict[str, Any]) -> float:
-    """The gain that was measured, as a fraction of the job's step."""
+    """Returns the measured gain, as a fraction of the job's step."""
     return 1 - float(np.mean(row["twin_steps_ms"])) / float(np.mean(row["steps_ms"]))
 
 
@@ -185,7 +186,7 @@ def error(row: dict[str, Any]) -> float:
 def noise(row: dict[str, Any]) -> float:
     """Standard error of the measured gain, in percent of the step, from the A/A control.
 
-    The control are the repetitions: runs of the same script differ by chance only. NaN for one
+    The control compares repetitions: runs of the same script differ by chance only. NaN for one
     round.
     """
     if len(row["steps_ms"]) < 2:
@@ -195,7 +196,7 @@ def noise(row: dict[str, Any]) -> float:
 
 
 def demands(rows: list[dict[str, Any]]) -> list[Demand]:
-    """Demands on the jobs that were run."""
+    """Checks the demands on the jobs that were run."""
     first = [name == row["cause"] for row in rows for name in row["first"]]
     silent = [not names for row in rows for names in row["twin"]]
     said = [row for row in rows if row["said"]]

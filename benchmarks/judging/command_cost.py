@@ -1,4 +1,4 @@
-"""Processor time and memory of a command, run by the commprof of some checkout."""
+"""Processor time and memory of a command, which the commprof of a given checkout runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class CommandCost:
-    """What a command took, and what it printed."""
+    """Cost and output of a command."""
 
     wall_s: float
     #: User and system time.
@@ -28,11 +28,11 @@ class CommandCost:
 
 
 def command_cost(tree: Path, arguments: Sequence[str | Path], directory: Path) -> CommandCost:
-    """Runs ``commprof`` with the arguments, in a process of its own; returns what it took.
+    """Runs ``commprof`` with the arguments in a process of its own; returns its cost.
 
     Args:
-        tree: the checkout whose commprof runs, with its modules built.
-        arguments: those of the command.
+        tree: the checkout whose commprof runs; its modules must be built.
+        arguments: the command's arguments.
         directory: the command's working directory.
     """
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
@@ -53,7 +53,7 @@ def command_cost(tree: Path, arguments: Sequence[str | Path], directory: Path) -
 
 
 def sound_cost(tree: Path, arguments: Sequence[str | Path], directory: Path) -> CommandCost:
-    """Does what :func:`command_cost` does, and ends the benchmark if the command fails."""
+    """Like :func:`command_cost`, but ends the benchmark if the command fails."""
     cost = command_cost(tree, arguments, directory)
     if cost.exit_code:
         raise SystemExit(f"{cost.text}\n{arguments} in {tree}: exit code {cost.exit_code}")
@@ -70,10 +70,10 @@ def median_cost(costs: Sequence[CommandCost]) -> CommandCost:
 
 
 def written_apart(write: Callable[[], int]) -> int:
-    """Calls a function that writes an input in a process of its own, and returns its result.
+    """Calls a function that writes an input, in a process of its own; returns its result.
 
-    The largest resident set of a command counts that of the process that starts it, which must
-    therefore stay small.
+    The largest resident set of a command includes that of the process that starts the command, so
+    this process must stay small.
     """
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()

@@ -15,7 +15,7 @@ Figures = dict[str, Any]
 SIXTEEN_BIT = ("fp16", "bf16")
 PLAIN, TORCH = "plain", "torch fp16"
 TOP_K = "topk:ratio=0.01"
-#: Least gain by link and size over plain DDP or torch's fp16 hook.
+#: Least gain over plain DDP or torch's fp16 hook, by link and size.
 GAINS: dict[str, dict[str, dict[str, float]]] = {
     "1gbit 25 MB": {PLAIN: {**dict.fromkeys(SIXTEEN_BIT, 1.9), "int8": 3.6, TOP_K: 20}},
     "10gbit 25 MB": {
@@ -24,7 +24,8 @@ GAINS: dict[str, dict[str, dict[str, float]]] = {
     },
     "loopback 100 MB": {TORCH: dict.fromkeys(SIXTEEN_BIT, 1.7), PLAIN: {TOP_K: 3}},
 }
-#: Allowed difference of counted from reported bytes; loopback counts both ranks' bytes.
+#: Allowed relative difference between counted and reported bytes; loopback counts both ranks'
+#: bytes.
 SAME_BYTES = 0.02
 MOST_BYTES_PER_ENTRY = 4.1
 LEAST_SUM = 8.0
@@ -35,7 +36,7 @@ KERNEL_POINTS = 14
 
 
 def kernels(figures: Figures) -> list[Demand]:
-    """Demands on ratios "ours : other", inverted if the demand is a least value."""
+    """Checks the demands on ratios "ours : other"; a least value is one of "other : ours"."""
     found = []
     for what, row in figures.items():
         if not row["demand"]:
@@ -53,7 +54,7 @@ def kernels(figures: Figures) -> list[Demand]:
 
 
 def exchange(figures: Figures) -> list[Demand]:
-    """Demands on gains of the exchange alone, by link, and on its bytes."""
+    """Checks the demands on gains of the exchange alone, by link, and on its bytes."""
     found = []
     for where, asked in GAINS.items():
         for other, limits in asked.items() if where in figures else ():
@@ -69,10 +70,10 @@ def exchange(figures: Figures) -> list[Demand]:
 
 
 def gain(times: Figures, other: str, name: str) -> tuple[float, tuple[float, float]]:
-    """Median of other / median of name, each minus the step without an exchange in its round.
+    """Returns median(other) / median(name); each time is less the round's step without an exchange.
 
     The median of the rounds' ratios is not used: if the step without an exchange is slow in a
-    round, nothing or less is left of a short exchange.
+    round, the time of a short exchange becomes 0 or negative.
     """
     without = np.array(times["nothing"]["ms"])
     above, below = (np.array(times[hook]["ms"]) - without for hook in (other, name))
@@ -80,7 +81,7 @@ def gain(times: Figures, other: str, name: str) -> tuple[float, tuple[float, flo
 
 
 def wire_bytes(where: str, times: Figures) -> list[Demand]:
-    """Demands on the hook's reported bytes, compared with the interface and entries of top-K."""
+    """Checks the demands on reported bytes, against the interface and top-K's entries."""
     found = []
     for name, one in times.items():
         if one["wire_bytes"]:
@@ -97,7 +98,7 @@ def wire_bytes(where: str, times: Figures) -> list[Demand]:
 
 
 def sums(figures: Figures) -> list[Demand]:
-    """Demand on gloo's time to sum halves (beyond as many bytes of uint8), divided by ours."""
+    """Checks the demand on gloo's time to add fp16, less that of equal uint8 bytes, over ours."""
     gloo = np.array(figures["fp16_ms"]) - np.array(figures["uint8_ms"])
     gloo_ns = gloo / figures["elements_summed"]
     ours_ns = np.array(figures["ours_ms"]) / figures["ours_elements"]
@@ -108,7 +109,7 @@ def sums(figures: Figures) -> list[Demand]:
 
 
 def powersgd(figures: Figures) -> list[Demand]:
-    """Demands on the time that torch's hook adds to a step, divided by that of ours."""
+    """Checks the demands on the time that torch's hook adds to a step, over that of our hook."""
     found = []
     for name, times in figures.items():
         size, rank = name.split()
@@ -122,7 +123,7 @@ def powersgd(figures: Figures) -> list[Demand]:
 
 
 def accuracy(figures: Figures) -> list[Demand]:
-    """Demands on errors compared with the fp64 mean, and on equal bits on all ranks."""
+    """Checks the demands on errors relative to the fp64 mean, and on equal bits on all ranks."""
     errors = figures["errors"]
     share = errors["fp16"] / errors[TORCH]
     what = "relative L2 error, 8 ranks' real gradients: "
@@ -135,7 +136,7 @@ def accuracy(figures: Figures) -> list[Demand]:
 
 
 def training(figures: Figures) -> list[Demand]:
-    """Demands on the mean loss of the last 20 steps, compared with plain DDP's over the seeds."""
+    """Checks the demands on the mean loss of the last 20 steps, compared with plain DDP's."""
     ends = {name: np.array(of_seeds) for name, of_seeds in figures.items()}
     noise = float(ends[PLAIN].std(ddof=1))
     found = []

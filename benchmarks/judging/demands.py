@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Demand:
-    """One demand, with the figure that was measured."""
+    """One demand, with the measured figure."""
 
     #: Name of the figure, with its setting.
     what: str
@@ -63,8 +63,8 @@ def at_most(
 def of_all(what: str, found: int, tried: int, wanted: int, least: int | None = None) -> Demand:
     """Makes a demand on a share of tries: at least ``least`` of ``wanted``.
 
-    With more tries the same share is asked; with fewer the demand is not met. ``least`` is
-    ``wanted`` if not given.
+    With more tries than ``wanted``, the same share is demanded; with fewer, the demand is not met.
+    If ``least`` is not given, it is ``wanted``.
     """
     share = wanted if least is None else least
     met = tried >= wanted and found * wanted >= share * tried
@@ -72,7 +72,7 @@ def of_all(what: str, found: int, tried: int, wanted: int, least: int | None = N
 
 
 def judged(demands: Sequence[Demand]) -> int:
-    """Prints a line per demand; returns 1 if any is not met or there is none, else 0."""
+    """Prints a line per demand; returns 1 if a demand is not met or there is none, else 0."""
     print()
     for one in demands:
         print(f"{one.verdict}: {one.what}: {one.figure} (demand: {one.asked})")

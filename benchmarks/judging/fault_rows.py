@@ -85,7 +85,7 @@ def _no_cgroup() -> str:
 
 def _in_a_job(fault: Fault, unavailable: Callable[[], str]) -> Row:
     """Makes a row for ranks that are forked from one warm Python, without a launcher."""
-    # Ranks of another user may have no right to start a Python of this one.
+    # Ranks of another user may have no right to start this user's Python.
     watched = fault.uid == 0
 
     def try_all(forks: Forks, tries: int, _: int) -> Iterator[Try]:
@@ -108,7 +108,7 @@ def _of_a_launcher(fault: LauncherFault) -> Row:
 
 
 def _guarded(try_once: Callable[[], Try]) -> Try:
-    """Runs a try; one that does not end, or fails in another way, counts as failed."""
+    """Runs a try; a try that does not end, or raises an error, counts as failed."""
     try:
         return try_once()
     except Exception:

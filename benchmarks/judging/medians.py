@@ -22,7 +22,7 @@ def median_interval(values: npt.ArrayLike) -> tuple[float, float]:
 
 
 def ratio_interval(above: npt.ArrayLike, below: npt.ArrayLike) -> tuple[float, float]:
-    """Returns the same interval of median(above) / median(below), for paired values.
+    """Returns the 95 % bootstrap interval of median(above) / median(below), for paired values.
 
     If the lower median of a sample is 0 or less, its ratio counts as infinite.
     """
@@ -50,8 +50,8 @@ MOST_STOLEN = 0.02
 class Stolen:
     """Processor time that the hypervisor stole since this object was made.
 
-    The share refers to the time in which processors had something to run, because a job that mostly
-    sleeps is disturbed by less.
+    The share is relative to the time in which processors had something to run, because a job that
+    mostly sleeps is disturbed even by little stolen time.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Files of figures, with machine, time and commit of the measurement.
 
-A file named .gz, as those with every sample of a study, is compressed.
+A file whose name ends in .gz is compressed; files with every sample of a study have such names.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def write_json(path: Path | None, figures: dict[str, Any]) -> None:
 
 
 def write_part(path: Path | None, part: str, figures: dict[str, Any], **context: str) -> None:
-    """Writes one part's figures to a file, which keeps other parts and the part's older figures.
+    """Writes one part's figures to a file, and keeps other parts and the part's older figures.
 
-    A part is ``{"context": ..., "figures": ...}``; the context is that of its latest figures, with
-    what was noted when they began.
+    A part is ``{"context": ..., "figures": ...}``; the context describes the measurement of its
+    latest figures, including notes from its begin.
     """
     if path is not None:
         parts = read_json(path)
@@ -80,21 +80,21 @@ def contexts(path: Path) -> list[dict[str, Any]]:
     try:
         document = read_json(path)
         found = [document, *document.values()]
-    except json.JSONDecodeError:  # more than one line
+    except json.JSONDecodeError:  # the file has more than one line
         found = _lines(path)
     return [one[CONTEXT] for one in found if isinstance(one, dict) and CONTEXT in one]
 
 
 class Lines:
-    """A file of JSON lines that grows: a context before the first row of each session."""
+    """A file of JSON lines that grows; each session writes a context before its first row."""
 
     def __init__(self, path: Path | None) -> None:
-        """Opens the file at ``path``; if that is None, rows are dropped."""
+        """Opens the file at ``path``; if ``path`` is None, rows are dropped."""
         self._path = path
         self._told = False
 
     def append(self, row: dict[str, Any]) -> None:
-        """Adds one row, whole."""
+        """Adds one row in a single write."""
         if self._path is None:
             return
         rows = [row] if self._told else [{CONTEXT: about()}, row]
@@ -111,7 +111,7 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def _rounded(figures: Any) -> Any:
-    """Returns the figures with nine digits: no measurement has more."""
+    """Returns the figures with nine digits, because no measurement is more precise."""
     if isinstance(figures, float):
         return float(f"{figures:.9g}")
     if isinstance(figures, dict):
@@ -137,4 +137,4 @@ def _write(path: Path, text: str) -> None:
 
 
 def _compressed(text: bytes) -> bytes:
-    return gzip.compress(text, mtime=0)  # equal figures give an equal file
+    return gzip.compress(text, mtime=0)  # without a time stamp, equal figures give equal files

@@ -1,18 +1,19 @@
 """Simulates the gradient exchange of one training step from its schedule.
 
-The model is gloo's ring all-reduce under DDP. All ranks have the same schedule, so all send alike,
-and one link represents all: the one on which a rank sends to its neighbour.
+The model is gloo's ring all-reduce under DDP. All ranks have the same schedule, so all ranks send
+in the same way, and one link represents all links: the link on which a rank sends to its neighbour.
 
 - A bucket's all-reduce is issued when its gradients are ready. Two threads per process group
   work on all-reduces, in order of issue; a third waits until one of them is free.
 - An all-reduce is cut into ``max(2 n, size / 1 MiB)`` segments, rounded up to a multiple of the
-  ``n`` ranks. A rank sends ``(n - 1) / n`` of them in the reduce-scatter and as many in the
-  all-gather, which begins when the reduce-scatter is over: ``2 (n - 1) / n`` of the bytes in all.
+  ``n`` ranks. A rank sends ``(n - 1) / n`` of the segments in the reduce-scatter and as many in the
+  all-gather, which begins when the reduce-scatter is over. In all it sends ``2 (n - 1) / n`` times
+  the bytes.
 - At most two segments of an all-reduce are in flight. Two all-reduces send through one connection,
   first come, first served: they share it in proportion to their segments.
-- A link passes ``bytes_per_s``. After idle time it passes up to ``burst_bytes`` at once, as a
-  token bucket does.
-- DDP waits for its last bucket when backward is over: this remaining time is exposed.
+- A link transfers ``bytes_per_s``. After idle time it transfers up to ``burst_bytes`` at once, like
+a token bucket.
+- DDP waits for its last bucket when backward is over: this waiting time is exposed.
 
 Processor time (copies, sums, wake-ups) is not in the model.
 """
@@ -44,7 +45,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Link:
-    """Payload per second in each direction, and payload that an idle link passes at once."""
+    """Payload per second in each direction, and payload that an idle link transfers at once."""
 
     bytes_per_s: float
     burst_bytes: float = 0.0
@@ -54,7 +55,7 @@ class Link:
 class SimulatedStep:
     """Result of the simulation; times are seconds since the begin of backward."""
 
-    #: End of each bucket, in the given order.
+    #: Begin and end of each bucket's exchange, in the given order.
     begin_s: tuple[float, ...]
     end_s: tuple[float, ...]
     #: Time from the end of backward until the last bucket is complete.
@@ -71,7 +72,7 @@ def simulate(
     """Runs one step's all-reduces over an idle link.
 
     Args:
-        buckets: buckets in order of issue, so with ``ready_s`` that does not fall.
+        buckets: buckets in order of issue, so ``ready_s`` must not decrease.
         backward_s: end of backward.
         ranks: ranks in the ring; a single rank sends nothing.
         link: link of every rank.
@@ -116,7 +117,7 @@ class _Transfer:
     def may_post(self) -> bool:
         if self.posted == 2 * self.half or self.posted - self.passed == _WINDOW:
             return False
-        # The all-gather begins when the whole reduce-scatter is over.
+        # The all-gather begins only when the whole reduce-scatter is over.
         return self.posted != self.half or self.passed == self.half
 
 
@@ -130,7 +131,7 @@ class _Exchange:
         self._free = workers
         self._pipe = _Pipe(link)
         self._waiting: deque[int] = deque()
-        self._numbers = itertools.count()  # events of one time stay in order
+        self._numbers = itertools.count()  # events with equal times stay in order
         self._events = [
             (bucket.ready_s, next(self._numbers), i) for i, bucket in enumerate(buckets)
         ]
@@ -161,7 +162,7 @@ class _Exchange:
 
 
 class _Pipe:
-    """A link that serves first come, first served, at its rate; idle time saves up tokens."""
+    """A link that transfers first come, first served, at its rate; idle time saves up tokens."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -169,7 +170,7 @@ class _Pipe:
         self._idle_since_s = 0.0
 
     def send(self, now: float, size_bytes: float) -> float:
-        """Returns when the last of these bytes has passed."""
+        """Returns the time at which the last of these bytes has been transferred."""
         begin_s = max(now, self._idle_since_s)
         saved = (begin_s - self._idle_since_s) * self._link.bytes_per_s
         tokens = min(self._link.burst_bytes, self._tokens + saved)

@@ -15,8 +15,8 @@ Row = dict[str, Any]
 Rows = Sequence[Row]
 
 TRIALS = 20
-#: Verdicts that recommend no candidate. On loopback "not-the-bottleneck" is expected: the workload
-#: there differs from the link's, and hides its exchange.
+#: Verdicts that recommend no candidate. On loopback "not-the-bottleneck" is expected, because the
+#: workload of loopback hides its exchange; the link has another workload.
 NO = ("none", "not-the-bottleneck")
 
 
@@ -45,12 +45,12 @@ def summary(rows: Rows) -> Iterator[str]:
 
 
 def is_disturbed(row: Row) -> bool:
-    """True if a run did not fail, but the hypervisor took more of its time than allowed."""
+    """True if a run did not fail, but the hypervisor stole more of its time than allowed."""
     return "failed" not in row and row.get("stolen", 0.0) > MOST_STOLEN
 
 
 def demands(rows: Rows) -> list[Demand]:
-    """Demands on the trials of both kinds, and on their intervals."""
+    """Checks the demands on the trials of both kinds, and on their intervals."""
     steps, link, loopback = _true_steps(rows), _good(rows, "link"), _good(rows, "loopback")
     found = []
     if steps and link:
@@ -75,14 +75,14 @@ def demands(rows: Rows) -> list[Demand]:
 
 
 def _at_its_rate(what: str, held: int, count: int) -> Demand:
-    """Demands that 95 % intervals hold at their rate, minus two standard deviations."""
+    """Checks that 95 % of the 95 % intervals hold, less two standard deviations."""
     least = max(0, math.ceil(0.95 * count - 2 * math.sqrt(0.05 * 0.95 * count)))
     asked = f"at least {least} (95 % less 2 SD)"
     return Demand(what, f"{held} of {count} ({held / count:.0%})", asked, held >= least)
 
 
 def _good(rows: Rows, part: str) -> list[Row]:
-    """Returns the runs of a part that neither failed nor were disturbed."""
+    """Returns the runs of a part that neither failed nor were disturbed by the hypervisor."""
     found = [one for one in rows if one["part"] == part and "failed" not in one]
     return [one for one in found if not is_disturbed(one)]
 

@@ -1,9 +1,9 @@
-"""Measures what a collective costs commprof's own threads in always-on mode.
+"""Measures the processor time of commprof's own threads per collective in always-on mode.
 
 Two ranks on gloo issue small all-reduces, recorded in always-on mode. The figure is processor time
 per collective of commprof's own threads, which sum the records up and exchange arrivals; for the
 time of the training thread see ``calls.py``. With ``--before`` another version runs in turns with
-this one, and the ratio of the two is printed.
+this version, and the ratio of the two figures is printed.
 
     python benchmarks/own_cost/always_on_threads.py [--rounds 8] [--before CHECKOUT]
 """
@@ -27,7 +27,7 @@ _PER_STEP: Final = 50
 
 
 def rank_main(directory: str) -> None:
-    """Trains nothing: issues all-reduces, and writes the processor time of commprof's threads."""
+    """Issues all-reduces, without training, and writes the processor time of commprof's threads."""
     import torch
     import torch.distributed as dist
 

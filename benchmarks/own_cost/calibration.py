@@ -1,4 +1,4 @@
-"""Counts how often the report's intervals of its own cost contain 1 if nothing differs.
+"""Counts how often the report's intervals of commprof's own cost contain 1 if nothing differs.
 
 One long series of a plain job's steps is cut into 200 consecutive blocks of 16 steps. The steps of
 each block are compared as the report compares capture on and off, with five random orders per
@@ -74,7 +74,7 @@ def _held(samples: Samples) -> Iterator[tuple[str, bool]]:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Demands that the intervals hold at their rate if nothing differs."""
+    """Checks that the right share of intervals contains 1 if nothing differs."""
     measured = results.get("calibration", {"blocks": 0, "tried": 0, "held": {}})
     found = []
     for name, held in measured["held"].items():

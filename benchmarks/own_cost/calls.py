@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Demands on the time that commprof adds to a call, on a backend that does nothing."""
+    """Checks the demands on the time that commprof adds to a call on an empty backend."""
     found = []
     for call, times in results.get("collectives", {}).items():
         for mode in (mode for mode in WATCHED if mode in times):

@@ -1,10 +1,11 @@
-"""Counts the calls of the device's runtime that recording adds to a training thread.
+"""Counts the calls of the device's runtime that recording adds to a training thread's own calls.
 
     python -m benchmarks.own_cost.device_calls
 
-Counts, on the simulated device (tests/support/fake_device), the calls of one asynchronous
-collective and its wait in the thread that issues them: with capture minus without. Calls count as
-in c10's interface: lookups of CUDA's guard inside one call are not counted again.
+On the simulated device (tests/support/fake_device), counts the calls of one asynchronous collective
+and its wait, in the thread that issues both. The figure is the number with capture minus the number
+without. Calls of c10's interface are counted; lookups of CUDA's guard inside such a call are not
+counted again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MS = 1e6
 
 
 def loop(device: Any, tensor: Any) -> Counter[str]:
-    """Returns the average calls of one collective and its wait, without the first ones."""
+    """Returns the average calls of one collective and its wait, without the first collectives."""
     device.collectives_take(0.2 * MS)
     for i in range(COLLECTIVES + 50):
         if i == 50:
@@ -42,7 +43,7 @@ def loop(device: Any, tensor: Any) -> Counter[str]:
 
 
 def count(shields: bool) -> dict[str, float]:
-    """Returns the calls that capture adds per collective with its wait, by name."""
+    """Returns, by name, the calls that capture adds to a collective and its wait."""
     device = fake_device.load(shields=shields)
     dist.Backend.register_backend("fakedevice", device.backend, devices=["privateuseone"])
     dist.init_process_group("fakedevice", store=dist.HashStore(), rank=0, world_size=1)

@@ -3,10 +3,10 @@
     PYTHONPATH=. python benchmarks/own_cost/gpu_steps.py [small] [medium] [large] [calls]
         [--minutes 2] [--json FILE]
 
-As overhead.py does on gloo: each mode is a process of its own, and the modes take turns. A step
-ends when the GPU is done, so what recording adds to the host's work is not hidden behind the GPU's.
-On one rank NCCL's all-reduce is a copy at most; ProcessGroupNCCL makes streams wait and records
-events as it does for more. Prints ratios to plain processes with 95 % intervals, and microseconds
+As in overhead.py on gloo, each mode is a process of its own, and the modes take turns. A step ends
+when the GPU is done. Then the GPU's work does not hide the host's additional work for recording. On
+one rank NCCL's all-reduce is at most a copy, but ProcessGroupNCCL makes streams wait and records
+events as with several ranks. Prints ratios to plain processes with 95 % intervals, and microseconds
 that recording adds to a call. Exits with 1 if a step or a call takes longer with recording than
 with torch.profiler. The file has all times after each generation of processes.
 """
@@ -86,7 +86,7 @@ def _generations(results: dict[str, Any], end_s: float, file: Path | None) -> No
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Demands that recording takes less time than torch.profiler, in steps and calls."""
+    """Checks that recording takes less time than torch.profiler, in steps and calls."""
     found = []
     for size in (size for size in SIZES if size in results):
         for clock in CLOCKS:

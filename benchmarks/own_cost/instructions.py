@@ -2,14 +2,15 @@
 
     PYTHONPATH=. python benchmarks/own_cost/instructions.py [--json FILE]
 
-Times of a step vary by several percent on a shared machine, instructions hardly: valgrind's
-callgrind counts those of every thread of a process, also where the kernel gives no hardware
-counters. Each mode of ``overhead.py`` is a process per rank; the figure is that of rank 0's
-training thread, the median over steps, without the kernel's own instructions. Valgrind knows AVX2,
-but not AVX-512, and reads clocks by system calls, whose instructions are the kernel's. Steps take
-seconds under valgrind, and full capture reads once a second the CPU quota of a thread that
-lacks a core: leave a core to each rank, or its 64 thousand instructions count in every step. The
-exit code is 1 if a demand is not met; these are the limits on CPU time, applied to instructions.
+On a shared machine, times of a step vary by several percent, but numbers of instructions hardly
+vary. Valgrind's callgrind counts the instructions of every thread of a process, even if the kernel
+gives no access to hardware counters. Each mode of ``overhead.py`` is a process per rank; the figure
+is the median over steps of the instructions of rank 0's training thread, without the kernel's own
+instructions. Valgrind supports AVX2, but not AVX-512. Under valgrind, clocks are read by system
+calls, whose instructions are the kernel's. Steps take seconds under valgrind. Full capture reads
+the CPU quota of a thread that lacks a core once a second, with 64 thousand instructions. So leave a
+core to each rank; otherwise every step includes these instructions. The exit code is 1 if a demand
+is not met; the demands are overhead.py's limits on CPU time, applied to instructions.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from benchmarks.own_cost.overhead import (
 from tests.support.machines.ranks import free_port, rank_env
 
 MODES = (PLAIN, *RECORDED, HOOK, PROFILER)
-#: Steps counted by model: fewer of those whose steps take long under valgrind.
+#: Number of steps counted, by model: fewer for models whose steps take long under valgrind.
 STEPS = {"small": 25, "many_buckets": 15, "medium": 9, "large": 5}
 _TIMEOUT_S = 1200
 
@@ -100,7 +101,7 @@ def count(size: str, ranks: int, mode: str) -> list[int]:
 
 
 def _valgrind(out: str) -> list[str]:
-    """Words of the command that counts for a Python script."""
+    """Returns the words of the command that counts a Python script's instructions."""
     return [
         *("valgrind", "--tool=callgrind", "--instr-atstart=no", "--separate-threads=yes"),
         *("--dump-before=getpgid", f"--callgrind-out-file={out}.%p", "--quiet"),
@@ -109,7 +110,7 @@ def _valgrind(out: str) -> list[str]:
 
 
 def counts_in(directory: Path, pid: int, steps: int) -> list[int]:
-    """Reads the first thread's counts from callgrind's files, without what precedes the steps."""
+    """Reads the first thread's counts of the steps from callgrind's files."""
     found = []
     for part in range(2, steps + 2):
         text = (directory / f"counts.{pid}.{part}-01").read_text()
@@ -139,12 +140,12 @@ def _shown(cell: Cell, mode: str) -> str:
 
 
 def ratio(cell: Cell, mode: str) -> float:
-    """Returns a mode's instructions, divided by those without commprof."""
+    """Returns a mode's instructions divided by the instructions without commprof."""
     return statistics.median(cell[mode]) / statistics.median(cell[PLAIN])
 
 
 def demands(counts: dict[str, Any]) -> list[Demand]:
-    """Demands on the instructions of each recording mode."""
+    """Checks the demands on the instructions of each recording mode."""
     found = []
     for name, cell in counts.items():
         if not name.startswith("steps_") or PLAIN not in cell:

@@ -1,10 +1,11 @@
-"""The report of a run of 20 GB: time, memory, and whether its figures are those that were written.
+"""Measures time and memory of the report of a 20 GB run, and checks its figures.
 
     PYTHONPATH=. python benchmarks/own_cost/large_trace.py [--gigabytes 20] [--json FILE]
 
 Four ranks repeat the same TILE_STEPS drawn steps (``benchmarks/scale/runs.py``) until their traces
-have that size, so that means of the whole run are those of one repetition. The files are written to
-the temporary directory and deleted afterwards. The exit code is 1 if a demand is not met.
+have the size of --gigabytes. So means of the whole run are equal to means of one repetition. The
+files are written to the temporary directory and deleted afterwards. The exit code is 1 if a demand
+is not met.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ def tile_ns() -> int:
 def _later(records: npt.NDArray[np.void], length_ns: int) -> npt.NDArray[np.void]:
     """Returns the records of the next repetition."""
     kind = records["kind"]
-    later = records[~((kind == Kind.STEP) & (records["aux"] == 0))]  # the begin of the first step
+    # leaves out the begin of the first step
+    later = records[~((kind == Kind.STEP) & (records["aux"] == 0))]
     kind, calls = later["kind"], TILE_STEPS * CALLS
     later["timestamp_ns"] += length_ns
     later["value"][kind == Kind.WAIT] += length_ns
@@ -80,7 +82,7 @@ def _later(records: npt.NDArray[np.void], length_ns: int) -> npt.NDArray[np.void
 
 
 def figures_of(document: str) -> dict[str, Any]:
-    """Returns what is compared of a report in JSON."""
+    """Returns the figures of a JSON report that are compared."""
     found = json.loads(document)["runs"][0]["aggregated_metrics"]
     late = found["late_rank"] or {}
     return {
@@ -93,7 +95,7 @@ def figures_of(document: str) -> dict[str, Any]:
 
 
 def measured(gigabytes: float) -> dict[str, Any]:
-    """Writes one repetition, and the large run; returns what their reports say and take."""
+    """Writes one repetition and the large run; returns the figures and costs of their reports."""
     with tempfile.TemporaryDirectory() as directory:
         small, large = Path(directory, "small"), Path(directory, "large")
         tile_bytes = written_apart(lambda: write(small, 1))
@@ -120,7 +122,7 @@ def measured(gigabytes: float) -> dict[str, Any]:
 
 
 def demands(figures: dict[str, Any]) -> list[Demand]:
-    """Demands on the figures of a run."""
+    """Checks the demands on the figures of a run."""
     one, whole = figures["of_one_repetition"], figures["of_all"]
     step_error = abs(whole["step_ms"] / figures["tile_step_ms"] - 1)
     differs = max(

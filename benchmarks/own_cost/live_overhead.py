@@ -1,11 +1,11 @@
 """Measures the cost of live metrics: a job's step with a monitor divided by the step without.
 
-One job per world size trains all the time, and a monitor with an endpoint and JSON lines runs or
-not, block by block: each round has a block with the monitor and two without, in shuffled order. A
-figure is the block's median step of the slowest rank, divided by the mean of the round's blocks
-without the monitor; the ratio of these two blocks is the A/A control, and shows the noise. A
-monitor is scraped every other second. The first seconds of a block, in which a monitor loads, are
-left out: that happens once per job.
+One job per world size trains all the time. A monitor with an endpoint and JSON lines runs during
+some blocks of the job: each round has one block with the monitor and two blocks without, in
+shuffled order. A figure is the block's median step of the slowest rank, divided by the mean of the
+round's blocks without the monitor; the ratio of the two blocks without the monitor is the A/A
+control, and shows the noise. A monitor is scraped every other second. The first seconds of a block,
+in which a monitor loads, are left out, because a monitor loads only once per job.
 
     PYTHONPATH=. python benchmarks/own_cost/live_overhead.py [--ranks 2,4] [--rounds 12]
         [--json FILE]
@@ -44,7 +44,7 @@ from commprof.trace.reader import read_trace
 
 BLOCK_S, LEFT_OUT_S = 10.0, 3.0
 ON, OFF_A, OFF_B = "on", "off_a", "off_b"
-#: Largest ratio of a step with a monitor to one without.
+#: Largest ratio of a step with a monitor to a step without a monitor.
 MOST = 1.01
 #: World sizes with a demand.
 RANKS = (2, 4)
@@ -97,7 +97,8 @@ def measure(ranks: int, workload: str, rounds: int, seed: int) -> list[dict[str,
                 windows.append({name: _block(run, name) for name in names})
                 print(f"{ranks} ranks: round {number + 1} of {rounds}", file=sys.stderr)
         finally:
-            # So long a run needs no report: the ranks end with their launcher.
+            # Kills the job, because this long run needs no report; the ranks end with their
+            # launcher.
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
         time.sleep(1.0)
@@ -199,7 +200,7 @@ def ratios(rounds: list[dict[str, float]]) -> tuple[Interval, Interval]:
 
 
 def demands(found: dict[str, Any]) -> list[Demand]:
-    """Demands on the upper end of wall time's interval, at each world size."""
+    """Checks the demands on the upper end of wall time's interval, at each world size."""
     asked = []
     measured = {name: rounds for name, rounds in found.items() if rounds}
     for name, rounds in measured.items():

@@ -1,12 +1,13 @@
-"""A day of always-on mode in minutes: a clock that is stepped, and a disk that fills.
+"""Runs as many steps as a day of always-on mode, with a clock that is set back and a full disk.
 
     PYTHONPATH=. python benchmarks/own_cost/long_day.py [STEPS] [--json FILE]
 
-STEPS is 1,000,000 if not given, each with a collective of the fake backend and a short pause after
-each hundred, as a day has at 86 ms per step. The wall clock is set back by an hour after a minute.
-The traces are on a file system of 4 MB, which is full from three quarters of the steps on; a
-summary is written anew in its place, so that none needs to be lost. Needs root, for that file
-system, and a C compiler, for the clock. The exit code is 1 if a demand is not met.
+STEPS is 1,000,000 by default, the number of steps of a day at 86 ms per step. Each step has a
+collective of the fake backend; after every hundred steps there is a short pause. The wall clock is
+set back by an hour after a minute. The traces are on a file system of 4 MB, which is full from
+three quarters of the steps on. A summary is overwritten in place, so no summary needs to be lost.
+Needs root, for that file system, and a C compiler, for the clock. The exit code is 1 if a demand is
+not met.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def train(directory: Path, steps: int) -> dict[str, Any]:
 
 
 def demands(figures: dict[str, Any]) -> list[Demand]:
-    """Demands on the figures of a run."""
+    """Checks the demands on the figures of a run."""
     steps, counted = figures["steps"], figures["steps_counted"]
     grown, size, limit = (
         figures["rss_growth_bytes"],

@@ -1,11 +1,10 @@
-"""An hour of always-on mode with 64 ranks on one host, and the monitor beside them.
+"""Runs 64 ranks on one host in always-on mode for most of an hour, with a monitor.
 
     PYTHONPATH=. python benchmarks/own_cost/long_hour.py [--ranks 64] [--minutes 45] [--json FILE]
 
 The ranks are forked from a process that has imported torch, and mostly sleep: each step of STEP_S
-has one all-reduce over gloo. Once a minute the script looks
-at the memory of ranks and monitor, at their processor time, and at the files of the run. The exit
-code is 1 if a demand is not met.
+has one all-reduce over gloo. Once a minute the script measures memory and processor time of ranks
+and monitor, and the files of the run. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from benchmarks.judging.results_file import write_json
 
 RANKS, MINUTES = 64, 45.0
 STEP_S = 5.0
-#: Growth of one process's memory, after the first tenth of the run, that counts as none.
+#: Growth of one process's memory, after the first tenth of the run, up to which the demand is met.
 MOST_GROWTH_BYTES = 1_000_000
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -55,13 +54,13 @@ def rank_main(rank: int, ranks: int, steps: int, port: int, run: Path) -> None:
                 time.sleep(0.001)
             dist.all_reduce(tensor)
             profiler.step()
-        time.sleep(STEP_S)  # until the last look is over
+        time.sleep(STEP_S)  # until the last measurement is over
         dist.barrier()
     dist.destroy_process_group()
 
 
 def memory_bytes(pid: int) -> int:
-    """Returns the proportional share of a process in the memory that it maps."""
+    """Returns the proportional set size (Pss) of a process."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -75,7 +74,7 @@ def cpu_s(pid: int) -> float:
 
 
 def look(begin_s: float, ranks: list[int], monitor: int, run: Path) -> dict[str, float]:
-    """Returns the figures of one moment."""
+    """Returns the figures at this moment."""
     files = [path.stat().st_size for path in run.rglob("*") if path.is_file()]
     memory = [memory_bytes(pid) for pid in ranks]
     return {
@@ -97,7 +96,7 @@ def measured(ranks: int, minutes: float) -> dict[str, Any]:
     import commprof
     from commprof.trace.reader import read_trace
 
-    del torch, commprof  # imported for the ranks, which are forked from here
+    del torch, commprof  # imported only for the ranks, which are forked from this process
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -121,7 +120,8 @@ def measured(ranks: int, minutes: float) -> dict[str, Any]:
         looks, every_s = [], min(60.0, minutes * 6)
         try:
             for number in range(1, int(minutes * 60 / every_s)):
-                # A look takes a second itself: the last one must not come after the ranks' end.
+                # A measurement takes a second itself, and the last one must not be after the ranks'
+                # end.
                 time.sleep(max(0.0, begin_s + number * every_s - time.monotonic()))
                 looks.append(look(begin_s, pids, monitor.pid, run))
                 print(json.dumps(looks[-1]), flush=True)
@@ -149,7 +149,7 @@ def measured(ranks: int, minutes: float) -> dict[str, Any]:
 
 
 def demands(figures: dict[str, Any]) -> list[Demand]:
-    """Demands on the figures of a run."""
+    """Checks the demands on the figures of a run."""
     looks = figures["looks"]
     early, last = looks[len(looks) // 10], looks[-1]
     time_s = last["time_s"] - early["time_s"]

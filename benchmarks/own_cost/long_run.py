@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/own_cost/long_run.py [COLLECTIVES] [--json FILE]
 
 COLLECTIVES is 1,000,000 if not given. The fake backend does nothing, so this is the highest rate at
-which one thread can issue. Demanded: memory grows by less than 1 MB between a tenth of the run and
-its end, the trace stays below 1 MB, and the summary accounts for every collective; the exit code is
-1 if one of these is not met. Figures are of this process alone.
+which one thread can issue. Demands: memory grows by less than 1 MB between a tenth of the run and
+its end, the trace stays below 1 MB, and the summary accounts for every collective. The exit code is
+1 if a demand is not met. Figures are of this process alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def rss_bytes() -> int:
 
 
 def measure(directory: Path, collectives: int) -> dict[str, Any]:
-    """Runs that many collectives in steps, under capture; returns figures of memory and trace."""
+    """Runs collectives in steps, under capture; returns figures of memory and trace."""
     import torch
     import torch.distributed as dist
 
@@ -74,8 +74,8 @@ def measure(directory: Path, collectives: int) -> dict[str, Any]:
 
 
 def demands(figures: dict[str, Any], wanted: int = COLLECTIVES) -> list[Demand]:
-    """Demands on the figures of a run of ``wanted`` collectives."""
-    # An issue and a completion each; a dropped record is one of the two.
+    """Checks the demands on the figures of a run of ``wanted`` collectives."""
+    # Each collective has an issue and a completion; a dropped record is one of the two.
     lost = 2 * figures["collectives"] - figures["counted"] - figures["completed"]
     grown, trace = figures["rss_growth_bytes"], figures["trace_bytes"]
     done, limit = figures["collectives"], f"below {MOST_BYTES:,} bytes"
@@ -118,7 +118,8 @@ def main() -> int:
 
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    # The other rank never writes its arrivals: memory of records that wait for them is bounded.
+    # The other rank never writes its arrivals; the memory of records that wait for these is
+    # bounded.
     assert _native.native is not None
     _native.native.arrivals_create(1, 0, 2)
     with tempfile.TemporaryDirectory() as directory:

@@ -1,7 +1,7 @@
 """Prints the machine code of commprof that a training process maps, in kB.
 
-The process trains a small model with DDP, first recorded alone, as with `commprof run`, then with a
-compressor. To measure another checkout, put it first into PYTHONPATH.
+The process trains a small model with DDP, first with recording only, as with `commprof run`, then
+also with a compressor. To measure another checkout, put it first into PYTHONPATH.
 
     PYTHONPATH=. python benchmarks/own_cost/mapped_code.py
 """

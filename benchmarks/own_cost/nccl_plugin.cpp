@@ -1,8 +1,9 @@
-// Times the events of NCCL's calling thread with a profiler plugin, with one
-// that does nothing, and with the plugin that passes all on to the empty one,
-// in turns: nccl_plugin PLUGIN COPY ROUNDS, where COPY is a copy of PLUGIN.
-// Prints for each round the nanoseconds of CPU time per collective, of the
-// empty plugin, of PLUGIN and of both.
+// Times the events of NCCL's calling thread in turns: with an empty plugin,
+// which does nothing, with the profiler plugin PLUGIN, and with PLUGIN when it
+// passes all events on to the empty plugin. Usage: nccl_plugin PLUGIN COPY
+// ROUNDS, where COPY is a copy of PLUGIN. Prints for each round the nanoseconds
+// of CPU time per collective: with the empty plugin, with PLUGIN, and with
+// both.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -51,7 +52,8 @@ nccl::Result emptyState(void*, int, nccl::StateArgs*) {
 
 } // namespace
 
-// The user's plugin, which is found in the program itself.
+// The empty plugin, which PLUGIN finds in the program itself, as a user's
+// plugin.
 extern "C" __attribute__((visibility("default"))) nccl::TableV5 ncclProfiler_v6;
 nccl::TableV5 ncclProfiler_v6 =
     {"empty", emptyInit, emptyStart, emptyStop, emptyState, emptyStop};
@@ -72,8 +74,8 @@ class Side {
     setenv("COMMPROF_NCCL_PLUGIN", users, 1);
     player_.init(communicator_);
   }
-  // One batch after the other: the kernels are told in between, in a thread of
-  // their own, and are not timed.
+  // Plays one batch after the other. The kernels' events are played between
+  // batches, by a thread of their own, and are not timed.
   double nsPerCollective() {
     uint64_t spent_ns = 0;
     for (int i = 0; i < kBatches; ++i) {

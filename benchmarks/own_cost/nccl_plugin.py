@@ -1,9 +1,9 @@
-"""Measures the time that the profiler plugin of NCCL takes of a collective's calling thread.
+"""Measures the time that NCCL's profiler plugin adds to a collective's calling thread.
 
-A small program plays the events of a collective (call, operation, four channels) to the plugin, to
-an empty one, and to the plugin that passes them on to the empty one, in turns, and takes the CPU
-time of the calling thread. The exit code is 1 if a collective takes more than 300 ns longer than
-with the empty plugin, or more than 100 ns longer if all is passed on.
+A small program plays the events of a collective (call, operation, four channels) in turns to the
+plugin, to an empty plugin, and to the plugin when it passes events on to the empty plugin. It
+measures the CPU time of the calling thread. The exit code is 1 if a collective takes more than 300
+ns longer than with the empty plugin, or more than 100 ns longer if all events are passed on.
 
     PYTHONPATH=. python benchmarks/own_cost/nccl_plugin.py [--json FILE]
 """
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGIN = ROOT / "commprof" / "libnccl-profiler-commprof.so"
 #: Largest time added to a collective, in ns.
 MOST_NS = 300.0
-#: Largest time that passing on adds to it.
+#: Largest time that passing events on adds to a collective, in ns.
 MOST_PASSING_ON_NS = 100.0
 
 
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Demands on the time that the plugin adds to a collective's calling thread."""
+    """Checks the demands on the time that the plugin adds to a collective's calling thread."""
     rounds = np.array(results.get("rounds_ns", []))
     if len(rounds) == 0:
         return []

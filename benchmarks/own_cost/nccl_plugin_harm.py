@@ -1,11 +1,10 @@
-"""Tries what could harm a job that the profiler plugin of NCCL records.
+"""Tests that NCCL's profiler plugin does not harm a job, with what could make it do so.
 
 Calls in random orders, with random handles, from several threads, beside another plugin that
 returns anything; processes that are killed while they play collectives; and many events in one
-process. The first two run under the address and undefined-behaviour sanitizers, and under the
-thread sanitizer.
-The exit code is 1 if a process crashes or a sanitizer reports anything, if the trace of a killed
-process lacks a collective that had ended, or if memory grows.
+process. The first two kinds of tests run under the address and undefined-behaviour sanitizers, and
+under the thread sanitizer. The exit code is 1 if a process crashes or a sanitizer reports anything,
+if the trace of a killed process lacks a collective that had ended, or if memory grows.
 
     PYTHONPATH=. python benchmarks/own_cost/nccl_plugin_harm.py [--json FILE]
 """
@@ -33,15 +32,16 @@ SANITIZERS = {
     "address,undefined": "the address and undefined-behaviour sanitizers",
     "thread": "the thread sanitizer",
 }
-#: Of the interface.
+#: Versions of the interface.
 VERSIONS = (3, 4, 5, 6, 7)
-#: Orders of one process.
+#: Number of random orders that one process plays.
 ORDERS_A_PROCESS = 50
-#: Of the player's collectives on four channels, without those that only end an event.
+#: Number of events of a collective of the player, on four channels, without events that only end
+#: another event.
 EVENTS_A_COLLECTIVE = 6
-#: Issue, operation, and its begin and end on the GPU.
+#: Records of a collective: issue, operation, and the operation's begin and end on the GPU.
 RECORDS_A_COLLECTIVE = 4
-#: Largest growth of memory between a tenth of the events and all, in bytes.
+#: Largest allowed growth of memory between a tenth of the events and all events, in bytes.
 MOST_GROWTH_BYTES = 1_000_000
 
 
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def demands(results: dict[str, Any]) -> list[Demand]:
-    """Demands on crashes, reports of sanitizers, lost collectives, and memory."""
+    """Checks the demands on crashes, reports of sanitizers, lost collectives, and memory."""
     found = []
     for sanitizers, counts in results["sanitizers"].items():
         under = f"under {SANITIZERS[sanitizers]}"
@@ -105,7 +105,7 @@ def environment(out: Path, **more: str) -> dict[str, str]:
 
 
 def survived(tree: Path, orders: int) -> int:
-    """Returns in how many random orders nothing happened."""
+    """Returns the number of random orders without a crash or a report."""
     count = 0
     for first in range(1, orders + 1, ORDERS_A_PROCESS):
         wanted = min(ORDERS_A_PROCESS, orders + 1 - first)
@@ -130,9 +130,9 @@ def survived(tree: Path, orders: int) -> int:
 
 
 def whole_after_kill(tree: Path, kills: int) -> int:
-    """Returns how many killed processes left a trace with every collective that had ended.
+    """Returns the number of killed processes whose trace has every collective that had ended.
 
-    The trace may say that it was cut off within a block: then its records come from the rings.
+    The trace may be marked as cut off within a block; then its records come from the rings.
     """
     rng = random.Random(1)
     whole = 0
@@ -165,7 +165,7 @@ def whole_after_kill(tree: Path, kills: int) -> int:
 
 
 def memory(events: int) -> dict[str, Any]:
-    """Returns the memory in bytes after each tenth of the events, and records that were dropped."""
+    """Returns the bytes of memory after each tenth of the events, and the dropped records."""
     tree = build("", "test_nccl_harm", "nccl-profiler-commprof", "logging-v6")
     plugin = tree / "libnccl-profiler-commprof.so"
     with tempfile.TemporaryDirectory(prefix="commprof-nccl-") as out:

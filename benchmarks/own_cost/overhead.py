@@ -2,19 +2,19 @@
 
 Each mode is a process per rank, with a model of its own; the modes take turns of a few steps, in
 shuffled order, round after round, and a process is stopped between its turns. The first steps of a
-turn find the caches filled by another process, and are not counted. Turns are short, because a
-machine's speed drifts: the means of 2 and of 32 successive steps scatter alike, by 2 to 3 %. Two
-plain processes have the A/A control as their ratio. Processes differ permanently by their memory's
-placement, so each has holes of random size in its memory, and all are restarted again and again: a
-*generation* gives one ratio per mode, the median over its rounds, and an interval comes from
-Wilcoxon's signed ranks over generations, as does the report's interval of its own cost. A ratio is
-to the mean of the two plain processes in the same round. Modes whose cost is far above the others'
-take part in the first rounds of a generation only.
+turn are not counted, because the caches still hold another process's data. Turns are short, because
+a machine's speed drifts: means of 2 steps and means of 32 steps both scatter by 2 to 3 %. The ratio
+of two plain processes is the A/A control. Processes differ permanently by their memory's placement,
+so each has holes of random size in its memory, and all are restarted again and again: a
+*generation* gives one ratio per mode, the median over its rounds, and an interval follows from
+Wilcoxon's signed ranks over generations, like the report's interval of commprof's own cost. A ratio
+is relative to the mean of the two plain processes in the same round. Modes whose cost is far above
+the others' take part in the first rounds of a generation only.
 
-CPU time is that of all ranks, of the training thread and of the process; wall time that of the
-slowest rank. A demand on CPU time limits the estimate, and the width of the interval to either side
-to the same amount; a demand on wall time limits the interval's upper end. The exit code is 1 if a
-demand is not met. Generations go on for ``--minutes``.
+CPU time is the sum over all ranks, of the training thread and of the process; wall time is that of
+the slowest rank. A demand on CPU time limits the estimate, and the width of the interval to either
+side to the same amount; a demand on wall time limits the interval's upper end. The exit code is 1
+if a demand is not met. Generations go on for ``--minutes``.
 
     PYTHONPATH=. python benchmarks/own_cost/overhead.py [--minutes 8] [--models MODEL ...]
         [--json FILE]
@@ -47,7 +47,7 @@ from benchmarks.judging.results_file import read_json, write_json
 from commprof.stats.intervals import Interval, signed_rank_ratio
 from tests.support.machines.ranks import free_port
 
-#: Counted steps of a turn, uncounted ones before them, and turns of a process.
+#: Numbers of: counted steps of a turn, uncounted steps before them, and turns of a process.
 Turns = tuple[int, int, int]
 SIZES: dict[str, Turns] = {
     "small": (25, 5, 10),
@@ -55,13 +55,13 @@ SIZES: dict[str, Turns] = {
     "medium": (2, 2, 48),
     "large": (2, 1, 40),
 }
-#: Models with a demand, and the largest ratio of a step by mode to one without commprof.
+#: Models with a demand, and by mode the largest ratio of a step to a step without commprof.
 ASKED = ("small", "medium", "large")
 RECORDED = ("always-on", "full", "full, attached")
 MOST_CPU = dict(zip(RECORDED, (1.002, 1.005, 1.005), strict=True))
 MOST_WALL = dict(zip(RECORDED, (1.005, 1.01, 1.01), strict=True))
 PLAIN, CONTROL, PROFILER = "plain", "A/A control", "torch.profiler"
-#: DDP's own mean in commprof's hook, in the place of a compressor.
+#: Mode with DDP's own mean in commprof's hook, in place of a compressor.
 HOOK = "full, hook"
 MODES = (PLAIN, CONTROL, *RECORDED, HOOK, PROFILER)
 #: Modes that need less precision, and the number of rounds that they take part in.
@@ -74,8 +74,8 @@ CLOCKS = {
     "instructions": "instructions of the training thread",
     "wall": "wall time",
 }
-#: Makes tensors lie one after another in every process, instead of where the kernel puts each:
-#: equal models in one process differed by up to 19 % by the placement of theirs.
+#: Settings of malloc that place tensors one after another in every process. If the kernel places
+#: each tensor, equal models in one process differ by up to 19 %.
 ALIKE = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4000000000"}
 RANK_SCRIPT = Path(__file__).parents[1] / "ranks" / "overhead_rank.py"
 
@@ -85,7 +85,7 @@ Cell = dict[str, dict[str, list[list[float]]]]
 #: plain process, as ``TYPICAL_MS``.
 Ratios = dict[str, dict[str, Any]]
 TYPICAL_MS = "plain ms"
-#: The time that a hook adds to an attached model without one.
+#: Column: step with a hook divided by the step of an attached model without a hook.
 ADDED_BY_HOOK = "hook / attached"
 #: Writes results into the file, and keeps them for the demands.
 Keep = Callable[[Mapping[str, Ratios]], None]
@@ -136,7 +136,7 @@ def _cells() -> list[tuple[str, int]]:
 
 
 def add(kept: Cell, one: dict[str, dict[str, list[float]]]) -> None:
-    """Adds a generation to those of the same model and number of ranks."""
+    """Adds a generation to the earlier generations of the same model and number of ranks."""
     for mode, clocks in one.items():
         for clock, values in clocks.items():
             kept.setdefault(mode, {}).setdefault(clock, []).append(values)
@@ -148,7 +148,7 @@ def cell_name(size: str, ranks: int) -> str:
 
 
 class Processes:
-    """Ranks of one mode, which run in their turn and are stopped otherwise."""
+    """Ranks of one mode, which run during the mode's turns and are stopped otherwise."""
 
     def __init__(self) -> None:
         """Starts without ranks."""
@@ -164,7 +164,7 @@ class Processes:
         os.kill(pid, signal.SIGSTOP)
 
     def run(self, steps: int, uncounted: int = 1) -> list[dict[str, Any]]:
-        """Runs steps after some that do not count; returns the replies of the ranks."""
+        """Runs uncounted steps, then counted steps; returns the replies of the ranks."""
         self._signal(signal.SIGCONT)
         for lines in self._lines:
             print(steps, uncounted, file=lines, flush=True)
@@ -266,7 +266,8 @@ def ratio(
 ) -> Interval | None:
     """Returns the ratio of a mode to the mean of plain processes, with its interval.
 
-    The control's ratio is to the other plain process. None if the clock was not measured.
+    The control's ratio is relative to the other plain process. Returns None if the clock was not
+    measured.
     """
     if clock not in cell.get(mode, {}) or len(cell[mode][clock]) < 2:
         return None
@@ -279,7 +280,7 @@ def ratio(
 
 
 def ratios_of(cell: Cell) -> Ratios:
-    """Returns what the tables and demands need of a model and number of ranks."""
+    """Returns the ratios of a model and number of ranks, for the tables and the demands."""
     found: Ratios = {}
     for clock in CLOCKS:
         if clock not in cell.get(PLAIN, {}):
@@ -320,7 +321,7 @@ def shown(found: Interval | None) -> str:
 
 
 def demands(results: Mapping[str, Ratios]) -> list[Demand]:
-    """Demands on CPU and wall time of each recording mode, and that torch.profiler's is above."""
+    """Checks the demands on CPU and wall time of each mode; torch.profiler must cost more."""
     found = []
     for size, ranks in _cells():
         of_cell = results.get(cell_name(size, ranks), {})
@@ -337,7 +338,7 @@ def demands(results: Mapping[str, Ratios]) -> list[Demand]:
 
 
 def below_profiler(where: str, clock: str, ratios: dict[str, Interval | None]) -> list[Demand]:
-    """A demand on the ratios of all modes, if torch.profiler's is known."""
+    """Yields a demand on the ratios of all modes, if torch.profiler's ratio is known."""
     known = {mode: of_mode.value for mode, of_mode in ratios.items() if of_mode}
     if PROFILER not in known:
         return []

@@ -3,8 +3,9 @@
     PYTHONPATH=. python benchmarks/own_cost/recording_size.py [--gigabytes 2] [--place FOLDER]
 
 Writes traces as torch.profiler would, eight ranks of 100,000 events each and one trace of as many
-gigabytes as given, and runs `commprof report` on each in its own process. Demanded are at most 10 s
-of processor time for the former, and at most 1 GB of memory (largest resident set) for the latter.
+gigabytes as given, and runs `commprof report` on each in its own process. Demands: at most 10 s of
+processor time for the eight ranks, and at most 1 GB of memory (largest resident set) for the large
+trace.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def main() -> int:
 
 
 def _events(rank: int) -> list[Event]:
-    """Yields events: a seventh are kernels and ranges, the rest are ignored by commprof."""
+    """Yields events: a seventh of them are kernels and ranges; commprof ignores the rest."""
     steps = EVENTS // (7 * PER_STEP)
     own = rank_events(min(rank, 1), steps=steps)
     passed = {**kernel("gemm", 0, 1), "cat": "ac2g", "id": 1}
@@ -60,7 +61,7 @@ def _events(rank: int) -> list[Event]:
 
 
 def _write_large(path: Path, size: float) -> int:
-    """Writes one rank's events repeatedly, each time later, so that all steps differ."""
+    """Writes one rank's events repeatedly, each time with later times, so that all steps differ."""
     steps = 1000
     events = rank_events(0, steps=steps)
     noise = [

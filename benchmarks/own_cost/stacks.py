@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import commprof
 from benchmarks.judging.demands import at_most, judged
 
-#: Frames below the call. A training script has about 15, in a framework about 40.
+#: Numbers of frames below the call. A training script has about 15, in a framework about 40.
 DEPTHS = (5, 20, 60)
 MOST_US = 15.0
 CALLS, REPEATS, TURNS = 200, 10, 4
@@ -42,7 +42,8 @@ def main() -> int:
                 tempfile.TemporaryDirectory() as folder,
                 commprof.profile(folder, stacks=has_stacks),
             ):
-                below(depth, call_us)  # the first stacks are new ones, which are written down
+                # uncounted: the first stacks are new and are written to the trace
+                below(depth, call_us)
                 times_us[has_stacks] += [below(depth, call_us) for _ in range(REPEATS)]
         medians = statistics.median(times_us[False]), statistics.median(times_us[True])
         rows.append((depth, *medians, medians[1] - medians[0]))
@@ -54,7 +55,7 @@ def main() -> int:
 
 
 def below(depth: int, measure: Callable[[], float]) -> float:
-    """Calls ``measure`` below so many frames."""
+    """Calls ``measure`` below this number of frames."""
     return below(depth - 1, measure) if depth else measure()
 
 

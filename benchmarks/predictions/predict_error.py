@@ -2,14 +2,14 @@
 
     PYTHONPATH=. python benchmarks/predictions/predict_error.py --results points.jsonl --minutes 10
 
-Fitted at 2 ranks and one bandwidth, the model predicts 4 and 8 ranks, other bandwidths, bucket caps
-and hooks; each point is then run, between hosts that are network namespaces with a rate limit
-(which needs root), and compared: median step, predicted divided by measured. The bounds "no
-overlap" and "perfect overlap" are compared too. With --results, points in the file are not run
-again, so a study can continue where it stopped. `--transformer` does the same for the transformer
-workload on this host: caps and hooks at 2 ranks; both may share a file. A run is repeated, up to
-four times in all, if the hypervisor took more than `MOST_STOLEN` of its processor time. The exit
-code is 1 if a demand is not met.
+The model is fitted at 2 ranks and one bandwidth. It predicts 4 and 8 ranks, other bandwidths,
+bucket caps and hooks. Each predicted point is then run, between hosts that are network namespaces
+with a rate limit (which needs root), and the median step is compared: predicted divided by
+measured. The bounds "no overlap" and "perfect overlap" are compared too. With --results, points in
+the file are not run again, so a study can continue where it stopped. `--transformer` does the same
+for the transformer workload on this host, with caps and hooks at 2 ranks; both studies may share a
+file. A run is repeated, up to four times in all, if the hypervisor took more than `MOST_STOLEN` of
+its processor time. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ from tests.support.machines import netns
 MIB = 1 << 20
 STEPS, TRANSFORMER_STEPS = 14, 12
 BURST_KIB = 64
-#: Queue of a link, so long that no packet is lost: a loss would cost TCP a large part of a step.
+#: Length of a link's queue, so long that no packet is lost: a loss would cost TCP a large part of a
+#: step.
 QUEUE = "2s"
-#: CUBIC, Linux's default, ends slow start when the delay rises (HyStart), as it does on a link that
-#: ranks share: the window stays below a message, whose rest then waits for a round trip through the
-#: other ranks' queues. This occurred in some steps only, 90 ms of 350 with fp16 on 8 ranks at 80
-#: Mbit/s, and is not in the model. It does not occur with Reno, which fills the link.
+#: CUBIC, Linux's default, ends slow start when the delay rises (HyStart). On a link that ranks
+#: share, the delay does rise. The window then stays smaller than a message, and the rest of the
+#: message waits for a round trip through the other ranks' queues. This happened in some steps only,
+#: took 90 of 350 ms with fp16 on 8 ranks at 80 Mbit/s, and is not in the model. It does not happen
+#: with Reno, which fills the link.
 CONGESTION = "reno"
 #: In the order of backward: ms of each layer, and MB of its gradient.
 BACKWARD_MS = (20, 12, 25, 8, 16, 30, 10, 14, 22, 18)
@@ -65,8 +67,8 @@ RATES_MBIT = (80, 160, 320)
 FITTED_MBIT, FITTED_RANKS = 160, 2
 HOOKS = ("", "fp16", "topk:ratio=0.05")
 RANKS = (4, 8)
-#: Allowed errors: mean, and worst. The transformer's steps differ by more than that from run to
-#: run, so there is no demand on a single step.
+#: Allowed errors: mean, and worst. The transformer's steps differ by more than the allowed worst
+#: error from run to run, so there is no demand on a single step.
 MEAN, WORST = 0.05, 0.15
 ERRORS = {
     "model": "error",
@@ -148,9 +150,9 @@ def _read(world: Path) -> list[RecordedJob]:
 
 
 def fitted(directory: Path) -> Replay:
-    """Fits 2 ranks at one bandwidth: each hook with the finest buckets and with a single one.
+    """Fits 2 ranks at one bandwidth: each hook with the finest buckets and with a single bucket.
 
-    Small buckets are recorded because others hide the latency.
+    Small buckets are recorded because large buckets hide the latency.
     """
     base: list[RecordedJob] = []
     for hook, cap in itertools.product(HOOKS, (FINEST, ONE)):
@@ -164,9 +166,9 @@ def transformer(directory: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """Predicts and measures caps and hooks at 2 ranks on this host, from one cap with each hook.
 
     This machine's speed drifts by more than the demanded error from minute to minute. So all
-    settings run in shuffled rounds, the replayed setting twice in each. The measured step of a
-    setting is its median ratio to the replayed setting in the same round, times the median step of
-    the replayed run.
+    settings run in shuffled rounds; each round runs the replayed setting twice. The measured step
+    of a setting is its median ratio to the replayed setting in the same round, times the median
+    step of the replayed run.
     """
     asked = list(itertools.product(TRANSFORMER_CAPS_MIB, HOOKS))
     replayed = (1.0, "")
@@ -250,7 +252,7 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
 
 
 def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
-    """Demands on the model's errors at all points of one study."""
+    """Checks the demands on the model's errors at all points of one study."""
     found = errors(rows)
     mean, worst = (100 * value for value in found["model"])
     of_transformer = is_transformer(rows[0])
@@ -314,7 +316,7 @@ def _study(
 def _undisturbed(
     point: Point, directory: Path, scale: float = 1.0
 ) -> tuple[list[RecordedJob], int, float]:
-    """Repeats `record` while the hypervisor takes too much; also returns its share of the last."""
+    """Repeats `record` while the hypervisor steals too much time; also returns the stolen share."""
     for attempt in range(_TRIES):
         stolen = Stolen()
         measured, lost = record(point, directory / f"try_{attempt}", scale)

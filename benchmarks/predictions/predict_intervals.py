@@ -4,12 +4,12 @@
         --minutes 8
 
 Every job trains the `timed` workload over gloo on this host, with random compute and gradients: at
-2, 3 and 4 ranks with one bucket cap, and at one of these sizes with another cap. Each size is
-predicted from the other two, of which one is the held-out setting, and the other cap from all
-three, with two held-out settings. An interval holds if it contains the median step of the run. The
-same is counted for the range of sampling and fit alone, and for that range widened by the worst
-held-out error. With --results, jobs in the file are not run again. The exit code is 1 if fewer than
-95 of 100 intervals hold.
+2, 3 and 4 ranks with one bucket cap, and at one of these world sizes with another cap. Each world
+size is predicted from the two other sizes, one of which is the held-out setting. The other cap is
+predicted from all three sizes, with two held-out settings. An interval holds if it contains the
+median step of the run. The same is counted for two other intervals: the range of sampling and fit
+alone, and this range widened by the worst held-out error. With --results, jobs in the file are not
+run again. The exit code is 1 if fewer than 95 of 100 intervals hold.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from commprof.launch.job import Job
 STEPS = 25
 SIZES = (2, 3, 4)
 MIB = 1 << 20
-#: Number of 100 intervals that must hold.
+#: Number of intervals of 100 that must hold.
 HOLD = 95
 
 
@@ -85,7 +85,7 @@ def predictions(number: int, directory: Path) -> Iterator[dict[str, Any]]:
 def _row(
     number: int, given: Sequence[RecordedJob], scenario: Scenario, run: RecordedJob
 ) -> dict[str, Any]:
-    """Returns a row; the model is made from ``given``, and replays the one with most ranks."""
+    """Returns a row; the model is made from ``given``, and replays the one of most ranks."""
     *others, base = given
     profile, _ = build_profile([], list(given), [each.source for each in given])
     answers = answer(Replay(base.schedule, profile), [scenario], given, others, None, float("nan"))
@@ -110,7 +110,7 @@ def _row(
 
 
 def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
-    """Demands that the intervals hold at their rate; two other kinds are only shown."""
+    """Checks that enough intervals hold; two other kinds of intervals are only shown."""
     held, in_range, in_worst = (
         sum(row[name] for row in rows) for name in ("holds", "range_holds", "worst_error_holds")
     )

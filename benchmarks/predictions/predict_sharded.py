@@ -4,17 +4,17 @@
         --minutes 10
 
 One setting is recorded (FSDP2 on 2 ranks, 160 Mbit/s, fp32) and fitted to its own collectives. From
-it other ranks, rates, types, wrapped blocks, accumulation and HSDP are predicted; each is then run
-between hosts that are network namespaces with a rate limit (which needs root): median step,
-predicted divided by measured. Two answers that need no model are compared too: the step as it is
-now, and perfect overlap. Because other jobs may slow the machine down, the run with the shortest
-median step counts of several runs of a setting. All namespaces share this host's cores, and a
-prediction includes that. Studies: the `timed` workload, which sleeps; the `transformer`, which
-computes; and `ddp`, the transformer under DDP, with other ranks and rates. In bf16 the transformer
-reduces gradients only: with parameters in bf16 it would compute in bf16 too, which a recording in
-fp32 does not show. With --results, points in the file are not run again; a recording of an hour
-in which the machine is faster or slower predicts them wrongly where ranks wait for cores. The exit
-code is 1 if a demand is not met.
+it other ranks, rates, types, wrapped blocks, accumulation and HSDP are predicted; each predicted
+setting is then run between hosts that are network namespaces with a rate limit (which needs root),
+and the median step is compared: predicted divided by measured. Two answers that need no model are
+compared too: the step as it is now, and perfect overlap. Because other jobs may slow the machine
+down, a setting is run several times, and only the run with the shortest median step counts. All
+namespaces share this host's cores, and a prediction includes that. Studies: the `timed` workload,
+which sleeps; the `transformer`, which computes; and `ddp`, the transformer under DDP, with other
+ranks and rates. In bf16 the transformer reduces gradients only: with parameters in bf16 it would
+compute in bf16 too, which a recording in fp32 does not show. With --results, points in the file are
+not run again; if the machine has become faster or slower since, a new recording predicts these
+points wrongly where ranks wait for cores. The exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tests.support.machines import netns
 STEPS = 12
 #: Runs of the recorded setting, and of each point.
 BASE_RUNS, RUNS = 3, 2
-#: In forward order: ms of each layer's backward, MB of its parameters.
+#: In forward order: ms of each layer's backward, and MB of its parameters.
 BACKWARD_MS = (40, 60, 30, 50, 45)
 PARAMETER_MB = (0.4, 0.9, 0.6, 1.2, 0.3)
 TIMED = (
@@ -65,9 +65,10 @@ TRANSFORMER = "transformer:vocab=512,d_model=128,feedforward=512,layers=6,sequen
 RATES_MBIT = (80, 160, 320)
 #: Rates that were not used when the method was developed.
 TRANSFORMER_RATES_MBIT = (60, 120, 240)
-#: Eight ranks also have a slower link: at the fastest one they wait for the cores that they share.
+#: Eight ranks also get a slower link, because on the fastest link they wait for the cores that they
+#: share.
 SLOWER_MBIT_OF_8 = {"timed": 40, "transformer": 30}
-#: Ranks, and those that share one copy of the model; HSDP if they are fewer than all.
+#: Number of ranks, and number of ranks that share one copy of the model; HSDP if fewer than all.
 SHAPES = ((2, 2), (4, 4), (4, 2), (8, 8), (8, 4))
 TRANSFORMER_SHAPES = SHAPES[:4]
 DTYPES = ("fp32", "bf16")
@@ -112,7 +113,7 @@ class Point:
 
     @property
     def gather_dtype(self) -> str:
-        """Type of gathered parameters; that of a workload which computes stays as it is."""
+        """Type of gathered parameters; a workload that computes keeps its type."""
         return self.dtype if self.workload == "timed" else "fp32"
 
     @property
@@ -147,12 +148,12 @@ def points(seed: int = 0) -> list[Point]:
 
 
 def transformer_points(seed: int = 0) -> list[Point]:
-    """Returns points with real compute, in an order as fair."""
+    """Returns points with real compute; any leading part of them is a fair sample."""
     return _shuffled("transformer", TRANSFORMER_SHAPES, TRANSFORMER_RATES_MBIT, seed)
 
 
 def ddp_points(seed: int = 0) -> list[Point]:
-    """Returns points of the transformer under DDP, in an order as fair."""
+    """Returns points of the transformer under DDP; any leading part of them is a fair sample."""
     rates = itertools.product(DDP_RANKS, TRANSFORMER_RATES_MBIT)
     found = [Point(ranks, 1, rate, workload="transformer") for ranks, rate in rates]
     random.Random(seed).shuffle(found)
@@ -279,7 +280,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
 
 
 def demands(rows: Sequence[dict[str, Any]], study: str) -> list[Demand]:
-    """Demands on the model's errors at all points of one study."""
+    """Checks the demands on the model's errors at all points of one study."""
     mean, worst = (100 * value for value in summary(rows)["predicted"])
     apart = [
         row

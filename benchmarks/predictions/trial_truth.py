@@ -1,23 +1,23 @@
-"""Tests that trials name the best candidate on a slow link, and none if nothing can be won.
+"""Tests that trials name the best candidate on a slow link, and no candidate if none can help.
 
     PYTHONPATH=. python benchmarks/predictions/trial_truth.py all --out DIR --minutes 40
     PYTHONPATH=. python benchmarks/predictions/trial_truth.py summary --out DIR
     PYTHONPATH=. python benchmarks/predictions/trial_truth.py all --sharded --out DIR
 
 Two ranks train the `timed` workload, whose compute is sleeps of known length. `truth` runs every
-candidate alone for many steps, in passes of other order; `link` and `loopback` are trials, at
+candidate alone for many steps, in passes that differ in order; `link` and `loopback` are trials, at
 1 Gbit/s between two hosts made of network namespaces (which need root) and without a limit on this
 host. `all` alternates: passes of truth before, between and after the trials on the link.
 
 The two kinds of trials train different jobs, see LINK_WORKLOAD and LOOPBACK_WORKLOAD. On the link a
 step exchanges 12 MB during a backward pass of 12 ms; on loopback it exchanges 1 MB during one of
-48 ms, which hides nearly all of it. On loopback no candidate is recommended because of the
-headroom: without any exchange a step is under 10 % shorter, and the verdict ends with that,
-whatever the candidates did. It does not show the verdict on the link's job on loopback.
+48 ms, which hides nearly all of it. On loopback the verdict is based on headroom alone: without any
+exchange a step is less than 10 % shorter, so no candidate is recommended, whatever the candidates
+did. The study does not show the verdict on the link's job on loopback.
 
 --sharded does the same with settings of FSDP2 at 300 Mbit/s; fixed runs set them with `--fsdp`. A
-rank sends 8 MB per step, half of it for gradients; 4 MB if parameters are gathered only once and
-gradients are reduced in bf16.
+rank sends 8 MB per step, half of them for gradients. It sends 4 MB if parameters are gathered only
+once and gradients are reduced in bf16.
 
 Each run appends one line to DIR/results.jsonl, and is not repeated while the line is there, so the
 study can be stopped at any time. A run that fails or does not end within two minutes leaves its
@@ -72,7 +72,7 @@ from tests.support.machines import netns
 
 #: Includes "hierarchical": each host has one rank, so its means go over gloo.
 CANDIDATES = "fp16,int8,topk:ratio=0.01,powersgd:rank=2,hierarchical"
-#: 12 MB of gradients, 96 ms on the link, during a backward of 12 ms: the fewer bytes the better.
+#: 12 MB of gradients, 96 ms on the link, during a backward of 12 ms: fewer bytes are always better.
 LINK_WORKLOAD = (
     "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=3,gradient_mb=3,bucket_cap_mb=1,"
     "gradients=normal"
@@ -281,7 +281,7 @@ def _all(args: argparse.Namespace) -> Iterator[Row]:
 def _run(study: Study, rate: str, workload: str, setting: str = "", **job: Any) -> Iterator[Path]:
     """Runs two ranks on hosts joined by a link, or on this host; returns the run directory.
 
-    ``setting`` is one of FSDP2, used from the third step on.
+    ``setting`` is a setting of FSDP2, used from the third step on.
     """
     directory = Path(tempfile.mkdtemp(prefix="trial_truth"))
     try:
@@ -311,7 +311,8 @@ def _run_on_hosts(job: Job, rate: str, setting: str) -> None:
             **{"PYTHONPATH": os.environ.get("PYTHONPATH", ""), variables.FSDP: setting},
         }
         ranks = [
-            # Namespaces share /dev/shm: without a name they would count as one host.
+            # Namespaces share /dev/shm, so without a name of their own they would count as one
+            # host.
             hosts.popen(i, command, {**common, "RANK": str(i), "COMMPROF_HOST": f"host{i}"})
             for i in range(2)
         ]

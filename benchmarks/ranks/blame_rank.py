@@ -1,7 +1,7 @@
-"""One rank that runs the jobs of ``benchmarks/attribution/blame.py``, one capture each.
+"""One rank that runs the jobs of ``benchmarks/attribution/blame.py``, each in its own capture.
 
-``python -m benchmarks.ranks.blame_rank JOBS DIR``: JOBS is a JSON list of jobs, programs as
-``tests/support/builders/blame.py`` describes them; job i leaves its traces in DIR/i.
+``python -m benchmarks.ranks.blame_rank JOBS DIR``: JOBS is a JSON list of jobs, which are programs
+described in ``tests/support/builders/blame.py``; job i leaves its traces in DIR/i.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Rank:
     def _call(self, op: str, group: str, root: int, slow_ms: float) -> None:
         members = self._job["groups"][group]
         send, receive = torch.ones(64), [torch.zeros(64) for _ in members]
-        if slow_ms:  # as many bytes as loopback transfers in this time
+        if slow_ms:  # sends as many bytes as loopback transfers in this time
             send = torch.ones(int(slow_ms * self._job["floats_per_ms"]))
         to = self._groups[group]
         mine = receive if self._rank == root else None

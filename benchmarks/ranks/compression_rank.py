@@ -64,7 +64,7 @@ class OneBucket(nn.Module):
 
 
 def gradients(numel: int, seed: int, count: int) -> list[torch.Tensor]:
-    """Returns normals with 12 scales from 1e-5 to 1e-2, like a model's layers."""
+    """Returns normal values with 12 scales from 1e-5 to 1e-2, like a model's layers."""
     generator = torch.Generator().manual_seed(seed)
     scales = torch.logspace(-5, -2, 12).repeat_interleave(-(-numel // 12))[:numel]
     return [(torch.randn(numel, generator=generator) * scales).view(-1, 1024) for _ in range(count)]
@@ -102,7 +102,8 @@ def exchange(names: list[str], size_mb: float, rounds: int, interface: str) -> d
             dist.barrier()
             sent = _sent_bytes(interface)
             elapsed = _step(models[name], batch[turn % len(batch)])
-            dist.barrier()  # bytes still queued for the link are sent before it
+            # this barrier ends after the bytes that are still queued for the link are sent
+            dist.barrier()
             sent = _sent_bytes(interface) - sent
             if turn >= WARMUP:
                 out[name]["ms"].append(_slowest(elapsed) * 1e3)
@@ -113,9 +114,9 @@ def exchange(names: list[str], size_mb: float, rounds: int, interface: str) -> d
 
 
 def sum_of_halves(size_mb: float, rounds: int, interface: str) -> dict[str, Any]:
-    """Times all-reduces of equally many bytes as fp16 and as uint8, and our sum of two arrays.
+    """Times all-reduces of equal bytes as fp16 and as uint8, and our sum of two arrays.
 
-    Both sum into memory that is paged in already.
+    Both write sums into memory that is already paged in.
     """
     numel = int(size_mb * 1e6 / 2)
     halves, small = torch.ones(numel, dtype=torch.float16), torch.ones(2 * numel, dtype=torch.uint8)
@@ -227,7 +228,7 @@ def _losses(options: TransformerOptions, name: str, seed: int, steps: int) -> li
 
 
 def _step(model: nn.Module, gradient: torch.Tensor) -> float:
-    """Returns the seconds of a backward pass, which adds to gradients that are paged in already."""
+    """Returns the seconds of a backward pass, which adds to gradients that are already paged in."""
     model.zero_grad(set_to_none=False)
     begin = time.perf_counter()
     model(gradient).backward()

@@ -1,6 +1,6 @@
 """Ranks of a job in network namespaces, forked from a process that has imported torch once.
 
-Cold starts of many ranks cost a small machine more than the steps that are to be measured.
+On a small machine, cold starts of many ranks take longer than the measured steps.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def run(
 ) -> Path:
     """Runs the job, with ranks in namespaces or on this host; returns the world's directory.
 
-    ``bucket_cap_mb`` is that of the transformer workload, which has no option for it; 0 for DDP's
-    own. FSDP2 gathers and reduces in these types; it computes in the type that it gathers.
+    ``bucket_cap_mb`` applies to the transformer workload, which has no option for it; 0 means DDP's
+    default. FSDP2 gathers and reduces in these types; it computes in the type that it gathers.
     """
     directory = world_directory(run_directory, job.world_size)
     directory.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def _rank(
     if (gather_dtype, reduce_dtype) != ("fp32", "fp32"):
         _share_in(gather_dtype, reduce_dtype)
     run_rank(job)
-    time.sleep(0.02)  # as the worker's own main does, for gloo's threads
+    time.sleep(0.02)  # waits for gloo's threads, like the main function of a worker
 
 
 def _share_in(gather_dtype: str, reduce_dtype: str) -> None:

@@ -75,7 +75,7 @@ class _Job:
             return
         end = time.thread_time() + self._job["delay_ms"] / 1e3
         while time.thread_time() < end:
-            torch.mm(self._inputs, self._weight)  # the same load on the machine as the model's
+            torch.mm(self._inputs, self._weight)  # loads the machine like the model
 
 
 def _move(turn: int) -> None:

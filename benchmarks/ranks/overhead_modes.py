@@ -42,8 +42,9 @@ def recorded(
 ) -> Iterator[tuple[Callable[[], AbstractContextManager[Any]], Callable[[], None]]]:
     """Puts a process into one mode: returns the context of each turn, and the end of a step.
 
-    ``mode`` is "plain", "torch.profiler", or of commprof "always-on", "full", "full, attached", or
-    "full, hook" with the mean all-reduce inside commprof's hook, as a compressor would be.
+    ``mode`` is "plain", "torch.profiler", or a mode of commprof: "always-on", "full", "full,
+    attached", or "full, hook". "full, hook" has the mean all-reduce inside commprof's hook, in
+    place of a compressor.
     """
     if mode == "plain":
         yield nullcontext, _nothing
@@ -57,7 +58,8 @@ def recorded(
             if attached:
                 attachment = commprof.attach(model)
                 if attached == "hook":
-                    assert attachment.bucket_hook is not None  # reading it registers the hook
+                    # reading this property registers the hook
+                    assert attachment.bucket_hook is not None
             yield nullcontext, profiler.step
 
 

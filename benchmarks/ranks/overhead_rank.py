@@ -1,11 +1,11 @@
-"""The processes of ``overhead.py``: single calls on a backend that does nothing; ranks in turns.
+"""The processes of ``overhead.py``, which make single calls or train in turns.
 
-``overhead_rank.py serve SOCKET`` imports torch, and never commprof, and forks a rank for each line
-of JSON on its standard input. Such a rank writes to that socket when it is warm; each request has
-the number of steps to count and of those to run before. ``overhead_rank.py collectives ROUNDS
-[BACKEND]`` prints times of calls as JSON, on two ranks of the fake backend, which does nothing, or
-on one rank of another. ``overhead_rank.py counted JSON`` is one rank under valgrind, for
-``instructions.py``.
+``overhead_rank.py serve SOCKET`` imports torch, but never commprof, and forks a rank for each line
+of JSON on its standard input. A rank writes to SOCKET when it is warm. Each request to a rank has
+the number of steps to count, and the number of steps to run before them. ``overhead_rank.py
+collectives ROUNDS [BACKEND]`` prints times of calls as JSON, on two ranks of the fake backend,
+which does nothing, or on one rank of another backend. ``overhead_rank.py counted JSON`` is one rank
+under valgrind, for ``instructions.py``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ SIZES = {
     "large": (8, 1024, 96, 4.0),
 }
 WARM_UP_STEPS = 4
-#: A ring holds the records of two such blocks: no record is dropped, which would take less time.
+#: A ring holds the records of two such blocks, so no record is dropped; dropping would take less
+#: time.
 COLLECTIVES_PER_BLOCK = 1000
 _PERF_EVENT_OPEN = {"x86_64": 298, "aarch64": 241}
 #: perf_event_open(2): hardware instructions, and the clock of the thread.
@@ -130,8 +131,9 @@ def training(
 def random_holes() -> list[bytearray]:
     """Returns the memory between holes of random size in this process's memory.
 
-    Processes forked from one would have equal layouts, and what a mode allocates would shift its
-    tensors always by the same amount: a plain process with other holes took 1.7 % longer.
+    Without the holes, all forks of a process would have equal layouts, and a mode's own allocations
+    would always shift its tensors by the same amount. A plain process with other holes took 1.7 %
+    longer.
     """
     order = random.Random(os.getpid())
     kept = [bytearray(64 * order.randrange(1, 2000)) for _ in range(400)]
@@ -197,7 +199,7 @@ def turn(
 
 
 def counter(kind: int, config: int) -> Callable[[], int] | None:
-    """Opens a counter of this thread in user mode; None if kernel or machine has none."""
+    """Opens a counter of this thread in user mode; None if the machine has no such counter."""
     number = _PERF_EVENT_OPEN.get(platform.machine())
     if number is None:
         return None

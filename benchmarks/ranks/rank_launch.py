@@ -14,10 +14,12 @@ from tests.support.machines import netns
 from tests.support.machines.fork_server import Forked
 from tests.support.machines.ranks import free_port
 
-#: Burst that an idle link passes at once, by rate: tc's token bucket needs more if it fills faster.
+#: Burst that an idle link transfers at once, by rate: tc's token bucket must be larger if it fills
+#: faster.
 BURSTS = {"1gbit": "128kb", "10gbit": "1mb"}
-#: BBR paces by timers, which come late on busy cores and leave the link idle: with it plain sockets
-#: took 13.4 and 14.4 ms for 12.5 MB each way at 10 Gbit/s, with Reno 10.3 and 12.3 ms in turns.
+#: BBR paces by timers. On busy cores timers fire late and leave the link idle. In alternating
+#: measurements, plain sockets took 13.4 and 14.4 ms with BBR for 12.5 MB each way at 10 Gbit/s, and
+#: 10.3 and 12.3 ms with Reno.
 CONGESTION = "reno"
 
 
@@ -26,7 +28,8 @@ def on_this_host(
 ) -> Any:
     """Runs ``count`` ranks of a script with a JSON argument; returns rank 0's last JSON line.
 
-    forked: ranks are forks of a Python that has imported torch, for parts that take no times.
+    ``forked``: ranks are forks of a Python that has imported torch, for parts that measure no
+    times.
     """
     common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     words = [str(script), json.dumps(arguments)]
@@ -49,7 +52,7 @@ def on_this_host(
 def on_hosts(
     script: Path, hosts: int, ranks_per_host: int, rate: str, arguments: dict[str, Any]
 ) -> Any:
-    """Runs ranks as ``on_this_host``, on hosts joined by links of a rate, in order of hosts."""
+    """Runs ranks like ``on_this_host``, but on hosts joined by links of a given rate."""
     if reason := netns.unavailable():
         raise SystemExit(f"no network namespaces here: {reason}")
     count = hosts * ranks_per_host

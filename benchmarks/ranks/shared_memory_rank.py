@@ -74,14 +74,14 @@ def _one_size(size: int, named: dict[str, dist.ProcessGroup], rounds: int) -> di
 
 def _transformer() -> tuple[nn.Module, torch.Tensor]:
     workload = Transformer()
-    # Few samples, because in a long step the communication would be lost in the noise.
+    # Few samples, because in a long step the communication would be smaller than the noise.
     trainee = workload.build(Shard(dist.get_rank(), dist.get_world_size(), 2, 1, 0))
     tokens = next(iter(trainee.batches(0))).inputs
     return trainee.model, tokens
 
 
 def _mlp() -> tuple[nn.Module, torch.Tensor]:
-    """Returns 25,005,000 parameters with a short backward: most of a step is communication."""
+    """Returns a model of 25,005,000 parameters, whose step is mostly communication."""
     width = 5000
     layers = [nn.Linear(1000, width), nn.ReLU(), nn.Linear(width, 4000, bias=False)]
     return nn.Sequential(*layers), torch.randn(16, 1000)

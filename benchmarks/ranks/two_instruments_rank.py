@@ -25,7 +25,7 @@ STEPS = 30
 HELD_UP_S = 0.02
 #: Duration of an operator that needs no core.
 REST_S = 0.005
-#: Workloads in which other threads than the one with the profiler issue collectives.
+#: Workloads in which threads other than the profiler's thread issue collectives.
 ALL_THREADS = ("powersgd",)
 #: Size of the matrices that are multiplied during collectives, by backend.
 MATRIX = {"gloo": 512, "nccl": 4096}
@@ -118,7 +118,7 @@ def ddp(rank: int, rests: bool) -> Callable[[int], None]:
 
 
 def fsdp2(rank: int, rests: bool) -> Callable[[int], None]:
-    """Trains under FSDP2 with a unit per layer: it waits in hooks of forward and backward."""
+    """Trains under FSDP2 with a unit per layer: the waits are in hooks of forward and backward."""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(1)
@@ -239,8 +239,8 @@ def without_core_ns() -> int:
 def use_one_gpu() -> None:
     """Makes the first GPU the device of all tensors, although another rank uses it too.
 
-    NCCL refuses two ranks of one host on one GPU. With a host identity of its own, each rank is
-    taken for one of another host, and they exchange data through sockets.
+    NCCL refuses two ranks of one host on one GPU. Each rank gets a host identity of its own, so
+    NCCL takes the ranks for ranks of different hosts, and they exchange data through sockets.
     """
     os.environ |= {"NCCL_HOSTID": os.environ["RANK"], "NCCL_SOCKET_IFNAME": "lo"}
     torch.set_default_device("cuda:0")

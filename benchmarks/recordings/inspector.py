@@ -7,10 +7,10 @@
 
 ``truth`` draws simulated jobs of 8 to 2,048 ranks with one, two or no late processes, tensor, data,
 pipeline and expert groups, broadcasts and reduces, sends and recvs, lost records, overflown rings,
-and host clocks that are off by hours, and compares what `commprof report` finds with what was
-simulated; beside it, the process with the lowest bandwidth, which other tools name. Jobs in the
-results file are not repeated. ``speed`` writes logs of 2,048 ranks, of which a part of the records
-is lost, and reads them in turns with Python's json and, if installed, DuckDB.
+and host clocks that are off by hours. It compares the findings of `commprof report` with the
+simulated truth, and with the process of the lowest bandwidth, which other tools name. Jobs in the
+results file are not repeated. ``speed`` writes logs of 2,048 ranks, which lack the part --lost of
+their records. It reads them in turns with commprof, Python's json and, if installed, DuckDB.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ LAYOUTS = (
 )
 LARGE = ((8, 256, 1, 12),)
 RANKS, COMMUNICATORS = 2048, 3
-#: The plugin writes whole microseconds, and the kernels of a call end some microseconds apart. This
-#: is in no log: where all ranks arrive together, a later end looks like waiting. So a rank's time
-#: in a call is known to a microsecond at best, its waiting as well as its transfer.
+#: The plugin writes whole microseconds, and the kernels of a call end some microseconds apart. No
+#: log shows this difference: if all ranks arrive together, a later end looks like waiting. So a
+#: rank's waiting and transfer in a call are known to a microsecond at best.
 _RESOLUTION_US = 1.0
-#: Jobs of each kind that are asked for.
+#: Number of jobs of each kind that the demands require.
 JOBS = 100
 
 
@@ -76,9 +76,10 @@ def main() -> int:
 
 
 def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
-    """Demands on the jobs: late processes, nobody accused, wait and transfer.
+    """Checks the demands on the jobs: late processes, false accusations, wait and transfer.
 
-    A process may be missed if it was late by less than the report says can be told in these logs.
+    A late process may be missed if it is late by less than the limit that the report states for
+    these logs.
     """
     late = [row for row in rows if row["late"]]
     clean = [row for row in rows if not row["late"]]
@@ -109,12 +110,12 @@ def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
 
 
 def beside_truth(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns in Markdown what stands beside the demands on these jobs."""
+    """Returns further results on these jobs in Markdown, which are printed beside the demands."""
     return "\n".join(text for text in (lowest_bandwidth(rows), wait_resolution(rows)) if text)
 
 
 def lowest_bandwidth(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns in Markdown what ranking by bandwidth, as other tools do, names in these jobs."""
+    """Returns in Markdown how often ranking by bandwidth, as other tools do, is right."""
     late = [row for row in rows if row["late"]]
     right = sum(row["lowest"] in row["late"] for row in late)
     waits = [row["lowest_waits"] for row in late if row["lowest_waits"] is not None]
@@ -128,7 +129,7 @@ def lowest_bandwidth(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def wait_resolution(rows: Sequence[dict[str, Any]]) -> str:
-    """Returns in Markdown by how much waiting is off, the microsecond of the demand included."""
+    """Returns in Markdown the error of waiting, including the allowed microsecond."""
     off = [row for row in rows if row.get("wait_excess_us") is not None]
     if not off:
         return ""
@@ -193,7 +194,7 @@ def _judged_job(seed: int, folder: Path) -> dict[str, Any]:
 def _error(job: SimulatedJob, result: InspectorResult) -> float:
     """Returns the largest relative error of the mean waiting and of any transfer.
 
-    Both are of one rank in one call, and both may be off by ``_RESOLUTION_US``.
+    Both times are of one rank in one call, and both may be wrong by ``_RESOLUTION_US``.
     """
     errors = [
         _beyond_resolution(row.transfer_us, float(np.median(transfers)))
@@ -208,7 +209,7 @@ def _beyond_resolution(found_us: float, true_us: float) -> float:
 
 
 def _waits_us(job: SimulatedJob, result: InspectorResult) -> tuple[float, float]:
-    """Returns the mean waiting of a rank in a call: found, and simulated."""
+    """Returns the mean waiting of a rank in a call, as found and as simulated."""
     groups = (*job.tensor, *job.data, *job.pipeline, *job.expert)
     records = sum(record.kind not in UNSPLIT for record in job.records)
     waited_us = sum(group.waited_us for group in groups)
@@ -298,7 +299,7 @@ def _speed(millions: float, lost: float, place: Path, kept: Lines, alone: bool) 
 
 
 def speed_demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
-    """Demands on the reading of logs: at least thrice NIXT's rate, and its whole job in 2 GB."""
+    """Checks the demands on reading logs: three times NIXT's rate, and NIXT's whole job in 2 GB."""
     found = []
     for row in sorted(rows, key=lambda row: (row["lost"], row["records"])):
         records, ours = row["records"], row["commprof report"]
@@ -389,7 +390,8 @@ def _write(folder: Path, records: int, lost: float) -> tuple[int, int]:
     draw = np.random.default_rng(1)
     a_rank = max(COMMUNICATORS, records // RANKS)
     calls = a_rank // COMMUNICATORS
-    # Sixteen texts with other times, of which each rank's is a copy with its own names.
+    # Sixteen texts with different times. Each rank's log is a copy of one text, with the rank's own
+    # names.
     texts = []
     for _ in range(16):
         lines = []

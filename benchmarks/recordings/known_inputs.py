@@ -1,12 +1,13 @@
-"""Runs commprof on inputs whose right figures are known, and prints both side by side.
+"""Runs commprof on inputs with known right figures, and prints commprof's figures beside them.
 
     PYTHONPATH=. python benchmarks/recordings/known_inputs.py ../shared/data/small
     PYTHONPATH=. python benchmarks/recordings/known_inputs.py FOLDER --jobs --only torch
 
 The folder holds small recordings and logs (``f01_copy_engine`` and so on, ``nccl``), and scripts
-that train (``t11_...``, ``torch``, ``libs``), which run with ``--jobs`` only. Each input is an
-entry of ``KNOWN``. An input that the folder lacks is "missing"; one whose mending is planned for
-later is "later" until it is right. The exit code is 1 if any other input is not right.
+that train (``t11_...``, ``torch``, ``libs``), which run only with ``--jobs``. Each input is an
+entry of ``KNOWN``. An input that the folder lacks is "missing". An input whose answer is to be
+mended later is "later" until the answer is right. The exit code is 1 if any other input is not
+right.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from benchmarks.judging.demands import Demand, judged, of_all
 
 ROOT = Path(__file__).parents[2]
 _LONGEST_S = 400
-#: Width of the columns with commprof's words and the right ones.
+#: Width of the two columns with commprof's answer and with the right answer.
 _WIDE = 60
 
 
 @dataclass(frozen=True)
 class Known:
-    """An input, what is asked about it, and the right answer."""
+    """An input, the question about it, and the right answer."""
 
     #: Path in the folder.
     path: str
@@ -48,16 +49,16 @@ class Known:
     shown: str | Callable[[str], bool]
     #: Pattern that must not be shown; empty if there is none.
     never: str = ""
-    #: Pattern of what is printed as commprof's answer; empty for ``shown``.
+    #: Pattern of the text that is printed as commprof's answer; if empty, ``shown`` is used.
     answer: str = ""
     #: True if ranks must train.
     job: bool = False
-    #: True if a later change is to make it right.
+    #: True if the answer is wrong now and a later change is to mend it.
     later: bool = False
 
 
 def at_path(path: str, right: object) -> Callable[[str], bool]:
-    """Accepts JSON whose value at a path such as ``runs.0.num_processes`` is the right one."""
+    """Accepts JSON that has the right value at a path such as ``runs.0.num_processes``."""
 
     def accepted(text: str) -> bool:
         try:
@@ -72,7 +73,7 @@ def at_path(path: str, right: object) -> Callable[[str], bool]:
 
 
 def pairs_agree(text: str) -> bool:
-    """Accepts exposed shares of which each second is within 1 % of a step of the first."""
+    """Accepts pairs of exposed shares whose second value is within 1 % of a step of the first."""
     shares = [
         0.0 if "none" in share else float(share.rpartition(" ")[2])
         for share in re.findall(r"Exposed communication: (none|[\d.]+ ms, [\d.]+)", text)
@@ -89,7 +90,7 @@ NO_CHANGE = "needs no change"
 
 
 def fitted(path: str, ranks: int, rate: str, alpha: str = r"[\d.]+") -> Known:
-    """A log of all_reduce: its ranks, its latency per step in us and its rate in GB/s."""
+    """Returns the entry of an all_reduce log: latency per step in us, rate in GB/s."""
     return Known(
         path,
         FIT,
@@ -100,7 +101,7 @@ def fitted(path: str, ranks: int, rate: str, alpha: str = r"[\d.]+") -> Known:
 
 
 def late_phase(ranks: int, late_ms: float) -> Known:
-    """The schedule in which rank N / 3 is late in forward."""
+    """Returns the entry of a schedule in which rank N / 3 is late in forward."""
     make = f"{{python}} {{input}} {{out}}/run {ranks} 40 --late-ms {late_ms:g} > {{out}}/made"
     return Known(
         "late_phase/make.py",
@@ -177,8 +178,8 @@ KNOWN = (
         never="no range of c10d",
         answer=r"What bounds it [^.]*|no range of c10d",
     ),
-    # All of nccl/ is 20 us + 100 GB/s of algbw: 175 GB/s of busbw at 8 ranks, 150 at 4; 20 us are
-    # 2 (n - 1) steps.
+    # All logs in nccl/ have 20 us latency and an algbw of 100 GB/s, which is a busbw of 175 GB/s at
+    # 8 ranks and 150 GB/s at 4 ranks. The 20 us are the time of 2 (n - 1) steps.
     fitted("nccl/rccl_hipevt_all_reduce.log", 8, "175", r"1\.43"),
     fitted("nccl/rccl_nohipevt_all_reduce.log", 8, "175", r"1\.43"),
     fitted("nccl/rccl_O0_in_place_only.log", 8, "175", r"1\.43"),
@@ -385,7 +386,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Answer:
-    """What commprof says of an input."""
+    """Commprof's answer on an input, and the verdict on it."""
 
     said: str
     #: "ok", "NOT ok", "later" or "missing".
@@ -397,7 +398,8 @@ def asked(known: Known, folder: Path, newer: str) -> Answer:
     path = folder / known.path
     if not path.exists():
         return Answer("", "missing")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as out:  # ranks may outlive it
+    # ranks may outlive the command
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as out:
         command = known.command.format(
             commprof=f"{shlex.quote(sys.executable)} -m commprof",
             python=shlex.quote(sys.executable),
@@ -437,7 +439,7 @@ def judge(known: Known, text: str) -> Answer:
 
 
 def demands(answers: list[Answer]) -> list[Demand]:
-    """Every input that is there, and not left for later, is right."""
+    """Checks that every input in the folder, except those marked "later", is right."""
     counted = [answer for answer in answers if answer.verdict in ("ok", "NOT ok")]
     right = sum(answer.verdict == "ok" for answer in counted)
     return [of_all("inputs with the right answer", right, len(counted), max(1, len(counted)))]

@@ -74,7 +74,7 @@ class TracedJob:
 
     ranks: int
     steps: int
-    #: All-reduces of a step, and operators with a kernel before each of them.
+    #: All-reduces of a step, and operators with a kernel before each all-reduce.
     all_reduces: int
     operators: int
 
@@ -98,10 +98,10 @@ def _trace(job: TracedJob, rank: int) -> Iterator[str]:
     base_ns = _BASE_NS + int(draw.integers(-5_000_000, 5_000_000))
     listed = list(range(job.ranks))
     about = {"ranks": job.ranks, "listed": listed, "rank": rank, "base_ns": base_ns}
-    # torch shortens long lists in arguments, and not in the head.
+    # torch shortens long lists in arguments, but not in the head of the file.
     told = str(listed) if job.ranks <= 32 else f"[{', '.join(map(str, listed[:30]))}, ...]"
     yield _HEAD % about
-    number, each_us = 1000 + 7 * rank, _STEP_US / job.all_reduces  # ids count from anywhere
+    number, each_us = 1000 + 7 * rank, _STEP_US / job.all_reduces  # ids may start at any number
     own_us = 0.6 * each_us / (job.operators + 1)
     for step in range(job.steps):
         begin_us = 1000.0 + _STEP_US * step
@@ -164,7 +164,7 @@ def write_dumps(folder: Path, ranks: int, entries: int) -> int:
     """Writes a Flight Recorder dump for each rank of a job that rank 1 hangs; returns their bytes.
 
     Collectives of the group of all ranks and of groups of 8 alternate. Rank 1 has not issued the
-    last one.
+    last collective.
     """
     folder.mkdir()
     size_bytes = 0

@@ -1,10 +1,10 @@
-"""Do two checkouts of commprof report the same of recordings? And how much CPU time do they take?
+"""Compares the reports of two checkouts of commprof on recordings, and their CPU times.
 
     PYTHONPATH=. python benchmarks/recordings/same_reports.py OTHER_CHECKOUT RECORDING...
 
-Each recording, or each one in a folder of recordings, is reported with `--format json` (or with
-`--all`, if it has no steps) by this checkout and by the other one, in turns. The exit code is 1 if
-a report differs. CPU times are the least of the turns, with the start of Python.
+This checkout and the other checkout report each recording in turns, with `--format json`, or with
+`--all` if the recording has no steps. A folder stands for all recordings in it. The exit code is 1
+if a report differs. A CPU time is the least of all turns, and includes the start of Python.
 """
 
 from __future__ import annotations

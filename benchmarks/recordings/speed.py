@@ -4,8 +4,8 @@
         [--trace rank0_of_16xA100.json.gz] [--old CHECKOUT] [--turns 2] [--results FILE]
 
 Each input is reported with ``--format json``, or as text if it is of dumps, by a process of its
-own; with ``--old``, in turns with another checkout, whose reports ``same_reports.py`` compares.
-Printed are medians over the turns.
+own; with ``--old``, in turns with another checkout (``same_reports.py`` compares the reports of two
+checkouts). Medians over the turns are printed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def demands(figures: dict[str, Any]) -> list[Demand]:
-    """Demands on CPU time and memory, with Python's start, of the inputs that were measured."""
+    """Checks the demands on CPU time, with Python's start, and memory of the measured inputs."""
     found = []
     for name, one in {**INPUTS, _TRACE: _OF_TRACE}.items():
         if name in figures:
@@ -110,7 +110,7 @@ def demands(figures: dict[str, Any]) -> list[Demand]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """Returns the figures as a table, beside those of the older version if it was measured."""
+    """Returns the figures as a table, beside the older version's figures if it was measured."""
     head = ("input", "MB read", "wall s", "CPU s", "MB", "old CPU s", "old MB", "ratio")
     rows = []
     for name, one in figures.items():

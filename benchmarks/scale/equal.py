@@ -7,9 +7,9 @@
 
 ``dump`` analyses exact schedules of all shapes (``tests/support/builders/exact``), random runs,
 jobs with parts removed (``tests/support/builders/removals.py``) and, with ``--folder``, runs and
-recordings in files; each random input is drawn from its number. It writes all figures that a report
-has: those of the result and those per step. Figures agree if they differ by less than 1e-9 of
-themselves. The exit code is 1 if any figure differs, or is in one file only.
+recordings in files; the index of a random input is its seed. It writes all figures of a report: the
+result's figures and the figures per step. Figures agree if their relative difference is less than
+1e-9. The exit code is 1 if a figure differs, or is in one file only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import numpy as np
 #: Largest difference of two figures that agree, as a fraction of the larger.
 TOLERANCE = 1e-9
 _SHOWN = 20
-#: Fields that name what the run's directory is, and not what happened in it.
+#: Fields that depend on where the run is stored, not on the run itself.
 _NAMES = ("directory", "path", "timeline", "drawn", "clocks_shared")
 
 Figures = dict[str, object]
@@ -111,7 +111,8 @@ def _of_world(run: Any) -> Figures:
         return {}
     try:
         result = world_result(run, seen)
-    except Exception as error:  # a run without measured steps: both versions must refuse it
+    # such as a run without measured steps, which both versions must refuse
+    except Exception as error:
         return {"refused": type(error).__name__}
     detail = world_detail(run, seen)
     return flat({"result": result, "detail": detail, "drawn timeline": detail.timeline})

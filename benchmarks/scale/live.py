@@ -1,17 +1,18 @@
 """Measures always-on mode's exchange between simulated hosts, with the real board and carrier.
 
 Each host is a process that stands for many ranks (``live_host.cpp``), all on this machine. A rank
-arrives 20 ms late in every step; after it has been named by every living host, another one is late.
-A host names a rank if that came last to eight world collectives in a row. In two further phases a
-host is killed, and the host above others (the root, if there is no other) is frozen and goes on.
+arrives 20 ms late in every step. After every living host has named this rank, another rank is late.
+A host names a rank that came last to eight world collectives in a row. In two further phases, a
+host is killed, and a host that is above others in the tree (the root, if there is no other) is
+frozen and then continues.
 
     python benchmarks/scale/live.py [--hosts 16] [--ranks 4096] [--trials 50] [-o FILE]
     python benchmarks/scale/live.py --hosts 16,128 --per-host 8 --trials 10 [-o FILE]
 
 It prints the figures of each phase; with ``-o`` it appends them to a file of results. From two
-numbers of hosts with as many ranks each it works out what one of 1,024 hosts takes, by a straight
-line. A rank makes 44 calls per second, and all hosts share this machine's cores: the times until a
-rank is named are those of a busy machine, and bytes and flows those of 44 calls per second.
+numbers of hosts, with equally many ranks per host, it extrapolates the cost of a job of 1,024 hosts
+along a straight line. A rank makes 44 calls per second; bytes and flows are for this rate. All
+hosts share this machine's cores, so the times until a rank is named are those of a busy machine.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ KINDS = ("world", "tp", "dp", "pp")
 
 
 class SimulatedHost:
-    """One process of ``live_host``, and the lines that it wrote."""
+    """One process of ``live_host``, and the lines that this process wrote."""
 
     def __init__(self, program: Path, host: int, hosts: int, per_host: int) -> None:
         self.host = host
@@ -75,7 +76,7 @@ class SimulatedHost:
             self.lines.append(line)
 
     def tell(self, line: str) -> None:
-        """Writes a command to the host, if it lives."""
+        """Writes a command to the host's process, if it is running."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(line + "\n")
@@ -85,7 +86,7 @@ class SimulatedHost:
 
     @property
     def named(self) -> int:
-        """The rank that came last to the newest collectives; -1 if it was not one rank."""
+        """Returns the rank that came last to all of the newest collectives; -1 without one."""
         same = len(self.newest_last) == IN_A_ROW and len(set(self.newest_last)) == 1
         return self.newest_last[0] if same else -1
 
@@ -122,7 +123,7 @@ def until_named(hosts: list[SimulatedHost], rank: int) -> float:
 
 
 def trials(living: list[SimulatedHost], number: int, per_host: int, seed: int) -> dict[str, Any]:
-    """Makes random ranks of living hosts late, one after another."""
+    """Makes random ranks of running hosts late, one after another."""
     chosen = random.Random(seed)
     times = []
     for _ in range(number):
@@ -175,7 +176,7 @@ def phase(hosts: list[SimulatedHost], number: int, per_host: int, seed: int) -> 
 
 
 def demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
-    """Demands on each phase of each measurement: the late rank is named, in little memory."""
+    """Checks the demands on each phase: hosts name the late rank, and need little memory."""
     found = []
     for row in rows:
         phases = {name: phase for name, phase in row.items() if isinstance(phase, dict)}
@@ -216,7 +217,7 @@ def _phases(hosts: list[SimulatedHost], per_host: int, trials: int) -> dict[str,
     few = max(3, trials // 5)
     result: dict[str, Any] = {"hosts": len(hosts), "ranks": len(hosts) * per_host}
     result["all live"] = phase(hosts, trials, per_host, 1)
-    # With hosts of three levels, host 3 has children; with two, no host but the root has.
+    # In a tree of three levels, host 3 has children; in a tree of two levels, only the root has.
     hosts[2].process.kill()
     living = [host for host in hosts if host.host != 3]
     result["a host killed"] = phase(living, few, per_host, 2)
@@ -233,9 +234,9 @@ def _phases(hosts: list[SimulatedHost], per_host: int, trials: int) -> dict[str,
 
 
 def on_paper(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns what a host takes in a job of ``_ON_PAPER`` hosts, all live, by a straight line.
+    """Extrapolates a host's cost in a job of ``_ON_PAPER`` hosts, all running, by a straight line.
 
-    ``rows``: results with as many ranks per host; the first and the last one count.
+    ``rows``: results with equally many ranks per host; only the first and the last row are used.
     """
     hosts = [row["hosts"] for row in rows]
     share = (_ON_PAPER - hosts[-1]) / (hosts[-1] - hosts[0])

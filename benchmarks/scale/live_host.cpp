@@ -1,14 +1,15 @@
-// One simulated host of a job in always-on mode, for live.py: its board and its
-// carrier are the real ones; one thread stands for the helper threads of all
-// its ranks.
+// One simulated host of a job in always-on mode, for live.py. Board and carrier
+// are the real code; one thread stands for the helper threads of all ranks of
+// the host.
 //
 //   live_host HOST HOSTS RANKS_PER_HOST TOKEN
 //
 // It writes its port, reads lines "peer HOST PORT TOKEN", "go BEGIN_NS", "late
-// RANK" and "end", and writes a line of JSON every 0.5 s. Ranks belong to the
-// whole world, tp groups of 8 neighbours, dp groups of the ranks with the same
-// place in their tp groups, and pp groups of 8 ranks that lie an eighth of the
-// world apart; a step of 0.25 s has 1, 4, 4 and 2 collectives of them.
+// RANK" and "end", and writes a line of JSON every 0.5 s. A rank belongs to
+// four groups: the world; a tp group of 8 neighbours; a dp group of the ranks
+// with the same place in their tp groups; a pp group of 8 ranks that are an
+// eighth of the world apart. A step of 0.25 s has 1, 4, 4 and 2 collectives of
+// these groups.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -41,7 +42,7 @@ constexpr const char* kNames[kKinds] = {"world", "tp", "dp", "pp"};
 struct Membership {
   ArrivalBoard::Group group;
   GroupKind kind;
-  uint32_t rank; // global
+  uint32_t rank; // rank in the world
   bool asks; // the first of this host's ranks in its group
 };
 
@@ -49,14 +50,15 @@ struct Counts {
   uint64_t known = 0;
   uint64_t partial = 0;
   uint64_t unknown = 0;
-  uint64_t correct = 0; // of those known or partial
+  uint64_t correct =
+      0; // number of correct ones among the known and partial ones
 };
 
 struct Asked {
   Membership* member;
   uint32_t seq;
   uint64_t issue_ns;
-  uint32_t late; // the group's late rank; none if it has no late one
+  uint32_t late; // the late rank of the group, or a value for "none"
   bool has_late;
 };
 
@@ -92,7 +94,7 @@ int main(int count, char** words) {
   const uint64_t token = std::strtoull(words[4], nullptr, 10);
   const uint32_t ranks = hosts * per_host;
   const int64_t ahead_ns =
-      int64_t(host - 1) * int64_t(kMs); // of rank 0's clock
+      int64_t(host - 1) * int64_t(kMs); // offset from rank 0's clock
   ClockTrack clock;
   clock.add({nowNs(), -ahead_ns, 1'000, 2'000});
   const std::shared_ptr<ArrivalBoard> board =
@@ -149,7 +151,7 @@ int main(int count, char** words) {
 
   Counts counts[kKinds];
   std::deque<Asked> open;
-  std::vector<uint32_t> world_last; // of the newest collectives
+  std::vector<uint32_t> world_last; // last ranks of the newest collectives
   uint64_t step = 0;
   uint64_t next_line_ns = 0;
   while (!over.load()) {
@@ -158,7 +160,8 @@ int main(int count, char** words) {
     if (begin == 0 || nowNs() < begin) {
       continue;
     }
-    // Ranks of a step post once all of it is over, as a drain of rings does.
+    // Ranks post all arrivals of a step after the step is over, as when rings
+    // are drained.
     for (; nowNs() > begin + (step + 1) * kStepNs; ++step) {
       const uint64_t late_rank = late.load();
       const auto culprit = uint32_t(late_rank);

@@ -1,9 +1,10 @@
 """Measures the monitor of the first host of a job in always-on mode: CPU time and bytes per look.
 
-Simulated hosts of 8 ranks write what real ones do: before each look every rank replaces its summary
-(the size of a real one, in its trace), and every host its own. Each monitor is a process that looks
-as often as it is told; the processor time of a look, and the bytes that it read, are its own. With
-``--before`` a second monitor, of another version of commprof, looks in turns with the first.
+Simulated hosts of 8 ranks write the same files as real hosts: before each look every rank replaces
+its summary in its trace, which has the size of a real summary, and every host replaces the host's
+summary. Each monitor is a process of its own that looks when it is told to; the processor time of a
+look, and the bytes read, are those of this process. With ``--before`` a second monitor, of another
+version of commprof, looks in turns with the first.
 
     python benchmarks/scale/live_hosts.py [--hosts 16,128] [--looks 5] [--before CHECKOUT] [-o FILE]
 
@@ -24,7 +25,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))  # after that of another version
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # after the path of another version
 
 from benchmarks.judging.results_file import Lines
 
@@ -36,12 +37,12 @@ PER_HOST: Final = 8
 _ON_PAPER: Final = 1024
 _INTERVAL_S: Final = 2.0
 _NOT_MISSING_S: Final = 600.0
-#: As in ``commprof.monitor.monitor``: the monitor's share of a core, and its longest rest.
+#: As in ``commprof.monitor.monitor``: the monitor's largest share of a core, and its longest rest.
 _OF_A_CORE, _LONGEST_S = 0.02, 30.0
 
 
 def monitor(run: Path) -> None:
-    """Looks once for each line of stdin, and writes what the look cost."""
+    """Looks once for each line of stdin, and writes the cost of the look."""
     from commprof.monitor.metrics.metrics import samples
     from commprof.monitor.observer import Observer
 
@@ -67,12 +68,12 @@ def monitor(run: Path) -> None:
 
 
 def _read_bytes() -> int:
-    return int(Path("/proc/self/io").read_text().split()[1])  # rchar
+    return int(Path("/proc/self/io").read_text().split()[1])  # the first field, rchar
 
 
 def measured(hosts: int, looks: int, checkouts: dict[str, Path]) -> dict[str, Any]:
-    """Lets each version's monitor look some times; returns medians of what a look cost."""
-    # Not for the other version's monitor, which may lack it.
+    """Lets each version's monitor look several times; returns the median cost of a look."""
+    # Not imported for the other version's monitor, because that version may lack this module.
     from tests.support.builders.simulated_hosts import SimulatedHost
 
     with tempfile.TemporaryDirectory() as place:
@@ -105,7 +106,8 @@ def _write_all(simulated: list[SimulatedHost], sequence: int) -> None:
             continue
         host.write(sequence)
         if number:  # the first host's is written by the measured monitor
-            host.publish(_NOT_MISSING_S)  # one process writes for all hosts, and takes longer
+            # one process writes for all hosts, and so takes longer than a real host
+            host.publish(_NOT_MISSING_S)
 
 
 def _started(run: Path, checkout: Path) -> subprocess.Popen[str]:
@@ -130,7 +132,7 @@ def _looked(process: subprocess.Popen[str], look: int) -> dict[str, Any]:
 
 
 def _medians(looks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the figures of a look; the first one, in which files are opened, apart."""
+    """Returns a look's median figures, and apart those of the first look, which opens files."""
     later = looks[1:]
     cpu_s, read = (statistics.median(look[name] for look in later) for name in ("cpu_s", "bytes"))
     rest_s = max(_INTERVAL_S, min(cpu_s / _OF_A_CORE, _LONGEST_S))
@@ -148,7 +150,7 @@ def _medians(looks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def on_paper(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Returns what ``_ON_PAPER`` hosts cost by a straight line through the first and last row."""
+    """Extrapolates the cost of ``_ON_PAPER`` hosts from the first and last row, by a line."""
     first, last = rows[0], rows[-1]
 
     def line(figure: str) -> float:

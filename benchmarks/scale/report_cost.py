@@ -4,11 +4,12 @@
     PYTHONPATH=. python benchmarks/scale/report_cost.py --old ../old [--rows 1024x600 ...]
         [--results FILE]
 
-Each row of the table is a run that ``runs.py`` writes, and a command on it, which both versions run
-in turns, each in a process of its own. Printed are wall time, CPU time (user and system) and
-largest resident set (medians over the turns) beside the most that is demanded, the ratio of CPU
-times, and the CPU time of a collective. Without ``--old`` only this version is measured. Demanded
-are also at most twice the CPU time of a collective at one number of ranks than at another.
+Each row of the table is a run that ``runs.py`` writes, and a command on this run. Both versions run
+the command in turns, each in a process of its own. A row shows wall time, CPU time (user and
+system) and largest resident set (medians over the turns) beside their demanded limits, the ratio of
+CPU times, and the CPU time of a collective. Without ``--old`` only this version is measured.
+Another demand: between any two numbers of ranks, the CPU time of a collective differs by a factor
+of at most 2.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CALLS = 25
 
 @dataclass(frozen=True)
 class Row:
-    """A run and what is done with it; and the most CPU time and memory that it may take."""
+    """A run, a command on it, and the most CPU time and memory that the command may take."""
 
     what: str
     ranks: int
@@ -43,14 +44,14 @@ class Row:
     memory_mb: float
     plain: bool = False
     per_host: int = 8
-    #: True for the rows whose CPU time per collective must agree.
+    #: True for rows that are compared in CPU time per collective.
     growth: bool = False
-    #: Runs that the command takes.
+    #: Number of runs that the command reads.
     runs: int = 1
 
     @property
     def collectives(self) -> int:
-        """Calls of all ranks in all runs."""
+        """Number of calls of all ranks in all runs."""
         return self.ranks * self.steps * _CALLS * self.runs
 
 
@@ -153,7 +154,7 @@ def main() -> int:
 
 
 def _plain(costs: dict[str, CommandCost]) -> dict[str, dict[str, float]]:
-    """Returns what is kept of the costs: not what the commands printed."""
+    """Returns the costs without the output of the commands."""
     return {
         tree: {"wall_s": cost.wall_s, "cpu_s": cost.cpu_s, "memory_mb": cost.memory_mb}
         for tree, cost in costs.items()
@@ -174,7 +175,7 @@ def table(figures: dict[str, dict[str, CommandCost]]) -> str:
 
 
 def demands(figures: dict[str, dict[str, dict[str, float]]]) -> list[Demand]:
-    """Demands on CPU time and memory, with Python's start, of the rows that were measured."""
+    """Checks the demands on CPU time, with Python's start, and memory of the measured rows."""
     found, growth = [], []
     for name, row in ROWS.items():
         if name not in figures:
@@ -200,10 +201,10 @@ def _written(row: Row, place: Path) -> list[Path]:
 
 
 def _cost(row: Row, folders: list[Path], tree: Path) -> CommandCost:
-    """Runs the row's command with the commprof of a tree; returns what it took."""
+    """Runs the row's command with the commprof of a tree; returns the cost."""
     name, *options = row.command
     cost = sound_cost(tree, [name, *folders, *options], folders[0].parent)
-    return replace(cost, text="")  # which is long, and would stay in this process
+    return replace(cost, text="")  # the output is long, and would stay in this process
 
 
 if __name__ == "__main__":

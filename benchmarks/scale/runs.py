@@ -3,10 +3,11 @@
     PYTHONPATH=. python benchmarks/scale/runs.py FOLDER 1024 100 --per-host 8
     PYTHONPATH=. python benchmarks/scale/runs.py FOLDER 1024 24 --plain
 
-Each step has phases, a number of all-reduces of backward that begin once all ranks have issued
-them, and DDP's finalisation; with run delays and the kernel's counts, as a real job records them.
-With ``--plain`` a step has only its end and the collectives, each with a wait. One rank, a third of
-all, is late in forward. Hosts have clocks of their own, compared with that of rank 0.
+Each step has phases, all-reduces in backward, which begin when all ranks have issued them, and
+DDP's finalisation. Run delays and the kernel's counts are included, as a real job records them.
+With ``--plain`` a step has only its end and the collectives, each with a wait. One rank, at a third
+of the world size, is late in forward. Each host has a clock of its own, which is compared with rank
+0's.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _BETWEEN_HOSTS_NS = 137_000 * _MS
 
 @dataclass(frozen=True)
 class Times:
-    """When everything happened on one clock: ``[step, rank]``, calls ``[step, rank, call]``."""
+    """Times of all events on one clock: ``[step, rank]``, of calls ``[step, rank, call]``."""
 
     begin: Ints
     data: Ints
@@ -67,7 +68,7 @@ def drawn(ranks: int, steps: int, calls: int, late_ms: float, seed: int) -> Time
         gaps = about(0.45, ranks, calls, spread=0.1)
         issue[step] = backward[step][:, np.newaxis] + np.cumsum(gaps, axis=1)
         finalize[step] = issue[step, :, -1] + 40_000
-        # One call at a time, each once its last rank has come.
+        # Calls run one at a time; each call begins when its last rank has arrived.
         last, length, busy = issue[step].max(axis=0), about(0.3, calls, spread=0.2), 0
         for call in range(calls):
             busy = max(int(last[call]), busy) + int(length[call])

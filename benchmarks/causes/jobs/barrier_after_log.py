@@ -1,4 +1,4 @@
-"""Rank 0 writes a line of its log, and all ranks meet at a barrier after it, in every step."""
+"""In every step rank 0 writes a line of its log, and then all ranks meet at a barrier."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A model with tables of positions and a mask, which never change, sends them in every forward."""
+"""A model sends its tables of positions and its mask, which never change, in every forward."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""Each rank clears a cache every tenth step, at a step of its own; the twin's at the same step."""
+"""Each rank clears a cache every tenth step, in a step of its own; in the twin in the same step."""
 
 import time
 

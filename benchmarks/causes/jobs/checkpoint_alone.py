@@ -12,7 +12,7 @@ optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 
 
 def save(seconds: float) -> None:
-    """Stands for a slow disk."""
+    """Saves as slowly as on a slow disk."""
     time.sleep(seconds)
 
 

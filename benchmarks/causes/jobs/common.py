@@ -1,8 +1,8 @@
-"""What the jobs of the catalogue share: two ranks over gloo, compute that sleeps or computes.
+"""Parts that the catalogue's jobs share: two ranks over gloo, layers that sleep or compute.
 
 Each job of this folder trains with one mistake of docs/causes.md, or without it if ``FIXED=1`` is
-in the environment. They were written from the public reports that the catalogue names, and hold no
-code of theirs.
+in the environment. The jobs were written after the public reports that the catalogue names, and
+contain no code from the reports.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS = int(os.environ.get("STEPS", "40"))
 
 
 def begin() -> int:
-    """Joins the job; returns the rank. Every rank draws the same weights, then its own data."""
+    """Joins the job and returns the rank. All ranks draw the same weights, but their own data."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -35,12 +35,12 @@ def end() -> None:
 
 
 def steps() -> Iterator[int]:
-    """Yields the numbers of the steps."""
+    """Yields the index of each step."""
     yield from range(STEPS)
 
 
 class Sleep(torch.autograd.Function):
-    """Compute that takes a known time in forward and twice of it in backward, and no core."""
+    """Compute that takes a known time in forward, twice this time in backward, and no core."""
 
     @staticmethod
     def forward(ctx, x, ms):  # type: ignore[no-untyped-def]
@@ -78,8 +78,8 @@ def computing(layers: int, width: int) -> nn.Sequential:
 
 
 def resting(model: nn.Module, width: int, ms: float) -> nn.Sequential:
-    """A model that computes, and then rests for ``ms`` in forward and twice of it in backward.
+    """A model that computes, and then rests for ``ms`` in forward and for twice ``ms`` in backward.
 
-    The ranks of a host with few cores then leave the threads of their exchanges a core.
+    On a host with few cores, the threads of the exchanges then get a core.
     """
     return nn.Sequential(model, Slept(width, ms))

@@ -1,4 +1,4 @@
-"""Sequences of ever new lengths, for each of which the model is compiled; the twin's are padded."""
+"""The model is compiled for each new length of its sequences; the twin pads the sequences."""
 
 import common
 import torch
@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 rank = common.begin()
 model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
-# Each rank meets new lengths until the end: more of them than the usual limit of versions.
+# Each rank meets new lengths until the end, more than torch's default limit of compiled versions.
 torch._dynamo.config.recompile_limit = 64
 model = torch.compile(model, dynamic=False, backend="aot_eager")
 ddp = DistributedDataParallel(model)

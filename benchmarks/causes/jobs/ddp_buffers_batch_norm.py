@@ -1,4 +1,4 @@
-"""A convolutional model of many BatchNorm layers whose statistics are sent in every forward."""
+"""DDP sends the statistics of a convolutional model's many BatchNorm layers in every forward."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""An adapter beside a large layer that is frozen after DDP was made; the twin freezes it before."""
+"""A large layer beside an adapter is frozen after DDP was made; the twin freezes it before."""
 
 import common
 import torch
@@ -17,7 +17,7 @@ class Adapted(nn.Module):
         self.adapter = common.sleeping(3, 64, 5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Adds what the adapter makes of the first inputs."""
+        """Adds the adapter's output for the first inputs."""
         return self.backbone(x)[:, :64].detach() + self.adapter(x[:, :64])
 
 

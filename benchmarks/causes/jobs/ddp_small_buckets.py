@@ -1,4 +1,4 @@
-"""Buckets of a tenth of a megabyte: one all-reduce for each layer or two."""
+"""Buckets of a tenth of a megabyte: an all-reduce for every one or two layers."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""A head that the loss does not reach is searched for in every pass; the twin's graph is static."""
+"""In every pass DDP searches for a head that gets no gradient; the twin's graph is static."""
 
 import common
 import torch
@@ -9,7 +9,7 @@ common.begin()
 
 
 class Heads(nn.Module):
-    """A body with two heads, of which the second is not trained."""
+    """A body with two heads; the second head is not trained."""
 
     def __init__(self) -> None:
         super().__init__()

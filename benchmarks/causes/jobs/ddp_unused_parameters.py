@@ -1,4 +1,4 @@
-"""A model of many parameters, all used, is searched for unused ones in every pass."""
+"""In every pass DDP searches a model of many parameters, all used, for unused parameters."""
 
 import common
 import torch

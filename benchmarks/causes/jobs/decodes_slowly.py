@@ -1,4 +1,4 @@
-"""Rank 1 decodes samples that are four times as long; the twin's ranks have equal samples."""
+"""Rank 1 decodes samples that are four times as long as rank 0's; the twin's samples are equal."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""A table of words before layers that compute, with dense gradients; the twin's are sparse."""
+"""A table of words before computing layers has dense gradients; the twin's gradients are sparse."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""Rank 1 has four batches less, for which DDP's join answers; the twin's ranks have as many."""
+"""Rank 1 has four batches fewer, so DDP's join answers for it; the twin's ranks have as many."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""A stack of blocks that fully_shard takes as one unit; the twin shards each block."""
+"""fully_shard takes a stack of blocks as one unit; the twin shards each block."""
 
 import common
 import torch

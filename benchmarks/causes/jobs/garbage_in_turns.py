@@ -1,4 +1,4 @@
-"""Millions of long-lived objects, and rubbish that lets each rank collect in other steps."""
+"""Millions of long-lived objects, and garbage that makes each rank collect in other steps."""
 
 import gc
 

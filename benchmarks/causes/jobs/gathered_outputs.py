@@ -1,4 +1,4 @@
-"""Outputs of all ranks are gathered in every step to count right answers; the twin counts first."""
+"""In every step all ranks' outputs are gathered to count right answers; the twin counts first."""
 
 import common
 import torch

@@ -1,6 +1,6 @@
-"""A moving average of FSDP2's parameters, which are gathered for it after every step.
+"""After every step FSDP2's parameters are gathered for a moving average.
 
-The twin averages each rank's shards.
+In the twin each rank averages its own shards.
 """
 
 import common

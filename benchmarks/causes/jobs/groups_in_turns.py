@@ -1,4 +1,4 @@
-"""Losses are reduced over two groups in turns, each waited for; the twin issues all at once."""
+"""Losses are reduced over two groups in turns, each with a wait; the twin issues all at once."""
 
 import common
 import torch

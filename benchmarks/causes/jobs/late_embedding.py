@@ -1,4 +1,4 @@
-"""A table of embeddings at the model's input with dense gradients; the twin's are sparse."""
+"""Embeddings at the model's input have dense gradients; the twin's gradients are sparse."""
 
 import common
 import torch

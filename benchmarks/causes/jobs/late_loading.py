@@ -11,7 +11,7 @@ rank = common.begin()
 
 
 class Samples(Dataset):
-    """Samples that take rank 1 longer."""
+    """Samples that rank 1 reads more slowly."""
 
     def __len__(self) -> int:
         return 8 * common.STEPS

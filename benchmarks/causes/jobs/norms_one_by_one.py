@@ -1,4 +1,4 @@
-"""The norm of each parameter's gradient is reduced by itself; the twin stacks the norms."""
+"""The norm of each gradient is reduced on its own; the twin stacks the norms in one tensor."""
 
 import common
 import torch

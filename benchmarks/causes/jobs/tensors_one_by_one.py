@@ -1,4 +1,4 @@
-"""Gradients are averaged in a loop over the parameters; the twin leaves it to DDP."""
+"""Gradients are averaged in a loop over the parameters; the twin leaves the averaging to DDP."""
 
 import common
 import torch

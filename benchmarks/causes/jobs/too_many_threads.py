@@ -1,4 +1,4 @@
-"""Each rank computes with eight threads on few cores; the twin's ranks have one each."""
+"""Each rank computes with eight threads on few cores; the twin's ranks have one thread each."""
 
 import common
 import torch

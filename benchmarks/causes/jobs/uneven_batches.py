@@ -11,14 +11,14 @@ lengths = random.Random(0 if common.FIXED else rank)
 
 
 class Reader(torch.nn.Module):
-    """Takes as long as the batch has rows."""
+    """A layer whose time is proportional to the rows of the batch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Sleeps for the rows, then multiplies."""
+        """Sleeps in proportion to the rows, then multiplies."""
         return self.layers(common.Sleep.apply(x, x.shape[0] / 8))
 
 

@@ -9,7 +9,7 @@ model = common.computing(4, 128)
 
 
 def draw() -> None:
-    """Stands for weights that a rank loads or draws by itself."""
+    """Draws weights, like a rank that loads or draws its own weights."""
     torch.manual_seed(rank)
     with torch.no_grad():
         for parameter in model.parameters():

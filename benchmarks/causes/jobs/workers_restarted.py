@@ -1,6 +1,6 @@
-"""Epochs of five batches, for each of which the loader starts its workers anew.
+"""Epochs of five batches; the loader starts its workers anew for each epoch.
 
-The twin's workers persist.
+The twin's workers keep running.
 """
 
 import common

@@ -1,4 +1,4 @@
-"""ZeRO's optimizer sends each updated parameter in a broadcast of its own; the twin sends a few."""
+"""ZeRO's optimizer sends each parameter in its own broadcast; the twin sends a few large ones."""
 
 import common
 import torch
