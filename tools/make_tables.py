@@ -15,6 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RECORD, TRACE_FORMAT = "csrc/core/record.h", "csrc/core/trace_format.h"
+RECORD_FIELDS = "csrc/core/record_fields.inc"
 MODE = "csrc/core/modes/mode.h"
 HISTOGRAM, CLOCK = "csrc/always_on/summary/histogram.h", "csrc/clock/clock_track.h"
 SCHEMES = "csrc/tune/compress/scheme_table.h"
@@ -46,7 +47,7 @@ def codes(root: Path = ROOT) -> str:
     parts = [
         _doc(
             "Codes, layout and shared numbers of the trace format.",
-            (RECORD, TRACE_FORMAT, MODE, HISTOGRAM, CLOCK),
+            (RECORD, RECORD_FIELDS, TRACE_FORMAT, MODE, HISTOGRAM, CLOCK),
         ),
         "from __future__ import annotations\n",
         "from enum import IntEnum\nfrom typing import Final\n",
@@ -56,7 +57,7 @@ def codes(root: Path = ROOT) -> str:
         _enum("BlockType", "Types of blocks in a trace file.", blocks),
         _enum(
             "Kind",
-            "Kinds of records; ``commprof.trace.schema`` lists the fields that each kind uses.",
+            "Kinds of records; ``FIELDS`` lists the fields that each kind uses.",
             {name: str(code) for code, name in enumerate(kinds)},
         ),
         _enum(
@@ -93,8 +94,11 @@ def codes(root: Path = ROOT) -> str:
         "#: NCCL's algorithms and protocols, by code; code 0 stands for an unknown one.",
         _tuple("NCCL_ALGORITHMS", (row[1] for row in rows(record, "COMMPROF_NCCL_ALGORITHMS"))),
         _tuple("NCCL_PROTOCOLS", (row[1] for row in rows(record, "COMMPROF_NCCL_PROTOCOLS"))),
-        "#: Name and type of a record's fields, in order.",
-        _tuple("RECORD_FIELDS", fields(record)),
+        "#: Name and type of the members of a record, in order.",
+        _tuple("RECORD_MEMBERS", members(record)),
+        "#: Kind, name, member and content of each field; ``csrc/core/record_fields.inc`` says",
+        "#: what these mean.",
+        _tuple("FIELDS", fields(root)),
     ]
     return "\n".join(parts)
 
@@ -114,7 +118,7 @@ def scheme_table(root: Path = ROOT) -> str:
         _tuple(
             "SCHEMES",
             (
-                (scheme, name, feedback, _upper(str(exchange)).lower(), meaning)
+                (scheme, name, feedback, _snake(exchange), meaning)
                 for scheme, _, name, feedback, exchange, meaning in schemes
             ),
         ),
@@ -135,8 +139,7 @@ def rows(header: str, macro: str) -> list[Row]:
     if found is None:
         raise ValueError(f"{macro} is not defined")
     body = re.sub(r"/\*.*?\*/", "", found[1].replace("\\\n", "\n"), flags=re.S)
-    calls = re.findall(r"X\(((?:\"[^\"]*\"|[^()\"])*)\)", body)
-    return [_literal(call) for call in calls]
+    return [_literal(call) for call in _calls(body)]
 
 
 def constant(header: str, name: str) -> str:
@@ -163,12 +166,12 @@ def enumerators(header: str, name: str) -> dict[str, str]:
     values: dict[str, str] = {}
     body = re.sub(r"//.*", "", found[1])
     for enumerator, code in re.findall(r"\bk(\w+)(?: = (\d+))?(?=[,\s]|$)", body):
-        values[_upper(enumerator).lower()] = code or str(len(values))
+        values[_snake(enumerator)] = code or str(len(values))
     return values
 
 
-def fields(header: str) -> list[Row]:
-    """Returns the name and numpy type of each field of a record.
+def members(header: str) -> list[Row]:
+    """Returns the name and numpy type of each member of a record.
 
     Raises:
         ValueError: the header does not define Record.
@@ -177,6 +180,15 @@ def fields(header: str) -> list[Row]:
     if found is None:
         raise ValueError("Record is not defined")
     return [(name, _TYPES[kind]) for kind, name in re.findall(r"^  (\w+) (\w+) =", found[1], re.M)]
+
+
+def fields(root: Path = ROOT) -> list[Row]:
+    """Returns the kind, name, member and content of each field of each kind of record."""
+    calls = _calls(re.sub(r"^//.*$", "", (root / RECORD_FIELDS).read_text(), flags=re.M))
+    return [
+        (_snake(kind), _snake(name), slot, _snake(content))
+        for kind, name, slot, content, _ in map(_literal, calls)
+    ]
 
 
 def formatted(text: str, name: str, *rules: str) -> str:
@@ -189,6 +201,11 @@ def formatted(text: str, name: str, *rules: str) -> str:
             arguments, input=text, capture_output=True, text=True, check=True
         ).stdout
     return text
+
+
+def _calls(body: str) -> list[str]:
+    """Returns the arguments of each X(...) of a table."""
+    return re.findall(r"X\(((?:\"[^\"]*\"|[^()\"])*)\)", body)
 
 
 def _literal(call: str) -> Row:
@@ -218,6 +235,10 @@ def _tuple(name: str, values: Iterable[object]) -> str:
 
 def _upper(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper()
+
+
+def _snake(name: object) -> str:
+    return _upper(str(name)).lower()
 
 
 def _number(text: str) -> str:

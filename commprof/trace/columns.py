@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -325,13 +325,11 @@ def own_run_delays(trace: Trace) -> Spans:
     return replace(found, key=np.minimum(found.key, helpers_cpu(trace).key))
 
 
-#: Counters of the kernel, with the field of a ``Kind.HOST_COUNTS`` record that holds each.
+#: Counters of the kernel, with the member of a ``Kind.HOST_COUNTS`` record that holds each.
 HOST_COUNTS = {
-    "throttled_ns": "bytes_in",
-    "involuntary_switches": "aux",
-    "minor_faults": "seq",
-    "major_faults": "op_id",
-    "memory_stall_ns": "bytes_out",
+    name: field.member
+    for name, field in schema.FIELDS[Kind.HOST_COUNTS].items()
+    if field.content == "number"
 }
 
 
@@ -438,10 +436,35 @@ def buckets(trace: Trace) -> Buckets:
     )
 
 
+def recorded(trace: Trace, kind: schema.Kind, name: str) -> npt.NDArray[Any]:
+    """Returns a field of the records of one kind, in their order.
+
+    ``name``: name of the field in ``schema.FIELDS``. Numbers are int64, or float64 if the field
+    holds a double.
+    """
+    field = schema.FIELDS[kind][name]
+    values = of_kind(trace.records, kind)[field.member]
+    if field.content == "real":
+        return values.astype(np.uint64).view(np.float64)
+    return ints(values)
+
+
+def of_operations(trace: Trace, op_id: Ints, kind: schema.Kind, name: str) -> npt.NDArray[Any]:
+    """Returns a field of the records of one kind for each operation; 0 for one without a record.
+
+    Args:
+        trace: the trace.
+        op_id: ids of the operations, or of the buckets.
+        kind: kind of the records, which has a field ``op_id``.
+        name: name of the field, as in :func:`recorded`.
+    """
+    row = row_of(op_id, recorded(trace, kind, "op_id"))
+    return np.append(recorded(trace, kind, name), 0)[row]
+
+
 def stacks(trace: Trace, op_id: Ints) -> Ints:
     """Returns the number in ``Trace.stacks`` of each operation's stack; 0 if it has none."""
-    records = of_kind(trace.records, Kind.STACK)
-    return look_up(op_id, ints(records["op_id"]), ints(records["value"]))
+    return of_operations(trace, op_id, Kind.STACK, "stack")
 
 
 def of_kind(records: Records, kind: schema.Kind) -> Records:
@@ -514,30 +537,25 @@ def compressions(trace: Trace) -> Compressions:
     """Returns the buckets that a compressor has sent; empty without a compressor."""
     records = of_kind(trace.records, Kind.COMPRESSION)
     spans = of_kind(trace.records, Kind.SPAN)
-    quality = of_kind(trace.records, Kind.QUALITY)
     op_id = ints(records["op_id"])
-    row = row_of(op_id, ints(quality["op_id"]))
+    row = row_of(op_id, recorded(trace, Kind.QUALITY, "op_id"))
 
-    def ratio(field: str) -> npt.NDArray[np.float64]:
-        values = quality[field].astype(np.uint64).view(np.float64)
-        return np.where(row >= 0, np.append(values, np.nan)[row], np.nan)
-
-    def count(field: str) -> Ints:
-        return np.append(ints(quality[field]), -1)[row]
+    def quality(name: str, unmeasured: float) -> npt.NDArray[Any]:
+        return np.append(recorded(trace, Kind.QUALITY, name), unmeasured)[row]
 
     return Compressions(
         op_id=op_id,
         scheme=tuple(_name(value) for value in records["value"].tolist()),
-        payload_bytes=ints(records["bytes_in"]),
-        wire_bytes=ints(records["bytes_out"]),
+        payload_bytes=recorded(trace, Kind.COMPRESSION, "payload_bytes"),
+        wire_bytes=recorded(trace, Kind.COMPRESSION, "wire_bytes"),
         non_finite=(records["flags"] & schema.FLAG_NON_FINITE) != 0,
         begin_ns=look_up(op_id, ints(spans["op_id"]), ints(spans["timestamp_ns"])),
         stage_ns=_stage_ns(op_id, spans),
-        relative_error=ratio("bytes_in"),
-        cosine=ratio("bytes_out"),
-        residual_ratio=ratio("value"),
-        zeroed=count("seq"),
-        saturated=count("aux"),
+        relative_error=quality("relative_error", np.nan),
+        cosine=quality("cosine", np.nan),
+        residual_ratio=quality("residual_ratio", np.nan),
+        zeroed=quality("zeroed", -1),
+        saturated=quality("saturated", -1),
     )
 
 

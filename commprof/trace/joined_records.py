@@ -12,16 +12,27 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace.packed import PackedRecords, columns_of, converted
-from commprof.trace.schema import TIME_IN_VALUE, Kind
+from commprof.trace.schema import MOMENTS, Kind, members_with
 
 Ints = npt.NDArray[np.int64]
 
-#: Fields that hold the id of an operation, and fields that hold the id of a backward pass. An issue
-#: holds the id of its pass plus 1, or 0 for no pass. Other kinds of records that hold such an id
-#: must not be read from joined records.
-_OPERATIONS = ((Kind.ISSUE, "op_id"), (Kind.END, "op_id"), (Kind.WAIT, "op_id"))
-_PASSES = ((Kind.ISSUE, "value"), (Kind.FINALIZE_BEGIN, "op_id"), (Kind.FINALIZE_END, "op_id"))
-#: This is added to every rank's ids if the ids are too large to be kept apart.
+#: Kinds that may be read from joined records.
+KINDS = (
+    *(Kind.STEP, Kind.ISSUE, Kind.END, Kind.WAIT, Kind.PHASE, Kind.PAUSE, Kind.RUN_DELAY),
+    *(Kind.HOST_COUNTS, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END),
+)
+
+
+def _of_joined(*contents: str) -> list[tuple[int, str]]:
+    return sorted(place for place in members_with(*contents) if place[0] in KINDS)
+
+
+#: Kinds and members that hold the number of an operation or of a backward pass; in some of these
+#: the number of the pass plus 1, or 0 for no pass.
+_OPERATIONS = _of_joined("operation")
+_PASSES_PLUS_ONE = members_with("pass_plus_one")
+_PASSES = _of_joined("pass", "pass_plus_one")
+#: Added to the numbers of every rank if the numbers are too large to be kept apart.
 LARGEST = 2**62
 
 
@@ -43,7 +54,7 @@ class JoinedRecords(PackedRecords):
         """[rank]: added to the ids of the rank's operations, so that no two ranks share an id."""
         return self._apart(_OPERATIONS)
 
-    def _apart(self, fields: Sequence[tuple[Kind, str]]) -> Ints:
+    def _apart(self, fields: Sequence[tuple[int, str]]) -> Ints:
         columns = [self.recorded(kind, field) for kind, field in fields]
         most = 1 + max(int(column.max(initial=0)) for column in columns)
         last = len(self.of_ranks) - 1
@@ -71,13 +82,14 @@ class JoinedRecords(PackedRecords):
         column = self.recorded(kind, field)
         if field == "timestamp_ns" and kind != Kind.CLOCK:
             return self._moved(kind, column, self.shift_ns)
-        if field == "value" and kind in TIME_IN_VALUE:
+        place = (kind, field)
+        if place in MOMENTS:
             return np.where(column > 0, self._moved(kind, column, self.shift_ns), column)
-        if (kind, field) in _OPERATIONS:
+        if place in _OPERATIONS:
             return self._moved(kind, column, self.operation_shift)
-        if (kind, field) in _PASSES:
+        if place in _PASSES:
             moved = self._moved(kind, column, self.pass_shift)
-            return np.where(column > 0, moved, column) if kind == Kind.ISSUE else moved
+            return np.where(column > 0, moved, column) if place in _PASSES_PLUS_ONE else moved
         return column
 
     def recorded(self, kind: int, field: str) -> npt.NDArray[Any]:
@@ -86,7 +98,7 @@ class JoinedRecords(PackedRecords):
         The times of each rank are converted by its own records' rule.
         """
         values = columns_of(self.of_ranks, kind, field)
-        if field != "timestamp_ns" and field != "value":
+        if field != "timestamp_ns" and (kind, field) not in MOMENTS:
             return values
         done = 0
         for to_common, some in itertools.groupby(self.of_ranks, lambda rank: rank.to_common):

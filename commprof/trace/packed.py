@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from commprof.trace.lookup import among, joined_column, repeated
 from commprof.trace.packed_data import Bytes, InFile, PackedData
-from commprof.trace.schema import RECORD_DTYPE, TIME_IN_VALUE, Kind, Records
+from commprof.trace.schema import MOMENTS, RECORD_DTYPE, Kind, Records
 
 Ints = npt.NDArray[np.int64]
 Column = npt.NDArray[Any]
@@ -274,7 +274,7 @@ def converted(to_common: Callable[[Ints], Ints], kind: int, field: str, column: 
     """Returns a field of the records of one kind with its times on another clock."""
     if field == "timestamp_ns" and kind != Kind.CLOCK:
         return to_common(column.astype(np.int64)).astype(np.uint64)
-    if field == "value" and kind in TIME_IN_VALUE:
+    if (kind, field) in MOMENTS:
         moved = to_common(column.astype(np.int64)).astype(np.uint64)
         return np.where(column > 0, moved, column)
     return column

@@ -116,9 +116,9 @@ void record(const ClockSample& sample) noexcept {
   record.kind = Kind::kClock;
   record.timestamp_ns = sample.at_ns;
   record.thread = Recorder::threadId();
-  record.value = uint64_t(sample.offset_ns);
-  record.bytes_in = sample.error_ns;
-  record.bytes_out = sample.round_trip_ns;
+  record.*field::kClockOffsetNs = uint64_t(sample.offset_ns);
+  record.*field::kClockErrorNs = sample.error_ns;
+  record.*field::kClockRoundTripNs = sample.round_trip_ns;
   recorder.push(record);
 }
 

@@ -87,24 +87,26 @@ void recordHostCounts(
   Record record = since(last, now.at_ns, Kind::kHostCounts);
   const ThreadCounts& before = last.thread;
   const uint64_t minor = more(now.thread.minor_faults, before.minor_faults);
-  record.op_id = more(now.thread.major_faults, before.major_faults);
-  if (!lacked && record.op_id == 0 &&
-      minor < (now.at_ns - last.at_ns) / kFaultNs) {
+  uint64_t& major = record.*field::kHostCountsMajorFaults;
+  major = more(now.thread.major_faults, before.major_faults);
+  if (!lacked && major == 0 && minor < (now.at_ns - last.at_ns) / kFaultNs) {
     return;
   }
-  record.seq = uint32_t(minor);
-  record.aux = uint32_t(
+  record.*field::kHostCountsMinorFaults = uint32_t(minor);
+  record.*field::kHostCountsInvoluntarySwitches = uint32_t(
       more(now.thread.involuntary_switches, before.involuntary_switches));
   if (lacked) {
     const uint64_t throttled_ns = throttledNs(now.at_ns);
-    record.bytes_in = more(throttled_ns, last.throttled_ns);
+    record.*field::kHostCountsThrottledNs =
+        more(throttled_ns, last.throttled_ns);
     last.throttled_ns = throttled_ns;
   }
-  if (record.op_id > 0) {
+  if (major > 0) {
     const uint64_t stall_ns = memoryStallNs();
     // The last reading of the stalls may be older than this interval.
     const uint64_t most_ns = now.at_ns - last.at_ns;
-    record.bytes_out = std::min(more(stall_ns, last.stall_ns), most_ns);
+    record.*field::kHostCountsMemoryStallNs =
+        std::min(more(stall_ns, last.stall_ns), most_ns);
     last.stall_ns = stall_ns;
   }
   recorder.push(record);
@@ -147,8 +149,8 @@ void recordRunDelay(Recorder& recorder, uint64_t now_ns) noexcept {
   const uint64_t helped_ns = more(now.helpers_cpu_ns, last.helpers_cpu_ns);
   if (found_ns > 0 || helped_ns > 0) {
     Record record = since(last, now_ns, Kind::kRunDelay);
-    record.bytes_in = found_ns;
-    record.bytes_out = helped_ns;
+    record.*field::kRunDelayWithoutCoreNs = found_ns;
+    record.*field::kRunDelayHelpersCpuNs = helped_ns;
     recorder.push(record);
   }
   const bool lacked = found_ns > (now_ns - last.at_ns) / kMatters;

@@ -4,40 +4,41 @@
 // carries these tables in its header, so that readers need no copy of them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace commprof {
 
-// X(enumerator, name in the trace)
-#define COMMPROF_KINDS(X)                                                  \
-  X(None, "none")                                                          \
-  X(Step, "step") /* boundary; op_id = step, aux = 1 if the step ends */   \
-  X(Phase, "phase") /* aux = phase code, value = end_ns */                 \
-  X(Issue, "issue") /* given to the group; value = graph task + 1, or 0 */ \
-  X(End, "end") /* op_id completed; flags bit 0 = with an error */         \
-  X(Wait, "wait") /* a thread was blocked for op_id until value */         \
-  X(FinalizeBegin, "finalize_begin") /* op_id = graph task, value = */     \
-  X(FinalizeEnd, "finalize_end") /* thread CPU ns, bytes_in = run delay */ \
-  X(Bucket, "bucket") /* gradients ready; aux = index, value = launch */   \
-  X(BucketEnd, "bucket_end") /* the hook's future completed */             \
-  X(Clock, "clock") /* value = rank 0's clock minus this one, signed */    \
-  X(Stack, "stack") /* who issued op_id; value = number of the stack */    \
-  X(DeviceReady, "device_ready") /* the stream reached op_id's issue */    \
-  X(DeviceWait, "device_wait") /* a stream waited until value */           \
-  X(DeviceFinalize, "device_finalize") /* op_id = graph task, to value */  \
-  X(DevicePhase, "device_phase") /* aux = phase code, value = end */       \
-  X(DeviceStep, "device_step") /* op_id and aux as of a step */            \
-  X(DeviceClock, "device_clock") /* value = the device's own time */       \
-  X(Span, "span") /* of a compressed bucket; aux = stage, value = end */   \
-  X(Compression, "compression") /* a bucket's sizes; see recordReport() */ \
-  X(Quality, "quality") /* a bucket's errors; see recordReport() */        \
-  X(Pause, "pause") /* no thread of the process ran until value */         \
-  X(RunDelay, "run_delay") /* bytes_in ns without a core until value, */   \
-  /* bytes_out ns of CPU time of the process's other threads */            \
-  X(HostCounts, "host_counts") /* the kernel's counts until value */       \
-  X(NcclOp, "nccl_op") /* NCCL carried out op_id on a GPU until value */   \
-  X(NcclSend, "nccl_send") /* one channel's sends to peer aux, ... */      \
-  X(NcclRecv, "nccl_recv") /* ... and receives from it, by NCCL's proxy */
+// X(enumerator, name in the trace); record_fields.inc says what each kind means
+// and what its fields hold.
+#define COMMPROF_KINDS(X)              \
+  X(None, "none")                      \
+  X(Step, "step")                      \
+  X(Phase, "phase")                    \
+  X(Issue, "issue")                    \
+  X(End, "end")                        \
+  X(Wait, "wait")                      \
+  X(FinalizeBegin, "finalize_begin")   \
+  X(FinalizeEnd, "finalize_end")       \
+  X(Bucket, "bucket")                  \
+  X(BucketEnd, "bucket_end")           \
+  X(Clock, "clock")                    \
+  X(Stack, "stack")                    \
+  X(DeviceReady, "device_ready")       \
+  X(DeviceWait, "device_wait")         \
+  X(DeviceFinalize, "device_finalize") \
+  X(DevicePhase, "device_phase")       \
+  X(DeviceStep, "device_step")         \
+  X(DeviceClock, "device_clock")       \
+  X(Span, "span")                      \
+  X(Compression, "compression")        \
+  X(Quality, "quality")                \
+  X(Pause, "pause")                    \
+  X(RunDelay, "run_delay")             \
+  X(HostCounts, "host_counts")         \
+  X(NcclOp, "nccl_op")                 \
+  X(NcclSend, "nccl_send")             \
+  X(NcclRecv, "nccl_recv")
 
 enum class Kind : uint8_t {
 #define X(name, text) k##name,
@@ -187,8 +188,7 @@ constexpr bool comesBefore(uint32_t seq, uint32_t other) noexcept {
   return seq != other && other - seq < uint32_t(1) << 31;
 }
 
-// One cache line. Fields whose meaning depends on the kind are described at
-// COMMPROF_KINDS.
+// One cache line. record_fields.inc says what a kind keeps in each member.
 struct alignas(64) Record {
   uint64_t timestamp_ns = 0; // CLOCK_MONOTONIC
   uint64_t op_id = 0; // joins the records of one operation in one process
@@ -208,5 +208,38 @@ struct alignas(64) Record {
   uint64_t value = 0;
 };
 static_assert(sizeof(Record) == 64, "a record is one cache line");
+
+// Members of Record by the fields that a kind keeps in them:
+// record.*field::kHostCountsMinorFaults = 3.
+namespace field {
+#define X(kind, name, slot, content, meaning) \
+  inline constexpr auto k##kind##name = &Record::slot;
+#include "core/record_fields.inc"
+#undef X
+} // namespace field
+
+constexpr bool hasSharedSlots() noexcept {
+  struct Slot {
+    Kind kind;
+    size_t offset;
+  };
+  constexpr Slot slots[] = {
+#define X(kind, name, slot, content, meaning) \
+  {Kind::k##kind, offsetof(Record, slot)},
+#include "core/record_fields.inc"
+#undef X
+  };
+  for (const Slot& slot : slots) {
+    int fields = 0;
+    for (const Slot& other : slots) {
+      fields += slot.kind == other.kind && slot.offset == other.offset;
+    }
+    if (fields > 1) {
+      return true;
+    }
+  }
+  return false;
+}
+static_assert(!hasSharedSlots(), "two fields of one kind are in the same slot");
 
 } // namespace commprof

@@ -36,11 +36,12 @@ from commprof.trace.columns import (
     shifted_ns,
 )
 from commprof.trace.device_activity import DeviceActivity
-from commprof.trace.joined_records import LARGEST, JoinedRecords
+from commprof.trace.joined_records import KINDS, LARGEST, JoinedRecords
 from commprof.trace.lookup import Table, joined_column, map_columns, rows_of
 from commprof.trace.packed import packed
+from commprof.trace.ranks import joined as joined_columns
 from commprof.trace.reader import Trace
-from commprof.trace.schema import TIME_IN_VALUE, Kind, Records
+from commprof.trace.schema import MOMENTS, Kind, Records
 
 Column = npt.NDArray[Any]
 
@@ -52,11 +53,6 @@ _MOST_ROWS = 100_000
 #: Least time between the records of two ranks of a block.
 _APART_NS = 10_000_000
 _TRAINING, _OTHER = 1, 2
-#: Kinds of records from which the tables of a block are made.
-_KINDS = (
-    *(Kind.STEP, Kind.ISSUE, Kind.END, Kind.WAIT, Kind.PHASE, Kind.PAUSE, Kind.RUN_DELAY),
-    *(Kind.HOST_COUNTS, Kind.FINALIZE_BEGIN, Kind.FINALIZE_END),
-)
 
 
 @dataclass(frozen=True)
@@ -106,11 +102,11 @@ class RankBlock:
         count = list(map(len, buckets))
         joined_buckets = joined_tables(buckets)
         passes, task = joined_buckets.graph_task, np.repeat(self.task_shift, count)
-        arrived_ns = _all(of_ranks, "last_arrival_ns")
+        arrived_ns = joined_columns(of_ranks, "last_arrival_ns")
         return Arrivals(
             last_arrival_ns=shifted_ns(arrived_ns, np.repeat(self.shift_ns, np.diff(self.calls))),
-            late_rank=_all(of_ranks, "late_rank"),
-            collective=_all(of_ranks, "collective"),
+            late_rank=joined_columns(of_ranks, "late_rank"),
+            collective=joined_columns(of_ranks, "collective"),
             buckets=replace(
                 shifted(joined_buckets, np.repeat(self.shift_ns, count)),
                 graph_task=np.where(passes >= 0, passes + task, passes),
@@ -242,7 +238,7 @@ def _spans_ns(traces: Sequence[Trace]) -> list[tuple[int, int] | None]:
     records = JoinedRecords((), None, tuple(packed(trace.records) for trace in traces))
     first_ns = np.full(len(traces), np.iinfo(np.int64).max)
     last_ns = np.zeros(len(traces), dtype=np.int64)
-    for kind in _KINDS:
+    for kind in KINDS:
         count = np.array(records.counts(kind))
         some = np.flatnonzero(count)
         if not len(some):
@@ -251,7 +247,7 @@ def _spans_ns(traces: Sequence[Trace]) -> list[tuple[int, int] | None]:
         begin_ns = records.recorded(kind, "timestamp_ns").astype(np.int64)
         first_ns[some] = np.minimum(first_ns[some], np.minimum.reduceat(begin_ns, begins))
         last_ns[some] = np.maximum(last_ns[some], np.maximum.reduceat(begin_ns, begins))
-        if kind in TIME_IN_VALUE:
+        if (kind, "value") in MOMENTS:
             end_ns = records.recorded(kind, "value").astype(np.int64)
             last_ns[some] = np.maximum(last_ns[some], np.maximum.reduceat(end_ns, begins))
     for index, trace in enumerate(traces):
@@ -295,7 +291,7 @@ def _block(
     ranks = _Ranks(traces, threads, shift_ns, records.operation_shift, records.pass_shift)
     trace = replace(traces[0], records=columns.NO_RECORDS, summary=None, passes=None, recorded=None)
     index, begin_ns, end_ns, _ = (
-        _all(steps, name) for name in ("index", "begin_ns", "end_ns", "thread")
+        joined_columns(steps, name) for name in ("index", "begin_ns", "end_ns", "thread")
     )
     moved_ns = np.repeat(shift_ns, count_steps)
     in_training = np.full(len(index), _TRAINING)
@@ -413,7 +409,3 @@ def _block_threads(thread: Ints, training: Ints) -> Ints:
 def joined_tables(tables: Sequence[Table]) -> Table:
     """Returns the rows of some tables as one table."""
     return map_columns(lambda *columns_: joined_column(columns_), *tables)
-
-
-def _all(some: Sequence[Any], name: str) -> Column:
-    return joined_column(getattr(each, name) for each in some)

@@ -360,6 +360,33 @@ def test_tables_and_the_records_of_a_trace_are_read_only() -> None:
     assert np.count_nonzero(written["kind"] == Kind.STEP) == 2
 
 
+def test_fields_are_read_by_the_names_of_the_table(directory: Path) -> None:
+    half = int(np.float64(0.5).view(np.uint64))
+    trace = trace_of(
+        directory,
+        made.record(10, Kind.HOST_COUNTS, op_id=3, seq=4, aux=5, bytes_in=6, bytes_out=7, value=90),
+        made.record(20, Kind.STACK, op_id=8, value=2),
+        made.record(30, Kind.STACK, op_id=9, value=1),
+        made.record(40, Kind.QUALITY, op_id=8, bytes_out=half, seq=11),
+    )
+    counts = {
+        name: columns.recorded(trace, Kind.HOST_COUNTS, name).tolist()
+        for name in schema.FIELDS[Kind.HOST_COUNTS]
+    }
+    assert counts == {
+        "end_ns": [90],
+        "throttled_ns": [6],
+        "involuntary_switches": [5],
+        "minor_faults": [4],
+        "major_faults": [3],
+        "memory_stall_ns": [7],
+    }
+    assert columns.recorded(trace, Kind.QUALITY, "cosine").tolist() == [0.5]
+    ids = np.array([9, 7, 8])
+    assert columns.of_operations(trace, ids, Kind.STACK, "stack").tolist() == [1, 0, 2]
+    assert columns.of_operations(trace, ids, Kind.QUALITY, "cosine").tolist() == [0, 0, 0.5]
+
+
 def test_each_column_of_times_says_what_it_holds() -> None:
     """Moments are other numbers on another clock, durations are not: the name does not tell."""
     tables = [

@@ -11,7 +11,7 @@ import pytest
 
 from commprof.trace import columns, packed
 from commprof.trace.packed_data import InFile, PackedData
-from commprof.trace.schema import RECORD_DTYPE, TIME_IN_VALUE, Kind, Records
+from commprof.trace.schema import MOMENTS, RECORD_DTYPE, Kind, Records
 
 _KINDS = (Kind.STEP, Kind.PHASE, Kind.ISSUE, Kind.END, Kind.CLOCK)
 
@@ -92,7 +92,7 @@ def test_times_are_converted_and_nothing_else() -> None:
     moved = packed.packed(records).on_clock(lambda times: times + 5)
     expected = records.copy()
     expected["timestamp_ns"][records["kind"] != Kind.CLOCK] += np.uint64(5)
-    timed = np.isin(records["kind"], TIME_IN_VALUE) & (records["value"] > 0)
+    timed = np.isin(records["kind"], [kind for kind, _ in MOMENTS]) & (records["value"] > 0)
     expected["value"][timed] += np.uint64(5)
     assert moved.copy().tobytes() == expected.tobytes()
     ends = columns.of_kind(cast("Records", moved), Kind.END)

@@ -37,6 +37,9 @@ SUMMARY_PARTS = (
 )
 
 
+#: What a reader may have to do with a field, in the order of the table.
+CONTENTS = ["moment", "operation", "pass", "pass_plus_one", "real", "number"]
+
 #: Format characters of the module struct by the type in C++.
 TYPES = {"char": "s", "uint64_t": "Q", "uint32_t": "I", "BlockType": "I"}
 
@@ -53,11 +56,9 @@ def layout(text: str, struct_name: str) -> str:
     return "<" + "".join(count + TYPES[kind] for kind, count in found)
 
 
-def fields_of_kinds() -> dict[str, str]:
-    """Returns the description of each kind of record in the schema's docstring."""
-    listed = (schema.__doc__ or "").partition("other fields are 0:")[2].partition("\nTimes in")[0]
-    entries = re.findall(r"^    (\w+) +((?:.*\n)(?:^ {20,}.*\n)*)", listed, re.MULTILINE)
-    return {kind: " ".join(text.split()) for kind, text in entries}
+def described_kinds() -> list[str]:
+    """Returns the kinds that the table of fields describes, in its order."""
+    return re.findall(r"^// (\w+): ", header("record_fields.inc"), re.MULTILINE)
 
 
 def test_schema_tables_equal_those_of_the_native_module() -> None:
@@ -79,22 +80,31 @@ def test_enum_codes_are_the_positions_of_their_names() -> None:
     assert [phase.value for phase in schema.Phase] == list(range(len(schema.PHASES)))
 
 
-def test_every_record_kind_documents_the_fields_it_uses() -> None:
-    described = fields_of_kinds()
-    assert tuple(described) == schema.KINDS
-    for kind, text in described.items():
-        named = set(re.findall(r"``([a-z_]+)``", text)) - {"wait"}
-        assert named <= set(schema.RECORD_DTYPE.names or ()), kind
-        assert named or kind in ("none", "finalize_end")  # finalize_end refers back
+def test_the_table_of_fields_describes_every_kind_of_record() -> None:
+    kinds = [re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower() for name in described_kinds()]
+    assert tuple(kinds) == schema.KINDS
+    assert [kind.name for kind in schema.Kind if not schema.FIELDS[kind]] == ["NONE"]
 
 
-def test_kinds_with_a_time_in_value_are_documented_so() -> None:
-    said = [
-        kind
-        for kind, text in fields_of_kinds().items()
-        if re.search(r"``value`` (end\b|when )", text)
-    ]
-    assert said == [kind.name.lower() for kind in schema.TIME_IN_VALUE]
+def test_each_field_of_a_kind_has_a_member_of_its_own() -> None:
+    for kind, fields in schema.FIELDS.items():
+        members = [field.member for field in fields.values()]
+        assert len(set(members)) == len(members), kind
+        assert set(members) <= set(schema.RECORD_DTYPE.names or ()) - {"kind", "timestamp_ns"}
+        assert all(field.content in CONTENTS for field in fields.values()), kind
+    named = re.findall(r"^//   ([A-Z]\w+)  ", header("record_fields.inc"), re.MULTILINE)
+    assert [re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower() for name in named] == CONTENTS
+
+
+def test_moments_are_ends_and_launches() -> None:
+    names = {
+        name
+        for fields in schema.FIELDS.values()
+        for name, field in fields.items()
+        if field.content == "moment"
+    }
+    assert names == {"end_ns", "launch_ns"}
+    assert {member for _, member in schema.MOMENTS} == {"value"}
 
 
 def test_flags_and_block_types_are_documented_and_equal_in_cpp_and_python() -> None:

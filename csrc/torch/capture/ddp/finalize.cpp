@@ -86,16 +86,16 @@ uint64_t recordFinalize(Kind kind, int graph_task, uint32_t flags = 0) {
   }
   Record record;
   record.kind = kind;
-  record.op_id = uint64_t(graph_task);
+  record.*field::kFinalizeEndGraphTask = uint64_t(graph_task);
   record.flags = flags;
   record.thread = Recorder::threadId();
   // The window [Begin, End] excludes the reads of the other clocks.
   if (kind == Kind::kFinalizeEnd) {
     record.timestamp_ns = nowNs();
   }
-  record.value = threadCpuNs();
+  record.*field::kFinalizeEndCpuNs = threadCpuNs();
   if (readsRunDelay(kind)) {
-    record.bytes_in = threadRunDelayNs();
+    record.*field::kFinalizeEndRunDelayNs = threadRunDelayNs();
     record.flags |= kRunDelayRead;
   }
   if (kind == Kind::kFinalizeBegin) {

@@ -70,13 +70,6 @@ uint32_t counted(uint64_t values) {
 
 // Records the spans, one kCompression and, if it was measured, one kQuality,
 // all with the bucket's op_id; nothing for op_id 0 or while capture is off.
-//   kSpan         aux = Stage, timestamp_ns = begin, value = end
-//   kCompression  aux = bucket index, bytes_in = payload, bytes_out = sent,
-//                 value = first 8 characters of the scheme's name, the first
-//                 in the lowest byte, flags kNonFinite
-//   kQuality      bytes_in, bytes_out, value = bits of relative error, cosine,
-//                 residual ratio as double; seq = zeroed, aux = saturated, both
-//                 at most 2^32 - 1
 void recordReport(
     const compress::BucketReport& report,
     const std::string& scheme,
@@ -90,26 +83,28 @@ void recordReport(
   record.thread = core().thread_id();
   for (const compress::Span& span : report.spans) {
     record.kind = Kind::kSpan;
-    record.aux = uint32_t(span.stage);
+    record.*field::kSpanStage = uint32_t(span.stage);
     record.timestamp_ns = span.begin_ns;
-    record.value = span.end_ns;
+    record.*field::kSpanEndNs = span.end_ns;
     core().push(record);
   }
   record.kind = Kind::kCompression;
   record.timestamp_ns = nowNs();
-  record.aux = index;
-  record.bytes_in = report.payload_bytes;
-  record.bytes_out = report.wire_bytes;
-  record.value = nameBits(scheme);
+  record.*field::kCompressionIndex = index;
+  record.*field::kCompressionPayloadBytes = report.payload_bytes;
+  record.*field::kCompressionWireBytes = report.wire_bytes;
+  record.*field::kCompressionScheme = nameBits(scheme);
   record.flags = report.nonfinite ? kNonFinite : 0;
   core().push(record);
   if (report.has_quality) {
     record.kind = Kind::kQuality;
-    record.aux = counted(report.saturated);
-    record.seq = counted(report.zeroed);
-    record.bytes_in = std::bit_cast<uint64_t>(report.relative_error);
-    record.bytes_out = std::bit_cast<uint64_t>(report.cosine);
-    record.value = std::bit_cast<uint64_t>(report.residual_ratio);
+    record.*field::kQualitySaturated = counted(report.saturated);
+    record.*field::kQualityZeroed = counted(report.zeroed);
+    record.*field::kQualityRelativeError =
+        std::bit_cast<uint64_t>(report.relative_error);
+    record.*field::kQualityCosine = std::bit_cast<uint64_t>(report.cosine);
+    record.*field::kQualityResidualRatio =
+        std::bit_cast<uint64_t>(report.residual_ratio);
     record.flags = 0;
     core().push(record);
   }
