@@ -26,6 +26,7 @@ ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
     *(
+        "collector",
         "errors",
         "units",
         "text",
@@ -140,6 +141,8 @@ MOST_RULES_IN_TWO_LANGUAGES = 9
 
 TORCH_HEADER = re.compile(r'\s*#\s*include\s*[<"]((?:torch/|ATen/|c10/|pybind11/|Python\.h)[^>"]*)')
 OWN_HEADER = re.compile(r'\s*#\s*include\s*"([^"]+)"')
+#: What a section, a field of the record, a check or a compressor may take, beside tests and pages.
+MOST_FILES_TO_ADD = 3
 #: What csrc/tune may include of the profiler, besides csrc/base.
 TUNE_MAY_INCLUDE = (
     "core/record.h",
@@ -411,6 +414,18 @@ def test_the_path_of_a_collective_names_files_that_are_there() -> None:
     files = re.findall(r"^\| `([^`]+)` \|", path, re.M)
     assert [file for file in files if not (ROOT / file).is_file()] == []
     assert 10 < len(files) <= 20
+
+
+def test_each_addition_takes_at_most_three_files_that_are_there() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    table = text.partition("<!-- where to add")[2].partition("<!-- end of where to add")[0]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| a ")]
+    assert len(rows) == 8
+    for what, files, _ in rows:
+        assert len(files.split("; ")) <= MOST_FILES_TO_ADD, what
+        paths = re.findall(r"`([\w.]+/[\w./]+)`", files)
+        assert paths, what
+        assert [path for path in paths if not (ROOT / path).exists()] == [], what
 
 
 def test_results_have_few_fields_or_groups_of_them() -> None:

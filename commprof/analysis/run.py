@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.step.measured import MeasuredWorld, in_turns, measured_world
 from commprof.analysis.summaries import analyse_hosts, analyse_summaries
 from commprof.analysis.world import WorldResult, world_result
-from commprof.memory import return_free_memory
+from commprof.collector import uncollected
 from commprof.text import counted, listed
 from commprof.trace.host_summary import SeenHost, running_hosts
 from commprof.trace.run.endings import why_not_recorded
@@ -38,23 +36,9 @@ from commprof.trace.run.run_directory import (
 _MARK_STEPS = "Call commprof.step() at the end of each training iteration to see step times"
 
 
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pauses Python's garbage collector, which would find nothing to free.
-
-    The collector would scan the tables of all ranks repeatedly, which takes a sixth of a report's
-    time.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@_uncollected()
+# The garbage collector would find nothing to free in the tables of all ranks, and take a sixth of a
+# report's time to scan them again and again.
+@uncollected()
 def analyse_in_detail(
     directory: Path,
     read: Callable[[Path, int], WorldRun] = read_world,

@@ -11,10 +11,8 @@ times a vector.
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +22,7 @@ import torch.distributed as dist
 
 from commprof import _native
 from commprof.analysis.sweeps.sweep import Floats, Times
+from commprof.collector import uncollected
 from commprof.forecast.microbench.buffers import Buffers, make_buffers
 from commprof.forecast.microbench.calls import (
     ROOT,
@@ -121,7 +120,7 @@ def take_samples(timed: TimedCall, meet: Call, iterations: int) -> Times:
         return in_cpp
     begin_ns, end_ns = [0] * iterations, [0] * iterations
     call, prepare, now = timed.call, timed.prepare, time.monotonic_ns
-    with _no_collector():
+    with uncollected():  # a collection would lengthen a sample
         for i in range(iterations):
             if prepare is not None:
                 prepare()
@@ -137,18 +136,6 @@ def pilot_ns(timed: TimedCall, meet: Call) -> float:
     timed.repeat(2)
     times = take_samples(timed, meet, 3)
     return float(np.median(times.end_ns - times.begin_ns))
-
-
-@contextmanager
-def _no_collector() -> Iterator[None]:
-    """Keeps Python's garbage collector off in the context: a collection would lengthen a sample."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 _ORDER = 100
