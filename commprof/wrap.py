@@ -7,11 +7,14 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import os
+import pkgutil
 import runpy
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from commprof.capture.boot import OUT_VARIABLE, arm, environment, explain
 from commprof.launched import script_first
@@ -54,7 +57,20 @@ def _become_script() -> None:
     else:
         sys.argv = sys.argv[1:]
         sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        _run_script(sys.argv[0])
+
+
+def _run_script(path: str) -> None:
+    """Runs a script as ``python path`` does, which keeps ``path`` only in ``sys.argv[0]``."""
+    if pkgutil.get_importer(path) is not None or path.endswith(".pyc"):
+        runpy.run_path(path, run_name="__main__")  # a directory, an archive, or compiled
+        return
+    script = ModuleType("__main__")
+    absolute = os.path.abspath(path)
+    vars(script).update(__file__=absolute, __cached__=None, __builtins__=builtins)
+    code = compile(Path(path).read_bytes(), absolute, "exec", dont_inherit=True)
+    sys.modules["__main__"] = script
+    exec(code, vars(script))
 
 
 def _problem(words: list[str]) -> str:

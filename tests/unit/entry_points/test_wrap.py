@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +58,26 @@ def test_the_command_hands_a_launchers_local_rank_to_the_script(
 )
 def test_other_commands_get_their_words_unchanged(words: list[str]) -> None:
     assert commands._of_wrap(words) == words
+
+
+@pytest.mark.parametrize("words", [(), ("-m", "commprof.wrap")])
+def test_a_script_finds_the_same_names_as_without_wrap(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import sys, pickle\n"
+        "class Model: pass\n"
+        "assert pickle.loads(pickle.dumps(Model())).__class__ is Model\n"
+        "print(__file__, sys.argv, __name__, __package__, sys._getframe().f_code.co_filename)\n"
+    )
+    environment = {**os.environ, "COMMPROF_OUT": str(tmp_path / "out")}
+    ended = subprocess.run(
+        [sys.executable, *words, "train.py", "7"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    script = tmp_path / "train.py"
+    assert ended.stdout == f"{script} ['train.py', '7'] __main__ None {script}\n"
