@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -42,17 +43,20 @@ class Patches:
     def replace_for_compilers(self, owner: Any, name: str, replacement: Any) -> None:
         """Replaces ``owner.name``; :meth:`remove` keeps the replacement if torch.compile was used.
 
-        Restoring the original would make torch.compile recompile. So after :meth:`remove`, and
-        while a compiler traces the replacement, the replacement must do nothing but call the
-        original. A later capture puts a new replacement in place of a kept one.
+        It is replaced on ``owner`` itself, not on a class it inherits from. Restoring the original
+        would make torch.compile recompile. So after :meth:`remove`, and while a compiler traces the
+        replacement, the replacement must do nothing but call the original. A later capture puts a
+        new replacement in place of a kept one.
         """
-        before = original_of(vars(owner).get(name))
-        if before is None:
-            raise AttributeError(name)
+        before = original_of(inspect.getattr_static(owner, name))
+        is_inherited = name not in vars(owner)
 
         def undo() -> None:
             if vars(owner).get(name) is replacement and not _has_compiled():
-                setattr(owner, name, before)
+                if is_inherited:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
             else:
                 _left[id(replacement)] = replacement, before
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from commprof.capture import torch_work
 from commprof.capture.patches import replaced
 from commprof.capture.torch_work import TorchWork
 from commprof.files import checked
@@ -153,3 +154,24 @@ def test_compilations_that_torch_remembers_since_capture_began_are_noted(
     (begin,), (end,) = noted_ns["begin_ns"], noted_ns["end_ns"]
     assert end - begin == 1_000_000
     assert begin_ns < begin < end < begin_ns + 1_000_000_000
+
+
+def test_a_method_that_torch_inherits_is_noted_and_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Base:
+        def sync(self, count: int) -> int:
+            return 2 * count
+
+    class Derived(Base):
+        pass
+
+    monkeypatch.setattr(torch_work, "_FUNCTIONS", {"syncs": (Derived, "sync", torch_work._always)})
+    monkeypatch.setattr(replaced, "_has_compiled", lambda: False)
+    recorder = Recorder(0)
+    work = TorchWork(recorder)  # type: ignore[arg-type]
+    work.install()
+    assert (Derived().sync(3), Base().sync(4)) == (6, 8)
+    work.remove()
+    assert len(recorder.metadata["syncs"]["begin_ns"]) == 1
+    assert "sync" not in vars(Derived)
