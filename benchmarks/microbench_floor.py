@@ -96,7 +96,7 @@ def _measure(ranks: int, groups: int, turns: int, sizes: list[int]) -> list[dict
         ]
         try:
             launch_function(
-                microbench_floor_rank.run, str(base / "plan.json"), ranks, base / "logs"
+                microbench_floor_rank.run, [str(base / "plan.json")], ranks, base / "logs"
             )
         finally:
             stop_fork_server()

@@ -81,7 +81,7 @@ def _launched(ranks: int) -> tuple[Outcome, ...]:
     try:
         launch_function(
             run_rank,
-            str(result),
+            [str(result)],
             ranks,
             directory / "logs",
             threads_per_rank=omp_threads(os.environ.get("OMP_NUM_THREADS")) or 1,

@@ -81,12 +81,11 @@ def launch(
     with watched if rendezvous.is_first else nullcontext():
         launch_function(
             run_rank,
-            str(job_path),
+            [str(job_path), cpu_sets],
             job.world_size,
             log_dir,
             threads_per_rank=job.threads_per_rank,
             imports=(*TRAINING_IMPORTS, *plan.workload.build_imports),
-            more_arguments=(cpu_sets,),
             rendezvous=rendezvous,
             attempt=attempt,
         )
@@ -94,28 +93,25 @@ def launch(
 
 def launch_function(
     function: Callable[..., None],
-    argument: str,
+    arguments: Sequence[str],
     world_size: int,
     log_dir: Path,
     *,
     threads_per_rank: int = 1,
     imports: Iterable[str] = (),
-    more_arguments: Sequence[str] = (),
     rendezvous: Rendezvous = ALONE,
     attempt: int = 0,
 ) -> None:
     """Calls a module's function in every rank, and returns when all ranks have returned.
 
     log_dir, fork server and exceptions: as for `launch`. imports: modules that the fork server
-    imports in addition to torch. more_arguments: arguments of the function after `argument`.
+    imports in addition to torch.
     """
     _make_log_dir(log_dir)
     config = _config(world_size, _FlatLogs(log_dir, attempt=attempt), rendezvous)
     multiprocessing.forkserver.set_forkserver_preload([*_PRELOAD, *imports])
     with _environment({"OMP_NUM_THREADS": str(threads_per_rank)}):
-        _run_ranks(
-            lambda: elastic_launch(config, function)(argument, *more_arguments), log_dir, attempt
-        )
+        _run_ranks(lambda: elastic_launch(config, function)(*arguments), log_dir, attempt)
 
 
 def launch_script(

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,6 +115,17 @@ _QUIET_NS: Final = 10_000_000_000
 PATIENCE_S: Final = 5.0
 
 
+@dataclass(frozen=True)
+class Following:
+    """Ranks that an observer follows, and how closely."""
+
+    #: The one rank to follow; None to follow all.
+    only_rank: int | None = None
+    #: All records that are at least this much older than a rank's newest record are assumed to have
+    #: arrived.
+    settled_ns: int = SETTLED_NS
+
+
 class Observer:
     """Reads one run directory; writes no files and sends no signals.
 
@@ -129,8 +140,7 @@ class Observer:
         *,
         nested: bool = True,
         patience_s: float = PATIENCE_S,
-        only_rank: int | None = None,
-        settled_ns: int = SETTLED_NS,
+        following: Following = Following(),
         is_monitor: bool = False,
         here: Here | None = None,
     ) -> None:
@@ -142,9 +152,7 @@ class Observer:
                 compared; None without a profile.
             nested: True to look for jobs in the subdirectories of ``run`` too.
             patience_s: how long to wait for ranks whose traces do not exist yet.
-            only_rank: the one rank to follow; None to follow all.
-            settled_ns: all records that are at least this much older than a rank's newest record
-                are assumed to have arrived.
+            following: the ranks to follow, and how closely.
             is_monitor: True for the monitor of a host: its own ranks are always followed, and
                 :meth:`publish` writes their sum.
             here: this host; None to find out.
@@ -153,8 +161,7 @@ class Observer:
         self._expected_s = expected_s
         self._nested = nested
         self._patience_s = patience_s
-        self._only_rank = only_rank
-        self._settled_ns = settled_ns
+        self._following = following
         self._here = here or Here()
         self._is_monitor = is_monitor
         self._hosts: OtherHosts | None = None
@@ -170,11 +177,14 @@ class Observer:
             directory = newest_job(self._run, self._nested)
             if directory is not None and (self._job is None or self._job.directory != directory):
                 self.close()
-                self._job, self._world = JobTail(directory, _RECENT_BYTES, self._only_rank), None
+                self._job, self._world = (
+                    JobTail(directory, _RECENT_BYTES, self._following.only_rank),
+                    None,
+                )
                 self._hosts = OtherHosts(self._job, self._here, self._is_monitor)
         if self._job is None or self._hosts is None:
             return None
-        if self._only_rank is None:
+        if self._following.only_rank is None:
             self._hosts.look()
         restarts = self._job.restarts
         new = self._job.poll()
@@ -243,7 +253,7 @@ class Observer:
 
     def _followed(self, tails: dict[int, TraceTail]) -> FollowedTraces:
         """Begins to count the steps of these ranks."""
-        return FollowedTraces(tails, self._expected_s, self._patience_s, self._settled_ns)
+        return FollowedTraces(tails, self._expected_s, self._patience_s, self._following.settled_ns)
 
     def _problems_of(self, tails: dict[int, TraceTail]) -> list[str]:
         """Returns the problems of these tails, and of the tails whose metadata cannot be read."""

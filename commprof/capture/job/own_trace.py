@@ -34,7 +34,7 @@ class OwnTrace:
             return {}
         # Imported on demand: capture alone must not load the analysis.
         from commprof.monitor.metrics.metrics import flat
-        from commprof.monitor.observer import Observer
+        from commprof.monitor.observer import Following, Observer
 
         if self._observer is None or path != self._path:
             self.close()
@@ -44,8 +44,7 @@ class OwnTrace:
                 path.parent,
                 nested=False,
                 patience_s=0.0,
-                only_rank=found and found[0],
-                settled_ns=_SETTLED_NS,
+                following=Following(found and found[0], _SETTLED_NS),
             )
         state = self._observer.poll()
         if state is None or not any(rank.recent for rank in state.ranks):

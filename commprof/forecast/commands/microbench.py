@@ -246,7 +246,7 @@ def _launch(plan: BenchPlan, directory: Path) -> None:
         with ProgressLine(directory, ranks, plan.total_rounds()):
             launch_function(
                 run_bench_rank,
-                str(path),
+                [str(path)],
                 ranks,
                 directory / "logs",
                 imports=(

@@ -288,7 +288,7 @@ def test_a_line_that_needs_a_library(
 )
 def test_python_blocks_shown_in_pages_run_on_two_ranks(block: Block, tmp_path: Path) -> None:
     (tmp_path / "block.py").write_text(block.text)
-    launch_function(run_block, str(tmp_path / "block.py"), 2, tmp_path / "logs")
+    launch_function(run_block, [str(tmp_path / "block.py")], 2, tmp_path / "logs")
 
 
 def test_every_shown_block_is_run_or_listed_as_output() -> None:

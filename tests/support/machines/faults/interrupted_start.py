@@ -36,7 +36,7 @@ def main(directory: str, number: str) -> None:
         return answer
 
     forkserver.read_signed = interrupted
-    launch_function(wait, "", 2, Path(directory))
+    launch_function(wait, [""], 2, Path(directory))
 
 
 if __name__ == "__main__":
