@@ -51,7 +51,10 @@ Endpoint parse(const std::string& text) {
       return {text.substr(0, first), port, text.substr(second + 1)};
     }
   }
-  throw std::runtime_error("'" + text + "' is no endpoint");
+  throw std::runtime_error(
+      "'" + text + "' is no endpoint (expected: an address, a port and " +
+      std::to_string(2 * kSecretBytes) +
+      " hexadecimal digits, separated by spaces)");
 }
 
 // First message of the connecting rank.

@@ -343,7 +343,8 @@ void checkMissingPeersAndBadEndpoints() {
               milliseconds(100),
               kLongTimeout);
         }),
-        "'" + wrong + "' is no endpoint"));
+        "'" + wrong + "' is no endpoint (expected: an address, a port and 32 "
+            "hexadecimal digits, separated by spaces)"));
   }
   CHECK_THROWS(std::invalid_argument, Listener("no.address"));
   CHECK_THROWS(std::system_error, Listener("192.0.2.1")); // not of this host
