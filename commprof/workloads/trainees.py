@@ -1,6 +1,6 @@
-"""Base class of trainees (workloads built for one rank) that train a real model.
+"""Base classes of workloads, and of trainees (workloads built for one rank), that have data.
 
-The base class provides the batches of data, their order and the loss.
+The base class of trainees provides the batches of data, their order and the loss.
 """
 
 from __future__ import annotations
@@ -22,6 +22,16 @@ from commprof.workloads.spec import Shard
 def passes_per_epoch(samples: int, world_size: int, per_rank_batch: int) -> int:
     """Returns the number of backward passes of each rank per epoch (DistributedSampler pads)."""
     return math.ceil(math.ceil(samples / world_size) / per_rank_batch)
+
+
+class OfSamples:
+    """Base of workloads whose options give the number of samples of the data set."""
+
+    options: Any
+
+    def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
+        """Returns a rank's number of steps per epoch, at one backward pass per step."""
+        return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from commprof import invocation
 from commprof.errors import UsageError
 from commprof.workloads.options import available_bytes
 from commprof.workloads.spec import OptimizerPlan, Shard, Trainee, cosine
-from commprof.workloads.trainees import DataTrainee, passes_per_epoch, random_tokens
+from commprof.workloads.trainees import DataTrainee, OfSamples, random_tokens
 
 _SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden": 256, "layers": 4, "heads": 8, "kv_heads": 4, "mlp": 704, "vocab": 2048},
@@ -66,7 +66,7 @@ class LoraOptions:
         return _SIZES[self.size]["vocab"]
 
 
-class Lora:
+class Lora(OfSamples):
     """Workload of adapters on a frozen Mistral model, with the sizes in LoraOptions."""
 
     name: ClassVar[str] = "lora"
@@ -115,10 +115,6 @@ class Lora:
             return {}
         reason = "packed 4-bit weights cannot be sharded; use base=bf16"
         return {"fsdp": reason, "hsdp": reason}
-
-    def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns a rank's number of steps per epoch, at one backward pass per step."""
-        return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
         """Builds model and data of one rank.

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from commprof.workloads.spec import OptimizerPlan, Shard, Trainee, cosine
-from commprof.workloads.trainees import DataTrainee, passes_per_epoch
+from commprof.workloads.trainees import DataTrainee, OfSamples
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def _model(options: MlpOptions) -> nn.Sequential:
     return nn.Sequential(*hidden, nn.Linear(widths[-1], options.classes))
 
 
-class Mlp:
+class Mlp(OfSamples):
     """Workload of a fully connected network, with the sizes in MlpOptions."""
 
     name: ClassVar[str] = "mlp"
@@ -75,10 +75,6 @@ class Mlp:
     def refused(self) -> Mapping[str, str]:
         """Returns an empty dictionary: no option is refused."""
         return {}
-
-    def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns a rank's number of steps per epoch, at one backward pass per step."""
-        return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
         """Builds one rank's model and data; weights and data set are the same on all ranks."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from commprof.errors import UsageError
 from commprof.workloads.counting import count_parameters
 from commprof.workloads.spec import OptimizerPlan, Shard, Trainee, cosine
-from commprof.workloads.trainees import DataTrainee, passes_per_epoch, random_tokens
+from commprof.workloads.trainees import DataTrainee, OfSamples, random_tokens
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Model(nn.Module):
         return logits
 
 
-class Transformer:
+class Transformer(OfSamples):
     """Workload of a small language model, with the sizes in TransformerOptions."""
 
     name: ClassVar[str] = "transformer"
@@ -97,10 +97,6 @@ class Transformer:
     def refused(self) -> Mapping[str, str]:
         """Returns an empty dictionary: no option is refused."""
         return {}
-
-    def steps_per_epoch(self, world_size: int, per_rank_batch: int) -> int:
-        """Returns a rank's number of steps per epoch, at one backward pass per step."""
-        return passes_per_epoch(self.options.samples, world_size, per_rank_batch)
 
     def build(self, shard: Shard) -> Trainee:
         """Builds model and data of one rank; equal weights and data set on every rank."""
