@@ -244,13 +244,14 @@ def held_up_by(
         ``other`` and ``other`` arrived before ``rank`` was done. It is also True where both are the
         same rank.
     """
-    op, end_ns, root = (
-        np.concatenate([getattr(table, name) for table in tables])
-        for name in ("op", "end_ns", "peer")
-    )
-    rows = np.flatnonzero(np.isin(op, SOME_WAIT) & matching.complete[matching.member])
+    op = joined_column(table.op for table in tables)
+    rows = np.flatnonzero(among(op, *SOME_WAIT))
+    rows = rows[matching.complete[matching.member[rows]]]
     if len(rows) == 0:
         return
+    end_ns, root = (
+        np.concatenate([getattr(t, name) for t in tables]) for name in ("end_ns", "peer")
+    )
     own = np.concatenate([rank_in_group(*each) for each in zip(traces, tables, strict=True)])
     end_ns = np.where(end_ns > 0, end_ns, np.iinfo(np.int64).max)
     rows = rows[np.lexsort((own[rows], matching.member[rows]))]

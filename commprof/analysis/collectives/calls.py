@@ -267,8 +267,10 @@ def calls_of(
     failed = cut(failed)
     if clocks_shared:
         awaited = last_awaited(matching, traces, tables, times.start)
-        wait, transfer, common_transfer = _apart(matching, times, awaited, chosen)
+        awaited_ns = matching.times_at(times.start, awaited)
         del awaited
+        wait, transfer, common_transfer = _apart(matching, times, awaited_ns, chosen)
+        del awaited_ns
     else:
         wait, transfer, common_transfer = np.full((3, count), np.nan)
     del times
@@ -320,19 +322,19 @@ class _Times:
 
 
 def _apart(
-    matching: Matching, times: _Times, awaited: Ints, chosen: npt.NDArray[np.bool_]
+    matching: Matching, times: _Times, awaited_ns: Ints, chosen: npt.NDArray[np.bool_]
 ) -> tuple[Floats, Floats, Floats]:
     """Returns wait, transfer and transfer of all ranks of the chosen rows, in ns; NaN if unknown.
 
     The wait lasts from the row's start until the last awaited rank starts. The transfer lasts from
     then until the row's end. The transfer of all ranks lasts from the last start on any rank to the
-    last end on any rank; a point-to-point message ends when its receive ends. ``awaited`` is the
-    result of :func:`last_awaited` with ``times.start`` as ``times_ns``.
+    last end on any rank; a point-to-point message ends when its receive ends. ``awaited_ns`` is the
+    time of the rows of :func:`last_awaited` with ``times.start`` as ``times_ns``.
     """
     all_started = matching.every(times.start > 0)
     running = np.where(times.exact, times.end - times.start, np.nan).astype(np.float64, copy=False)
-    wait = np.clip(matching.times_at(times.start, awaited) - times.start, 0.0, running)
-    wait = np.where(all_started, wait, np.nan)
+    wait = np.clip(awaited_ns - times.start, 0.0, running)
+    wait[~all_started] = np.nan
     transfer = np.subtract(running, wait, out=running)[chosen]
     del running
     wait = wait[chosen]

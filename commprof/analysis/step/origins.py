@@ -303,7 +303,7 @@ def _explained(
 #: Number of waits for which a table of activities is made.
 _ROWS = 1 << 14
 #: Number of waits, at least, that are compared at once, but for the last ones.
-_PART = 1 << 16
+_PART = 1 << 15
 
 
 def _parts_of_waits(first: Ints) -> list[slice]:
