@@ -35,6 +35,10 @@ _ELEMENT_BYTES: Final = {
 ROOTED: Final = tuple(schema.OPS[code] for code in schema.ROOTED)
 
 
+#: Longest time by which a collective's range may end after the thread that waited for it went on.
+CLOSED_LATE_NS: Final = 100_000
+
+
 @dataclass(frozen=True)
 class Call:
     """One collective or point-to-point message of a rank; times in ns."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from commprof.recordings.json_events import EventReader, Scan
 from commprof.recordings.profiler_kinds import (
+    BEGINS_OF,
     CATEGORIES,
     COLLECTIVE,
     COLUMN_OF,
@@ -63,6 +64,12 @@ class Intervals:
         self.tag.append(tag)
         self.device.append(device)
 
+    def of_tag(self, tag: int) -> tuple[Ints, Ints]:
+        """Returns the begins and ends of the events with a tag."""
+        columns = (self.begin_ns, self.end_ns, self.tag)
+        begin, end, tags = (np.array(column, np.int64) for column in columns)
+        return begin[tags == tag], end[tags == tag]
+
     def __len__(self) -> int:
         """Number of events."""
         return len(self.begin_ns)
@@ -96,7 +103,9 @@ class ProfilerEvents:
     operators: Intervals = field(default_factory=Intervals)
     #: Begins of DDP's copies of buckets into gradients.
     copied_back_ns: array[int] = field(default_factory=lambda: array("q"))
-    #: Begins of launches; the next fields are their threads and correlation ids.
+    #: Begins of operators that divide a tensor; they are in ``operators``, too.
+    chunked_ns: array[int] = field(default_factory=lambda: array("q"))
+    #: Launches: begin, thread and correlation id.
     launched_ns: array[int] = field(default_factory=lambda: array("q"))
     launching_thread: array[int] = field(default_factory=lambda: array("q"))
     launched: array[int] = field(default_factory=lambda: array("q"))
@@ -247,7 +256,7 @@ def _shift(found: ProfilerEvents, by_ns: int) -> None:
     for named in NAMED:
         events: NamedEvents = getattr(found, named)
         events.shift(by_ns)
-    columns = [found.launched_ns, found.copied_back_ns]
+    columns = [found.launched_ns, *(getattr(found, name) for name in BEGINS_OF.values())]
     for name in COLUMNS:
         some: Intervals = getattr(found, name)
         columns += [some.begin_ns, some.end_ns]
@@ -362,8 +371,8 @@ def _put(kind: EventKind, event: Event, events: ProfilerEvents) -> None:
     if kind in COLUMN_OF:
         tag = event.correlation if kind in OF_DEVICE else event.thread
         getattr(events, COLUMN_OF[kind]).add(begin, end, tag, event.device)
-    if kind is EventKind.COPY_BACK:
-        events.copied_back_ns.append(begin)
+    if kind in BEGINS_OF:
+        getattr(events, BEGINS_OF[kind]).append(begin)
     elif kind is EventKind.UNREADABLE_KERNEL:
         events.add_unreadable(event.name, 1)
 

@@ -22,9 +22,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from commprof.recordings.profiler_calls import ROOTED, Call, described, element_bytes
-from commprof.recordings.profiler_events import ProfilerEvents
+from commprof.recordings.profiler_events import Intervals, ProfilerEvents
 from commprof.recordings.profiler_handed_over import OF_DEVICES
 from commprof.recordings.profiler_named import Event
+from commprof.recordings.profiler_part_copies import end_with_part_copies
 from commprof.recordings.profiler_words import (
     backend_of,
     form_of,
@@ -60,6 +61,8 @@ class HostCalls:
     calls: list[Call]
     #: Names of c10d's operators that return only when the operation they issued is complete.
     blocking: frozenset[str]
+    #: Copies that end a reduce-scatter while a thread waits for it, tagged with the thread.
+    part_copies: Intervals
     #: Number of operators whose collective has no range, so that its end is not known.
     unseen: int
     #: Number of ranges whose names may be the script's own; the next field is the name of the
@@ -92,6 +95,11 @@ class _Issued:
         return form_of(self.op), self.outputs if is_list else self.inputs
 
 
+def no_host_calls() -> HostCalls:
+    """Returns the calls of a recording without collectives on the host."""
+    return HostCalls([], frozenset(), Intervals(), 0, 0, "")
+
+
 def host_calls(events: ProfilerEvents) -> HostCalls:
     """Joins c10d's operators with the ranges of the backend.
 
@@ -119,20 +127,23 @@ def host_calls(events: ProfilerEvents) -> HostCalls:
         *((issued[number], places) for number, places in parts.items()),
         *((_unissued(ran[position]), [position]) for position in alone),
     ]
-    calls = []
+    calls: list[Call] = []
+    of_sums: list[tuple[int, int, int]] = []
     for operator, places in several:
         call = _call(operator, [ran[position] for position in places], in_doubt.isdisjoint(places))
         until_ns = max(whole[position].end_ns for position in places)
         if until_ns > call.end_ns:
             call = replace(call, kernels=((call.begin_ns, until_ns),))
+        if (
+            operator.op.startswith("reduce_scatter")
+            and operation(ran[places[0]].name) != operator.op
+        ):
+            of_sums.append((operator.event.thread, operator.event.end_ns, len(calls)))
         calls.append(replace(call, timed=call.backend not in untimed))
+    copies = end_with_part_copies(events, calls, of_sums)
     calls.sort(key=lambda call: (call.begin_ns, call.end_ns))
     return HostCalls(
-        *(
-            calls,
-            _blocking(issued, ran, around),
-            len(issued) - len(parts),
-        ),
+        *(calls, _blocking(issued, ran, around), copies, len(issued) - len(parts)),
         *(len(doubtful), doubtful[0].name if doubtful else ""),
     )
 

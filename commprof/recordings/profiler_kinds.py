@@ -39,6 +39,8 @@ _BACKWARD_OP = "autograd::engine::evaluate_function"
 _NODES = "torch::autograd::"
 #: Range in which DDP, after waiting for a bucket, copies it back into the gradients.
 _COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+#: Operator that divides a tensor, also the sum of which gloo's reduce-scatter keeps a part.
+_CHUNK = "aten::chunk"
 #: Name of an operator that waits, such as ``_c10d_functional::wait_tensor``.
 _WAITS = re.compile(r"(?:^|[^a-z])waits?(?:$|[^a-z])", re.IGNORECASE)
 
@@ -89,6 +91,8 @@ class EventKind(IntEnum):
     OPERATOR = auto()
     #: Operator in which DDP copies a bucket into gradients.
     COPY_BACK = auto()
+    #: Operator that divides a tensor.
+    CHUNK = auto()
 
 
 #: Column of ``ProfilerEvents`` of each kind whose events are kept without their names.
@@ -97,8 +101,10 @@ COLUMN_OF: Final = {
     EventKind.COPY_WITHIN: "copies",
     **dict.fromkeys((EventKind.OTHER_COPY, EventKind.COPY_BETWEEN), "other_copies"),
     **{EventKind.WAIT: "waits", EventKind.BACKWARD: "backward", EventKind.CALLER: "callers"},
-    **dict.fromkeys((EventKind.OPERATOR, EventKind.COPY_BACK), "operators"),
+    **dict.fromkeys((EventKind.OPERATOR, EventKind.COPY_BACK, EventKind.CHUNK), "operators"),
 }
+#: Field of ``ProfilerEvents`` with the begins of the events of a kind.
+BEGINS_OF: Final = {EventKind.COPY_BACK: "copied_back_ns", EventKind.CHUNK: "chunked_ns"}
 #: List of ``ProfilerEvents`` of each kind whose events keep their names.
 LIST_OF: Final = {
     EventKind.COMMUNICATION: "communication",
@@ -106,6 +112,8 @@ LIST_OF: Final = {
     EventKind.RANGE: "ranges",
     EventKind.ISSUE: "issued",
 }
+#: Operators that are told apart by their names.
+_OPERATORS: Final = {_COPIED_BACK: EventKind.COPY_BACK, _CHUNK: EventKind.CHUNK}
 #: Kinds of events of a device, which have a correlation id and a stream.
 OF_DEVICE: Final = (
     *(EventKind.COMMUNICATION, EventKind.KERNEL, EventKind.UNREADABLE_KERNEL),
@@ -179,7 +187,7 @@ def _operator(name: str, is_collective: bool) -> EventKind:
         return EventKind.BACKWARD
     if not has_namespace or name.startswith(_NODES):
         return EventKind.CALLER
-    return EventKind.COPY_BACK if name == _COPIED_BACK else EventKind.OPERATOR
+    return _OPERATORS.get(name, EventKind.OPERATOR)
 
 
 _KIND_OF: Final = {

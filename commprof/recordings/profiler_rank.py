@@ -25,7 +25,7 @@ from commprof.recordings.profiler_device_calls import device_calls
 from commprof.recordings.profiler_events import Intervals, ProfilerEvents
 from commprof.recordings.profiler_gaps import launches_of, lost_kernels, recorded_steps
 from commprof.recordings.profiler_handed_over import handed_over, hands_over
-from commprof.recordings.profiler_host import HostCalls, host_backend, host_calls
+from commprof.recordings.profiler_host import host_backend, host_calls, no_host_calls
 from commprof.recordings.profiler_steps import (
     FoundSteps,
     find_phases,
@@ -34,8 +34,9 @@ from commprof.recordings.profiler_steps import (
     phases_of_launches,
 )
 from commprof.recordings.profiler_unnamed import with_unnamed_communication
+from commprof.recordings.profiler_waiting import HostWaiting, host_waiting, only_hidden
 from commprof.recordings.profiler_words import is_operator_of_c10d
-from commprof.recordings.profiler_work import HostWork, host_work, no_host_work, working_or_python
+from commprof.recordings.profiler_work import HostWork, host_work, no_host_work
 from commprof.trace import schema
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import MOST_RANKS, Group, backends_by_device
@@ -90,22 +91,22 @@ def recorded_rank(name: str, events: ProfilerEvents) -> RankRecording:
     about = events.about
     world_size = _whole(about.get("world_size")) or 0
     device = _device(events)
-    of_host, host, by_host = HostCalls([], frozenset(), 0, 0, ""), no_host_work(), False
+    of_host, host, by_host = no_host_calls(), no_host_work(), False
     kinds = kinds_of(events)
     if device is None:
         of_host = host_calls(events)
-        host = host_work(events, of_host.blocking)
+        host = host_work(events, of_host.blocking, of_host.part_copies)
         calls, work = in_columns(kinds, of_host.calls), host.work
         if (hands_over(events) or not calls) and not calls.timed.any():
             calls = in_columns(kinds, handed_over(events, 0))
-            of_host = HostCalls([], frozenset(), 0, 0, "")
+            of_host = no_host_calls()
     else:
         calls = as_collectives(device_calls(events, device, world_size))
         if not calls and not hands_over(events):
             of_host = host_calls(events)  # the device computes and gloo transfers
             by_host = any(call.timed for call in of_host.calls)
             calls = in_columns(kinds, of_host.calls) if by_host else calls
-        of_host = of_host if by_host else HostCalls([], frozenset(), 0, 0, "")
+        of_host = of_host if by_host else no_host_calls()
         calls = calls or in_columns(kinds, handed_over(events, world_size))
         work = _on(events.kernels, device)
     if not calls and len(work) == 0:
@@ -142,14 +143,14 @@ def trace_of(
     thread, computing = 0, _union(recording.work)
     activity = _activity(recording, computing)
     if activity is None:
-        covering = working_or_python(
-            recording.host, recording.calls, recording.events.copied_back_ns
+        waiting = host_waiting(
+            recording.host, recording.calls, recording.steps, recording.events.copied_back_ns
         )
     else:
-        covering = activity.hiding
+        waiting = only_hidden(activity.hiding)
     records = (
         *(calls, _completions(recording, calls)),
-        _waits(calls, recording, covering, thread),
+        _waits(calls, recording, waiting, thread),
         _step_records(recording.steps, thread),
         _phase_records(recording, computing, thread),
     )
@@ -323,12 +324,15 @@ def _completions(recording: RankRecording, calls: Records) -> Records:
     return rows
 
 
-def _waits(calls: Records, recording: RankRecording, others: Stretches, thread: int) -> Records:
+def _waits(calls: Records, recording: RankRecording, waiting: HostWaiting, thread: int) -> Records:
     """Makes wait records: communication that no other work overlapped, split at step boundaries."""
     of_call, begin_ns, end_ns = recording.calls.transfers()
-    row, alone = each_once(begin_ns, end_ns)
-    row = of_call[row]
-    part, alone = rows_within(alone, gaps(others))
+    row, alone = each_once(
+        np.concatenate((begin_ns, waiting.late.begin_ns)),
+        np.concatenate((end_ns, waiting.late.end_ns)),
+    )
+    row = np.concatenate((of_call, waiting.row))[row]
+    part, alone = rows_within(alone, gaps(waiting.hiding))
     row = row[part]
     moments = np.concatenate((recording.steps.begin_ns, recording.steps.end_ns))
     part, alone = rows_within(alone, between(moments))

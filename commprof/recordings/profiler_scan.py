@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.recordings.profiler_kinds import (
+    BEGINS_OF,
     CATEGORIES,
     COLLECTIVE,
     COLUMN_OF,
@@ -155,8 +156,9 @@ class TraceScanner:
             column.tag.frombytes((correlation if is_of_device else thread)[rows].tobytes())
             zeros = np.zeros(len(rows), np.int64)
             column.device.frombytes((device[rows] if is_of_device else zeros).tobytes())
-        if counts[EventKind.COPY_BACK]:
-            events.copied_back_ns.frombytes(begin[kind == EventKind.COPY_BACK].tobytes())
+        for of_kind, name in BEGINS_OF.items():
+            if counts[of_kind]:
+                getattr(events, name).frombytes(begin[kind == of_kind].tobytes())
         if counts[_IS_LAUNCH].any():
             rows = np.flatnonzero(_IS_LAUNCH[kind])
             events.launched_ns.frombytes(begin[rows].tobytes())

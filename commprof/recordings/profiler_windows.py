@@ -19,6 +19,7 @@ from commprof.recordings.profiler_events import (
     ProfilerEvents,
     no_events,
 )
+from commprof.recordings.profiler_kinds import BEGINS_OF
 from commprof.recordings.profiler_named import Event, NamedEvents
 from commprof.recordings.profiler_rank import RankRecording, recorded_rank
 from commprof.text import counted, named_ranks
@@ -155,8 +156,9 @@ def _add(whole: ProfilerEvents, part: ProfilerEvents, apart: int, since: int, un
         for column in ("begin_ns", "end_ns", "tag", "device"):
             moved_by = apart if column == "tag" and name in COLUMNS_OF_DEVICE else 0
             _extend(getattr(target, column), getattr(source, column), inside, moved_by)
-    inside = _inside(part.copied_back_ns, since, until)
-    _extend(whole.copied_back_ns, part.copied_back_ns, inside, 0)
+    for name in BEGINS_OF.values():
+        begins = getattr(part, name)
+        _extend(getattr(whole, name), begins, _inside(begins, since, until), 0)
     inside = _inside(part.launched_ns, since, until)
     _extend(whole.launched_ns, part.launched_ns, inside, 0)
     _extend(whole.launching_thread, part.launching_thread, inside, 0)

@@ -26,7 +26,7 @@ from tests.support.builders.host_traces import (
 
 #: Arguments of ``c10d::_allgather_base_`` and of its range: 4,000 B of each of two ranks.
 GATHERED = shapes([2000], [1000], None)
-READ = shapes([1000])
+READ, READ_TWICE = shapes([1000]), shapes([2000])
 BACKWARD = "autograd::engine::evaluate_function"
 
 
@@ -73,7 +73,7 @@ def in_flight(begin_us: float, end_us: float) -> list[Event]:
                 operator("_c10d_functional::wait_tensor", 250, 605),
                 operator("aten::addmm", 610, 870),
             ],
-            350,  # from 250 to 600
+            355,  # from 250 to 605, as long as it waits
         ),
         # FSDP2: a hook of autograd's engine waits before the node itself.
         (
@@ -98,7 +98,7 @@ def in_flight(begin_us: float, end_us: float) -> list[Event]:
             540 + 10,  # all of it but the issue from 41 to 50, and 50 to 60 of the other
         ),
         # Waiting by name, whatever the library.
-        ([operator("mylib::wait_all", 300, 601), operator("aten::mm", 601, 900)], 300),
+        ([operator("mylib::wait_all", 300, 601), operator("aten::mm", 601, 900)], 301),
         # Kernels hide the collective, also those that autograd's nodes and functions call.
         (
             [
@@ -134,7 +134,93 @@ def test_issuing_is_work_unless_the_operator_returns_only_when_its_collective_is
     ]
     path = written(tmp_path / "job", [trace(steps(3, 1000, of_step))])
     assert calls_of(path) == [("monitored_barrier", 0, 0)] * 3
-    assert world_of(path).parts.exposed_ms == pytest.approx(0.29)  # from 100 to 390
+    assert world_of(path).parts.exposed_ms == pytest.approx(0.3)  # from 100 to 400
+
+
+#: gloo's ``Work.wait`` of a reduce-scatter: a division and a copy, with the operators inside.
+PART_COPY = [
+    operator("aten::chunk", 620, 640),
+    operator("aten::split", 622, 638),
+    operator("aten::copy_", 650, 700),
+]
+
+
+@pytest.mark.parametrize(
+    ("after_issue", "copy", "waits_us", "end_us"),
+    [
+        # From the end of the issue until the copy is done.
+        ([], PART_COPY, 680, 700),
+        # An operator of the script that issues and waits ends later.
+        ([operator("mylib::reduced", 5, 720)], PART_COPY, 680, 700),
+        # The thread divides a tensor of its own, after other work: when it waited is not told.
+        ([operator("aten::mm", 20, 610), operator("aten::mm", 611, 619)], PART_COPY, 0, 600),
+        # Nothing is copied after the division.
+        ([], [*PART_COPY[:2], span("Optimizer.step#SGD", 645, 900)], 580, 600),
+    ],
+)
+def test_a_reduce_scatter_of_gloo_ends_with_the_copy_of_the_waiting_thread(
+    tmp_path: Path, after_issue: list[Event], copy: list[Event], waits_us: float, end_us: float
+) -> None:
+    of_step = [
+        operator("c10d::_reduce_scatter_base_", 10, 20, **shapes([1000], [2000], None)),
+        span("gloo:all_reduce", 15, 600, GLOO, **READ_TWICE),
+        *(*after_issue, *copy, operator("aten::mm", 710, 715), operator("aten::mm", 730, 1000)),
+    ]
+    path = written(tmp_path / "job", [trace(steps(3, 1000, of_step))])
+    assert 1000 * world_of(path).parts.exposed_ms == pytest.approx(waits_us, abs=0.01)
+    table = columns.collectives(read(path).traces[0])
+    assert (table.end_ns % 1_000_000).tolist() == [1000 * end_us] * 3
+
+
+@pytest.mark.parametrize(
+    ("next_us", "waits_us"),
+    [
+        # Python runs for 50 us as in the other steps: without a core, the thread waited longer.
+        (900, 550 + 250),
+        # Python is quicker once.
+        (630, 550),
+        # No thread lacks a core for so long: the script does something else in this step.
+        (12_000, 550),
+    ],
+)
+def test_a_thread_that_goes_on_later_than_usual_has_waited(
+    tmp_path: Path, next_us: float, waits_us: float
+) -> None:
+    """The all-gather takes until 600; the thread waits since 50, and goes on at 650 at the most."""
+    events = []
+    for number in range(5):
+        begin, late = 20_000 * number, number == 3
+        following = next_us if late else 650
+        events += [
+            span(f"ProfilerStep#{number}", begin, begin + 20_000),
+            *({**event, "ts": event["ts"] + begin} for event in in_flight(0, 600)),
+            operator("aten::mm", begin + 10, begin + 50),
+            operator("aten::mm", begin + following, begin + 20_000),
+        ]
+    few = [event for event in events if event["ts"] >= 40_000]
+    for name, recorded, right_us in (("job", events, waits_us), ("few", few, 550)):
+        path = written(tmp_path / name, [trace(recorded)])
+        waited = columns.waits(read(path).traces[0])
+        of_step = waited.begin_ns // 20_000_000 == 3
+        assert (waited.end_ns - waited.begin_ns)[of_step].sum() == 1000 * right_us
+
+
+def test_python_between_events_of_one_length_does_not_end_later_by_a_collective(
+    tmp_path: Path,
+) -> None:
+    """Python takes from 50 to 5,000; the all-gather ends meanwhile, each time at another moment."""
+    events, ends_us = [], (600, 1500, 2500, 3500, 4500)
+    for number, end_us in enumerate(ends_us):
+        of_step = [operator("aten::mm", 10, 50), operator("aten::mm", 5000, 20_000)]
+        events += [
+            {**event, "ts": event["ts"] + 20_000 * number}
+            for event in [
+                *(span(f"ProfilerStep#{number}", 0, 20_000), *in_flight(0, end_us), *of_step),
+            ]
+        ]
+    waited = columns.waits(read(written(tmp_path / "job", [trace(events)])).traces[0])
+    end_ns = waited.end_ns % 20_000_000
+    assert end_ns[end_ns > 50_000].tolist() == [1000 * end_us for end_us in ends_us]
 
 
 @pytest.mark.parametrize("shaped", [True, False])

@@ -1,0 +1,145 @@
+"""When the training thread of a recording without device kernels waited for collectives.
+
+A thread that waits records nothing, and goes on when the collective is complete. So between two
+successive begins or ends of the thread's events, it waited until the last collective that was
+completed meanwhile, and then ran Python; if none was completed, it did not wait.
+
+A thread without a core goes on late, and waits until then. An operator that waits tells when it
+went on. In Python, the time from the collective's end to the thread's next event is about the same
+at the same call of each step, and delays make it longer. So what is beyond its median counts as
+waiting, unless it is too long for the delay of a thread. Where the time since the thread's last
+event varies less, the thread did not wait for the collective's end, and nothing more counts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from commprof.recordings.profiler_call_columns import CallColumns
+from commprof.recordings.profiler_calls import CLOSED_LATE_NS
+from commprof.recordings.profiler_steps import FoundSteps
+from commprof.recordings.profiler_work import HostWork
+from commprof.trace.stretches import Stretches, between, outside, stretches, union, within
+
+Ints = npt.NDArray[np.int64]
+
+_NEVER: Final = np.iinfo(np.int64).max
+#: Longest time for which a thread may lack a core after its collective is complete.
+_LONGEST_DELAY_NS: Final = 10_000_000
+#: Smallest number of steps that tell how long Python usually runs after a call.
+_FEWEST_STEPS: Final = 4
+
+
+@dataclass(frozen=True)
+class HostWaiting:
+    """When a rank did not wait for communication, and when it waited after its end."""
+
+    #: Times that hide communication.
+    hiding: Stretches
+    #: Row of a call, and the time after its end in which the thread still waited for it.
+    row: Ints
+    late: Stretches
+
+
+def only_hidden(hiding: Stretches) -> HostWaiting:
+    """Returns times that hide communication, where waiting ends with the communication."""
+    nothing = np.zeros(0, np.int64)
+    return HostWaiting(hiding, nothing, Stretches(nothing, nothing))
+
+
+def host_waiting(
+    host: HostWork, calls: CallColumns, steps: FoundSteps, copied_back_ns: array[int]
+) -> HostWaiting:
+    """Finds when the training thread worked or ran Python, and when it waited for a collective.
+
+    The range of a collective may end a little after the thread that waited for it went on: by at
+    most 0.1 ms, and by no longer than the thread waited.
+
+    A thread that copies a bucket back for DDP has waited for this bucket. So the thread also waited
+    where a copy follows although no collective has completed, if one is not complete yet: gloo's
+    thread had no core, and records the completion late.
+    """
+    work = stretches(
+        np.frombuffer(host.work.begin_ns, np.int64), np.frombuffer(host.work.end_ns, np.int64)
+    )
+    busy = union(work, host.waits)
+    idle = Stretches(busy.end_ns[:-1], busy.begin_ns[1:])
+    pieces = within(idle, between(host.ran_ns))
+    since, until = pieces.begin_ns, pieces.end_ns
+    # Until the end of all that the backend's thread ran within the range: others wait for all of
+    # it.
+    times = [
+        (until_ns, call.begin_ns, row)
+        for row, call in enumerate(calls)
+        for _, until_ns in call.times_ns[-1:]
+    ]
+    ends, begins, rows = np.array(sorted(times), dtype=np.int64).reshape(-1, 3).T
+    following = np.searchsorted(ends, until, side="right")
+    last = np.concatenate(([0], ends))[following]
+    # A collective that was in flight all the time may have ended a little late.
+    end_ns, begin_ns = (np.append(moments, _NEVER)[following] for moments in (ends, begins))
+    late = end_ns - until <= np.minimum(until - since, CLOSED_LATE_NS)
+    copies = np.sort(np.frombuffer(copied_back_ns, np.int64)) if copied_back_ns else ends[:0]
+    soon = np.searchsorted(copies, until + CLOSED_LATE_NS) > np.searchsorted(copies, until)
+    is_open = np.searchsorted(np.sort(begins), until) > following
+    is_whole = (late & (begin_ns <= since)) | (soon & is_open & (last <= since))
+    went_on = np.where(is_whole, until, np.clip(last, since, until))
+    delayed = np.flatnonzero(~is_whole & (since < last) & (last < until))
+    row = rows[following[delayed] - 1]
+    done_ns, next_ns = last[delayed], until[delayed]
+    in_python_ns = _in_python(
+        next_ns - done_ns, next_ns - since[delayed], _calls_of_steps(calls, steps)[row]
+    )
+    went_on[delayed] = next_ns - in_python_ns
+    # An operator that waits ends when the thread has gone on.
+    of_wait = np.searchsorted(ends, host.waits.end_ns, side="right") - 1
+    ended = of_wait >= 0
+    ended[ended] = ends[of_wait[ended]] > host.waits.begin_ns[ended]
+    of_wait = of_wait[ended]
+    return HostWaiting(
+        outside(union(busy, Stretches(went_on, until)), host.waits),
+        np.concatenate((row, rows[of_wait])),
+        Stretches(
+            np.concatenate((done_ns, ends[of_wait])),
+            np.concatenate((went_on[delayed], host.waits.end_ns[ended])),
+        ),
+    )
+
+
+def _calls_of_steps(calls: CallColumns, steps: FoundSteps) -> Ints:
+    """Returns a number for each call that is the same for the same call of each step."""
+    step = np.searchsorted(steps.begin_ns, calls.begin_ns, side="right")
+    _, first, of_step = np.unique(step, return_index=True, return_inverse=True)
+    turn = np.arange(len(calls)) - first[of_step]
+    return calls.kind * (len(calls) + 1) + turn
+
+
+def _in_python(since_end_ns: Ints, since_event_ns: Ints, call_of_step: Ints) -> Ints:
+    """Returns how long the thread ran Python before some of its events.
+
+    Args:
+        since_end_ns: time from a collective's end to each event.
+        since_event_ns: time from the thread's event before to each event.
+        call_of_step: the same number for events after the same call of each step.
+    """
+    python_ns = since_end_ns.copy()
+    for rows in _alike(call_of_step):
+        if len(rows) < _FEWEST_STEPS:
+            continue
+        quick, usual = np.quantile(since_end_ns[rows], (0.25, 0.5)).astype(np.int64)
+        if usual - quick <= np.subtract(*np.quantile(since_event_ns[rows], (0.5, 0.25))):
+            beyond = since_end_ns[rows] - usual
+            is_delay = (beyond > 0) & (beyond <= _LONGEST_DELAY_NS)
+            python_ns[rows[is_delay]] = usual
+    return python_ns
+
+
+def _alike(call_of_step: Ints) -> list[Ints]:
+    """Returns the rows of each number."""
+    order = np.argsort(call_of_step, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(call_of_step[order])) + 1)
