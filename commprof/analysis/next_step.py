@@ -27,11 +27,16 @@ from commprof.analysis.world import WorldResult
 from commprof.text import in_bytes, listed
 from commprof.units import ns_to_ms
 
-#: Causes that explain why a rank is late: their fix saves the waiting for this rank. So they come
-#: first even if the waiting is larger than the computed saving of their fix.
-_OF_THE_LATE_RANK = ("late-loading", "batches-from-one-rank")
-#: The advice is about data, optimizer or other code if one of these takes at least this many times
-#: as long as communication.
+#: Causes that explain why a rank is late: their fix saves the waiting for this rank, so they come
+#: first even if the waiting is larger than what their fix is computed to save.
+_OF_THE_LATE_RANK = (
+    "late-loading",
+    "batches-from-one-rank",
+    "rank-busier",
+    "pipeline-bubble",
+)
+#: The advice is about data, optimizer or other code if that takes at least this many times as long
+#: as communication.
 _FAR_LARGER = 2.0
 
 #: A trial is advised if the gradients that it changes hold at least this fraction of the exposed

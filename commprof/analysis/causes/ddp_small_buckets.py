@@ -17,7 +17,7 @@ from commprof.trace import columns
 from commprof.trace.columns import Ints
 
 #: DDP's default of ``bucket_cap_mb``, in bytes.
-_DEFAULT_BYTES = 25 * 2**20
+DEFAULT_BYTES = 25 * 2**20
 #: Cap of the first bucket of a pass.
 _FIRST_BYTES = 2**20
 #: Least number of buckets in a pass, and their largest mean size.
@@ -39,7 +39,7 @@ def buckets_of_ddp(calls: RankCalls) -> Mask:
 
 def _rule(facts: Facts) -> Sighting | None:
     caps = facts.logged("bucket_cap_bytes")
-    if not caps or min(caps) >= _DEFAULT_BYTES:
+    if not caps or min(caps) >= DEFAULT_BYTES:
         return None
     mask, first = buckets_of_ddp(facts.first), facts.first
     passes = facts.passes(exchanging_ns)
@@ -96,7 +96,7 @@ def _joined(calls: RankCalls, mask: Mask) -> tuple[Ints, Ints]:
         if calls.table.graph_task[row] != task:
             task, held, cap = int(calls.table.graph_task[row]), 0, _FIRST_BYTES
         elif held >= cap:
-            held, cap = 0, _DEFAULT_BYTES
+            held, cap = 0, DEFAULT_BYTES
         if held:
             rows[-1], sizes[-1] = row, held + int(calls.size_bytes[row])
         else:
@@ -108,7 +108,7 @@ def _joined(calls: RankCalls, mask: Mask) -> tuple[Ints, Ints]:
 
 def _by_default(mean: float, number: float) -> int:
     """Number of buckets with the default caps: 1 MiB for the first, 25 MiB for the others."""
-    return 1 + int(np.ceil(max(0.0, mean * number - _FIRST_BYTES) / _DEFAULT_BYTES))
+    return 1 + int(np.ceil(max(0.0, mean * number - _FIRST_BYTES) / DEFAULT_BYTES))
 
 
 CAUSE = CatalogueCause(

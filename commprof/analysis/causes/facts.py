@@ -88,11 +88,16 @@ class RankCalls:
     def of_script(self) -> Mask:
         """True for the calls that no forward and no backward pass issued.
 
-        Calls of a pass belong to the model: FSDP2's units, statistics of SyncBatchNorm and
-        activations of tensor parallelism cannot be joined.
+        Those of a pass belong to the model: FSDP2's units, statistics of SyncBatchNorm and
+        activations of tensor parallelism cannot be joined. If no forward pass was seen, as without
+        DDP and FSDP, layers that exchange in backward may exchange before it as well.
         """
         mask: Mask = ~self.in_backward & (self.phase != Phase.FORWARD)
-        return mask
+        if (columns.phases(self.trace).key == Phase.FORWARD).any():
+            return mask
+        groups = np.unique(self.table.group[self.in_backward & self.is_blocking])
+        after = self.last_begun(Phase.BACKWARD, Phase.OPTIMIZER) == Phase.BACKWARD
+        return mask & (after | ~np.isin(self.table.group, groups))
 
     @property
     def after_backward(self) -> Mask:
@@ -100,27 +105,17 @@ class RankCalls:
 
         Calls between forward and backward may belong to the loss, as in contrastive learning.
         """
-        mask: Mask = self._last_begun(Phase.FORWARD, Phase.BACKWARD) == Phase.BACKWARD
+        mask: Mask = self.last_begun(Phase.FORWARD, Phase.BACKWARD) == Phase.BACKWARD
         return mask
 
-    @property
-    def before_update(self) -> Mask:
-        """True for the calls between a backward pass and the update that follows it.
-
-        False for all calls of a rank whose updates were not seen.
-        """
-        is_open = self._last_begun(Phase.BACKWARD, Phase.OPTIMIZER) == Phase.BACKWARD
-        mask: Mask = is_open & bool((columns.phases(self.trace).key == Phase.OPTIMIZER).any())
-        return mask
-
-    def _last_begun(self, *chosen: Phase) -> Ints:
-        """Returns the last of these phases that began before each call's issue; -1 for none."""
+    def last_begun(self, *kinds: Phase) -> Ints:
+        """The phase of these kinds that began last before each call's issue; -1 before all."""
         phases = columns.phases(self.trace)
-        mask = among(phases.key, *chosen)
-        begun, key = phases.begin_ns[mask], phases.key[mask]
+        chosen = among(phases.key, *kinds)
+        begun, key = phases.begin_ns[chosen], phases.key[chosen]
         order = np.argsort(begun, kind="stable")
         last = np.searchsorted(begun[order], self.table.issue_ns, side="right")
-        return np.append(-1, key[order])[last]
+        return np.append(-1, key[order])[last].astype(np.int64)
 
     @property
     def is_blocking(self) -> Mask:

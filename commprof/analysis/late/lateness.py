@@ -13,18 +13,22 @@ from commprof.analysis.late.few_steps import enough_steps, late_rank_of_few_step
 from commprof.analysis.late.functions import GrownFunctions, grown_functions
 from commprof.analysis.late.lines import LongerLines, longer_lines
 from commprof.analysis.late.stragglers import (
+    OF_STEP,
     LateRank,
     late_rank,
     of_ranks,
     with_cause,
 )
 from commprof.analysis.step.breakdown import Breakdown, caused_in_all
-from commprof.analysis.step.exposure import NO_CORE
+from commprof.analysis.step.exposure import NO_CORE, exposures_of
 from commprof.analysis.step.measured import MeasuredSteps, MeasuredWorld, slowest_ns
 from commprof.analysis.step.stalls import stalled
 from commprof.field_groups import FieldGroup
 from commprof.text import counted
+from commprof.trace import columns
+from commprof.trace.lookup import among
 from commprof.trace.run.run_directory import WorldRun
+from commprof.trace.schema import POINT_TO_POINT
 from commprof.units import ms_to_ns, us_to_ns
 
 #: In a run of few steps that commprof itself recorded, a rank is named only if its probability is
@@ -119,12 +123,40 @@ def lateness(
         late = late_rank(caused, by_waiting, origin_ns, seen.ranks, step_ns, error_ns)
     if late is not None and late.phase == "other" and any(map(_lacks_phases, seen.measured)):
         late = replace(late, phase=None, phase_share=math.nan)  # "other" includes unknown phases
+    if late is not None:
+        late = _beyond_its_turn(late, seen, step_ns)
     return Lateness(
         late_rank=late,
         wait_costs=wait_costs(seen.measured),
         longer_phase=longer_phase(seen.ranks, seen.measured),
         few_steps=_few_steps(len(caused), enough) if len(caused) < enough else "",
     )
+
+
+def _beyond_its_turn(late: LateRank, seen: MeasuredSteps, step_ns: float) -> LateRank | None:
+    """Returns the late rank without the waiting for its turn; None if hardly any waiting is left.
+
+    The stages of a pipeline wait for one another though none is late. So if most waiting is for
+    messages, only the time by which the rank's own work is longer than that of the others counts.
+    """
+    waited_ns = of_messages_ns = 0.0
+    for trace in seen.traces:
+        waits, table = exposures_of(trace), columns.collectives(trace)
+        known = waits.collective >= 0
+        is_message = among(table.op[waits.collective[known]], *POINT_TO_POINT)
+        waited_ns += float(waits.waited_ns.sum())
+        of_messages_ns += float(waits.waited_ns[known][is_message].sum())
+    if not of_messages_ns > waited_ns / 2 or late.rank not in seen.ranks:
+        return late
+    work_ns = np.array([part.work_ns.sum(axis=0).mean() for part in seen.measured])
+    position = seen.ranks.index(late.rank)
+    longer_ns = float(work_ns[position] - np.delete(work_ns, position).mean())
+    if not longer_ns < late.wait_ns:
+        return late
+    if longer_ns < OF_STEP * step_ns:
+        return None
+    part = longer_ns / late.wait_ns
+    return replace(late, wait_ns=longer_ns, share=late.share * part, cost_s=late.cost_s * part)
 
 
 def _few_steps(steps: int, enough: int) -> str:

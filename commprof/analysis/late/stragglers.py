@@ -22,11 +22,11 @@ from commprof.units import ns_to_ms, ns_to_s
 
 Floats = npt.NDArray[np.float64]
 
-#: A slow rank's phase must exceed the others' median in this fraction of the steps ...
-_OF_STEPS = 0.75
-#: ... by this fraction of the step. Its whole work must exceed theirs too, in half of the steps, so
-#: that no other phase compensates.
-_OF_STEP = 0.02
+#: Fraction of the steps in which a slow rank's phase must exceed the others' median ...
+OF_STEPS = 0.75
+#: ... by this fraction of the step. All of its work must do so in half of the steps, so that no
+#: other phase makes up for it.
+OF_STEP = 0.02
 #: If several ranks are slow, the slowest is named if its excess is this many times the next
 #: largest.
 _CLEARLY = 2.0
@@ -64,16 +64,16 @@ def find_slow_rank(work_ns: Floats, step_ns: float) -> SlowRank | None:
         return None
     # One phase after the other, because a table of all phases of a long run is large.
     of_phases = (beyond_the_others(work_ns[:, number]) for number in range(phases))
-    excess = np.stack([np.quantile(some, 1 - _OF_STEPS, axis=1) for some in of_phases], axis=1)
+    excess = np.stack([np.quantile(some, 1 - OF_STEPS, axis=1) for some in of_phases], axis=1)
     phase = np.argmax(excess, axis=1)
     in_phase = excess[np.arange(ranks), phase]
     in_all = np.median(beyond_the_others(work_ns.sum(axis=1)), axis=1)
-    slow = np.where(np.minimum(in_phase, in_all) >= _OF_STEP * step_ns, in_phase, 0.0)
+    slow = np.where(np.minimum(in_phase, in_all) >= OF_STEP * step_ns, in_phase, 0.0)
     rank = int(np.argmax(slow))
     if slow[rank] == 0 or slow[rank] < _CLEARLY * np.delete(slow, rank).max():
         return None
     beyond = beyond_the_others(work_ns[:, phase[rank]])[rank]
-    p_value = min(1.0, ranks * phases * _sign_test(beyond, _OF_STEP * step_ns))
+    p_value = min(1.0, ranks * phases * _sign_test(beyond, OF_STEP * step_ns))
     if p_value > SIGNIFICANCE:
         return None
     return SlowRank(rank, ORIGINS[int(phase[rank])], float(in_phase[rank]), p_value)
@@ -258,7 +258,7 @@ def find_late_rank(
         return None
     steps, ranks = waited_for_ns.shape
     caused_ns = float(waited_for_ns[:, late.rank].sum())
-    alike = _steps_alike(waited_for_ns, late.rank, _OF_STEP * step_ns * late.waiting_ranks)
+    alike = _steps_alike(waited_for_ns, late.rank, OF_STEP * step_ns * late.waiting_ranks)
     blocks = _blocks(waited_for_ns, alike)
     p_value = _chance(blocks, caused_ns)
     if by_waiting_ns is not None and late.waiting_ranks < ranks - 1:
@@ -283,7 +283,7 @@ def most_waited_for(
         return None
     rank = int(np.argmax(waited_for_ns.sum(axis=0)))
     late = _late_rank(rank, waited_for_ns, step_ns, math.nan, by_waiting_ns)
-    if late.share < least_share or late.wait_ns < _OF_STEP * step_ns:
+    if late.share < least_share or late.wait_ns < OF_STEP * step_ns:
         return None
     return None if _within_clock_error(late, clock_error_ns) else late
 
@@ -323,7 +323,7 @@ def late_by_own_work(
         return None
     if late is None or late.rank != slow.rank:
         late = _late_rank(slow.rank, waited_for_ns, step_ns, slow.p_value, by_waiting_ns)
-    if late.wait_ns < _OF_STEP * step_ns and late.share < 1 / waited_for_ns.shape[1]:
+    if late.wait_ns < OF_STEP * step_ns and late.share < 1 / waited_for_ns.shape[1]:
         return None
     return replace(late, phase=slow.phase, phase_share=math.nan, slower_ms=ns_to_ms(slow.excess_ns))
 
@@ -396,7 +396,7 @@ def _late_rank(
         wait_ns=float(mean_ns.sum()) / steps,
         share=float(caused_ns.sum() / waited_for_ns.sum()),
         p_value=p_value,
-        late_steps=int((mean_ns >= _OF_STEP * step_ns).sum()),
+        late_steps=int((mean_ns >= OF_STEP * step_ns).sum()),
         measured_steps=steps,
         cost_s=ns_to_s(float(caused_ns.sum())),
         waiting_ranks=waiting,

@@ -8,6 +8,7 @@ import textwrap
 from commprof.analysis.causes.edits.script import Script, Site, Source
 from commprof.analysis.causes.edits.syntax import (
     INDENT,
+    calls_in,
     indent_of,
     innermost,
     names_in,
@@ -31,6 +32,43 @@ def without_calls(script: Script, lines: list[str], names: tuple[str, ...]) -> s
         source.deleted([site.statement for site in wholes if site.source is source])
         for source in sources.values()
     )
+
+
+#: What a function calls that only exchanges tensors.
+_EXCHANGES = frozenset(
+    {
+        *("all_reduce", "get_world_size", "parameters", "named_parameters", "values", "cat"),
+        *("numel", "view", "view_as", "reshape", "flatten", "split", "zip", "list", "float"),
+        *("div", "div_", "mul_", "copy_", "detach", "clone", "no_grad"),
+    }
+)
+
+
+def without_exchange(script: Script, line: str, op: str) -> str:
+    """Deletes the call of a line with what belongs to it: its loop, a division by the ranks.
+
+    Empty if other work would be deleted too.
+    """
+    site = script.at(line, (op,))
+    if site is None:
+        return ""
+    source, loop = site.source, site.loop
+    if op == "broadcast":  # nothing follows from it
+        whole = loop if loop is not None and loop.body == [site.statement] else site.statement
+        return source.deleted([whole]) if site.is_whole and source.is_alone(whole) else ""
+    function = innermost(source, site.call)
+    place: ast.AST | None = loop
+    if isinstance(function, ast.FunctionDef):
+        calls = [call for call in source.calls() if source.called(call) == function.name]
+        place = source.statement(calls[0]) if len(calls) == 1 else None
+        if not isinstance(place, ast.Expr):
+            return ""
+    if not isinstance(place, ast.stmt) or not source.is_alone(place):
+        return ""
+    work = function if isinstance(function, ast.FunctionDef) else place
+    if any(source.called(call) not in _EXCHANGES for call in calls_in(work)):
+        return ""
+    return source.deleted([place])
 
 
 def gathered_seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str:

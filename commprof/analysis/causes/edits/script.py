@@ -182,7 +182,7 @@ class Source:
         for statement in statements:
             body = self.body(statement)
             is_all = set(body) <= set(statements) and statement is body[0]
-            first, last = self.span(statement)
+            first, last = statement.lineno, statement.end_lineno or statement.lineno
             stays = is_all and not isinstance(self.parents[statement], ast.Module)
             verb, code = ("in place of", "pass") if stays else ("delete", "")
             changes.append(self.edit(verb, first, last, code))

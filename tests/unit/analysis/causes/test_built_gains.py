@@ -91,6 +91,41 @@ def scalars(script: Script, step: int, fixed: bool) -> None:
         script.work(ms_of(script, step, 3 + number, 0.3))
 
 
+def shown_loss(script: Script, step: int, fixed: bool) -> None:
+    """0.6 ms for the loss of each of four micro batches, or for the sum of them."""
+    for number in range(4):
+        script.forward(ms_of(script, step, 10 * number, 5.0))
+        if number == 3 or not fixed:
+            script.call(ms=0.6)
+        buckets = {4 * MB: 2.0} if number == 3 else None
+        script.backward(ms_of(script, step, 10 * number + 1, 10.0), buckets)
+    updated(script)
+
+
+def averaged_again(script: Script, step: int, fixed: bool) -> None:
+    """Two calls of 2 ms, each of half of the gradients, after DDP's backward."""
+    passed(script, step)
+    for _ in range(0 if fixed else 2):
+        script.call(size=2 * MB, ms=2.0)
+    updated(script)
+
+
+def layers(script: Script, step: int, fixed: bool) -> None:
+    """Six norms of 0.5 ms in forward, one after the other."""
+    calls = [partial(script.call, size=512, ms=0.5)] * (0 if fixed else 6)
+    script.forward(ms_of(script, step, 0, 10.0), *calls)
+    script.backward(ms_of(script, step, 1, 20.0), {4 * MB: 2.0})
+    updated(script)
+
+
+def logging(script: Script, step: int, fixed: bool) -> None:
+    """Rank 2 writes a log for 8 ms in every step."""
+    script.forward(10.0 + 0.01 * step % 0.1)
+    script.backward(20.0, {4 * MB: 2.0})
+    updated(script)
+    script.work(8.0 if script.rank.rank == 2 and not fixed else 0.1)
+
+
 def objects(script: Script, step: int, fixed: bool) -> None:
     """The sizes and the bytes of pickled objects; a tensor takes as long as the sizes."""
     passed(script, step)
@@ -312,6 +347,12 @@ SHARDS = {
     **{"ddp_bytes": 0, "ignored_bytes": 0, "other_libraries": []},
 }
 
+#: A model of 4 MB that DDP reduces.
+REDUCED = {
+    **{"parameter_bytes": 4 * MB, "sharded": False, "flat": None},
+    **{"ddp_bytes": 4 * MB, "ignored_bytes": 0, "other_libraries": []},
+}
+
 #: Causes, jobs that show them, and arguments of ``causes_of``.
 BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("ddp-buffers", buffers, {}),
@@ -321,7 +362,10 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("ddp-static-graph", searched, {"log": STATIC}),
     ("ddp-frozen-gradients", frozen, {"log": FROZEN}),
     ("ddp-small-buckets", buckets, {"log": SMALL}),
+    ("exchanged-again", averaged_again, {"trained": REDUCED}),
+    ("statistics-each-layer", layers, {}),
     ("scalars-one-by-one", scalars, {}),
+    ("scalars-every-pass", shown_loss, {}),
     ("tensors-one-by-one", tensors, {}),
     ("zero-one-by-one", zero, {}),
     ("gathered-outputs", outputs, {"trained": TRAINED}),
@@ -335,6 +379,7 @@ BUILT: list[tuple[str, Body, dict[str, Any]]] = [
     ("garbage-in-turns", garbage, {}),
     ("late-loading", loading, {}),
     ("rank-alone", alone, {}),
+    ("rank-busier", logging, {}),
     ("ranks-in-turns", in_turns, {}),
     ("uneven-batches", uneven, {}),
 ]

@@ -101,7 +101,7 @@ def test_pickled_objects_are_no_batches() -> None:
         script.work(1.0, Phase.OPTIMIZER)
 
     found = causes_of(body, meets=True)
-    assert list(found) == ["pickled-objects"]
+    assert set(found) == {"pickled-objects", "rank-busier"}
     fix = found["pickled-objects"].fix
     assert "torch.distributed.broadcast_object_list(YOUR_OBJECTS, src=0)" in fix
     assert "loss" not in fix  # half a megabyte are no three numbers

@@ -16,6 +16,7 @@ from commprof.analysis.causes.edits.collective_calls import (
     joined_in_one,
     moved_to_device,
     without_calls,
+    without_exchange,
 )
 from commprof.analysis.causes.edits.model_settings import DDP, with_settings, wrapped_model
 from commprof.analysis.causes.edits.script import Code, Script, Source, script_of
@@ -225,6 +226,29 @@ def test_a_deleted_statement_leaves_no_empty_body() -> None:
     fix = without_calls(script(text), [at(3), at(4), at(5)], ("barrier",))
     after = "for x in y:\n    if x:\n        pass\n    train(x)\n"
     assert changed(text, fix) == after
+
+
+def test_an_exchange_is_deleted_with_its_division() -> None:
+    average = (
+        "def average(m):\n    size = float(dist.get_world_size())\n    for p in m.parameters():\n"
+        "        dist.all_reduce(p.grad)\n        p.grad /= size\n"
+    )
+    text = f"{average}for x in y:\n    m(x).backward()\n    average(m)\n    step()\n"
+    fix = without_exchange(script(text), at(4), "all_reduce")
+    assert changed(text, fix) == text.replace("    average(m)\n", "")
+    loop = (
+        "for x in y:\n    for p in m.parameters():\n        dist.broadcast(p, src=0)\n    step()\n"
+    )
+    fix = without_exchange(script(loop), at(3), "broadcast")
+    assert changed(loop, fix) == "for x in y:\n    step()\n"
+
+
+def test_work_beside_an_exchange_is_not_deleted() -> None:
+    text = "for p in m.parameters():\n    clip(p)\n    dist.all_reduce(p.grad)\n"
+    assert without_exchange(script(text), at(3), "all_reduce") == ""
+    text = "for e, p in z:\n    e.lerp_(p, 0.1)\n    dist.broadcast(e, src=0)\n"
+    fix = without_exchange(script(text), at(3), "broadcast")
+    assert changed(text, fix) == "for e, p in z:\n    e.lerp_(p, 0.1)\n"
 
 
 def test_calls_of_groups_are_issued_at_once() -> None:

@@ -1,0 +1,27 @@
+"""Rank 0 writes histograms of all weights in every step; the twin does so every hundredth."""
+
+import time
+
+import common
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+rank = common.begin()
+ddp = DistributedDataParallel(common.sleeping(3, 64, 4))
+optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
+
+
+def log() -> None:
+    """Writes a file, which takes no core."""
+    for parameter in ddp.parameters():
+        parameter.detach().histc(64)
+        time.sleep(0.003)
+
+
+for step in common.steps():
+    ddp(torch.randn(16, 64)).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == 0 and step % (100 if common.FIXED else 1) == 0:
+        log()
+common.end()

@@ -1,0 +1,120 @@
+"""What DDP has made equal on all ranks is exchanged once more: gradients, weights or an average."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.ddp_small_buckets import buckets_of_ddp
+from commprof.analysis.causes.edits.collective_calls import without_exchange
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.causes.pickled_objects import of_objects
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_bytes, in_ms
+from commprof.trace.exchanged import trained_by
+from commprof.trace.schema import Phase
+from commprof.units import ns_to_ms
+
+_OPS = ("all_reduce", "broadcast")
+#: The calls of a step send the bytes of the model that DDP reduces, up to this fraction of them.
+_ALIKE = 0.05
+
+
+def _again(calls: RankCalls, op: str) -> Mask:
+    """Calls of the script after backward, over the same group as DDP's buckets."""
+    buckets = buckets_of_ddp(calls)
+    mask: Mask = calls.chosen((op,)) & calls.of_script & calls.after_backward & ~of_objects(calls)
+    mask &= calls.phase != Phase.OPTIMIZER  # an optimizer sends what only it has updated
+    return mask & np.isin(calls.table.group, calls.table.group[buckets])
+
+
+def _holds_model(calls: RankCalls, mask: Mask) -> bool:
+    """True if DDP reduces a model in most steps, and these calls send as many bytes again."""
+    trained = trained_by(calls.trace.metadata)
+    if trained is None or not trained.ddp_bytes or not mask.any():
+        return False
+    model, steps = trained.ddp_bytes, len(calls.begin_ns)
+    by_ddp, again = (
+        np.median(np.bincount(calls.step[rows], calls.size_bytes[rows], minlength=steps))
+        for rows in (buckets_of_ddp(calls), mask)
+    )
+    return bool(by_ddp >= (1 - _ALIKE) * model and abs(again - model) <= _ALIKE * model)
+
+
+def _after_update(calls: RankCalls, mask: Mask) -> bool:
+    """True if most of these calls follow an update of the weights, not a backward pass."""
+    last = calls.last_begun(Phase.OPTIMIZER, Phase.BACKWARD)[mask]
+    return bool((last == Phase.OPTIMIZER).mean() > 0.5)
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if facts.ddp_models != 1:
+        return None  # another model's weights may have this size
+    for op in _OPS:
+        of_ranks = facts.on_all_ranks(
+            lambda calls, op=op: (calls, _again(calls, op)),  # type: ignore[misc]
+            lambda of_rank: _holds_model(*of_rank),
+        )
+        if of_ranks:
+            return _sighting(facts, of_ranks, op)
+    return None
+
+
+def _sighting(facts: Facts, of_ranks: list[tuple[RankCalls, Mask]], op: str) -> Sighting | None:
+    blocked = [calls.blocked_ns(mask) for calls, mask in of_ranks]
+    share = facts.share(blocked)
+    if not share >= WORTH_NAMING:
+        return None
+    first, mask = of_ranks[0]
+    line, ms = first.line(mask), ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    size = in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)
+    calls = counted(round(first.per_step(mask)), f"{op} call")
+    of_weights = op == "broadcast" or _after_update(first, mask)
+    what = (
+        "DDP keeps the weights of all ranks equal, and averages of them"
+        if of_weights
+        else "DDP has averaged the gradients by the end of backward"
+    )
+    return Sighting(
+        f"{what}, but each step sends {size}, as many bytes as the model has, once more in {calls}"
+        f"{at_line(line)}, for {in_ms(ms)}.",
+        share,
+        saving_without(facts, [Removed.whole(calls, mask) for calls, mask in of_ranks]),
+        line,
+        op=op,
+        lines=tuple(first.lines(mask)),
+    )
+
+
+def _edit(facts: Facts, sighting: Sighting) -> str:
+    lines = sighting.lines
+    return without_exchange(facts.script, lines[0], sighting.op) if len(lines) == 1 else ""
+
+
+CAUSE = CatalogueCause(
+    id="exchanged-again",
+    title="What DDP has made equal on all ranks is exchanged once more",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "DDP reduces one model in a typical step, and after backward the script itself reduces or "
+        f"broadcasts as many bytes, within {_ALIKE:.0%}, over the same ranks, for at least "
+        f"{WORTH_NAMING:.0%} of the step. Calls of optimizers do not count."
+    ),
+    why=(
+        "DDP's backward pass ends with the mean of the gradients on every rank, so that all ranks "
+        "make the same update: a function that averages gradients, left over from a script without "
+        "DDP, averages equal numbers. Nor need weights be broadcast after an update, or a moving "
+        "average of them, as it follows from equal weights on each rank. Weights that changed on "
+        "one rank only, as by loading a checkpoint, are sent once."
+    ),
+    fix=(
+        "# delete the loop that reduces gradients after backward, with its division by\n"
+        "# the number of ranks, and broadcasts of weights after each update\n"
+        "YOUR_LOSS.backward()\n"
+        "YOUR_OPTIMIZER.step()"
+    ),
+    edit=_edit,
+    source="https://github.com/kubeflow/pytorch-operator/issues/122",
+)

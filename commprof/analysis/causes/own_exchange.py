@@ -1,0 +1,107 @@
+"""The script exchanges the gradients itself, and no compute hides the exchange."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.edits.model_settings import wrapped_model
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
+from commprof.analysis.causes.pickled_objects import of_objects
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_bytes, in_ms
+from commprof.trace.exchanged import trained_by
+from commprof.trace.schema import Phase
+from commprof.units import ns_to_ms
+
+#: The training thread waits for the exchange for at least this fraction of the step.
+_EXPOSED = 0.1
+#: The calls of a step hold at least this fraction of the gradients' bytes, and at most the inverse.
+_ALL = 0.9
+#: Files of libraries that exchange gradients: their users cannot wrap the model by DDP.
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/deepspeed/", "/apex/", "/megatron/")
+
+
+def _own(calls: RankCalls) -> Mask:
+    """All-reduces between the begin of backward and the update, which training waits for."""
+    last = calls.last_begun(Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    mask: Mask = calls.chosen(("all_reduce",)) & calls.is_blocking & ~of_objects(calls)
+    mask &= calls.in_backward | (calls.of_script & (last == Phase.BACKWARD))
+    return mask
+
+
+def _holds_gradients(calls: RankCalls, mask: Mask) -> bool:
+    trained = trained_by(calls.trace.metadata)
+    if trained is None or not trained.parameter_bytes or not mask.any():
+        return False
+    steps = len(calls.begin_ns)
+    sent = float(np.median(np.bincount(calls.step[mask], calls.size_bytes[mask], minlength=steps)))
+    return _ALL <= sent / trained.parameter_bytes <= 1 / _ALL
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if facts.ddp_models or facts.world.communication.sharding is not None:
+        return None
+    of_ranks = facts.on_all_ranks(
+        lambda calls: (calls, _own(calls)), lambda of_rank: _holds_gradients(*of_rank)
+    )
+    if not of_ranks:
+        return None
+    exposed = [float(calls.exposed_ns[mask].sum()) for calls, mask in of_ranks]
+    share = facts.share(exposed)
+    first, mask = of_ranks[0]
+    line = first.line(mask)
+    if not share >= _EXPOSED or any(part in line for part in _LIBRARIES):
+        return None
+    ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
+    inside = bool(first.in_backward[mask].mean() > 0.5)
+    when = (
+        "while backward waits for each call"
+        if inside
+        else "after backward, when no compute is left to hide it"
+    )
+    return Sighting(
+        f"The script exchanges {in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)} of "
+        f"gradients in {counted(round(first.per_step(mask)), 'all_reduce call')} per step"
+        f"{at_line(line)}, {when}: {in_ms(ms)} of waiting. DDP sends gradients in buckets while "
+        "backward computes the others.",
+        share,
+        line=line,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="own-exchange",
+    title="The script exchanges the gradients itself, with no compute to hide the exchange",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "Without DDP or FSDP, the all-reduces between the begin of backward and the update hold "
+        f"the bytes of the trained parameters (at least {_ALL:.0%} of them), the training thread "
+        "waits for each before it goes on, the script itself issues them, and they take at least "
+        f"{_EXPOSED:.0%} of the step."
+    ),
+    why=(
+        "A function that joins all gradients, reduces them and copies them back runs when backward "
+        "is over: the GPU computes nothing meanwhile, and the joined tensor takes as much memory "
+        "as all gradients. A hook on each parameter that reduces and waits holds up backward once "
+        "per parameter. DistributedDataParallel does the same sums: it reduces buckets of "
+        "gradients in the background while backward computes the next ones."
+    ),
+    gain_note=(
+        "Not predicted, because a run without overlap does not show how much the exchange and "
+        "backward delay each other. The given share is what the fix wins at most."
+    ),
+    fix=(
+        "model = torch.nn.parallel.DistributedDataParallel(YOUR_MODEL)\n"
+        "output = model(YOUR_BATCH)\n"
+        "# delete your own reduction of the gradients, with its division"
+    ),
+    edit=lambda facts, _: _wrapped(facts),
+    source="https://github.com/leggedrobotics/rsl_rl/issues/163",
+)
+
+
+def _wrapped(facts: Facts) -> str:
+    code = wrapped_model(facts.script)
+    return code and f"{code}\n# delete your own reduction of the gradients, with its division"

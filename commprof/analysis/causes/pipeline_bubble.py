@@ -1,0 +1,101 @@
+"""A pipeline has so few micro batches that its stages wait for one another most of the time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, RankCalls, at_line
+from commprof.analysis.evidence import Figure
+from commprof.text import in_ms
+from commprof.trace.schema import OPS
+from commprof.units import ns_to_ms
+
+_SENDS, _RECEIVES = ("send",), ("recv",)
+#: Part of the step that the schedule leaves idle, and for which the stages wait for messages.
+_IDLE, _WAITING = 0.2, 0.1
+#: Micro batches per stage that leave a fifth of the step idle, or less.
+_ENOUGH = 4
+
+
+def _peers(calls: RankCalls) -> dict[int, int]:
+    """Messages per step from each rank that this rank also sends to; forward and backward."""
+    sent, received = calls.chosen(_SENDS), calls.chosen(_RECEIVES)
+    both = np.intersect1d(calls.table.peer[sent], calls.table.peer[received])
+    return {
+        int(peer): round(calls.per_step(received & (calls.table.peer == peer))) for peer in both
+    }
+
+
+def _stages(facts: Facts) -> tuple[list[int], int]:
+    """Positions of the ranks of the first rank's pipeline, and its micro batches per step."""
+    position_of = {rank: position for position, rank in enumerate(facts.seen.ranks)}
+    stages, reached = [0], {0}
+    messages: list[int] = []
+    for position in stages:
+        for peer, number in _peers(facts.ranks[position]).items():
+            messages.append(number)
+            if peer in position_of and position_of[peer] not in reached:
+                reached.add(position_of[peer])
+                stages.append(position_of[peer])
+    return stages, (min(messages) if messages else 0)
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    stages, micro = _stages(facts)
+    if len(stages) < 2 or micro < 1:
+        return None
+    idle = (len(stages) - 1) / (micro + len(stages) - 1)
+    if idle < _IDLE:
+        return None
+    masks = [(facts.ranks[row], facts.ranks[row].chosen(_RECEIVES)) for row in stages]
+    waiting = [float(calls.exposed_ns[mask].sum()) for calls, mask in masks]
+    share = facts.share(waiting)
+    if not share >= _WAITING:
+        return None
+    first, mask = masks[0]
+    line = first.line(mask)
+    enough = _ENOUGH * len(stages)
+    then = (len(stages) - 1) / (enough + len(stages) - 1)
+    return Sighting(
+        f"The model is a pipeline of {len(stages)} stages, through which a step sends "
+        f"{micro} micro batch{'es' * (micro > 1)}: each stage waits while another "
+        f"computes, {in_ms(ns_to_ms(sum(waiting) / len(waiting) / facts.steps))} per step"
+        f"{at_line(line)}. Such a schedule leaves {idle:.0%} of a step idle; with {enough} smaller "
+        f"micro batches it would be {then:.0%}.",
+        min(share, idle),
+        line=line,
+        op=OPS[int(first.table.op[mask][0])],
+    )
+
+
+CAUSE = CatalogueCause(
+    id="pipeline-bubble",
+    title="A pipeline has too few micro batches, and its stages wait for one another",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        "Ranks send to and receive from the same other ranks in each step. With as many messages "
+        "per step in one direction as micro batches, the schedule leaves (stages - 1) / (micro "
+        f"batches + stages - 1) of the step idle, at least {_IDLE:.0%}, and the ranks wait for "
+        f"messages for at least {_WAITING:.0%} of it."
+    ),
+    why=(
+        "A stage can compute only what the stage before it has sent. With one batch per step all "
+        "stages but one are idle at any time, so that the job is no faster than one GPU. If the "
+        "batch is cut into micro batches, the next one is computed while the last one is in other "
+        "stages; four per stage leave less than a fifth of the time idle. Nor is a stage late that "
+        "others wait for in this way."
+    ),
+    gain_note=(
+        "Not predicted, because smaller micro batches use a GPU less well, and a run with large "
+        "ones does not show how much."
+    ),
+    fix=(
+        "from torch.distributed.pipelining import Schedule1F1B\n\n"
+        "# YOUR_STAGE: a PipelineStage; the batch must be divisible by the number\n"
+        "schedule = Schedule1F1B(YOUR_STAGE, n_microbatches=8, loss_fn=YOUR_LOSS)\n"
+        "schedule.step(YOUR_BATCH)"
+    ),
+    source="https://github.com/huggingface/transformers/issues/9766",
+)

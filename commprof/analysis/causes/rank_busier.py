@@ -1,0 +1,70 @@
+"""One rank has more work than the others in every step, outside of the phases of training."""
+
+from __future__ import annotations
+
+from commprof.analysis.causes.catalogue_cause import WORTH_NAMING, CatalogueCause, Sighting
+from commprof.analysis.causes.facts import Facts, at_line
+from commprof.analysis.evidence import Figure
+from commprof.analysis.late.stragglers import who_waits
+from commprof.analysis.named_cause import Saving
+from commprof.text import in_ms
+from commprof.units import ns_to_ms
+
+#: The rank is late in at least this fraction of the steps.
+_MOSTLY = 0.8
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    late = facts.world.lateness.late_rank
+    if late is None or late.phase != "other" or late.late_steps < _MOSTLY * late.measured_steps:
+        return None
+    share = late.wait_ns / facts.step_ns
+    if not share >= WORTH_NAMING:
+        return None
+    who, several = who_waits(late.waiting_ranks, facts.world.world_size)
+    lines = [row for row in facts.world.lateness.longer_lines if row.phase == "other"]
+    before = at_line(lines[0].end or lines[0].begin) if lines else ""
+    return Sighting(
+        f"Rank {late.rank} has more work than the others in every step, outside of forward, "
+        f"backward and update{before and ', before the line' + before.removeprefix(' at')} (a log "
+        f"or a picture that only it writes, or its own preparation of data): {who} "
+        f"{'wait' if several else 'waits'} {in_ms(ns_to_ms(late.wait_ns))} per step for it.",
+        share,
+        _saving(facts, late.rank),
+        lines[0].end or lines[0].begin if lines else "",
+    )
+
+
+def _saving(facts: Facts, rank: int) -> Saving | None:
+    """Replays the steps with this rank's work outside of phases as that of the others."""
+    gains = facts.world.gains
+    rows = [row for row in gains.gains if row.rank == rank] if gains is not None else []
+    rows = [row for row in rows if row.phase == "other"] or [r for r in rows if r.change == "rank"]
+    return Saving(rows[0].saved, "replayed") if rows else None
+
+
+CAUSE = CatalogueCause(
+    id="rank-busier",
+    title="One rank logs, draws or prepares data in every step, and the others wait",
+    needs=(Figure.SPLIT,),
+    rule=_rule,
+    looks_like=(
+        "One rank is late by the test of the reports, in at least "
+        f"{_MOSTLY:.0%} of the steps; it falls behind outside of loading, forward, backward and "
+        f"updates, and the others wait for it for at least {WORTH_NAMING:.0%} of the step."
+    ),
+    why=(
+        "What only rank 0 does in each step, such as histograms and pictures for a log, a progress "
+        "bar that reads the loss, or the choice of the next samples for all ranks, delays every "
+        "rank, because all wait for it in the next exchange. Log every hundredth step, or from a "
+        "thread; let each rank choose its samples with a generator of the same seed."
+    ),
+    gain_note="The steps are replayed with this rank's work outside of phases as the others'.",
+    fix=(
+        "if YOUR_STEP % 100 == 0:\n"
+        "    YOUR_LOG()  # what only this rank does\n"
+        "# samples for all ranks: a generator of the same seed on each of them\n"
+        "generator = torch.Generator().manual_seed(YOUR_SEED + YOUR_STEP)"
+    ),
+    source="https://github.com/HorizonRobotics/alf/pull/1717",
+)

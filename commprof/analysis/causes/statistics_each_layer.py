@@ -1,0 +1,110 @@
+"""Layers exchange the statistics of their batches, as SyncBatchNorm does, in every pass."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
+from commprof.analysis.causes.ddp_small_buckets import buckets_of_ddp
+from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
+from commprof.analysis.causes.gain import Removed, saving_without
+from commprof.analysis.evidence import Figure
+from commprof.text import counted, in_bytes, in_ms
+from commprof.trace.columns import Ints
+from commprof.trace.schema import Phase
+from commprof.units import ns_to_ms
+
+_OPS = ("all_reduce", "all_gather", "all_gather_into_tensor")
+#: Largest mean size: statistics of 4,096 channels.
+_MEAN_BYTES = 2**15
+#: Fewest calls of a forward pass.
+_LEAST = 4
+#: The calls take at least this fraction of the step.
+_SHARE = 0.05
+
+
+def _forward(calls: RankCalls, group: Ints) -> Mask:
+    mask: Mask = calls.chosen(_OPS) & (calls.phase == Phase.FORWARD) & ~calls.in_backward
+    return mask & np.isin(calls.table.group, group) & calls.is_blocking
+
+
+def _statistics(calls: RankCalls, world_size: int) -> tuple[Mask, Mask]:
+    """Small calls of forward and of backward over the ranks that share a model's gradients."""
+    buckets = buckets_of_ddp(calls)
+    group = np.unique(calls.table.group[buckets])
+    # The layers may use a group of their own, of the same ranks: the whole world.
+    whole = [
+        number for number, group_of in calls.trace.groups.items() if group_of.size == world_size
+    ]
+    descriptions = [calls.trace.groups.get(int(number)) for number in group]
+    if any(described is not None and described.size == world_size for described in descriptions):
+        group = np.union1d(group, np.array(whole, dtype=np.int64))
+    forward = _forward(calls, group)
+    backward = calls.chosen(_OPS) & calls.in_backward & calls.is_blocking
+    backward &= np.isin(calls.table.group, group) & (calls.size_bytes <= _MEAN_BYTES)
+    # The last bucket of a pass is waited for at once too.
+    rows = np.flatnonzero(buckets)
+    _, from_end = np.unique(calls.table.graph_task[rows][::-1], return_index=True)
+    backward[rows[::-1][from_end]] = False
+    return forward, backward
+
+
+def _rule(facts: Facts) -> Sighting | None:
+    if not facts.ddp_models:
+        return None
+    of_ranks = facts.on_all_ranks(
+        lambda calls: (calls, *_statistics(calls, facts.world.world_size)),
+        lambda of_rank: (
+            of_rank[0].per_step(of_rank[1]) >= _LEAST
+            and float(of_rank[0].size_bytes[of_rank[1]].mean()) <= _MEAN_BYTES
+        ),
+    )
+    if not of_ranks:
+        return None
+    both = [(calls, forward | backward) for calls, forward, backward in of_ranks]
+    blocked = [calls.blocked_ns(mask) for calls, mask in both]
+    share = facts.share(blocked)
+    if not share >= _SHARE:
+        return None
+    first, mask = both[0]
+    line, ms = first.line(of_ranks[0][1]), ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    return Sighting(
+        f"Layers of the model exchange small tensors{at_line(line)}, as SyncBatchNorm does with "
+        f"its statistics: {counted(round(first.per_step(mask)), 'call')} per step of "
+        f"{in_bytes(float(first.size_bytes[mask].mean()))} on average, each waited for before the "
+        f"next layer computes, for {in_ms(ms)}.",
+        share,
+        saving_without(facts, [Removed.whole(calls, mask) for calls, mask in both]),
+        line,
+    )
+
+
+CAUSE = CatalogueCause(
+    id="statistics-each-layer",
+    title="Layers exchange the statistics of their batches, as SyncBatchNorm does",
+    needs=(Figure.CALLS,),
+    rule=_rule,
+    looks_like=(
+        f"In a job that DDP exchanges gradients for, forward passes have at least {_LEAST} "
+        "all-reduces or all-gathers per step, over the ranks that share gradients, of at most "
+        f"{_MEAN_BYTES // 2**10} KiB on average, and the training thread waits for each. With "
+        f"their counterparts in backward they take at least {_SHARE:.0%} of the step."
+    ),
+    why=(
+        "SyncBatchNorm takes means over the batches of all ranks, for which every layer of it "
+        "waits for one small collective in forward and another in backward: a hundred layers pay "
+        "the latency two hundred times, and meet the slowest rank as often. It pays only where a "
+        "rank has very few samples, as in detection. Otherwise use BatchNorm, or a norm that needs "
+        "no other samples, such as GroupNorm; or convert only the layers that need it."
+    ),
+    gain_note=(
+        "The steps are replayed without these calls. The result changes: each rank then uses "
+        "statistics of its own batch."
+    ),
+    fix=(
+        "# without torch.nn.SyncBatchNorm.convert_sync_batchnorm(model); or, for layers\n"
+        "# that see few samples per rank:\n"
+        "norm = torch.nn.GroupNorm(num_groups=32, num_channels=YOUR_CHANNELS)"
+    ),
+    source="https://github.com/pytorch/pytorch/issues/36452",
+)

@@ -1,0 +1,248 @@
+"""Exchanges that are made twice, too late, in each layer, in each pass or in new groups."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from commprof.trace.schema import Phase
+from tests.support.builders.caused import Script, causes_of, facts_of, saved
+
+MB = 1_000_000
+
+
+def trained(parameters: int, ddp: int) -> dict[str, Any]:
+    none: dict[str, Any] = {
+        "sharded": False,
+        "flat": None,
+        "ignored_bytes": 0,
+        "other_libraries": [],
+    }
+    return {"parameter_bytes": parameters, "ddp_bytes": ddp, **none}
+
+
+def again(op: str, size: int, after_update: bool, script: Script, step: int) -> None:
+    """A DDP model of 4 MB, and a call of the script before or after the update."""
+    script.forward(10.0)
+    script.backward(20.0, {4 * MB: 2.0})
+    if not after_update:
+        script.call(op, size, 4.0)
+    script.work(1.0, Phase.OPTIMIZER)
+    if after_update:
+        script.call(op, size, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("op", "after_update", "words"),
+    [
+        ("all_reduce", False, "DDP has averaged the gradients by the end of backward, but each "),
+        ("all_reduce", True, "DDP keeps the weights of all ranks equal, and averages of them, but"),
+        ("broadcast", True, "DDP keeps the weights of all ranks equal, and averages of them, but"),
+    ],
+)
+def test_what_ddp_has_made_equal_need_not_be_sent_again(
+    op: str, after_update: bool, words: str
+) -> None:
+    found = causes_of(partial(again, op, 4 * MB, after_update), trained=trained(4 * MB, 4 * MB))
+    cause = found["exchanged-again"]
+    assert cause.sentence.startswith(words)
+    assert f"sends 4 MB, as many bytes as the model has, once more in 1 {op} call" in cause.sentence
+    assert saved(cause) == pytest.approx(4 / 37, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("size", "ddp", "models"), [(3 * MB, 4 * MB, 1), (4 * MB, 4 * MB, 2), (4 * MB, 0, 0)]
+)
+def test_other_tensors_and_models_that_ddp_does_not_reduce_may_be_sent(
+    size: int, ddp: int, models: int
+) -> None:
+    body = partial(again, "all_reduce", size, True)
+    assert "exchanged-again" not in causes_of(body, trained=trained(4 * MB, ddp), models=models)
+
+
+def shown(passes: int, calls: int, script: Script, step: int) -> None:
+    """Micro batches of which the first ``calls`` reduce a scalar for 1 ms."""
+    for number in range(passes):
+        script.forward(5.0)
+        if number < calls:
+            script.call(ms=1.0)
+        script.backward(5.0, {4 * MB: 2.0} if number == passes - 1 else None)
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_a_scalar_of_every_micro_batch_can_be_reduced_once_per_step() -> None:
+    found = causes_of(partial(shown, 4, 4))
+    assert list(found) == ["scalars-every-pass"]
+    cause = found["scalars-every-pass"]
+    assert "Each of the 4 micro batches of a step waits for small calls" in cause.sentence
+    assert "4 all_reduce calls per step of 4 bytes on average" in cause.sentence
+    assert saved(cause) == pytest.approx(3 / 47, abs=1e-3)
+
+
+@pytest.mark.parametrize(("passes", "calls"), [(4, 1), (4, 2), (1, 1)])
+def test_scalars_of_some_micro_batches_or_of_one_are_usual(passes: int, calls: int) -> None:
+    assert causes_of(partial(shown, passes, calls)) == {}
+
+
+def own(inside: bool, after_update: bool, script: Script, step: int) -> None:
+    """Gradients of 4 MB that the script reduces for 8 ms."""
+    begin = script.now_ms
+    script.forward(10.0)
+    if inside:
+        for place in range(2):
+            script.now_ms += 10.0
+            script.call(size=2 * MB, ms=4.0, graph_task=step + place)
+        script.rank.phase(Phase.BACKWARD, round((begin + 10) * 1e6), round(script.now_ms * 1e6))
+    else:
+        script.backward(20.0)
+        if not after_update:
+            script.call(size=4 * MB, ms=8.0)
+    script.work(1.0, Phase.OPTIMIZER)
+    if after_update:
+        script.call(size=4 * MB, ms=8.0)
+
+
+@pytest.mark.parametrize(
+    ("inside", "words"),
+    [
+        (False, "4 MB of gradients in 1 all_reduce call per step, after backward, when no compute"),
+        (True, "4 MB of gradients in 2 all_reduce calls per step, while backward waits for each"),
+    ],
+)
+def test_gradients_that_the_script_reduces_itself_are_not_hidden(inside: bool, words: str) -> None:
+    found = causes_of(partial(own, inside, False), models=0, trained=trained(4 * MB, 0))
+    assert list(found) == ["own-exchange"]
+    assert words in found["own-exchange"].sentence
+    assert found["own-exchange"].share == pytest.approx(8 / 39, abs=1e-3)
+
+
+def test_weights_that_are_averaged_after_the_update_are_no_gradients() -> None:
+    body = partial(own, False, True)
+    assert "own-exchange" not in causes_of(body, models=0, trained=trained(4 * MB, 0))
+    assert "own-exchange" not in causes_of(partial(own, False, False), models=0)
+
+
+def norms(count: int, size: int, script: Script, step: int) -> None:
+    script.forward(10.0, *[partial(script.call, size=size, ms=0.5)] * count)
+    script.backward(20.0, {4 * MB: 2.0})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_layers_that_exchange_statistics_are_named() -> None:
+    found = causes_of(partial(norms, 8, 512))
+    assert list(found) == ["statistics-each-layer"]
+    assert "8 calls per step of 512 bytes on average" in found["statistics-each-layer"].sentence
+    assert saved(found["statistics-each-layer"]) == pytest.approx(4 / 37, abs=1e-3)
+
+
+@pytest.mark.parametrize(("count", "size", "models"), [(3, 512, 1), (8, MB, 1), (8, 512, 0)])
+def test_few_or_large_exchanges_of_layers_are_usual(count: int, size: int, models: int) -> None:
+    assert causes_of(partial(norms, count, size), models=models) == {}
+
+
+CAPPED = {"bucket_cap_bytes": 1000 * 2**20, "parameter_bytes": [10 * MB] * 8}
+
+
+def one_bucket(sizes: tuple[int, ...], script: Script, step: int) -> None:
+    script.forward(10.0)
+    script.backward(20.0, {size: 8.0 * size / sum(sizes) for size in sizes})
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_one_bucket_of_all_gradients_is_named_if_the_cap_is_set() -> None:
+    found = causes_of(partial(one_bucket, (80 * MB,)), log=CAPPED)
+    assert list(found) == ["ddp-one-bucket"]
+    assert "sends 100% of the gradients in one bucket of 80 MB (bucket_cap_mb=1e+03)" in (
+        found["ddp-one-bucket"].sentence
+    )
+    assert found["ddp-one-bucket"].share == pytest.approx(8 / 39, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "log"),
+    [
+        ((80 * MB,), {"bucket_cap_bytes": 25 * 2**20}),
+        ((30 * MB,), {}),
+        ((40 * MB, 39 * MB), {}),
+        ((80 * MB,), {"parameter_bytes": [70 * MB, 10 * MB]}),
+    ],
+)
+def test_other_buckets_are_usual(sizes: tuple[int, ...], log: dict[str, Any]) -> None:
+    found = causes_of(partial(one_bucket, sizes), log={**CAPPED, **log})
+    assert "ddp-one-bucket" not in found
+
+
+def grouped(new: bool, ms: float, script: Script, step: int) -> None:
+    """Work of some ms before a call in a group of its own, or in one group."""
+    norms(0, 0, script, step)
+    script.work(ms)
+    script.call(ms=0.2, group=2 + step * new)
+
+
+def test_groups_that_are_made_in_each_step_are_named() -> None:
+    found = causes_of(partial(grouped, True, 8.0))
+    assert list(found) == ["groups-made-anew"]
+    assert "makes 11 process groups in 11 steps" in found["groups-made-anew"].sentence
+    assert found["groups-made-anew"].share == pytest.approx(8 / 41.2, abs=1e-3)
+    assert causes_of(partial(grouped, False, 8.0)) == {}
+    assert causes_of(partial(grouped, True, 0.5)) == {}
+
+
+def layered(script: Script, step: int) -> None:
+    """Tensor parallelism without DDP: layers exchange in a forward pass that is not seen."""
+    for place in range(6):
+        script.work(2.0)
+        script.call(size=40_000 + 4 * place, ms=1.0)
+    begin = script.now_ms
+    for place in range(6):
+        script.now_ms += 4.0
+        script.call(size=40_000 + 4 * place, ms=1.0, graph_task=step)
+    script.rank.phase(Phase.BACKWARD, round(begin * 1e6), round(script.now_ms * 1e6))
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_calls_of_layers_are_not_joined_if_forward_was_not_seen() -> None:
+    assert causes_of(layered, models=0) == {}
+
+
+def staged(micro: int, slower_ms: float, script: Script, step: int) -> None:
+    """A stage of two: 10 ms of forward and 20 ms of backward; the second may take longer."""
+    last = script.rank.rank == 1
+    longer_ms = slower_ms * last
+    waits_ms = (30.0 + slower_ms * (not last)) / micro
+    for _ in range(micro):
+        if last:
+            script.call("recv", 4000, waits_ms, aux=0)
+        script.forward(10.0 / micro)
+        if not last:
+            script.call("send", 4000, 0.1, aux=1)
+    for number in range(micro):
+        if not last:
+            script.call("recv", 4000, waits_ms if number == 0 else 0.1, aux=1)
+        script.backward((20.0 + longer_ms) / micro)
+        if last:
+            script.call("send", 4000, 0.1, aux=0)
+    script.work(1.0, Phase.OPTIMIZER)
+
+
+def test_a_pipeline_of_one_batch_needs_micro_batches_and_no_stage_is_late() -> None:
+    found = causes_of(partial(staged, 1, 0.0), models=0)
+    assert list(found) == ["pipeline-bubble"]
+    cause = found["pipeline-bubble"]
+    assert "a pipeline of 2 stages, through which a step sends 1 micro batch:" in cause.sentence
+    assert "leaves 50% of a step idle; with 8 smaller micro batches it would be 11%" in (
+        cause.sentence
+    )
+    assert cause.share == pytest.approx(30 / 61.1, abs=0.01)
+    assert "pipeline-bubble" not in causes_of(partial(staged, 8, 0.0), models=0)
+    assert facts_of(partial(staged, 1, 0.0)).world.lateness.late_rank is None
+
+
+def test_of_a_slower_stage_only_its_longer_work_counts_as_waiting_for_it() -> None:
+    late = facts_of(partial(staged, 1, 4.0)).world.lateness.late_rank
+    assert late is not None
+    assert late.rank == 1
+    assert late.phase == "backward"
+    assert late.wait_ns == pytest.approx(4e6, rel=0.05)
