@@ -8,7 +8,9 @@ carriage returns are ignored. A log may hold several tables.
 from __future__ import annotations
 
 import io
+import math
 import re
+import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,7 +48,9 @@ _RANK = re.compile(
 _STARTING = re.compile(r"Collective test starting: *(\w+)")
 _CONCLUDED = re.compile(r"Collective test concluded: *(\w+)")
 _PROGRAM = re.compile(r"\w+_perf")
-#: The placement is searched in this many lines above the column names.
+#: Results of the same test on other hosts may differ by less than this factor.
+_OTHER_MACHINES = 1.4
+#: Number of lines above the column names among which the placement is looked for.
 _ABOVE = 4
 
 
@@ -134,7 +138,40 @@ def read_text(path: Path) -> tuple[NcclTestsLog, ...]:
         raise ValueError(
             "its results are from different numbers of hosts; put each result into its own file"
         )
+    for position, log in enumerate(logs):
+        for other in logs[:position]:
+            _refuse_other_machines(other, log)
     return tuple(logs)
+
+
+def _refuse_other_machines(first: NcclTestsLog, second: NcclTestsLog) -> None:
+    """Refuses two results of the same test whose times are not those of one kind of machine.
+
+    A page or a collected log may hold results of several clusters, which no line fits.
+
+    Raises:
+        ValueError: their times differ by more than ``_OTHER_MACHINES``, in the median of the sizes.
+    """
+    if (first.op, first.ranks, first.hosts) != (second.op, second.ranks, second.hosts):
+        return
+    times = [_times_us(log) for log in (first, second)]
+    ratios = [times[1][key] / times[0][key] for key in times[0].keys() & times[1].keys()]
+    ratio = statistics.median(ratios) if ratios else 1.0
+    if not 1 / _OTHER_MACHINES < ratio < _OTHER_MACHINES:
+        raise ValueError(
+            f"it holds results of {first.op} on {first.ranks} ranks of other hosts, whose times "
+            f"differ by a factor of {max(ratio, 1 / ratio):.1f}; put each result into its own file"
+        )
+
+
+def _times_us(log: NcclTestsLog) -> dict[tuple[int, str, str], float]:
+    """Shortest time by size, placement and type, without sizes that take no measurable time."""
+    times: dict[tuple[int, str, str], float] = {}
+    for row in log.rows:
+        if row.time_us > 0:
+            key = row.size_bytes, row.placement, row.dtype
+            times[key] = min(row.time_us, times.get(key, math.inf))
+    return times
 
 
 def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:

@@ -91,6 +91,24 @@ def test_json_output_of_nccl_tests_is_read(tmp_path: Path) -> None:
     assert (log.rows[0].time_us, log.rows[0].wrong, log.rows[0].root) == (12.5, 0, -1)
 
 
+@pytest.mark.parametrize(("factor", "logs"), [(1.2, 2), (1.9, 0), (0.5, 0)])
+def test_results_of_two_clusters_in_one_file_are_not_one_line(
+    tmp_path: Path, factor: float, logs: int
+) -> None:
+    """As pages show them: each result has its own hosts, as many as the other."""
+    times = {"20.50 0.20 0.15": 20.5, "21.00 0.20 0.15": 21.0}
+    other = NEW.replace(" on ", " on other-")
+    for text, time in times.items():
+        algbw = 4096 / (time / factor) / 1e3
+        other = other.replace(text, f"{time / factor:.2f} {algbw:.2f} {algbw * 3 / 4:.2f}")
+    path = written(tmp_path, "page.md", NEW + other)
+    if logs:
+        assert len(read_nccl_tests(path)) == logs
+        return
+    with pytest.raises(UsageError, match=r"of other hosts, whose times differ by a factor of"):
+        read_nccl_tests(path)
+
+
 def test_results_with_an_unknown_operation_or_unknown_ranks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="all_reduce or reduce_scatter; rename the file"):
         read_nccl_tests(written(tmp_path, "job.out", OLD))

@@ -57,18 +57,18 @@ def without_exchange(script: Script, line: str, op: str) -> str:
         whole = loop if loop is not None and loop.body == [site.statement] else site.statement
         return source.deleted([whole]) if site.is_whole and source.is_alone(whole) else ""
     function = innermost(source, site.call)
-    place: ast.AST | None = loop
+    deleted: ast.AST | None = loop
     if isinstance(function, ast.FunctionDef):
         calls = [call for call in source.calls() if source.called(call) == function.name]
-        place = source.statement(calls[0]) if len(calls) == 1 else None
-        if not isinstance(place, ast.Expr):
+        deleted = source.statement(calls[0]) if len(calls) == 1 else None
+        if not isinstance(deleted, ast.Expr):
             return ""
-    if not isinstance(place, ast.stmt) or not source.is_alone(place):
+    if not isinstance(deleted, ast.stmt) or not source.is_alone(deleted):
         return ""
-    work = function if isinstance(function, ast.FunctionDef) else place
+    work = function if isinstance(function, ast.FunctionDef) else deleted
     if any(source.called(call) not in _EXCHANGES for call in calls_in(work)):
         return ""
-    return source.deleted([place])
+    return source.deleted([deleted])
 
 
 def gathered_seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str:
