@@ -88,7 +88,7 @@ class RankCalls:
     def of_script(self) -> Mask:
         """True for the calls that no forward and no backward pass issued.
 
-        Those of a pass belong to the model: FSDP2's units, statistics of SyncBatchNorm and
+        Calls of a pass belong to the model: FSDP2's units, statistics of SyncBatchNorm and
         activations of tensor parallelism cannot be joined. If no forward pass was seen, as without
         DDP and FSDP, layers that exchange in backward may exchange before it as well.
         """
@@ -106,6 +106,16 @@ class RankCalls:
         Calls between forward and backward may belong to the loss, as in contrastive learning.
         """
         mask: Mask = self.last_begun(Phase.FORWARD, Phase.BACKWARD) == Phase.BACKWARD
+        return mask
+
+    @property
+    def before_update(self) -> Mask:
+        """True for the calls between a backward pass and the update that follows it.
+
+        False for all calls of a rank whose updates were not seen.
+        """
+        is_open = self.last_begun(Phase.BACKWARD, Phase.OPTIMIZER) == Phase.BACKWARD
+        mask: Mask = is_open & bool((columns.phases(self.trace).key == Phase.OPTIMIZER).any())
         return mask
 
     def last_begun(self, *kinds: Phase) -> Ints:

@@ -24,14 +24,11 @@ namespace {
 // Options with all defaults filled in.
 struct Settings {
   SchemeCode scheme = SchemeCode::kNone;
-  uint64_t ratio_ppb = 0; // topk: parts per billion, so that k is the
-                          // same integer on all ranks
-  int rank = 0; // powersgd: rank of the factors
+  SchemeSettings of_scheme;
   bool feedback = false;
   uint64_t start_step = 0; // earlier steps exchange plain means
   bool checksum = false;
   uint32_t measure_every = 0;
-  size_t piece_bytes = 0;
   uint16_t hash = 0; // hash of the options that ranks must agree on
 };
 
