@@ -26,6 +26,7 @@ from commprof.text import listed, plural
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among, row_containing
+from commprof.trace.operations import codes_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, OPS, Kind, Phase
 
@@ -71,11 +72,13 @@ class RankCalls:
     in_call_ns: Floats
     #: True if the call works on a device's tensors.
     on_device: Mask
+    #: True if the call's size was recorded, or if it has none, as a barrier.
+    has_size: Mask
 
     def chosen(self, ops: Sequence[str]) -> Mask:
-        """Returns a mask of the calls of these operations in measured steps."""
+        """Returns a mask of the calls of these operations in measured steps; of known size only."""
         codes = [OPS.index(op) for op in ops]
-        mask: Mask = among(self.table.op, *codes) & (self.step >= 0)
+        mask: Mask = among(self.table.op, *codes) & (self.step >= 0) & self.has_size
         return mask
 
     @property
@@ -430,7 +433,15 @@ def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankC
         exposed_ns=exposed,
         in_call_ns=in_call,
         on_device=_on_device(trace, table),
+        has_size=_has_size(trace, table),
     )
+
+
+def _has_size(trace: Trace, table: Collectives) -> Mask:
+    if trace.recorded is None:
+        return np.ones(len(table), dtype=bool)
+    mask: Mask = trace.recorded.size[table.op_id - 1]
+    return mask | among(table.op, *codes_of("barrier", "monitored_barrier"))
 
 
 def _on_device(trace: Trace, table: Collectives) -> Mask:

@@ -58,8 +58,7 @@ from commprof.analysis.evidence import Figure
 from commprof.analysis.named_cause import NamedCause
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.analysis.world import WorldResult
-from commprof.trace.lookup import among
-from commprof.trace.operations import codes_of
+from commprof.trace.schema import Phase
 
 #: All causes, in the order of docs/causes.md.
 CAUSES: Final[tuple[CatalogueCause, ...]] = (
@@ -116,12 +115,13 @@ def named_causes(
     """Returns the causes that one world size shows: wrong results first, then the largest gains.
 
     Empty for a single rank and without measured steps. Recordings of other tools may lack sizes of
-    calls: then no cause is named that follows from calls.
+    calls: if those of forward or backward lack theirs, or many others, no cause is named that
+    follows from calls.
     """
     if world.world_size < 2 or not world.timing.measured_steps or not world.parts.step_ms > 0:
         return ()
     facts = Facts(context, world, seen)
-    is_fsdp1, sizes_told = is_flat(facts), _sizes_are_told(facts)
+    is_fsdp1, sizes_told = is_flat(facts), sizes_are_told(facts)
     causes = [
         NamedCause(
             id=cause.id,
@@ -147,18 +147,17 @@ def named_causes(
     return tuple(sorted(causes, key=lambda cause: (not cause.is_wrong, -cause.weight)))
 
 
-def _sizes_are_told(facts: Facts) -> bool:
-    """True if the size of each call in measured steps was recorded.
+def sizes_are_told(facts: Facts) -> bool:
+    """True if the size of each call of forward and backward in measured steps was recorded.
 
-    Barriers have no size and do not count.
+    The script's own calls of unknown size are left out by the rules, call by call. Those of the
+    passes belong to buckets and units, which are counted and measured as a whole.
     """
-    barriers = codes_of("barrier", "monitored_barrier")
-    for place, trace in enumerate(facts.seen.traces):
-        if trace.recorded is None:
-            continue
-        calls = facts.ranks[place]
-        is_told = trace.recorded.size[calls.table.op_id - 1] | among(calls.table.op, *barriers)
-        if not is_told[calls.step >= 0].all():
+    for calls in facts.ranks:
+        lacks = ~calls.has_size & (calls.step >= 0)
+        if (lacks & (calls.in_backward | (calls.phase == Phase.FORWARD))).any():
+            return False
+        if lacks.any() and calls.has_size[calls.step >= 0].mean() < _MOST_TOLD:
             return False
     return True
 
@@ -186,7 +185,9 @@ def _is_worth_naming(cause: CatalogueCause, sighting: Sighting) -> bool:
     return saved.low >= cause.worth
 
 
-#: Figures that all rules need.
+#: With fewer calls of known size, rules that count calls would see too few of them.
+_MOST_TOLD = 0.75
+#: What all rules need.
 _ALWAYS = (Figure.EXPOSED,)
 #: Causes that are left out if another cause that explains them is named; these are the other
 #: causes.

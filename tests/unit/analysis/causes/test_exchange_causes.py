@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
-from commprof.trace.schema import Phase
+from commprof.analysis.causes import scalars_one_by_one
+from commprof.analysis.causes.facts import Facts
+from commprof.analysis.causes.registry import sizes_are_told
+from commprof.trace.schema import OPS, Phase
 from tests.support.builders.caused import Script, causes_of, facts_of, saved
 
 MB = 1_000_000
@@ -246,3 +250,33 @@ def test_of_a_slower_stage_only_its_longer_work_counts_as_waiting_for_it() -> No
     assert late.rank == 1
     assert late.phase == "backward"
     assert late.wait_ns == pytest.approx(4e6, rel=0.05)
+
+
+def with_unknown_sizes(unknown: str, scalars: int) -> Facts:
+    """A job with scalars, one broadcast of the script and a bucket; one kind has no known size."""
+
+    def body(script: Script, step: int) -> None:
+        script.forward(10.0)
+        script.backward(20.0, {4 * MB: 2.0})
+        script.work(1.0, Phase.OPTIMIZER)
+        script.call("broadcast", 0, 1.0)
+        for _ in range(scalars):
+            script.call(ms=1.0)
+
+    facts = facts_of(body)
+    for position, calls in enumerate(list(facts.ranks)):
+        of_kind = {
+            "broadcast": calls.table.op == OPS.index("broadcast"),
+            "bucket": calls.in_backward,
+        }[unknown]
+        made = facts.ranks._made  # type: ignore[attr-defined]
+        made[position] = replace(calls, has_size=~of_kind)
+    return facts
+
+
+def test_a_call_of_unknown_size_hides_no_cause_of_the_other_calls() -> None:
+    facts = with_unknown_sizes("broadcast", 8)
+    assert sizes_are_told(facts)
+    assert scalars_one_by_one.CAUSE.rule(facts) is not None
+    assert not sizes_are_told(with_unknown_sizes("bucket", 8))
+    assert not sizes_are_told(with_unknown_sizes("broadcast", 1))
