@@ -1,6 +1,7 @@
 #include "inspector/log_file.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <span>
@@ -19,6 +20,16 @@ constexpr size_t kMostOrdered = size_t(1) << 16;
 constexpr size_t kMostAlgorithms = 4096;
 // In microseconds: ten days. A longer time is damage.
 constexpr double kLongestUs = 1e12;
+// The plugin measures nanoseconds and cuts them off to whole microseconds
+// (calculateKernelGpuExecTimeUsecs in its inspector.cc), which takes half a
+// microsecond on average.
+constexpr double kCutOffUs = 0.5;
+
+// The time as measured, as far as it is known.
+double measuredUs(double writtenUs) {
+  const bool isWhole = std::floor(writtenUs) == writtenUs;
+  return isWhole ? writtenUs + kCutOffUs : writtenUs;
+}
 
 uint64_t operationsOf(const Communicator& log) {
   uint64_t operations = 0;
@@ -255,7 +266,7 @@ bool LogFile::takeOperation(const Operation& operation) {
   stream.records.push_back(
       {uint64_t(operation.sizeBytes),
        uint32_t(operation.number),
-       isTimed ? float(operation.timeUs) : -1.0F});
+       isTimed ? float(measuredUs(operation.timeUs)) : -1.0F});
   return true;
 }
 

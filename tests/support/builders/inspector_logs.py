@@ -37,7 +37,8 @@ class Group:
     name: str
     members: Ints
     calls: dict[str, int] = field(default_factory=dict)
-    #: Waiting, summed over calls and ranks; transfers of each call, by kind and size.
+    #: Waiting, summed over calls and ranks; transfers of each call, by kind and size: from the last
+    #: arrival until the kernels end, as a mean over the ranks.
     waited_us: float = 0.0
     transfers_us: dict[tuple[str, int], list[float]] = field(default_factory=dict)
 
@@ -118,7 +119,8 @@ class SimulatedJob:
             end = arrived.max() + transfer + self.rng.uniform(0, 3, len(arrived))
             number = group.calls[kind] = group.calls.get(kind, -1) + 1
             group.waited_us += float((arrived.max() - arrived).sum())
-            group.transfers_us.setdefault((kind, size_bytes), []).append(transfer)
+            took = float(end.mean() - arrived.max())
+            group.transfers_us.setdefault((kind, size_bytes), []).append(took)
             self._record(group, kind, number, size_bytes, end - arrived)
             self.now_us[group.members] = end
 

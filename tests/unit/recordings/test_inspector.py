@@ -58,7 +58,10 @@ def _write(folder: Path, lines: dict[int, list[str]]) -> Path:
 
 
 def test_the_shortest_time_is_the_transfer_and_its_rank_came_last(tmp_path: Path) -> None:
-    """Three ranks, 50 calls: rank 1 comes 300 us after rank 0 and 100 us after rank 2."""
+    """Three ranks, 50 calls: rank 1 comes 300 us after rank 0 and 100 us after rank 2.
+
+    The plugin cuts times off, so half a microsecond is added to each.
+    """
     times = (400, 100, 200)
     logs = _write(
         tmp_path / "logs",
@@ -66,16 +69,16 @@ def test_the_shortest_time_is_the_transfer_and_its_rank_came_last(tmp_path: Path
     )
     result = inspector_result(logs)
     (row,) = result.kinds
-    assert (row.transfer_us, row.time_us) == (100, pytest.approx(700 / 3))
+    assert (row.transfer_us, row.time_us) == (100.5, pytest.approx(701.5 / 3))
     assert row.wait_us == pytest.approx(400 / 3)
     # nccl-tests: 2 (n - 1) / n of the size per transfer time
-    assert row.busbw_gb_per_s == pytest.approx(4 / 3 * (1 << 20) / 100e-6 / 1e9)
+    assert row.busbw_gb_per_s == pytest.approx(4 / 3 * (1 << 20) / 100.5e-6 / 1e9)
     (late,) = result.late
     assert (late.process.pid, late.share, late.waiting_processes) == (101, 1.0, 2)
     assert late.wait_s == pytest.approx(50 * 400e-6)
     assert result.lowest.lowest_bandwidth is not None
     assert result.lowest.lowest_bandwidth.pid == 100
-    assert result.lowest.lowest_waits == pytest.approx(0.75)
+    assert result.lowest.lowest_waits == pytest.approx(300 / 400.5)
 
 
 @pytest.mark.parametrize("version", ["v4.0", "v4.3"])
@@ -396,7 +399,7 @@ def test_rooted_operations_are_not_split(tmp_path: Path) -> None:
     )
     result = inspector_result(logs)
     assert (result.mean.time_s, result.mean.wait_s, result.late) == (0, 0, ())
-    assert result.mean.unsplit_s == pytest.approx(9 * 108e-6 / 2)
+    assert result.mean.unsplit_s == pytest.approx(9 * 109e-6 / 2)
     assert math.isnan(result.kinds[0].wait_us)
     assert any("for whom a rank waits in broadcast is not known" in t for t in result.caveats)
 
@@ -564,7 +567,7 @@ def test_time_in_operations_is_whole_where_records_are_lost(tmp_path: Path) -> N
         for rank in range(2)
     }
     job = split_job(read_logs(_write(tmp_path / "logs", lines)))
-    assert operation_time(job) == pytest.approx([40 * 300, 40 * 100])
+    assert operation_time(job) == pytest.approx([40 * 300.5, 40 * 100.5])
 
 
 @pytest.mark.parametrize("lost", [0.0, 0.2])
@@ -619,6 +622,17 @@ def test_the_least_lateness_that_can_be_told_is_stated_and_enough(
     assert sorted(one.process.pid for one in two_late.late) == [1003, 1012]
     (text,) = (text for text in two_late.caveats if "are missing" in text)
     assert f"late by less than {two_late.least_late_s:.3g} s in all may be missed" in text
+
+
+@pytest.mark.parametrize(("written_us", "transfer_us"), [(100, 100.5), (100.25, 100.25)])
+def test_half_of_what_is_cut_off_is_added_to_whole_microseconds(
+    tmp_path: Path, written_us: float, transfer_us: float
+) -> None:
+    lines = {
+        rank: [_line(rank, 2, number, written_us) for number in range(20)] for rank in range(2)
+    }
+    (row,) = inspector_result(_write(tmp_path / "logs", lines)).kinds
+    assert (row.transfer_us, row.wait_us) == (transfer_us, 0)
     for times in (2, 4):
         less_late = result_with({3: 2500.0, 12: times * least_us / (80 / 2)}, f"{times} times")
         late_s = times * least_us / 1e6

@@ -205,7 +205,7 @@ def test_the_form_of_rocms_samples_is_read(tmp_path: Path) -> None:
     result = inspector_result(file)
     assert (result.logs.processes, result.logs.hosts, result.logs.operations) == (4, 2, 5)
     (row,) = [row for row in result.kinds if row.op == "all_reduce"]
-    assert (row.transfer_us, row.wait_us) == (400, 45)
+    assert (row.transfer_us, row.wait_us) == (400.5, 45)
     assert any("1 record without a time of the GPU's clock" in text for text in result.caveats)
     assert any("1 line could not be read, the first is line 4" in text for text in result.caveats)
 
