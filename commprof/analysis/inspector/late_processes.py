@@ -120,7 +120,7 @@ def late_processes(
         also = [
             one
             for one in candidates
-            if one not in longer and not is_too_short(own_us, longer, one, float(delay_us[one]))
+            if one not in longer and not is_too_short(own_us, one, float(delay_us[one]))
         ]
         candidates, least_share = [*longer, *also], _SHARE_BEYOND_GAP
     late = _tested(job, traced, beyond, time_us, candidates, least_share) if candidates else None

@@ -20,6 +20,7 @@ from benchmarks.recordings.inspector import beside_truth, demands, lowest_bandwi
         3146,  # the less late of two seems little later than a neighbour of the other
         3188,  # of two in one pipeline, whose other stages seem late by their lost records
         1062,  # the same, where the other stages seem as late
+        8184,  # a stage of another pipeline waited with the later one, and works no longer
         8100,  # a root that waited in reduces of which its record is lost
     ],
 )
