@@ -7,6 +7,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <pybind11/typing.h>
+#include <array>
 
 #include "inspector/follow.h"
 #include "inspector/log_file.h"
@@ -97,6 +98,13 @@ void bindLog(py::module_& m) {
       .def_readonly("ranks", &Communicator::ranks)
       .def_readonly("nodes", &Communicator::nodes)
       .def_readonly("dropped", &Communicator::dropped)
+      .def_property_readonly(
+          "dumped_us",
+          [](const Communicator& self) {
+            return std::array{self.firstDumpUs, self.lastDumpUs};
+          },
+          "Times of the first and last dump on the host's clock, in us since "
+          "1970; -1 if unknown.")
       .def_property_readonly(
           "kinds",
           [](const Communicator& self) {

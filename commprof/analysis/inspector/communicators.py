@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.inspector.kinds import MESSAGE_PAIR, MESSAGES, SPLIT
+from commprof.analysis.inspector.starts import by_start
 from commprof.analysis.inspector.steps import RepeatedCalls, repeated_calls
 from commprof.recordings.inspector import InspectorLogs
 from commprof.text import counted, named_ranks
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from commprof._reading import InspectorMember, InspectorWaits
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 #: A run is divided into parts with equal numbers of calls: at most ``_MOST_BLOCKS`` parts and at
 #: least ``_FEWEST_BLOCKS``. If possible a part has ``_CALLS_A_BLOCK`` calls or more, because the
@@ -62,6 +64,7 @@ class Operations:
 class InspectedCommunicator:
     """A communicator with the processes that recorded it."""
 
+    #: NCCL's id; from a job's second start with the same ids on, with the number of the start.
     id: str
     #: Name that the job gave to the communicator; "" if none.
     name: str
@@ -157,28 +160,35 @@ ById = dict[tuple[str, int], dict[int, "InspectorMember"]]
 
 
 def members_by_id(members: Iterable[InspectorMember]) -> tuple[ById, list[str]]:
-    """Returns the members of each communicator, and sentences on members that are left out.
+    """Returns the members of each communicator, and sentences on what is unusual about them.
 
-    Several logs of one process, such as those that were split by their size, are joined.
+    Several logs of one process, such as those that were split by their size, are joined. If a job
+    was started again with the same ids, each start has communicators of its own.
     """
     from commprof._reading import inspector_join
 
-    by_process: dict[tuple[str, int, int], dict[Process, list[InspectorMember]]] = {}
+    logged: dict[tuple[str, int], dict[int, dict[Process, list[InspectorMember]]]] = {}
     for member in members:
-        of_rank = by_process.setdefault((member.id, member.ranks, member.rank), {})
+        of_rank = logged.setdefault((member.id, member.ranks), {}).setdefault(member.rank, {})
         of_rank.setdefault(Process(member.host, member.pid), []).append(member)
     by_id: ById = {}
-    again: list[tuple[str, int, list[Process]]] = []
+    again: list[tuple[str, int]] = []
     overlapping = 0
-    for (communicator_id, ranks, rank), of_rank in by_process.items():
-        logs = next(iter(of_rank.values()))
-        if len(logs) > 1:
-            joined = inspector_join(logs)
-            overlapping += len(logs) - len(joined)
-            logs = joined
-        by_id.setdefault((communicator_id, ranks), {})[rank] = logs[0]
-        if len(of_rank) > 1:
-            again.append((communicator_id, rank, list(of_rank)))
+    for (communicator_id, ranks), processes in logged.items():
+        joined: dict[int, list[InspectorMember]] = {}
+        for rank, of_rank in processes.items():
+            for logs in of_rank.values():
+                if len(logs) > 1:
+                    whole = inspector_join(logs)
+                    overlapping += len(logs) - len(whole)
+                    logs = whole
+                joined.setdefault(rank, []).append(logs[0])
+        starts = by_start(joined)
+        for number, start in enumerate(starts, 1):
+            of_start = f"{communicator_id} of start {number}" if number > 1 else communicator_id
+            by_id[of_start, ranks] = start
+        if len(starts) > 1:
+            again.append((communicator_id, len(starts)))
     return by_id, [*_overlapping(overlapping), *_again(again)]
 
 
@@ -190,15 +200,15 @@ def _overlapping(logs: int) -> Iterator[str]:
         )
 
 
-def _again(ranks: Sequence[tuple[str, int, list[Process]]]) -> Iterator[str]:
-    if ranks:
-        communicator_id, rank, processes = ranks[0]
-        first, second = (process.label for process in processes[:2])
+def _again(communicators: Sequence[tuple[str, int]]) -> Iterator[str]:
+    if communicators:
+        communicator_id, starts = max(communicators, key=lambda started: started[1])
+        were = "was" if len(communicators) == 1 else "were"
         yield (
-            f"{counted(len(ranks), 'rank')} of communicators {'is' if len(ranks) == 1 else 'are'} "
-            f"in the logs of several processes, such as rank {rank} of {communicator_id} in those "
-            f"of {first} and {second}; the first counts. If these are several runs, report the "
-            "logs of each from a folder of its own"
+            f"{counted(len(communicators), 'communicator')} {were} made again by other processes, "
+            f"such as {communicator_id} by {starts} per rank, as where a job was started again "
+            "with the same NCCL_COMM_ID: each start counts as communicators of its own, told apart "
+            "by the times of the dumps"
         )
 
 
@@ -243,13 +253,14 @@ def split_communicators(
 
     def split(key: tuple[str, int]) -> InspectedCommunicator:
         members = [member for _, member in sorted(by_id[key].items())]
-        return _communicator(key[1], members, places[key], splitter, blocks)
+        return _communicator(*key, members, places[key], splitter, blocks)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return tuple(pool.map(split, by_id))
 
 
 def _communicator(
+    communicator_id: str,
     ranks: int,
     members: Sequence[InspectorMember],
     process: npt.NDArray[np.int64],
@@ -257,7 +268,7 @@ def _communicator(
     blocks: int,
 ) -> InspectedCommunicator:
     return InspectedCommunicator(
-        id=members[0].id,
+        id=communicator_id,
         name=next((member.name for member in members if member.name), ""),
         ranks=ranks,
         nodes=members[0].nodes,
@@ -317,8 +328,8 @@ def _missing(communicators: Sequence[InspectedCommunicator]) -> list[str]:
     ]
 
 
-def _apart(communicators: Sequence[InspectedCommunicator], processes: int) -> list[str]:
-    """Returns a caveat if some processes are in no communicator with any of the others."""
+def process_sets(communicators: Sequence[InspectedCommunicator], processes: int) -> Ints:
+    """Returns a number per process, equal for processes that communicators connect."""
     sets = list(range(processes))
 
     def set_of(process: int) -> int:
@@ -330,12 +341,17 @@ def _apart(communicators: Sequence[InspectedCommunicator], processes: int) -> li
         first, *others = communicator.process.tolist()
         for other in others:
             sets[set_of(other)] = set_of(first)
-    sizes = Counter(map(set_of, range(processes)))
+    return np.array([set_of(process) for process in range(processes)], dtype=np.int64)
+
+
+def _apart(communicators: Sequence[InspectedCommunicator], processes: int) -> list[str]:
+    """Returns a caveat if some processes are in no communicator with any of the others."""
+    _, sizes = np.unique(process_sets(communicators, processes), return_counts=True)
     if len(sizes) == 1:
         return []
     return [
         f"the processes are of {len(sizes)} sets that share no communicator, the largest with "
-        f"{max(sizes.values())} of {processes} processes: if these are several jobs, or runs of "
+        f"{sizes.max()} of {processes} processes: if these are several jobs, or runs of "
         "one, report the logs of each from a folder of its own, as all means are over all processes"
     ]
 

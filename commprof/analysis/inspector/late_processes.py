@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from commprof.analysis.inspector.communicators import InspectedJob, Process
+from commprof.analysis.inspector.communicators import InspectedJob, Process, process_sets
 from commprof.analysis.inspector.origins import InspectedOrigins
 from commprof.analysis.inspector.own_time import is_too_short, own_time, standing_out
 from commprof.analysis.late.stragglers import (
@@ -111,7 +111,7 @@ def late_processes(
     by_process = beyond.sum(axis=0)
     if not by_process.any():
         return ()
-    own_us = own_time(operation_us)
+    own_us = own_time(operation_us, process_sets(job.communicators, count))
     candidates, least_share = _by_waiting(traced, by_process, own_us, allowed, uneven)
     longer = _by_own_time(own_us, by_process, allowed)
     if longer:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from commprof.analysis.inspector.communicators import InspectedJob
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 #: Largest allowed probability that any process of the job stands out by chance.
 _SIGNIFICANCE: Final = 0.001
@@ -50,9 +51,18 @@ def operation_time(job: InspectedJob) -> Floats:
     return total
 
 
-def own_time(operation_us: Floats) -> Floats:
-    """Returns the time in µs that each process spends outside of operations beyond the median."""
-    own: Floats = np.median(operation_us) - operation_us
+def own_time(operation_us: Floats, sets: Ints) -> Floats:
+    """Returns the time in µs that each process spends outside of operations beyond the median.
+
+    Args:
+        operation_us: result of :func:`operation_time`.
+        sets: of each process, the set whose median counts: processes that exchange no data, such as
+            those of another start of the job, have no times in common.
+    """
+    own: Floats = np.zeros(len(operation_us))
+    for each in np.unique(sets):
+        of_set = sets == each
+        own[of_set] = np.median(operation_us[of_set]) - operation_us[of_set]
     return own
 
 

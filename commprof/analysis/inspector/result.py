@@ -18,6 +18,7 @@ from commprof.analysis.inspector.communicators import (
     InspectedJob,
     Process,
     per_block,
+    process_sets,
     split_job,
 )
 from commprof.analysis.inspector.kinds import MESSAGE_PAIR, SPLIT, UNSPLIT, size_factor
@@ -210,7 +211,8 @@ def result_of(logs: InspectorLogs, job: InspectedJob) -> InspectorResult:
     operation_us = operation_time(job)
     late = late_processes(job, traced, time_us, operation_us)
     late_numbers = [job.processes.index(row.process) for row in late]
-    least_late_s = least_standing_out_us(own_time(operation_us), late_numbers) / 1e6
+    own_us = own_time(operation_us, process_sets(job.communicators, count))
+    least_late_s = least_standing_out_us(own_us, late_numbers) / 1e6
     return InspectorResult(
         logs=InspectedLogs(
             path=logs.path,
