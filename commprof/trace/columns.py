@@ -369,6 +369,11 @@ def finalizations(trace: Trace) -> Finalizations:
     )
 
 
+def finalized_passes(trace: Trace) -> Ints:
+    """Returns the id of the autograd graph task of each of DDP's waits for its buckets."""
+    return ints(_paired_finalizations(trace.records)[0]["op_id"])
+
+
 def _paired_finalizations(records: Records) -> tuple[Records, Records]:
     """Returns the begins of finalisations, and for each the next end on the same thread."""
     begin, end = of_kind(records, Kind.FINALIZE_BEGIN), of_kind(records, Kind.FINALIZE_END)

@@ -328,7 +328,7 @@ def bucket_numbers(trace: Trace, table: Collectives) -> Ints:
     hooked = columns.buckets(trace)
     if not len(hooked) and trained_no_ddp(trace):
         return np.full(len(table), NO_BUCKET)
-    known, number = _by_hook(trace, hooked) if len(hooked) else _by_order(trace)
+    known, number = _by_hook(trace, hooked) if len(hooked) else _by_order(trace, table)
     return look_up(table.op_id, known, number + 1) - 1
 
 
@@ -366,14 +366,13 @@ def _within(at: Ints, thread: Ints, begin: Ints, end: Ints, of_thread: Ints, num
     return result
 
 
-def _by_order(trace: Trace) -> tuple[Ints, Ints]:
+def _by_order(trace: Trace, table: Collectives) -> tuple[Ints, Ints]:
     """Returns the ``op_id`` of DDP's all-reduces, and the position of each in its backward pass.
 
     Only backward passes that DDP finalised exactly once are included. The position is ``NO_BUCKET``
     in a pass whose all-reduces do not have the sizes of the buckets in DDP's logs.
     """
-    table = columns.collectives(trace)
-    passes, ends = np.unique(columns.finalizations(trace).span.key, return_counts=True)
+    passes, ends = np.unique(columns.finalized_passes(trace), return_counts=True)
     rows = np.flatnonzero((table.op == _ALL_REDUCE) & np.isin(table.graph_task, passes[ends == 1]))
     rows = rows[np.lexsort((table.issue_ns[rows], table.graph_task[rows]))]
     _, first, count = np.unique(table.graph_task[rows], return_index=True, return_counts=True)

@@ -68,18 +68,18 @@ def as_dict(
         for parts in zip(report.details, report.result.worlds, report.result.scaling, strict=True)
     ]
     predicted = [curve for report in reports for curve in _predicted(report.predictions)]
-    shown = {"worlds": worlds, "predicted": predicted}
-    shown |= {"trial": [], "baseline": []} if added is None else added.pictures()
+    pictures = {"trial": [], "baseline": []} if added is None else added.pictures()
+    shown: dict[str, Any] = plain({"worlds": worlds, "predicted": predicted, **pictures})
     room = most_bytes - len(_text(shown)) - len(',"timeline":') * len(worlds)
     fitted = _fitted([detail.timeline for detail in details], room)
-    for world, timeline in zip(worlds, fitted, strict=True):
+    for world, timeline in zip(shown["worlds"], fitted, strict=True):
         world["timeline"] = timeline
     return shown
 
 
 def _text(value: Any) -> str:
-    """Renders a value as JSON in ASCII, with ``&``, ``<`` and ``>`` escaped."""
-    text = json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
+    """Renders a plain value as JSON in ASCII, with ``&``, ``<`` and ``>`` escaped."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
@@ -93,8 +93,8 @@ def _world(name: str, detail: WorldDetail, world: WorldResult, scale: Scaling) -
         "samples_per_s_range": _samples_per_s_range(detail, world),
         "efficiency": scale.efficiency,
         "quartiles_ms": [low, world.timing.step_median_ms, high],
-        "parts": [page_parts(r.rank, asdict(r.parts)) for r in world.ranks],
-        "mean": page_parts(-1, asdict(world.parts)),
+        "parts": [page_parts(r.rank, vars(r.parts)) for r in world.ranks],
+        "mean": page_parts(-1, vars(world.parts)),
         "steps": _steps(detail),
     }
 
