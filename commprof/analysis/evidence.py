@@ -27,7 +27,7 @@ from commprof.analysis.step.waiting import NOT_SPLIT, is_split
 from commprof.field_groups import FieldGroup
 from commprof.text import named_ranks
 from commprof.trace import columns
-from commprof.trace.lookup import among, row_containing
+from commprof.trace.lookup import among, is_in, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, POINT_TO_POINT, Kind
 from commprof.units import ns_to_ms
@@ -311,7 +311,7 @@ def _lacking_calls(seen: MeasuredWorld) -> tuple[int, float]:
         if has_small and (0 in sizes[place] or not sizes[place]):
             continue
         steps = columns.steps(trace)
-        chosen = np.isin(steps.index, seen.measured[place].step)
+        chosen = is_in(steps.index, seen.measured[place].step)
         inside = row_containing(steps.begin_ns[chosen], steps.end_ns[chosen], table.issue_ns) >= 0
         mine = inside & ~among(table.op, *POINT_TO_POINT)
         if has_small:

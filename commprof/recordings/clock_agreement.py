@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from commprof.text import counted, in_micros, named_ranks
 from commprof.trace import columns, schema
-from commprof.trace.lookup import among
+from commprof.trace.lookup import among, distinct_rows
 from commprof.trace.operations import SYNCHRONISING, codes_of
 from commprof.trace.packed import in_order
 from commprof.trace.reader import Trace
@@ -107,16 +107,15 @@ def _ends(traces: Sequence[Trace]) -> Ends:
         for group in trace.groups.values():
             rows = np.flatnonzero(chosen & (table.group == group.id))
             number = names.setdefault(group.name, len(names))
-            keys.append(np.stack([np.full(len(rows), number), table.seq[rows], table.op[rows]], 1))
+            keys.append((np.full(len(rows), number), table.seq[rows], table.op[rows]))
             ranks.append(np.full(len(rows), position))
             end.append(table.end_ns[rows])
             length.append(table.end_ns[rows] - table.issue_ns[rows])
             size.append(np.full(len(rows), group.size))
     if not keys:
         return Ends(np.zeros((0, len(traces)), np.int64), np.zeros(0, np.int64))
-    _, member = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
-    member, rank = member.reshape(-1), np.concatenate(ranks)
-    count = int(member.max(initial=-1)) + 1
+    member, first = distinct_rows(*map(np.concatenate, zip(*keys, strict=True)))
+    rank, count = np.concatenate(ranks), len(first)
     table_of = np.zeros((count, len(traces)), dtype=np.int64)
     table_of[member, rank] = np.concatenate(end)
     longest, expected = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
@@ -162,17 +161,35 @@ def _rates(end_ns: Ints, reached: Sequence[tuple[int, int]]) -> Floats:
     single end may be late if a thread had no core.
     """
     rates = np.ones(end_ns.shape[1])
-    for rank, parent in reached:
-        shared = end_ns[(end_ns[:, rank] > 0) & (end_ns[:, parent] > 0)]
-        quarter = max(1, len(shared) // 4)
-        ordered = np.sort(shared[:, [rank, parent]], axis=0)
-        middles = (np.median(part, axis=0) for part in (ordered[:quarter], ordered[-quarter:]))
-        own_ns, other_ns = np.diff([*middles], axis=0)[0].tolist() if len(shared) else (0, 0)
-        gained_ns = abs(own_ns - other_ns)
-        is_known = len(shared) >= _IN_WINDOW and min(own_ns, other_ns) > 0
-        is_stepped = gained_ns > max(_MOST_GAINED_NS, _MOST_GAIN * other_ns)
-        rates[rank] = rates[parent] * (own_ns / other_ns if is_known and is_stepped else 1.0)
+    if not reached:
+        return rates
+    rank, parent = np.array(reached, np.int64).T
+    shared = (end_ns[:, rank] > 0) & (end_ns[:, parent] > 0)
+    own_ns, other_ns = (_passed_ns(end_ns[:, column], shared) for column in (rank, parent))
+    is_known = (shared.sum(axis=0) >= _IN_WINDOW) & (np.minimum(own_ns, other_ns) > 0)
+    most_ns = np.maximum(_MOST_GAINED_NS, _MOST_GAIN * other_ns)
+    is_stepped = is_known & (np.abs(own_ns - other_ns) > most_ns)
+    gain = np.divide(own_ns, other_ns, out=np.ones(len(rank)), where=is_stepped)
+    for position, (one, of) in enumerate(reached):
+        rates[one] = rates[of] * gain[position]
     return rates
+
+
+def _passed_ns(times_ns: Ints, chosen: npt.NDArray[np.bool_]) -> Floats:
+    """Returns for each column the median of its last quarter less that of its first.
+
+    Only the chosen times count; the result has no meaning for a column without any.
+    """
+    ordered = np.sort(np.where(chosen, times_ns, np.iinfo(np.int64).max), axis=0)
+    count, column = chosen.sum(axis=0), np.arange(times_ns.shape[1])
+    quarter = np.maximum(1, count // 4)
+
+    def median(first: Ints) -> Floats:
+        rows = (np.maximum(first + part // 2, 0) for part in (quarter - 1, quarter))
+        low, high = (ordered[row, column].astype(np.float64) for row in rows)
+        return (low + high) / 2
+
+    return median(count - quarter) - median(np.zeros_like(count))
 
 
 def _stepped(rates: Floats, ranks: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
+import os
 import tarfile
 import zipfile
 import zlib
@@ -125,8 +126,8 @@ def each_file(path: Path, wanted: Callable[[bytes], bool], take: Take) -> list[s
     try:
         inside = sorted(path.iterdir())
         problems = _each_of([entry for entry in inside if entry.is_file()], path, wanted, count)
-        folders = [entry for entry in inside if entry.is_dir() and not entry.is_symlink()]
         if taken == 0 and not problems:
+            folders = [entry for entry in inside if entry.is_dir() and not entry.is_symlink()]
             deeper = (entry.rglob("*") for entry in folders)
             files = (file for found in deeper for file in found if file.is_file())
             problems = _each_of(sorted(itertools.islice(files, _MOST_FILES)), path, wanted, count)
@@ -172,7 +173,7 @@ def _each_of(
         try:
             with open_regular(entry) as file:
                 name = entry.relative_to(below).as_posix()
-                _unpack(name, file, entry.stat().st_size, wanted, take)
+                _unpack(name, file, os.fstat(file.fileno()).st_size, wanted, take)
         except _ERRORS as error:
             problems.append(f"{quoted(entry)}: {_said(error)}")
     return problems

@@ -165,5 +165,7 @@ def _is_dump(head: bytes) -> bool:
     """True for a dump's first bytes; False for a torch.profiler trace, which has similar keys."""
     if head.startswith(_PICKLE):
         return any(key in head for key in (b"pg_config", b"pg_status", b"collective_seq_id"))
+    if _OF_TORCH_PROFILER in head:
+        return False
     keys = any(key in head for key in (b'"pg_status"', b'"collective_seq_id"', b'"profiling_name"'))
-    return head.lstrip().startswith(b"{") and keys and _OF_TORCH_PROFILER not in head
+    return head.lstrip().startswith(b"{") and keys

@@ -39,7 +39,7 @@ from commprof.recordings.profiler_windows import (
 )
 from commprof.recordings.profiler_words import form_of
 from commprof.text import counted, named_ranks, with_ranks
-from commprof.trace.lookup import row_containing
+from commprof.trace.lookup import distinct, row_containing
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.schema import NO_SEQ
 
@@ -307,8 +307,14 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, Ints], list[s
     """
     marked = [recording.steps for recording in by_rank.values()]
     first_step = max((int(steps.number[0]) for steps in marked if len(steps.number)), default=0)
-    unnumbered = set[str]().union(*(_unnumbered(recording) for recording in by_rank.values()))
-    apart = _numbers_by_step(by_rank, unnumbered)
+    rows_of = {rank: _rows_by_group(recording.calls) for rank, recording in by_rank.items()}
+    unnumbered = {
+        name
+        for rank, recording in by_rank.items()
+        for name, rows in rows_of[rank].items()
+        if not _are_numbers(recording.calls.seq[rows])
+    }
+    apart = _numbers_by_step(by_rank, rows_of, unnumbered) if unnumbered else {}
     seqs: dict[int, Ints] = {}
     for rank, recording in by_rank.items():
         begin = recording.steps.begin_ns[recording.steps.number >= first_step]
@@ -320,7 +326,7 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, Ints], list[s
         seqs[rank] = np.where(
             recording.calls.of_kind(_joins, np.bool_), recording.calls.seq, NO_SEQ
         )
-        for name, rows in _rows_by_group(recording.calls).items():
+        for name, rows in rows_of[rank].items():
             if (rank, name) in apart:
                 seqs[rank][rows] = apart[rank, name]
             elif name in unnumbered:
@@ -332,25 +338,26 @@ def _numbers(by_rank: dict[int, RankRecording]) -> tuple[dict[int, Ints], list[s
 
 def _rows_by_group(calls: CallColumns) -> dict[str, Ints]:
     """Returns the rows of the calls that can be matched, by their group."""
+    joins = calls.kinds.column(_joins, np.bool_)
+    groups = calls.kinds.column(_group, np.object_)
     rows_of: dict[str, list[Ints]] = {}
-    for number in np.unique(calls.kind).tolist():
-        kind = calls.kinds.kinds[number]
-        if _joins(kind):
-            rows_of.setdefault(_group(kind), []).append(np.flatnonzero(calls.kind == number))
+    for number in distinct(calls.kind).tolist():
+        if joins[number]:
+            rows_of.setdefault(groups[number], []).append(np.flatnonzero(calls.kind == number))
     return {name: np.sort(np.concatenate(rows)) for name, rows in rows_of.items()}
 
 
 def _turns(values: Ints) -> Ints:
     """Returns, for each value, how many equal values come before it."""
     turns = np.zeros(len(values), np.int64)
-    for value in np.unique(values):
+    for value in distinct(values):
         chosen = values == value
         turns[chosen] = np.arange(int(chosen.sum()))
     return turns
 
 
 def _numbers_by_step(
-    by_rank: dict[int, RankRecording], names: set[str]
+    by_rank: dict[int, RankRecording], rows_of: dict[int, dict[str, Ints]], names: set[str]
 ) -> dict[tuple[int, str], list[int]]:
     """Returns the numbers of the calls by rank and group, for groups whose calls differ.
 
@@ -367,7 +374,7 @@ def _numbers_by_step(
     for rank, recording in by_rank.items():
         launch_ns, kind = recording.calls.launch_ns, recording.calls.of_kind(_kind, np.object_)
         row = row_containing(recording.steps.begin_ns, recording.steps.end_ns, launch_ns).tolist()
-        for name, rows in _rows_by_group(recording.calls).items():
+        for name, rows in rows_of[rank].items():
             for place in rows.tolist() if name in names else ():
                 at = row[place]
                 step = int(recording.steps.number[at]) if marked and at >= 0 else -1
@@ -421,14 +428,11 @@ def _alike(of_ranks: Sequence[Sequence[tuple[str, int]]]) -> bool:
     return True
 
 
-def _unnumbered(recording: RankRecording) -> set[str]:
-    """Returns the groups of a rank whose calls do not all have distinct recorded numbers."""
-    unnumbered = set()
-    for name, rows in _rows_by_group(recording.calls).items():
-        seq = recording.calls.seq[rows]
-        if seq.min() < 0 or len(np.unique(seq)) < len(seq):
-            unnumbered.add(name)
-    return unnumbered
+def _are_numbers(seq: Ints) -> bool:
+    """True if all calls have recorded numbers, and no two of them the same."""
+    if seq.min() < 0:
+        return False
+    return bool((seq[1:] > seq[:-1]).all()) or len(np.unique(seq)) == len(seq)
 
 
 def _group(call: Call) -> str:
@@ -496,9 +500,9 @@ def _about_calls(by_rank: dict[int, RankRecording]) -> list[str]:
     """Returns caveats about kinds of calls for which some figures cannot be known."""
     ops, of_none = Counter[str](), 0
     for recording in by_rank.values():
-        numbers, counts = np.unique(recording.calls.kind, return_counts=True)
-        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-            kind = recording.calls.kinds.kinds[number]
+        counts = np.bincount(recording.calls.kind)
+        for number in distinct(recording.calls.kind).tolist():
+            kind, count = recording.calls.kinds.kinds[number], int(counts[number])
             ops[kind.op] += count
             of_none += 0 if kind.group_known else count
     messages = sum(count for op, count in ops.items() if op in OF_FEW)

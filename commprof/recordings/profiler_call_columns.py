@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from commprof.recordings.profiler_calls import Call
 from commprof.recordings.profiler_events import ProfilerEvents
+from commprof.trace.lookup import distinct, numbered
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -161,7 +162,7 @@ class CallColumns(Sequence[Call]):
 
     def used(self) -> list[Call]:
         """Returns the kinds of these calls, each once."""
-        return [self.kinds.kinds[number] for number in np.unique(self.kind).tolist()]
+        return [self.kinds.kinds[number] for number in distinct(self.kind).tolist()]
 
     def all_timed(self) -> bool:
         """True if all calls have times."""
@@ -177,8 +178,8 @@ class CallColumns(Sequence[Call]):
         return row, begin_ns, end_ns
 
     def changed(self, change: Callable[[Call], Call], kinds: CallKinds) -> CallColumns:
-        """Returns the calls with kinds changed by a function; new kinds are added to ``kinds``."""
-        different, kind_row = np.unique(self.kind, return_inverse=True)
+        """Returns the calls with kinds that a function changes, numbered in ``kinds``."""
+        different, kind_row = numbered(self.kind)
         numbers = [kinds.number(change(self.kinds.kinds[one])) for one in different.tolist()]
         kind = np.array(numbers, np.int64)[kind_row]
         return CallColumns(kinds, kind, self._columns, self.launching, self._kernels)

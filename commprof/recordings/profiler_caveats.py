@@ -13,6 +13,7 @@ from commprof.recordings.profiler_host import HostCalls
 from commprof.recordings.profiler_steps import FoundSteps, find_buckets
 from commprof.recordings.profiler_words import is_operator_of_c10d
 from commprof.text import counted, printable
+from commprof.trace.lookup import distinct
 from commprof.trace.stretches import Stretches, rows_within, stretches
 from commprof.units import ns_to_ms
 
@@ -46,7 +47,7 @@ def caveats(
             f"{events.unreadable_name} move data between ranks outside of c10d: they count as "
             "compute, because the recording has no details of them"
         )
-    devices = np.unique(events.communication.table.device)
+    devices = distinct(events.communication.table.device)
     if len(devices) > 1:
         texts.append(f"the file holds {len(devices)} devices; only device {device} is analysed")
     if events.graph_launches:

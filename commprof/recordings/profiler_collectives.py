@@ -16,6 +16,7 @@ import numpy as np
 
 from commprof.recordings.profiler_call_columns import CallColumns, in_columns
 from commprof.recordings.profiler_calls import Call
+from commprof.trace.lookup import distinct
 
 #: Operations that need not be issued by all ranks of the group: messages and unknown operations.
 OF_FEW: Final = ("send", "recv", "recv_any_source", "other")
@@ -46,7 +47,7 @@ def _may_join(kernels: CallColumns) -> bool:
     """False if no two successive kernels of a group can belong to one collective."""
     numbers: dict[tuple[str, str, tuple[int, ...]], int] = {}
     of_kind = np.full(len(kernels.kinds.kinds), -1, np.int64)
-    for number in np.unique(kernels.kind).tolist():
+    for number in distinct(kernels.kind).tolist():
         kind = kernels.kinds.kinds[number]
         if kind.op not in OF_FEW:
             key = kind.op, kind.group, kind.group_ranks

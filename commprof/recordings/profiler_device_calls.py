@@ -26,6 +26,7 @@ from commprof.recordings.profiler_named import (
     joined,
 )
 from commprof.recordings.profiler_words import operation
+from commprof.trace.lookup import numbered
 from commprof.trace.schema import NO_SEQ
 
 Ints = npt.NDArray[np.int64]
@@ -84,7 +85,7 @@ def _ranges_of(events: ProfilerEvents) -> EventTable:
     """Returns c10d's ranges and operators; generic operators have the name of their collective."""
     issued, texts = events.issued.table, events.issued.texts
     kind_of: dict[int, int] = texts.known.setdefault(COLLECTIVE, {})
-    different, argument_row = np.unique(issued.arguments, return_inverse=True)
+    different, argument_row = numbered(issued.arguments)
     for number in different.tolist():
         if number not in kind_of:
             name = texts.arguments[number].get(COLLECTIVE)

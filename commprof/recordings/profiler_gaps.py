@@ -15,7 +15,7 @@ from commprof.recordings.profiler_events import COLUMNS_OF_DEVICE, ProfilerEvent
 from commprof.recordings.profiler_named import joined
 from commprof.recordings.profiler_steps import FoundSteps
 from commprof.text import counted
-from commprof.trace.lookup import row_containing
+from commprof.trace.lookup import distinct, row_containing
 from commprof.trace.stretches import Ints, Stretches, covered, stretches
 
 #: A step counts if the kernels of at least this fraction of its launches were recorded.
@@ -70,17 +70,19 @@ def lost_kernels(events: ProfilerEvents, launches: Launches, steps: FoundSteps) 
     if events.graph_launches:  # kernels launched into a graph run later, or never
         return []
     at, has_kernel = launches
+    if has_kernel.all() or not has_kernel.any():
+        return []
     thread = np.frombuffer(events.launching_thread, np.int64) if len(at) else at
     within = row_containing(steps.begin_ns, steps.end_ns, at) >= 0
     count = 0
     ranges = events.ranges.table.rows(events.backend_range_rows)
     of_c10d = joined((ranges, events.issued.table))
-    for each in np.unique(of_c10d.thread).tolist():
+    for each in distinct(of_c10d.thread).tolist():
         mine = of_c10d.thread == each
         inside = stretches(of_c10d.begin_ns[mine], of_c10d.end_ns[mine])
         rows = np.flatnonzero((thread == each) & ~has_kernel & within)
         count += int((row_containing(inside.begin_ns, inside.end_ns, at[rows]) >= 0).sum())
-    if not count or not has_kernel.any():
+    if not count:
         return []
     if count == 1:
         return ["1 kernel that c10d launched was not recorded: its collective is in no figure"]

@@ -168,6 +168,8 @@ class NamedEvents(Sequence[Event]):
 
     def pick(self, rows: Ints) -> list[Event]:
         """Returns the events in some rows."""
+        if len(rows) == 0:
+            return []
         table, texts = self.table.rows(rows), self.texts
         names = [texts.names[number] for number in table.name.tolist()]
         arguments = [

@@ -40,6 +40,7 @@ from commprof.recordings.profiler_work import HostWork, host_work, no_host_work
 from commprof.trace import schema
 from commprof.trace.device_activity import DeviceActivity
 from commprof.trace.documents import MOST_RANKS, Group, backends_by_device
+from commprof.trace.lookup import distinct, numbered
 from commprof.trace.packed import in_order
 from commprof.trace.reader import TORCH_PROFILER, Trace
 from commprof.trace.recorded import Recorded
@@ -238,8 +239,10 @@ def _device(events: ProfilerEvents) -> int | None:
     devices = events.communication.table.device
     if not len(devices):
         devices = np.array(events.kernels.device, np.int64)
+    if len(distinct(devices)) < 2:
+        return int(devices[0]) if len(devices) else None
     values, first, counts = np.unique(devices, return_index=True, return_counts=True)
-    return int(values[np.lexsort((first, -counts))[0]]) if len(values) else None
+    return int(values[np.lexsort((first, -counts))[0]])
 
 
 def _on(some: Intervals, device: int) -> Intervals:
@@ -282,15 +285,11 @@ def _calls(recording: RankRecording, group: Ints, seqs: Ints, dtypes: Sequence[s
     rows["timestamp_ns"] = calls.begin_ns
     for name, value in _FIELDS.items():
         rows[name] = calls.of_kind(value)
-    names = calls.of_kind(_dtype, np.object_)
-    different, name_row = np.unique(names.astype(np.str_), return_inverse=True)
-    numbers = [min(dtypes.index(name), 255) for name in different.tolist()]
-    rows["dtype"] = np.array(numbers, np.int64)[name_row]
+    different, kind_row = numbered(calls.kind)
+    names = [calls.kinds.kinds[kind].dtype for kind in different.tolist()]
+    numbers = [min(dtypes.index(name), 255) for name in names]
+    rows["dtype"] = np.array(numbers, np.int64)[kind_row]
     return rows
-
-
-def _dtype(kind: Call) -> str:
-    return kind.dtype
 
 
 def _op_code(kind: Call) -> int:
@@ -390,9 +389,9 @@ def _groups(recording: RankRecording, rank: int) -> tuple[dict[int, Group], Ints
     backend, only = _backend(recording), _only_group(recording.events.about)
     number: dict[tuple[str, tuple[int, ...], int], int] = {}
     groups: dict[int, Group] = {}
-    different, first, kind_of_call = np.unique(
-        recording.calls.kind, return_index=True, return_inverse=True
-    )
+    different, kind_of_call = numbered(recording.calls.kind)
+    first = np.full(len(different), len(kind_of_call))
+    first[kind_of_call[::-1]] = np.arange(len(kind_of_call))[::-1]  # the last assignment counts
     of_kind = np.zeros(len(different), np.int64)
     for turn in np.argsort(first).tolist():  # in the order of their first calls
         call = recording.calls.kinds.kinds[int(different[turn])]

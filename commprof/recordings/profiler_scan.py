@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,18 @@ _IS_LAUNCH: Final = _mask(LAUNCHES)
 _CATEGORY_CODES: Final = np.array([int(category) for category in CATEGORIES.values()], np.int64)
 
 
+class _Columns(NamedTuple):
+    """Columns of the last scan that are kept, each copied from the scanner once."""
+
+    name: Ints
+    begin_ns: Ints
+    end_ns: Ints
+    thread: Ints
+    correlation: Ints
+    device: Ints
+    stream: Ints
+
+
 class TraceScanner:
     """The C++ scanner, and facts on the names and values that it has seen.
 
@@ -113,8 +125,9 @@ class TraceScanner:
         until = scanner.scan(text, at)
         category = scanner.category
         if len(category):
-            kind = self._kinds_of(_CATEGORY_CODES[category], scanner.is_collective, scanner.name)
-            self._sort(kind, np.bincount(kind, minlength=len(EventKind)), events)
+            columns = _Columns(*(getattr(scanner, name) for name in _Columns._fields))
+            kind = self._kinds_of(_CATEGORY_CODES[category], scanner.is_collective, columns.name)
+            self._sort(columns, kind, np.bincount(kind, minlength=len(EventKind)), events)
         return until
 
     def _kinds_of(self, category: Ints, is_collective: Ints, name: Ints) -> Ints:
@@ -141,10 +154,8 @@ class TraceScanner:
             kind = self._kinds[row, name]
         return kind.astype(np.int64)
 
-    def _sort(self, kind: Ints, counts: Ints, events: ProfilerEvents) -> None:
-        scanner = self._scanner
-        begin, end, thread = scanner.begin_ns, scanner.end_ns, scanner.thread
-        correlation, device = scanner.correlation, scanner.device
+    def _sort(self, columns: _Columns, kind: Ints, counts: Ints, events: ProfilerEvents) -> None:
+        name, begin, end, thread, correlation, device, _ = columns
         for place, mask in _MASK_OF.items():
             if not counts[mask].any():
                 continue
@@ -168,29 +179,32 @@ class TraceScanner:
         if counts[EventKind.UNREADABLE_KERNEL]:
             first = int(np.flatnonzero(kind == EventKind.UNREADABLE_KERNEL)[0])
             events.add_unreadable(
-                self._names[int(scanner.name[first])], int(counts[EventKind.UNREADABLE_KERNEL])
+                self._names[int(name[first])], int(counts[EventKind.UNREADABLE_KERNEL])
             )
         for of_kind in LIST_OF:
             if counts[of_kind]:
-                self._keep_named(of_kind, np.flatnonzero(kind == of_kind), events)
+                self._keep_named(columns, of_kind, np.flatnonzero(kind == of_kind), events)
 
-    def _keep_named(self, kind: EventKind, rows: Ints, events: ProfilerEvents) -> None:
+    def _keep_named(
+        self, columns: _Columns, kind: EventKind, rows: Ints, events: ProfilerEvents
+    ) -> None:
         scanner = self._scanner
         combination, integers = scanner.arguments(rows)
-        for row, column in np.argwhere(integers == UNDECIDED).tolist():
+        undecided = integers == UNDECIDED
+        for row, column in np.argwhere(undecided).tolist() if undecided.any() else ():
             told = json.loads(scanner.arguments_text(int(rows[row])))
             integers[row, column] = whole_number(told[INTEGERS[column]])
         self._learn_arguments()
         on_device = kind in OF_DEVICE
         nothing, zeros = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.int64)
         table = EventTable(
-            name=self._name_in_texts[scanner.name[rows]],
+            name=self._name_in_texts[columns.name[rows]],
             arguments=self._arguments_in_texts[combination],
-            begin_ns=scanner.begin_ns[rows],
-            end_ns=scanner.end_ns[rows],
-            thread=(scanner.stream if on_device else scanner.thread)[rows],
-            device=scanner.device[rows] if on_device else zeros,
-            correlation=scanner.correlation[rows] if on_device else nothing,
+            begin_ns=columns.begin_ns[rows],
+            end_ns=columns.end_ns[rows],
+            thread=(columns.stream if on_device else columns.thread)[rows],
+            device=columns.device[rows] if on_device else zeros,
+            correlation=columns.correlation[rows] if on_device else nothing,
             seq=integers[:, 0] if len(rows) else zeros,
             external_id=external_ids(integers) if len(rows) else zeros,
         )

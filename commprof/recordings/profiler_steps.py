@@ -24,6 +24,7 @@ from commprof.recordings.profiler_events import Intervals, ProfilerEvents
 from commprof.recordings.profiler_named import Event
 from commprof.text import counted
 from commprof.trace import schema
+from commprof.trace.lookup import distinct
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Phase, Records
 from commprof.trace.stretches import Stretches, stretches
@@ -234,7 +235,7 @@ def _in_backward(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> npt.NDArr
         np.frombuffer(getattr(events.backward, name), np.int64) for name in ("begin_ns", "end_ns")
     )
     chosen = np.zeros(len(at_ns), dtype=bool)
-    for each in np.unique(tag).tolist():
+    for each in distinct(tag).tolist():
         inside = stretches(begin[tag == each], end[tag == each])
         of = np.searchsorted(inside.begin_ns, at_ns, side="right") - 1
         within = (thread == each) & (of >= 0)
@@ -305,7 +306,7 @@ def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
     backward = events.backward
     tag, begin = np.frombuffer(backward.tag, np.int64), np.frombuffer(backward.begin_ns, np.int64)
     end = np.frombuffer(backward.end_ns, np.int64)
-    for each in np.unique(tag).tolist():
+    for each in distinct(tag).tolist():
         _set(
             phase,
             Phase.BACKWARD,
@@ -323,7 +324,7 @@ def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
         rows = events.ranges.rows_named(is_of_phase)
         if len(rows):
             ranges = events.ranges.table.rows(rows)
-            for each in np.unique(ranges.thread).tolist():
+            for each in distinct(ranges.thread).tolist():
                 mine = ranges.thread == each
                 inside = stretches(ranges.begin_ns[mine], ranges.end_ns[mine])
                 _set(phase, code, at_ns, thread, each, inside)
@@ -332,9 +333,12 @@ def _phase_of(events: ProfilerEvents, at_ns: Ints, thread: Ints) -> Ints:
 
 def _forward_of_fsdp(events: ProfilerEvents) -> dict[int, Stretches]:
     """Returns FSDP2's forward passes by thread, from the root's start to the last module's end."""
+    marks = events.ranges.named(_is_of_fsdp)
+    if not marks:
+        return {}
     passes: dict[int, list[list[int]]] = {}
     open_in: set[int] = set()
-    for event in sorted(events.ranges.named(_is_of_fsdp), key=lambda e: e.begin_ns):
+    for event in sorted(marks, key=lambda e: e.begin_ns):
         thread, of_thread = event.thread, passes.setdefault(event.thread, [])
         if _is_backward(event.name):
             open_in.clear()

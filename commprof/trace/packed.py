@@ -355,7 +355,7 @@ def records_of(records: Records, kind: int) -> Records:
     """Returns the records of one kind."""
     if isinstance(records, PackedRecords):
         return cast("Records", records.of_kind(kind))
-    return records.compress(records["kind"] == kind)
+    return records.compress(records["kind"] == int(kind))  # numpy converts members of enums slowly
 
 
 def in_parts(records: Records, kind: int, *names: str) -> Iterator[tuple[Column, ...]]:

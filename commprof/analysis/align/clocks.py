@@ -62,6 +62,8 @@ class ClockMap:
         if self.is_same_clock:
             return own_ns
         since = (own_ns - self.at_ns[0]).astype(np.float64)
+        if len(self.at_ns) == 1:
+            return own_ns + self.offset_ns[0] + np.rint(self.rate * since).astype(np.int64)
         knots = (self.at_ns - self.at_ns[0]).astype(np.float64)
         gained = np.interp(since, knots, (self.offset_ns - self.offset_ns[0]).astype(np.float64))
         gained += self.rate * (np.minimum(0, since) + np.maximum(0, since - knots[-1]))

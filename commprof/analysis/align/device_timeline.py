@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.trace import columns, schema
-from commprof.trace.columns import of_kind, one_of
+from commprof.trace.columns import ints, of_kind, one_of
 from commprof.trace.found_steps import step_marks
+from commprof.trace.lookup import row_of
 from commprof.trace.packed import in_parts
 from commprof.trace.reader import Trace
 from commprof.trace.schema import Kind, Records
@@ -72,7 +73,8 @@ def timed_collectives(trace: Trace) -> int:
     # a full ring may have dropped some records
     issues = in_parts(records, Kind.ISSUE, "op_id", "flags")
     on_device = [op_id[flags & schema.FLAG_DEVICE_ASYNC != 0] for op_id, flags in issues]
-    return int(np.isin(np.concatenate((*on_device, timed[:0])), timed).sum())
+    op_id = ints(np.concatenate((*on_device, timed[:0])))
+    return int((row_of(op_id, ints(timed)) >= 0).sum())
 
 
 def clock_error_ns(trace: Trace) -> float:

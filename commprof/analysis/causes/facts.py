@@ -25,8 +25,7 @@ from commprof.analysis.world import WorldResult
 from commprof.text import listed, plural
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import among, row_containing
-from commprof.trace.operations import codes_of
+from commprof.trace.lookup import among, is_in, row_containing, row_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, OPS, Kind, Phase
 
@@ -398,7 +397,7 @@ class _RanksCalls(Sequence[RankCalls]):
 
 def _calls(rank: int, trace: Trace, table: Collectives, measured: Ints) -> RankCalls:
     steps, phases, waits = columns.steps(trace), columns.phases(trace), exposures_of(trace)
-    chosen = np.isin(steps.index, measured)
+    chosen = is_in(steps.index, measured)
     begin, end = steps.begin_ns[chosen], steps.end_ns[chosen]
     thread = int(steps.thread[0]) if len(steps) else 0
     mine = np.flatnonzero((phases.thread == thread) & (phases.key < len(Phase)))
@@ -447,7 +446,7 @@ def _has_size(trace: Trace, table: Collectives) -> Mask:
 def _on_device(trace: Trace, table: Collectives) -> Mask:
     issues = columns.of_kind(trace.records, Kind.ISSUE)
     marked = issues["op_id"][(issues["flags"] & FLAG_DEVICE_ASYNC) != 0]
-    mask: Mask = np.isin(table.op_id, marked)
+    mask: Mask = row_of(table.op_id, columns.ints(marked)) >= 0
     return mask
 
 

@@ -32,7 +32,7 @@ from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints, Steps
 from commprof.trace.documents import Group
-from commprof.trace.lookup import among, joined_column, kept_once, repeated, row_containing
+from commprof.trace.lookup import among, is_in, joined_column, kept_once, repeated, row_containing
 from commprof.trace.ranks import joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import (
@@ -338,7 +338,7 @@ def _apart(
     transfer = np.subtract(running, wait, out=running)[chosen]
     del running
     wait = wait[chosen]
-    counts = ~np.isin(times.op, POINT_TO_POINT) | (times.op == RECV)
+    counts = ~among(times.op, *POINT_TO_POINT) | (times.op == RECV)
     known = (all_started & matching.every(times.exact | ~counts))[chosen]
     started = matching.times_at(times.start, matching.last_row(times.start)[chosen])
     end = times.end if counts.all() else np.where(counts, times.end, 0)
@@ -388,7 +388,7 @@ def _measured(steps: Steps, measured: Ints | None, time_ns: Ints) -> npt.NDArray
 
 def step_at(steps: Steps, measured: Ints, time_ns: Ints) -> Ints:
     """Returns the number of the measured step that contains each time; -1 outside of all."""
-    chosen = np.isin(steps.index, measured)
+    chosen = is_in(steps.index, measured)
     row = row_containing(steps.begin_ns[chosen], steps.end_ns[chosen], time_ns)
     return np.append(steps.index[chosen], -1)[row]  # row -1 selects the appended -1
 

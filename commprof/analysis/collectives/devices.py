@@ -33,7 +33,7 @@ from commprof.analysis.collectives.calls import CallTimes, calls_of
 from commprof.analysis.step.device_times import device_times
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import rows_of
+from commprof.trace.lookup import is_in, rows_of
 from commprof.trace.reader import Trace
 from commprof.units import ns_to_ms
 
@@ -84,7 +84,7 @@ def kernel_times(
 def _of_rank(trace: Trace, calls: CallTimes, measured: Ints) -> KernelTimes:
     """Returns the kernel times of a rank whose calls took these times."""
     steps, ran = columns.steps(trace), device_times(trace)
-    chosen = np.isin(steps.index, measured)
+    chosen = is_in(steps.index, measured)
     count = int(chosen.sum())
 
     def mean_ms(part_ns: npt.NDArray[np.float64]) -> float:

@@ -29,7 +29,7 @@ from commprof.analysis.step.breakdown import in_flight_ns
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
-from commprof.trace.lookup import distinct_rows, rows_of
+from commprof.trace.lookup import distinct_rows, is_in, rows_of
 from commprof.trace.ranks import joined
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, op_name
@@ -56,7 +56,7 @@ def times_in_flight(
     total_ns: dict[int, float] = {}
     for trace, table in zip(traces, tables, strict=True):
         steps = columns.steps(trace)
-        chosen = np.isin(steps.index, measured_steps)
+        chosen = is_in(steps.index, measured_steps)
         for op in np.unique(table.op[table.end_ns > table.issue_ns]).tolist():
             spent = in_flight_ns(steps, table, table.op == op)
             total_ns[op] = total_ns.get(op, 0.0) + float(spent[chosen].sum())

@@ -25,7 +25,7 @@ from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Ints, Spans
-from commprof.trace.lookup import distinct_rows
+from commprof.trace.lookup import distinct_rows, is_in
 from commprof.trace.ranks import accumulated, firsts, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import OPS, PHASES, Phase
@@ -362,7 +362,7 @@ def replayed_steps(seen: MeasuredWorld, most: int = _MOST_STRETCHES) -> list[Int
     held = np.zeros(len(step))
     for trace, table in zip(seen.traces, seen.tables, strict=True):
         steps = columns.steps(trace)
-        chosen = np.isin(steps.index, step)
+        chosen = is_in(steps.index, step)
         issued = np.sort(table.issue_ns)
         begun = np.searchsorted(issued, steps.begin_ns[chosen])
         held += 2 + 2 * (np.searchsorted(issued, steps.end_ns[chosen]) - begun)

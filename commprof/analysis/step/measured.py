@@ -37,7 +37,7 @@ from commprof.memory import return_free_memory
 from commprof.stats.intervals import robust_deviation
 from commprof.trace import columns, schema
 from commprof.trace.columns import Collectives, Ints, Steps
-from commprof.trace.lookup import row_containing
+from commprof.trace.lookup import is_in, row_containing
 from commprof.trace.reader import Trace
 from commprof.trace.run.run_directory import WorldRun
 from commprof.trace.schema import Kind, Phase
@@ -52,7 +52,7 @@ def samples_read(trace: Trace, step: Ints) -> float:
     if not (phases["seq"] > 0).any():
         return math.nan
     steps = columns.steps(trace)
-    chosen = np.isin(steps.index, step)
+    chosen = is_in(steps.index, step)
     if not chosen.any():
         return math.nan
     begin, end = steps.begin_ns[chosen], steps.end_ns[chosen]
@@ -437,4 +437,4 @@ def _common_steps(parts: list[Breakdown], trained: int, merged: set[int]) -> lis
         common &= set(part.step.tolist())
     common -= merged
     chosen = np.array(sorted(step for step in common if step < trained), dtype=np.int64)
-    return [part.rows(np.isin(part.step, chosen)) for part in parts]
+    return [part.rows(is_in(part.step, chosen)) for part in parts]

@@ -16,7 +16,7 @@ from commprof.analysis.step.exposure import Exposures, exposures_of
 from commprof.analysis.step.measured import MeasuredWorld
 from commprof.trace import columns
 from commprof.trace.columns import Ints, Steps
-from commprof.trace.lookup import row_containing, rows_of
+from commprof.trace.lookup import is_in, row_containing, rows_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import PHASES
 
@@ -142,7 +142,7 @@ def timeline(seen: MeasuredWorld) -> Timeline:
 
 def _measured_steps(trace: Trace, measured: Ints) -> Steps:
     steps = columns.steps(trace)
-    chosen = np.isin(steps.index, measured)
+    chosen = is_in(steps.index, measured)
     return Steps(
         steps.index[chosen], steps.begin_ns[chosen], steps.end_ns[chosen], steps.thread[chosen]
     )

@@ -5,7 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from commprof.trace.lookup import distinct_rows, row_containing, row_of
+from commprof.trace.lookup import (
+    distinct,
+    distinct_rows,
+    is_in,
+    look_up,
+    numbered,
+    row_containing,
+    row_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +60,24 @@ def test_distinct_rows_are_numbered_as_numpy_numbers_them(most: int, columns: in
 def test_no_rows_have_no_number() -> None:
     number, first = distinct_rows(np.zeros(0, int), np.zeros(0, int))
     assert len(number) == len(first) == 0
+
+
+@pytest.mark.parametrize("ascending", [[], [3], [1, 3, 4, 9], [*range(12)]])
+def test_values_are_found_as_numpy_finds_them(ascending: list[int]) -> None:
+    values, chosen = np.array([4, 0, 3, 3, 10, -1]), np.array(ascending, int)
+    assert is_in(values, chosen).tolist() == np.isin(values, chosen).tolist()
+    assert is_in(values[:0], chosen).tolist() == []
+
+
+@pytest.mark.parametrize("values", [[], [7], [7, 7, 7], [7, 2, 7], [3, 1, 2, 1]])
+def test_distinct_values_are_those_of_numpy(values: list[int]) -> None:
+    column = np.array(values, int)
+    different, row = np.unique(column, return_inverse=True)
+    assert distinct(column).tolist() == different.tolist()
+    assert [part.tolist() for part in numbered(column)] == [different.tolist(), row.tolist()]
+
+
+def test_an_operation_without_a_row_has_the_value_0() -> None:
+    op_id, keys, values = np.array([5, 1, 4]), np.array([4, 5, 5]), np.array([40, 50, 51])
+    assert look_up(op_id, keys, values).tolist() == [50, 0, 40]
+    assert look_up(op_id, keys[:0], values[:0]).tolist() == [0, 0, 0]
