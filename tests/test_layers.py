@@ -37,6 +37,7 @@ FOUNDATION = {
         "invocation",
         "launched",
         "main_interpreter",
+        "memory",
     ),
     *("variables", "_native", "_version", "_C", "_tune", "_reading", "ddp_parameters"),
 }

@@ -9,16 +9,19 @@ from pathlib import Path
 
 from commprof import invocation
 from commprof.analysis.compare import RunComparison, compare_runs
+from commprof.analysis.detail import WorldDetail
 from commprof.analysis.inspector.communicators import split_job
 from commprof.analysis.inspector.result import result_of
 from commprof.analysis.inspector.transfers import sweep_of
 from commprof.analysis.run import analyse_in_detail
+from commprof.analysis.scaling import RunResult
 from commprof.analysis.sweeps.sweep import SweepResult
 from commprof.analysis.sweeps.sweep_comparison import compare_sweeps
 from commprof.analysis.sweeps.sweep_file import read_sweep
 from commprof.commands.options.reading_progress import reading_progress
 from commprof.commands.options.terminal import prose_width, table_width
 from commprof.errors import UsageError
+from commprof.memory import return_free_memory
 from commprof.recordings.inspector import is_inspector, read_logs
 from commprof.recordings.recognise import is_recording_file
 from commprof.report.comparison import sweep_table
@@ -114,7 +117,7 @@ def _compare_runs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> 
     for run in (a, b):
         salvage_dead(run)
         _check_one_run(run)
-    analysed = [analyse_in_detail(run) for run in (a, b)]
+    analysed = [_analysed(run) for run in (a, b)]
     for run, (found, _) in zip((a, b), analysed, strict=True):
         if found.in_turns:
             raise _trial_refused(run)
@@ -128,6 +131,16 @@ def _compare_runs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> 
         text = comparison_table.render(result, fail_above, prose_width(), table_width())
         print(text, end="")
     return SLOWER if slower else 0
+
+
+def _analysed(run: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
+    """Analyses a run, and frees its records before another run is read."""
+    found, details = analyse_in_detail(run)
+    if not found.in_turns:
+        for detail in details:
+            detail.drawn.timeline()  # is compared, and drops the records once it is made
+    return_free_memory()
+    return found, details
 
 
 def _check_one_run(run: Path) -> None:
