@@ -150,3 +150,11 @@ def test_ranks_meet_where_one_waited_for_the_others_message() -> None:
     assert waiting.end_ns.tolist() == [10 * MS, 110 * MS]
     assert late.begin_ns.tolist() == [0, 30 * MS]
     assert late.end_ns.tolist() == [30 * MS, 130 * MS]
+    # A meeting may lie in a part of the waits that is handled before or later.
+    for (first, last), at_once in zip(
+        zip(*shared.compared_in_parts(both, [slice(0, 1), slice(1, 2)]), strict=True),
+        (waiting, late),
+        strict=True,
+    ):
+        in_parts = np.concatenate([first.begin_ns, last.begin_ns])
+        assert in_parts.tolist() == at_once.begin_ns.tolist()
