@@ -57,7 +57,7 @@ def codes(root: Path = ROOT) -> str:
         _enum("BlockType", "Types of blocks in a trace file.", blocks),
         _enum(
             "Kind",
-            "Kinds of records; ``FIELDS`` lists the fields that each kind uses.",
+            "Kinds of records; ``RECORD_FIELDS`` lists the fields that each kind uses.",
             {name: str(code) for code, name in enumerate(kinds)},
         ),
         _enum(
@@ -98,7 +98,7 @@ def codes(root: Path = ROOT) -> str:
         _tuple("RECORD_MEMBERS", members(record)),
         "#: Kind, name, member and content of each field; ``csrc/core/record_fields.inc`` says",
         "#: what these mean.",
-        _tuple("FIELDS", fields(root)),
+        _tuple("RECORD_FIELDS", fields(root)),
     ]
     return "\n".join(parts)
 

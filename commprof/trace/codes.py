@@ -34,7 +34,7 @@ class BlockType(IntEnum):
 
 
 class Kind(IntEnum):
-    """Kinds of records; ``FIELDS`` lists the fields that each kind uses."""
+    """Kinds of records; ``RECORD_FIELDS`` lists the fields that each kind uses."""
 
     NONE = 0
     STEP = 1
@@ -211,7 +211,7 @@ RECORD_MEMBERS: Final = (
 
 #: Kind, name, member and content of each field; ``csrc/core/record_fields.inc`` says
 #: what these mean.
-FIELDS: Final = (
+RECORD_FIELDS: Final = (
     ("step", "index", "op_id", "number"),
     ("step", "ends", "aux", "number"),
     ("step", "source", "seq", "number"),

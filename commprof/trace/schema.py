@@ -58,7 +58,7 @@ class Field(NamedTuple):
 FIELDS: Final[Mapping[Kind, Mapping[str, Field]]] = {
     kind: {
         name: Field(member, content)
-        for of_kind, name, member, content in codes.FIELDS
+        for of_kind, name, member, content in codes.RECORD_FIELDS
         if of_kind == kind.name.lower()
     }
     for kind in Kind
