@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from commprof import _native, compressors
+from commprof import _native, compressors, satellites
 from commprof.errors import CommprofError, UsageError
 from commprof.tune.compressors import compressor
 from commprof.tune.compressors.compressor import SCHEMES, Compressor
@@ -28,6 +28,26 @@ def test_each_compressor_function_makes_its_own_scheme() -> None:
     assert (
         compressors.int8(start_step=3, measure_every=5).label == "int8:start_step=3,measure_every=5"
     )
+
+
+def test_a_scheme_without_a_function_of_its_own_takes_its_options_by_name() -> None:
+    topk = compressors.__getattr__("topk")
+    assert topk().label == "topk"
+    assert topk(ratio=0.5, feedback=0, measure_every=5).label == (
+        "topk:ratio=0.5,feedback=0,measure_every=5"
+    )
+    with pytest.raises(UsageError, match="topk has no option 'rank'"):
+        topk(rank=2)
+    with pytest.raises(AttributeError, match="has no attribute 'zip'"):
+        _ = compressors.zip
+
+
+def test_predictions_get_the_exchange_of_each_scheme() -> None:
+    assert satellites.tune().exchanges() == {
+        **dict.fromkeys(("fp16", "bf16", "int8", "int4"), "two_phase"),
+        **dict.fromkeys(("none", "powersgd"), "ring"),
+        **{"topk": "gather", "hierarchical": "hierarchical"},
+    }
 
 
 @pytest.mark.parametrize("text", ["none", "topk:ratio=0.001,feedback=0", "powersgd:rank=8,seed=3"])
