@@ -171,7 +171,7 @@ def rendezvous_of(args: argparse.Namespace) -> Rendezvous:
 def _of_slurm(
     variables: Mapping[str, str], given: int | None, endpoint: str | None
 ) -> tuple[int, int]:
-    """Returns the number of machines, and this machine's number, from Slurm's variables.
+    """Returns the number of machines, and this machine's index, from Slurm's variables.
 
     The numbers are 1 and 0, for a single machine, unless this is a Slurm step with one task per
     node. Raises UsageError if this is one of several tasks that would each start all ranks.

@@ -18,7 +18,7 @@ def repeating_command(config: Path, nodes: int, directory: str = "") -> str:
     """Returns the command that repeats a run.
 
     For several machines, the command ends with ``--output NEW --node-rank N``. Users must replace
-    NEW with a new directory, and N with each machine's number.
+    NEW with a new directory, and N with each machine's index.
 
     Args:
         config: configuration file that the run wrote.

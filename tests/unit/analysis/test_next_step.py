@@ -108,7 +108,7 @@ def test_for_several_machines_a_trial_command_for_each_is_given() -> None:
     found = advised(run(nodes=2, command=typed), on_hosts(4, 2))
     assert found.advice.endswith(
         "would make the step shorter, type this on every machine, with N replaced by the machine's "
-        "number, and NEW by a new directory that all machines can see:"
+        "index, and NEW by a new directory that all machines can see:"
     )
     assert found.command == (
         "commprof run --nproc 2 --trial fp16,int8,topk:ratio=0.01 "
