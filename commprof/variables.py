@@ -173,8 +173,9 @@ DEVICE_EVENTS = _choice(
 )
 NCCL = _choice(
     "COMMPROF_NCCL",
-    "what NCCL's profiler plugin records: nothing, NCCL's operations, their times on the GPU too, "
-    "or also what the network does; auto: kernels, but operations from NCCL 2.31 on",
+    "what NCCL's profiler plugin records; off: nothing; operations: NCCL's operations; kernels: "
+    "also their times on the GPU; network: also the work of the network; "
+    "auto: kernels, but operations from NCCL 2.31 on",
     *("auto", "off", "operations", "kernels", "network"),
 )
 NCCL_PLUGIN = Variable(

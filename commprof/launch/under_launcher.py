@@ -103,8 +103,8 @@ def given_rank(
 def adopt_rank(nproc_given: bool = False) -> None:
     """Makes a rank that srun or mpirun started look like one of torchrun, in this environment.
 
-    Does nothing if RANK or WORLD_SIZE is set, if no launcher started several processes, or for
-    srun with one task per node that shall start ranks of its own.
+    Does nothing if RANK or WORLD_SIZE is set, if no launcher started several processes, or if
+    srun started one task per node and each task starts its node's ranks itself.
 
     Args:
         nproc_given: True if the command line asks for a number of ranks.

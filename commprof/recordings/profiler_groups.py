@@ -60,7 +60,7 @@ def listed_groups(about: dict[str, Any]) -> list[ListedGroup] | None:
 def with_group(
     call: Call, listed: Sequence[ListedGroup] | None, rank: int, world_size: int
 ) -> Call:
-    """Returns the call with its group, and the sizes that follow, as far as they are known.
+    """Returns the call with its group and the sizes that follow from the group, if known.
 
     Args:
         call: a call whose ``group_size`` follows from its tensors or metadata; 0 if neither shows

@@ -92,7 +92,7 @@ class ClockKeeper {
   uint64_t next_ns_ = 0;
   // The narrowest anchor so far, until the first one is accepted.
   std::optional<ClockAnchor> first_;
-  uint64_t first_ns_ = 0; // when the first anchor was requested first
+  uint64_t first_ns_ = 0; // begin of the search for the first anchor
   // The last event that was seen to be done: times of other events are measured
   // from it.
   std::unique_ptr<Device::Event> reference_;

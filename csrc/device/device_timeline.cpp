@@ -86,7 +86,7 @@ DeviceTimeline::Mark DeviceTimeline::mark(
 void DeviceTimeline::forget(Mark mark) noexcept {
   if (mark != kNoMark) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    free_marks_.push_back(mark); // its room is reserved
+    free_marks_.push_back(mark); // room for the mark is reserved
   }
 }
 

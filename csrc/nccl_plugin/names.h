@@ -62,7 +62,7 @@ uint8_t codeIn(
 
 struct DatatypeName {
   std::string_view nccl;
-  std::string_view torch; // c10::toString
+  std::string_view torch; // as c10::toString writes it
   uint8_t bytes;
 };
 

@@ -104,7 +104,7 @@ class InspectorState:
 
 @dataclass
 class _Part:
-    """A part of the run; for a snapshot, several parts."""
+    """Origins of waiting in one part of the run; in a snapshot, in several parts together."""
 
     traced: InspectedOrigins
     time_us: Floats

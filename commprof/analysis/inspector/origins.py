@@ -1,11 +1,11 @@
 """Traces waiting to the processes where it began, across communicators.
 
 A process that comes late to one communicator may have waited in another: the ranks of a
-tensor-parallel group all come late to their data-parallel groups if one of them is slow. In each
-part of the run, let a process make the other ranks of a communicator wait for ``d`` each, and let
-the process itself wait for ``s`` in all its other communicators. Then ``max(0, d - s) / d`` of the
-waiting began with this process. The rest is passed on to the processes that it waited for in the
-other communicators, in proportion to that waiting, and so on.
+tensor-parallel group all come late to their data-parallel groups if one of them is slow. Suppose
+that in a part of the run a process makes each other rank of a communicator wait for ``d``, and
+that the process itself waits for ``s`` in all its other communicators. Then ``max(0, d - s) / d``
+of the waiting began with this process. The rest is passed on to the processes for which this
+process waited in the other communicators, in proportion to that waiting, and so on.
 
 If it is not known for whom a process waited, the waiting counts for nobody: in a broadcast, a
 reduce, or a message without its partner's record. The same holds for calls of which the process's

@@ -29,7 +29,7 @@ _ROUNDS: Final = 20
 
 @dataclass(frozen=True)
 class InspectedTransfers:
-    """Transfers of the calls that all ranks recorded, with these properties in common."""
+    """Transfers of calls that all ranks recorded, and that are equal in the first fields."""
 
     #: c10d's name.
     op: str

@@ -29,7 +29,7 @@ namespace commprof {
 struct Meaning {
   Op op = Op::kAllReduce;
   uint32_t root = 0; // rank in the group, if the operation has one
-  bool is_gloo = false; // gloo runs it
+  bool is_gloo = false; // true if gloo runs the operation
 };
 
 // True if a rank may be done before another one has arrived.

@@ -18,9 +18,10 @@ void watch(c10::IValue& result, const Record& issue, const DeviceOp& on);
 
 // beginCoalescing() and endCoalescing() are c10d's start and end of coalescing.
 // The backend launches all operations that this thread issues on a device
-// between them together. The Work that the end returns represents all of them.
-// If it has a future (NCCL's has none), its completion is theirs. A wait for it
-// counts as a wait for the last operation. A null Work stays null.
+// between them together. endCoalescing() returns a Work that represents all of
+// these operations. If this Work has a future (a Work of NCCL has none), the
+// operations are complete when the future is. A wait for the Work counts as a
+// wait for the last operation. A null Work stays null.
 void beginCoalescing();
 c10::intrusive_ptr<c10d::Work> endCoalescing(
     c10::intrusive_ptr<c10d::Work> work);
