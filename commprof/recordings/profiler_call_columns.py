@@ -178,7 +178,7 @@ class CallColumns(Sequence[Call]):
         return row, begin_ns, end_ns
 
     def changed(self, change: Callable[[Call], Call], kinds: CallKinds) -> CallColumns:
-        """Returns the calls with kinds that a function changes, numbered in ``kinds``."""
+        """Returns the calls with kinds changed by a function; new kinds are added to ``kinds``."""
         different, kind_row = numbered(self.kind)
         numbers = [kinds.number(change(self.kinds.kinds[one])) for one in different.tolist()]
         kind = np.array(numbers, np.int64)[kind_row]

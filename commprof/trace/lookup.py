@@ -158,7 +158,7 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 
 
 def rows_of(table: Table, rows: Any) -> Table:
-    """Returns some rows of a table, by a slice, which copies nothing, a mask, or row numbers."""
+    """Returns rows of a table, chosen by a slice (without a copy), a mask or row indices."""
     columns = (getattr(table, name) for name in _field_names(cast(Any, type(table))))
     return type(table)(
         *(rows_of(one, rows) if isinstance(one, FieldGroup) else one[rows] for one in columns)

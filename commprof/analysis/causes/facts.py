@@ -26,6 +26,7 @@ from commprof.text import listed, plural
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among, is_in, row_containing, row_of
+from commprof.trace.operations import codes_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, OPS, Kind, Phase
 

@@ -119,7 +119,7 @@ def is_too_short(own_us: Floats, process: int, delay_us: float) -> bool:
 
     Args:
         own_us: result of :func:`own_time`.
-        process: number of the process.
+        process: index of the process.
         delay_us: by how much the process was late, over the whole run, if waiting began with it.
     """
     return bool(own_us[process] < delay_us / 2)

@@ -278,13 +278,36 @@ class SharedCalls:
             Stretch(late[0], late[1], late[2], arrived_ns),
         )
 
-    def _met(self, waits: Wait, arrived_ns: Ints, rows: Ints) -> Iterator[_Met]:
-        """Yields, for each kind of call, the last meetings before the waits of ``rows``."""
-        for group in self._groups:
-            chosen = rows[group.holds(waits.place[rows]) & group.holds(waits.late[rows])]
-            for at in range(0, len(chosen), _CHUNK):
-                yield from _met_in(group, waits, arrived_ns, chosen[at : at + _CHUNK])
-        yield from self._met_by_arrival(waits, arrived_ns, rows)
+    @staticmethod
+    def _take_part(waits: Wait, arrived_ns: Ints) -> Ints:
+        """Returns the rows whose late rank is another one and has the call."""
+        return np.flatnonzero((arrived_ns > 0) & (waits.place != waits.late))
+
+    def _met_in(self, group: _InTurn, waits: Wait, arrived_ns: Ints, rows: Ints) -> _Met:
+        """Returns the last meetings, at calls of one set of ranks, before the waits of ``rows``."""
+        turn = np.minimum(
+            group.left_by(waits.place[rows], waits.stood_ns[rows]),
+            group.left_by(waits.late[rows], arrived_ns[rows]),
+        )
+        missing = np.arange(len(rows))
+        while len(missing := missing[turn[missing] >= 0]):
+            both = [side[rows[missing]] for side in (waits.place, waits.late)]
+            turn[missing] = np.maximum(*(group.stood_by(side, turn[missing]) for side in both))
+            waited = (group.stood_at(side, turn[missing]) >= 0 for side in both)
+            missing = missing[~np.logical_and(*waited)]
+            turn[missing] -= 1
+        rows, turn = rows[turn >= 0], turn[turn >= 0]
+        sides = (waits.place[rows], waits.late[rows])
+        stood = [group.stood_at(side, turn) > 0 for side in sides]
+        together = np.logical_and(*stood)
+        met, left_ns = [], np.zeros_like(turn)
+        for side, stands in zip(sides, stood, strict=True):
+            number, began, left_ns = group.times(side, turn)
+            arrived = self._calls.look_up(self._calls.arrived_ns, side, number)
+            begin = np.where(together, left_ns, np.minimum(arrived, began))
+            stands &= ~together
+            met.append((begin, np.where(stands, began, begin), np.where(stands, left_ns, begin)))
+        return rows, left_ns, (met[0], met[1])
 
     @cached_property
     def _some_wait(self) -> Mask:
