@@ -343,7 +343,8 @@ void checkMissingPeersAndBadEndpoints() {
               milliseconds(100),
               kLongTimeout);
         }),
-        "'" + wrong + "' is no endpoint (expected: an address, a port and 32 "
+        "'" + wrong +
+            "' is no endpoint (expected: an address, a port and 32 "
             "hexadecimal digits, separated by spaces)"));
   }
   CHECK_THROWS(std::invalid_argument, Listener("no.address"));
