@@ -121,7 +121,7 @@ def exchanged_by(trace: Trace) -> Exchanged:
 
 
 def exchanged_by_each(traces: Sequence[Trace]) -> list[Exchanged]:
-    """Finds what the ranks of traces of single records trained and exchanged."""
+    """Finds, from traces of single records, what each rank trained and exchanged."""
     ranks = range(len(traces))
     phases = [columns.phases(trace) for trace in traces]
     tables = [columns.collectives(trace) for trace in traces]

@@ -520,7 +520,7 @@ Waits splitCollectives(
   const Blocks cut(members, blocks);
   Ledger ledger(members.size(), ranks, blocks);
   const uint64_t calls = addCalls(members, unclear, cut, ledger);
-  // If calls are replayed, the numbers between others need not be calls.
+  // If calls are replayed, not every sequence number need be a call.
   const uint64_t missing = hasTurns || calls == 0 ? 0 : cut.numbers() - calls;
   ledger.estimateWhole(missing);
   const Usual usual = ledger.usualTransfers();

@@ -29,7 +29,7 @@ class World:
     steps: ShardedSteps
     change: ShardedChange
     world_size: int
-    #: Factor of the optimizer's time without waiting.
+    #: Factor by which the optimizer's time, without its waiting, changes.
     update: float
     #: Effect of more or fewer ranks per core than recorded.
     crowding: Crowding = field(default_factory=Crowding)

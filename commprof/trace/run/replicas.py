@@ -130,7 +130,7 @@ _Start: TypeAlias = "tuple[Path, int]"
 
 
 def _together(starts: dict[_Start, dict[int, Trace]]) -> list[Life]:
-    """Returns the first directory's starts, and all that trained with them, even indirectly."""
+    """Returns the first directory's starts, and starts that trained with these, even indirectly."""
     tokens = {
         start: {g.token for trace in traces.values() for g in trace.groups.values() if g.token}
         for start, traces in starts.items()
