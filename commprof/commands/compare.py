@@ -135,12 +135,12 @@ def _compare_runs(a: Path, b: Path, fail_above: float | None, shown_as: str) -> 
 
 def _analysed(run: Path) -> tuple[RunResult, tuple[WorldDetail, ...]]:
     """Analyses a run, and frees its records before another run is read."""
-    found, details = analyse_in_detail(run)
-    if not found.in_turns:
+    result, details = analyse_in_detail(run)
+    if not result.in_turns:
         for detail in details:
             detail.drawn.timeline()  # is compared, and drops the records once it is made
     return_free_memory()
-    return found, details
+    return result, details
 
 
 def _check_one_run(run: Path) -> None:
