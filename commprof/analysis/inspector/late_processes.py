@@ -172,8 +172,10 @@ def _by_own_time(own_us: Floats, by_process: Floats, allowed: int) -> list[int]:
     if most not in longer:
         return []
     of_others = float(np.delete(by_process, longer).max(initial=0.0))
-    least = min(_LEAST_IF_APART * float(by_process[most]), _GAP * of_others)
-    waited_for = [one for one in longer if by_process[one] > 0 and by_process[one] >= least]
+    # Who works longer by half as much may be waited for half as long.
+    proportional = by_process[most] * own_us / own_us[most]
+    least = np.minimum(_LEAST_IF_APART * proportional, _GAP * of_others)
+    waited_for = [one for one in longer if by_process[one] > 0 and by_process[one] >= least[one]]
     return sorted(waited_for, key=lambda one: -float(by_process[one]))
 
 

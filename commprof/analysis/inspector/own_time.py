@@ -60,8 +60,8 @@ def own_time(operation_us: Floats, sets: Ints) -> Floats:
             those of another start of the job, have no times in common.
     """
     own: Floats = np.zeros(len(operation_us))
-    for each in np.unique(sets):
-        of_set = sets == each
+    for number in np.unique(sets):
+        of_set = sets == number
         own[of_set] = np.median(operation_us[of_set]) - operation_us[of_set]
     return own
 

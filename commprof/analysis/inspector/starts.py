@@ -41,17 +41,17 @@ def by_start(
             for place, member in enumerate(members):
                 left_after = len(members) - place - 1
                 possible = range(first, count - left_after)
-                nearest = min(possible, key=lambda number: _apart_us(member, complete[number]))
-                starts[nearest][rank] = member
-                first = nearest + 1
+                number = min(possible, key=lambda start: _apart_us(member, complete[start]))
+                starts[number][rank] = member
+                first = number + 1
     return [dict(sorted(start.items())) for start in starts]
 
 
 def _apart_us(member: InspectorMember, others: Collection[InspectorMember]) -> int:
     """Returns the time between a member's dumps and the nearest ones; negative if they overlap."""
     of_host = [other for other in others if other.host == member.host]
-    first_us, last_us = member.dumped_us
+    begin_us, end_us = member.dumped_us
     return min(
-        max(other.dumped_us[0] - last_us, first_us - other.dumped_us[1])
+        max(other.dumped_us[0] - end_us, begin_us - other.dumped_us[1])
         for other in of_host or others
     )

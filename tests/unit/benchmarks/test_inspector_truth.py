@@ -21,6 +21,7 @@ from benchmarks.recordings.inspector import beside_truth, demands, lowest_bandwi
         3188,  # of two in one pipeline, whose other stages seem late by their lost records
         1062,  # the same, where the other stages seem as late
         8184,  # a stage of another pipeline waited with the later one, and works no longer
+        9102,  # waiting for the less late of two is traced to others, as rings lost records
         8100,  # a root that waited in reduces of which its record is lost
     ],
 )
