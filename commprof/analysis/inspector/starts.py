@@ -38,8 +38,8 @@ def by_start(
     for rank, members in in_order.items():
         if len(members) < count:
             first = 0
-            for place, member in enumerate(members):
-                left_after = len(members) - place - 1
+            for index, member in enumerate(members):
+                left_after = len(members) - index - 1
                 possible = range(first, count - left_after)
                 number = min(possible, key=lambda start: _apart_us(member, complete[start]))
                 starts[number][rank] = member
