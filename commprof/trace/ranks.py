@@ -14,6 +14,8 @@ import numpy.typing as npt
 from commprof.trace.lookup import joined_column
 
 Ints = npt.NDArray[np.int64]
+#: Numbers that are small: columns of all calls of a run may be held in 4 bytes a row.
+Narrow = npt.NDArray[np.int32] | Ints
 
 _MOST_NS = 2**62
 
@@ -66,7 +68,7 @@ class RankTimes:
             np.maximum.at(until_ns, rank, time_ns)
         return cls(begin_ns, np.maximum(begin_ns, until_ns))
 
-    def since(self, rank: Ints, time_ns: Ints) -> Ints:
+    def since(self, rank: Narrow, time_ns: Ints) -> Ints:
         """Returns ns since the rank's ``begin_ns``, plus 1; 0 for all times before it."""
         since = time_ns - self._begin_ns[rank]  # the columns are long: they are changed in place
         np.maximum(since, -1, out=since)
@@ -74,7 +76,7 @@ class RankTimes:
         since += 1
         return since
 
-    def key(self, rank: Ints, time_ns: Ints) -> Ints:
+    def key(self, rank: Narrow, time_ns: Ints) -> Ints:
         """Returns a number for each time; the numbers are ordered by rank, then by time."""
         key = self.since(rank, time_ns)
         key += self._base[rank]

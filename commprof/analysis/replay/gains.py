@@ -44,6 +44,7 @@ from commprof.analysis.replay.engine import ReplayedCalls, calls, replay
 from commprof.analysis.replay.program import LEAST_STEPS, Programs, programs, replayed_steps
 from commprof.analysis.step.measured import MeasuredWorld, slowest_ns
 from commprof.analysis.step.stalls import stalled
+from commprof.memory import return_free_memory
 from commprof.stats.groups import two_groups
 from commprof.stats.intervals import Interval, interval_of, percentile_interval, resampled_means
 from commprof.stats.rank_tests import lag_one, worth
@@ -167,6 +168,7 @@ def recorded_replays(seen: MeasuredWorld, evidence: Evidence | None = None) -> R
         return None
     kept = np.stack([part.host.own_run_delay_ns[used] for part in seen.measured])
     stretches = list(zip(made, calls(seen, made), strict=True))
+    return_free_memory()
     return Replays(stretches, wall, kept, counted, begun, several)
 
 

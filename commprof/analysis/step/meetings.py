@@ -37,13 +37,11 @@ from commprof.field_groups import FieldGroup
 from commprof.trace import columns
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import among, distinct_rows, map_columns, rows_of
-from commprof.trace.ranks import RankTimes, accumulated, firsts, joined, ranks_of
+from commprof.trace.ranks import Narrow, RankTimes, accumulated, firsts, joined, ranks_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import BLOCKED_NS, POINT_TO_POINT, SOME_WAIT
 
 Mask = npt.NDArray[np.bool_]
-#: Numbers that are small: columns of all calls of a run are held in 4 bytes a row.
-Narrow = npt.NDArray[np.int32] | Ints
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ class _Calls:
         row = np.minimum(np.searchsorted(self._key, key), len(self._key) - 1)
         return np.where(self._key[row] == key, row, -1)
 
-    def look_up(self, values: Ints, rank: Ints, number: Ints) -> Ints:
+    def look_up(self, values: Ints, rank: Narrow, number: Narrow) -> Ints:
         """Returns, per rank and number, the call's entry in column ``values``; 0 without a call."""
         row = self.rows(rank, number)
         return np.where(row >= 0, values[row], 0) if len(values) else np.zeros_like(number)
@@ -402,28 +400,28 @@ class _InTurn:
         self._times = RankTimes(ends[0], ends[1])
         self._left_key = self._times.key(stops.rank, left_ns)
 
-    def holds(self, rank: Ints) -> Mask:
+    def holds(self, rank: Narrow) -> Mask:
         """True for ranks of the set."""
         mask: Mask = self._count[rank] > 0
         return mask
 
-    def left_by(self, rank: Ints, time_ns: Ints) -> Ints:
-        """Returns, per time, the turn of the rank's last wait that has ended by then, or -1."""
+    def left_by(self, rank: Narrow, time_ns: Ints) -> Ints:
+        """Returns, per time, the turn of the last wait that the rank has left by then, or -1."""
         row = np.searchsorted(self._left_key, self._times.key(rank, time_ns), side="right") - 1
         return np.where(row >= self._first[rank], self._turn(rank, row), -1)
 
-    def stood_by(self, rank: Ints, turn: Ints) -> Ints:
+    def stood_by(self, rank: Narrow, turn: Ints) -> Ints:
         """Returns, per turn, the latest turn up to this one at which the rank stood, or -1."""
         row = self._row(rank, turn)
         return np.where(row >= self._first[rank], self._last_stood[row], -1)
 
-    def stood_at(self, rank: Ints, turn: Ints) -> Ints:
+    def stood_at(self, rank: Narrow, turn: Ints) -> Ints:
         """Returns, per turn, 1 if the rank stood, 0 if it only waited, -1 if it did neither."""
         row = self._row(rank, turn)
         waited = (row >= self._first[rank]) & (self._turn(rank, row) == turn)
         return np.where(waited, (self._last_stood[row] == turn).astype(np.int64), -1)
 
-    def times(self, rank: Ints, turn: Ints) -> tuple[Ints, Ints, Ints]:
+    def times(self, rank: Narrow, turn: Ints) -> tuple[Ints, Ints, Ints]:
         """Returns, per turn at which the rank waited, the call, and when it began to wait and left.
 
         The call is given by its number.
@@ -431,14 +429,14 @@ class _InTurn:
         row = self._row(rank, turn)
         return self._numbers[turn], self._begin_ns[row], self._left_ns[row]
 
-    def _turn(self, rank: Ints, row: Ints) -> Ints:
+    def _turn(self, rank: Narrow, row: Ints) -> Ints:
         """Returns the turn of each row; any number if the row is not the rank's."""
         if self._key is None:
             return row - self._first[rank]
         return self._key[row] - rank * self._turns
 
-    def _row(self, rank: Ints, turn: Ints) -> Ints:
-        """Returns, per turn, the row of the rank's last wait up to it, or its first row minus 1."""
+    def _row(self, rank: Narrow, turn: Ints) -> Ints:
+        """Returns, per turn, the row of the rank's last wait up to it, or its first row less 1."""
         if self._key is None:  # every rank of the set waited for every call
             return self._first[rank] + turn
         return np.searchsorted(self._key, rank * self._turns + turn, side="right") - 1

@@ -35,11 +35,12 @@ import numpy.typing as npt
 from commprof.analysis.align.arrivals import Arrivals
 from commprof.analysis.step.exposure import CAUSES, TRANSFER, UNKNOWN, exposures_of
 from commprof.analysis.step.joined import RankBlock, alone, joined_tables
-from commprof.analysis.step.meetings import Narrow, SharedCalls, Stretch, Wait
+from commprof.analysis.step.meetings import SharedCalls, Stretch, Wait
 from commprof.analysis.step.spent import WAITING, RankTime
 from commprof.analysis.step.waiting import Waiting, split
 from commprof.trace.columns import Collectives, Ints
 from commprof.trace.lookup import rows_of
+from commprof.trace.ranks import Narrow
 from commprof.trace.reader import Trace
 
 Floats = npt.NDArray[np.float64]
