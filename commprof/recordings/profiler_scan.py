@@ -167,9 +167,9 @@ class TraceScanner:
             column.tag.frombytes((correlation if is_of_device else thread)[rows].tobytes())
             zeros = np.zeros(len(rows), np.int64)
             column.device.frombytes((device[rows] if is_of_device else zeros).tobytes())
-        for of_kind, name in BEGINS_OF.items():
+        for of_kind, field_name in BEGINS_OF.items():
             if counts[of_kind]:
-                getattr(events, name).frombytes(begin[kind == of_kind].tobytes())
+                getattr(events, field_name).frombytes(begin[kind == of_kind].tobytes())
         if counts[_IS_LAUNCH].any():
             rows = np.flatnonzero(_IS_LAUNCH[kind])
             events.launched_ns.frombytes(begin[rows].tobytes())

@@ -7,7 +7,7 @@ from commprof.analysis.causes.edits.collective_calls import without_calls
 from commprof.analysis.causes.facts import Facts, at_lines
 from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
-from commprof.text import in_ms, plural
+from commprof.text import in_ms
 from commprof.trace.operations import names_of
 from commprof.units import ns_to_ms
 
@@ -35,8 +35,9 @@ def _rule(facts: Facts) -> Sighting | None:
     removed = [Removed.whole(calls, mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
     lines = facts.first.lines(masks[0])
     ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    amount = f"{number:.3g}"
     return Sighting(
-        f"The ranks meet at {number:.3g} {plural(number, 'barrier')} per step{at_lines(lines)}, "
+        f"The ranks meet at {amount} barrier{'s' * (amount != '1')} per step{at_lines(lines)}, "
         f"for {in_ms(ms)}. "
         "Training needs none: every exchange of gradients keeps the ranks together.",
         share,
