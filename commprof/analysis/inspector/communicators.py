@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commprof.analysis.inspector.kinds import MESSAGE_PAIR, MESSAGES, SPLIT
-from commprof.analysis.inspector.starts import by_start
+from commprof.analysis.inspector.starts import Logged, by_start
 from commprof.analysis.inspector.steps import RepeatedCalls, repeated_calls
 from commprof.recordings.inspector import InspectorLogs
 from commprof.text import counted, named_ranks
@@ -175,14 +175,15 @@ def members_by_id(members: Iterable[InspectorMember]) -> tuple[ById, list[str]]:
     again: list[tuple[str, int]] = []
     overlapping = 0
     for (communicator_id, ranks), processes in logged.items():
-        joined: dict[int, list[InspectorMember]] = {}
+        joined: dict[int, list[Logged]] = {}
         for rank, of_rank in processes.items():
             for logs in of_rank.values():
                 if len(logs) > 1:
                     whole = inspector_join(logs)
                     overlapping += len(logs) - len(whole)
                     logs = whole
-                joined.setdefault(rank, []).append(logs[0])
+                dumped_us = logs[0].dumped_us[0], logs[-1].dumped_us[1]
+                joined.setdefault(rank, []).append(Logged(logs[0], *dumped_us))
         starts = by_start(joined)
         for number, start in enumerate(starts, 1):
             of_start = f"{communicator_id} of start {number}" if number > 1 else communicator_id

@@ -111,12 +111,14 @@ def late_processes(
     by_process = beyond.sum(axis=0)
     if not by_process.any():
         return ()
-    own_us = own_time(operation_us, process_sets(job.communicators, count))
+    sets = process_sets(job.communicators, count)
+    own_us = own_time(operation_us, sets)
     candidates, least_share = _by_waiting(traced, by_process, own_us, allowed, uneven)
     longer = _by_own_time(own_us, by_process, allowed)
     if longer:
-        # A process was late by at least the mean of the waiting of all others.
-        delay_us = traced.began_us.sum(axis=0) / (count - 1)
+        # A process was late by at least the mean of the waiting of all others of its set.
+        others = (sets[:, np.newaxis] == sets).sum(axis=0) - 1
+        delay_us = traced.began_us.sum(axis=0) / np.maximum(1, others)
         also = [
             one
             for one in candidates

@@ -256,11 +256,17 @@ def _step(job: InspectedJob, time_us: float, waited_us: float) -> StepRow | None
 
 
 def world_ranks(job: InspectedJob) -> dict[int, int]:
-    """Returns each process's rank in the communicator of all processes, if there is one."""
+    """Returns each process's rank in the communicator of all processes of its start.
+
+    Processes without such a communicator are left out.
+    """
+    sets = process_sets(job.communicators, len(job.processes))
+    ranks: dict[int, int] = {}
     for one in job.communicators:
-        if one.ranks == len(one.recorded) == len(job.processes):
-            return dict(zip(one.process.tolist(), one.recorded, strict=True))
-    return {}
+        is_whole = one.ranks == len(one.recorded) == int((sets == sets[one.process[0]]).sum())
+        if is_whole and int(one.process[0]) not in ranks:
+            ranks.update(zip(one.process.tolist(), one.recorded, strict=True))
+    return ranks
 
 
 def _process_rows(

@@ -4,32 +4,46 @@ NCCL derives a communicator's id from random bytes, but not if ``NCCL_COMM_ID`` 
 that is started again uses the same ids, and counts its calls from the beginning again. Each rank
 then has one process per start. In the order of their dumps, the first processes of all ranks belong
 to the first start, and so on. If a rank left no log in some starts, its processes belong to the
-starts whose dumps are nearest, if possible by the clock of the same host.
+starts whose dumps are nearest, if possible by the clock of the same host. If each host has one
+process of every rank, as where jobs on several hosts use the same address of their own host, each
+host has its own start.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from commprof._reading import InspectorMember
 
 
-def by_start(
-    processes: Mapping[int, Sequence[InspectorMember]],
-) -> list[dict[int, InspectorMember]]:
+class Logged(NamedTuple):
+    """What a process logged of a communicator, joined if it wrote several logs."""
+
+    member: InspectorMember
+    #: Times of the first and last dump in all logs; ``member`` has those of the first log.
+    begin_us: int
+    end_us: int
+
+
+def by_start(processes: Mapping[int, Sequence[Logged]]) -> list[dict[int, InspectorMember]]:
     """Returns the members of a communicator by rank, for each start of the job.
 
     Args:
-        processes: of each rank, the members that the rank's processes logged; at least one each.
+        processes: of each rank, what the rank's processes logged; at least one each.
     """
     count = max(len(members) for members in processes.values())
+    hosts = [sorted(one.member.host for one in members) for members in processes.values()]
+    has_own_host = len(set(hosts[0])) == count and all(each == hosts[0] for each in hosts)
     in_order = {
-        rank: sorted(members, key=lambda member: (member.dumped_us[0], member.pid))
+        rank: sorted(
+            members,
+            key=lambda one: (one.member.host if has_own_host else "", one.begin_us, one.member.pid),
+        )
         for rank, members in processes.items()
     }
-    starts: list[dict[int, InspectorMember]] = [{} for _ in range(count)]
+    starts: list[dict[int, Logged]] = [{} for _ in range(count)]
     for rank, members in in_order.items():
         if len(members) == count:
             for start, member in zip(starts, members, strict=True):
@@ -44,14 +58,13 @@ def by_start(
                 number = min(possible, key=lambda start: _apart_us(member, complete[start]))
                 starts[number][rank] = member
                 first = number + 1
-    return [dict(sorted(start.items())) for start in starts]
+    return [{rank: start[rank].member for rank in sorted(start)} for start in starts]
 
 
-def _apart_us(member: InspectorMember, others: Collection[InspectorMember]) -> int:
-    """Returns the time between a member's dumps and the nearest ones; negative if they overlap."""
-    of_host = [other for other in others if other.host == member.host]
-    begin_us, end_us = member.dumped_us
+def _apart_us(logged: Logged, others: Collection[Logged]) -> int:
+    """Returns the time between a process's dumps and the nearest ones; negative if they overlap."""
+    of_host = [other for other in others if other.member.host == logged.member.host]
     return min(
-        max(other.dumped_us[0] - end_us, begin_us - other.dumped_us[1])
+        max(other.begin_us - logged.end_us, logged.begin_us - other.end_us)
         for other in of_host or others
     )
