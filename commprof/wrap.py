@@ -66,7 +66,7 @@ def _run_script(path: str) -> None:
         runpy.run_path(path, run_name="__main__")  # a directory, an archive, or compiled
         return
     script = ModuleType("__main__")
-    absolute = os.path.abspath(path)
+    absolute = os.path.join(os.getcwd(), path)  # as Python does: ".." may follow a symbolic link
     vars(script).update(__file__=absolute, __cached__=None, __builtins__=builtins)
     code = compile(Path(path).read_bytes(), absolute, "exec", dont_inherit=True)
     sys.modules["__main__"] = script
