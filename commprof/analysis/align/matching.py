@@ -374,7 +374,12 @@ def _by_order(trace: Trace, table: Collectives) -> tuple[Ints, Ints]:
     """
     passes, ends = np.unique(columns.finalized_passes(trace), return_counts=True)
     rows = np.flatnonzero((table.op == _ALL_REDUCE) & np.isin(table.graph_task, passes[ends == 1]))
-    rows = rows[np.lexsort((table.issue_ns[rows], table.graph_task[rows]))]
+    issues = columns.of_kind(trace.records, Kind.ISSUE)
+    # On a device, streams may be ready in another order than that of the issues.
+    host_ns = look_up(
+        table.op_id[rows], columns.ints(issues["op_id"]), columns.ints(issues["timestamp_ns"])
+    )
+    rows = rows[np.lexsort((host_ns, table.graph_task[rows]))]
     _, first, count = np.unique(table.graph_task[rows], return_index=True, return_counts=True)
     turn = np.arange(len(rows)) - np.repeat(first, count)
     allowed = _logged_sizes(trace)

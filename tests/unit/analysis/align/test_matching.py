@@ -13,9 +13,10 @@ import pytest
 
 from commprof import _native
 from commprof.analysis.align.arrivals import match_arrivals
+from commprof.analysis.align.device_timeline import on_device_timeline
 from commprof.analysis.align.matching import bucket_numbers, last_awaited, match, needed_ranks
 from commprof.trace import columns
-from commprof.trace.schema import OPS, SOME_WAIT, Kind
+from commprof.trace.schema import FLAG_DEVICE_ASYNC, OPS, SOME_WAIT, Kind
 from tests.support.builders.traces import MS, THREAD, Rank
 
 BROADCAST, REDUCE, GATHER, SCATTER = map(OPS.index, ("broadcast", "reduce", "gather", "scatter"))
@@ -185,6 +186,19 @@ def test_without_a_hook_buckets_are_numbered_in_order_of_issue_in_the_pass() -> 
     rank.collective(9, 50 * MS, 60 * MS, bytes=4)  # of the loss, outside any pass
     rank.collective(10, 70 * MS, 80 * MS, bytes=4, graph_task=5)  # a pass that DDP does not end
     assert numbers(rank) == [0, 1, 2, -1, -1]
+
+
+def test_buckets_on_a_device_are_numbered_in_the_order_in_which_the_host_issued_them() -> None:
+    rank = Rank()
+    for i, ready in enumerate((20, 14, 16)):  # the first bucket's stream is ready last
+        flags = FLAG_DEVICE_ASYNC
+        op_id = rank.collective(i, (10 + i) * MS, (30 + i) * MS, graph_task=3, flags=flags)
+        rank._add(Kind.DEVICE_READY, ready * MS, op_id=op_id)
+    rank.finalize(40 * MS, 50 * MS, cpu=0, graph_task=3)
+    trace = rank.trace()
+    table = columns.collectives(on_device_timeline(trace))
+    found = bucket_numbers(trace, table)
+    assert found[np.argsort(table.op_id)].tolist() == [0, 1, 2]
 
 
 def test_all_reduces_of_backward_are_no_buckets_if_no_ddp_model_was_trained() -> None:
