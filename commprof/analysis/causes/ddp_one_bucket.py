@@ -41,10 +41,10 @@ def _rule(facts: Facts) -> Sighting | None:
     if max(parameters) >= 0.5 * size:
         return None  # one parameter fills a bucket of any size
     exposed = []
-    for calls in facts.ranks:
+    for position, calls in enumerate(facts.ranks):
         mask = buckets_of_ddp(calls)
         large = mask & (calls.size_bytes >= _NEARLY_ALL * size)
-        exposed.append(float(calls.exposed_ns[large].sum()))
+        exposed.append(facts.transferring_ns(position, large))
     share = facts.share(exposed)
     if not share >= _EXPOSED:
         return None
@@ -66,7 +66,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         "`bucket_cap_mb` is above its default, one bucket of a pass holds at least "
         f"{_NEARLY_ALL:.0%} of the gradients and the bytes of at least {_LEAST_BUCKETS} buckets of "
-        f"25 MiB, and the training thread waits for it for at least {_EXPOSED:.0%} of the step."
+        "25 MiB, and the training thread waits for its transfer for at least "
+        f"{_EXPOSED:.0%} of the step."
     ),
     why=(
         "A bucket is sent when its last gradient is ready. If one bucket holds nearly all "

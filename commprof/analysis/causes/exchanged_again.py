@@ -13,7 +13,7 @@ from commprof.analysis.causes.pickled_objects import of_objects
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes, in_ms
 from commprof.trace.exchanged import trained_by
-from commprof.trace.schema import Phase
+from commprof.trace.schema import OPS, Phase
 from commprof.units import ns_to_ms
 
 _OPS = ("all_reduce", "broadcast")
@@ -34,6 +34,11 @@ def _holds_model(calls: RankCalls, mask: Mask) -> bool:
     trained = trained_by(calls.trace.metadata)
     if trained is None or not trained.ddp_bytes or not mask.any():
         return False
+    if trained.outside_ddp_bytes >= (1 - _ALIKE) * trained.ddp_bytes:
+        return False  # the calls may send the gradients of these parameters
+    broadcast = mask & (calls.table.op == OPS.index("broadcast"))
+    if len(np.unique(calls.table.peer[broadcast])) > 1:
+        return False  # each rank sends the weights that only it has updated
     model, steps = trained.ddp_bytes, len(calls.begin_ns)
     by_ddp, again = (
         np.median(np.bincount(calls.step[rows], calls.size_bytes[rows], minlength=steps))
@@ -100,7 +105,8 @@ CAUSE = CatalogueCause(
     looks_like=(
         "DDP reduces one model in a typical step, and after backward the script itself reduces or "
         f"broadcasts as many bytes, within {_ALIKE:.0%}, over the same ranks, for at least "
-        f"{WORTH_NAMING:.0%} of the step. Calls of optimizers do not count."
+        f"{WORTH_NAMING:.0%} of the step. Calls of optimizers do not count, nor broadcasts of "
+        "several ranks, nor jobs that train as large a model outside of DDP."
     ),
     why=(
         "DDP's backward pass ends with the mean of the gradients on every rank, so that all ranks "
@@ -111,7 +117,8 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "# delete the loop that reduces gradients after backward, with its division by\n"
-        "# the number of ranks, and broadcasts of weights after each update\n"
+        "# the number of ranks, and broadcasts of weights after each update; if nothing divides\n"
+        "# the sum, gradients become smaller by the number of ranks: adapt the learning rate\n"
         "YOUR_LOSS.backward()\n"
         "YOUR_OPTIMIZER.step()"
     ),

@@ -257,6 +257,16 @@ class Facts:
             np.split(recorded_ns, np.cumsum([len(table) for table in self.seen.tables])[:-1])
         )
 
+    def transferring_ns(self, position: int, mask: Mask) -> float:
+        """Time for which the masked calls block a rank, without waiting for late ranks.
+
+        With that waiting if no replay is possible. ``position``: index of the rank in ``ranks``.
+        """
+        exposed = self.ranks[position].exposed_ns[mask]
+        if self.transfer_ns:
+            exposed = np.fmin(exposed, self.transfer_ns[position][mask])
+        return float(exposed.sum())
+
     @property
     def first(self) -> RankCalls:
         """Calls of the first recorded rank."""

@@ -26,7 +26,16 @@ def _first_calls(calls: RankCalls) -> Mask:
     least, most = np.full(len(first), np.iinfo(np.int64).max), np.full(len(first), -2)
     np.minimum.at(least, number, calls.step)
     np.maximum.at(most, number, calls.step)
-    mask[first[(least == most) & (least >= 0)]] = True
+    chosen = first[(least == most) & (least >= 0)]
+    named = [calls.trace.groups.get(group) for group in table.group[chosen].tolist()]
+    names = [group.name for group in named if group is not None and group.name.isdecimal()]
+    # c10d numbers groups as they are made. Those of another order were made earlier.
+    order = np.argsort(table.issue_ns[chosen], kind="stable")
+    if len(names) == len(chosen):
+        numbers = np.array(names, dtype=np.int64)[order]
+        if (np.diff(numbers) < 0).any():
+            return mask
+    mask[chosen] = True
     return mask
 
 

@@ -18,6 +18,8 @@ from commprof.units import ns_to_ms
 _EXPOSED = 0.1
 #: The calls of a step hold at least this fraction of the gradients' bytes, and at most the inverse.
 _ALL = 0.9
+#: Other all-reduces of the group have less than this fraction of the gradients' bytes.
+_OTHERS = 0.5
 #: Files of libraries that exchange gradients: their users cannot wrap the model by DDP.
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/deepspeed/", "/apex/", "/megatron/")
 
@@ -30,10 +32,17 @@ def _own(calls: RankCalls) -> Mask:
     return mask
 
 
-def _holds_gradients(calls: RankCalls, mask: Mask) -> bool:
+def _holds_gradients(calls: RankCalls, mask: Mask, world_size: int) -> bool:
     trained = trained_by(calls.trace.metadata)
     if trained is None or not trained.parameter_bytes or not mask.any():
         return False
+    groups = np.unique(calls.table.group[mask])
+    described = [calls.trace.groups.get(int(group)) for group in groups]
+    if any(group is not None and group.size != world_size for group in described):
+        return False  # DDP of all ranks would also average what pipelines and tensors divide
+    others = calls.chosen(("all_reduce",)) & ~mask & np.isin(calls.table.group, groups)
+    if calls.size_bytes[others].sum() >= _OTHERS * calls.size_bytes[mask].sum():
+        return False  # layers exchange in forward too, as with tensor parallelism
     steps = len(calls.begin_ns)
     sent = float(np.median(np.bincount(calls.step[mask], calls.size_bytes[mask], minlength=steps)))
     return _ALL <= sent / trained.parameter_bytes <= 1 / _ALL
@@ -43,11 +52,12 @@ def _rule(facts: Facts) -> Sighting | None:
     if facts.ddp_models or facts.world.communication.sharding is not None:
         return None
     of_ranks = facts.on_all_ranks(
-        lambda calls: (calls, _own(calls)), lambda of_rank: _holds_gradients(*of_rank)
+        lambda calls: (calls, _own(calls)),
+        lambda of_rank: _holds_gradients(*of_rank, facts.world.world_size),
     )
     if not of_ranks:
         return None
-    exposed = [float(calls.exposed_ns[mask].sum()) for calls, mask in of_ranks]
+    exposed = [facts.transferring_ns(position, mask) for position, (_, mask) in enumerate(of_ranks)]
     share = facts.share(exposed)
     first, mask = of_ranks[0]
     line = first.line(mask)
@@ -78,8 +88,10 @@ CAUSE = CatalogueCause(
     looks_like=(
         "Without DDP or FSDP, the all-reduces between the begin of backward and the update hold "
         f"the bytes of the trained parameters (at least {_ALL:.0%} of them), the training thread "
-        "waits for each before it goes on, the script itself issues them, and they take at least "
-        f"{_EXPOSED:.0%} of the step."
+        "waits for each before it goes on, the script itself issues them, and their transfer takes "
+        f"at least {_EXPOSED:.0%} of the step. All ranks take part, and the other all-reduces of a "
+        f"step have less than {_OTHERS:.0%} of these bytes: tensor parallelism exchanges in "
+        "forward too."
     ),
     why=(
         "A function that joins all gradients, reduces them and copies them back runs when backward "
@@ -95,7 +107,9 @@ CAUSE = CatalogueCause(
     fix=(
         "model = torch.nn.parallel.DistributedDataParallel(YOUR_MODEL)\n"
         "output = model(YOUR_BATCH)\n"
-        "# delete your own reduction of the gradients, with its division"
+        "# call the model itself: DDP exchanges nothing after model.module(...) or a method\n"
+        "# delete your own reduction of the gradients, with its division; DDP takes the mean:\n"
+        "# if you divided by nothing, multiply the loss by the number of ranks"
     ),
     edit=lambda facts, _: _wrapped(facts),
     source="https://github.com/leggedrobotics/rsl_rl/issues/163",
@@ -104,4 +118,7 @@ CAUSE = CatalogueCause(
 
 def _wrapped(facts: Facts) -> str:
     code = wrapped_model(facts.script)
-    return code and f"{code}\n# delete your own reduction of the gradients, with its division"
+    return code and (
+        f"{code}\n# delete your own reduction of the gradients, with its division by the ranks\n"
+        "# (DDP takes the mean); call the model itself, not its methods, or nothing is exchanged"
+    )

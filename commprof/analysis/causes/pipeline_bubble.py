@@ -8,7 +8,8 @@ from commprof.analysis.causes.catalogue_cause import CatalogueCause, Sighting
 from commprof.analysis.causes.facts import Facts, RankCalls, at_line
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
-from commprof.trace.schema import OPS
+from commprof.trace import columns
+from commprof.trace.schema import OPS, Phase
 from commprof.units import ns_to_ms
 
 _SENDS, _RECEIVES = ("send",), ("recv",)
@@ -41,9 +42,37 @@ def _stages(facts: Facts) -> tuple[list[int], int]:
     return stages, (min(messages) if messages else 0)
 
 
+def _is_chain(facts: Facts, stages: list[int]) -> bool:
+    """True if each stage has two neighbours, but for the first and the last.
+
+    Rings average weights with neighbours or send chunks of interleaved schedules; in a star one
+    rank serves the others.
+    """
+    peers = sorted(len(_peers(facts.ranks[row])) for row in stages)
+    return peers == [1, 1, *[2] * (len(stages) - 2)]
+
+
+def _receives_before_backward(calls: RankCalls) -> bool:
+    """True if in most steps a backward pass follows the first message; true without phases.
+
+    What ranks send one another after backward are gradients or weights, not activations.
+    """
+    phases = columns.phases(calls.trace)
+    begun = np.sort(phases.begin_ns[phases.key == Phase.BACKWARD])
+    if not len(begun):
+        return True
+    rows = np.flatnonzero(calls.chosen(_RECEIVES))
+    steps, first = np.unique(calls.step[rows], return_index=True)
+    issue_ns, end_ns = calls.table.issue_ns[rows[first]], calls.end_ns[steps]
+    number = np.searchsorted(begun, end_ns) - np.searchsorted(begun, issue_ns)
+    return bool((number > 0).mean() > 0.5)
+
+
 def _rule(facts: Facts) -> Sighting | None:
     stages, micro = _stages(facts)
-    if len(stages) < 2 or micro < 1:
+    if len(stages) < 2 or micro < 1 or not _is_chain(facts, stages):
+        return None
+    if not all(_receives_before_backward(facts.ranks[row]) for row in stages):
         return None
     idle = (len(stages) - 1) / (micro + len(stages) - 1)
     if idle < _IDLE:
@@ -75,7 +104,8 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        "Ranks send to and receive from the same other ranks in each step. With as many messages "
+        "In each step ranks send to and receive from the same other ranks, which form a chain, and "
+        "receive before a backward pass. With as many messages "
         "per step in one direction as micro batches, the schedule leaves (stages - 1) / (micro "
         f"batches + stages - 1) of the step idle, at least {_IDLE:.0%}, and the ranks wait for "
         f"messages for at least {_WAITING:.0%} of it."

@@ -46,7 +46,7 @@ def _saving(facts: Facts, rank: int) -> Saving | None:
 CAUSE = CatalogueCause(
     id="rank-busier",
     title="One rank logs, draws or prepares data in every step, and the others wait",
-    needs=(Figure.SPLIT,),
+    needs=(Figure.SPLIT, Figure.OTHER),
     rule=_rule,
     looks_like=(
         "One rank is late by the test of the reports, in at least "

@@ -11,6 +11,7 @@ from commprof.analysis.causes.scalars_one_by_one import small
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes, in_ms
 from commprof.trace import columns
+from commprof.trace.lookup import among
 from commprof.trace.schema import OPS, Phase
 from commprof.units import ns_to_ms
 
@@ -20,9 +21,20 @@ _USUAL = 0.9
 
 
 def _passes(calls: RankCalls) -> int:
-    """Backward passes of a measured step: the median."""
+    """Backward passes of a measured step: the median; 0 if passes of a step have own updates.
+
+    Such passes are no micro batches: those of a GAN's two models, or PPO's minibatches.
+    """
     phases = columns.phases(calls.trace)
-    begun = np.sort(phases.begin_ns[phases.key == Phase.BACKWARD])
+    chosen = among(phases.key, Phase.BACKWARD, Phase.OPTIMIZER)
+    order = np.argsort(phases.begin_ns[chosen], kind="stable")
+    begun, key = phases.begin_ns[chosen][order], phases.key[chosen][order]
+    # Several optimizers may update the weights after one pass.
+    updates = begun[1:][(key[1:] == Phase.OPTIMIZER) & (key[:-1] == Phase.BACKWARD)]
+    number = np.searchsorted(updates, calls.end_ns) - np.searchsorted(updates, calls.begin_ns)
+    if len(number) and np.median(number) > 1:
+        return 0
+    begun = begun[key == Phase.BACKWARD]
     counts = np.searchsorted(begun, calls.end_ns) - np.searchsorted(begun, calls.begin_ns)
     return int(np.median(counts)) if len(counts) else 0
 
@@ -94,10 +106,11 @@ CAUSE = CatalogueCause(
     needs=(Figure.CALLS,),
     rule=_rule,
     looks_like=(
-        f"Steps have at least {_LEAST} backward passes. In nine of ten steps, calls of one "
-        "operation, group and size, of at most 256 bytes, are made outside of forward and backward "
-        "as often as there are passes, with a phase between them, and the training thread waits "
-        f"for each. Those before the last pass take at least {WORTH_NAMING:.0%} of the step."
+        f"Steps have at least {_LEAST} backward passes before one update. In nine of ten steps, "
+        "calls of one operation, group and size, of at most 256 bytes, are made outside of "
+        "forward and backward as often as there are passes, with a phase between them, and the "
+        "training thread waits for each. Those before the last pass take at least "
+        f"{WORTH_NAMING:.0%} of the step."
     ),
     why=(
         "A loss that is only shown, a number of tokens or a flag needs no exchange in each micro "
@@ -108,7 +121,8 @@ CAUSE = CatalogueCause(
     fix=(
         "total = torch.zeros(1)  # before the micro batches; on the GPU if NCCL is used\n"
         "total += YOUR_LOSS.detach()  # in each, in place of the reduction\n"
-        "torch.distributed.all_reduce(total)  # after the last, or when it is logged"
+        "torch.distributed.all_reduce(total)  # after the last, or when it is logged\n"
+        "# a sum that the loss or a decision within the micro batch needs must stay there"
     ),
     source="https://github.com/modelscope/ms-swift/pull/9966",
 )

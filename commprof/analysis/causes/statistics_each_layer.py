@@ -11,6 +11,8 @@ from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes, in_ms
 from commprof.trace.columns import Ints
+from commprof.trace.lookup import among
+from commprof.trace.operations import codes_of
 from commprof.trace.schema import Phase
 from commprof.units import ns_to_ms
 
@@ -31,7 +33,11 @@ def _forward(calls: RankCalls, group: Ints) -> Mask:
 def _statistics(calls: RankCalls, world_size: int) -> tuple[Mask, Mask]:
     """Small calls of forward and of backward over the ranks that share a model's gradients."""
     buckets = buckets_of_ddp(calls)
-    group = np.unique(calls.table.group[buckets])
+    # The last call of a pass is a bucket; others may be of layers, as of tensor parallelism.
+    rows = np.flatnonzero(buckets)
+    _, from_end = np.unique(calls.table.graph_task[rows][::-1], return_index=True)
+    last = rows[::-1][from_end]
+    group = np.unique(calls.table.group[last])
     # The layers may use a group of their own, of the same ranks: the whole world.
     whole = [
         number for number, group_of in calls.trace.groups.items() if group_of.size == world_size
@@ -40,12 +46,12 @@ def _statistics(calls: RankCalls, world_size: int) -> tuple[Mask, Mask]:
     if any(described is not None and described.size == world_size for described in descriptions):
         group = np.union1d(group, np.array(whole, dtype=np.int64))
     forward = _forward(calls, group)
+    experts = among(calls.table.op, *codes_of("all_to_all")) & (calls.phase == Phase.FORWARD)
+    if (experts & (calls.step >= 0)).any():
+        forward[:] = False  # layers of experts exchange numbers of tokens before the tokens
     backward = calls.chosen(_OPS) & calls.in_backward & calls.is_blocking
     backward &= np.isin(calls.table.group, group) & (calls.size_bytes <= _MEAN_BYTES)
-    # The last bucket of a pass is waited for at once too.
-    rows = np.flatnonzero(buckets)
-    _, from_end = np.unique(calls.table.graph_task[rows][::-1], return_index=True)
-    backward[rows[::-1][from_end]] = False
+    backward[last] = False  # the last bucket of a pass is waited for at once too
     return forward, backward
 
 
@@ -88,7 +94,8 @@ CAUSE = CatalogueCause(
         f"In a job that DDP exchanges gradients for, forward passes have at least {_LEAST} "
         "all-reduces or all-gathers per step, over the ranks that share gradients, of at most "
         f"{_MEAN_BYTES // 2**10} KiB on average, and the training thread waits for each. With "
-        f"their counterparts in backward they take at least {_SHARE:.0%} of the step."
+        f"their counterparts in backward they take at least {_SHARE:.0%} of the step. Models whose "
+        "forward passes have all-to-alls, as layers of experts, do not count."
     ),
     why=(
         "SyncBatchNorm takes means over the batches of all ranks, for which every layer of it "
@@ -102,8 +109,9 @@ CAUSE = CatalogueCause(
         "statistics of its own batch."
     ),
     fix=(
-        "# without torch.nn.SyncBatchNorm.convert_sync_batchnorm(model); or, for layers\n"
-        "# that see few samples per rank:\n"
+        "# this changes the result: a rank then normalises by its own samples. Without\n"
+        "# torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) if a rank has many samples;\n"
+        "# for layers that see few per rank:\n"
         "norm = torch.nn.GroupNorm(num_groups=32, num_channels=YOUR_CHANNELS)"
     ),
     source="https://github.com/pytorch/pytorch/issues/36452",

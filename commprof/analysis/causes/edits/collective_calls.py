@@ -68,7 +68,19 @@ def without_exchange(script: Script, line: str, op: str) -> str:
     work = function if isinstance(function, ast.FunctionDef) else deleted
     if any(source.called(call) not in _EXCHANGES for call in calls_in(work)):
         return ""
+    if not _is_mean(source, work):
+        return ""  # a sum of equal numbers is larger by the number of ranks: it changes training
     return source.deleted([deleted])
+
+
+def _is_mean(source: Source, work: ast.AST) -> bool:
+    """True if the work divides what it sums, or asks for the mean."""
+    return any(
+        isinstance(node, ast.Div)
+        or (isinstance(node, ast.Attribute) and node.attr == "AVG")
+        or (isinstance(node, ast.Call) and source.called(node) in ("div", "div_"))
+        for node in ast.walk(work)
+    )
 
 
 def gathered_seldom(script: Script, line: str, names: tuple[str, ...], every: int) -> str:
