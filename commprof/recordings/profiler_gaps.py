@@ -77,10 +77,10 @@ def lost_kernels(events: ProfilerEvents, launches: Launches, steps: FoundSteps) 
     count = 0
     ranges = events.ranges.table.rows(events.backend_range_rows)
     of_c10d = joined((ranges, events.issued.table))
-    for each in distinct(of_c10d.thread).tolist():
-        mine = of_c10d.thread == each
+    for of_thread in distinct(of_c10d.thread).tolist():
+        mine = of_c10d.thread == of_thread
         inside = stretches(of_c10d.begin_ns[mine], of_c10d.end_ns[mine])
-        rows = np.flatnonzero((thread == each) & ~has_kernel & within)
+        rows = np.flatnonzero((thread == of_thread) & ~has_kernel & within)
         count += int((row_containing(inside.begin_ns, inside.end_ns, at[rows]) >= 0).sum())
     if not count:
         return []

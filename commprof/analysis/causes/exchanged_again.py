@@ -117,8 +117,8 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "# delete the loop that reduces gradients after backward, with its division by\n"
-        "# the number of ranks, and broadcasts of weights after each update; if nothing divides\n"
-        "# the sum, gradients become smaller by the number of ranks: adapt the learning rate\n"
+        "# the number of ranks, and broadcasts of weights after each update; if nothing\n"
+        "# divides the sum, gradients shrink by the number of ranks: adapt the rate\n"
         "YOUR_LOSS.backward()\n"
         "YOUR_OPTIMIZER.step()"
     ),

@@ -107,9 +107,9 @@ CAUSE = CatalogueCause(
     fix=(
         "model = torch.nn.parallel.DistributedDataParallel(YOUR_MODEL)\n"
         "output = model(YOUR_BATCH)\n"
-        "# call the model itself: DDP exchanges nothing after model.module(...) or a method\n"
-        "# delete your own reduction of the gradients, with its division; DDP takes the mean:\n"
-        "# if you divided by nothing, multiply the loss by the number of ranks"
+        "# call the model itself: DDP exchanges nothing after model.module(...)\n"
+        "# delete your own reduction of the gradients, with its division; DDP takes the\n"
+        "# mean: if you divided by nothing, multiply the loss by the number of ranks"
     ),
     edit=lambda facts, _: _wrapped(facts),
     source="https://github.com/leggedrobotics/rsl_rl/issues/163",
@@ -119,6 +119,6 @@ CAUSE = CatalogueCause(
 def _wrapped(facts: Facts) -> str:
     code = wrapped_model(facts.script)
     return code and (
-        f"{code}\n# delete your own reduction of the gradients, with its division by the ranks\n"
-        "# (DDP takes the mean); call the model itself, not its methods, or nothing is exchanged"
+        f"{code}\n# delete your own reduction of the gradients, with its division (DDP takes\n"
+        "# the mean); call the model itself, not its methods, or nothing is exchanged"
     )

@@ -122,7 +122,7 @@ CAUSE = CatalogueCause(
         "total = torch.zeros(1)  # before the micro batches; on the GPU if NCCL is used\n"
         "total += YOUR_LOSS.detach()  # in each, in place of the reduction\n"
         "torch.distributed.all_reduce(total)  # after the last, or when it is logged\n"
-        "# a sum that the loss or a decision within the micro batch needs must stay there"
+        "# a sum that the loss or a decision in the micro batch needs must stay there"
     ),
     source="https://github.com/modelscope/ms-swift/pull/9966",
 )

@@ -109,9 +109,10 @@ CAUSE = CatalogueCause(
         "statistics of its own batch."
     ),
     fix=(
-        "# this changes the result: a rank then normalises by its own samples. Without\n"
-        "# torch.nn.SyncBatchNorm.convert_sync_batchnorm(model) if a rank has many samples;\n"
-        "# for layers that see few per rank:\n"
+        "# this changes the result: a rank then normalises by its own samples.\n"
+        "# If a rank has many samples, without\n"
+        "# torch.nn.SyncBatchNorm.convert_sync_batchnorm(model);\n"
+        "# for layers that see few samples per rank:\n"
         "norm = torch.nn.GroupNorm(num_groups=32, num_channels=YOUR_CHANNELS)"
     ),
     source="https://github.com/pytorch/pytorch/issues/36452",

@@ -262,10 +262,10 @@ def world_ranks(job: InspectedJob) -> dict[int, int]:
     """
     sets = process_sets(job.communicators, len(job.processes))
     ranks: dict[int, int] = {}
-    for one in job.communicators:
-        is_whole = one.ranks == len(one.recorded) == int((sets == sets[one.process[0]]).sum())
-        if is_whole and int(one.process[0]) not in ranks:
-            ranks.update(zip(one.process.tolist(), one.recorded, strict=True))
+    for group in job.communicators:
+        of_set = int((sets == sets[group.process[0]]).sum())
+        if group.ranks == len(group.recorded) == of_set and int(group.process[0]) not in ranks:
+            ranks.update(zip(group.process.tolist(), group.recorded, strict=True))
     return ranks
 
 

@@ -34,12 +34,12 @@ def by_start(processes: Mapping[int, Sequence[Logged]]) -> list[dict[int, Inspec
         processes: of each rank, what the rank's processes logged; at least one each.
     """
     count = max(len(members) for members in processes.values())
-    hosts = [sorted(one.member.host for one in members) for members in processes.values()]
-    has_own_host = len(set(hosts[0])) == count and all(each == hosts[0] for each in hosts)
+    hosts = [sorted(log.member.host for log in members) for members in processes.values()]
+    has_own_host = len(set(hosts[0])) == count and all(of_rank == hosts[0] for of_rank in hosts)
     in_order = {
         rank: sorted(
             members,
-            key=lambda one: (one.member.host if has_own_host else "", one.begin_us, one.member.pid),
+            key=lambda log: (log.member.host if has_own_host else "", log.begin_us, log.member.pid),
         )
         for rank, members in processes.items()
     }
