@@ -119,7 +119,7 @@ CAUSE = CatalogueCause(
         "# delete the loop that reduces gradients after backward, with its division by\n"
         "# the number of ranks, and broadcasts of weights after each update; if nothing\n"
         "# divides the sum, gradients shrink by the number of ranks: adapt the rate\n"
-        "YOUR_LOSS.backward()\n"
+        "YOUR_LOSS(YOUR_MODEL(YOUR_BATCH)).backward()\n"
         "YOUR_OPTIMIZER.step()"
     ),
     edit=_edit,

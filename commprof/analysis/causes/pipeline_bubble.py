@@ -125,7 +125,7 @@ CAUSE = CatalogueCause(
         "from torch.distributed.pipelining import Schedule1F1B\n\n"
         "# YOUR_STAGE: a PipelineStage; the batch must be divisible by the number\n"
         "schedule = Schedule1F1B(YOUR_STAGE, n_microbatches=8, loss_fn=YOUR_LOSS)\n"
-        "schedule.step(YOUR_BATCH)"
+        "schedule.step(YOUR_BATCH, target=YOUR_TARGETS)  # the stages between: step()"
     ),
     source="https://github.com/huggingface/transformers/issues/9766",
 )

@@ -120,7 +120,8 @@ CAUSE = CatalogueCause(
     ),
     fix=(
         "total = torch.zeros(1)  # before the micro batches; on the GPU if NCCL is used\n"
-        "total += YOUR_LOSS.detach()  # in each, in place of the reduction\n"
+        "loss = YOUR_LOSS(YOUR_MODEL(YOUR_BATCH))\n"
+        "total += loss.detach()  # in each, in place of the reduction\n"
         "torch.distributed.all_reduce(total)  # after the last, or when it is logged\n"
         "# a sum that the loss or a decision in the micro batch needs must stay there"
     ),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining import PipelineStage
 from torch.nn.parallel import DistributedDataParallel
 
 from commprof.analysis.causes.registry import CAUSES
@@ -61,9 +62,11 @@ def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
             parameter.grad = torch.ones_like(parameter)
     return {
         "YOUR_MODEL": trained,
-        "YOUR_BATCH": torch.ones(2, 4),
+        "YOUR_BATCH": torch.ones(8, 4),
+        "YOUR_TARGETS": torch.ones(8, 4),
+        "YOUR_STAGE": PipelineStage(model(), 0, 1, torch.device("cpu")),
         "YOUR_MICRO_BATCHES": [torch.ones(2, 4)] * 2,
-        "YOUR_LOSS": torch.Tensor.sum,
+        "YOUR_LOSS": lambda output, target=None: output.sum(),
         "YOUR_OPTIMIZER": torch.optim.SGD(trained.parameters(), 0.1),
         "YOUR_METRICS": {"loss": torch.tensor(1.0), "right": torch.tensor(2)},
         "YOUR_NUMBERS": [1.0, 2.0],
@@ -78,6 +81,10 @@ def names(cause: str, flat: bool, folder: str) -> dict[str, Any]:
         "YOUR_EVALUATION": lambda net, loader: torch.tensor(float(len(loader))),
         "YOUR_FOLDER": folder,
         "YOUR_ROWS": 4,
+        "YOUR_CHANNELS": 64,
+        "YOUR_RANKS": [0],
+        "YOUR_SEED": 7,
+        "YOUR_LOG": lambda: None,
         "YOUR_WIDTH": 2,
         "YOUR_RIGHT_ANSWERS": 3,
         "YOUR_SAMPLES": 4,

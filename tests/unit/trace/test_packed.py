@@ -202,7 +202,7 @@ def test_a_column_beyond_its_data_is_refused(row: tuple[int, ...]) -> None:
     unpack = pytest.importorskip("commprof._reading").unpack_columns
     data = np.zeros(16, dtype=np.uint8)
     assert unpack([data], np.array([(2, 7, 8, 0)], dtype=np.uint64)).tolist() == [7, 7]
-    with pytest.raises(ValueError, match="does not lie in its data"):
+    with pytest.raises(ValueError, match="reaches beyond its data"):
         unpack([data], np.array([row], dtype=np.uint64))
 
 
