@@ -3,7 +3,7 @@
 Communication that the training thread waits for is one part of the mean step, next to compute,
 data, optimizer and other. The step is bound by the largest part if this part is the largest in at
 least 95 % of bootstrap samples of the steps; otherwise the two largest are named. If the other
-ranks wait long for a late rank, this rank is named first, for any largest part. The verdict
+ranks wait long for a late rank, that rank is named first, whichever part is largest. The verdict
 promises no gain: it ends with the command that tries a change.
 """
 

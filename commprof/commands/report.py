@@ -67,7 +67,7 @@ Works on runs that were cut short: whatever was recorded is shown.
             help="file to write, or - for the terminal (default: the terminal; but --format html "
             "writes report.html and --format parquet writes report.parquet, in RUN or, if RUN is "
             "a file, in the current directory); with --format parquet, a name that does not end in "
-            ".parquet is a folder, into which all tables are written for other engines",
+            ".parquet is a folder, into which all tables are written for DuckDB, Spark and others",
         )
         parser.add_argument(
             "--force", action="store_true", help="overwrite FILE of -o, or the tables in its folder"

@@ -159,8 +159,9 @@ def _refuse_other_machines(first: NcclTestsLog, second: NcclTestsLog) -> None:
     ratio = statistics.median(ratios) if ratios else 1.0
     if not 1 / _OTHER_MACHINES < ratio < _OTHER_MACHINES:
         raise ValueError(
-            f"it holds results of {first.op} on {first.ranks} ranks of other hosts, whose times "
-            f"differ by a factor of {max(ratio, 1 / ratio):.1f}; put each result into its own file"
+            f"it holds results of {first.op} on {first.ranks} ranks of several sets of hosts; "
+            f"their times differ by a factor of {max(ratio, 1 / ratio):.1f}; put each result into "
+            "its own file"
         )
 
 
@@ -188,7 +189,9 @@ def _logs(stem: str, content: _Content) -> Iterator[NcclTestsLog]:
         remarks = [*about_operation(sections[0].program or content.program), *about_roots(rows)]
         runs = sum(bool(section.rows) for section in sections)
         if runs > 1:
-            remarks.append(f"{runs} runs of the same test in it are taken as rounds of one")
+            remarks.append(
+                f"it holds {runs} runs of the same test, which are taken as rounds of one run"
+            )
         if broken := sum(section.table.broken for section in sections):
             are = "is" if broken == 1 else "are"
             remarks.append(f"{counted(broken, 'row')} broken by other output {are} left out")

@@ -115,8 +115,8 @@ def sentences(result: InspectorResult) -> list[str]:
     """Returns sentences on who is waited for, and on how much of the time is waiting."""
     if not result.mean.time_s > 0:
         return [
-            "No call was recorded with times of the GPU on two or more of its ranks, so waiting "
-            "and transfer are not known."
+            "No call has GPU times from two or more of its ranks, so waiting and transfer are "
+            "not known."
         ]
     bound = "at least " if result.is_lower_bound else ""
     missing = "as records are missing, and " if result.is_lower_bound else ""

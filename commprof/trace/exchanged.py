@@ -116,12 +116,12 @@ class Exchanged:
 
 
 def exchanged_by(trace: Trace) -> Exchanged:
-    """Finds what the rank of a trace of single records trained and exchanged."""
+    """Finds what a rank trained and exchanged, from a trace that holds every record."""
     return exchanged_by_each([trace])[0]
 
 
 def exchanged_by_each(traces: Sequence[Trace]) -> list[Exchanged]:
-    """Finds, from traces of single records, what each rank trained and exchanged."""
+    """Finds what each rank trained and exchanged, from traces that hold every record."""
     ranks = range(len(traces))
     phases = [columns.phases(trace) for trace in traces]
     tables = [columns.collectives(trace) for trace in traces]

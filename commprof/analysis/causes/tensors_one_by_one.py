@@ -25,11 +25,11 @@ _MEAN_BYTES = 2**20
 _GRADIENTS = 0.5
 #: For each operation, the sentence about it if the tensors of a step are as large as the model.
 _SUBJECTS = {
-    "all_reduce": "Tensors of the model's size are all-reduced",
-    "reduce": "Tensors of the model's size are reduced",
-    "broadcast": "Tensors of the model's size are broadcast",
-    "all_gather": "Tensors of the model's size are gathered",
-    "all_gather_into_tensor": "Tensors of the model's size are gathered",
+    "all_reduce": "Tensors that together are as large as the model are all-reduced",
+    "reduce": "Tensors that together are as large as the model are reduced",
+    "broadcast": "Tensors that together are as large as the model are broadcast",
+    "all_gather": "Tensors that together are as large as the model are gathered",
+    "all_gather_into_tensor": "Tensors that together are as large as the model are gathered",
 }
 #: What is said instead if the calls lie between the backward pass and the update.
 _OF_GRADIENTS = {

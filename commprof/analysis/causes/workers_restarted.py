@@ -55,7 +55,7 @@ def _spans(facts: Facts, position: int) -> tuple[Stretches, int]:
 
 
 def _between(noted: tuple[Ints, Ints], begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints]:
-    """Leaves out times at which the training thread worked: another thread started workers."""
+    """Leaves out spans in which the training thread worked: another thread started the workers."""
     inside = row_containing(begin_ns, end_ns, noted[0]) >= 0
     first, last = (np.searchsorted(begin_ns, times) for times in noted)
     is_between = ~inside & (first == last)

@@ -147,7 +147,8 @@ def fifo_starts(issue_ns: Ints, end_ns: Ints, threads: int) -> Ints:
     """
     if threads > _FEW_THREADS:
         return _fifo_starts(issue_ns, end_ns, threads)
-    # The first thread gets the largest end so far; the end that this replaces goes to the second.
+    # The first thread keeps the largest end so far. The smaller one of the old and the new end is
+    # passed on to the second thread, and so on.
     latest = end_ns
     for _ in range(threads):
         before = np.maximum.accumulate(np.concatenate(([0], latest)))[:-1]

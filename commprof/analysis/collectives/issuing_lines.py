@@ -23,7 +23,7 @@ class OwnLine:
     #: The ranks that issue collectives at ``line``, sorted.
     ranks: tuple[int, ...]
     line: str
-    #: Number of earlier collectives issued at ``line``: the largest number among ``ranks``.
+    #: Number of collectives that were issued at ``line`` before: the largest one of ``ranks``.
     calls: int
 
 

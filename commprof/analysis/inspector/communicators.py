@@ -233,7 +233,7 @@ def split_job(logs: InspectorLogs) -> InspectedJob:
 def split_communicators(
     by_id: ById, processes: dict[Process, int], splitter: Splitter, blocks: int
 ) -> tuple[InspectedCommunicator, ...]:
-    """Splits the operations of several communicators, some of them concurrently.
+    """Splits the operations of each communicator; threads work on several at once.
 
     Args:
         by_id: the members.

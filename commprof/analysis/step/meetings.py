@@ -278,7 +278,7 @@ class SharedCalls:
 
     @staticmethod
     def _take_part(waits: Wait, arrived_ns: Ints) -> Ints:
-        """Returns the rows whose late rank is another one and has the call."""
+        """Returns the rows whose late rank is not the waiting one, and arrived at the call."""
         return np.flatnonzero((arrived_ns > 0) & (waits.place != waits.late))
 
     def _met_in(self, group: _InTurn, waits: Wait, arrived_ns: Ints, rows: Ints) -> _Met:
@@ -390,7 +390,7 @@ class _InTurn:
         del key
         self._begin_ns, self._left_ns = stops.begin_ns, stops.left_ns
         stood = np.where(stops.stood, place[stops.number].astype(np.int32), np.int32(-1))
-        #: By row: the latest turn up to this one at which the rank stood, or -1.
+        #: By row: the latest turn up to its own at whose end the rank waited, or -1.
         self._last_stood = accumulated(np.maximum, stood, self._first)
         del stood
         left_ns = accumulated(np.maximum, stops.left_ns, self._first)
@@ -411,7 +411,7 @@ class _InTurn:
         return np.where(row >= self._first[rank], self._turn(rank, row), -1)
 
     def stood_by(self, rank: Narrow, turn: Ints) -> Ints:
-        """Returns, per turn, the latest turn up to this one at which the rank stood, or -1."""
+        """Returns, per turn, the latest turn up to it at whose end the rank waited, or -1."""
         row = self._row(rank, turn)
         return np.where(row >= self._first[rank], self._last_stood[row], -1)
 
@@ -522,11 +522,12 @@ def _passes(
     of_call: Ints,
     known_ns: Ints,
 ) -> tuple[Ints, Ints, Ints, Ints, Ints] | None:
-    """Returns, per DDP finalisation: rank, number, begin, end, and end of its pass's last call.
+    """Returns five columns with a row for each DDP finalisation; None if there are none.
 
-    The number is the largest index among the calls of the backward pass, which is the same on all
-    ranks; -1 if the pass has no calls. None without finalisations. ``known_ns``: end of each
-    collective of all ranks, 0 if not known. The other arguments are as for :func:`_stops`.
+    The columns are its rank, the largest index of a call in its backward pass (the same on all
+    ranks; -1 if the pass has no calls), its own begin and end, and the end of the last call of its
+    pass. ``known_ns``: end of each collective of all ranks, 0 if not known. The other arguments are
+    as for :func:`_stops`.
     """
     spans = [columns.finalizations(trace).span for trace in traces]
     if not any(map(len, spans)):

@@ -205,9 +205,9 @@ def _of_this_job(directory: Path, names: list[str], rank: int) -> list[str]:
 def beside_other_replicas(path: Path) -> Path:
     """Returns the path of this process's trace: ``path``, or another if a replica records there.
 
-    Replicas that separate launchers start, as torchft's, all are rank 0 of 1. If a process still
-    records to the directory of ``path``, or to a ``job_N`` in it, this process takes a ``job_N`` of
-    its own there. A replica that was killed and started again does so too. Otherwise ``path``
+    Replicas with a launcher of their own, such as torchft's, are rank 0 of 1 each. If a process
+    still records to the directory of ``path``, or to a ``job_N`` in it, this process takes a
+    ``job_N`` of its own there. A replica that was killed and started again does so too. Otherwise ``path``
     belongs to an earlier job, and is returned for :func:`claim` to refuse.
     """
     alone = not dist.is_initialized() and rank_and_world_size()[1] == 1

@@ -87,8 +87,8 @@ class Measurement:
 class _Spread:
     """Spread of the ranks of a file's job over hosts; smaller groups consist of its first ranks."""
 
-    #: Index of each rank's host; empty if the file does not tell. Then each host is supposed to
-    #: have the same number of consecutive ranks.
+    #: Index of each rank's host; empty if the file does not state it. Then it is assumed that
+    #: each host has the same number of consecutive ranks.
     rank_hosts: tuple[int, ...]
     #: Hosts and ranks of the whole job.
     hosts: int

@@ -78,9 +78,9 @@ def _time(plan: BenchPlan, *, one_clock: bool) -> str:
     if one_clock:
         return "from the latest begin to the latest end of any rank"
     return (
-        "if the measured ranks' machines have their own clocks, the slowest rank's own time, "
+        "if the measured ranks are on machines that share no clock: the slowest rank's own time, "
         "including its wait for late ranks; "
-        "else from the latest begin to the latest end of any rank"
+        "otherwise: from the latest begin to the latest end of any rank"
     )
 
 

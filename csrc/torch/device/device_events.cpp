@@ -236,7 +236,8 @@ void waitedFor(CollectiveId behind) {
   }
 }
 
-// Returns the timeline of a wait, or null if it is not marked.
+// Returns the timeline on which a wait is marked; null if it is not to be
+// marked.
 DeviceTimeline* timelineOfWait(
     StreamOrCurrent stream,
     CollectiveId behind) noexcept {

@@ -484,7 +484,9 @@ def test_cycles_of_a_single_size_are_rounds_and_repeated_sizes_are_not(tmp_path:
 def test_a_repeated_run_in_one_log_is_a_round_and_is_said(tmp_path: Path) -> None:
     log = log_of(tmp_path, 3 * (head(devices(8)) + table(8)))
     assert sorted({row.round for row in log.rows}) == [0, 1, 2]
-    assert log.remarks == ("3 runs of the same test in it are taken as rounds of one",)
+    assert log.remarks == (
+        "it holds 3 runs of the same test, which are taken as rounds of one run",
+    )
 
 
 def test_several_operations_in_one_log(tmp_path: Path) -> None:

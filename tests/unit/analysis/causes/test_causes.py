@@ -337,7 +337,9 @@ def test_parameters_that_are_averaged_one_by_one_are_not_called_gradients(
             script.call(size=40_000 + 4 * place, ms=1.0)
 
     cause = causes_of(body, trained=parameters(400_000), models=0)["tensors-one-by-one"]
-    assert cause.sentence.startswith("Tensors of the model's size are all-reduced one by one: 10 ")
+    assert cause.sentence.startswith(
+        "Tensors that together are as large as the model are all-reduced one by one: 10 "
+    )
     assert "torch.distributed.all_reduce(flat)" in cause.fix
     assert "grad" not in cause.fix
 
@@ -352,7 +354,9 @@ def test_tensors_that_are_broadcast_one_by_one_are_not_called_gradients() -> Non
 
     found = causes_of(body, trained=parameters(400_000), models=0)
     cause = found["tensors-one-by-one"]
-    assert cause.sentence.startswith("Tensors of the model's size are broadcast one by one: 10 ")
+    assert cause.sentence.startswith(
+        "Tensors that together are as large as the model are broadcast one by one: 10 "
+    )
     assert "torch.distributed.broadcast(flat, src=0)" in cause.fix
     assert "grad" not in cause.fix
 

@@ -305,7 +305,7 @@ def test_the_context_names_each_ranks_host() -> None:
     hosts = [("b", "net 1"), ("a", "net 1"), ("a", "net 2"), ("b", "net 1")]
     made = context(plan(), clocks, hosts)
     assert (made["hosts"], made["rank_hosts"], made["world_size"]) == (3, [0, 1, 2, 0], 4)
-    assert made["time"].startswith("if the measured ranks' machines have their own clocks, ")
+    assert made["time"].startswith("if the measured ranks are on machines that share no clock: ")
     alone = context(plan(), clocks[1:3], hosts[1:3])
     assert (alone["hosts"], alone["rank_hosts"]) == (2, [0, 1])
     assert alone["time"] == "from the latest begin to the latest end of any rank"
