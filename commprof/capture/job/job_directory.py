@@ -207,8 +207,8 @@ def beside_other_replicas(path: Path) -> Path:
 
     Replicas with a launcher of their own, such as torchft's, are rank 0 of 1 each. If a process
     still records to the directory of ``path``, or to a ``job_N`` in it, this process takes a
-    ``job_N`` of its own there. A replica that was killed and started again does so too. Otherwise ``path``
-    belongs to an earlier job, and is returned for :func:`claim` to refuse.
+    ``job_N`` of its own there. A replica that was killed and started again does so too. Otherwise
+    ``path`` belongs to an earlier job, and is returned for :func:`claim` to refuse.
     """
     alone = not dist.is_initialized() and rank_and_world_size()[1] == 1
     if not alone or path in _taken or not path.exists() or not _is_recorded_to(path.parent):
