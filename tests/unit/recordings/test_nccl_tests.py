@@ -105,7 +105,9 @@ def test_results_of_two_clusters_in_one_file_are_not_one_line(
     if logs:
         assert len(read_nccl_tests(path)) == logs
         return
-    with pytest.raises(UsageError, match=r"of several sets of hosts; their times differ by a factor"):
+    with pytest.raises(
+        UsageError, match=r"of several sets of hosts; their times differ by a factor"
+    ):
         read_nccl_tests(path)
 
 
