@@ -1,9 +1,23 @@
-"""Memory of the process."""
+"""Memory of the process: what frees it, and when."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keeps the garbage collector off; afterwards it is on again if it was on before."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def return_free_memory() -> None:
@@ -12,5 +26,5 @@ def return_free_memory() -> None:
     The C library keeps what lies between blocks that are still in use: tens of MB after the columns
     of many ranks were handled. Does nothing if the library is not glibc.
     """
-    with contextlib.suppress(AttributeError, OSError):
+    with suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

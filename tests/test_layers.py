@@ -26,7 +26,6 @@ ROOT = Path(__file__).parent.parent
 
 FOUNDATION = {
     *(
-        "collector",
         "errors",
         "units",
         "text",

@@ -21,8 +21,7 @@ from commprof.analysis.scaling import RunResult, pool_overhead, scale
 from commprof.analysis.step.measured import MeasuredWorld, in_turns, measured_world
 from commprof.analysis.summaries import analyse_hosts, analyse_summaries
 from commprof.analysis.world import WorldResult, world_result
-from commprof.collector import uncollected
-from commprof.memory import return_free_memory
+from commprof.memory import return_free_memory, uncollected
 from commprof.text import counted, listed
 from commprof.trace.host_summary import SeenHost, running_hosts
 from commprof.trace.run.endings import why_not_recorded

@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from commprof import _native
 from commprof.analysis.sweeps.sweep import Floats, Times
-from commprof.collector import uncollected
 from commprof.forecast.microbench.buffers import Buffers, make_buffers
 from commprof.forecast.microbench.calls import (
     ROOT,
@@ -36,6 +35,7 @@ from commprof.forecast.microbench.calls import (
 )
 from commprof.forecast.microbench.operations import operation
 from commprof.forecast.microbench.plan import BenchPlan
+from commprof.memory import uncollected
 from commprof.units import NS_PER_MS
 
 _BUDGET_NS = 200 * NS_PER_MS  # per row, over all rounds
