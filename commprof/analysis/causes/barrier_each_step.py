@@ -9,7 +9,6 @@ from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
 from commprof.trace.operations import names_of
-from commprof.units import ns_to_ms
 
 #: Least mean number of barriers per step: fewer barriers belong to occasional evaluations or
 #: checkpoints.
@@ -34,7 +33,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     removed = [Removed.whole(calls, mask) for calls, mask in zip(facts.ranks, masks, strict=True)]
     lines = facts.first.lines(masks[0])
-    ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    ms = facts.per_step_ms(blocked)
     amount = f"{number:.3g}"
     return Sighting(
         f"The ranks meet at {amount} barrier{'s' * (amount != '1')} per step{at_lines(lines)}, "

@@ -12,7 +12,6 @@ from commprof.text import in_bytes, in_ms
 from commprof.trace import columns
 from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import Phase
-from commprof.units import ns_to_ms
 
 _OPS = ("broadcast", "scatter")
 #: Least number of bytes of a step: smaller messages are flags and sizes.
@@ -61,7 +60,7 @@ def _rule(facts: Facts) -> Sighting | None:
     share = facts.share(waiting)
     if size < _LEAST_BYTES or not share >= _SHARE or _is_of_weights(facts, size):
         return None
-    ms = ns_to_ms(float(np.mean(waiting)) / facts.steps)
+    ms = facts.per_step_ms(waiting)
     return Sighting(
         f"Rank {int(root[0])} reads every batch and sends it to the others before each forward "
         f"pass, {in_bytes(size)} per step, for which each of them waits {in_ms(ms)}.",

@@ -13,7 +13,6 @@ from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes, in_ms
 from commprof.trace.schema import Phase
-from commprof.units import ns_to_ms
 
 #: From this version of torch on, the setting ``broadcast_buffers`` is called
 #: ``forward_sync_buffers``.
@@ -66,7 +65,7 @@ def _rule(facts: Facts) -> Sighting | None:
     first, mask = facts.first, masks[0]
     size = first.size_bytes[mask].sum() / facts.steps
     number = first.per_step(mask)
-    ms = ns_to_ms(sum(taken) / len(taken) / facts.steps)
+    ms = facts.per_step_ms(taken)
     synced = 1 in facts.logged("has_sync_bn")
     more = " SyncBatchNorm has already made them equal on all ranks." if synced else ""
     return Sighting(

@@ -10,7 +10,6 @@ from commprof.analysis.causes.edits.model_settings import DDP, with_settings
 from commprof.analysis.causes.facts import Facts, RankCalls
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
-from commprof.units import ns_to_ms
 
 #: One bucket holds at least this fraction of the gradients, and as many default buckets.
 _NEARLY_ALL, _LEAST_BUCKETS = 0.8, 1.5
@@ -48,7 +47,7 @@ def _rule(facts: Facts) -> Sighting | None:
     share = facts.share(exposed)
     if not share >= _EXPOSED:
         return None
-    ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
+    ms = facts.per_step_ms(exposed)
     return Sighting(
         f"DDP sends {fraction:.0%} of the gradients in one bucket of {in_bytes(size)} "
         f"(bucket_cap_mb={min(caps) / 2**20:.3g}), which is full when backward is over: no compute "

@@ -13,7 +13,6 @@ from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
 from commprof.trace.columns import Ints
-from commprof.units import ns_to_ms
 
 #: DDP's search and the all-reduce of its result are mentioned if they take at least this fraction
 #: of the step.
@@ -84,7 +83,7 @@ def searched(facts: Facts) -> SearchCost | None:
         _with_search(Removed.whole(calls, mask), *times)
         for calls, mask, times in zip(facts.ranks, masks, searches, strict=True)
     ]
-    search_ms = ns_to_ms(sum(searching) / len(searching) / facts.steps)
+    search_ms = facts.per_step_ms(searching)
     # The ranks' wait for the agreement says little about its cost, because the buckets end at about
     # the same time.
     cost = f"The search takes {in_ms(search_ms)} per step, and the" if search_ms else "The"

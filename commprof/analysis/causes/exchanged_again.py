@@ -14,7 +14,6 @@ from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes, in_ms
 from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import OPS, Phase
-from commprof.units import ns_to_ms
 
 _OPS = ("all_reduce", "broadcast")
 #: The calls of a step send the bytes of the model that DDP reduces, up to this fraction of them.
@@ -72,7 +71,7 @@ def _sighting(facts: Facts, of_ranks: list[tuple[RankCalls, Mask]], op: str) -> 
     if not share >= WORTH_NAMING:
         return None
     first, mask = of_ranks[0]
-    line, ms = first.line(mask), ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    line, ms = first.line(mask), facts.per_step_ms(blocked)
     size = in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)
     calls = counted(round(first.per_step(mask)), f"{op} call")
     of_weights = op == "broadcast" or _after_update(first, mask)

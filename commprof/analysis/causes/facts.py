@@ -29,6 +29,7 @@ from commprof.trace.lookup import among, is_in, row_containing, row_of
 from commprof.trace.operations import codes_of
 from commprof.trace.reader import Trace
 from commprof.trace.schema import FLAG_DEVICE_ASYNC, OPS, Kind, Phase
+from commprof.units import ns_to_ms
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -77,8 +78,12 @@ class RankCalls:
 
     def chosen(self, ops: Sequence[str]) -> Mask:
         """Returns a mask of the calls of these operations in measured steps; of known size only."""
+        return self.measured(ops) & self.has_size
+
+    def measured(self, ops: Sequence[str]) -> Mask:
+        """Returns a mask of the calls of these operations in measured steps, of any size."""
         codes = [OPS.index(op) for op in ops]
-        mask: Mask = among(self.table.op, *codes) & (self.step >= 0) & self.has_size
+        mask: Mask = among(self.table.op, *codes) & (self.step >= 0)
         return mask
 
     @property
@@ -292,6 +297,10 @@ class Facts:
         if not total_ns or not self.steps:
             return math.nan
         return float(np.mean(total_ns)) / self.steps / self.step_ns
+
+    def per_step_ms(self, total_ns: Sequence[float]) -> float:
+        """Time in ms per step and rank, from each rank's total time over all measured steps."""
+        return ns_to_ms(float(np.mean(total_ns)) / self.steps)
 
     @property
     def on_device(self) -> bool:

@@ -12,7 +12,6 @@ from commprof.analysis.causes.gain import Removed, saving_without
 from commprof.analysis.causes.sharded_library import is_flat, library, unit_gathers
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
-from commprof.units import ns_to_ms
 
 #: Because the fix costs memory, the gathers must delay the step by at least the first of these
 #: fractions of the step, and the low end of the gain must be at least the second.
@@ -66,7 +65,7 @@ def _rule(facts: Facts) -> Sighting | None:
     memory = int(facts.first.trace.metadata["machine"].get("memory_bytes") or 0)
     if not share >= _WORTH or whole * facts.world.world_size > _OF_MEMORY * memory:
         return None
-    ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
+    ms = facts.per_step_ms(exposed)
     return Sighting(
         f"{library(facts)} gathers each unit twice per pass, in forward and again in backward, "
         f"for which the step waits {in_ms(ms)}. The whole model is {in_bytes(whole)} per rank, for "

@@ -14,7 +14,6 @@ from commprof.text import counted, in_bytes, in_ms
 from commprof.trace import columns
 from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import Phase
-from commprof.units import ns_to_ms
 
 _OPS = ("all_gather", "all_gather_into_tensor", "gather")
 #: Smaller gathers are of scalars; many of those are a cause of their own.
@@ -61,7 +60,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if not share >= WORTH_NAMING:
         return None
     line = first.line(mask)
-    ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    ms = facts.per_step_ms(blocked)
     removed = [Removed.whole(c, of_rank) for c, of_rank in zip(facts.ranks, masks, strict=True)]
     return Sighting(
         f"After backward, each step gathers {in_bytes(step_bytes)} from all ranks in "

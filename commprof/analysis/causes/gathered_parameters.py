@@ -14,7 +14,6 @@ from commprof.text import counted, in_bytes, in_ms
 from commprof.trace.exchanged import trained_by
 from commprof.trace.operations import names_of
 from commprof.trace.schema import Phase
-from commprof.units import ns_to_ms
 
 _OPS = names_of("all_gather")
 #: The gathers of a step are of the parameters if they hold at least this fraction of the rank's own
@@ -62,7 +61,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if not share >= WORTH_NAMING:
         return None
     first, mask = of_ranks[0]
-    line, ms = first.line(mask), ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    line, ms = first.line(mask), facts.per_step_ms(blocked)
     return Sighting(
         f"After backward, each step gathers {library(facts)}'s shards to "
         f"{in_bytes(float(first.size_bytes[mask].sum()) / facts.steps)} of parameters, in "

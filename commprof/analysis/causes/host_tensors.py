@@ -7,7 +7,6 @@ from commprof.analysis.causes.edits.collective_calls import moved_to_device
 from commprof.analysis.causes.facts import Facts, Mask, RankCalls, at_line
 from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes, in_ms
-from commprof.units import ns_to_ms
 
 
 def _on_host(calls: RankCalls) -> Mask:
@@ -29,7 +28,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     first, mask = facts.first, masks[0]
     line = first.line(mask)
-    ms = ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    ms = facts.per_step_ms(blocked)
     return Sighting(
         f"{counted(round(number), 'collective')} per step of "
         f"{in_bytes(float(first.size_bytes[mask].mean()))} on average"

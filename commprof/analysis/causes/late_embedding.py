@@ -10,7 +10,6 @@ from commprof.analysis.causes.facts import Facts, Mask, RankCalls
 from commprof.analysis.evidence import Figure
 from commprof.text import in_bytes, in_ms
 from commprof.trace import columns
-from commprof.units import ns_to_ms
 
 #: One parameter must hold at least this fraction of all gradients.
 _HALF = 0.5
@@ -51,7 +50,7 @@ def _rule(facts: Facts) -> Sighting | None:
     share = facts.share(exposed)
     if share < _EXPOSED:
         return None
-    ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
+    ms = facts.per_step_ms(exposed)
     return Sighting(
         f"One parameter of {in_bytes(max(sizes))} holds {max(sizes) / sum(sizes):.0%} of the "
         "gradients, and its gradient is ready last, as that of an embedding at the model's input: "

@@ -12,7 +12,6 @@ from commprof.analysis.evidence import Figure
 from commprof.text import counted, in_bytes, in_ms
 from commprof.trace.exchanged import trained_by
 from commprof.trace.schema import Phase
-from commprof.units import ns_to_ms
 
 #: The training thread waits for the exchange for at least this fraction of the step.
 _EXPOSED = 0.1
@@ -63,7 +62,7 @@ def _rule(facts: Facts) -> Sighting | None:
     line = first.line(mask)
     if not share >= _EXPOSED or any(part in line for part in _LIBRARIES):
         return None
-    ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
+    ms = facts.per_step_ms(exposed)
     inside = bool(first.in_backward[mask].mean() > 0.5)
     when = (
         "while backward waits for each call"

@@ -16,7 +16,6 @@ from commprof.text import in_bytes, in_ms
 from commprof.trace.columns import Ints
 from commprof.trace.lookup import among
 from commprof.trace.schema import OPS
-from commprof.units import ns_to_ms
 
 _SIZES = tuple(OPS.index(op) for op in ("all_gather", "broadcast", "all_gather_into_tensor"))
 _CONTENT = tuple(
@@ -144,7 +143,7 @@ def _rule(facts: Facts) -> Sighting | None:
     rows = rows[first.step[rows] >= 0]
     name = _FUNCTIONS[OPS[int(first.table.op[rows[-1]])]]
     line = first.line(masks[0][1])
-    ms = ns_to_ms(sum(of_rank.total_ns for of_rank in exchanges) / len(exchanges) / facts.steps)
+    ms = facts.per_step_ms([of_rank.total_ns for of_rank in exchanges])
     return Sighting(
         f"Python objects are pickled and exchanged in every step ({name}){at_line(line)}: "
         f"{in_bytes(float(first.size_bytes[rows].mean()))} on average in two collectives each, "

@@ -10,7 +10,6 @@ from commprof.analysis.evidence import Figure
 from commprof.text import in_ms
 from commprof.trace import columns
 from commprof.trace.schema import OPS, Phase
-from commprof.units import ns_to_ms
 
 _SENDS, _RECEIVES = ("send",), ("recv",)
 #: Part of the step that the schedule leaves idle, and for which the stages wait for messages.
@@ -21,7 +20,7 @@ _ENOUGH = 4
 
 def _peers(calls: RankCalls) -> dict[int, int]:
     """Messages per step from each rank that this rank also sends to; forward and backward."""
-    sent, received = calls.chosen(_SENDS), calls.chosen(_RECEIVES)
+    sent, received = calls.measured(_SENDS), calls.measured(_RECEIVES)
     both = np.intersect1d(calls.table.peer[sent], calls.table.peer[received])
     return {
         int(peer): round(calls.per_step(received & (calls.table.peer == peer))) for peer in both
@@ -61,7 +60,7 @@ def _receives_before_backward(calls: RankCalls) -> bool:
     begun = np.sort(phases.begin_ns[phases.key == Phase.BACKWARD])
     if not len(begun):
         return True
-    rows = np.flatnonzero(calls.chosen(_RECEIVES))
+    rows = np.flatnonzero(calls.measured(_RECEIVES))
     steps, first = np.unique(calls.step[rows], return_index=True)
     issue_ns, end_ns = calls.table.issue_ns[rows[first]], calls.end_ns[steps]
     number = np.searchsorted(begun, end_ns) - np.searchsorted(begun, issue_ns)
@@ -77,7 +76,7 @@ def _rule(facts: Facts) -> Sighting | None:
     idle = (len(stages) - 1) / (micro + len(stages) - 1)
     if idle < _IDLE:
         return None
-    masks = [(facts.ranks[row], facts.ranks[row].chosen(_RECEIVES)) for row in stages]
+    masks = [(facts.ranks[row], facts.ranks[row].measured(_RECEIVES)) for row in stages]
     waiting = [float(calls.exposed_ns[mask].sum()) for calls, mask in masks]
     share = facts.share(waiting)
     if not share >= _WAITING:
@@ -89,7 +88,7 @@ def _rule(facts: Facts) -> Sighting | None:
     return Sighting(
         f"The model is a pipeline of {len(stages)} stages, through which a step sends "
         f"{micro} micro batch{'es' * (micro > 1)}: each stage waits while another "
-        f"computes, {in_ms(ns_to_ms(sum(waiting) / len(waiting) / facts.steps))} per step"
+        f"computes, {in_ms(facts.per_step_ms(waiting))} per step"
         f"{at_line(line)}. Such a schedule leaves {idle:.0%} of a step idle; with {enough} smaller "
         f"micro batches it would be {then:.0%}.",
         min(share, idle),

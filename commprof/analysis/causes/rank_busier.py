@@ -1,4 +1,4 @@
-"""One rank has more work than the others in every step, outside of the phases of training."""
+"""One rank has more work than the others in nearly every step, outside of training's phases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _rule(facts: Facts) -> Sighting | None:
     lines = [row for row in facts.world.lateness.longer_lines if row.phase == "other"]
     before = at_line(lines[0].end or lines[0].begin) if lines else ""
     return Sighting(
-        f"Rank {late.rank} has more work than the others in every step, outside of forward, "
+        f"Rank {late.rank} has more work than the others in nearly every step, outside of forward, "
         f"backward and update{before and ', before the line' + before.removeprefix(' at')} (a log "
         f"or a picture that only it writes, or its own preparation of data): {who} "
         f"{'wait' if several else 'waits'} {in_ms(ns_to_ms(late.wait_ns))} per step for it.",

@@ -13,10 +13,10 @@ from commprof.text import counted, in_bytes, in_ms
 from commprof.trace import columns
 from commprof.trace.lookup import among
 from commprof.trace.schema import OPS, Phase
-from commprof.units import ns_to_ms
 
 #: Fewest micro batches of a step.
 _LEAST = 2
+#: In at least this fraction of the steps, every micro batch makes the calls.
 _USUAL = 0.9
 
 
@@ -87,7 +87,7 @@ def _rule(facts: Facts) -> Sighting | None:
         return None
     first, mask, passes = of_ranks[0]
     op = OPS[int(np.bincount(first.table.op[mask]).argmax())]
-    line, ms = first.line(mask), ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    line, ms = first.line(mask), facts.per_step_ms(blocked)
     calls = counted(round(first.per_step(mask)), f"{op} call")
     return Sighting(
         f"Each of the {passes} micro batches of a step waits for small calls{at_line(line)}: "

@@ -14,7 +14,6 @@ from commprof.trace.columns import Ints
 from commprof.trace.lookup import among
 from commprof.trace.operations import codes_of
 from commprof.trace.schema import Phase
-from commprof.units import ns_to_ms
 
 _OPS = ("all_reduce", "all_gather", "all_gather_into_tensor")
 #: Largest mean size: statistics of 4,096 channels.
@@ -73,7 +72,7 @@ def _rule(facts: Facts) -> Sighting | None:
     if not share >= _SHARE:
         return None
     first, mask = both[0]
-    line, ms = first.line(of_ranks[0][1]), ns_to_ms(sum(blocked) / len(blocked) / facts.steps)
+    line, ms = first.line(of_ranks[0][1]), facts.per_step_ms(blocked)
     return Sighting(
         f"Layers of the model exchange small tensors{at_line(line)}, as SyncBatchNorm does with "
         f"its statistics: {counted(round(first.per_step(mask)), 'call')} per step of "

@@ -13,7 +13,6 @@ from commprof.analysis.evidence import Figure
 from commprof.analysis.named_cause import Saving
 from commprof.text import counted, in_bytes, in_ms
 from commprof.trace import columns
-from commprof.units import ns_to_ms
 
 #: File of torch whose frame is in the stacks of these calls.
 _FILE = "/distributed/optim/zero_redundancy_optimizer.py:"
@@ -53,7 +52,7 @@ def _rule(facts: Facts) -> Sighting | None:
     joined = len(np.unique(first.table.peer[mask]))
     if mean > _MEAN_BYTES or number < 2 * joined or not share >= WORTH_NAMING:
         return None
-    ms = ns_to_ms(sum(exposed) / len(exposed) / facts.steps)
+    ms = facts.per_step_ms(exposed)
     return Sighting(
         "After each update, ZeroRedundancyOptimizer sends every parameter in a broadcast of its "
         f"own: {counted(round(number), 'call')} per step of {in_bytes(mean)} on average, for which "

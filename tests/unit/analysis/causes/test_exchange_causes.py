@@ -8,9 +8,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from commprof.analysis.causes import scalars_one_by_one
+from commprof.analysis.causes import pipeline_bubble, scalars_one_by_one
 from commprof.analysis.causes.facts import Facts
 from commprof.analysis.causes.registry import sizes_are_told
 from commprof.trace.schema import OPS, Phase
@@ -245,6 +246,17 @@ def test_a_pipeline_of_one_batch_needs_micro_batches_and_no_stage_is_late() -> N
     assert cause.share == pytest.approx(30 / 61.1, abs=0.01)
     assert "pipeline-bubble" not in causes_of(partial(staged, 8, 0.0), models=0)
     assert facts_of(partial(staged, 1, 0.0)).world.lateness.late_rank is None
+
+
+def test_messages_of_unknown_size_count_as_micro_batches() -> None:
+    facts = facts_of(partial(staged, 2, 0.0))
+    told = pipeline_bubble.CAUSE.rule(facts)
+    for position, calls in enumerate(list(facts.ranks)):
+        made = facts.ranks._made  # type: ignore[attr-defined]
+        made[position] = replace(calls, has_size=np.arange(len(calls.table)) % 4 > 0)
+    assert told is not None
+    assert "2 micro batches" in told.sentence
+    assert pipeline_bubble.CAUSE.rule(facts) == told
 
 
 def test_of_a_slower_stage_only_its_longer_work_counts_as_waiting_for_it() -> None:
