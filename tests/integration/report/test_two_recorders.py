@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from commprof.analysis.collectives.calls import group_sizes
@@ -68,10 +69,12 @@ def test_a_group_is_told_by_sizes_or_not_at_all(recorded: Path) -> None:
 
 @pytest.mark.measures
 def test_an_operator_that_waits_for_the_late_rank_is_exposed_time(recorded: Path) -> None:
-    (ours,), (theirs,) = (
-        analyse_in_detail(recorded / folder)[0].worlds for folder in ("run", "torch")
-    )
-    for rank in (0, 1):
-        exposed = [world.ranks[rank].parts.exposed_ms for world in (ours, theirs)]
-        assert min(exposed) > 1000 * LATE_S
-        assert exposed[0] == pytest.approx(exposed[1], rel=0.1)
+    """Of the same steps: commprof's first one is warm-up, and torch.profiler's is twice as long."""
+    (ours,), (theirs,) = (analyse_in_detail(recorded / folder)[1] for folder in ("run", "torch"))
+    assert ours.steps.tolist() == list(range(1, STEPS))
+    assert theirs.steps.tolist() == list(range(STEPS))
+    own_ms, other_ms = ours.parts_ms["exposed"][:2], theirs.parts_ms["exposed"][:2, 1:]
+    assert own_ms.min() > 1000 * LATE_S
+    # A thread that lost its core at the end of a step makes a single one differ more.
+    difference_ms = np.median(np.abs(own_ms - other_ms), axis=1)
+    assert difference_ms.max() < 0.02 * np.median(ours.parts_ms["step"])
