@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs, PContext
@@ -22,9 +21,9 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from commprof import _native
-from commprof.errors import CommprofError, RankFailedError, UsageError
+from commprof.errors import CommprofError, RankFailedError
 from commprof.invocation import quoted
+from commprof.launch.backends import check_backend
 from commprof.launch.job import Job, Plan
 from commprof.launch.progress import ProgressLine
 from commprof.launch.rendezvous import ALONE, Rendezvous
@@ -298,25 +297,6 @@ def _rank_failed(error: ChildFailedError, log_dir: Path, attempt: int) -> RankFa
     codes = {rank: failure.exitcode}  # the rank that failed first is listed first
     codes |= {number: failed.exitcode for number, failed in error.failures.items()}
     return RankFailedError(rank, failure.exitcode, reason, where, codes)
-
-
-def check_backend(backend: str, local_ranks: int) -> None:
-    """Raises UsageError if this host lacks the backend, or GPUs for ``local_ranks`` NCCL ranks."""
-    available = [name for name in ("gloo", "nccl", "mpi", "ucc") if dist.is_backend_available(name)]
-    if "nccl" in available and not torch.cuda.is_available():
-        available.remove("nccl")
-    if _native.native is not None:
-        available.append("commprof")
-    if backend not in available:
-        raise UsageError(
-            f"backend {backend!r} is not available (allowed with torch {torch.__version__} and "
-            f"{torch.cuda.device_count()} CUDA devices: {', '.join(available)})"
-        )
-    if backend == "nccl" and local_ranks > torch.cuda.device_count():
-        raise UsageError(
-            f"backend 'nccl' needs a GPU for each of the {local_ranks} ranks, and this machine "
-            f"has {torch.cuda.device_count()}; use fewer ranks, or backend 'gloo'"
-        )
 
 
 @contextmanager

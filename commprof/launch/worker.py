@@ -30,6 +30,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from commprof import interrupts, invocation, satellites
 from commprof.errors import CommprofError, UsageError
+from commprof.launch.backends import prepare_backend
 from commprof.launch.job import Job, Plan, write_json
 from commprof.launch.pinning import pin_this_process
 from commprof.launch.progress import ProgressFile
@@ -96,9 +97,7 @@ def _run(job: Job, cpu_sets: str) -> None:
     allow_tracer(settings.tracer)
     torch.set_num_threads(job.threads_per_rank)
     plan = job.plan()
-    device = _device(job.backend, rank)
-    if job.backend == "commprof":
-        satellites.tune().register_backend()
+    device = prepare_backend(job.backend, rank)
     dist.init_process_group("cpu:gloo,cuda:nccl" if job.cpu_offload else job.backend)
     shard = Shard(rank, job.world_size, plan.per_rank_batch, plan.steps, job.seed, device)
     memory = PeakMemory(device)
@@ -159,15 +158,6 @@ def _environment_rank(job: Job) -> int:
             f"{job.world_size}; start one process for each of ranks 0 to {job.world_size - 1}"
         )
     return rank
-
-
-def _device(backend: str, rank: int) -> str:
-    """Returns the rank's device: the CPU, or with NCCL the GPU of its local rank."""
-    if backend != "nccl":
-        return "cpu"
-    device = f"cuda:{os.environ.get('LOCAL_RANK', rank)}"
-    torch.cuda.set_device(device)
-    return device
 
 
 def _identity(rank: int) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def _check_backend(backend: str, local_ranks: int) -> None:
     """Raises UsageError if the backend cannot run ``local_ranks`` ranks on this host."""
     with ends_at_once():
         from commprof import _native
-        from commprof.launch.elastic import check_backend  # takes seconds: loads torch
+        from commprof.launch.backends import check_backend  # takes seconds: loads torch
 
     if backend != "commprof":
         check_backend(backend, local_ranks)

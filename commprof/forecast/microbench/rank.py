@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from commprof import satellites
 from commprof.capture.job.metadata import clock_identity, host_identity
 from commprof.forecast.microbench.buffers import Buffers
 from commprof.forecast.microbench.calls import Call, Side, no_meeting
@@ -24,6 +23,7 @@ from commprof.forecast.microbench.context import context
 from commprof.forecast.microbench.measure import make_sampled_call, measure_overlap
 from commprof.forecast.microbench.operations import HOOK_PREFIX
 from commprof.forecast.microbench.plan import BenchPlan, Sweep
+from commprof.launch.backends import prepare_backend
 from commprof.launch.progress import ProgressFile
 from commprof.launch.worker import guarded
 
@@ -41,13 +41,12 @@ def run_plan(plan: BenchPlan, progress_directory: Path | None = None) -> None:
     ``progress_directory`` if that is not None.
     """
     torch.set_num_threads(1)
-    if plan.backend == "commprof":
-        satellites.tune().register_backend()
+    device = prepare_backend(plan.backend, int(os.environ["RANK"]))
     dist.init_process_group("gloo")
     places: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(places, (tuple(clock_identity()), tuple(host_identity())))
     clocks, hosts = (list(each) for each in zip(*places, strict=True))
-    runner = _Runner(plan, clocks, hosts, progress_directory)
+    runner = _Runner(plan, clocks, hosts, device, progress_directory)
     with closing(runner):
         for sweep in plan.sweeps():
             runner.run(sweep)
@@ -63,12 +62,13 @@ class _Runner:
         plan: BenchPlan,
         clocks: list[Any],
         hosts: list[Any],
+        device: str,
         progress_directory: Path | None,
     ) -> None:
         self._plan = plan
         self._clocks = clocks
         self._rank = dist.get_rank()
-        self._device = _device(plan.backend)
+        self._device = device
         self._controls: dict[int, Any] = {}
         self._collector = None
         self._progress = None
@@ -172,12 +172,3 @@ class _Runner:
         self._rounds_done += 1
         if self._progress is not None:
             self._progress.update(self._rounds_done)
-
-
-def _device(backend: str) -> str:
-    """Returns the device of this rank's buffers: with NCCL a GPU of its own, else the CPU."""
-    if backend != "nccl":
-        return "cpu"
-    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    torch.cuda.set_device(device)
-    return device

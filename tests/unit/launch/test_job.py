@@ -29,7 +29,7 @@ from commprof.analysis.rank_summary import RankSummary
 from commprof.analysis.world import WorldResult
 from commprof.errors import CommprofError, RankFailedError, UsageError
 from commprof.invocation import quoted
-from commprof.launch import elastic, rendezvous, worker
+from commprof.launch import backends, elastic, rendezvous, worker
 from commprof.launch.elastic import kill_lost_ranks
 from commprof.launch.job import Job, per_rank_batch
 from commprof.launch.progress import ProgressFile, ProgressLine
@@ -189,7 +189,7 @@ def test_each_machine_needs_gpus_for_its_own_ranks_only(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(elastic.dist, "is_backend_available", lambda name: True)
+    monkeypatch.setattr(backends.dist, "is_backend_available", lambda name: True)
     job = Job("timed", 8, HERE, backend="nccl")
     two_machines = Rendezvous("first:29500", nodes=2, node_rank=1)
     if refused:
