@@ -19,7 +19,7 @@ def main() -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 4))
     for block in (model[0], model[2], model):
-        # There is memory to keep the parameters of so small a model until backward.
+        # The model is small: its parameters can stay in memory from forward to backward.
         fully_shard(block, mesh=mesh, reshard_after_forward=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 

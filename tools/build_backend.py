@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 if int(setuptools.__version__.split(".")[0]) < 77:
-    # Without isolation pip does not check the version, and setuptools fails with another error.
+    # Without isolation pip does not check setuptools' version; setuptools' own error is unclear.
     raise SystemExit(
         f"commprof is built with setuptools 77 or newer, this is {setuptools.__version__}: "
         "`pip install 'setuptools>=77' cmake ninja`, or leave out --no-build-isolation"

@@ -95,7 +95,10 @@ def _row_of(alike: Sequence[Demand]) -> str:
 
 
 def _alike(demands: Sequence[Demand], shown: bool = False) -> list[list[Demand]]:
-    """Groups demands of one kind; an unmet one is a group of its own, unless ``shown`` below."""
+    """Groups demands of one kind.
+
+    An unmet demand is a group of its own, unless a further table shows it (``shown``).
+    """
     found: list[list[Demand]] = []
     for one in demands:
         for group in found if one.met or shown else ():

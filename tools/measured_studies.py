@@ -116,7 +116,7 @@ def object_of(judge: Callable[[dict[str, Any]], list[Demand]]) -> Judge:
 
 
 def predictions(of_transformer: bool) -> Judge:
-    """Returns the judge of the transformer's predictions, or of the other ones, in one file."""
+    """Returns the judge of a file's predictions of the transformer, or of all others in it."""
 
     def of_file(path: Path) -> list[Demand]:
         rows = [

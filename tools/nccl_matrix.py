@@ -98,7 +98,7 @@ def loaders(library: Path) -> dict[int, str]:
 def through(
     tree: Path, plugin: str, library: Path, address: str, newest: int, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Plays calls to a plugin through a library's loader; a logging plugin gets all events."""
+    """Plays calls to a plugin through a library's loader; with LOGGED set, all kinds of events."""
     arguments = ["through", str(library), str(tree / plugin), address, str(newest)]
     return subprocess.run(
         [str(tree / "test_nccl_plugin"), *arguments, *["all"] * ("LOGGED" in environment)],
@@ -112,7 +112,7 @@ def through(
 def passed_on(
     tree: Path, library: Path, addresses: dict[int, str], version: int
 ) -> tuple[str, list[str]]:
-    """Compares the log of a plugin behind commprof's with its log without commprof.
+    """Compares what a logging plugin logs behind commprof's plugin and without commprof.
 
     Returns: The number of equal lines, as a cell of the table, and the errors.
     """

@@ -38,7 +38,7 @@ _NAMES = (
     ("", r"[kmgt]i?b(it)?(ytes)? ?(/|per) ?s|flop|(samples?|images?|tokens?) ?(/|per) ?(min|h)"),
     ("", rf"(throughput|(/|per) ?s(ec|econd)?)\b.*(/|per) ?{_RANK}"),
     ("parallel_share", r"^p$|parallel(iz|is)?(able|ed)? (portion|fraction|share)"),
-    # Excludes the law's limit, and speed-ups for a parallel share that the header itself states.
+    # Not a column of Amdahl's limit, nor one whose header states the parallel share ("P = 0.95").
     ("amdahl_speedup", r"^(?!.*(limit|max|effici|serial|fraction|share|\bp ?=)).*amdahl"),
     ("", r"amdahl"),
     ("accumulation", r"accum"),
@@ -68,7 +68,7 @@ _NAMES = (
 _NAMES_OF = tuple((name, re.compile(pattern)) for name, pattern in _NAMES)
 #: Quantities that may be given in percent.
 _SHARES = ("efficiency", "cost_efficiency", "overhead", "parallel_share")
-#: Names of patterns that are also tried on the header with its parts in brackets.
+#: Names whose patterns search the whole header; all others search it without parts in brackets.
 _BY_UNIT = ("", "amdahl_speedup", "tokens_per_s", "throughput")
 _PLURAL = r"process(?:es)?|procs?|p|gpus?|ranks?|nodes?|workers?|devices?"
 #: Names of the column of world sizes, the best first.
@@ -186,7 +186,7 @@ def _work(text: str) -> tuple[float, float]:
         if not noun and not thousand and not number:
             continue
         if not noun and "cost" not in text:
-            continue  # "time (2 nodes)"
+            continue  # as in "time (2 nodes)", which names no work
         count = float((number or "1").replace(",", "")) * (1000 if thousand else 1)
         return (0.0, count) if noun.startswith("epoch") else (count, 0.0)
     return 0.0, 0.0

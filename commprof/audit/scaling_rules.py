@@ -41,7 +41,7 @@ def speedup_from_times(document: Document) -> Iterator[AuditCheck]:
 
 
 def speedup_from_work(document: Document) -> Iterator[AuditCheck]:
-    """Checks speed-ups of rows with stated samples: the ratio of their rate to the base row's.
+    """Checks that speed-up is the row's rate divided by the base's, if rows state samples.
 
     The rate is the number of samples divided by the duration.
     """

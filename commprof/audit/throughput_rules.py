@@ -215,7 +215,7 @@ def changing_work(document: Document) -> Iterator[AuditCheck]:
         if len({b * n for n, b in batches.items()}) == 1 or has(first, "global_batch"):
             continue  # strong scaling
         if not has(first, "rank_batch") and len({b / n for n, b in batches.items()}) == 1:
-            continue  # weak scaling, by the global batch
+            continue  # weak scaling: the batches are global, and grow with the ranks
         for row in rows[1:]:
             name = _batch_of(row)
             first_batch = first.figures[_batch_of(first)]

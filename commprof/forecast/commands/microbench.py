@@ -164,7 +164,7 @@ class MicrobenchCommand:
                 "MASTER_ADDR and MASTER_PORT set; use 'gloo' to have commprof start the ranks"
             )
         check_memory(plan)
-        json_file = writable_file(args.json)  # last, so that a refusal leaves no empty file
+        json_file = writable_file(args.json)  # after all checks: a refused command leaves no file
         directory = Path(tempfile.mkdtemp(prefix="commprof-microbench-"))
         plan = dataclasses.replace(plan, result_path=str(directory / "result.json"))
         code = show_measured(lambda: _launch(plan, directory), plan, json_file)

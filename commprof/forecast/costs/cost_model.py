@@ -39,9 +39,9 @@ Floats = npt.NDArray[np.float64]
 Knot = tuple[float, float]
 
 #: No time is interpolated between neighbours further apart than this factor. Sizes that double are
-#: dense enough even if one of them is left out. ``knots_through`` guesses the time of each size
-#: without that size's knot, so the neighbours are further apart there, and the limit for guesses is
-#: wider.
+#: dense enough even if one of them is left out. ``knots_through`` also guesses a knot's time from
+#: the two knots beside it. These are further apart than neighbours, so guesses have a wider limit,
+#: the second constant.
 DENSE: Final = 5.0
 _DENSE_FOR_GUESSES: Final = 10.0
 
@@ -91,7 +91,10 @@ def knots_through(x: Floats, y: Floats, error: Floats) -> tuple[Knot, ...]:
 
 
 def _guesses(x: Floats, y: Floats) -> Floats:
-    """Interpolates each time between its neighbours, as :func:`between`; NaN if none are near."""
+    """Interpolates the time at each x from the points beside it, as :func:`between` does.
+
+    NaN at the first and last x, and where the points beside it are too far apart.
+    """
     guesses = np.full(len(x), np.nan)
     near = np.flatnonzero((x[2:] > 0) & (x[2:] <= _DENSE_FOR_GUESSES * x[:-2])) + 1
     low, high, before, after = x[near - 1], x[near + 1], y[near - 1], y[near + 1]
@@ -147,16 +150,17 @@ class CostCurve:
     world_sizes: tuple[int, ...]
     #: Ranks of the measurement per usable core of their host; NaN if unknown.
     ranks_per_core: float = math.nan
-    #: Root mean square of the relative residuals, and the largest. If ``source`` is "run", the
-    #: first is the mean absolute error of the replayed bucket ends, divided by the step, and the
-    #: second is NaN.
+    #: Root mean square of the relative residuals, and the largest of them. If ``source`` is "run",
+    #: ``residual`` is the mean absolute error of the replayed bucket ends, divided by the step, and
+    #: ``worst_residual`` is NaN.
     residual: float = math.nan
     worst_residual: float = math.nan
     #: Errors with each size left out in turn; None if there are too few sizes.
     held_out_size: HeldOut | None = None
     #: Errors with each world size left out in turn; None if there is only one.
     held_out_world_size: HeldOut | None = None
-    #: Seconds to add up a byte; None unless an operation that adds up nothing was measured as well.
+    #: Seconds to add up a byte; None if the operation adds up nothing, or if no all-gather was
+    #: measured to compare it with.
     gamma_s_per_byte: float | None = None
     #: 95 % bootstrap interval.
     gamma_interval_s_per_byte: tuple[float, float] = (math.nan, math.nan)
@@ -230,9 +234,10 @@ class CostCurve:
 
         At a size of alpha divided by beta bytes, latency and transfer take the same time. The lower
         ends of all pieces are multiplied by the factor by which this size changes for the first
-        piece. If that piece's alpha or beta is 0, the ends stay. If the ends move, an alpha of 0
-        stays 0 in all pieces but the first: in a later piece, transfers hide the latency, and the
-        piece then begins at the size from which they hide the other link's latency.
+        piece. If that piece's alpha or beta is 0, the ends stay.
+
+        A later piece with an alpha of 0 keeps this alpha if the ends move: its transfers hide the
+        latency. Its new lower end is the size from which they hide the other link's latency.
         """
         first = self.pieces[0]
         before = first.alpha_s, first.beta_s_per_byte
@@ -255,7 +260,7 @@ class CostCurve:
         return dataclasses.replace(self._on(pieces, scale), replicates=drawn)
 
     def _work(self, ranks: int, op: str | None) -> Work:
-        """Returns the messages and bytes of a rank in ``op``; None is the curve's operation."""
+        """Returns the messages and bytes of a rank in ``op`` (None: in ``self.op``)."""
         return work(canonical(op or self.op), ranks, self.backend)
 
     def _with(self, values: list[tuple[float, float]]) -> CostCurve:

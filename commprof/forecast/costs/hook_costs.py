@@ -74,10 +74,12 @@ class HookCost:
     ranks_per_core: float
     bucket_bytes: tuple[float, float]
     #: Extra time of a rank's own work due to the compressor, divided by the bytes of all gradients;
-    #: below 0 if all-reduces slow compute down more. NaN if no similar run without a hook exists.
+    #: below 0 if plain all-reduces slow compute down more than the compressor does. NaN without a
+    #: similar run that has no hook.
     compute_s_per_byte: float = math.nan
-    #: True if a host's ranks add up first and only hosts exchange. ``reduce`` then holds all
-    #: processor time, ``payload_ratio`` refers to a host's bytes, and ``ranks`` counts hosts.
+    #: True if ranks first add up gradients within their host, and only sums are exchanged, between
+    #: hosts. ``reduce`` then holds all processor time, ``payload_ratio`` refers to a host's bytes,
+    #: and ``ranks`` counts hosts.
     between_hosts: bool = False
     #: Ranks per host of the recorded run, rounded.
     ranks_per_host: int = 1
@@ -144,8 +146,8 @@ class HookCost:
         Args:
             size_bytes: size of the fp32 gradients.
             ranks: number of peers, see :meth:`peers`.
-            curve: cost on the link between the peers, of an all-reduce or of an operation that
-                stands in for it.
+            curve: cost of an all-reduce, or of an operation that stands in for it, on the link
+                between the peers.
             crowding: ranks per core divided by recorded ranks per core; multiplies processor time.
             sharing: result of :meth:`link_sharing`; multiplies the transfer time.
             later_s: extra latency of a message, compared with the recorded run.
@@ -184,7 +186,7 @@ class HookCost:
         payload = self.payload_ratio * size_bytes
         if self.exchange == GATHER:
             gathered = payload * (ranks - 1)
-            # If that is fewer bytes, all values are sent as fp16 in two phases (TopK::dense).
+            # Top-k sends all values as fp16 in two phases if these are fewer bytes (TopK::dense).
             dense = size_bytes * (ranks - 1) / ranks if self._is_top_k else math.inf
             return min(gathered, dense)
         return payload * 2 * (ranks - 1) / ranks

@@ -24,8 +24,8 @@ _ROUNDS = 12
 #: Least number of different x in a piece.
 LEAST_PER_PIECE = 3
 MOST_PIECES = 3
-#: Up to this number of different x, a break is tried between any two neighbours, and each fit with
-#: one x left out finds its own breaks. The time of both grows with a high power of this number.
+#: Up to this number of different x, ``find_breaks`` tries a break between any two neighbours, and
+#: searches again in each fit with one x left out. Its time grows with a high power of this number.
 MOST_SIZES = 70
 #: Residuals below this do not justify another piece.
 _FINEST = 1e-3
@@ -140,7 +140,7 @@ def _weighted_lines(x: Floats, y: Floats, weight: Floats) -> Floats:
     ok = determinant > 1e-12 * pp * qq
     by = np.where(ok, determinant, 1.0)
     free = np.stack([(sp * qq - sq * pq) / by, (sq * pp - sp * pq) / by], axis=1)
-    # If a or b would be negative, or is undetermined: the better line with one of them alone.
+    # The better line with only a or only b replaces a fit in which one is negative or undetermined.
     none = np.zeros(len(weight))
     only_b = np.stack([none, np.divide(sq, qq, out=none.copy(), where=qq > 0)], axis=1)
     only_a = np.stack([sp / pp, none], axis=1)

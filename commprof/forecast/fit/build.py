@@ -25,7 +25,7 @@ from commprof.forecast.sharded.steps import ShardedSteps
 def curves_of(
     recorded: Sequence[RecordedSteps], measured: Mapping[str, CostCurve]
 ) -> dict[str, CostCurve]:
-    """Returns a curve per operation: those in ``measured``, and for other operations fits to runs.
+    """Returns a curve per operation: from ``measured`` if it is there, else fitted to the runs.
 
     All runs are over links of one class. Runs with a compressor are skipped.
     """

@@ -248,9 +248,9 @@ def _are_knots_better(knots: Floats | np.float64, lines: Floats | np.float64) ->
 def _leave_out(data: _Data, groups: Floats, breaks: Sequence[float]) -> _LeftOut | None:
     """Leaves out each group of points in turn and refits; None if too few points remain.
 
-    The breaks between pieces are refitted too, unless there are more than ``MOST_SIZES`` groups:
-    one group in so many hardly moves ``breaks``, the breaks of all points. Of more than
-    ``_MOST_TURNS`` groups, several that are far apart are left out at a time.
+    The breaks between pieces are refitted too, unless there are more than ``MOST_SIZES`` groups.
+    Then one group hardly matters, and ``breaks``, which fit all points, are kept. If there are more
+    than ``_MOST_TURNS`` groups, several groups that are far apart are left out at a time.
     """
     lines, knots = np.zeros(len(data.x)), np.zeros(len(data.x))
     values, group_row = np.unique(groups, return_inverse=True)

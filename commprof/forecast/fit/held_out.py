@@ -190,7 +190,7 @@ def _once(recorded: Sequence[RecordedJob]) -> list[RecordedJob]:
 
 
 def _is_same(steps: RecordedSteps, other: RecordedSteps) -> bool:
-    """True if both are the same recorded steps: two recordings differ in some step's ns."""
+    """True if both have equal settings and step times; no two recordings agree in all ns."""
     settings = [(each.world_size, each.link, each.hook) for each in (steps, other)]
     return settings[0] == settings[1] and np.array_equal(steps.period_s, other.period_s)
 

@@ -40,8 +40,8 @@ _OVERHEADS = 81
 _BETAS, _ALPHAS = 41, 31
 REPLICATES = 20
 _SEED = 20240501
-#: Factors by which a replicate's fit varies the fitted values: of the overhead if it alone is
-#: fitted, and of both if the time per byte within a host is fitted too.
+#: A replicate's fit tries the fitted values times these factors. ``_NEAR`` is used if only the
+#: overhead is fitted, ``_NEAR_BOTH`` for overhead and time per byte if both are fitted.
 _NEAR, _NEAR_BOTH = np.geomspace(0.5, 2, 11), np.geomspace(0.5, 2, 5)
 #: If the fitted overhead is 0, replicates are fitted around this overhead, the smallest above 0.
 _LEAST_OVERHEAD_S = 1e-5

@@ -88,7 +88,7 @@ def _options(kind: Any, is_async: bool, **values: Any) -> Any:
 
 
 def _with_copy(buffers: Buffers, copies: bool, start: Callable[[], Any]) -> Callable[[], Any]:
-    """Returns `start`; with `copies` and out of place, a call that first copies the input."""
+    """Returns `start`; if `copies` and out of place, a function that first copies the input."""
     source, target = buffers.source, buffers.target
     if source is target or not copies:
         return start

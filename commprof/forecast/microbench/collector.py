@@ -159,7 +159,7 @@ class Collector:
         self._written = 0.0
 
     def add(self, sweep: Sweep, ranks: Sequence[Sequence[Cell]], one_clock: bool) -> None:
-        """Adds cells of one round, in the same order for each rank.
+        """Adds the cells of one round: a list for each rank, all in the same order.
 
         `one_clock`: True if all ranks share a clock.
         """

@@ -191,8 +191,8 @@ def measure_overlap(
 ) -> OverlapCell:
     """Samples one size; each sample times the collective alone, the compute alone, and both.
 
-    ``meet`` is the barrier before each of the three. ``control`` is a gloo group of the same ranks.
-    They find the slowest rank's pilot time in it, and all derive the number of samples from that.
+    ``meet`` is the barrier before each of the three. ``control`` is a gloo group of the same ranks,
+    in which they exchange their pilot times: the slowest one determines the number of samples.
     """
     placement = operation(op).placements[-1]
     buffers = make_buffers(

@@ -73,7 +73,7 @@ def draw_steps(
     latest, mean = [], []
     for begin in range(0, steps, at_once):
         count = min(at_once, steps - begin)
-        # [steps, blocks, recorded ranks, buckets + 1], then ranks in a row
+        # [steps, blocks, recorded ranks, buckets + 1]; the next line joins the blocks' ranks
         drawn = table[random.integers(0, recorded_steps, (count, blocks))]
         drawn = drawn.reshape(count, blocks * recorded_ranks, buckets + 1)[:, :ranks]
         latest.append(drawn.max(axis=1))
@@ -96,7 +96,7 @@ class Replay(Model):
     #: Seconds of a rank's own work in a step, as a straight line in samples per rank; None if only
     #: one batch size was recorded.
     compute_by_batch: Line | None = None
-    #: Smallest and largest samples per rank to which this line was fitted.
+    #: Smallest and largest samples per rank to which ``compute_by_batch`` was fitted.
     batches: tuple[float, float] = (0.0, math.inf)
 
     def replayed(self, scenario: Scenario) -> tuple[Replicated, Replayed]:

@@ -120,7 +120,7 @@ class PredictedSetting:
     link: ScenarioLink
     hook: HookCost | None
     hook_crowding: float
-    #: Extra latency of each of the compressor's messages, compared with the run it was fitted to.
+    #: Latency of a message of the compressor, minus that in the run to which its cost was fitted.
     hook_later_s: float
     bucket_bytes: Floats
     ready_s: Floats
@@ -128,8 +128,8 @@ class PredictedSetting:
     copy_s: Floats
     #: Other collectives: (operation, size, number per step); empty if they stay as recorded.
     others: tuple[tuple[str, float, float], ...]
-    #: [steps, ranks]: waits for other collectives that stay as recorded, and are part of the times
-    #: above; 0 if the times of these collectives are predicted.
+    #: [steps, ranks]: recorded waits for other collectives, which the times above include; 0 if the
+    #: times of these collectives are predicted.
     kept_wait_s: Floats
     outside: tuple[str, ...]
     remarks: tuple[str, ...]

@@ -122,8 +122,8 @@ def other_calls(trace: Trace, measured_steps: Ints) -> tuple[OtherCall, ...]:
 def _following(step: Ints, measured_steps: Ints) -> Ints:
     """Returns the indices of finalisations that are the only one of their measured step.
 
-    The finalisation before must be of the step before. ``step``: the step of each finalisation, in
-    order of time; -1 outside of all steps.
+    The preceding finalisation must belong to the preceding step. ``step``: the step of each
+    finalisation, in order of time; -1 outside of all steps.
     """
     _, place, times = np.unique(step, return_inverse=True, return_counts=True)
     follows = (step[:-1] >= 0) & (step[1:] == step[:-1] + 1)

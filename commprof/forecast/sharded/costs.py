@@ -97,7 +97,7 @@ class ShardedCosts:
         known, other = self.known[:, np.newaxis], self.other[:, np.newaxis]
         scaled = transfer_ns * np.divide(there, here, out=np.ones_like(there), where=known)
         beyond = transfer_ns - here
-        # A transfer shorter than its fitted cost would become negative on a much faster link.
+        # Scaled if the sum could be negative: a short transfer on a link that is much faster.
         moved = np.where((beyond > 0) | (there > here), there + beyond, scaled)
         result: Floats = np.where(known & ~other, np.maximum(0.0, moved), scaled)
         return result
@@ -117,7 +117,7 @@ def factors(
             do.
     """
     if scenario.changes_link:
-        scenario_link(profile, scenario, placement)  # raises if the ranks cross no such link
+        scenario_link(profile, scenario, placement)  # raises if no rank uses the changed link
     recorded = Scenario(steps.world_size)
     pairs: list[tuple[_Cost, _Cost] | None] = []
     outside: list[str] = []

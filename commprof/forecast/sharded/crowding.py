@@ -59,7 +59,7 @@ def crowding(
         stretch(place_of.threads_per_core, wanted_ns, elsewhere_ns)
         for place_of in (here, placement)
     ]
-    # If threads lacked cores more than the number of threads per core explains, the excess remains.
+    # The part of the recorded lack of cores that the model does not explain stays the same.
     after = max(1.0, before + modelled[1] - modelled[0])
     longer_ns = wanted_ns * (after - before)
     if longer_ns < 0:

@@ -25,8 +25,8 @@ _PATIENCE_S = 10.0
 def timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
     """Returns a group's time-out for tensors of a device; None if its backend does not tell.
 
-    ``new_group`` gives a group the backend's default time-out, not the one that the job has set for
-    its own groups.
+    Pass it to ``new_group``, which otherwise gives the new group the backend's default time-out,
+    even if the job has set another one for its own groups.
     """
     backend = group._get_backend(device)
     return backend.options._timeout if hasattr(backend, "options") else None
