@@ -90,7 +90,10 @@ def _exchange(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _exchange_table(times: dict[str, Any], size_mb: float) -> str:
-    """Prints ratios of exchange times: a round's time minus that of a step without exchange."""
+    """Returns a table with ratios of exchange times.
+
+    An exchange's time is that of a step minus that of the round's step without an exchange.
+    """
     without = np.array(times["nothing"]["ms"])
     rows = []
     for name, one in times.items():

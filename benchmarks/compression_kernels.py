@@ -25,7 +25,7 @@ class Row:
     size_mb: int
     ours: Call
     other: Call
-    #: Demand on ours / other if it ends in "at most", else on other / ours.
+    #: Demand on a ratio, such as "1.2 at most" on ours / other, or "3 at least" on other / ours.
     demand: str
 
 

@@ -107,7 +107,7 @@ def _measure(ranks: int, groups: int, turns: int, sizes: list[int]) -> list[dict
 
 
 def _row(line: str) -> dict[str, Any]:
-    """Returns :func:`compared` of a size, with times rounded to a nanosecond."""
+    """Returns what :func:`compared` makes of a line of results, with times in whole ns."""
     return compared(json.loads(line, parse_float=lambda text: round(float(text), 3)))
 
 

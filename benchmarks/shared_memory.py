@@ -35,17 +35,19 @@ SIZES = (4096, 1_000_000, 25_000_000, 100_000_000)
 RANKS = (2, 4, 8)
 #: Least ratio of gloo's time to our time, by size, at each number of ranks.
 LEAST = dict(zip(SIZES, (6, 5, 3, 3), strict=True))
-#: Largest ratio of our time to a pass of all ranks over their data, and its bytes and ranks.
+#: Largest ratio of our time to that of one pass of all ranks over their data; and the bytes and the
+#: number of ranks with this demand.
 MOST_PASSES, PASSED, PASSING_RANKS = 3.5, SIZES[-1], 2
 MODELS, DDP_RANKS = ("transformer", "25M"), (2, 4)
-#: Least ratio of times that communication adds to a step: with gloo / with our backend.
+#: Least ratio of the time that communication adds to a step with gloo to that with our backend.
 LEAST_COMMUNICATION = 3.0
 HOSTS_BYTES, RATES, RANKS_PER_HOST = 25_000_000, ("1gbit", "10gbit"), (2, 4)
 #: Least ratio of gloo's time to our time, by link and ranks per host; the ratio at other settings
 #: must exceed 1.
 LEAST_BETWEEN_HOSTS = {("1gbit", 4): 1.8}
-#: Largest ratio of sent bytes to the data: each of two hosts must send its sum once, and receive
-#: the sum of the other host. Headers and acknowledgements add 0.7 % in frames of 9000 bytes.
+#: Largest ratio of sent bytes to the bytes of the data: each of two hosts must send its sum once,
+#: and receive the sum of the other host. Headers and acknowledgements add 0.7 % in frames of 9000
+#: bytes.
 MOST_SENT = 1.02
 TRIES = 100
 

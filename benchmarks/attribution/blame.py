@@ -6,10 +6,10 @@ Runs the 60 scenarios of ``tests/support/builders/blame.py``, each on two to fou
 this machine: a late root with a later leaf, late senders and receivers, chains of groups, HSDP,
 pipelines, ranks in turn, every fifth step, stopped and throttled processes, slow links. In every
 other scenario the ranks compute; in the other scenarios they sleep instead. A throttled rank needs
-cgroup v1 (root); without cgroup v1 these scenarios are left out. As in the report, waiting that
-began as run delay counts only if a rank is throttled. Scenarios in the results file are not
-repeated. Prints a line per scenario, how often rank and cause were right, and whether the costs add
-up to all waiting. Exits with 1 if a demand is not met.
+cgroup v1 (root); without cgroup v1 these scenarios are left out. Waiting for a rank without a core
+is not counted, as in the report, except in the scenarios with a throttled rank. Scenarios in the
+results file are not repeated. Prints a line per scenario, how often rank and cause were right, and
+whether the costs add up to all waiting. Exits with 1 if a demand is not met.
 
 ``--clean 10`` runs symmetric jobs of two computing ranks instead, next to ``--load`` busy loops,
 and counts the jobs in which a rank is named.
@@ -69,7 +69,10 @@ def demands(rows: _Rows) -> list[Demand]:
 
 
 def _batches(done: set[tuple[str, int]]) -> list[list[tuple[str, int]]]:
-    """Yields batches of scenarios of one seed and number of ranks; a batch shares processes."""
+    """Returns the scenarios to run, in batches of one seed and number of ranks.
+
+    The scenarios of a batch run in the same processes.
+    """
     from tests.support.builders.blame import SCENARIOS, job
 
     batches: dict[tuple[int, int], list[tuple[str, int]]] = {}
@@ -129,7 +132,7 @@ def _judge(shape: str, seed: int, of: Any, directory: Path) -> dict[str, Any]:
     caused = np.sum([part.caused_ns.sum(axis=0) for part in seen.measured], axis=0)
     waited = sum(float(np.nansum(part.wait_ns)) for part in seen.measured)
     adds_up = abs(caused.sum() - waited) <= 1e-9 * waited + 1
-    if of.cause != NO_CORE:  # four ranks that compute on two cores take turns at lacking a core
+    if of.cause != NO_CORE:  # with more ranks than cores, each rank lacks a core now and then
         caused[:, CAUSES.index(NO_CORE)] = 0
     by_rank = caused.sum(axis=1)
     top = np.argsort(-by_rank, kind="stable")[: len(of.ranks)].tolist()

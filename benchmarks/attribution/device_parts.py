@@ -13,7 +13,7 @@ while a copy within the GPU runs, and only kernels of NCCL, RCCL and some of vLL
 HolisticTraceAnalysis counts as communication only kernels whose names begin with "nccl", does not
 separate exposed communication from copies, and leaves out kernels whose launch was not recorded. So
 each figure is also computed by the rules of the tool. The exit code is 1 if a figure differs from
-the tool's by more than 0.1 % of the time both by commprof's rules and by the tool's.
+the tool's by more than 0.1 % of the time, both as commprof computes it and by the tool's rules.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _theirs(row: Mapping[str, Any]) -> dict[str, Parts]:
 
 
 def _worst(ours: Parts, theirs: Parts, span_ms: float) -> float:
-    """Returns the largest difference of a part, in percent of the time; NaN if the parts differ."""
+    """Returns the largest difference of a part, in % of the time; NaN if ``ours`` lacks a part."""
     if not theirs.keys() <= ours.keys():
         return math.nan
     return max(100 * abs(ours[name] - ms) / span_ms for name, ms in theirs.items())

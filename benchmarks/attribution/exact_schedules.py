@@ -27,12 +27,13 @@ from benchmarks.judging.results_file import Lines, read_rows
 from tests.support.builders.exact.drawn import Drawn, any_job
 from tests.support.builders.exact.outcome import outcome
 
-#: Number of schedules of each kind, and the number in which the phase, or no rank, must be named.
+#: Number of schedules with a late rank, and least number in which its phase is named.
 LATE, RIGHT_PHASES = 500, 495
+#: Number of schedules without a late rank, and least number in which no rank is named.
 CLEAN, SILENT = 200, 198
-#: Number of pairs of ranks that are late in turn, and the number in which no rank may be named
-#: without reason. A rank of the pair is named with reason if it caused this share of all waiting,
-#: as the analysis demands.
+#: Number of schedules with two ranks that are late in turn; least number in which the report is
+#: right; and the share of all waiting that one of the two must have caused to be named rightly. The
+#: analysis demands the same share.
 IN_TURN, RIGHT_IN_TURN, LEAST_SHARE = 50, 49, 0.6
 #: Largest allowed error of a cost, in percent of the step.
 MOST_OF_STEP = 1.0

@@ -29,7 +29,8 @@ from benchmarks.judging.results_file import Lines, read_rows
 PHASES = ("data", "forward", "backward", "optimizer", "pause")
 NAMED_AS = {"pause": "host pause"}
 STEPS = 25
-#: Number of runs of each kind, and the number in which the phase, or no rank, must be named.
+#: Number of runs with a late rank, and of clean runs; and the least number of each with the right
+#: answer: the late rank's phase is named, or no rank is named.
 WANTED, LEAST = 50, 48
 
 

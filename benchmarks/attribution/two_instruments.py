@@ -13,14 +13,14 @@ and how long the thread was runnable without a core, as the kernel counted it; n
 uses that count. Then it prints a line per demand: the same collectives on each rank, each group and
 size equal or unknown, and exposed time within 1 % of the step. Exits with 1 if a demand is not met.
 
-A rank without a core of its own stands still after its collective is done: commprof sees that in
-the wait that does not return, and of torch.profiler's file it follows only from how long the thread
-usually takes there. With more ranks than cores, operators therefore sleep, and tensors are small,
-as if each rank computed on a device; with ``--crowded`` they compete for the cores, and with
-``--rested`` they always sleep, for a machine that others use.
+A rank without a core of its own stands still after its collective is done. commprof sees this,
+because the wait does not return. torch.profiler's file shows it only if the thread takes longer
+than usual. With more ranks than cores, operators therefore sleep, and tensors are small, as if each
+rank computed on a device. With ``--crowded`` operators always compute, and compete for the cores;
+with ``--rested`` they always sleep, for a machine that others use.
 
-With ``--results`` each measurement is added to a file. Of several measurements of one row, that
-counts in which the ranks were without a core for the smallest part of the step.
+With ``--results`` each measurement is added to a file. If a row was measured several times, the
+measurement counts in which ranks were without a core for the smallest part of the step.
 
 With ``--backend nccl`` the ranks share the first GPU, and NCCL joins them by sockets, as ranks on
 two hosts. Here torch.profiler measures each kernel of NCCL, so its ends are compared one by one.
@@ -208,7 +208,10 @@ def _calls(trace: Trace) -> list[tuple[str, str | None, int | None]]:
 
 
 def _kernels_apart(ours: Path, theirs: Path) -> str:
-    """Returns by how many us NCCL's kernels differ between both recordings, clocks aside."""
+    """Returns by how many us NCCL's kernels differ between the recordings, in words.
+
+    The median difference of their ends is subtracted, because the clocks differ.
+    """
     with gzip.open(theirs) as file:
         events = json.load(file)["traceEvents"]
     kernels = sorted(
@@ -238,7 +241,7 @@ def _kernels_apart(ours: Path, theirs: Path) -> str:
 
 
 def _stood_still_ms(trace: Path) -> npt.NDArray[np.float64]:
-    """Returns the time per step in waits whose collective was done, as happens without a core."""
+    """Returns the time per step for which waits lasted after their collective was done."""
     recorded = read_trace(trace)
     steps, waited = columns.steps(recorded), exposures_of(recorded)
     done_ns = columns.collectives(recorded).end_ns[waited.collective]

@@ -151,7 +151,7 @@ def _named(error: BaseException) -> str:
 def _answer(question: Belief, rank: int, store: str, results: Path) -> None:
     """Answers one belief as one rank; runs in a forked process."""
     os.environ.update(question.environment)
-    # gloo's threads end gloo's ranges. Without a limit on threads, one process takes every core.
+    # One thread, because gloo's threads, which end the profiler's ranges, also need a core.
     torch.set_num_threads(1)
     dist.set_debug_level_from_env()
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(question.ranks), LOCAL_RANK=str(rank))

@@ -36,7 +36,7 @@ KERNEL_POINTS = 14
 
 
 def kernels(figures: Figures) -> list[Demand]:
-    """Checks the demands on ratios "ours : other"; a least value is one of "other : ours"."""
+    """Checks the demands on ratios of times: most of ours / other, or least of other / ours."""
     found = []
     for what, row in figures.items():
         if not row["demand"]:
@@ -70,10 +70,11 @@ def exchange(figures: Figures) -> list[Demand]:
 
 
 def gain(times: Figures, other: str, name: str) -> tuple[float, tuple[float, float]]:
-    """Returns median(other) / median(name); each time is less the round's step without an exchange.
+    """Returns median(other) / median(name), and its interval.
 
-    The median of the rounds' ratios is not used: if the step without an exchange is slow in a
-    round, the time of a short exchange becomes 0 or negative.
+    The time of the round's step without an exchange is subtracted from each time. The median of the
+    rounds' ratios is not used: if the step without an exchange is slow in a round, the time of a
+    short exchange becomes 0 or negative.
     """
     without = np.array(times["nothing"]["ms"])
     above, below = (np.array(times[hook]["ms"]) - without for hook in (other, name))
@@ -81,7 +82,7 @@ def gain(times: Figures, other: str, name: str) -> tuple[float, tuple[float, flo
 
 
 def wire_bytes(where: str, times: Figures) -> list[Demand]:
-    """Checks the demands on reported bytes, against the interface and top-K's entries."""
+    """Checks the demands on reported bytes: as many as counted, and few per entry of top-K."""
     found = []
     for name, one in times.items():
         if one["wire_bytes"]:
@@ -98,7 +99,10 @@ def wire_bytes(where: str, times: Figures) -> list[Demand]:
 
 
 def sums(figures: Figures) -> list[Demand]:
-    """Checks the demand on gloo's time to add fp16, less that of equal uint8 bytes, over ours."""
+    """Checks the demand on gloo's time to add fp16 values, divided by our time.
+
+    gloo's time is that of an fp16 all-reduce minus that of an equally long uint8 all-reduce.
+    """
     gloo = np.array(figures["fp16_ms"]) - np.array(figures["uint8_ms"])
     gloo_ns = gloo / figures["elements_summed"]
     ours_ns = np.array(figures["ours_ms"]) / figures["ours_elements"]
@@ -109,7 +113,7 @@ def sums(figures: Figures) -> list[Demand]:
 
 
 def powersgd(figures: Figures) -> list[Demand]:
-    """Checks the demands on the time that torch's hook adds to a step, over that of our hook."""
+    """Checks the demands on PowerSGD: time that torch's hook adds to a step / that ours adds."""
     found = []
     for name, times in figures.items():
         size, rank = name.split()

@@ -24,7 +24,7 @@ def median_interval(values: npt.ArrayLike) -> tuple[float, float]:
 def ratio_interval(above: npt.ArrayLike, below: npt.ArrayLike) -> tuple[float, float]:
     """Returns the 95 % bootstrap interval of median(above) / median(below), for paired values.
 
-    If the lower median of a sample is 0 or less, its ratio counts as infinite.
+    A bootstrap sample in which median(below) is 0 or less counts as an infinite ratio.
     """
     pairs = np.array([above, below], dtype=np.float64)
     random = np.random.default_rng(0)

@@ -55,8 +55,8 @@ def write_json(path: Path | None, figures: dict[str, Any]) -> None:
 def write_part(path: Path | None, part: str, figures: dict[str, Any], **context: str) -> None:
     """Writes one part's figures to a file, and keeps other parts and the part's older figures.
 
-    A part is ``{"context": ..., "figures": ...}``; the context describes the measurement of its
-    latest figures, including notes from its begin.
+    A part is ``{"context": ..., "figures": ...}``. The context describes the measurement of the
+    part's latest figures; ``context`` adds to it, for example the commit that was measured.
     """
     if path is not None:
         parts = read_json(path)

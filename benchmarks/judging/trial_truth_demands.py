@@ -75,7 +75,7 @@ def demands(rows: Rows) -> list[Demand]:
 
 
 def _at_its_rate(what: str, held: int, count: int) -> Demand:
-    """Checks that 95 % of the 95 % intervals hold, less two standard deviations."""
+    """Checks that 95 % of the intervals hold, or up to two standard deviations less."""
     least = max(0, math.ceil(0.95 * count - 2 * math.sqrt(0.05 * 0.95 * count)))
     asked = f"at least {least} (95 % less 2 SD)"
     return Demand(what, f"{held} of {count} ({held / count:.0%})", asked, held >= least)

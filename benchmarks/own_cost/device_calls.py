@@ -30,7 +30,7 @@ MS = 1e6
 
 
 def loop(device: Any, tensor: Any) -> Counter[str]:
-    """Returns the average calls of one collective and its wait, without the first collectives."""
+    """Returns, by name, the calls of COLLECTIVES collectives and their waits, after 50 others."""
     device.collectives_take(0.2 * MS)
     for i in range(COLLECTIVES + 50):
         if i == 50:
@@ -43,7 +43,10 @@ def loop(device: Any, tensor: Any) -> Counter[str]:
 
 
 def count(shields: bool) -> dict[str, float]:
-    """Returns, by name, the calls that capture adds to a collective and its wait."""
+    """Returns, by name, the calls that capture adds to a collective and its wait.
+
+    ``shields``: as in ``fake_device.load``.
+    """
     device = fake_device.load(shields=shields)
     dist.Backend.register_backend("fakedevice", device.backend, devices=["privateuseone"])
     dist.init_process_group("fakedevice", store=dist.HashStore(), rank=0, world_size=1)

@@ -7,10 +7,10 @@ vary. Valgrind's callgrind counts the instructions of every thread of a process,
 gives no access to hardware counters. Each mode of ``overhead.py`` is a process per rank; the figure
 is the median over steps of the instructions of rank 0's training thread, without the kernel's own
 instructions. Valgrind supports AVX2, but not AVX-512. Under valgrind, clocks are read by system
-calls, whose instructions are the kernel's. Steps take seconds under valgrind. Full capture reads
-the CPU quota of a thread that lacks a core once a second, with 64 thousand instructions. So leave a
-core to each rank; otherwise every step includes these instructions. The exit code is 1 if a demand
-is not met; the demands are overhead.py's limits on CPU time, applied to instructions.
+calls, whose instructions are the kernel's. Leave a core to each rank: while a thread lacks a core,
+full capture reads its CPU quota once a second, with 64 thousand instructions, and steps that take
+seconds under valgrind would all include them. The demands are overhead.py's limits on CPU time,
+applied to instructions; the exit code is 1 if a demand is not met.
 """
 
 from __future__ import annotations

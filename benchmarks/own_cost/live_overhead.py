@@ -169,7 +169,7 @@ def _steps_in(
 
 
 def table(found: dict[str, Any]) -> str:
-    """Returns a table of the rounds' typical ratios with their 95 % intervals."""
+    """Returns a table of each job's typical ratios over its rounds, with 95 % intervals."""
     rows = []
     for name, rounds in found.items():
         if not rounds:
@@ -194,13 +194,13 @@ def table(found: dict[str, Any]) -> str:
 
 
 def ratios(rounds: list[dict[str, float]]) -> tuple[Interval, Interval]:
-    """Returns a round's ratios: with / without a monitor, and the control without / without."""
+    """Returns the ratios with / without a monitor and, as control, without / without."""
     on, off_a, off_b = (np.array([each[key] for each in rounds]) for key in (ON, OFF_A, OFF_B))
     return signed_rank_ratio(on, (off_a + off_b) / 2), signed_rank_ratio(off_a, off_b)
 
 
 def demands(found: dict[str, Any]) -> list[Demand]:
-    """Checks the demands on the upper end of wall time's interval, at each world size."""
+    """Checks the demands on the upper end of the ratio's interval, at each world size."""
     asked = []
     measured = {name: rounds for name, rounds in found.items() if rounds}
     for name, rounds in measured.items():

@@ -29,7 +29,7 @@ from benchmarks.judging.results_file import write_json
 
 RANKS, MINUTES = 64, 45.0
 STEP_S = 5.0
-#: Growth of one process's memory, after the first tenth of the run, up to which the demand is met.
+#: Largest allowed growth of one process's memory after the first tenth of the run.
 MOST_GROWTH_BYTES = 1_000_000
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 

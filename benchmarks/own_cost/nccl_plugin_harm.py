@@ -1,7 +1,7 @@
-"""Tests that NCCL's profiler plugin does not harm a job, with what could make it do so.
+"""Tests that NCCL's profiler plugin does not harm a job, even if calls or processes go wrong.
 
-Calls in random orders, with random handles, from several threads, beside another plugin that
-returns anything; processes that are killed while they play collectives; and many events in one
+Plays calls in random orders, with random handles, from several threads, beside another plugin that
+returns anything; kills processes while they play collectives; and plays many events in one
 process. The first two kinds of tests run under the address and undefined-behaviour sanitizers, and
 under the thread sanitizer. The exit code is 1 if a process crashes or a sanitizer reports anything,
 if the trace of a killed process lacks a collective that had ended, or if memory grows.
@@ -36,8 +36,8 @@ SANITIZERS = {
 VERSIONS = (3, 4, 5, 6, 7)
 #: Number of random orders that one process plays.
 ORDERS_A_PROCESS = 50
-#: Number of events of a collective of the player, on four channels, without events that only end
-#: another event.
+#: Number of events that the player plays per collective, on four channels; events that only end
+#: another event are not counted.
 EVENTS_A_COLLECTIVE = 6
 #: Records of a collective: issue, operation, and the operation's begin and end on the GPU.
 RECORDS_A_COLLECTIVE = 4
@@ -46,7 +46,7 @@ MOST_GROWTH_BYTES = 1_000_000
 
 
 def main() -> int:
-    """Plays all; prints the demands."""
+    """Runs all tests; prints the demands."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--orders", type=int, default=1000, help="under each sanitizer")
     parser.add_argument("--kills", type=int, default=200, help="under each sanitizer")

@@ -112,7 +112,7 @@ def main() -> int:
 def generations(models: list[str], end_s: float, keep: Keep) -> dict[str, Ratios]:
     """Measures generations of each model and number of ranks in turn, while there is time.
 
-    ``keep`` gets all of them after each round.
+    ``keep`` gets all ratios so far after each round through models and numbers of ranks.
     """
     asked = [(size, ranks) for size, ranks in _cells() if size in models]
     cells: dict[str, Cell] = {cell_name(*cell): {} for cell in asked}
@@ -222,7 +222,10 @@ def generation(
 
 @contextmanager
 def fork_server(backend: str = "gloo") -> Iterator[Any]:
-    """Starts processes when called with modes, a size, ranks and a directory."""
+    """Yields a function that starts the processes of modes, as forks of one warm process.
+
+    Arguments of the function: modes, size of the model, number of ranks, directory of traces.
+    """
     with tempfile.TemporaryDirectory() as place, socket.socket(socket.AF_UNIX) as door:
         address = f"{place}/door"
         door.bind(address)
@@ -338,7 +341,7 @@ def demands(results: Mapping[str, Ratios]) -> list[Demand]:
 
 
 def below_profiler(where: str, clock: str, ratios: dict[str, Interval | None]) -> list[Demand]:
-    """Yields a demand on the ratios of all modes, if torch.profiler's ratio is known."""
+    """Returns a demand on the ratios of all modes, if torch.profiler's ratio is known."""
     known = {mode: of_mode.value for mode, of_mode in ratios.items() if of_mode}
     if PROFILER not in known:
         return []

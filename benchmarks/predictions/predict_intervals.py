@@ -45,7 +45,7 @@ HOLD = 95
 
 
 def job(number: int) -> tuple[dict[str, Any], float, float, int]:
-    """Draws a job: the workload's options, two bucket caps in MiB, and the ranks of the second."""
+    """Draws a job: workload's options, two bucket caps in MiB, ranks for the second cap."""
     chosen = random.Random(number)
     layers = chosen.randint(3, 10)
     options = {
@@ -85,7 +85,7 @@ def predictions(number: int, directory: Path) -> Iterator[dict[str, Any]]:
 def _row(
     number: int, given: Sequence[RecordedJob], scenario: Scenario, run: RecordedJob
 ) -> dict[str, Any]:
-    """Returns a row; the model is made from ``given``, and replays the one of most ranks."""
+    """Returns a row; the model is fitted to ``given``, and replays the one with most ranks."""
     *others, base = given
     profile, _ = build_profile([], list(given), [each.source for each in given])
     answers = answer(Replay(base.schedule, profile), [scenario], given, others, None, float("nan"))

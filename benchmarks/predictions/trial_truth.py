@@ -13,7 +13,7 @@ The two kinds of trials train different jobs, see LINK_WORKLOAD and LOOPBACK_WOR
 step exchanges 12 MB during a backward pass of 12 ms; on loopback it exchanges 1 MB during one of
 48 ms, which hides nearly all of it. On loopback the verdict is based on headroom alone: without any
 exchange a step is less than 10 % shorter, so no candidate is recommended, whatever the candidates
-did. The study does not show the verdict on the link's job on loopback.
+did. The study does not run the link's job on loopback.
 
 --sharded does the same with settings of FSDP2 at 300 Mbit/s; fixed runs set them with `--fsdp`. A
 rank sends 8 MB per step, half of them for gradients. It sends 4 MB if parameters are gathered only
@@ -30,10 +30,10 @@ idle machine: 9 minutes for five passes of truth, 12 for 20 trials on the link, 
 loopback. `summary` prints the time of each part.
 
 `summary` counts the trials that named the truly fastest candidate as the fastest, and the trials
-that counted it among those not distinguishable from the fastest, of which the one that harms
-gradients least is recommended; the intervals that contain the true ratio; and, over all trials, the
-intervals of `none again`, whose true ratio is 1. The exit code of `all` and `summary` is 1 if a
-demand is not met, or trials are missing.
+that had it among the candidates that they could not tell from the fastest. (Of these candidates a
+trial recommends the one that harms gradients least.) It also counts the intervals that contain the
+true ratio and, over all trials, the intervals of `none again` that contain 1, its true ratio. The
+exit code of `all` and `summary` is 1 if a demand is not met, or trials are missing.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ SHARDED_LINK_WORKLOAD = (
 SHARDED_CANDIDATES = (
     "reshard-after-forward=false,prefetch=2,reshard-after-forward=false+reduce-dtype=bf16"
 )
-#: torch reduces in the training thread on a CPU, so only small reductions take almost no time. With
-#: four layers the exchange took 9 % of a step; gathering once won 3.6 % (means of 20 trials).
+#: Only two layers: on a CPU torch reduces in the training thread, so only small reductions take
+#: almost no time. With four layers the exchange took 9 % of a step, and gathering only once won
+#: 3.6 % (means of 20 trials).
 SHARDED_LOOPBACK_WORKLOAD = "timed:layers=2,data_ms=2,forward_ms=8,backward_ms=48,gradient_mb=0.1"
 #: Compute that hides the exchange of 1 MB on loopback.
 LOOPBACK_WORKLOAD = "timed:layers=4,data_ms=2,forward_ms=2,backward_ms=12,gradient_mb=0.25"

@@ -91,7 +91,7 @@ def _sent_bytes(interface: str) -> int:
 
 
 def exchange(names: list[str], size_mb: float, rounds: int, interface: str) -> dict[str, Any]:
-    """Returns by hook: milliseconds per bucket, bytes sent through the interface, and reported."""
+    """Returns by hook: ms per bucket, bytes sent through the interface, and bytes in the trace."""
     numel = int(size_mb * 1e6 / 4) // 1024 * 1024
     batch = gradients(numel, 100 + dist.get_rank(), 3)
     models = {name: _model(name, numel) for name in names}
@@ -116,7 +116,7 @@ def exchange(names: list[str], size_mb: float, rounds: int, interface: str) -> d
 def sum_of_halves(size_mb: float, rounds: int, interface: str) -> dict[str, Any]:
     """Times all-reduces of equal bytes as fp16 and as uint8, and our sum of two arrays.
 
-    Both write sums into memory that is already paged in.
+    All three write their sums into memory that is already paged in.
     """
     numel = int(size_mb * 1e6 / 2)
     halves, small = torch.ones(numel, dtype=torch.float16), torch.ones(2 * numel, dtype=torch.uint8)

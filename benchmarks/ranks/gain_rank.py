@@ -48,7 +48,7 @@ class _Job:
                 self._is_late = is_late and dist.get_rank() == self._job["rank"]
                 self._step(capture)
                 if since_swap == 0:
-                    dist.barrier()  # otherwise both ranks would use one core
+                    dist.barrier()  # a rank that moved earlier would share the other rank's core
                     _move(dist.get_rank() + turn)
                 capture.step()
         dist.barrier()

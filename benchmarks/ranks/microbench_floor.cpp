@@ -25,7 +25,7 @@ Times allReduces(
     int64_t iterations) {
   const pybind11::gil_scoped_release release;
   std::vector<at::Tensor> tensors{tensor};
-  // Same options as in microbench, whose caller waits.
+  // As in microbench, where the caller waits: its calls are synchronous too.
   c10d::AllreduceOptions options;
   options.asyncOp = false;
   c10d::BarrierOptions meeting;

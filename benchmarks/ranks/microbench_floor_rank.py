@@ -54,7 +54,7 @@ def measure(plan: dict[str, Any]) -> None:
 
 
 def _loops(floor: Any, group: Any, size_bytes: int) -> dict[str, Loop]:
-    """Returns all loops, on one buffer: two buffers' places differ by 5 % in time at 100 MB."""
+    """Returns all loops. They share a buffer: with two, times differ by 5 % at 100 MB."""
     side = Side(group, dist.get_rank(), dist.get_world_size(), "cpu")
     nothing = torch.empty(0)
     meet = make_sampled_call("barrier", side, Buffers(nothing, nothing), "sum")

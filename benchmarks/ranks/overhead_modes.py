@@ -18,7 +18,7 @@ COLLECTIVE_MODES = (
 
 @contextmanager
 def watching(mode: str) -> Iterator[None]:
-    """Context that a mode of the collectives needs around a block."""
+    """Records the calls in its block as one of COLLECTIVE_MODES does."""
     from commprof import _native, profile
 
     if mode in ("observed", "always-on"):

@@ -139,7 +139,7 @@ def fsdp2(rank: int, rests: bool) -> Callable[[int], None]:
 
 
 def tensor_parallel(rank: int, rests: bool) -> Callable[[int], None]:
-    """Trains layers spread over the ranks, which wait for functional collectives."""
+    """Trains layers that are spread over the ranks; the ranks wait for functional collectives."""
     from torch.distributed.tensor import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,

@@ -73,7 +73,7 @@ def at_path(path: str, right: object) -> Callable[[str], bool]:
 
 
 def pairs_agree(text: str) -> bool:
-    """Accepts pairs of exposed shares whose second value is within 1 % of a step of the first."""
+    """Accepts text with pairs of exposed shares that differ by at most 1 % of the step."""
     shares = [
         0.0 if "none" in share else float(share.rpartition(" ")[2])
         for share in re.findall(r"Exposed communication: (none|[\d.]+ ms, [\d.]+)", text)
@@ -90,7 +90,10 @@ NO_CHANGE = "needs no change"
 
 
 def fitted(path: str, ranks: int, rate: str, alpha: str = r"[\d.]+") -> Known:
-    """Returns the entry of an all_reduce log: latency per step in us, rate in GB/s."""
+    """Returns the entry of an all_reduce log.
+
+    ``alpha`` and ``rate`` are patterns of the fitted latency in us and rate in GB/s.
+    """
     return Known(
         path,
         FIT,

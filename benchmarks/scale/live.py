@@ -86,7 +86,7 @@ class SimulatedHost:
 
     @property
     def named(self) -> int:
-        """Returns the rank that came last to all of the newest collectives; -1 without one."""
+        """Returns the rank that came last to each of the newest collectives; -1 if ranks differ."""
         same = len(self.newest_last) == IN_A_ROW and len(set(self.newest_last)) == 1
         return self.newest_last[0] if same else -1
 
@@ -139,7 +139,10 @@ def trials(living: list[SimulatedHost], number: int, per_host: int, seed: int) -
 
 
 def rates(hosts: list[SimulatedHost], since: list[int]) -> dict[str, Any]:
-    """Returns what hosts sent per second and counted since the given lines, and their memory."""
+    """Returns what hosts sent per second, what they counted, and their memory.
+
+    ``since``: for each host, the index of the line from which on its figures count.
+    """
     found: dict[str, list[float]] = {"bytes_per_s": [], "datagrams_per_s": [], "cpu_percent": []}
     counts = {kind: [0, 0, 0, 0] for kind in KINDS}
     for host, first in zip(hosts, since, strict=True):

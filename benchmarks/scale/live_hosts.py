@@ -105,7 +105,7 @@ def _write_all(simulated: list[SimulatedHost], sequence: int) -> None:
             host.rewrite(sequence)
             continue
         host.write(sequence)
-        if number:  # the first host's is written by the measured monitor
+        if number:  # the measured monitor writes the first host's summary
             # one process writes for all hosts, and so takes longer than a real host
             host.publish(_NOT_MISSING_S)
 
@@ -132,7 +132,10 @@ def _looked(process: subprocess.Popen[str], look: int) -> dict[str, Any]:
 
 
 def _medians(looks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Returns a look's median figures, and apart those of the first look, which opens files."""
+    """Returns the median figures of all looks but the first, and the first look's CPU time.
+
+    The first look takes longer, because it opens files.
+    """
     later = looks[1:]
     cpu_s, read = (statistics.median(look[name] for look in later) for name in ("cpu_s", "bytes"))
     rest_s = max(_INTERVAL_S, min(cpu_s / _OF_A_CORE, _LONGEST_S))
