@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes docs/measured.md from benchmarks/results: `python -m tools.make_measured`.
 
-Each benchmark has demands on its figures; this page shows both, and the demands that have no figure
-yet. Run it again when a file of results is added or changes.
+The page shows each benchmark's demands beside the measured figures, and which demands have no
+figure yet. Run the tool again when a file of results is added or changes.
 """
 
 from __future__ import annotations

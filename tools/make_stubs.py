@@ -58,7 +58,8 @@ def generate(stub: str) -> str:
 def signatures(text: str, module: ModuleType) -> str:
     """Returns the stub without `__all__` and docstrings, which are in the bindings.
 
-    pybind11-stubgen drops the "/" of positional parameters; the function's docstring has the "/".
+    pybind11-stubgen drops the "/" after positional parameters. It is added again to functions whose
+    docstring has it.
     """
     tree = ast.parse(text)
     tree.body = [node for node in tree.body if "__all__" not in ast.unparse(node)[:7]]

@@ -76,7 +76,7 @@ class Study:
 
 
 def torch_ddp_tests(path: Path) -> list[Demand]:
-    """Returns the demands that PyTorch's tests end in the same way as without commprof."""
+    """Returns demands: PyTorch's tests must have the same outcome with and without commprof."""
     found = []
     for name, counts in read_json(path)["modules"].items():
         same = counts["run"] - len(counts["different"])

@@ -147,7 +147,7 @@ def by_their_rules(path: Path) -> dict[str, Parts]:
     found = {"tracelens": _by_rules(kernels, _TRACELENS.search), "hta": {}, "csv": {}}
     named = _by_rules(known, _HTA_COMMUNICATION.match)
     busy = named["span"] - named["idle"]
-    # HTA counts neither fills nor kernels with such names as compute.
+    # HTA's compute leaves out fills and kernels whose names match ``_HTA_NO_COMPUTE``.
     found["hta"] = {
         **{"compute": named["kernels"], "other": busy - named["kernels"]},
         **{name: named[name] for name in ("idle", "span")},

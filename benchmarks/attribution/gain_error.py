@@ -44,7 +44,7 @@ PHASES = ("data", "forward", "backward", "optimizer")
 SHARES = (0.10, 0.80)
 #: Largest errors allowed, as fractions of the step.
 MEAN, WORST = 0.01, 0.03
-#: Number of jobs that one pair of processes runs: a pair must end within five minutes.
+#: Number of jobs that one pair of processes runs; small, because ``run_module`` limits their time.
 _BATCH = 2
 _Rows = list[dict[str, Any]]
 

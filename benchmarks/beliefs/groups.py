@@ -317,7 +317,7 @@ def keys_are_given_back() -> str:
     dist.barrier()
     for _ in range(10):
         group = dist.new_group()
-        dist.barrier()  # torch 2.15 deletes the keys, even if other ranks still connect
+        dist.barrier()  # else torch 2.15 may delete keys that other ranks still need
         dist.destroy_process_group(group)
     dist.barrier()
     return f"{(store.num_keys() - before) / 10:g} keys per group"

@@ -31,8 +31,8 @@ class CommandCost:
 def command_cost(tree: Path, arguments: Sequence[str | Path], directory: Path) -> CommandCost:
     """Runs ``commprof`` with the arguments in a process of its own; returns its cost.
 
-    The tree's modules are compiled before, as pip compiles them: whoever installed commprof does
-    not pay for that in each command.
+    Python's compilation of the tree's modules is not measured: it is done beforehand, as by pip
+    when it installs commprof.
 
     Args:
         tree: the checkout whose commprof runs; its modules must be built.

@@ -16,7 +16,7 @@ Rows = Sequence[Row]
 
 TRIALS = 20
 #: Verdicts that recommend no candidate. On loopback "not-the-bottleneck" is expected, because the
-#: workload of loopback hides its exchange; the link has another workload.
+#: workload of the trials on loopback hides its exchange.
 NO = ("none", "not-the-bottleneck")
 
 

@@ -40,7 +40,9 @@ def watching(mode: str) -> Iterator[None]:
 def recorded(
     mode: str, model: DistributedDataParallel, directory: str
 ) -> Iterator[tuple[Callable[[], AbstractContextManager[Any]], Callable[[], None]]]:
-    """Puts a process into one mode: returns the context of each turn, and the end of a step.
+    """Puts a process into one mode; yields two functions.
+
+    The first returns the context of a turn, the second is called at the end of each step.
 
     ``mode`` is "plain", "torch.profiler", or a mode of commprof: "always-on", "full", "full,
     attached", or "full, hook". "full, hook" has the mean all-reduce inside commprof's hook, in

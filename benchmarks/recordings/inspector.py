@@ -299,7 +299,10 @@ def _speed(millions: float, lost: float, place: Path, kept: Lines, alone: bool) 
 
 
 def speed_demands(rows: Sequence[dict[str, Any]]) -> list[Demand]:
-    """Checks the demands on reading logs: three times NIXT's rate, and NIXT's whole job in 2 GB."""
+    """Checks the demands on rate, memory and time of reading, compared with NIXT, another reader.
+
+    NIXT read 52,000 records per second and core; its largest job had 37.5 million records.
+    """
     found = []
     for row in sorted(rows, key=lambda row: (row["lost"], row["records"])):
         records, ours = row["records"], row["commprof report"]

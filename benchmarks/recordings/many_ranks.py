@@ -70,7 +70,7 @@ _OPERATORS = ("aten::addmm", "aten::relu", "aten::native_layer_norm", "aten::mul
 
 @dataclass(frozen=True)
 class TracedJob:
-    """Shape of a job whose every rank torch.profiler records."""
+    """Shape of a job in which torch.profiler records every rank."""
 
     ranks: int
     steps: int

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))  # after the path of another version
+sys.path.append(str(Path(__file__).resolve().parents[2]))  # PYTHONPATH comes first
 
 from benchmarks.judging.results_file import Lines
 

@@ -186,7 +186,7 @@ def _figures(quantity: Quantity, cell: str, where: str) -> dict[str, StatedFigur
         return {}
     figures = {quantity.name: figure}
     if quantity.name == "amdahl_speedup":
-        return figures  # figures in brackets follow from Amdahl's law, too
+        return figures  # a figure in brackets beside it is Amdahl's too, not measured
     for inner in re.findall(r"\(([^()]*)\)", cell):
         more = parse_figure(inner, where)
         if more is None:

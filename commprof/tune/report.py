@@ -186,7 +186,8 @@ def _interval(found: Interval | None, scale: float, digits: int, unit: str = "")
     return f"{value}{unit} [{low}, {high}]"
 
 
-#: Columns on the one screen, by the first line of their headers; the last are dropped if too wide.
+#: Columns on the one screen, by the first line of their headers. If the table is too wide, the last
+#: columns are dropped.
 _COLUMNS = ("candidate", "step", "over none", "pays below")
 #: Largest number of lines of prose on the one screen; the full report has the rest.
 _MOST_SENTENCES = 9

@@ -55,7 +55,7 @@ class PredictCommand:
 Replays a recorded run's steps in another setting: when gradients become ready, how buckets queue
 for the link, how much communication stays exposed. Step time, throughput, efficiency, exposed and
 hidden communication have intervals; other figures are of the median step. The output also shows
-the model's error on recorded steps that it was not fitted to. A setting whose costs were not
+the model's error on recorded steps that the model was not fitted to. A setting whose costs were not
 measured is refused.
 
   commprof predict RUN --world-size 16,64,256 --ranks-per-host 1 --bandwidth 25Gbps --latency 20us

@@ -168,7 +168,7 @@ def _redrawn(data: _Data, row: int, random: np.random.Generator) -> float:
     if len(samples) < 2:
         return float(data.y[row])
     drawn = random.choice(np.asarray(samples), len(samples))
-    # Scaled from the samples' own median, because time_s may be another statistic.
+    # As a ratio of medians, because the point's time may be another statistic than the median.
     return float(data.y[row] * np.median(drawn) / np.median(samples))
 
 

@@ -23,8 +23,8 @@ from commprof.forecast.sharded.steps import ShardedSteps, passes_of
 from commprof.stats.intervals import student_t_quantile
 from commprof.text import counted
 
-#: Root mean square error of predictions of random jobs, and the number of errors that ``margin_of``
-#: counts it as. From benchmarks/results/predictions/predict_intervals.jsonl.
+#: ``margin_of`` adds ``_WEIGHT`` errors of this size: the root mean square error of predictions of
+#: random jobs, from benchmarks/results/predictions/predict_intervals.jsonl.
 _TYPICAL, _WEIGHT = 0.04, 2
 #: Fields of ``HeldOutCheck`` with answers that need no model.
 TRIVIAL = ("as_is_s", "perfect_overlap_s")

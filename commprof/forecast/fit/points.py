@@ -85,7 +85,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class _Spread:
-    """Spread of the ranks of a file's job over hosts; smaller groups consist of its first ranks."""
+    """How the ranks of a job are spread over hosts; a smaller group has the job's first ranks."""
 
     #: Index of each rank's host; empty if the file does not state it. Then it is assumed that
     #: each host has the same number of consecutive ranks.
@@ -155,7 +155,7 @@ def _of_nccl_tests(path: Path) -> Measurement:
         if row.key.placement == "in_place"
     }
     out_of_place = {row.key for row in sweep.rows if row.key.placement == "out_of_place"}
-    link = OTHER_HOST if hosts > 1 else SAME_HOST  # all ranks are in each group
+    link = OTHER_HOST if hosts > 1 else SAME_HOST  # each collective is of all ranks
     points = []
     for found, row in zip(rows, sweep.rows, strict=True):
         key = dataclasses.replace(row.key, placement="out_of_place")

@@ -26,7 +26,7 @@ class BreakEvenCosts:
     wire_bytes: Floats
     #: Time of encode, reduce and decode, which lengthens the chain of communication.
     coding_ns: Floats
-    #: Extra step time with the candidate, without waiting for communication.
+    #: Step time without waiting for communication: the candidate's minus the baseline's.
     slowdown_ns: Floats
     #: Communication that the baseline hides under the training thread's work.
     hidden_ns: Floats
