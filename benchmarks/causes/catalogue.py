@@ -186,9 +186,9 @@ def won(row: dict[str, Any]) -> float:
 
 
 def error(row: dict[str, Any]) -> float:
-    """Difference of the gain that was said and the one that was measured, in percent of the step.
+    """Difference between the reported and the measured gain, in percent of the step.
 
-    NaN if none was said.
+    NaN if the report gave no gain.
     """
     return 100 * abs(float(np.mean(row["said"])) - won(row)) if row["said"] else float("nan")
 
@@ -196,8 +196,8 @@ def error(row: dict[str, Any]) -> float:
 def noise(row: dict[str, Any]) -> float:
     """Standard error of the measured gain, in percent of the step, from the A/A control.
 
-    The control compares repetitions: runs of the same script differ by chance only. NaN for one
-    round.
+    The control compares repetitions: runs of the same script differ by chance only. NaN if there
+    was only one round.
     """
     if len(row["steps_ms"]) < 2:
         return float("nan")

@@ -163,7 +163,7 @@ def _speedup(series: Series, row: Row) -> tuple[Row, Quote] | None:
 
 
 def _rounded(share: Span) -> tuple[float, float, float]:
-    """Returns low, value and high of a parallel share that the report's author chose.
+    """Returns the bounds and the value of a parallel share that the report's author chose.
 
     ``share`` extends further up than down, because a program may have truncated its figure. Authors
     round the shares that they choose, so the result extends equally far both ways, up to 1 at most.

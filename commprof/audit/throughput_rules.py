@@ -65,8 +65,8 @@ def has(row: Row, *names: str) -> bool:
 def global_batch(row: Row, document: Document, per_rank: bool) -> Work | None:
     """Returns the samples of all ranks in one iteration; None if no batch is stated.
 
-    per_rank: how to read a batch of which the document does not say whether it is for one rank
-    (True) or for all ranks (False).
+    per_rank: meaning of a batch without a stated meaning: True for one rank's, False for the batch
+    of all ranks.
     """
     figure: StatedFigure | None
     for figure in (row.figures.get("rank_batch"), document.fact("rank_batch")):

@@ -1,4 +1,4 @@
-"""A moving average of the weights is broadcast in every step; the twin computes it everywhere."""
+"""A moving average of the weights is broadcast in every step; in the twin each rank computes it."""
 
 import copy
 

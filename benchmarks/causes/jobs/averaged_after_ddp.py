@@ -1,4 +1,4 @@
-"""Gradients that DDP has averaged are averaged once more after backward; the twin leaves it."""
+"""Gradients that DDP has averaged are averaged again after backward; in the twin only by DDP."""
 
 import common
 import torch
@@ -11,7 +11,7 @@ optimizer = torch.optim.SGD(ddp.parameters(), 1e-3)
 
 
 def average_gradients() -> None:
-    """As in a script without DDP."""
+    """Averages gradients as a script without DDP does."""
     for parameter in ddp.parameters():
         dist.all_reduce(parameter.grad)
         parameter.grad /= dist.get_world_size()

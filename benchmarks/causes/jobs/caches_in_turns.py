@@ -1,4 +1,4 @@
-"""Each rank clears a cache every tenth step, in a step of its own; in the twin in the same step."""
+"""Ranks clear a cache every tenth step, in different steps; the twin's ranks in the same step."""
 
 import time
 

@@ -55,7 +55,7 @@ class Sleep(torch.autograd.Function):
 
 
 class Slept(nn.Module):
-    """A layer whose compute sleeps."""
+    """A linear layer that also sleeps: ``ms`` in forward, twice as long in backward."""
 
     def __init__(self, width: int, ms: float) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def sleeping(layers: int, width: int, ms: float) -> nn.Sequential:
 
 
 def computing(layers: int, width: int) -> nn.Sequential:
-    """A model whose compute is real."""
+    """A model of ``layers`` linear layers that really compute."""
     parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*parts)
 

@@ -1,4 +1,4 @@
-"""A large layer beside an adapter is frozen after DDP was made; the twin freezes it before."""
+"""DDP exchanges a large layer that gets no gradient; the twin freezes this layer beforehand."""
 
 import common
 import torch

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 torch.set_num_threads(1)
-if not common.FIXED:  # as the environment variable sets it
+if not common.FIXED:  # has the effect of the environment variable
     dist.set_debug_level(dist.DebugLevel.DETAIL)
 dist.init_process_group("gloo")
 torch.manual_seed(0)

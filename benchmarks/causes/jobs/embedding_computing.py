@@ -1,4 +1,4 @@
-"""A table of words before computing layers has dense gradients; the twin's gradients are sparse."""
+"""An embedding in front of layers that compute has dense gradients; in the twin they are sparse."""
 
 import common
 import torch

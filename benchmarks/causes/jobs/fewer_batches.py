@@ -1,4 +1,4 @@
-"""Rank 1 has four batches fewer, so DDP's join answers for it; the twin's ranks have as many."""
+"""Rank 1 has four batches fewer than rank 0, so DDP's join answers for it; not so in the twin."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""Gradients are joined and reduced when backward is over; the twin leaves it to DDP."""
+"""Gradients are joined and reduced when backward is over; in the twin DDP reduces them."""
 
 import common
 import torch

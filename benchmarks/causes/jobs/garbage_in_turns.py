@@ -1,4 +1,4 @@
-"""Millions of long-lived objects, and garbage that makes each rank collect in other steps."""
+"""Ranks with many long-lived objects collect garbage in different steps; the twin's in the same."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""In every step all ranks' outputs are gathered to count right answers; the twin counts first."""
+"""All ranks' outputs are gathered to count right answers, in every step; the twin gathers nothing."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""Losses are reduced over two groups in turns, each with a wait; the twin issues all at once."""
+"""Losses are reduced over two groups in turns, each with a wait; the twin waits only at the end."""
 
 import common
 import torch

@@ -1,4 +1,4 @@
-"""A hook on each parameter reduces its gradient, and backward waits; the twin leaves it to DDP."""
+"""A hook on each parameter reduces its gradient while backward waits; in the twin DDP does it."""
 
 import common
 import torch
@@ -10,7 +10,7 @@ model = common.resting(common.computing(12, 192), 192, 8)
 
 
 def reduce_gradient(grad: torch.Tensor) -> torch.Tensor:
-    """Runs when a parameter's gradient is ready."""
+    """Averages a gradient over the ranks as soon as it is ready."""
     grad = grad / dist.get_world_size()
     dist.all_reduce(grad)
     return grad

@@ -1,4 +1,4 @@
-"""Samples of uneven length: each rank draws its own batch, and all wait for the longest."""
+"""Each rank draws the size of its batches, and all wait for the largest; the twin's are equal."""
 
 import random
 
@@ -11,7 +11,7 @@ lengths = random.Random(0 if common.FIXED else rank)
 
 
 class Reader(torch.nn.Module):
-    """A layer whose time is proportional to the rows of the batch."""
+    """Layers that take time in proportion to the number of rows of the batch."""
 
     def __init__(self) -> None:
         super().__init__()

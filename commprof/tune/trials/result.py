@@ -41,7 +41,7 @@ class CandidateResult:
     label: str
     #: "baseline", "control", "headroom" or "candidate".
     role: str
-    #: Number of techniques that the candidate combines; 0 for the first three roles.
+    #: Number of techniques that the candidate combines; 0 unless ``role`` is "candidate".
     techniques: int
     #: True if training with the candidate gives the same bits as training without it.
     exact: bool
@@ -80,7 +80,8 @@ class CandidateResult:
     #: Share of the communication overhead (none's step minus noop's) that the candidate saves.
     overhead_reduction: Interval | None
     break_even: BreakEven | None
-    #: Reason for a missing break-even; None for the first three roles and settings of FSDP2.
+    #: Reason for a missing break-even; None for other roles than "candidate", and for
+    #: settings of FSDP2.
     no_break_even: NoBreakEven | None = None
     #: Reason why the candidate is never recommended; empty if it can be.
     barred: str = ""
