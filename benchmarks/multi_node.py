@@ -22,7 +22,7 @@ from benchmarks.judging.results_file import CONTEXT, read_json, write_json
 
 # The ranks import this file as their main module, so the parent's own imports are in functions.
 
-#: Numbers of hosts with a demand, and largest difference of counters from records.
+#: Numbers of hosts with a demand, and largest allowed difference of counted from recorded bytes.
 HOSTS = (2, 4)
 MOST_APART = 0.02
 WORKLOAD = "timed:layers=4,backward_ms=20,gradient_mb=2,bucket_cap_mb=0.1"

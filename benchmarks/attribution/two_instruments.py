@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def demands(rows: list[Row]) -> list[Demand]:
-    """Checks the demands; of repeated measurements, the one that lacked cores least counts."""
+    """Checks the demands on each row, by the measurement in which ranks lacked cores least."""
     of_row: dict[tuple[str, ...], Row] = {}
     for row in rows:
         key = row["workload"], str(row["ranks"]), row["backend"], _minor(row["torch"])

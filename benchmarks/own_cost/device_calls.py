@@ -38,7 +38,7 @@ def loop(device: Any, tensor: Any) -> Counter[str]:
         work = dist.all_reduce(tensor, async_op=True)
         device.compute(0.1 * MS)
         work.wait()
-        time.sleep(0.0005)  # the device keeps up, and capture reads its events meanwhile
+        time.sleep(0.0005)  # so that the device keeps up, and capture reads its events
     return Counter(device.calls()) - before
 
 

@@ -62,7 +62,7 @@ def mapped_code(maps: str, package: Path) -> dict[str, float]:
 
 
 def measured() -> dict[str, dict[str, float]]:
-    """Trains in a new process; returns the kB of each library, by what the process did."""
+    """Trains in a new process; returns the kB of each library, without and with a compressor."""
     with tempfile.TemporaryDirectory() as directory:
         words = [sys.executable, "-c", _TRAIN, str(Path(directory) / "run")]
         output = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout

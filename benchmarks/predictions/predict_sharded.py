@@ -73,9 +73,10 @@ SHAPES = ((2, 2), (4, 4), (4, 2), (8, 8), (8, 4))
 TRANSFORMER_SHAPES = SHAPES[:4]
 DTYPES = ("fp32", "bf16")
 DDP, DDP_RANKS = "ddp", (2, 4, 8)
-#: Blocks wrapped together, and the shapes with it, on the fastest link, where latency counts most.
+#: Number of blocks wrapped together, and the shapes that are run with it. These points are on the
+#: fastest link, where latency counts most.
 WRAPPED, WRAPPED_SHAPES = 2, ((2, 2), (4, 4), (4, 2))
-#: Backward passes per step, and the shapes with them.
+#: Number of backward passes per step, and the shapes that are run with it.
 ACCUMULATED, ACCUMULATED_SHAPES = 3, ((2, 2), (4, 2))
 #: Allowed errors: mean, worst, and mean as a share of the better trivial answer's, if the two
 #: trivial answers differ by a fifth or more.

@@ -1,4 +1,4 @@
-"""All ranks' outputs are gathered to count right answers, in every step; the twin gathers nothing."""
+"""Each step gathers all ranks' outputs to count right answers; the twin's steps gather nothing."""
 
 import common
 import torch
