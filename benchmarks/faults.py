@@ -84,7 +84,7 @@ def chosen(parser: argparse.ArgumentParser, only: str | None) -> list[Row]:
 def matrix(
     chosen: Sequence[Row], tries: int, first_seed: int, file: Path | None, fresh: bool
 ) -> int:
-    """Prints a row per fault; returns 1 if a cell is not full or a row is missing, else 0."""
+    """Prints a row per fault; returns 1 if a try failed or a fault was not tried, else 0."""
     counted = {name: row for name, row in read_json(file).items() if name != CONTEXT}
     print(f"{'fault':36} tries  watched  unharmed  records kept  cause named")
     with Forks() as forks:

@@ -135,7 +135,7 @@ def _ddp_rows(results: dict[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def ddp_demands(figures: dict[str, Any]) -> list[Demand]:
-    """Checks the demands per model and ranks: less communication time, and no longer step."""
+    """Checks the demands per model and ranks: less communication, and a step that is not longer."""
     found = []
     for name, times in figures.items():
         alone, gloo, ours = (np.array(times[key]) for key in ("no communication", *GROUPS))

@@ -44,7 +44,7 @@ from commprof.trace.stretches import Stretches, outside, stretches
 HELPER = Path(__file__).parent / "other_device_parts.py"
 #: Largest allowed difference, in percent of the time.
 MOST_PERCENT = 0.1
-#: Categories of a GPU's events, and endings of the names of launches.
+#: Categories of a GPU's events, and endings of the categories of launches.
 _CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("_runtime", "_driver")
 #: Patterns by which the tools recognise kernels of communication.

@@ -36,8 +36,8 @@ _COMMON = (
     *("torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.pipelining"),
     *("torch.distributed.optim", "torch.distributed.checkpoint.state_dict"),
 )
-#: Factor of all time limits, for a machine that is not idle: Inductor compiles torch's headers in
-#: its first question.
+#: Factor of all time limits, for a busy machine: the first question with Inductor compiles torch's
+#: headers, which takes long.
 PATIENCE = float(os.environ.get("BELIEF_PATIENCE", "1"))
 #: Seconds after which a question counts as not ending.
 LONGEST_S = 90 * PATIENCE

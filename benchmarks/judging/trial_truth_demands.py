@@ -109,7 +109,7 @@ def _true_ratios(steps: dict[str, list[float]]) -> dict[str, float]:
 
 
 def _held(steps: dict[str, list[float]], link: Rows) -> dict[str, int]:
-    """Returns, by candidate, the trials whose interval contains the true ratio."""
+    """Returns, by candidate, the number of trials whose interval contains the true ratio."""
     return {
         label: sum(_holds(one["ratios"][label], ratio) for one in link)
         for label, ratio in _true_ratios(steps).items()

@@ -132,7 +132,7 @@ def survived(tree: Path, orders: int) -> int:
 def whole_after_kill(tree: Path, kills: int) -> int:
     """Returns the number of killed processes whose trace has every collective that had ended.
 
-    The trace may be marked as cut off within a block; then its records come from the rings.
+    A kill may cut off the trace within a block; the records are then recovered from the rings.
     """
     rng = random.Random(1)
     whole = 0

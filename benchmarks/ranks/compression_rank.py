@@ -261,7 +261,7 @@ PARTS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> None:
-    """Runs ``compression_rank.py JSON``: the part's name as "part", and its arguments."""
+    """Runs ``compression_rank.py JSON``; JSON has the part's name as "part", and its arguments."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     arguments = json.loads(sys.argv[1])

@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def demands(figures: dict[str, Any]) -> list[Demand]:
-    """Checks the demands on CPU time, with Python's start, and memory of the measured inputs."""
+    """Checks the demands on memory and CPU time (with Python's start) of the measured inputs."""
     found = []
     for name, one in {**INPUTS, _TRACE: _OF_TRACE}.items():
         if name in figures:

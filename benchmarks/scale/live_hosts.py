@@ -153,7 +153,7 @@ def _medians(looks: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def on_paper(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Extrapolates the cost of ``_ON_PAPER`` hosts from the first and last row, by a line."""
+    """Extrapolates the cost of ``_ON_PAPER`` hosts from the first and last row, linearly."""
     first, last = rows[0], rows[-1]
 
     def line(figure: str) -> float:

@@ -175,7 +175,7 @@ def table(figures: dict[str, dict[str, CommandCost]]) -> str:
 
 
 def demands(figures: dict[str, dict[str, dict[str, float]]]) -> list[Demand]:
-    """Checks the demands on CPU time, with Python's start, and memory of the measured rows."""
+    """Checks the demands on memory and CPU time (with Python's start) of the measured rows."""
     found, growth = [], []
     for name, row in ROWS.items():
         if name not in figures:

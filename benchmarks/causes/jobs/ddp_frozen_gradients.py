@@ -1,4 +1,4 @@
-"""DDP exchanges a large layer that gets no gradient; the twin freezes this layer beforehand."""
+"""DDP exchanges the bucket of a large layer without gradients; the twin freezes the layer first."""
 
 import common
 import torch

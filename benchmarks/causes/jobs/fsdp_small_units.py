@@ -1,4 +1,4 @@
-"""fully_shard on every linear layer of a small model; the twin shards blocks of eight."""
+"""fully_shard on every linear layer of a small model; the twin shards blocks of eight layers."""
 
 import common
 import torch

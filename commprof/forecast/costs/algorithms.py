@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-#: Operations whose cost at one number of ranks determines the cost at any other.
+#: Operations whose cost at one number of ranks determines the cost at any other number of ranks.
 OPERATIONS = (
     *("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"),
     *("all_to_all", "gather", "scatter", "send_recv", "barrier"),

@@ -343,7 +343,7 @@ def _hook_later_s(hook: HookCost, link: ScenarioLink) -> float:
 
 
 def _batch_factor(schedule: Schedule, compute_by_batch: Line | None, scenario: Scenario) -> float:
-    """Returns the factor by which a rank's own work changes with its samples.
+    """Returns the factor by which a rank's own work changes with its number of samples.
 
     A rank's samples change only if the ranks share a fixed global batch (strong scaling).
     """

@@ -114,7 +114,7 @@ def change(steps: ShardedSteps, scenario: Scenario) -> ShardedChange:
 
 
 def _require_only_sharding(steps: ShardedSteps) -> None:
-    """Raises ``CommprofError`` if ranks also divide layers or sequences among them."""
+    """Raises ``CommprofError`` if ranks also divide layers or sequences among themselves."""
     needs = "a prediction of sharded steps needs a run of FSDP2, HSDP or ZeRO stage 1 alone"
     if any(call.op in (_GATHER, _SCATTER) and call.among == REPLICATE for call in steps.calls):
         raise CommprofError(

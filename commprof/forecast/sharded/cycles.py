@@ -136,6 +136,6 @@ def _cycle(
         events=tuple(events),
         own_ns=tuple((own_ns + stands).tolist()),
         update_ns=tuple((updated[places] - updated[begin]).tolist()),
-        # For a wait that found its collective complete, the wait's own duration.
+        # At most the wait's duration: its collective may have ended before the wait began.
         extra_ns=tuple(np.minimum(program.extra_ns[places], waited).tolist()),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from commprof.stats.intervals import Interval
 
-#: Fraction by which a settled block's step time may be shorter in its second half than its first.
+#: Fraction by which steps may be shorter in the second half of a settled block than in the first.
 _SETTLED = 0.02
 
 
