@@ -36,8 +36,8 @@ from benchmarks.judging.demands import Demand, at_most, judged, of_all
 from benchmarks.judging.results_file import Lines, read_rows
 
 DELAYS, CONTROLS = 50, 10
-#: Number of steps of a job, all of which a report replays, so prediction and truth cover the same
-#: steps; and steps of a block.
+#: Number of steps of a job, and of a block. A report replays all steps of so short a job, so that
+#: prediction and truth cover the same steps.
 STEPS, BLOCK_STEPS = 1000, 4
 PHASES = ("data", "forward", "backward", "optimizer")
 #: Shortest and longest delay, as fractions of a step without a delay.

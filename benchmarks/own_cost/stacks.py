@@ -1,7 +1,7 @@
 """Measures the processor time that recording the Python stack adds to one call of a collective.
 
 The calls go to torch's "fake" backend, which does nothing, at several depths of the Python stack,
-in turns with and without stacks. The exit code is 1 if a stack takes more than 15 us.
+in turns with and without stacks. The exit code is 1 if recording a stack takes more than 15 us.
 
     PYTHONPATH=. python benchmarks/own_cost/stacks.py
 """

@@ -15,7 +15,7 @@ from commprof.invocation import quoted
 from commprof.recordings.inspector import Progress, read_logs
 from commprof.text import counted
 
-#: Largest number of calls of a point whose times are kept.
+#: Largest number of times of single calls that a point keeps.
 _MOST_SAMPLES = 500
 
 
